@@ -48,13 +48,10 @@ func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
 	})
 }
 
-// listens begins to listen for key, which is held, and makes the attempt that follows. After a
-// failure of the link, a driver may be able to listen only later.
-func (d *driver) listens(key string) (l *listener) {
-	d.e.retry("Listen", func() (err error) {
-		l, err = d.listen(key, d.e.patience)
-		return err
-	})
+// listens begins to listen for key, which is held, and makes the attempt that follows.
+func (d *driver) listens(key string) *listener {
+	l, err := d.listen(key, d.e.patience)
+	mustf(err, "listen for %.60q", key)
 	l.refused()
 	return l
 }
@@ -124,9 +121,13 @@ func wakeWriterLeaves(e *env, a, b *driver, key string) {
 func wakeMissed(e *env) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
-	for _, state := range []LinkState{Down, Deaf} {
+	for i, state := range []LinkState{Down, Deaf} {
 		e.recovers(d)
 		c := b.hold(e.long)
+		if i > 0 {
+			// After a failure of the link, a driver may be able to listen only later.
+			e.retry("Listen", func() error { return errOf(d.listen(c.Key, e.patience)) })
+		}
 		caller := d.listens(c.Key)
 		l.Set(state)
 		b.give(c)

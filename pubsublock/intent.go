@@ -2,7 +2,6 @@ package pubsublock
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -16,41 +15,10 @@ import (
 // intentTTL is the term of an intent. A caller that waits repeats it once a second.
 const intentTTL = 3 * time.Second
 
-// maxIntents is how many keys are remembered. An intent at a key that is forgotten lasts
-// until its term ends.
-const maxIntents = 256
-
-// intents is the keys at which a driver may have left an intent, with the time.
-type intents struct {
-	mu   sync.Mutex // guards left
-	left map[string]time.Time
-}
-
-// has reports whether the driver may have an intent at key.
-func (in *intents) has(key string) bool {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	at, ok := in.left[key]
-	if ok && time.Since(at) >= intentTTL+time.Second {
-		delete(in.left, key) // no timer removes old ones
-		ok = false
-	}
+// intends reports whether this driver may have left an intent at key.
+func (d *Driver) intends(key string) bool {
+	_, ok := d.intents.get(key, intentTTL+time.Second)
 	return ok
-}
-
-func (in *intents) note(key string) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if in.left == nil || len(in.left) >= maxIntents {
-		in.left = map[string]time.Time{} // each that is in use is soon noted again
-	}
-	in.left[key] = time.Now()
-}
-
-func (in *intents) forget(key string) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	delete(in.left, key)
 }
 
 // ask sends one attempt of a claim that is not shared. After readers have refused the

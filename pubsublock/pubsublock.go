@@ -135,8 +135,14 @@ type Driver struct {
 	channel  string // the prefix of the channels' names
 	both     bool   // Options.PublishBoth
 	fenceTTL time.Duration
-	crowds   crowds
-	intents  intents
+
+	// crowds is how many Clients waited for a key when this driver released it: how many
+	// connections received the message, of which one is taken for this driver's own. The others
+	// have a turn before this driver's next one.
+	crowds memory[int]
+
+	// intents is the keys at which this driver may have left an intent.
+	intents memory[struct{}]
 }
 
 var (
@@ -250,13 +256,13 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
 
-	noted := d.intents.has(c.Key)
+	noted := d.intends(c.Key)
 	g, err := d.ask(ctx, c, noted)
 	var held *backend.HeldError
 	if errors.As(err, &held) && held.Shared && c.Waiting {
 		// Note the key before the intent is sent, so that a release finds the intent even if
 		// the reply is lost.
-		d.intents.note(c.Key)
+		d.intents.note(c.Key, struct{}{})
 		if !noted {
 			noted = true
 			g, err = d.ask(ctx, c, true) // the refusal was definite, so the token may be sent again
@@ -292,7 +298,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		rest = left
 	}
 	keys := []string{redisstore.LockKey(c.Key)}
-	if d.intents.has(c.Key) {
+	if d.intends(c.Key) {
 		keys = append(keys, redisstore.IntentKey(c.Key))
 	}
 	reply, err := d.store.Run(ctx, releaseScript, redisstore.Call{

@@ -14,6 +14,9 @@ const (
 	minDelay = 200 * time.Microsecond // a shorter delay is not worth a timer
 	oneDelay = 10 * time.Millisecond  // at most, for one turn of another Client
 	maxDelay = 100 * time.Millisecond // for all of them
+
+	crowdFor = 250 * time.Millisecond // a caller that listens later after the release does not wait for its turn
+	maxAlone = 2                      // connections that a message reaches if one Client waits: its own, and perhaps this Client's
 )
 
 // listening is one caller that listens.
@@ -30,8 +33,9 @@ type listening struct {
 // connection is lost, the callers are woken when there is another one.
 func (d *Driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	l := &listening{wake: make(chan struct{}, 1), woken: time.Now()}
-	if !c.Shared {
-		l.ahead = d.crowds.ahead(c.Key, l.woken) // readers get the key together, so they take no turns
+	if clients, ok := d.crowds.get(c.Key, crowdFor); ok && !c.Shared { // readers get the key together, so they take no turns
+		l.ahead = clients - 1
+		d.crowds.forget(c.Key) // it counts for one caller
 	}
 	channel, _ := d.channelOf(ctx, c.Key)
 	s, err := d.store.Listen(ctx, channel, redisstore.LockKey(c.Key), l.published)
@@ -82,45 +86,43 @@ func (l *listening) delay(now time.Time) time.Duration {
 	return min(time.Duration(l.ahead)*min(since/8, oneDelay), since/2, maxDelay)
 }
 
-// crowds is how many Clients waited for a key when this driver released it. The others
-// have a turn before this driver's next one.
-type crowds struct {
+// memory is what a driver knows about keys for a while.
+type memory[T any] struct {
 	mu    sync.Mutex // guards noted
-	noted map[string]crowd
+	noted map[string]note[T]
 }
 
-type crowd struct {
-	clients int // connections that received the message of the release; one is taken for this driver's own
-	at      time.Time
+type note[T any] struct {
+	what T
+	at   time.Time
 }
 
-const (
-	crowdFor  = 250 * time.Millisecond // a caller that listens later after the release does not wait for its turn
-	maxCrowds = 256                    // keys; if one is forgotten, one Client may come first more often
-	maxAlone  = 2                      // connections that a message reaches if one Client waits: its own, and perhaps this Client's
-)
+// maxNoted is how many keys a memory has. An intent at a key that is forgotten lasts until its
+// term ends, and one Client may come first more often.
+const maxNoted = 256
 
-func (c *crowds) note(key string, clients int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (m *memory[T]) note(key string, what T) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 
 	// Forget all keys at once: that needs no order among them, and each is soon noted
 	// again.
-	if c.noted == nil || len(c.noted) >= maxCrowds {
-		c.noted = map[string]crowd{}
+	if m.noted == nil || len(m.noted) >= maxNoted {
+		m.noted = map[string]note[T]{}
 	}
-	c.noted[key] = crowd{clients, time.Now()}
+	m.noted[key] = note[T]{what, time.Now()}
 }
 
-// ahead returns how many Clients have a turn before a caller that begins to listen now.
-func (c *crowds) ahead(key string, now time.Time) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// get returns what was noted about key, if that was not longer ago than within.
+func (m *memory[T]) get(key string, within time.Duration) (what T, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n, ok := m.noted[key]
+	return n.what, ok && time.Since(n.at) < within
+}
 
-	cr, ok := c.noted[key]
-	delete(c.noted, key) // it counts for one caller
-	if !ok || now.Sub(cr.at) >= crowdFor {
-		return 0
-	}
-	return cr.clients - 1
+func (m *memory[T]) forget(key string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.noted, key)
 }
