@@ -129,6 +129,26 @@ func TestCallersThatListen(t *testing.T) {
 	}
 }
 
+// A key that is released after the refusal, and before the caller listens, is taken at once.
+func TestReleaseBeforeACallerListens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := heldByAnother(t, newFaulty(), time.Hour)
+		w := &waking{faulty: f, listening: map[chan struct{}]bool{}, listen: func(ctx context.Context, _ chan struct{}) error {
+			return f.Driver.Release(ctx, backend.Claim{Key: "k", Token: "stranger"})
+		}}
+		c := hasp.New(w, nil)
+		defer c.Close()
+		began := time.Now()
+		lease := lockNow(t, c, "k")
+		if d := time.Since(began); d > 0 {
+			t.Errorf("granted after %v", d)
+		}
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A failed Listen alone is no outage, and a caller that leaves stops listening. If shared holds
 // have refused it, its last claim is released: it keeps new shared callers away.
 func TestCallersThatListenAndLeave(t *testing.T) {
