@@ -42,7 +42,7 @@ const (
 // run alone are last, because the others run before them.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
-	keepClauses, sharedClauses, waitClauses, orderClauses, inspectClauses, listClauses, closeClauses,
+	keepClauses, sharedClauses, waitClauses, wakeClauses, orderClauses, inspectClauses, listClauses, closeClauses,
 	lockClauses, historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
