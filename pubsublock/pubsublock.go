@@ -35,8 +35,6 @@
 // and rediss-sentinel and rediss-cluster, with the parameters
 //
 //	channel      the prefix of the channels' names (default redisson_lock__channel)
-//	publish      both: on a cluster of Redis 7, also publish releases on an
-//	             unsharded channel
 //	fence_ttl    how long a fence counter is kept after its last use (default 720h)
 //	replicas     how many replicas must confirm a hold and its renewals
 //	allow_eviction  true: accept a server that may evict keys
@@ -115,14 +113,6 @@ type Options struct {
 	// opening brace. The default is DefaultChannel, which is Redisson's.
 	Channel string
 
-	// PublishBoth publishes each release on a sharded and on an unsharded
-	// channel. It matters on a cluster of Redis 7 or later, where hasp otherwise
-	// publishes on the sharded channel only. Redisson before 3.22, and later
-	// versions without sharded subscriptions, listen on the unsharded channel
-	// there. An unsharded message goes to every node of the cluster. The
-	// parameter is publish=both.
-	PublishBoth bool
-
 	// FenceTTL is how long the fence counter of a key is kept after its last
 	// fenced hold began. Fences after that still grow as long as the server's
 	// clock advances. The default is 30 days, the minimum is a millisecond.
@@ -133,7 +123,6 @@ type Options struct {
 type Driver struct {
 	store    *redisstore.Store
 	channel  string // the prefix of the channels' names
-	both     bool   // Options.PublishBoth
 	fenceTTL time.Duration
 
 	// crowds is how many Clients waited for a key when this driver released it: how many
@@ -169,18 +158,11 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 
 // open is the Opener of this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(append(slices.Clone(redisstore.Params), "channel", "publish", "fence_ttl")...); err != nil {
+	if err := c.Check(append(slices.Clone(redisstore.Params), "channel", "fence_ttl")...); err != nil {
 		return nil, err
 	}
 
 	o := Options{Channel: c.Params["channel"]}
-	switch publish, given := c.Params["publish"]; {
-	case publish == "both":
-		o.PublishBoth = true
-	case given:
-		return nil, fmt.Errorf("%w: parameter publish=%q: want both, or leave it out", backend.ErrInvalid, publish)
-	}
-
 	var err error
 	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
 		return nil, err
@@ -201,7 +183,7 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 		o = &Options{}
 	}
 
-	d := &Driver{store: s, channel: cmp.Or(o.Channel, DefaultChannel), both: o.PublishBoth}
+	d := &Driver{store: s, channel: cmp.Or(o.Channel, DefaultChannel)}
 	if strings.Contains(d.channel, "{") {
 		return nil, fmt.Errorf("%w: channel %q has an opening brace, which would decide the cluster slot in place of the key", backend.ErrInvalid, d.channel)
 	}
@@ -349,17 +331,10 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 	return err
 }
 
-// channels returns the arguments by which a script publishes a release of key:
-// the channel and the command, and a second channel if the release is also
-// published unsharded.
+// channels returns the arguments by which a script publishes a release of key: the channel
+// and the command.
 func (d *Driver) channels(ctx context.Context, key string) []any {
 	name, publish := d.channelOf(ctx, key)
-
-	// Without sharded channels, the first message already reaches every subscriber.
-	if d.both && publish == "spublish" {
-		return []any{name, publish, channel(d.channel, key, false)}
-	}
-
 	return []any{name, publish}
 }
 

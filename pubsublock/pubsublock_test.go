@@ -39,7 +39,6 @@ var strategy = strategytest.Strategy{
 	},
 	BadURLs: map[string][]string{
 		"+redis://joe:hunter2@h?channel={x}": {"channel", "brace"},
-		"+redis://joe:hunter2@h?publish=all": {"publish", "both"},
 	},
 	Has: func(ctx context.Context, rdb *redis.Client, c backend.Claim) bool {
 		got := rdb.HGetAll(ctx, c.Key).Val()

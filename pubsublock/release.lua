@@ -2,14 +2,13 @@
 -- key stays taken, and the waiters learn the new end of the term.
 -- KEYS: the lock, and the intent if the token may have left one
 -- ARGV: the token and '#', the owner, the rest of the term in ms or '', the channel, the
--- command that publishes, and a second channel if releases are also published unsharded
+-- command that publishes
 -- Returns 0 if the token does not hold the key, or {1, the number of connections
 -- that the message has reached}.
 local function publish()
 	-- The key is free even if this user may not publish. Waiters that get no message
 	-- retry within a second.
 	local reached = redis.pcall(ARGV[5], ARGV[4], '0')
-	if ARGV[6] then redis.pcall('PUBLISH', ARGV[6], '0') end
 	return type(reached) == 'number' and reached or 0
 end
 local function lost()

@@ -61,8 +61,7 @@ func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL tim
 }
 
 // ReleaseShared releases a shared hold. Publish is nothing if a release is not published.
-// Otherwise it is the message, the channel, the command that publishes, and a second
-// channel if releases are also published unsharded.
+// Otherwise it is the message, the channel, and the command that publishes.
 func (s *Store) ReleaseShared(ctx context.Context, c backend.Claim, publish ...any) error {
 	return s.Owned(s.Run(ctx, sharedReleaseScript, Call{
 		Keys: []string{LockKey(c.Key)},

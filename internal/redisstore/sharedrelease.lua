@@ -2,8 +2,7 @@
 -- shared.lua comes before this part.
 -- KEYS: the lock
 -- ARGV: the token with '#' after it, the owner; if a release is published, the message,
--- the channel, the command that publishes, and a second channel if releases are also
--- published unsharded
+-- the channel, the command that publishes
 -- Returns 1, or 0 if the token does not hold the key.
 local now = clock()
 local before = redis.pcall('ZCARD', KEYS[1])
@@ -18,6 +17,5 @@ end
 if left == 0 and before ~= 0 and ARGV[4] then
 	-- The key is free even if this user may not publish.
 	redis.pcall(ARGV[5], ARGV[4], ARGV[3])
-	if ARGV[6] then redis.pcall('PUBLISH', ARGV[6], ARGV[3]) end
 end
 return member and 1 or 0
