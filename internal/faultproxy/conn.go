@@ -62,6 +62,7 @@ func (p *Proxy) serve(client net.Conn) {
 		}
 
 		c := &conn{p: p, client: client, server: server, over: make(chan struct{}), more: make(chan struct{}, 1)}
+		ahead := make(chan []byte, 64)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.down { // since the dial began
@@ -69,7 +70,8 @@ func (p *Proxy) serve(client net.Conn) {
 			return
 		}
 		p.conns[c] = true
-		p.wg.Go(c.requests)
+		p.wg.Go(func() { c.readAhead(ahead) })
+		p.wg.Go(func() { c.requests(&reader{chunks: ahead}) })
 		p.wg.Go(c.replies)
 		p.wg.Go(c.deliver)
 	})
@@ -91,10 +93,46 @@ func (c *conn) forget() {
 	delete(c.p.conns, c)
 }
 
-// requests passes commands on to the server.
-func (c *conn) requests() {
+// readAhead reads what the client sends. So the client can write while the server hangs, as it
+// can into the buffer of a socket. A pipe has none.
+func (c *conn) readAhead(to chan<- []byte) {
+	defer close(to)
+	for {
+		b := make([]byte, 4<<10)
+		n, err := c.client.Read(b)
+		if err != nil {
+			return
+		}
+		select {
+		case to <- b[:n]:
+		case <-c.over:
+			return
+		}
+	}
+}
+
+// reader reads chunks until their channel is closed.
+type reader struct {
+	chunks <-chan []byte
+	rest   []byte
+}
+
+func (r *reader) Read(b []byte) (int, error) {
+	if len(r.rest) == 0 {
+		r.rest = <-r.chunks
+	}
+	n := copy(b, r.rest)
+	r.rest = r.rest[n:]
+	if n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// requests passes commands of the client on to the server.
+func (c *conn) requests(client io.Reader) {
 	defer c.forget()
-	in := bufio.NewReader(c.client)
+	in := bufio.NewReader(client)
 	// A stream that does not begin with a command, such as TLS, has no commands
 	// later either, even if some bytes look like one.
 	first, err := in.Peek(1)
