@@ -222,12 +222,12 @@ func commandsPerOperation(e *env) {
 	e.costs("Acquire", n, cost.Acquire, func(i int) { d.take(cs[i]) })
 	e.costs("Acquire of a held key", n, cost.Refused, func(i int) { must(d.refused(cs[i].Key)) })
 	e.costs(fmt.Sprintf("Renew of %d holds", n), 1, n*cost.Renew, func(int) { renewAll(e.ctx, d, cs).check() })
-	e.costs("Release", n, cost.Release, func(i int) {
-		if e.traits.Keeps && i%4 < 2 {
-			cs[i] = keptFor(cs[i], e.term)
-		}
-		d.give(cs[i])
-	})
+	if e.traits.Keeps {
+		const kept = n / 2
+		e.costs("Release with KeepUntil", kept, cost.Keep, func(i int) { d.give(keptFor(cs[i], e.term)) })
+		cs = cs[kept:]
+	}
+	e.costs("Release", len(cs), cost.Release, func(i int) { d.give(cs[i]) })
 
 	must(e.lockOnce(c, e.key()))
 	e.costs("Lock and Unlock", n, cost.Acquire+cost.Release, func(int) { must(e.lockOnce(c, e.key())) })

@@ -140,6 +140,7 @@ type Cost struct {
 	Refused float64 // an Acquire that is refused; default 2 × Acquire
 	Renew   float64 // for one hold in a batch; default 1
 	Release float64 // default 1
+	Keep    float64 // a Release with KeepUntil; default Release
 	Waiting float64 // a second, for one Client that waits; default 40
 }
 
@@ -246,5 +247,6 @@ func (h *Harness) setDefaults() {
 	h.Cost.Refused = cmp.Or(h.Cost.Refused, 2*h.Cost.Acquire)
 	h.Cost.Renew = cmp.Or(h.Cost.Renew, 1)
 	h.Cost.Release = cmp.Or(h.Cost.Release, 1)
+	h.Cost.Keep = cmp.Or(h.Cost.Keep, h.Cost.Release)
 	h.Cost.Waiting = cmp.Or(h.Cost.Waiting, 40)
 }

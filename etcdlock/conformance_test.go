@@ -74,7 +74,7 @@ func harness(tb testing.TB) conformance.Harness {
 			n, err := sum(s, `grpc_server_msg_received_total\{.*\}`)
 			return int64(n), err
 		},
-		Cost:    conformance.Cost{Acquire: 2, Renew: 1, Release: 1, Waiting: 12},
+		Cost:    conformance.Cost{Acquire: 2, Renew: 1, Release: 1, Keep: 5, Waiting: 12},
 		Entries: entries,
 		Cannot:  map[string]string{"fence-data-loss": "an etcd without its data counts its revisions from 1"},
 	}
