@@ -565,7 +565,7 @@ func TestMessageLostWithItsConnection(t *testing.T) {
 		w.settle()
 		ps[1].proxy.Cut()
 		ps[1].proxy.Flow()
-		x.gotWithin(began, 1100*time.Millisecond)
+		x.gotWithin(began, 1300*time.Millisecond)
 		next.waits()
 		x.release()
 		next.gotWithin(time.Now(), 0)
