@@ -22,7 +22,7 @@ func openDriver(tb testing.TB, hosts string) *etcdlock.Driver {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	d, err := hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + hosts}}.Driver(ctx)
+	d, err := hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + hosts}, Params: hasp.Params{"timeout": "20s"}}.Driver(ctx)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func claimFor(key string, ttl time.Duration) backend.Claim {
 
 // bounded calls f with a context of the usual timeout.
 func bounded[T any](f func(ctx context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return f(ctx)
 }

@@ -24,18 +24,18 @@ func newClock() *clock {
 // now returns the time since some moment in the past.
 func (k *clock) now() time.Duration {
 	// A pause within a reading makes it too small, so the largest one counts.
-	seen := int64(k.suspended())
+	return time.Duration(raise(&k.slept, int64(k.suspended()))) + time.Since(k.base)
+}
+
+// raise sets a to n if that is more, and returns a.
+func raise(a *atomic.Int64, n int64) int64 {
 	for {
-		old := k.slept.Load()
-		if old >= seen {
-			seen = old
-			break
-		}
-		if k.slept.CompareAndSwap(old, seen) {
-			break
+		if old := a.Load(); old >= n {
+			return old
+		} else if a.CompareAndSwap(old, n) {
+			return n
 		}
 	}
-	return time.Since(k.base) + time.Duration(seen)
 }
 
 // time converts at to Go's clock. A suspend during the call makes the result too early,

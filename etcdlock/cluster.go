@@ -1,17 +1,21 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 const (
-	// liveness is how long a member may be silent before the driver asks whether it lives,
-	// and how often the member is asked while callers wait.
+	// liveness is how long etcd may be silent before the driver looks for a member that answers,
+	// and how often the member is asked whether it lives while callers wait.
 	liveness = time.Second
 
 	// headStart is how much earlier a silent member is asked than the others. A store that is
@@ -19,41 +23,34 @@ const (
 	headStart = time.Second
 
 	searchTime = 3 * time.Second        // for one search for a member
-	minRest    = 100 * time.Millisecond // after a search that found none, or a refused password
+	signInTime = 10 * time.Second       // … with a user, because etcd makes passwords slow to check
+	minRest    = 100 * time.Millisecond // after a search that found no member
 	maxRest    = time.Second            // … when that happens again and again
 	lookEvery  = 200 * time.Millisecond
 )
 
-// longer returns the rest after another failure.
-func longer(rest time.Duration) time.Duration { return min(max(2*rest, minRest), maxRest) }
-
-// cluster is the etcd: a list of endpoints, and the member that is in use.
+// cluster is the etcd: its endpoints, and the member in use. Each member has a client of its own,
+// because one client of several members sends calls to a member that hangs as well.
 type cluster struct {
-	dial      func(endpoint string) (*grpc.ClientConn, error)
-	endpoints []string
-	check     func(context.Context, *member) // asks a member whether it lives
-	clock     *clock
-	auth      *auth           // nil without a user, or if a client was handed in
-	beats     chan struct{}   // has room for the keep-alives that may be under way
-	ctx       context.Context // ends with the driver
-	wg        *sync.WaitGroup // of the driver's goroutines
+	conf  clientv3.Config // of one member, but for the endpoint
+	all   []string        // endpoints
+	check func(context.Context)
+	clock *clock
+	beats chan struct{}   // has room for the keep-alives that may be under way
+	ctx   context.Context // ends with the driver
+	wg    *sync.WaitGroup // of the driver's goroutines
 
-	mu       sync.Mutex    // guards all below
-	current  *member       // nil before the first search, and after a connection has failed
-	search   *search       // that is under way, or nil
-	waiters  int           // callers that wait for an event
-	watching bool          // the goroutine of watchOver runs
-	checked  time.Time     // when the member was last asked whether it lives
-	down     time.Time     // since when there is no member, or zero
-	failed   time.Time     // when the last search failed
-	rest     time.Duration // from failed on, before the next one
-	err      error         // of the last search
-}
-
-// search is an attempt to find a member that answers.
-type search struct {
-	done chan struct{} // closed when err is set
-	err  error
+	mu      sync.Mutex    // guards all below
+	current *member       // nil before the first search, and after a connection has failed
+	search  chan struct{} // is closed when the search ends that is under way; nil if there is none
+	waiters int           // callers that wait for an event
+	pending int           // calls that have no answer yet
+	looking bool          // the goroutine of look runs
+	silent  time.Time     // since when there was no answer; zero if no call waits for one, and none has failed since the last answer
+	checked time.Time     // when check was last called
+	failed  time.Time     // when the last search failed
+	rest    time.Duration // from failed on, before the next one
+	err     error         // of the last search
 }
 
 // call makes one call to the etcd. On a silent member it waits until the member answers. If another
@@ -65,90 +62,106 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 		if err != nil {
 			return v, &unsent{err}
 		}
-
-		token := c.auth.current()
-		v, err = asking(m, f)
-		if c.auth != nil && isStale(err) {
-			if err = c.auth.renew(ctx, m, token); err == nil {
-				v, err = asking(m, f)
-			}
-		}
+		c.asked()
+		v, err = f(m)
+		c.answered(m, isAnswer(err))
 		if err == nil {
 			return v, nil
 		}
+
+		again := isStale(err) // and the client has got another token
 		// A member that says that a request timed out has answered. It may mean this call's own
 		// deadline. To leave would close the connection under the calls of all others.
-		if isUnavailable(err) && !timedOut(err) {
+		if isUnavailable(err) && !timedOut(err) || isRefused(err) {
 			c.leave(m)
-			if try == 0 && isUnsent(err) {
-				continue
-			}
+			again = isUnsent(err)
 		}
-		if isUnsent(err) {
+		switch {
+		case again && try == 0:
+		case isUnsent(err):
 			return v, &unsent{explain(ctx, m.endpoint, err)}
+		default:
+			return v, explain(ctx, m.endpoint, err)
 		}
-		return v, explain(ctx, m.endpoint, err)
 	}
 }
 
 // unsent is the error of a call that was not sent, so it has changed nothing.
-type unsent struct{ err error }
+type unsent struct{ error }
 
-func (u *unsent) Error() string { return u.err.Error() }
-func (u *unsent) Unwrap() error { return u.err }
-
-func asking[T any](m *member, f func(m *member) (T, error)) (T, error) {
-	m.asked()
-	v, err := f(m)
-	m.done(isAnswer(err))
-	return v, err
-}
+func (u *unsent) Unwrap() error { return u.error }
 
 // member returns the member in use.
 func (c *cluster) member(ctx context.Context) (*member, error) {
 	for {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
 		c.mu.Lock()
-		if c.ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
+			c.mu.Unlock()
+			return nil, ctx.Err()
+		case c.ctx.Err() != nil:
 			c.mu.Unlock()
 			return nil, errClosed
-		}
-		if c.current != nil && c.search == nil {
+		case c.search != nil:
+		case c.current != nil:
 			defer c.mu.Unlock()
 			return c.current, nil
-		}
-		if c.search == nil && time.Since(c.failed) < c.rest {
+		case time.Since(c.failed) < c.rest:
 			defer c.mu.Unlock()
 			return nil, c.err
 		}
-		s := c.searchLocked(nil)
+		done := c.searchLocked()
 		c.mu.Unlock()
-
 		select {
-		case <-s.done:
-			if s.err != nil {
-				return nil, s.err
-			}
+		case <-done: // c.failed tells whether it has failed
 		case <-ctx.Done():
 		case <-c.ctx.Done():
 		}
 	}
 }
 
-// leave gives up a member whose connection has failed, or that has no leader.
+// asked notes that a call is sent.
+func (c *cluster) asked() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending++
+	c.silentLocked()
+	c.lookLocked()
+}
+
+func (c *cluster) silentLocked() {
+	if c.silent.IsZero() {
+		c.silent = time.Now()
+	}
+}
+
+// answered notes the end of a call to m. Without an answer, etcd counts as silent until there is
+// an answer to another call.
+func (c *cluster) answered(m *member, yes bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending--
+	if yes && m == c.current {
+		c.spokeLocked()
+	}
+}
+
+func (c *cluster) spokeLocked() {
+	if c.silent = (time.Time{}); c.pending > 0 {
+		c.silent = time.Now()
+	}
+}
+
+// leave gives up a member whose connection has failed, that has no leader, or that refuses the
+// password.
 func (c *cluster) leave(m *member) {
 	c.mu.Lock()
-	used := c.current == m
-	if used {
-		m.left = true
-		c.current, c.down = nil, time.Now()
+	if c.current == m {
+		c.current = nil
+		c.silentLocked()
 	}
 	c.mu.Unlock()
-	if used {
-		m.close()
-	}
+	m.client.Close()
 }
 
 // silence returns since when the etcd does not answer, or zero, and the reason of the last search
@@ -156,36 +169,30 @@ func (c *cluster) leave(m *member) {
 func (c *cluster) silence() (time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.current == nil {
-		return c.down, c.err
-	}
-	silent, _ := c.current.state(c.failed)
-	return silent, c.err
+	return c.silent, c.err
 }
 
-// wait counts a caller that waits for an event. While there are any, the member is asked
-// each second whether it lives: the watches of a member that hangs report nothing.
+// wait counts a caller that waits for an event. While there are any, check is called each second:
+// the watches of a member that hangs report nothing.
 func (c *cluster) wait() (stop func()) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.waiters++
-	c.mu.Unlock()
-	c.watchOver()
+	c.lookLocked()
 	return func() {
 		c.mu.Lock()
+		defer c.mu.Unlock()
 		c.waiters--
-		c.mu.Unlock()
 	}
 }
 
-// watchOver starts a goroutine that looks after the member, unless one runs. It ends when
-// no caller waits and no call is under way.
-func (c *cluster) watchOver() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.watching || c.ctx.Err() != nil {
+// lookLocked starts a goroutine that looks after etcd, unless one runs. It ends when no caller
+// waits, and etcd is not silent.
+func (c *cluster) lookLocked() {
+	if c.looking || c.ctx.Err() != nil {
 		return
 	}
-	c.watching = true
+	c.looking = true
 	c.wg.Go(func() {
 		t := time.NewTicker(lookEvery)
 		defer t.Stop()
@@ -198,153 +205,127 @@ func (c *cluster) watchOver() {
 	})
 }
 
-// look begins a search if the member is silent. It reports whether there is something left
-// to look after.
+// look begins a search if etcd is silent. It reports whether there is something left to look after.
 func (c *cluster) look() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m := c.current
-	silent, busy := m.state(c.failed)
 	switch {
-	// A member that fails each call at once is never busy here. If no call has had an answer,
-	// there is one search after the last of them.
-	case c.ctx.Err() != nil, c.waiters == 0 && c.search == nil && !busy:
-		c.watching = false
+	case c.ctx.Err() != nil, c.waiters == 0 && (c.silent.IsZero() || c.current == nil):
+		c.looking = false
 		return false
-	case m == nil:
-		if c.waiters > 0 && time.Since(c.failed) >= c.rest {
-			c.searchLocked(nil)
+	case !c.silent.IsZero():
+		if (c.current == nil || time.Since(c.silent) >= liveness) && time.Since(c.failed) >= c.rest {
+			c.searchLocked()
 		}
-	case !silent.IsZero():
-		if time.Since(silent) >= liveness && time.Since(c.failed) >= c.rest {
-			c.searchLocked(m)
-		}
-	case c.waiters > 0 && time.Since(c.checked) >= liveness:
+	case time.Since(c.checked) >= liveness:
 		c.checked = time.Now()
 		c.wg.Go(func() {
-			ctx, cancel := context.WithTimeout(m.ctx, searchTime)
+			ctx, cancel := context.WithTimeout(c.ctx, searchTime)
 			defer cancel()
-			c.check(ctx, m)
+			c.check(ctx)
 		})
 	}
 	return true
 }
 
-// searchLocked begins a search, unless one is under way. Old is a silent member that may
-// still answer, or nil.
-func (c *cluster) searchLocked(old *member) *search {
+// searchLocked begins a search, unless one is under way. The channel is closed when it ends.
+func (c *cluster) searchLocked() <-chan struct{} {
 	if c.search != nil {
 		return c.search
 	}
-	s := &search{done: make(chan struct{})}
-	c.search = s
+	old, done := c.current, make(chan struct{})
+	c.search = done
+	c.silentLocked()
 	c.wg.Go(func() {
 		m, err := c.find(old)
 		c.mu.Lock()
-		if m != nil && m.left {
-			// The connection of old has failed since it answered, and is closed.
-			c.mu.Unlock()
-			m, err = c.find(nil)
-			c.mu.Lock()
+		defer c.mu.Unlock()
+		defer close(done)
+		c.search, c.err = nil, err
+		if err != nil {
+			c.failed, c.rest = time.Now(), min(max(2*c.rest, minRest), maxRest)
+			return // old stays in use
 		}
-		c.search = nil
-		given := c.current // nil, or old, or nil because old failed meanwhile
-		switch {
-		case m == nil:
-			s.err, c.err = err, err
-			c.failed, c.rest = time.Now(), longer(c.rest)
-			if given == nil && c.down.IsZero() {
-				c.down = time.Now()
+
+		c.rest = 0
+		if m != old {
+			given := c.current // old, or nil because old was given up meanwhile
+			if c.current = m; c.ctx.Err() != nil {
+				given, c.current = m, nil // Close has begun, and will not find it
 			}
-			given = nil // if no member answers, old stays in use
-		case c.ctx.Err() != nil:
-			given = m // Close has begun, and will not find it
-		default:
-			c.current, c.down, c.rest, c.err = m, time.Time{}, 0, nil
-			if given == m {
-				given = nil
+			if given != nil {
+				c.wg.Go(func() { given.client.Close() }) // its calls fail, with unknown outcomes
 			}
 		}
-		c.mu.Unlock()
-		close(s.done)
-		if given != nil {
-			given.close()
+		if c.current != nil {
+			c.spokeLocked()
 		}
 	})
-	return s
+	return done
 }
 
-// answer is the outcome of a question whether a member lives.
-type answer struct {
-	m   *member
-	err error
-}
-
-// find returns a member that answers: old, if it does, or the first of the others.
+// find returns a member that answers: old, if it is not nil and does, or the first of the others.
 func (c *cluster) find(old *member) (*member, error) {
-	ctx, cancel := context.WithTimeout(c.ctx, searchTime)
+	ctx, cancel := context.WithTimeout(c.ctx, c.conf.DialTimeout)
 	defer cancel()
-	answers := make(chan answer, len(c.endpoints)+1)
-	open := 0
-	ask := func(m *member) {
-		open++
+	type answer struct {
+		m   *member
+		err error
+	}
+	answers := make(chan answer)
+	ask := func(m *member, endpoint string) {
+		var err error
+		if m == nil {
+			m, err = c.connect(endpoint)
+		}
+		if err == nil {
+			// A linearizable read needs a leader and a majority. A member that is cut off from the
+			// others may still answer other requests, but not this one.
+			_, err = m.client.Get(ctx, root, clientv3.WithKeysOnly())
+		}
+		if m != nil && isAnswer(err) && !isRefused(err) {
+			select {
+			case answers <- answer{m, nil}:
+				return
+			case <-ctx.Done(): // another one was faster
+			}
+		}
+		if m != nil && m != old {
+			m.client.Close()
+		}
+		select {
+		case answers <- answer{nil, explain(c.ctx, endpoint, err)}:
+		case <-ctx.Done():
+		}
+	}
+
+	// Every endpoint gets a new connection, also that of old: a connection may be dead although its
+	// member lives.
+	open, start := len(c.all), time.Duration(0)
+	if old != nil {
+		open, start = open+1, headStart
+		c.wg.Go(func() { ask(old, old.endpoint) })
+	}
+	for _, i := range rand.Perm(len(c.all)) {
 		c.wg.Go(func() {
-			if _, err := m.read(ctx, root); isAnswer(err) {
-				answers <- answer{m, nil}
-			} else {
-				answers <- answer{m, err}
+			if pause(ctx, start); ctx.Err() == nil {
+				ask(nil, c.all[i])
 			}
 		})
 	}
 	var first error
-	take := func(a answer) bool {
-		open--
-		if a.err != nil && (first == nil || isContextEnd(first)) {
-			first = explain(c.ctx, a.m.endpoint, a.err)
-		}
-		if a.err != nil && a.m != old {
-			a.m.close()
-		}
-		return a.err == nil
-	}
-
-	if old != nil {
-		ask(old)
-		t := time.NewTimer(headStart)
-		defer t.Stop()
+	for range open {
 		select {
 		case a := <-answers:
-			if take(a) {
-				return old, nil
+			if a.err == nil {
+				return a.m, nil
 			}
-		case <-t.C:
-		}
-	}
-
-	// Every endpoint gets a new connection, also that of old: a connection may be dead
-	// although its member lives.
-	for _, i := range rand.Perm(len(c.endpoints)) {
-		m, err := c.connect(c.endpoints[i])
-		if err != nil {
-			first = err
-			continue
-		}
-		ask(m)
-	}
-	for open > 0 {
-		a := <-answers
-		if !take(a) {
-			continue
-		}
-		late := open
-		c.wg.Go(func() {
-			for range late {
-				if other := <-answers; other.m != old {
-					other.m.close()
-				}
+			if first == nil || errors.Is(first, os.ErrDeadlineExceeded) {
+				first = a.err
 			}
-		})
-		return a.m, nil
+		case <-ctx.Done():
+			return nil, cmp.Or(first, explain(c.ctx, c.all[0], ctx.Err()))
+		}
 	}
 	return nil, first
 }
@@ -354,7 +335,7 @@ func (c *cluster) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.current != nil {
-		c.current.close()
+		c.current.client.Close()
 	}
 }
 
@@ -368,4 +349,65 @@ func (c *cluster) spawn(f func()) bool {
 	}
 	c.wg.Go(f)
 	return true
+}
+
+// member is one connection to one member of the etcd. The driver uses one member at a time. It
+// gives up a member if the connection fails, if the member has no leader, or if the member is
+// silent while another one answers.
+type member struct {
+	endpoint string
+	client   *clientv3.Client
+	leases   pb.LeaseClient // the client's own cannot choose the numbers of leases
+
+	mu      sync.Mutex
+	watcher clientv3.Watcher // guarded by mu
+}
+
+// connect returns a member that may not have been connected yet, unless there is a user: then the
+// client has got a token.
+func (c *cluster) connect(endpoint string) (*member, error) {
+	conf := c.conf
+	conf.Endpoints = []string{endpoint}
+	client, err := clientv3.New(conf)
+	if err != nil {
+		return nil, err
+	}
+	return &member{endpoint: endpoint, client: client, leases: pb.NewLeaseClient(client.ActiveConnection()), watcher: client.Watcher}, nil
+}
+
+// maxBeats is how many keep-alives of a Client are under way at once. A server may allow 100 streams
+// for each connection.
+const maxBeats = 64
+
+// beat is a keep-alive with its answer.
+type beat struct {
+	began time.Duration // by the clock, before it was sent, so the lease's term ends later than began + ttl
+	ttl   int64         // the lease's term in seconds; 0 or less if the lease has ended
+	term  uint64        // of the leader, as the member knew it
+	err   error
+}
+
+// beat begins the term of a lease anew. A member that is not the leader passes keep-alives on to the
+// leader, and answers those of one stream one after another. So each has a stream of its own.
+func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
+	select {
+	case c.beats <- struct{}{}:
+		defer func() { <-c.beats }()
+	case <-ctx.Done():
+		return beat{err: ctx.Err()}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	_, b.err = call(ctx, c, func(m *member) (any, error) {
+		s, err := m.leases.LeaseKeepAlive(ctx)
+		if err != nil {
+			return nil, err
+		}
+		b.began = c.clock.now()
+		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: lease}) // if that fails, Recv has the reason
+		r, err := s.Recv()
+		b.ttl, b.term = r.GetTTL(), r.GetHeader().GetRaftTerm()
+		return nil, err
+	})
+	return b
 }

@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -47,6 +48,9 @@ func entryName(key string, lease int64, shared bool) string {
 func isShared(name []byte) bool {
 	return bytes.HasPrefix(name[bytes.LastIndexByte(name, '/')+1:], []byte("s"))
 }
+
+// byAge compares two entries in the order of the queue.
+func byAge(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) }
 
 // keyOf returns the key that an entry belongs to.
 func keyOf(name string) (key string, ok bool) {

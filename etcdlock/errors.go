@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -23,16 +24,41 @@ var (
 	// errDoubtful says that a keep-alive proves nothing: see renewal.outcome.
 	errDoubtful = errors.New("etcd: the leader has changed, or the lease has ended, during the call")
 
+	errNoAnswer = errors.New("etcd: no answer")
+
 	// errGone says that etcd knows no such lease. The call has changed nothing.
 	errGone = errors.New("the lease has ended")
 )
 
+// codeOf returns the code of an error of gRPC, or of one that the client has made of it.
+func codeOf(err error) codes.Code {
+	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
+		return e.Code()
+	}
+	return status.Code(err)
+}
+
 // isUnavailable reports whether the connection has failed, or the member has no leader.
-func isUnavailable(err error) bool { return status.Code(err) == codes.Unavailable }
+func isUnavailable(err error) bool { return codeOf(err) == codes.Unavailable }
+
+// is reports whether err is one of some errors of etcd.
+func is(err error, targets ...error) bool {
+	known := rpctypes.Error(err)
+	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(known, t) })
+}
+
+// isRefused reports whether etcd has refused the password.
+func isRefused(err error) bool { return is(err, rpctypes.ErrAuthFailed) }
+
+// isStale reports whether etcd has refused a call because of its token. The call has changed
+// nothing, and the client has asked for another token.
+func isStale(err error) bool {
+	return is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)
+}
 
 // timedOut reports whether a member could not commit a request before the call's deadline, or
 // within some seconds. Other calls may be in flight to it.
-func timedOut(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrTimeout) }
+func timedOut(err error) bool { return is(err, rpctypes.ErrTimeout) }
 
 // isUnsent reports whether a call found no connection, so that it was not sent.
 func isUnsent(err error) bool {
@@ -44,7 +70,7 @@ func isContextEnd(err error) bool {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}
-	code := status.Code(err)
+	code := codeOf(err)
 	return code == codes.Canceled || code == codes.DeadlineExceeded ||
 		code == codes.Unknown && strings.Contains(status.Convert(err).Message(), "context ")
 }
@@ -54,7 +80,7 @@ func isAnswer(err error) bool { return err == nil || !isUnavailable(err) && !isC
 
 // isGone reports whether err says that there is no such lease.
 func isGone(err error) bool {
-	return errors.Is(err, errGone) || errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound)
+	return errors.Is(err, errGone) || is(err, rpctypes.ErrLeaseNotFound)
 }
 
 // explain returns the error of a call: the end of ctx, or one line with what to do.
@@ -72,31 +98,22 @@ func explain(ctx context.Context, endpoint string, err error) error {
 		return fmt.Errorf("etcd at %s: no answer: %w", shown(endpoint), os.ErrDeadlineExceeded)
 	}
 
-	known := rpctypes.Error(err)
-	is := func(targets ...error) bool {
-		for _, t := range targets {
-			if errors.Is(known, t) {
-				return true
-			}
-		}
-		return false
-	}
 	text := rpctypes.ErrorDesc(err)
 	hint := ""
 	switch {
 	// The driver takes answers of any size. So a message that is larger than allowed is its own
 	// request, whether gRPC says so here or at the server.
-	case is(rpctypes.ErrRequestTooLarge), status.Code(err) == codes.ResourceExhausted && strings.Contains(text, "larger than max"):
+	case is(err, rpctypes.ErrRequestTooLarge), codeOf(err) == codes.ResourceExhausted && strings.Contains(text, "larger than max"):
 		return fmt.Errorf("%w: the key or the owner is too long for etcd: use a shorter one, of 1,000 bytes at most", backend.ErrInvalid)
-	case is(rpctypes.ErrNoSpace):
+	case is(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf("etcd at %s: %s (%w)", shown(endpoint), plain(text), errNoSpace)
-	case is(rpctypes.ErrAuthFailed):
+	case is(err, rpctypes.ErrAuthFailed):
 		hint = "check user and password in the URL"
-	case is(rpctypes.ErrUserEmpty, rpctypes.ErrInvalidAuthToken, rpctypes.ErrInvalidAuthMgmt):
+	case is(err, rpctypes.ErrUserEmpty, rpctypes.ErrInvalidAuthToken, rpctypes.ErrInvalidAuthMgmt):
 		hint = "it wants a user and a password: put them into the URL, as in etcd://user:password@host:2379"
-	case is(rpctypes.ErrPermissionDenied):
+	case is(err, rpctypes.ErrPermissionDenied):
 		hint = "grant the user's role readwrite on the prefix " + root + ": etcdctl role grant-permission ROLE readwrite --prefix " + root
-	case is(rpctypes.ErrLeaseTTLTooLarge):
+	case is(err, rpctypes.ErrLeaseTTLTooLarge):
 		return fmt.Errorf("%w: the term is too long for etcd", backend.ErrInvalid)
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "handshake failed: EOF"):
 		hint = "it speaks no TLS: use etcd:// and not etcds://"

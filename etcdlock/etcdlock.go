@@ -21,13 +21,10 @@
 //
 // # Cost
 //
-// To lock a free key takes one transaction. If the driver has a lease left from an earlier hold, the call also
-// sends a keep-alive, unless the hold is renewed and the lease's term began less than a
-// second and less than a tenth of the term ago. The first hold of a lease also takes a call
-// that creates the lease. To unlock takes one call. A refused TryLock takes one transaction
-// that writes nothing. A waiter takes one transaction, and a release wakes it by an event. A
-// renewal is a message on streams that all renewals share, and one read for up to 100 holds.
-// docs/etcdlock.md has the whole table.
+// To lock a free key takes one transaction, and a keep-alive or a call that makes a lease if the
+// driver has no fresh lease left from an earlier hold. To unlock takes one call. A waiter takes one
+// transaction, and a release wakes it by an event. A renewal is a message on streams that all
+// renewals share, and one read for up to 100 holds. docs/etcdlock.md has the whole table.
 //
 // # URL
 //
@@ -43,17 +40,21 @@
 //
 // The user needs the right readwrite on the prefix hasp/.
 //
-// etcd 3.4 or later.
+// etcd 3.5 or later.
 package etcdlock
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -71,9 +72,10 @@ const (
 // takes requests of 1.5 MiB.
 const maxName = 100 << 10
 
-// maxAsking is how many callers ask for a lease or a place at once. If thousands asked together,
-// their calls would take longer than they may, and be repeated.
-const maxAsking = 64
+// maxAtOnce is how many callers ask for a lease or a place at once, and how many leases are ended
+// at once. After an outage there may be thousands, and if their calls were made together, they would
+// take longer than they may, and be repeated.
+const maxAtOnce = 64
 
 // closing is how long Close waits for the end of leases, in all.
 const closing = time.Second
@@ -82,22 +84,19 @@ const closing = time.Second
 // of arrival.
 type Driver struct {
 	cluster *cluster
-	client  *clientv3.Client // opened by URL, or nil
 	pool    pool
 	window  int64 // Options.Window in seconds
 	clock   *clock
-	turns   chan struct{} // has room for the callers that may ask for a place at once
+	turns   chan struct{} // has room for the callers that may ask for a lease or a place at once
+	burials chan struct{} // has room for the clean-ups that may be under way at once
+	active  atomic.Int64  // Waits and clean-ups
 	wg      sync.WaitGroup
 	cancel  context.CancelFunc // ends the cluster's context, and everything with it
 	closed  chan struct{}      // closed when Close begins
 	once    sync.Once          // closes closed
 
-	mu      sync.Mutex        // guards all below, and every queue and waiter
-	toBury  []*burial         // that are not under way
-	burying int               // goroutines of buryAll
-	queues  map[string]*queue // by key: the queues that callers wait in
-	active  int               // Waits and burials
-	quiet   chan struct{}     // closed when there are none, once Close has begun
+	mu     sync.Mutex        // guards queues, every queue, and the places of waiters
+	queues map[string]*queue // by key: the queues that callers wait in
 }
 
 var (
@@ -118,16 +117,13 @@ type Options struct {
 	Window time.Duration
 }
 
-// New returns a Driver over the etcd that client is for. The client remains the caller's,
-// who closes it after the Driver. The Driver makes connections of its own, one at a time,
-// with the settings of client: its endpoints, its TLS, its user. New panics if client is
-// nil or has no endpoints, or if the options are out of range.
-func New(client *clientv3.Client, o *Options) *Driver {
-	if client == nil {
-		panic("etcdlock: New: client is nil")
-	}
-	if len(client.Endpoints()) == 0 {
-		panic("etcdlock: New: client has no endpoints")
+// New returns a Driver over the etcd that conf is for. The Driver makes clients of its own, one at a
+// time, each for one of the endpoints. Of conf it takes the endpoints, the user, and the settings of
+// connections; its Logger is not used if it is nil. New panics if conf has no endpoints, or if the
+// options are out of range.
+func New(conf clientv3.Config, o *Options) *Driver {
+	if len(conf.Endpoints) == 0 {
+		panic("etcdlock: New: conf has no endpoints")
 	}
 	window := DefaultWindow
 	if o != nil && o.Window != 0 {
@@ -136,12 +132,38 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	if window < minTTL {
 		panic(fmt.Sprintf("etcdlock: New: window %v is below %v", window, minTTL))
 	}
-	d := &Driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAsking), closed: make(chan struct{}), queues: map[string]*queue{}}
+	d := &Driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), closed: make(chan struct{}), queues: map[string]*queue{}}
 	d.pool = pool{d: d, idle: map[int64][]idleLease{}}
-	ctx, cancel := context.WithCancel(context.Background())
-	d.cancel = cancel
-	d.cluster = &cluster{dial: client.Dial, endpoints: client.Endpoints(), check: d.checkHead, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: ctx, wg: &d.wg}
+	conf.Context, d.cancel = context.WithCancel(context.Background())
+	d.cluster = &cluster{conf: settings(conf), all: conf.Endpoints, check: d.checkHead, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context, wg: &d.wg}
 	return d
+}
+
+// settings returns conf with what the clients of the members need.
+func settings(conf clientv3.Config) clientv3.Config {
+	if conf.Logger == nil && conf.LogConfig == nil {
+		conf.Logger = zap.NewNop()
+	}
+	conf.MaxUnaryRetries = 1                // the driver repeats what it may
+	conf.MaxCallRecvMsgSize = math.MaxInt32 // a queue may have more than the default of gRPC, 4 MiB
+	conf.AutoSyncInterval = 0               // a client is for one endpoint
+	conf.DialOptions = append([]grpc.DialOption{grpc.WithChainUnaryInterceptor(failFast), grpc.WithStreamInterceptor(openStream)}, conf.DialOptions...)
+	if conf.DialTimeout = searchTime; conf.Username != "" {
+		conf.DialTimeout = signInTime
+	}
+	return conf
+}
+
+// failFast has a call fail at once if there is no connection. The client would have it wait for one,
+// and a call whose time is up may have been carried out.
+func failFast(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return call(ctx, method, req, reply, conn, append(opts, grpc.WaitForReady(false))...)
+}
+
+// openStream opens a stream with the token that the client has. The client would have etcd check the
+// password for each stream, which takes it a tenth of a second, and there may be 64 for keep-alives.
+func openStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	return open(ctx, desc, conn, method, opts...)
 }
 
 // Traits reports that the driver serves waiters in order of arrival, that it grants fences
@@ -195,59 +217,20 @@ func unchanged(err error) bool {
 }
 
 // Close ends all waits, revokes the leases that no hold uses, and closes the connections.
-// It waits for etcd for a second at most: what is left then ends with its term. If the
-// Driver was opened by URL, Close also closes the client.
+// It waits for etcd for a second at most: what is left then ends with its term.
 func (d *Driver) Close() error {
 	d.once.Do(func() { close(d.closed) })
 	d.pool.close()
 
 	// Waits that end now leave the queue. What they and the pool begin may take a moment.
-	d.mu.Lock()
-	quiet := make(chan struct{})
-	if d.quiet = quiet; d.active == 0 {
-		d.quietLocked()
-	}
-	d.mu.Unlock()
-	t := time.NewTimer(closing)
-	defer t.Stop()
-	select {
-	case <-quiet:
-	case <-t.C:
+	for end := time.Now().Add(closing); d.active.Load() > 0 && time.Now().Before(end); {
+		time.Sleep(2 * time.Millisecond)
 	}
 
 	d.cancel()
 	d.cluster.close()
 	d.wg.Wait()
-	if d.client != nil {
-		return d.client.Close()
-	}
 	return nil
-}
-
-// begin counts a Wait, which Close waits for, as for a burial. finish ends it.
-func (d *Driver) begin() {
-	d.mu.Lock()
-	d.active++
-	d.mu.Unlock()
-}
-
-func (d *Driver) finish() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.finishLocked()
-}
-
-func (d *Driver) finishLocked() {
-	if d.active--; d.active == 0 {
-		d.quietLocked()
-	}
-}
-
-func (d *Driver) quietLocked() {
-	if d.quiet != nil {
-		close(d.quiet)
-		d.quiet = nil
-	}
 }
 
 func init() { hasp.Register("etcdlock", open) }

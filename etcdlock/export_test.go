@@ -1,7 +1,6 @@
 package etcdlock
 
 import (
-	"context"
 	"sync/atomic"
 	"time"
 )
@@ -20,7 +19,7 @@ func (d *Driver) Member() string {
 func (d *Driver) CutMember() {
 	d.cluster.mu.Lock()
 	defer d.cluster.mu.Unlock()
-	d.cluster.current.conn.Close()
+	d.cluster.current.client.ActiveConnection().Close()
 }
 
 // LeaveInSearch begins a search and gives up the member in use when it has answered the search.
@@ -30,21 +29,17 @@ func (d *Driver) LeaveInSearch(pause func() (resume func())) {
 	resume := pause()
 	c.mu.Lock()
 	m := c.current
-	s := c.searchLocked(m)
+	s := c.searchLocked()
 	c.mu.Unlock()
 	time.Sleep(100 * time.Millisecond) // the question is sent
 
 	c.mu.Lock() // the search cannot end
 	resume()
-	for silent := true; silent; time.Sleep(time.Millisecond) {
-		since, _ := m.state(time.Time{})
-		silent = !since.IsZero()
-	}
-	time.Sleep(10 * time.Millisecond)
-	m.left, c.current = true, nil
+	time.Sleep(300 * time.Millisecond) // the answer comes
+	c.current = nil
 	c.mu.Unlock()
-	m.close()
-	<-s.done
+	m.client.Close()
+	<-s
 }
 
 // Idle returns how many leases the pool has.
@@ -60,13 +55,14 @@ func (d *Driver) Idle() int {
 
 // Burials returns how many leases are still to be ended.
 func (d *Driver) Burials() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.active
+	return int(d.active.Load())
 }
 
+// MaxBeats is maxBeats.
+const MaxBeats = maxBeats
+
 // CheckVersion is checkVersion.
-func CheckVersion(version string) error { return checkVersion(version) }
+func CheckVersion(version string, user bool) error { return checkVersion(version, user) }
 
 // Suspendable returns a function that makes d's clock see that the machine has slept for
 // some more time. It is called before the first claim.
@@ -83,26 +79,10 @@ func (d *Driver) Behind() (n int) {
 	defer d.mu.Unlock()
 	for _, q := range d.queues {
 		for _, w := range q.waiters {
-			if w.mine != 0 {
+			if w.place.mine != 0 {
 				n++
 			}
 		}
 	}
 	return n
-}
-
-// RenewToken gets another token for the user.
-func (d *Driver) RenewToken(ctx context.Context) error {
-	m, err := d.cluster.member(ctx)
-	if err != nil {
-		return err
-	}
-	return d.cluster.auth.renew(ctx, m, d.cluster.auth.current())
-}
-
-// AsksForToken reports whether a request for a token is under way.
-func (d *Driver) AsksForToken() bool {
-	d.cluster.auth.mu.Lock()
-	defer d.cluster.auth.mu.Unlock()
-	return d.cluster.auth.busy != nil
 }

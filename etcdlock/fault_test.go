@@ -107,7 +107,7 @@ func TestMembers(t *testing.T) {
 	t.Run("the waiter's is cut off from the others", func(t *testing.T) {
 		// Its peers are stopped, and then go on. It answers TCP all the time.
 		survives(t, hosts(servers), func(_, waiters string) func() {
-			lonely := etcdlock.New(plainClient(t, waiters), nil)
+			lonely := etcdlock.New(clientv3.Config{Endpoints: []string{waiters}}, nil)
 			defer lonely.Close()
 			var mends []func()
 			for _, s := range servers {

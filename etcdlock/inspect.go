@@ -10,6 +10,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -38,31 +39,26 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 // learn of it at their next renewals.
 func (d *Driver) Break(ctx context.Context, key string) error {
 	kvs, err := d.entries(ctx, key)
-	if err != nil {
+	held := kvs[:holders(kvs)]
+	if err != nil || len(held) == 0 {
 		return err
 	}
-	for _, kv := range kvs[:holders(kvs)] {
-		for {
-			err := d.evict(ctx, kv)
-			if err == nil {
-				break
+	for last, again := held[len(held)-1].CreateRevision, true; again; {
+		again = false
+		for _, kv := range kvs {
+			if kv.CreateRevision > last {
+				break // it waited, or came later
 			}
-			if !errors.Is(err, errGone) {
+			if err := d.evict(ctx, kv); errors.Is(err, errGone) {
+				again = true // it has ended, or moved to another lease
+			} else if err != nil {
 				return err
 			}
-
-			// It has ended, or moved to another lease.
-			again, err := d.entries(ctx, key)
-			if err != nil {
+		}
+		if again {
+			if kvs, err = d.entries(ctx, key); err != nil {
 				return err
 			}
-			i := slices.IndexFunc(again, func(a *mvccpb.KeyValue) bool {
-				return string(a.Key) == string(kv.Key) && a.CreateRevision == kv.CreateRevision
-			})
-			if i < 0 {
-				break
-			}
-			kv = again[i]
 		}
 	}
 	return nil
@@ -76,11 +72,10 @@ type listed struct {
 }
 
 // terms asks for the rest of the holders' terms, rounded up to seconds.
-func (d *Driver) terms(ctx context.Context, all []listed) error {
+func (d *Driver) terms(ctx context.Context, all []listed) (failed error) {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, atOnce)
-	var mu sync.Mutex
-	var failed error
+	var once sync.Once
 	for i := range all {
 		l := &all[i]
 		l.left = make([]time.Duration, min(holders(l.kvs), maxShown))
@@ -95,11 +90,8 @@ func (d *Driver) terms(ctx context.Context, all []listed) error {
 				case err == nil && r.GrantedTTL > 0:
 					// etcd rounds down. A term that has ended goes on until etcd notices that.
 					l.left[n] = time.Duration(max(min(r.TTL+1, r.GrantedTTL), 1)) * time.Second
-				case err == nil: // there is no such lease
-				case !isGone(err):
-					mu.Lock()
-					failed = err
-					mu.Unlock()
+				case err != nil && !isGone(err):
+					once.Do(func() { failed = err })
 				}
 			})
 		}
@@ -142,40 +134,32 @@ func (l *listed) status() (st backend.Status) {
 // asks for the rest of each holder's term.
 func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		from, end := []byte(root+escape(prefix)), prefixEnd(root+escape(prefix))
-		var rest listed // the last key of a page, whose entries may go on in the next
-		for more := true; more; {
+		from := root + escape(prefix)
+		end := clientv3.GetPrefixRangeEnd(from)
+		for from != "" {
 			page, next, err := d.page(ctx, from, end, timeout)
 			if err != nil {
-				yield(backend.Entry{}, err)
+				yield(backend.Entry{}, ofCaller(ctx, err))
 				return
 			}
-			if len(page) > 0 && page[0].key == rest.key {
-				page[0].kvs = append(rest.kvs, page[0].kvs...)
-			} else if rest.key != "" {
-				page = append([]listed{rest}, page...)
+			for i := range page {
+				st := page[i].status()
+				if (st.Held || len(st.Waiters) > 0) && !yield(backend.Entry{Key: page[i].key, Status: st}, nil) {
+					return
+				}
 			}
-			rest = listed{}
-			if from, more = next, next != nil; more && len(page) > 0 {
-				rest = page[len(page)-1]
-				page = page[:len(page)-1]
-			}
-			if !d.yieldAll(ctx, page, timeout, yield) {
-				return
-			}
+			from = next
 		}
 	}
 }
 
-// page reads a page of entries. Next is where the next page begins, or nil.
-func (d *Driver) page(ctx context.Context, from, end []byte, timeout time.Duration) (page []listed, next []byte, err error) {
-	within, cancel := context.WithTimeout(ctx, timeout)
+// page reads the keys of a page of entries. Next is where the next page begins, or "".
+func (d *Driver) page(ctx context.Context, from, end string, timeout time.Duration) (page []listed, next string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	r, err := call(within, d.cluster, func(m *member) (*pb.RangeResponse, error) {
-		return m.kv.Range(within, &pb.RangeRequest{Key: from, RangeEnd: end, Limit: pageSize})
-	})
+	r, err := d.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize))
 	if err != nil {
-		return nil, nil, ofCaller(ctx, err)
+		return nil, "", err
 	}
 	for _, kv := range r.Kvs {
 		key, ok := keyOf(string(kv.Key))
@@ -188,37 +172,28 @@ func (d *Driver) page(ctx context.Context, from, end []byte, timeout time.Durati
 		l := &page[len(page)-1]
 		l.kvs = append(l.kvs, kv)
 	}
-	if r.More {
-		next = append(r.Kvs[len(r.Kvs)-1].Key, 0)
+	for _, l := range page {
+		slices.SortFunc(l.kvs, byAge)
 	}
-	return page, next, nil
+
+	if r.More {
+		next = string(r.Kvs[len(r.Kvs)-1].Key) + "\x00"
+		if len(page) > 0 {
+			// The entries of the last key may go on.
+			last := &page[len(page)-1]
+			if last.kvs, err = d.entries(ctx, last.key); err != nil {
+				return nil, "", err
+			}
+			next = max(next, clientv3.GetPrefixRangeEnd(queueOf(last.key)))
+		}
+	}
+	return page, next, d.terms(ctx, page)
 }
 
 // ofCaller returns the error of a call whose timeout has ended, but not its caller's context.
 func ofCaller(ctx context.Context, err error) error {
 	if ctx.Err() == nil && isContextEnd(err) {
-		return errors.New("etcd: no answer")
+		return errNoAnswer
 	}
 	return err
-}
-
-func (d *Driver) yieldAll(ctx context.Context, page []listed, timeout time.Duration, yield func(backend.Entry, error) bool) bool {
-	within, cancel := context.WithTimeout(ctx, timeout)
-	for i := range page {
-		slices.SortFunc(page[i].kvs, func(a, b *mvccpb.KeyValue) int { return int(a.CreateRevision - b.CreateRevision) })
-	}
-	err := d.terms(within, page)
-	cancel()
-	if err != nil {
-		yield(backend.Entry{}, ofCaller(ctx, err))
-		return false
-	}
-	for i := range page {
-		if st := page[i].status(); st.Held || len(st.Waiters) > 0 {
-			if !yield(backend.Entry{Key: page[i].key, Status: st}, nil) {
-				return false
-			}
-		}
-	}
-	return true
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -64,15 +63,10 @@ func openMeddled(tb testing.TB, hosts string, o *etcdlock.Options) (*etcdlock.Dr
 	return openWith(tb, hosts, o, grpc.WithUnaryInterceptor(m.intercept)), m
 }
 
-// openWith opens a driver over a client of its own.
+// openWith opens a driver whose connections have an option.
 func openWith(tb testing.TB, hosts string, o *etcdlock.Options, dial grpc.DialOption) *etcdlock.Driver {
 	tb.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: strings.Split(hosts, ","), Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{dial}})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	d := etcdlock.New(c, o)
-	tb.Cleanup(func() { d.Close(); c.Close() })
+	d := etcdlock.New(clientv3.Config{Endpoints: strings.Split(hosts, ","), DialOptions: []grpc.DialOption{dial}}, o)
+	tb.Cleanup(func() { d.Close() })
 	return d
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -17,9 +16,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -28,7 +25,6 @@ import (
 const (
 	form        = "etcd://user:password@host:2379,host:2379, or etcds://… with TLS"
 	defaultPort = "2379"
-	oldest      = 4 // etcd 3.4 is the oldest version that the tests run with
 )
 
 // tlsParams are the parameters of etcds://.
@@ -61,23 +57,10 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// The etcd client itself logs and retries. It only makes connections for the driver.
-	var a *auth
-	if conf.Username != "" {
-		a = &auth{user: conf.Username, password: conf.Password}
-		conf.DialOptions = []grpc.DialOption{grpc.WithPerRPCCredentials(a)}
-		conf.Username, conf.Password = "", ""
-	}
 	if name := c.Params["server_name"]; name != "" {
-		conf.DialOptions = append(conf.DialOptions, grpc.WithTransportCredentials(named{credentials.NewTLS(conf.TLS), name}))
+		conf.DialOptions = append(conf.DialOptions, grpc.WithAuthority(name)) // the name that gRPC checks
 	}
-	conf.Logger, conf.MaxUnaryRetries = zap.NewNop(), 1
-	client, err := clientv3.New(conf)
-	if err != nil {
-		return nil, explain(ctx, conf.Endpoints[0], err)
-	}
-	d := New(client, o)
-	d.client, d.cluster.auth = client, a
+	d := New(conf, o)
 	if err := d.probe(ctx); err != nil {
 		d.Close()
 		return nil, err
@@ -85,28 +68,30 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// probe checks the user, the version of etcd, and whether the user may read.
+// probe checks the version of etcd, the user, and whether the user may read.
 func (d *Driver) probe(ctx context.Context) error {
-	m, err := d.cluster.member(ctx)
-	if err != nil {
-		return err
-	}
-	if a := d.cluster.auth; a != nil {
-		switch err := a.renew(ctx, m, ""); {
-		case errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled):
-			return invalid("etcd has authentication switched off, so it ignores the password: " +
-				"remove user and password from the URL, or run etcdctl auth enable")
-		case err != nil:
-			return explain(ctx, m.endpoint, err)
+	conf := &d.cluster.conf
+	_, err := call(ctx, d.cluster, func(m *member) (any, error) {
+		r, err := pb.NewMaintenanceClient(m.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
+		switch {
+		case err == nil:
+			err = checkVersion(r.Version, conf.Username != "")
+		case is(err, rpctypes.ErrPermissionDenied):
+			err = nil // only late versions, since 3.5, ask for a right
 		}
-	}
-
-	r, err := call(ctx, d.cluster, func(m *member) (*pb.StatusResponse, error) {
-		return pb.NewMaintenanceClient(m.conn).Status(ctx, &pb.StatusRequest{})
+		if err != nil || conf.Username == "" {
+			return nil, err
+		}
+		a, err := m.client.AuthStatus(ctx)
+		switch {
+		case is(err, rpctypes.ErrPermissionDenied): // so authentication is on
+			err = nil
+		case err == nil && !a.Enabled:
+			err = invalid("etcd has authentication switched off, so it ignores the password: " +
+				"remove user and password from the URL, or run etcdctl auth enable")
+		}
+		return nil, err
 	})
-	if err == nil {
-		err = checkVersion(r.Version)
-	}
 	if err == nil {
 		_, err = d.entries(ctx, "probe")
 	}
@@ -121,23 +106,24 @@ func (d *Driver) probe(ctx context.Context) error {
 // term of a lease that does not exist, which is 0 for a member.
 func (d *Driver) refuseProxy(ctx context.Context) error {
 	b := d.cluster.beat(ctx, rand.Int64N(1<<62)+1)
-	if <-b.done; b.err == nil && b.ttl < 0 {
+	if b.err == nil && b.ttl < 0 {
 		return invalid("that is etcd's grpc-proxy, which delays keep-alives: name the members of the etcd")
 	}
 	return b.err
 }
 
-// checkVersion refuses versions that lack what the driver needs.
-func checkVersion(version string) error {
-	f := strings.SplitN(version, ".", 3)
-	if len(f) == 3 {
-		major, err1 := strconv.Atoi(f[0])
-		minor, err2 := strconv.Atoi(f[1])
-		if err1 == nil && err2 == nil && (major > 3 || major == 3 && minor >= oldest) {
-			return nil
-		}
+// checkVersion refuses versions that lack what the driver needs. With etcd 3.4, the client cannot
+// replace the token of a user that has expired.
+func checkVersion(version string, user bool) error {
+	var major, minor int
+	_, err := fmt.Sscanf(version, "%d.%d.", &major, &minor)
+	switch {
+	case err != nil, major < 3, major == 3 && minor < 4:
+		return invalid("etcd has version %q: want 3.5 or later", version)
+	case user && major == 3 && minor < 5:
+		return invalid("etcd has version %q: with a user, want 3.5 or later", version)
 	}
-	return invalid("etcd has version %q: want 3.%d or later", version, oldest)
+	return nil
 }
 
 // parse returns the settings that a node names. Its errors do not repeat the node, which
@@ -186,23 +172,6 @@ func parse(node string) (conf clientv3.Config, err error) {
 		conf.Endpoints = append(conf.Endpoints, web+net.JoinHostPort(name, port))
 	}
 	return conf, nil
-}
-
-// named checks the server's certificate for a name. Without it, gRPC checks for the host of
-// the endpoint, whatever the TLS settings say.
-type named struct {
-	credentials.TransportCredentials
-	name string
-}
-
-// ClientHandshake implements credentials.TransportCredentials.
-func (n named) ClientHandshake(ctx context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return n.TransportCredentials.ClientHandshake(ctx, n.name, c)
-}
-
-// Clone implements credentials.TransportCredentials.
-func (n named) Clone() credentials.TransportCredentials {
-	return named{n.TransportCredentials.Clone(), n.name}
 }
 
 // tlsConfig returns the settings for etcds://, and nil for etcd://.

@@ -2,13 +2,12 @@ package etcdlock
 
 import (
 	"context"
+	"math"
 	"slices"
-	"sort"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
-
-	"github.com/hasplock/hasp/backend"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // queue is what the waiters of this driver for one key know of its entries. The driver's mu
@@ -32,27 +31,19 @@ type queue struct {
 	epoch   int                // how many watches were confirmed
 	changed chan struct{}      // closed and replaced when armed becomes true
 
-	known   int64            // each entry that was created up to this revision, and is there, is in order
-	order   []place          // the entries, in order of their creation
-	reading int              // reads under way
-	gone    map[string]int64 // the deletions while there are any
+	known   int64              // each entry that was created up to this revision, and is there, is in order
+	order   []*mvccpb.KeyValue // the entries, in order of their creation
+	reading int                // reads under way
+	gone    map[string]int64   // the deletions while there are any
 }
 
-// place is one entry.
+// place is what is known of the place of a waiter.
 type place struct {
-	created int64 // its create revision
-	name    string
-	owner   string
-}
-
-// waiter is one Wait.
-type waiter struct {
-	name  string
-	epoch int           // of the queue when its read began; what was read is valid in this epoch only
-	mine  int64         // the create revision of its entry; 0 until the queue was read
-	front bool          // no entry is ahead. It stays so: whatever comes later is behind
-	lost  bool          // its entry was deleted
-	wake  chan struct{} // signals a change; has room for one
+	name  string // of the entry
+	epoch int    // of the queue when its read began; what was read is valid in this epoch only
+	mine  int64  // the create revision of the entry; 0 until the queue was read
+	front bool   // no entry is ahead. It stays so: whatever comes later is behind
+	lost  bool   // the entry was deleted
 }
 
 func (w *waiter) signal() {
@@ -71,22 +62,20 @@ func (d *Driver) join(key string) *queue {
 	if q == nil {
 		ctx, stop := context.WithCancel(d.cluster.ctx)
 		q = &queue{d: d, prefix: queueOf(key), stop: stop, waiters: map[string]*waiter{}, changed: make(chan struct{})}
-		if !d.cluster.spawn(func() { q.run(ctx) }) {
-			stop()
-		}
+		d.cluster.spawn(func() { q.run(ctx) })
 		d.queues[key] = q
 	}
 	q.callers++
 	return q
 }
 
-func (q *queue) leave(key string, w *waiter) {
+func (q *queue) leave(w *waiter) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	q.forgetLocked(w)
+	delete(q.waiters, w.place.name)
 	if q.callers--; q.callers == 0 {
 		q.stop()
-		delete(q.d.queues, key)
+		delete(q.d.queues, w.c.Key)
 	}
 }
 
@@ -98,9 +87,9 @@ func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	if !q.armed {
 		return 0, false
 	}
-	q.forgetLocked(w)
-	w.name, w.epoch = name, q.epoch
+	delete(q.waiters, w.place.name)
 	q.waiters[name] = w
+	w.place = place{name: name, epoch: q.epoch}
 	if q.reading++; q.gone == nil {
 		q.gone = map[string]int64{}
 	}
@@ -116,62 +105,35 @@ func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	if q.reading--; q.reading == 0 {
 		q.gone = nil
 	}
-	if w.mine = mine; mine == 0 {
+	w.place.mine = mine
+	switch {
+	case mine == 0:
 		return
-	}
-	if gone[w.name] > mine {
-		w.lost = true
+	case gone[w.place.name] > mine:
+		w.place.lost = true
 		return
-	}
-	if w.epoch != q.epoch {
+	case w.place.epoch != q.epoch:
 		return // w reads again
 	}
 
 	for _, kv := range kvs {
+		i, found := slices.BinarySearchFunc(q.order, kv, byAge)
+
 		// A deletion that was reported during the read may be later than the read.
-		if name := string(kv.Key); gone[name] <= kv.CreateRevision {
-			q.add(name, kv)
+		if !found && gone[string(kv.Key)] <= kv.CreateRevision {
+			q.order = slices.Insert(q.order, i, kv)
 		}
 	}
 	q.known = max(q.known, revision)
 	q.wakeFront()
 }
 
-// forget makes w read the queue again.
-func (q *queue) forget(w *waiter) {
-	q.d.mu.Lock()
-	defer q.d.mu.Unlock()
-	q.forgetLocked(w)
-}
-
-func (q *queue) forgetLocked(w *waiter) {
-	if q.waiters[w.name] == w {
-		delete(q.waiters, w.name)
-	}
-	w.mine, w.front, w.lost = 0, false, false
-}
-
-func (q *queue) add(name string, kv *mvccpb.KeyValue) {
-	i := sort.Search(len(q.order), func(i int) bool { return q.order[i].created >= kv.CreateRevision })
-	if i == len(q.order) || q.order[i].created != kv.CreateRevision {
-		r, _ := parseRecord(kv.Value)
-		q.order = slices.Insert(q.order, i, place{kv.CreateRevision, name, r.owner})
-	}
-}
-
 // wakeFront wakes the waiters that no entry is ahead of.
 func (q *queue) wakeFront() {
-	for i, p := range q.order {
-		shared := isShared([]byte(p.name))
-		if i > 0 && !shared {
-			return
-		}
-		if w := q.waiters[p.name]; w != nil && w.mine == p.created && !w.front {
-			w.front = true
+	for _, kv := range q.order[:holders(q.order)] {
+		if w := q.waiters[string(kv.Key)]; w != nil && w.place.mine == kv.CreateRevision && !w.place.front {
+			w.place.front = true
 			w.signal()
-		}
-		if !shared {
-			return
 		}
 	}
 }
@@ -183,17 +145,18 @@ const (
 	behind where = iota // others are ahead
 	front               // the key is the waiter's
 	unsure              // the queue must be read again
+	lost                // the entry is gone
 )
 
 func (q *queue) where(w *waiter) where {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	switch {
-	case w.lost, w.mine == 0:
-		return unsure
-	case w.front:
+	case w.place.lost:
+		return lost
+	case w.place.mine != 0 && w.place.front:
 		return front
-	case !q.armed || w.epoch != q.epoch:
+	case w.place.mine == 0 || !q.armed || w.place.epoch != q.epoch:
 		return unsure
 	}
 	return behind
@@ -203,49 +166,57 @@ func (q *queue) where(w *waiter) where {
 func (q *queue) held(w *waiter) error {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	if w.mine == 0 || len(q.order) == 0 || q.order[0].created >= w.mine {
+	if w.place.mine == 0 || len(q.order) == 0 || q.order[0].CreateRevision >= w.place.mine {
 		return nil
 	}
-	return &backend.HeldError{Owner: q.order[0].owner, Shared: isShared([]byte(q.order[0].name))}
+	return refusal(q.order)
 }
 
 const (
-	minPause  = 20 * time.Millisecond // before a refused watch is tried again
-	maxPause  = time.Second           // … when that happens again and again
-	stuckTime = 2 * time.Second       // for the confirmation of a watch, and longer after each pause
+	minPause = 20 * time.Millisecond // before a refused watch is tried again
+	maxPause = time.Second           // … when that happens again and again
 )
 
 // run keeps a watch until the queue ends.
 func (q *queue) run(ctx context.Context) {
 	for p := minPause; ctx.Err() == nil; p = min(2*p, maxPause) {
-		w := &watch{confirmed: func() { q.arm(true) }, deleted: q.take, ended: make(chan struct{})}
-		if m, err := q.d.cluster.member(ctx); err == nil && m.watch(q.prefix, w) == nil && q.follow(ctx, w, stuckTime+20*p) {
+		if m, err := q.d.cluster.member(ctx); err == nil && q.watch(ctx, m) {
 			p = minPause / 2
 		}
 		pause(ctx, p)
 	}
 }
 
-// follow waits for the end of the watch or of the queue. It reports whether etcd has confirmed the
-// watch. A stream whose watch is not confirmed in time is given up.
-func (q *queue) follow(ctx context.Context, w *watch, late time.Duration) bool {
-	t := time.NewTimer(late)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-			if armed, _ := q.isArmed(); armed {
-				continue
+// watch takes in deletions until the watch ends. It reports whether etcd has confirmed the watch.
+func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
+	m.mu.Lock()
+	watcher := m.watcher
+	m.mu.Unlock()
+	for r := range watcher.Watch(ctx, q.prefix, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {
+		switch {
+		case r.Created:
+			confirmed = true
+			q.arm(true)
+		case r.Canceled && ctx.Err() == nil:
+			m.rewatch(watcher)
+		default:
+			for _, e := range r.Events {
+				q.deleted(string(e.Kv.Key), e.Kv.ModRevision)
 			}
-			w.s.cancel()
-			<-w.ended
-		case <-w.ended:
-		case <-ctx.Done():
-			w.stop()
 		}
-		was, _ := q.isArmed()
-		q.arm(false)
-		return was
+	}
+	q.arm(false)
+	return confirmed
+}
+
+// rewatch replaces a watcher after a watch was refused or ended by etcd. Its stream may have a
+// token that has expired, and all further watches on it would be refused.
+func (m *member) rewatch(old clientv3.Watcher) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.watcher == old {
+		m.watcher = clientv3.NewWatcher(m.client)
+		old.Close()
 	}
 }
 
@@ -254,22 +225,6 @@ func (q *queue) isArmed() (bool, <-chan struct{}) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	return q.armed, q.changed
-}
-
-func (q *queue) isLost(w *waiter) bool {
-	q.d.mu.Lock()
-	defer q.d.mu.Unlock()
-	return w.lost
-}
-
-// lose notes that the entry name of w is gone, because its lease has ended.
-func (q *queue) lose(w *waiter, name string) {
-	q.d.mu.Lock()
-	defer q.d.mu.Unlock()
-	if q.waiters[name] == w {
-		w.lost = true
-		w.signal()
-	}
 }
 
 // arm notes whether there is a watch.
@@ -287,44 +242,41 @@ func (q *queue) arm(armed bool) {
 	}
 }
 
-// take takes in the entries that were deleted, and wakes the waiters that this concerns.
-func (q *queue) take(events []*mvccpb.Event) {
+// ended is the revision of a deletion that was found out without an event.
+const ended = math.MaxInt64
+
+// deleted notes that an entry was deleted at a revision, and wakes the waiters that this concerns.
+func (q *queue) deleted(name string, revision int64) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	for _, e := range events {
-		if e.Type != mvccpb.Event_DELETE {
-			continue
-		}
-		name, revision := string(e.Kv.Key), e.Kv.ModRevision
-		if q.gone != nil {
-			q.gone[name] = revision
-		}
-		// A name may have been used again.
-		q.order = slices.DeleteFunc(q.order, func(p place) bool { return p.name == name && p.created < revision })
-		if w := q.waiters[name]; w != nil && w.mine != 0 && w.mine < revision {
-			w.lost = true
-			w.signal()
-		}
+	if q.gone != nil {
+		q.gone[name] = revision
+	}
+	// A name may have been used again.
+	q.order = slices.DeleteFunc(q.order, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name && kv.CreateRevision < revision })
+	if w := q.waiters[name]; w != nil && w.place.mine != 0 && w.place.mine < revision {
+		w.place.lost = true
+		w.signal()
 	}
 	q.wakeFront()
 }
 
 // checkHead reads the first entry of a queue that callers wait in, which is another one each
 // time. If the entry is gone, but its event has not come, the event may be lost.
-func (d *Driver) checkHead(ctx context.Context, m *member) {
+func (d *Driver) checkHead(ctx context.Context) {
 	d.mu.Lock()
 	var q *queue
 	name := root
 	for _, q = range d.queues {
 		if len(q.order) > 0 {
-			name = q.order[0].name
+			name = string(q.order[0].Key)
 		}
 		break // at random
 	}
 	d.mu.Unlock()
 
-	r, err := m.read(ctx, name)
+	r, err := d.get(ctx, name)
 	if err == nil && len(r.Kvs) == 0 && name != root {
-		q.take([]*mvccpb.Event{{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(name), ModRevision: r.Header.Revision + 1}}})
+		q.deleted(name, r.Header.Revision+1)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/etcdlock"
 )
@@ -115,7 +117,7 @@ func TestPauses(t *testing.T) {
 	}
 	t.Run("connections", func(t *testing.T) {
 		var made atomic.Int64
-		d := etcdlock.New(plainClient(t, serve(t, func(net.Conn) { made.Add(1) })), nil)
+		d := etcdlock.New(clientv3.Config{Endpoints: []string{serve(t, func(net.Conn) { made.Add(1) })}}, nil)
 		t.Cleanup(func() { d.Close() })
 		few(t, "connections", d, func() float64 { return float64(made.Load()) })
 	})

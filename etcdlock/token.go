@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -14,59 +14,51 @@ import (
 // This file has what goes by the token, because the hold is another driver's or its state
 // is not known, and what moves a hold to another lease.
 
-// renewByToken renews the hold of a token.
-func (d *Driver) renewByToken(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
+// renewOther moves a hold to a new lease. It needs a longer term than its lease has, or it is not
+// known by its lease.
+func (d *Driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	h := d.ownHold(c)
 	for {
-		kv, holds, err := d.find(ctx, c)
-		if err == nil && !holds {
-			err = backend.ErrLost
-		}
-		if err != nil {
-			return g, err
-		}
-		b := d.cluster.beat(ctx, kv.Lease)
-		<-b.done
-		switch {
-		case b.err != nil:
-			return g, b.err
-		case b.ttl <= 0:
-			return g, backend.ErrLost
-		case b.ttl < seconds(c.TTL):
-			g, err = d.lengthen(ctx, c, kv)
-		default:
-			// The entry is put again under its lease. That fails if another driver has ended the
-			// hold meanwhile, and has perhaps used the lease for another one. And an earlier put
-			// of unknown outcome then finds the entry changed.
-			if _, err = d.rewrite(ctx, kv, kv.Value, kv.Lease); err == nil {
-				d.settle(c, kv.Lease)
+		known, kv := h != nil && !h.over.Load(), (*mvccpb.KeyValue)(nil)
+		if known {
+			kv = h.entry
+		} else {
+			found, holds, err := d.find(ctx, c)
+			if err == nil && !holds {
+				err = backend.ErrLost
 			}
+			if err != nil {
+				return backend.Grant{}, err
+			}
+			kv = found
 		}
-		if !errors.Is(err, errGone) {
+
+		g, err := d.move(ctx, c, h, kv)
+		switch {
+		case errors.Is(err, errGone) && known:
+			h.doubt(h.lease)
+		case errors.Is(err, errGone): // it has changed since it was read
+		case errors.Is(err, errNoSpace) && known:
+			// etcd has no space to move the hold to another lease, but the present one lasts.
+			r := &renewal{h: h}
+			d.prove(ctx, []*renewal{r})
+			if err := r.outcome(); !errors.Is(err, errGone) {
+				return h.grant(c, min(c.TTL, h.lease.term())), err
+			}
+		default:
 			return g, err
 		}
 	}
 }
 
-// lengthen moves a hold to a new lease with the whole term.
-func (d *Driver) lengthen(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) (backend.Grant, error) {
+// move puts a hold under a new lease with the whole term. h is nil if the hold is not this
+// driver's. move returns errGone if the entry has changed since it was read as kv.
+func (d *Driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, error) {
 	l, err := d.pool.grant(ctx, seconds(c.TTL))
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	h, err := d.move(ctx, c, kv, l)
-	if err != nil {
-		return backend.Grant{}, err
-	}
-	return h.grant(c, c.TTL), nil
-}
-
-// move puts a hold under another lease. It returns errGone if the entry has changed since it was
-// read.
-//
-// If the outcome is unknown, the entry may be under either lease. So neither is revoked. The
-// next renewal or release goes by the token and finds out: see settle.
-func (d *Driver) move(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue, l *lease) (*hold, error) {
-	h, granted, value := d.ownHold(c), time.Now(), kv.Value
+	granted, value := time.Now(), kv.Value
 	if h != nil {
 		granted = h.granted
 	}
@@ -78,69 +70,90 @@ func (d *Driver) move(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue,
 	switch {
 	case err != nil && unchanged(err):
 		d.pool.give(l)
-		return nil, err
-	case err != nil && h != nil:
-		h.over.Store(true)
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.ended {
-			d.bury(l, "") // a Release has removed the entry meanwhile, and will not come again
-		} else {
-			h.others = append(h.others, l)
-		}
-		return nil, err
+		return backend.Grant{}, err
 	case err != nil:
-		return nil, err
+		h.doubt(l)
+		return backend.Grant{}, err
 	}
 
 	// The name has the number of the old lease, so that lease is not used again.
-	if h != nil {
-		h.over.Store(true)
+	if h == nil || kv.Lease != h.lease.id {
+		d.bury(d.foreign(kv.Lease))
 	}
-	d.bury(d.foreign(kv.Lease), "")
-	d.settle(c, l.id)
+	h.settle(false)
 	n := d.newHold(c, moved, l)
 	n.granted = granted
-	return n, nil
+	return n.grant(c, c.TTL), nil
+}
+
+// doubt notes that the entry of h may be under its lease or under another one, so neither is revoked.
+// The next renewal or release goes by the token, changes the entry, and settles h.
+func (h *hold) doubt(other *lease) {
+	if h == nil {
+		return // the lease serves the hold, or ends by itself
+	}
+	h.over.Store(true)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ended {
+		h.d.bury(other)
+	} else {
+		h.others = append(h.others, h.lease, other)
+	}
+}
+
+// settle ends the leases that h has left. It is called after the entry was moved to another lease,
+// or removed, so that a put of h that comes late changes nothing.
+func (h *hold) settle(ended bool) {
+	if h == nil {
+		return
+	}
+	h.abandon()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.others {
+		h.d.bury(l)
+	}
+	h.others, h.ended = nil, h.ended || ended
 }
 
 // rewrite puts an entry again, with a value and under a lease, and returns it. The entry keeps its
 // name and its create revision, and so its place and its fence. rewrite returns errGone if the
 // entry has changed since it was read.
 func (d *Driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64) (*mvccpb.KeyValue, error) {
-	name := string(kv.Key)
-	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
-		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{put(name, value, lease)}))
-	})
-	switch {
-	case err != nil:
-		return nil, err
-	case !r.Succeeded:
-		return nil, errGone
-	}
-	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: r.Header.Revision}, nil
+	at, err := d.change(ctx, kv, put(string(kv.Key), value, lease))
+	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: at}, err
 }
 
-// settle ends the leases that moves of unknown outcome have left, except the one that the
-// hold is under now, or 0 if the entry is gone. It is called after the entry has changed, so
-// a late put changes nothing.
-func (d *Driver) settle(c backend.Claim, used int64) {
-	h := d.ownHold(c)
-	if h == nil {
-		return
+// change changes an entry by op, and returns the revision at which that happened. It returns
+// errGone if the entry has changed since it was read.
+func (d *Driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op) (int64, error) {
+	r, err := d.txn(ctx, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision), []clientv3.Op{op})
+	switch {
+	case err != nil:
+		return 0, err
+	case !r.Succeeded:
+		return 0, errGone
 	}
-	h.mu.Lock()
-	others := h.others
-	h.others, h.ended = nil, h.ended || used == 0
-	h.mu.Unlock()
-	if len(others) == 0 {
-		return
-	}
-	for _, l := range append(others, h.lease) {
-		if l.id != used {
-			d.bury(l, "")
-		}
-	}
+	return r.Header.Revision, nil
+}
+
+// remove removes an entry. It returns errGone if the entry has changed since it was read.
+func (d *Driver) remove(ctx context.Context, kv *mvccpb.KeyValue) error {
+	_, err := d.change(ctx, kv, clientv3.OpDelete(string(kv.Key)))
+	return err
+}
+
+// txn makes a transaction.
+func (d *Driver) txn(ctx context.Context, cond clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	return call(ctx, d.cluster, func(m *member) (*clientv3.TxnResponse, error) {
+		return m.client.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
+	})
+}
+
+// put stores an entry under a lease.
+func put(name string, value []byte, lease int64) clientv3.Op {
+	return clientv3.OpPut(name, string(value), clientv3.WithLease(clientv3.LeaseID(lease)))
 }
 
 // find returns the entry of a claim's token, and whether it holds the key. If there is
@@ -163,15 +176,16 @@ func (d *Driver) entries(ctx context.Context, key string) ([]*mvccpb.KeyValue, e
 	if err := d.checkKey(ctx, key); err != nil {
 		return nil, err
 	}
-	queue := queueOf(key)
-	r, err := call(ctx, d.cluster, func(m *member) (*pb.RangeResponse, error) {
-		return m.kv.Range(ctx, &pb.RangeRequest{Key: []byte(queue), RangeEnd: prefixEnd(queue),
-			SortTarget: pb.RangeRequest_CREATE, SortOrder: pb.RangeRequest_ASCEND})
-	})
+	r, err := d.get(ctx, queueOf(key), clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
 		return nil, err
 	}
 	return r.Kvs, nil
+}
+
+// get reads entries. It never asks for keys only, because etcd 3.7 then leaves out the lease.
+func (d *Driver) get(ctx context.Context, name string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	return call(ctx, d.cluster, func(m *member) (*clientv3.GetResponse, error) { return m.client.Get(ctx, name, opts...) })
 }
 
 // releaseByToken removes the entry of the token, or leaves it until c.KeepUntil.
@@ -185,16 +199,12 @@ func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 		default:
 			err = d.evict(ctx, kv)
 		}
-		if errors.Is(err, errGone) {
-			continue
-		}
-		if h := d.ownHold(c); h != nil && err == nil {
-			h.over.Store(true)
-		}
 		if err == nil || errors.Is(err, backend.ErrLost) {
-			d.settle(c, 0)
+			d.ownHold(c).settle(true)
 		}
-		return err
+		if !errors.Is(err, errGone) {
+			return err
+		}
 	}
 }
 
@@ -208,18 +218,11 @@ func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 // If the entry was removed here, the driver that made it finds that out at its Release, and
 // does not use the lease again. So the lease can be revoked without harm to another hold.
 func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
-	name := string(kv.Key)
-	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
-		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{remove(name)}))
-	})
-	switch {
-	case err != nil:
+	if err := d.remove(ctx, kv); err != nil {
 		return err
-	case !r.Succeeded:
-		return errGone
 	}
 	if err := d.revoke(ctx, kv.Lease); err != nil && !isGone(err) {
-		d.bury(d.foreign(kv.Lease), "")
+		d.bury(d.foreign(kv.Lease))
 		return err
 	}
 	return nil
@@ -241,9 +244,9 @@ func (d *Driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		}
 		return err // if the outcome is unknown, the repeat of the Release finds out; the leases end by themselves
 	}
-	d.bury(d.foreign(kv.Lease), "")
+	d.bury(d.foreign(kv.Lease))
 
 	// The term of a lease is at least 2 s and whole seconds, and etcd ends it late.
-	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l, "") })
+	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l) })
 	return nil
 }

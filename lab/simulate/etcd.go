@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+	_ "unsafe" // for go:linkname
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 
@@ -22,26 +22,34 @@ import (
 )
 
 // etcd is the kind of store whose drivers wrap may replace by broken ones.
-func etcd(wrap func(driver) backend.Driver) Kind {
+func etcd(wrap func(*etcdlock.Driver) backend.Driver) Kind {
 	return Kind{Name: "etcdlock", Open: openEtcd(wrap), Shortest: 2 * time.Second, Unit: time.Second}
 }
 
 // openEtcd starts an etcd of three members.
-func openEtcd(wrap func(driver) backend.Driver) func(*testing.T, *rand.Rand) Store {
+func openEtcd(wrap func(*etcdlock.Driver) backend.Driver) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
-		s := &members{t: t, wrap: wrap, window: time.Duration(2+r.IntN(4)) * time.Second}
+		s := &members{wrap: wrap, window: time.Duration(2+r.IntN(4)) * time.Second}
 		s.etcd = memetcd.New(3, rand.New(rand.NewPCG(r.Uint64(), 0)))
 		t.Cleanup(s.close)
 		return s
 	}
 }
 
+// forever is a channel that the watcher of etcd's client waits on, and that is never closed. A bubble
+// of package synctest cannot stand still while one of its goroutines waits on a channel from outside.
+// So here it is nil, which means the same.
+//
+//go:linkname forever go.etcd.io/etcd/client/v3.valCtxCh
+var forever chan struct{}
+
+func init() { forever = nil }
+
 // members is an etcd in memory, and the links of the Clients to its members.
 type members struct {
 	links
-	t      *testing.T
 	etcd   *memetcd.Cluster
-	wrap   func(driver) backend.Driver
+	wrap   func(*etcdlock.Driver) backend.Driver
 	window time.Duration
 }
 
@@ -55,23 +63,10 @@ func (s *members) close() {
 	s.etcd.Close()
 }
 
-// driver is a driver with a client of its own.
-type driver struct {
-	*etcdlock.Driver
-	client *clientv3.Client
-}
-
-// Close closes the driver, then its client.
-func (d driver) Close() error {
-	err := d.Driver.Close()
-	d.client.Close()
-	return err
-}
-
 func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 	w := &wires{}
 	dial := map[string]func(context.Context) (net.Conn, error){}
-	conf := clientv3.Config{Logger: zap.NewNop(), MaxUnaryRetries: 1}
+	conf := clientv3.Config{}
 	for _, m := range s.etcd.Members {
 		p := faultproxy.New(m.Dial)
 		w.proxies = append(w.proxies, p)
@@ -87,11 +82,7 @@ func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 	conf.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 		return dial[addr](ctx)
 	})}
-	client, err := clientv3.New(conf)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return s.wrap(driver{etcdlock.New(client, &etcdlock.Options{Window: s.window}), client}), w
+	return s.wrap(etcdlock.New(conf, &etcdlock.Options{Window: s.window})), w
 }
 
 func (s *members) Skip(d time.Duration) { s.etcd.Skip(d) }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/etcdlock"
 )
 
 type (
@@ -132,7 +133,7 @@ func TestPlantedCallsAreFound(t *testing.T) {
 
 // hasty counts each renewal as done without asking etcd, which is what a driver does that
 // takes a sent keep-alive for an answered one.
-type hasty struct{ driver }
+type hasty struct{ *etcdlock.Driver }
 
 func (d hasty) Renew(_ context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	for i := range cs {
@@ -141,12 +142,12 @@ func (d hasty) Renew(_ context.Context, cs []backend.Claim, done func(int, backe
 }
 
 // impatient grants a key while another entry is ahead.
-type impatient struct{ driver }
+type impatient struct{ *etcdlock.Driver }
 
 func (d impatient) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	short, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	g, err := d.driver.Wait(short, c)
+	g, err := d.Driver.Wait(short, c)
 	if err != nil && ctx.Err() == nil {
 		return backend.Grant{Until: time.Now().Add(c.TTL)}, nil
 	}
@@ -156,11 +157,11 @@ func (d impatient) Wait(ctx context.Context, c backend.Claim) (backend.Grant, er
 // The simulation finds drivers that are broken.
 func TestPlantedBugsAreFound(t *testing.T) {
 	for name, c := range map[string]struct {
-		wrap  func(driver) backend.Driver
+		wrap  func(*etcdlock.Driver) backend.Driver
 		finds string // a part of an error that finds the bug
 	}{
-		"a renewal that asks nobody": {func(d driver) backend.Driver { return hasty{d} }, "two holders"},
-		"a grant before its turn":    {func(d driver) backend.Driver { return impatient{d} }, "two holders"},
+		"a renewal that asks nobody": {func(d *etcdlock.Driver) backend.Driver { return hasty{d} }, "two holders"},
+		"a grant before its turn":    {func(d *etcdlock.Driver) backend.Driver { return impatient{d} }, "two holders"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/etcdlock"
 	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -22,7 +23,7 @@ import (
 
 // kinds are the stores, sorted by their names.
 var kinds = []Kind{
-	etcd(func(d driver) backend.Driver { return d }),
+	etcd(func(d *etcdlock.Driver) backend.Driver { return d }),
 	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
 		return fairlock.New(rdb, &fairlock.Options{Window: 2 * time.Second})
 	})},

@@ -106,8 +106,6 @@ func (s *side) ask(req proto.Message) string {
 	switch r := req.(type) {
 	case *pb.RangeRequest:
 		res, err = kv.Range(ctx, r)
-	case *pb.DeleteRangeRequest:
-		res, err = kv.DeleteRange(ctx, r)
 	case *pb.TxnRequest:
 		res, err = kv.Txn(ctx, r)
 	case *pb.LeaseGrantRequest:
@@ -192,8 +190,8 @@ func (q *sequence) put() *pb.PutRequest {
 	return &pb.PutRequest{Key: q.key(), Value: []byte([]string{"", "x", "y"}[q.r.IntN(3)]), Lease: q.maybe(q.lease())}
 }
 
-func (q *sequence) remove() *pb.DeleteRangeRequest {
-	return &pb.DeleteRangeRequest{Key: q.key(), PrevKv: q.some()}
+func (q *sequence) remove() *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: q.key()}}}
 }
 
 func (q *sequence) compare() *pb.Compare {
@@ -215,7 +213,7 @@ func (q *sequence) txn() *pb.TxnRequest {
 		case 0:
 			*ops = append(*ops, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: q.put()}})
 		case 1:
-			*ops = append(*ops, &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: q.remove()}})
+			*ops = append(*ops, q.remove())
 		}
 		for range q.r.IntN(3) {
 			*ops = append(*ops, &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: q.get()}})
@@ -236,7 +234,7 @@ func (q *sequence) request() proto.Message {
 	case 2, 3, 4, 5:
 		return putting(q.put())
 	case 6:
-		return q.remove()
+		return &pb.TxnRequest{Success: []*pb.RequestOp{q.remove()}}
 	case 7, 8, 9, 10:
 		return q.txn()
 	case 11:
@@ -279,7 +277,8 @@ func TestLikeEtcd(t *testing.T) {
 	t.Logf("seed %d", seed)
 	q := &sequence{r: rand.New(rand.NewPCG(seed, 0)), rev: 1}
 	all := sides(t)
-	var ids []int64 // of the watches that were made
+	var ids []int64 // of the watches
+	var made int64  // watches, whose ids count from 0
 	same := func() {
 		for _, id := range ids {
 			wait(t, func() string {
@@ -295,9 +294,10 @@ func TestLikeEtcd(t *testing.T) {
 	for n := range 3000 {
 		switch {
 		case n%60 == 10:
-			c := &pb.WatchCreateRequest{Key: q.key(), WatchId: int64(n), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}}
+			c := &pb.WatchCreateRequest{Key: q.key(), StartRevision: q.maybe(q.around()), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}}
 			c.RangeEnd = append(slices.Clone(c.Key), 0xff)
-			ids = append(ids, c.WatchId)
+			ids = append(ids, made)
+			made++
 			r := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: c}}
 			both(t, all, r, func(s *side) string { return s.told(r) })
 		case n%60 == 40 && len(ids) > 0:

@@ -270,10 +270,6 @@ func (s kv) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, e
 	return answer(ctx, s.m, func(st *state) (*pb.RangeResponse, error) { return st.get(r), nil })
 }
 
-func (s kv) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.DeleteRangeResponse, error) { return st.remove(r), nil })
-}
-
 func (s kv) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	return answer(ctx, s.m, func(st *state) (*pb.TxnResponse, error) { return st.txn(r) })
 }

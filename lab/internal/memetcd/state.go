@@ -140,14 +140,10 @@ func (s *state) drop(gone []*mvccpb.KeyValue) {
 }
 
 func (s *state) remove(r *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
-	only(r, &pb.DeleteRangeRequest{Key: r.Key, PrevKv: r.PrevKv})
+	only(r, &pb.DeleteRangeRequest{Key: r.Key})
 	gone := span{key: r.Key}.in(s.kvs)
 	s.drop(gone)
-	res := &pb.DeleteRangeResponse{Header: header(s.rev), Deleted: int64(len(gone))}
-	if r.PrevKv {
-		res.PrevKvs = gone
-	}
-	return res
+	return &pb.DeleteRangeResponse{Header: header(s.rev), Deleted: int64(len(gone))}
 }
 
 // passes reports whether a comparison of a transaction is true. A range without entries is

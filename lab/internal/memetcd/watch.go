@@ -21,6 +21,7 @@ type watchStream struct {
 
 	// The mutex of the Cluster guards all below.
 	watchers map[int64]*watcher
+	last     int64               // number of a watch
 	out      []*pb.WatchResponse // not sent yet
 }
 
@@ -33,7 +34,7 @@ type watcher struct {
 
 // Watch answers requests on one goroutine, and reports events on another.
 func (s watches) Watch(stream pb.Watch_WatchServer) error {
-	ws := &watchStream{Watch_WatchServer: stream, m: s.m, watchers: map[int64]*watcher{}}
+	ws := &watchStream{Watch_WatchServer: stream, m: s.m, watchers: map[int64]*watcher{}, last: -1}
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	var reporter sync.WaitGroup
 	defer reporter.Wait()
@@ -90,15 +91,17 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 	}
 }
 
-// createLocked makes a watch of the deletions from now on. Its caller has chosen its number.
+// createLocked makes a watch of the deletions from a revision on, or from now on.
 func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
-	only(r, &pb.WatchCreateRequest{WatchId: r.WatchId, Key: r.Key, RangeEnd: r.RangeEnd,
+	only(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision,
 		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
-	if ws.watchers[r.WatchId] != nil {
-		panic("memetcd does not imitate two watches with one number")
+	from := r.StartRevision
+	if from == 0 {
+		from = at + 1
 	}
-	ws.watchers[r.WatchId] = &watcher{r.WatchId, span{r.Key, r.RangeEnd}, at + 1}
-	ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: r.WatchId, Created: true})
+	ws.last++
+	ws.watchers[ws.last] = &watcher{ws.last, span{r.Key, r.RangeEnd}, from}
+	ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: ws.last, Created: true})
 }
 
 // report sends what the stream has to say until it ends.
