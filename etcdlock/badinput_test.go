@@ -145,7 +145,7 @@ func TestProxy(t *testing.T) {
 // TestUsers opens an etcd without users and one with.
 func TestUsers(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1, "--auth-token-ttl", "1")[0]
+	s := startServers(t, 1, "--auth-token-ttl", "3")[0]
 	needUsers(t, s)
 	refused(t, "etcd://joe:hunter2@"+s.Client, true, "auth enable", "remove user and password")
 	refused(t, "etcds://"+s.Client, false, "etcd://")
@@ -157,7 +157,7 @@ func TestUsers(t *testing.T) {
 	refused(t, "etcd://"+s.Client, false, "user:password@")
 	refused(t, "etcd://guest:hunter2@"+s.Client, false, "permission denied", "grant-permission")
 
-	// The role has a right on hasp/ only, and a token lasts for a second.
+	// The role has a right on hasp/ only, and a token lasts for 3 s.
 	// The stream of b's watches is open all the time, with the first token.
 	a, b := openDriver(t, "joe:hunter2@"+s.Client), openDriver(t, "joe:hunter2@"+s.Client)
 	other := take(t, a, "other", 5*time.Minute)
@@ -166,7 +166,7 @@ func TestUsers(t *testing.T) {
 	for round := range 3 {
 		handOver(t, a, b, func(held backend.Claim) {
 			if round > 0 {
-				time.Sleep(2500 * time.Millisecond) // etcd looks for old tokens once a second
+				time.Sleep(4500 * time.Millisecond) // etcd looks for old tokens once a second
 			}
 			if err := renew(a, held); err != nil {
 				t.Errorf("renew with a token that has expired: %v", err)

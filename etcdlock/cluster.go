@@ -359,8 +359,9 @@ type member struct {
 	client   *clientv3.Client
 	leases   pb.LeaseClient // the client's own cannot choose the numbers of leases
 
-	mu      sync.Mutex
-	watcher clientv3.Watcher // guarded by mu
+	mu      sync.Mutex // guards all below
+	watcher clientv3.Watcher
+	idle    []*stream // that no call uses
 }
 
 // connect returns a member that may not have been connected yet, unless there is a user: then the
@@ -387,27 +388,58 @@ type beat struct {
 	err   error
 }
 
-// beat begins the term of a lease anew. A member that is not the leader passes keep-alives on to the
-// leader, and answers those of one stream one after another. So each has a stream of its own.
+// beat begins the term of a lease anew.
 func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 	select {
 	case c.beats <- struct{}{}:
 		defer func() { <-c.beats }()
+		_, b.err = call(ctx, c, func(m *member) (any, error) { return nil, m.beat(ctx, c.clock, lease, &b) })
 	case <-ctx.Done():
-		return beat{err: ctx.Err()}
+		b.err = ctx.Err()
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	_, b.err = call(ctx, c, func(m *member) (any, error) {
-		s, err := m.leases.LeaseKeepAlive(ctx)
-		if err != nil {
-			return nil, err
-		}
-		b.began = c.clock.now()
-		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: lease}) // if that fails, Recv has the reason
-		r, err := s.Recv()
-		b.ttl, b.term = r.GetTTL(), r.GetHeader().GetRaftTerm()
-		return nil, err
-	})
 	return b
+}
+
+// stream is for keep-alives, one at a time: a member that is not the leader passes each on to the
+// leader, and answers those of one stream one after another. Streams are used again: with a new one
+// for each keep-alive, members of etcd 3.4 answered nothing for long after their leader had hung.
+type stream struct {
+	pb.Lease_LeaseKeepAliveClient // nil until it is opened
+	ctx                           context.Context
+	cancel                        context.CancelFunc
+}
+
+// beat uses a stream that no call uses, or opens one.
+func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (err error) {
+	s := &stream{}
+	m.mu.Lock()
+	if n := len(m.idle); n > 0 {
+		s, m.idle = m.idle[n-1], m.idle[:n-1]
+	} else {
+		s.ctx, s.cancel = context.WithCancel(m.client.Ctx())
+	}
+	m.mu.Unlock()
+
+	stop := context.AfterFunc(ctx, s.cancel)
+	var r *pb.LeaseKeepAliveResponse
+	used := s.Lease_LeaseKeepAliveClient != nil
+	if !used {
+		s.Lease_LeaseKeepAliveClient, err = m.leases.LeaseKeepAlive(s.ctx)
+	}
+	if err == nil {
+		b.began = clock.now()
+		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: lease}) // if that fails, Recv has the reason
+		r, err = s.Recv()
+	}
+	b.ttl, b.term = r.GetTTL(), r.GetHeader().GetRaftTerm()
+	if !stop() || err != nil {
+		if s.cancel(); used && ctx.Err() == nil {
+			return m.beat(ctx, clock, lease, b) // the member may have been restarted since the stream was used
+		}
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.idle = append(m.idle, s)
+	return nil
 }

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -153,14 +154,13 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 			open = append(open, &renewal{i: i, h: h})
 		}
 	}
-	d.prove(ctx, open)
-	for _, r := range open {
-		if err := r.outcome(); errors.Is(err, errGone) {
+	d.prove(ctx, open, func(r *renewal, err error) {
+		if errors.Is(err, errGone) {
 			others = append(others, r.i)
 		} else {
 			done(r.i, backend.Grant{}, err)
 		}
-	}
+	})
 
 	rest := make([]backend.Claim, len(others))
 	for n, i := range others {
@@ -173,30 +173,57 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 type renewal struct {
 	i        int // of the claim
 	h        *hold
-	beat     beat
-	attached bool   // the entry is under the lease
-	term     uint64 // of the leader that answered the read
-	err      error  // of the read
+	beat     beat          // once answered is closed
+	answered chan struct{} // is closed when ctx ends at the latest
+	attached bool          // the entry is under the lease
+	term     uint64        // of the leader that answered the read
+	err      error         // of the read
 }
 
-// prove sends keep-alives for the leases of holds, and then reads the entries. A keep-alive that is
-// late does not hide that an entry is gone: the entries are read after half the time in any case.
-func (d *Driver) prove(ctx context.Context, open []*renewal) {
-	half := searchTime
-	if end, ok := ctx.Deadline(); ok {
-		half = time.Until(end) / 2
-	}
-	within, cancel := context.WithTimeout(ctx, half)
-	defer cancel()
-	var wg sync.WaitGroup
+// prove sends keep-alives for the leases of holds, reads the entries when they were answered, and
+// calls done for each, with errGone if the hold is lost. A keep-alive that is late delays no other
+// hold, and does not hide that an entry is gone: the entries are read after a quarter of the time in
+// any case. The late ones then have another turn.
+func (d *Driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
 	for _, r := range open {
-		wg.Go(func() {
-			r.beat = d.cluster.beat(within, r.h.lease.id)
-			r.beat.err = ofCaller(ctx, r.beat.err)
+		r.answered = make(chan struct{})
+		go func() {
+			r.beat = d.cluster.beat(ctx, r.h.lease.id)
+			close(r.answered)
+		}()
+	}
+	for len(open) > 0 {
+		turn := time.Second
+		if end, ok := ctx.Deadline(); ok {
+			turn = max(time.Until(end)/4, minTurn)
+		}
+		within, cancel := context.WithTimeout(ctx, turn)
+		late := map[*renewal]bool{}
+		for _, r := range open {
+			select {
+			case <-r.answered:
+			case <-within.Done():
+				late[r] = true
+			}
+		}
+		cancel()
+		d.read(ctx, open)
+		open = slices.DeleteFunc(open, func(r *renewal) bool {
+			again := late[r] && ctx.Err() == nil && (r.err != nil || r.attached)
+			if !again {
+				done(r, r.outcome())
+			}
+			return !again
 		})
 	}
-	wg.Wait()
+}
 
+// minTurn is for one turn of prove.
+const minTurn = 50 * time.Millisecond
+
+// read reads the entries of holds.
+func (d *Driver) read(ctx context.Context, open []*renewal) {
+	var wg sync.WaitGroup
 	for len(open) > 0 {
 		var reads []clientv3.Op
 		for size := 0; len(reads) < min(len(open), maxReads) && (size == 0 || size < maxNames); {
@@ -227,7 +254,11 @@ const (
 
 // outcome returns errGone if the hold is lost, unless another driver has moved it.
 func (r *renewal) outcome() error {
-	gone := r.err == nil && !r.attached || r.beat.err == nil && r.beat.ttl <= 0
+	gone := r.err == nil && !r.attached
+	if !gone {
+		<-r.answered // at the latest when the context has ended
+		gone = r.beat.err == nil && r.beat.ttl <= 0
+	}
 	if gone {
 		r.h.abandon()
 		return errGone

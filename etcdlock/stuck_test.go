@@ -108,7 +108,6 @@ func TestStuckKeepAlives(t *testing.T) {
 		}
 		return failed
 	}
-	eventually(t, "renewals before", func() error { return failures(renewals()) })
 	m.silence("LeaseKeepAlive")
 	if n := renewals(); n != 1 {
 		t.Errorf("%d of 64 renewals failed, with one stuck", n)

@@ -40,9 +40,8 @@ func (d *Driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 		case errors.Is(err, errGone): // it has changed since it was read
 		case errors.Is(err, errNoSpace) && known:
 			// etcd has no space to move the hold to another lease, but the present one lasts.
-			r := &renewal{h: h}
-			d.prove(ctx, []*renewal{r})
-			if err := r.outcome(); !errors.Is(err, errGone) {
+			d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
+			if !errors.Is(err, errGone) {
 				return h.grant(c, min(c.TTL, h.lease.term())), err
 			}
 		default:

@@ -283,9 +283,8 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 		enough = term * 2 / 3
 	}
 	if w.d.age(l) > term-enough || l.doubtful.Load() {
-		r := &renewal{h: h}
-		w.d.prove(within, []*renewal{r})
-		if err = r.outcome(); err != nil {
+		w.d.prove(within, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
+		if err != nil {
 			return g, false, w.failed(ctx, err)
 		}
 	}
