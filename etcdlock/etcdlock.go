@@ -147,7 +147,7 @@ func settings(conf clientv3.Config) clientv3.Config {
 	conf.MaxUnaryRetries = 1                // the driver repeats what it may
 	conf.MaxCallRecvMsgSize = math.MaxInt32 // a queue may have more than the default of gRPC, 4 MiB
 	conf.AutoSyncInterval = 0               // a client is for one endpoint
-	conf.DialOptions = append([]grpc.DialOption{grpc.WithChainUnaryInterceptor(failFast), grpc.WithStreamInterceptor(openStream)}, conf.DialOptions...)
+	conf.DialOptions = append([]grpc.DialOption{grpc.WithChainUnaryInterceptor(failFast)}, conf.DialOptions...)
 	if conf.DialTimeout = searchTime; conf.Username != "" {
 		conf.DialTimeout = signInTime
 	}
@@ -158,12 +158,6 @@ func settings(conf clientv3.Config) clientv3.Config {
 // and a call whose time is up may have been carried out.
 func failFast(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	return call(ctx, method, req, reply, conn, append(opts, grpc.WaitForReady(false))...)
-}
-
-// openStream opens a stream with the token that the client has. The client would have etcd check the
-// password for each stream, which takes it a tenth of a second, and there may be 64 for keep-alives.
-func openStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	return open(ctx, desc, conn, method, opts...)
 }
 
 // Traits reports that the driver serves waiters in order of arrival, that it grants fences
