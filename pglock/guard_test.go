@@ -178,7 +178,8 @@ func TestGuardsLeaveOthersPrompt(t *testing.T) {
 		got = append(got, locks(ctx, c, key))
 	}
 	time.Sleep(time.Second)
-	if beside := pairs(); beside > 15*alone {
+	// Behind attempts that wait for a row for 50 ms each, a pair takes longer than that.
+	if beside := pairs(); beside > 15*alone+40*time.Millisecond {
 		t.Errorf("a pair takes %v while others wait for guarded keys, %v without them", beside, alone)
 	}
 
