@@ -131,11 +131,11 @@ func TestSentinel(t *testing.T) {
 }
 
 // A master that was demoted may be cut off from the sentinels, and still take writes. So no
-// call fails. Subscriptions leave it as well.
+// call fails. Subscriptions leave it as well. Miniredis has no ROLE.
 func TestSwitchThatNoCallNotices(t *testing.T) {
 	t.Parallel()
-	one := redistest.Start(t, &redistest.Options{Own: true})
-	other := redistest.Start(t, &redistest.Options{Own: true})
+	one := redistest.Start(t, &redistest.Options{Real: true})
+	other := redistest.Start(t, &redistest.Options{Real: true})
 	sentinel := one.Proxy()
 	name := func(srv *redistest.Server, epoch int) {
 		host, port, _ := strings.Cut(srv.Addr, ":")
