@@ -34,8 +34,6 @@ type stores struct {
 	One  string   // URL of a Redis
 	Five []string // URLs of five independent masters
 	Etcd string   // the address that etcd serves
-
-	Postgres string // URL of a database
 }
 
 // The groups of contestants.
@@ -52,12 +50,11 @@ type opener func(ctx context.Context, s stores, term time.Duration) (locker, err
 type contestant struct {
 	name   string
 	group  string
-	nodes  int    // how many Redis servers it takes; 0 means an etcd, onPostgres a PostgreSQL
+	nodes  int    // how many Redis servers it takes; 0 means an etcd
 	waits  bool   // takes part in the scenario of a contended key
 	fair   bool   // takes part in the scenario of a contended key that is held
 	renews bool   // by itself
 	alike  bool   // the same as another if there is no contention
-	asked  bool   // takes part only if --only names it
 	most   int    // the most leases that it is measured with
 	open   opener // nil for the ring
 }
@@ -78,9 +75,6 @@ func contestants() []contestant {
 		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, renews: true, most: few, open: openRedlock},
 		{name: "hasp-redlock-3", group: ours, nodes: 3, fair: true, alike: true, open: openRedlock},
 		{name: "hasp-etcdlock", group: ours, waits: true, renews: true, most: few, open: openEtcdlock},
-		{name: "hasp-pglock", group: ours, nodes: onPostgres, waits: true, renews: true, most: few, asked: true, open: openPglock},
-		{name: "postgres-rows", group: bare, nodes: onPostgres, waits: true, asked: true, open: openRows},
-		{name: "postgres-advisory", group: theirs, nodes: onPostgres, waits: true, asked: true, open: openAdvisory},
 		{name: "redislock", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(false, seldom)},
 		{name: "redislock-batched", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(true, seldom)},
 		{name: "redislock-eager", group: theirs, nodes: 1, waits: true, fair: true, alike: true, open: openRedislock(false, often)},
@@ -108,13 +102,9 @@ func excused(err error, took, term time.Duration) bool {
 		errors.Is(err, rpctypes.ErrTimeout) || strings.Contains(err.Error(), "timeout")
 }
 
-// chosen returns the contestants whose names contain one of the words. Without
-// words it returns all that --only need not name.
+// chosen returns the contestants whose names contain one of the words, or all without words.
 func chosen(all []contestant, words []string) []contestant {
 	return slices.DeleteFunc(all, func(c contestant) bool {
-		if len(words) == 0 {
-			return c.asked
-		}
-		return !slices.ContainsFunc(words, func(w string) bool { return strings.Contains(c.name, w) })
+		return len(words) > 0 && !slices.ContainsFunc(words, func(w string) bool { return strings.Contains(c.name, w) })
 	})
 }

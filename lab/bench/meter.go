@@ -88,8 +88,6 @@ func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 	switch c.nodes {
 	case 0:
 		return spent{math.NaN(), math.NaN(), cpuOf(m.etcd.Pid()), math.NaN()}, nil // etcd counts no commands
-	case onPostgres:
-		return spent{math.NaN(), math.NaN(), math.NaN(), math.NaN()}, nil
 	case 1:
 		nodes = []*redis.Client{m.one}
 	case 3:

@@ -154,8 +154,6 @@ func (r *results) ofBare(s section, name, metric string) float64 {
 		base = ringName
 	case r.contestant(name).nodes == 5:
 		base = "bare-quorum"
-	case r.contestant(name).nodes == onPostgres:
-		base = "postgres-rows"
 	}
 	return r.median(s.cell(name), metric) / r.median(s.cell(base), metric)
 }
@@ -214,11 +212,11 @@ func (p plan) held(nodes int) (all []section) {
 	return all
 }
 
-// rows returns a row for each contestant on that many nodes, or on a PostgreSQL if nodes is
-// onPostgres. etcd counts as one node; nodes 0 selects all.
+// rows returns a row for each contestant on that many nodes. etcd counts as one node; nodes 0
+// selects all.
 func (r *results) rows(s section, nodes int) (rows []row) {
 	for _, c := range r.contestants {
-		if nodes == 0 || (nodes == 5) == (c.nodes == 5) && (nodes == onPostgres) == (c.nodes == onPostgres) {
+		if nodes == 0 || (nodes == 5) == (c.nodes == 5) {
 			rows = append(rows, row{c.name, s, c.name})
 		}
 	}
@@ -295,7 +293,7 @@ func (r *results) bySetting(p plan, metric string) string {
 		rows = append(rows, row{name, s, ringName})
 	}
 	for _, x := range r.rows(queueOf1ms, 1) {
-		if c := r.contestant(x.name); c.fair && c.nodes == 1 && !c.asked || x.name == ringName {
+		if c := r.contestant(x.name); c.fair && c.nodes == 1 || x.name == ringName {
 			columns = append(columns, column{x.name, func(y row) string { return number(r.median(y.cell(x.name), metric)) }})
 		}
 	}

@@ -130,7 +130,6 @@ func (r *results) page() []byte {
 	fmt.Fprint(&out, r.run())
 	part("A free key: pairs/s (ratio to bare commands)", r.free(1))
 	part("A free key, on five nodes", r.free(5))
-	part("A free key, on a PostgreSQL", r.free(onPostgres))
 	for _, c := range p.contests {
 		part("One key, "+c.String(), r.crowded(section{contended, c.String()}))
 	}

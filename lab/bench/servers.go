@@ -6,7 +6,6 @@ import (
 
 	"github.com/hasplock/hasp/internal/etcdtest"
 	"github.com/hasplock/hasp/internal/faultproxy"
-	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -28,9 +27,6 @@ func (b *bench) start() error {
 		b.at.One = b.redises[0].URL()
 		for _, srv := range b.redises[1:] {
 			b.at.Five = append(b.at.Five, srv.URL())
-		}
-		if needs[onPostgres] {
-			b.at.Postgres = pgtest.Start(&b.servers, "max_connections=500").URL()
 		}
 		if b.meter, err = newMeter(b.at); err == nil && needs[0] {
 			b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]
