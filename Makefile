@@ -68,7 +68,8 @@ torture:
 
 # All planted bugs are found, by torture too. It takes five minutes.
 planted:
-	cd lab && go test -shuffle=on -timeout 20m ./...
+	cd lab && go test -shuffle=on -timeout 20m ./... && \
+		go run ./torture -on service -time 5s && go run ./torture -strategy redlock -nodes 4 -time 5s
 
 # Seeds of the simulation in virtual time; "make lab" runs a few.
 SEEDS ?= 20000
@@ -78,7 +79,7 @@ simulate:
 # The faults of torture for SOAK. It fails if a client takes more and more of the machine.
 SOAK ?= 10m
 soak:
-	cd lab && go run ./torture -parallel 5 -time $(SOAK) -results soak.jsonl
+	cd lab && go run ./torture -parallel 5 -time $(SOAK)
 
 # Each fuzz test for FUZZTIME, one after another; "go test" runs their seeds
 # only. What one finds is left in testdata/fuzz of its package.

@@ -3,7 +3,6 @@ module github.com/hasplock/hasp/lab
 go 1.26.0
 
 require (
-	github.com/anishathalye/porcupine v1.3.1
 	github.com/bsm/redislock v0.10.0
 	github.com/go-redsync/redsync/v4 v4.18.0
 	github.com/hasplock/hasp v0.0.0

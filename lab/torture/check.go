@@ -8,22 +8,19 @@ import (
 	"slices"
 	"time"
 
-	"github.com/anishathalye/porcupine"
-
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // found counts events in the history that break no promise.
 type found struct {
 	Holds, Fenced int
-	Shared        int  // holds with WithShared
-	Slots         int  // holds of a slot
-	Void          int  // leases that had ended before Lock returned
-	Killed        int  // holds whose process was killed
-	Lost          int  // holders that learned that the lease was lost
-	Overlaps      int  // two held a key at once after locks were lost; the fence separates them
-	Refused       int  // uses of the resource with an old fence
-	Undecided     bool // porcupine ran out of time
+	Shared        int // holds with WithShared
+	Slots         int // holds of a slot
+	Void          int // leases that had ended before Lock returned
+	Killed        int // holds whose process was killed
+	Lost          int // holders that learned that the lease was lost
+	Overlaps      int // two held a key at once after locks were lost; the fence separates them
+	Refused       int // uses of the resource with an old fence
 }
 
 // check searches the history for broken promises.
@@ -57,9 +54,6 @@ func (n *nemesis) check() (f found) {
 		all := byKey[key]
 		slices.SortFunc(all, inTime)
 		f.Overlaps += n.checkOrder(all)
-		if !n.losing && !linear(all, n.strategy == redlock, &f) {
-			n.fail("order", all[0].got, fmt.Sprintf("%s: no order of the grants explains the fences", title(key)))
-		}
 	}
 	return f
 }
@@ -109,18 +103,18 @@ func (l *latest) add(t *turn) {
 }
 
 // checkOrder checks the holds of a key, in order of their begin: an exclusive one is alone,
-// and fences grow. Where locks were lost, it counts the overlaps instead.
+// and fences grow. Where locks were lost, it counts the overlaps instead. Leases that had ended
+// when Lock returned exclude nobody, but their fences count.
 func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
-	var any, alone latest // of all holds, and of the exclusive ones
-	for _, t := range all {
-		if t.void() {
-			continue
-		}
-		before := any
+	var any, alone latest          // of all holds, and of the exclusive ones
+	top := make([]*turn, len(all)) // by hold, the largest fence of it and of those before
+	drawn := map[uint64]*turn{}
+	for i, t := range all {
+		excluded := any
 		if t.shared {
-			before = alone
+			excluded = alone
 		}
-		if last := before.end; last != nil && t.got < last.end {
+		if last := excluded.end; last != nil && !t.void() && t.got < last.end {
 			// The store may have forgotten either of them: a grant may reach its
 			// caller when another caller has the key already.
 			if within(n.losses, min(last.asked, t.asked), t.got) {
@@ -130,100 +124,45 @@ func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
 					title(t.key), t.proc, t.shared, last.proc, last.shared, time.Duration(min(last.end, t.end)-t.got)))
 			}
 		}
-		if t.fenced {
-			n.checkFence(t, before.fence, any.fence)
+
+		// Whatever was granted before t was asked for has a smaller fence.
+		if before, _ := slices.BinarySearchFunc(all[:i], t.asked, (*turn).begin); before > 0 {
+			n.checkFence(t, top[before-1])
 		}
-		any.add(t)
-		if !t.shared {
-			alone.add(t)
+		// If one of two callers asked before the other got the key, the store may have granted
+		// them in either order, unless they exclude each other. The order is also open if a grant
+		// reached its caller after the store had forgotten it and made another.
+		if last := excluded.fence; last != nil && t.asked <= last.got && !t.void() && t.got >= last.end && !within(n.losses, t.asked, t.got) {
+			n.checkFence(t, last)
+		}
+		// With redlock two shared holds that begin at the same moment may have the same fence.
+		if twin := drawn[t.fence]; twin != nil && t.asked <= twin.got && !n.losing && !(t.shared && twin.shared && n.strategy == redlock) {
+			n.checkFence(t, twin)
+		}
+
+		if top[i] = t; i > 0 && top[i-1].fence > t.fence {
+			top[i] = top[i-1]
+		}
+		drawn[t.fence] = t
+		if !t.void() {
+			any.add(t)
+			if !t.shared {
+				alone.add(t)
+			}
 		}
 	}
 	return overlaps
 }
 
-// checkFence compares the fence of t with the largest of the holds that t excludes, and with
-// the largest of all. Both may be nil.
-func (n *nemesis) checkFence(t, excluded, largest *turn) {
-	// If one of two callers asked before the other got the key, the store may
-	// have granted them in either order. The order is also open if a grant
-	// reached its caller after the store had forgotten it and made another. Shared holds
-	// have no order unless one was asked for after the other began.
-	last := excluded
-	wrong := last != nil && t.fence <= last.fence &&
-		(t.asked > last.got || t.got >= last.end && !within(n.losses, t.asked, t.got))
-	if !wrong && largest != nil {
-		last, wrong = largest, t.fence <= largest.fence && t.asked > largest.got
-	}
-	if wrong {
+// begin compares the begin of a hold with a time.
+func (t *turn) begin(at int64) int { return cmp.Compare(t.got, at) }
+
+// checkFence reports the fence of t if it is not larger than that of an earlier hold.
+func (n *nemesis) checkFence(t, last *turn) {
+	if t.fenced && t.fence <= last.fence {
 		n.fail("fence", t.got, fmt.Sprintf("%s: fence %d of %s (shared: %v) after %d of %s (shared: %v)",
 			title(t.key), t.fence, t.proc, t.shared, last.fence, last.proc, last.shared))
 	}
-}
-
-// step is a grant or the end of a hold, for porcupine.
-type step struct {
-	turn *turn
-	ends bool
-}
-
-// lock is the state of a key: its exclusive holder or its shared ones in order of their
-// Locks, and the largest fence so far.
-type lock struct {
-	held  []*turn // is not changed in place
-	fence uint64
-}
-
-// after returns the state after s, if s can happen in l. If same is set, two shared holds
-// may have the same fence.
-func (l lock) after(s step, same bool) (bool, lock) {
-	t := s.turn
-	switch i := slices.Index(l.held, t); {
-	case s.ends && i < 0:
-		return false, l
-	case s.ends:
-		return true, lock{slices.Concat(l.held[:i], l.held[i+1:]), l.fence}
-	case len(l.held) > 0 && !(t.shared && l.held[0].shared):
-		return false, l
-	case t.fenced && (t.fence < l.fence || t.fence == l.fence && !(t.shared && same)):
-		return false, l
-	}
-	all := append(slices.Clone(l.held), t)
-	slices.SortFunc(all, func(a, b *turn) int { return cmp.Compare(a.place, b.place) })
-	return true, lock{all, max(l.fence, t.fence)}
-}
-
-func (l lock) equal(o lock) bool { return l.fence == o.fence && slices.Equal(l.held, o.held) }
-
-// linear reports whether there is an order of the grants in which an exclusive hold is
-// alone and fences grow. Each grant happened at some moment before Lock returned. Leases
-// that had ended when Lock returned count as well.
-func linear(all []*turn, same bool, f *found) bool {
-	var ops []porcupine.Operation
-	for i, t := range all {
-		t.place = i
-		end := t.end
-		if t.void() {
-			end = t.asked // its caller did not rely on it
-		}
-		ops = append(ops,
-			porcupine.Operation{ClientId: 2 * i, Input: step{t, false}, Call: t.asked, Return: t.got},
-			porcupine.Operation{ClientId: 2*i + 1, Input: step{t, true}, Call: end, Return: max(end, t.got) + 1})
-	}
-	model := porcupine.Model{
-		Init: func() any { return lock{} },
-		Step: func(state, input, _ any) (bool, any) {
-			ok, next := state.(lock).after(input.(step), same)
-			return ok, next
-		},
-		Equal: func(a, b any) bool { return a.(lock).equal(b.(lock)) },
-	}
-	switch porcupine.CheckOperationsTimeout(model, ops, 30*time.Second) {
-	case porcupine.Illegal:
-		return false
-	case porcupine.Unknown:
-		f.Undecided = true
-	}
-	return true
 }
 
 // spared is the seat whose process is never killed. checkGrowth checks it.

@@ -29,7 +29,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -38,7 +37,6 @@ import (
 	"os/signal"
 	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -81,15 +79,19 @@ func main() {
 		return err
 	})
 	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up, slots, reply or queue")
-	fileVar(&o.history, "history", os.O_TRUNC, "write all reports of the clients to a `file`, as lines of JSON")
-	fileVar(&o.results, "results", os.O_APPEND, "append the results to a `file`, as lines of JSON")
+	flag.Func("history", "write all reports of the clients to a `file`, as lines of JSON", func(path string) (err error) {
+		o.history, err = os.Create(path)
+		return err
+	})
 	flag.Parse()
 	if flag.NArg() > 0 {
 		exit(2, fmt.Errorf("unknown argument %q", flag.Arg(0)))
 	}
-	names, err := o.check(*list)
-	if err != nil {
-		exit(2, err)
+	names := strings.FieldsFunc(*list, func(r rune) bool { return r == ',' })
+	if len(names) == 0 && o.place == onServer {
+		names = strategies
+	} else if len(names) == 0 {
+		names = strategies[:3]
 	}
 	logging.Disable() // go-redis logs servers that are down
 
@@ -119,51 +121,6 @@ func exit(status int, err error) {
 // errInterrupted means that a signal ended the runs early.
 var errInterrupted = errors.New("interrupted")
 
-// fileVar defines a flag that opens a file for writing.
-func fileVar(to **os.File, name string, mode int, usage string) {
-	flag.Func(name, usage, func(path string) (err error) {
-		*to, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY|mode, 0o666)
-		return err
-	})
-}
-
-// oneOf returns an error unless a flag has one of some values.
-func oneOf(flag, value string, values []string) error {
-	if slices.Contains(values, value) {
-		return nil
-	}
-	return fmt.Errorf("-%s: %q is none of %s", flag, value, strings.Join(values, ", "))
-}
-
-// check returns the strategies of a list, or all that can use the store, and an error if the
-// flags make no sense. Nothing has been started then.
-func (o *options) check(list string) (names []string, err error) {
-	err = oneOf("on", o.place, []string{onServer, onSentinel, onCluster, onService})
-	if o.plant != "" {
-		err = cmp.Or(err, oneOf("plant", o.plant, bugs))
-	}
-	names = strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
-	for _, name := range names {
-		err = cmp.Or(err, oneOf("strategy", name, strategies))
-	}
-	switch {
-	case err != nil:
-		return nil, err
-	case o.time <= 0:
-		return nil, errors.New("-time must be positive")
-	case o.place == onServer && len(names) == 0:
-		return strategies, nil
-	case len(names) == 0:
-		return strategies[:3], nil
-	}
-	for _, name := range names {
-		if o.place != onServer && !slices.Contains(strategies[:3], name) {
-			return nil, fmt.Errorf("%s cannot be run with -on %s: use %s", name, o.place, onServer)
-		}
-	}
-	return names, nil
-}
-
 // carryOut makes the runs of each strategy, without faults that take locks away and then with
 // them, some at a time. It prints the verdict of each when it has ended.
 func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
@@ -189,9 +146,6 @@ func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 		if res != nil {
 			injected += res.Injected
 			kept = kept && len(res.Violations) == 0
-		}
-		if res != nil && o.results != nil {
-			err = errors.Join(err, json.NewEncoder(o.results).Encode(res))
 		}
 		if err != nil {
 			err = fmt.Errorf("%s, seed %d: %w", o.strategy, o.seed, err)

@@ -31,7 +31,6 @@ type turn struct {
 	lost    int64 // when the caller learned that the lease was lost
 	killed  bool  // the process was killed before the end of the turn
 
-	place    int   // among the turns of its key, by the time of got
 	mistaken int64 // when the resource last refused a use
 }
 

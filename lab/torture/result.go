@@ -120,9 +120,6 @@ func (r *result) verdict(out io.Writer) {
 	if r.Losing {
 		fmt.Fprintf(out, "%d times two callers held a key at once, after locks were taken away.\n", f.Overlaps)
 	}
-	if f.Undecided {
-		fmt.Fprintln(out, "porcupine ran out of time.")
-	}
 	for i, v := range r.Violations {
 		if i == 20 {
 			fmt.Fprintf(out, "- and %d more\n", len(r.Violations)-i)

@@ -30,7 +30,6 @@ type options struct {
 	term     time.Duration
 	patience time.Duration // the longest wait for a grant
 	history  *os.File      // for all reports of clients, or nil
-	results  *os.File      // for the result as JSON, or nil
 }
 
 const (

@@ -113,14 +113,17 @@ func (s *store) start(args ...string) *redistest.Server {
 func (s *store) openSet(place string) {
 	o := &redistest.Options{Keep: true, Real: true}
 	var url string
-	if place == onSentinel {
+	switch place {
+	case onSentinel:
 		s.what = "a master with Sentinel"
 		s.sentinel = redistest.StartSentinel(s.Lab, o)
 		s.servers, url = s.sentinel.Servers, s.sentinel.URL()
-	} else {
+	case onCluster:
 		s.what = "a cluster"
 		s.cluster = redistest.StartCluster(s.Lab, o)
 		s.servers, url = s.cluster.Servers, s.cluster.URL()
+	default:
+		s.Fatalf("there is no store %q", place)
 	}
 
 	for _, srv := range s.servers {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"cmp"
-	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -13,8 +11,6 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/hasplock/hasp/internal/crew"
-	"github.com/hasplock/hasp/internal/etcdtest"
-	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -24,40 +20,6 @@ func TestMain(m *testing.M) {
 	}
 	logging.Disable()
 	os.Exit(m.Run())
-}
-
-// Every strategy keeps its promises for some seconds of faults. A slow machine
-// only injects fewer of them.
-func TestPromises(t *testing.T) {
-	if testing.Short() {
-		t.Skip("make torture runs every strategy for longer")
-	}
-	redistest.NeedSets(t)
-	promise := func(name string, o options) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			need(t, o.strategy)
-			o.seed, o.term, o.patience = 1, cmp.Or(others[o.strategy].term, 2*term), patience
-			var b strings.Builder
-			res, err := do(t.Context(), o, &b)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if res != nil && len(res.Violations) > 0 {
-				t.Errorf("%d promises broken:\n%s", len(res.Violations), b.String())
-			}
-		})
-	}
-	for _, strategy := range strategies {
-		promise(strategy, options{strategy: strategy, place: onServer, nodes: leastNodes, time: 3 * time.Second})
-		promise(strategy+" losing data", options{strategy: strategy, place: onServer, nodes: leastNodes, losing: true, time: time.Second / 2})
-	}
-	for _, strategy := range strategies[:3] {
-		promise(strategy+" on a service", options{strategy: strategy, place: onService, time: 2 * time.Second})
-	}
-	for _, n := range []int{1, 4} {
-		promise(fmt.Sprint("redlock on ", n), options{strategy: redlock, place: onServer, nodes: n, time: 2 * time.Second})
-	}
 }
 
 // A harness that finds no bug in a driver that has one is no harness.
@@ -95,16 +57,6 @@ func TestPlantedBugsAreFound(t *testing.T) {
 				findPlanted(t, o, c.promises)
 			})
 		}
-	}
-}
-
-// need skips a test of a strategy whose server is not installed.
-func need(t *testing.T, strategy string) {
-	switch strategy {
-	case "pglock":
-		pgtest.Need(t)
-	case "etcdlock":
-		etcdtest.Need(t)
 	}
 }
 
@@ -159,21 +111,21 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	}{
 		"nothing":          {sound, nil},
 		"shared":           {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 71, got: 73, end: 90, fence: 5, shared: true}, turn{asked: 74, got: 91, end: 92, fence: 7}), nil},
-		"shared beside it": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 79, end: 90}), []string{"one at a time", "order"}},
-		"beside shared":    {more(turn{asked: 71, got: 72, end: 80}, turn{asked: 71, got: 79, end: 90, shared: true}), []string{"one at a time", "order"}},
+		"shared beside it": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 79, end: 90}), []string{"one at a time"}},
+		"beside shared":    {more(turn{asked: 71, got: 72, end: 80}, turn{asked: 71, got: 79, end: 90, shared: true}), []string{"one at a time"}},
 		"behind a short one": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 73, end: 75, shared: true}, turn{asked: 71, got: 79, end: 90}),
-			[]string{"one at a time", "order"}},
-		"one fence for two":  {more(turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}, turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}), []string{"order"}},
-		"a reader's fence":   {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 73, got: 74, end: 80, fence: 5, shared: true}), []string{"fence", "order"}},
-		"two at once":        {more(turn{asked: 3, got: 15, end: 18}), []string{"one at a time", "order"}},
-		"fence goes back":    {more(turn{asked: 71, got: 72, end: 80, fence: 3}), []string{"fence", "order"}},
-		"fence stays":        {more(turn{asked: 71, got: 72, end: 80, fence: 4}), []string{"fence", "order"}},
-		"void out of order":  {more(turn{asked: 71, got: 90, end: 80, fence: 1}), []string{"order"}},
+			[]string{"one at a time"}},
+		"one fence for two":  {more(turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}, turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}), []string{"fence"}},
+		"a reader's fence":   {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 73, got: 74, end: 80, fence: 5, shared: true}), []string{"fence"}},
+		"two at once":        {more(turn{asked: 3, got: 15, end: 18}), []string{"one at a time"}},
+		"fence goes back":    {more(turn{asked: 71, got: 72, end: 80, fence: 3}), []string{"fence"}},
+		"fence stays":        {more(turn{asked: 71, got: 72, end: 80, fence: 4}), []string{"fence"}},
+		"void out of order":  {more(turn{asked: 71, got: 90, end: 80, fence: 1}), []string{"fence"}},
 		"lost early":         {more(turn{asked: 71, got: 72, end: 80, lost: 81, expires: 90}), []string{"kept until its end"}},
 		"two slots":          {more(turn{key: slotted, asked: 71, got: 72, end: 80, fence: 5}, turn{key: slotted + 1, asked: 71, got: 73, end: 90, fence: 5}, turn{key: slotted, asked: 74, got: 81, end: 90, fence: 6}), nil},
 		"three of two slots": {more(turn{key: slotted, asked: 71, got: 72, end: 80}, turn{key: slotted + 1, asked: 71, got: 73, end: 90}, turn{key: slotted + 2, asked: 74, got: 79, end: 90}), []string{"slots"}},
-		"one slot twice":     {more(turn{key: slotted, asked: 71, got: 72, end: 80}, turn{key: slotted, asked: 71, got: 79, end: 90}), []string{"one at a time", "order"}},
-		"fence of a slot":    {more(turn{key: slotted + 1, asked: 71, got: 72, end: 80, fence: 9}, turn{key: slotted + 1, asked: 81, got: 82, end: 90, fence: 8}), []string{"fence", "order"}},
+		"one slot twice":     {more(turn{key: slotted, asked: 71, got: 72, end: 80}, turn{key: slotted, asked: 71, got: 79, end: 90}), []string{"one at a time"}},
+		"fence of a slot":    {more(turn{key: slotted + 1, asked: 71, got: 72, end: 80, fence: 9}, turn{key: slotted + 1, asked: 81, got: 82, end: 90, fence: 8}), []string{"fence"}},
 		"refused":            {more(turn{asked: 71, got: 72, end: 80, fence: 5, mistaken: 79}), []string{"fence"}},
 	} {
 		n := history(c.turns...)
@@ -241,31 +193,5 @@ func TestResourceRefusesAnOldFence(t *testing.T) {
 	}
 	if r.refused != 2 {
 		t.Errorf("%d refused, want 2", r.refused)
-	}
-}
-
-func TestFlagsThatMakeNoSenseAreRefused(t *testing.T) {
-	for name, c := range map[string]struct {
-		names string
-		set   func(o *options)
-		want  string
-	}{
-		"all":      {"", func(o *options) {}, ""},
-		"plant":    {"", func(o *options) { o.plant = "foo" }, `-plant: "foo" is none of release, renewal, wake-up, slots, reply, queue`},
-		"on":       {"", func(o *options) { o.place = "host" }, `-on: "host" is none of redis, sentinel, cluster, service`},
-		"strategy": {"foo", func(o *options) {}, `-strategy: "foo" is none of spinlock, pubsublock, fairlock, redlock, filelock, pglock, etcdlock`},
-		"time":     {"", func(o *options) { o.time = 0 }, "-time must be positive"},
-		"files":    {"filelock", func(o *options) { o.place = onService }, "filelock cannot be run with -on service: use redis"},
-		"redlock":  {"redlock", func(o *options) { o.place = onCluster }, "redlock cannot be run with -on cluster: use redis"},
-	} {
-		o := options{place: onServer, nodes: leastNodes, time: time.Minute}
-		c.set(&o)
-		got := ""
-		if _, err := o.check(c.names); err != nil {
-			got = err.Error()
-		}
-		if got != c.want {
-			t.Errorf("%s: got %q, want %q", name, got, c.want)
-		}
 	}
 }

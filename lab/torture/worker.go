@@ -42,7 +42,6 @@ type report struct {
 	ID   int64  `json:",omitempty"` // of the turn, within the process
 	Key  int    `json:",omitempty"`
 	T    int64  `json:",omitempty"` // the time, by hostclock
-	Wall int64  `json:",omitempty"` // the time, by the wall clock, in Unix nanoseconds
 
 	Fenced  bool   `json:",omitempty"` // asks
 	Shared  bool   `json:",omitempty"` // asks
@@ -162,7 +161,6 @@ func openDriver(ctx context.Context, url, bug string, addrs []string, dir string
 }
 
 func (w *client) report(r report) {
-	r.Wall = time.Now().UnixNano()
 	_ = w.parent.Send(r) // if the parent has ended, Receive fails and so ends this process
 }
 
