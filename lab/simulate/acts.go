@@ -167,7 +167,7 @@ func (a *caller) slot() {
 	}
 	l, err := lock(b.ctx, slotted, opts...)
 	if b.within {
-		b.end = b.end.Add(a.c.patience()) // the last attempt is at two slots
+		b.end = b.end.Add(a.c.timeout) // the last attempt is at two slots
 	}
 	if !a.took("lock of a slot", b, start, err) {
 		return

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -18,53 +17,9 @@ type client struct {
 	name    string
 	link    Link
 	timeout time.Duration
-	waits   bool         // its driver is a Waiter
-	shares  bool         // its driver has Traits.Shared
-	long    bool         // its callers may ask for long terms
-	slowest atomic.Int64 // the longest time to an answer of an attempt so far
-}
-
-// patience returns the longest time that the Client may give to an attempt whose
-// wait is over: four round trips, but at least 50 ms and at most Timeout.
-func (c *client) patience() time.Duration {
-	return min(max(4*time.Duration(c.slowest.Load()), 50*time.Millisecond), c.timeout)
-}
-
-// timed is a driver that measures its Client's attempts.
-type timed struct {
-	backend.Inspector
-	slowest *atomic.Int64
-}
-
-func (t timed) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	began := time.Now()
-	g, err := t.Inspector.Acquire(ctx, c)
-	if err == nil || errors.Is(err, hasp.ErrHeld) {
-		d := int64(time.Since(began))
-		for old := t.slowest.Load(); d > old && !t.slowest.CompareAndSwap(old, d); old = t.slowest.Load() {
-		}
-	}
-	return g, err
-}
-
-// timedWaiter is a timed driver that is a Waiter.
-type timedWaiter struct {
-	timed
-	waiter backend.Waiter
-}
-
-func (t timedWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return t.waiter.Wait(ctx, c)
-}
-
-// timedWaker is a timed driver that is a Waker.
-type timedWaker struct {
-	timed
-	waker backend.Waker
-}
-
-func (t timedWaker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
-	return t.waker.Listen(ctx, c)
+	waits   bool // its callers wait in the driver, or the driver wakes them
+	shares  bool // its driver has Traits.Shared
+	long    bool // its callers may ask for long terms
 }
 
 type lockFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error)
@@ -150,8 +105,9 @@ const (
 // due returns when a call must have returned.
 func (a *caller) due(b bounds) time.Time {
 	if b.within {
-		// The last attempt may begin at the end of the wait.
-		return b.end.Add(a.c.patience() + grace)
+		// The last attempt may begin at the end of the wait. It has a Timeout at most; the tests
+		// of the engine know how much less.
+		return b.end.Add(a.c.timeout + grace)
 	}
 	return b.end.Add(late)
 }

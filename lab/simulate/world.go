@@ -325,14 +325,9 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	if w.clients == 1 {
 		_, w.real = link.(*wires)
 	}
-	t := timed{driver.(backend.Inspector), &c.slowest}
-	switch under := driver.(type) {
-	case backend.Waiter:
-		driver, c.waits = timedWaiter{t, under}, true
-	case backend.Waker:
-		driver, c.waits = timedWaker{t, under}, true
-	default:
-		driver = t
+	switch driver.(type) {
+	case backend.Waiter, backend.Waker:
+		c.waits = true
 	}
 	opts := &hasp.Options{
 		TTL: w.kind.shortest() + time.Duration(r.IntN(400))*time.Millisecond, Timeout: c.timeout,
