@@ -7,23 +7,16 @@ package browser
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"image"
-	"image/color"
-	"image/draw"
-	"image/png"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -499,20 +492,6 @@ func TestPictures(t *testing.T) {
 		b.prefer(scheme)
 		shot, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
 		must(t, err)
-		whole, err := png.Decode(bytes.NewReader(shot))
-		must(t, err)
-
-		// The 256 most frequent colours are enough, and make the file small.
-		count := map[color.Color]int{}
-		for i := range whole.Bounds().Dx() * whole.Bounds().Dy() {
-			count[whole.At(i%whole.Bounds().Dx(), i/whole.Bounds().Dx())]++
-		}
-		colours := slices.SortedFunc(maps.Keys(count), func(a, b color.Color) int { return count[b] - count[a] })
-		few := image.NewPaletted(whole.Bounds(), colours[:min(len(colours), 256)])
-		draw.Draw(few, few.Bounds(), whole, image.Point{}, draw.Src)
-		out, err := os.Create(filepath.Join("..", "..", "docs", file))
-		must(t, err)
-		must(t, png.Encode(out, few))
-		must(t, out.Close())
+		must(t, os.WriteFile(filepath.Join("..", "..", "docs", file), shot, 0o644))
 	}
 }
