@@ -256,7 +256,9 @@ func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
 // and does not renew it. When that hold has expired by the store's clock, every
 // older hold of the same term has as well.
 func (d *driver) outlast(ttl time.Duration) {
-	c, err := d.seizes(d.hold(ttl).Key, d.e.long)
+	c := d.hold(ttl)
+	d.e.sleep(ttl * 9 / 10)
+	c, err := d.seizes(c.Key, d.e.long)
 	mustf(err, "wait for the end of a term of %v", ttl)
 	d.give(c)
 }

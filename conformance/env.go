@@ -160,13 +160,15 @@ func (e *env) until(what string, f func() bool) {
 // retry calls f until it returns no error.
 func (e *env) retry(what string, f func() error) {
 	began := time.Now()
-	for pause := time.Millisecond; ; pause = min(2*pause, 5*time.Millisecond) {
+	for pause := time.Millisecond; ; {
 		err := f()
 		if err == nil {
 			return
 		}
-		require(time.Since(began) <= e.patience, "%s: not within %v: %w", what, e.patience, err)
+		waited := time.Since(began)
+		require(waited <= e.patience, "%s: not within %v: %w", what, e.patience, err)
 		e.sleep(pause)
+		pause = min(2*pause, max(5*time.Millisecond, waited/100)) // exact to less than the drift
 	}
 }
 
