@@ -151,29 +151,21 @@ func (l *links) link(context.Context, string) (*conformance.Link, error) {
 
 // Link disturbs the connections of all proxies at once.
 func Link(store string, proxies []*faultproxy.Proxy) *conformance.Link {
-	state := func(s conformance.LinkState) faultproxy.State {
-		at := faultproxy.State{Deaf: s == conformance.Deaf, Stalled: s == conformance.Hung, Down: s == conformance.Down}
-		if s == conformance.Slow {
-			at.Delay = conformance.Delay
+	each := func(f func(p *faultproxy.Proxy)) {
+		for _, p := range proxies {
+			f(p)
 		}
-		return at
 	}
 	return &conformance.Link{
 		Store: store,
-		Set: func(s conformance.LinkState) {
-			for _, p := range proxies {
-				p.Set(state(s))
-			}
-		},
+		Set:   func(s conformance.LinkState) { each(func(p *faultproxy.Proxy) { p.Set(states[s]) }) },
 		SetAfter: func(replies int, s conformance.LinkState) {
-			for _, p := range proxies {
-				p.SetAfter(replies, state(s))
-			}
+			each(func(p *faultproxy.Proxy) { p.SetAfter(replies, states[s]) })
 		},
-		Close: func() {
-			for _, p := range proxies {
-				p.Close()
-			}
-		},
+		Close: func() { each((*faultproxy.Proxy).Close) },
 	}
+}
+
+var states = map[conformance.LinkState]faultproxy.State{
+	conformance.Slow: {Delay: conformance.Delay}, conformance.Deaf: {Deaf: true}, conformance.Hung: {Stalled: true}, conformance.Down: {Down: true},
 }
