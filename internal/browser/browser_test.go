@@ -1,8 +1,4 @@
 // Package browser tests the page of "hasp ui" in a real Chromium.
-//
-//	go test -run Pictures -pictures
-//
-// makes the pictures of the page in docs.
 package browser
 
 import (
@@ -10,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -33,8 +28,6 @@ import (
 
 // role is the environment variable that makes the test binary the command hasp.
 const role = "HASP_TEST_ROLE"
-
-var pictures = flag.Bool("pictures", false, "make the pictures of the page in docs")
 
 // chromium is the context of the browser that all tests share. It is nil if none is installed.
 var chromium context.Context
@@ -276,11 +269,10 @@ func TestPageShowsAnOutageAndRecovers(t *testing.T) {
 	needChromium(t)
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	store := "fairlock+" + srv.URL()
-	b := open(t, show(t, store))
+	b := open(t, show(t, store)+"#"+ui.ID("kept")) // the address names the key
 	c := client(t, store, "holder")
 	lock(t, c, "kept", hasp.WithTTL(10*time.Minute))
 	b.until(cell("kept", 1) + ` === "holder"`)
-	eval[any](b, `document.querySelector("#rows button").click()`)
 
 	must(t, srv.Stop())
 	b.shows("status", "outage since ")
@@ -452,46 +444,4 @@ func TestLightDarkAndNarrow(t *testing.T) {
 	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(500, 900)))
 	b.until(`document.querySelectorAll("#rows tr").length === 1`)
 	b.until(`[...document.querySelectorAll("#locks th, #locks td")].every((e) => e.getBoundingClientRect().right <= 500 && e.scrollWidth <= e.clientWidth)`)
-}
-
-// It also shows that the address of the page names a key.
-func TestPictures(t *testing.T) {
-	if !*pictures {
-		t.Skip("makes the pictures in docs, with -pictures")
-	}
-	store := redisStore(t)
-	b := open(t, show(t, store)+"#"+ui.ID("backup"))
-	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(1160, 960)))
-	for i := range 3 {
-		lock(t, client(t, store, fmt.Sprintf("web%d/812/mailer", i+1)), fmt.Sprintf("mail:batch#%d", i), hasp.WithFence())
-	}
-	lock(t, client(t, store, "app2/95/reports"), "report:daily", hasp.WithShared())
-	lock(t, client(t, store, "app1/77/reports"), "report:daily", hasp.WithShared())
-	lock(t, client(t, store, "app1/31/migrate"), "schema", hasp.WithFence())
-
-	// Three hosts take turns at a backup, and the first one dies.
-	lock(t, client(t, store, "db1/4711/backup"), "backup", hasp.WithTTL(6*time.Second), hasp.WithoutRenewal())
-	for _, owner := range []string{"db2/390/backup", "db3/1204/backup"} {
-		time.Sleep(time.Second)
-		c := client(t, store, owner)
-		go func() {
-			for _, hold := range []time.Duration{4 * time.Second, 5 * time.Second, time.Minute} {
-				_ = hasp.Do(t.Context(), c, "backup", func(ctx context.Context, _ *hasp.Lease) error {
-					select {
-					case <-time.After(hold):
-					case <-ctx.Done():
-					}
-					return nil
-				}, hasp.WithFence())
-			}
-		}()
-	}
-	time.Sleep(28 * time.Second)
-	eval[any](b, `document.activeElement.blur()`)
-	for scheme, file := range map[string]string{"light": "ui.png", "dark": "ui-dark.png"} {
-		b.prefer(scheme)
-		shot, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
-		must(t, err)
-		must(t, os.WriteFile(filepath.Join("..", "..", "docs", file), shot, 0o644))
-	}
 }

@@ -6,7 +6,6 @@
 //
 //	go run ./simulate -seeds 100000
 //	go run ./simulate -kind redlock3 -from 17 -seeds 1
-//	go run ./simulate -kind fairlock -seeds 1000000 -time 10m
 //
 // A seed decides what every caller and every fault does. Goroutines that are ready
 // at the same instant run in the order that the scheduler chooses. So a seed that
@@ -46,14 +45,10 @@ func main() {
 	})
 	from := flag.Uint64("from", 1, "the first seed")
 	seeds := flag.Uint64("seeds", 1000, "how many seeds, of all kinds together")
-	limit := flag.Duration("time", 0, "begin no seed after this time; 0 is no limit")
 	flag.Parse()
 
 	p := &progress{which: which, from: *from, seeds: *seeds}
 	began := time.Now()
-	if *limit > 0 {
-		p.end = began.Add(*limit)
-	}
 	// Package testing gives each worker a test, which synctest needs.
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Seeds", F: func(t *testing.T) {
 		t.Cleanup(func() {
@@ -69,7 +64,6 @@ func main() {
 type progress struct {
 	which         []Kind
 	from, seeds   uint64
-	end           time.Time // no seed begins after it, if it is not zero
 	next, granted atomic.Uint64
 	failed        atomic.Bool
 }
@@ -84,7 +78,7 @@ func (p *progress) work(t *testing.T) {
 		}
 	}()
 	n := uint64(len(p.which))
-	for !p.failed.Load() && (p.end.IsZero() || time.Now().Before(p.end)) {
+	for !p.failed.Load() {
 		i := p.next.Add(1) - 1
 		if i >= p.seeds {
 			return

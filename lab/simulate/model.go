@@ -22,16 +22,13 @@ type model struct {
 	links  []*lossy
 }
 
-// Polled is a kind of store in memory whose links fail. Its drivers are no Waiters.
-var Polled = Kind{Name: "polled", Open: func(_ *testing.T, r *rand.Rand) Store { return newModel(r, false) }}
-
-// Waiting is Polled with drivers that are Waiters.
-var Waiting = Kind{Name: "waiter", Open: func(_ *testing.T, r *rand.Rand) Store { return newModel(r, true) }}
-
-func newModel(r *rand.Rand, waits bool) Store {
-	m := &model{mem: memlock.NewStore(), waits: waits, bad: r.Float64() * 0.3}
-	m.traits = backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
-	return m
+// inMemory is a store in memory whose links fail. If waits is set, its drivers are Waiters.
+func inMemory(waits bool) func(*testing.T, *rand.Rand) Store {
+	return func(_ *testing.T, r *rand.Rand) Store {
+		m := &model{mem: memlock.NewStore(), waits: waits, bad: r.Float64() * 0.3}
+		m.traits = backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
+		return m
+	}
 }
 
 func (m *model) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link) {

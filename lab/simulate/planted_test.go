@@ -126,7 +126,7 @@ func TestPlantedCallsAreFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			find(t, Waiting, c.broken, c.finds)
+			find(t, Kind{Name: "waiter", Open: inMemory(true)}, c.broken, c.finds)
 		})
 	}
 }

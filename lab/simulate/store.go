@@ -27,12 +27,12 @@ var kinds = []Kind{
 	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
 		return fairlock.New(rdb, &fairlock.Options{Window: 2 * time.Second})
 	})},
-	Polled,
+	{Name: "polled", Open: inMemory(false)},
 	{Name: "pubsublock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return pubsublock.New(rdb, nil) })},
 	{Name: "redlock3", Open: quorum(3), SameFences: true},
 	{Name: "redlock5", Open: quorum(5), SameFences: true},
 	{Name: "spinlock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return spinlock.New(rdb, nil) })},
-	Waiting,
+	{Name: "waiter", Open: inMemory(true)},
 }
 
 // servers are virtual Redis servers: one, or the nodes of a redlock.
