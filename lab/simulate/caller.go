@@ -105,8 +105,7 @@ const (
 // due returns when a call must have returned.
 func (a *caller) due(b bounds) time.Time {
 	if b.within {
-		// The last attempt may begin at the end of the wait. It has a Timeout at most; the tests
-		// of the engine know how much less.
+		// The last attempt may begin at the end of the wait, and has a Timeout at most.
 		return b.end.Add(a.c.timeout + grace)
 	}
 	return b.end.Add(late)

@@ -102,9 +102,8 @@ func (l *latest) add(t *turn) {
 	}
 }
 
-// checkOrder checks the holds of a key, in order of their begin: an exclusive one is alone,
-// and fences grow. Where locks were lost, it counts the overlaps instead. Leases that had ended
-// when Lock returned exclude nobody, but their fences count.
+// checkOrder checks the holds of a key, in order of their begin: an exclusive one is alone, and
+// fences grow. Where locks were lost, it counts overlaps. A void lease has a fence, and excludes none.
 func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
 	var any, alone latest          // of all holds, and of the exclusive ones
 	top := make([]*turn, len(all)) // by hold, the largest fence of it and of those before
