@@ -13,7 +13,7 @@ import (
 const (
 	maxReaps   = 1 << 16 // tokens in the queue
 	maxReaping = 512     // calls in flight: while a part of the store hangs, releases for the other parts must go on
-	maxRepeats = 64      // of these, calls for tokens whose last release was not answered
+	maxRepeats = 64      // a token whose last release was not answered waits while so many calls are in flight
 
 	firstRetry = 50 * time.Millisecond
 )
@@ -40,7 +40,6 @@ type reaper struct {
 	running bool    // its goroutine exists
 	queue   []*reap // by the time of the next try
 	active  int     // calls in flight
-	repeats int     // of these, calls for tokens whose last release was not answered
 }
 
 // reap is one token to be released.
@@ -51,8 +50,7 @@ type reap struct {
 	at     instant // of the next try, by clock.awake
 	until  instant // by clock.awake: the token has expired in the store by then
 	times  int     // releases that are still to be answered
-	failed int     // releases that were not answered
-	repeat bool    // the last release was not answered
+	failed int     // releases that were not answered, since the last answer
 }
 
 // backoff returns how long to wait before the next try.
@@ -97,7 +95,7 @@ func (c *Client) reapLocked(x *reap, kept time.Duration) {
 
 	x.at = c.clock.awake()
 	x.until = x.at.add(kept + c.opts.Timeout)
-	if x.repeat {
+	if x.failed > 0 {
 		x.at = x.at.add(jitter(firstRetry))
 	}
 	r.insert(x)
@@ -109,8 +107,8 @@ func (c *Client) reapLocked(x *reap, kept time.Duration) {
 }
 
 // runReaper serves the queue until it is empty. After Close has begun, it releases each
-// token once, at once. But it drops a token of which a release was not answered before:
-// that token expires.
+// token once, at once. But it drops a token whose last release was not answered: that
+// token expires.
 func (c *Client) runReaper() {
 	r := &c.reaper
 	timer := time.NewTimer(0)
@@ -156,7 +154,7 @@ func (c *Client) startReapsLocked(now instant, closing bool) time.Duration {
 		if drop {
 			continue
 		}
-		if x.repeat && r.repeats >= maxRepeats {
+		if x.failed > 0 && r.active >= maxRepeats {
 			// While a part of the store hangs, repeats for that part must not delay
 			// releases that were not tried yet.
 			x.at = now.add(x.backoff(c.opts.Timeout))
@@ -166,9 +164,6 @@ func (c *Client) startReapsLocked(now instant, closing bool) time.Duration {
 
 		if c.spawnLocked(func() { c.release(x) }) {
 			r.active++
-			if x.repeat {
-				r.repeats++
-			}
 		}
 	}
 	return time.Hour // a release that ends, or a new token, wakes the reaper
@@ -190,16 +185,13 @@ func (c *Client) release(x *reap) {
 	r := &c.reaper
 	defer poke(r.wake)
 	r.active--
-	if x.repeat {
-		r.repeats--
-	}
-	x.repeat = !settled
 
 	// After an answer the next release, if times asks for one, comes a Timeout later.
 	// Without an answer the release does not count.
 	now := c.clock.awake()
 	if settled {
 		x.times--
+		x.failed = 0
 		x.at = now.add(c.opts.Timeout)
 	} else {
 		x.at = now.add(x.backoff(c.opts.Timeout))

@@ -38,7 +38,7 @@ type Client struct {
 	// not held across I/O. A function whose name ends in Locked needs it.
 	mu        sync.Mutex
 	lines     map[string]*line    // by key, without those of shared callers
-	most      int                 // the largest len(lines) since the map was created
+	most      int                 // the largest len(lines) since lines was last empty
 	lookers   map[string]chan int // receives a slot of the key that may have become free, for the caller that looks for one
 	contended contended           // keys that a Waiter has refused lately
 	broken    instant             // when the last Break through this Client ended
@@ -47,7 +47,7 @@ type Client struct {
 	callers   int                 // in all lines
 	calls     int                 // goroutines of this Client, and calls of callers other than Lock and TryLock
 	stopped   bool                // Close waits no longer, and closes the driver: no goroutine may start
-	changed   *sync.Cond          // signals that open, callers, calls or observer.unlocks has become smaller, for settle
+	changed   *sync.Cond          // signals that open, callers or calls has become smaller, for settle
 
 	renewer  renewer
 	reaper   reaper
@@ -89,9 +89,7 @@ func newClient(d backend.Driver, opts Options) *Client {
 	c.polls = c.waiter == nil && c.waker == nil
 
 	c.closing, c.close = context.WithCancelCause(context.Background())
-	c.observer.unlocks = map[unlockKey]int{}
 	c.renewer.wake = make(chan struct{}, 1)
-	c.renewer.well.most, c.renewer.suspect.most = maxBatches, maxSuspect
 	c.reaper.wake = make(chan struct{}, 1)
 	return c
 }

@@ -3,9 +3,7 @@ package hasp
 import (
 	"container/heap"
 	"context"
-	"hash/maphash"
 	"math/rand/v2"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -127,10 +125,7 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 	if l.c != nil {
 		l = new(Lease)
 	}
-	l.c, l.hold, l.key, l.slot, l.parent = c, h, r.name, r.slot, ctx
-	if a := r.around; a != nil {
-		l.within = a.within.with(a, maphash.String(keySeed, a.key))
-	}
+	l.c, l.hold, l.key, l.slot, l.parent, l.around = c, h, r.name, r.slot, ctx, r.around
 	l.id, l.op, l.shared = r.id, r.op, r.shared
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {
@@ -196,10 +191,10 @@ type renewer struct {
 	wake chan struct{} // signals an earlier wakesAt; has room for one
 
 	// All below is guarded by Client.mu.
-	running bool    // its goroutine exists
-	wakesAt instant // when it serves the holds next
-	well    lane    // holds whose last renewal succeeded, or that were not renewed yet
-	suspect lane    // the other holds: their calls may take long, and must not delay the well ones
+	running bool             // its goroutine exists
+	wakesAt instant          // when it serves the holds next
+	well    [tryClasses]lane // of holds whose last renewal succeeded, or that were not renewed yet
+	suspect [tryClasses]lane // of the other holds
 }
 
 // poke wakes the goroutine of a renewer or a reaper.
@@ -242,9 +237,8 @@ func (q *holdHeap) Pop() any {
 	h := old[len(old)-1].hold
 	old[len(old)-1].hold = nil
 	*q = old[:len(old)-1]
-	if cap(old) > minShrink && len(old) < cap(old)/16 {
-		// Give the memory of a burst back.
-		*q = slices.Clone(*q)
+	if len(*q) == 0 && cap(*q) > minShrink {
+		*q = nil // give the memory of a burst back
 	}
 	h.index = -1
 	return h

@@ -25,7 +25,7 @@ type Lease struct {
 	reentry bool                         // the caller had the hold already
 	shared  bool                         // WithShared
 	parent  context.Context              // Lock's
-	within  *enclosing                   // the leases around it: those in the context that Lock was called with
+	around  *Lease                       // the innermost lease in parent, or nil
 	since   instant                      // when the caller got it
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0
@@ -204,9 +204,6 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	}
 
 	l.state.Store(released)
-	if l.observed && state == held {
-		c.observer.unlocks[l.unlockKey()]++ // before another caller can get the key
-	}
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
 	// The hold goes on with its other leases, or with the next caller in line.
@@ -283,7 +280,7 @@ func (l *Lease) release(ctx context.Context) error {
 	c.leaveHeadLocked(h)
 	if l.unknown = unknown; unknown {
 		// The Client repeats the Unlock.
-		c.reapLocked(&reap{claim: h.claim, lease: l, keep: h.keep, times: reapOnce, failed: 1, repeat: true}, c.keptFor(h))
+		c.reapLocked(&reap{claim: h.claim, lease: l, keep: h.keep, times: reapOnce, failed: 1}, c.keptFor(h))
 	}
 	if errors.Is(err, ErrLost) {
 		err = l.loseLocked(&LostError{Reason: LostRevoked})

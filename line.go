@@ -94,7 +94,7 @@ type ticket struct {
 // ago, or came first.
 var errHeldHere error = &backend.HeldError{}
 
-// minShrink is the size up to which a map or a heap is not shrunk.
+// minShrink is the size up to which a map or a heap keeps its memory when it is empty.
 const minShrink = 4096
 
 // waitInLineLocked waits behind the head, and returns as joinLine does. It unlocks mu.

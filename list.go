@@ -36,51 +36,33 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[backend.Entr
 		defer cancel()
 		defer context.AfterFunc(c.closing, cancel)()
 
-		// The driver's loop has a goroutine of its own, so that a call that outlasts its
-		// context can be left behind. It goes on only when it is asked to, so that it sends
-		// nothing while the caller uses an entry.
-		entries, more := make(chan listed), make(chan struct{})
-		if !c.spawn(func() {
-			defer close(entries)
-			for e, err := range in.List(within, c.opts.Prefix+prefix, c.opts.Timeout) {
-				select {
-				case entries <- listed{e, err}:
-				case <-within.Done():
-					return
-				}
-				select {
-				case <-more:
-				case <-within.Done():
-					return
-				}
+		// The driver's loop goes on only when it is asked for the next entry, so it sends nothing
+		// while the caller uses an entry. A call that outlasts its context is left behind. Then the
+		// loop is stopped when the call has ended.
+		next, stop := iter.Pull2(in.List(within, c.opts.Prefix+prefix, c.opts.Timeout))
+		left := false
+		defer func() {
+			if !left {
+				stop()
 			}
-		}) {
-			fail(ErrClosed)
-			return
-		}
-
-		for within.Err() == nil {
-			select {
-			case e, ok := <-entries:
-				switch {
-				case within.Err() != nil:
-				case !ok:
-					return
-				case e.err != nil:
-					fail(plain(e.err, c.opts.Timeout))
-					return
-				default:
-					e.Key = strings.TrimPrefix(e.Key, c.opts.Prefix)
-					if !yield(e.Entry, nil) {
-						return
-					}
-				}
-			case <-within.Done():
+		}()
+		for c.enter() == nil {
+			e, err := run(c, context.Background(), within.Done(), nil, func(context.Context) (listed, error) {
+				e, err, more := next()
+				return listed{e, err, more}, nil
+			}, func(listed, error) { stop() }, func() {})
+			c.leave()
+			if left = err == errLeft; err != nil || within.Err() != nil {
+				break
 			}
 
-			select {
-			case more <- struct{}{}:
-			case <-within.Done():
+			if e.err != nil {
+				fail(plain(e.err, c.opts.Timeout))
+				return
+			}
+			e.Key = strings.TrimPrefix(e.Key, c.opts.Prefix)
+			if !e.more || !yield(e.Entry, nil) {
+				return
 			}
 		}
 
@@ -89,8 +71,9 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[backend.Entr
 	}
 }
 
-// listed is what a driver yields.
+// listed is what a driver yields, or the end of its list if more is false.
 type listed struct {
 	backend.Entry
-	err error
+	err  error
+	more bool
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -265,12 +264,8 @@ func (c *Client) leaveLocked(ln *line) {
 	}
 
 	delete(c.lines, ln.key) // no caller refers to the line any more
-	if c.most > minShrink && len(c.lines) < c.most/16 {
-		// A map keeps the memory of its largest size, and maps.Clone copies that memory
-		// as well. So the remaining lines move to a new map.
-		few := make(map[string]*line, len(c.lines))
-		maps.Copy(few, c.lines)
-		c.lines, c.most = few, len(few)
+	if len(c.lines) == 0 && c.most > minShrink {
+		c.lines, c.most = map[string]*line{}, 0 // give the memory of a burst back
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
-	"time"
 )
 
 // maxUnobserved is how many events may wait for Observe. Beyond it, events of failed
@@ -19,22 +18,14 @@ var lastEventID atomic.Uint64
 // the end of a context.
 type observer struct {
 	// Guarded by Client.mu.
-	running bool              // the goroutine exists; it ends when the queue is empty
-	queue   []unobserved      // in the order in which they happened
-	unlocks map[unlockKey]int // how many calls of Unlock whose EventReleased is still to be reported
+	running bool         // the goroutine exists; it ends when the queue is empty
+	queue   []unobserved // in the order in which they happened
 }
 
 // unobserved is an event that waits for Observe.
 type unobserved struct {
 	ctx context.Context // Lock's, which may have ended
 	e   Event
-}
-
-// unlockKey is the store's key, and whether the leases are shared. Shared leases do not wait
-// for the events of one another.
-type unlockKey struct {
-	key    string
-	shared bool
 }
 
 // observe calls Observe, if there is one, on the caller's goroutine.
@@ -100,9 +91,6 @@ func (c *Client) observeRenewFailedLocked(h *hold, err error) {
 // observeAcquired reports that a caller got l. If the lease has ended already,
 // observeAcquired then also reports that end.
 func (c *Client) observeAcquired(ctx context.Context, l *Lease, e Event) {
-	if !l.reentry {
-		c.awaitUnlocks(ctx, l)
-	}
 	c.observe(ctx, e)
 
 	// The lease may have ended while Observe ran.
@@ -117,50 +105,8 @@ func (c *Client) observeAcquired(ctx context.Context, l *Lease, e Event) {
 	}
 }
 
-// awaitUnlocks blocks until each EventReleased is reported that comes before l's
-// EventAcquired. The bounds keep an Observe that blocks, and a release that is not
-// answered, from stopping other callers.
-func (c *Client) awaitUnlocks(ctx context.Context, l *Lease) {
-	k := l.unlockKey()
-	left := false // guarded by mu, as unlocks
-	over := func() bool {
-		u := c.observer.unlocks
-		return left || c.closing.Err() != nil || u[unlockKey{k.key, false}] == 0 && (k.shared || u[unlockKey{k.key, true}] == 0)
-	}
-	c.mu.Lock()
-	now := over()
-	c.mu.Unlock()
-	if now {
-		return
-	}
-
-	defer context.AfterFunc(ctx, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		left = true
-		c.changed.Broadcast()
-	})()
-	c.settle(time.Now().Add(min(c.opts.Timeout, l.end().sub(c.clock.now())/3)), over)
-}
-
-// unlockKey returns where an Unlock of l is noted. unlock notes it before another caller can
-// get the key.
-func (l *Lease) unlockKey() unlockKey { return unlockKey{l.hold.claim.Key, l.hold.claim.Shared} }
-
-// unlockReported notes that the end of l, which unlock has noted, was reported.
-func (c *Client) unlockReported(l *Lease) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	u, k := c.observer.unlocks, l.unlockKey()
-	if u[k]--; u[k] == 0 {
-		delete(u, k)
-	}
-	c.changed.Broadcast()
-}
-
 // observeUnlock reports the end of l by an Unlock that has returned err.
 func (c *Client) observeUnlock(ctx context.Context, l *Lease, err error) {
-	defer c.unlockReported(l) // also if Observe panics
 	if errors.Is(err, ErrLost) {
 		c.observeLost(l, err)
 		return

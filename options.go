@@ -67,12 +67,9 @@ type Options struct {
 	// on any goroutine. EventRenewFailed is dropped if thousands of events wait for
 	// Observe, or if Observe has not returned from EventAcquired of the same lease.
 	//
-	// The events of one lease come in order. If one caller of the Client unlocks and
-	// the next one gets the key, Observe returns from the first one's EventReleased
-	// before it gets the second one's EventAcquired. So a gauge of holds counts no key
-	// twice. The next caller's Lock waits for that, but only for a third of its term,
-	// at most for Timeout, and not after the end of its context. EventLost has no such
-	// order.
+	// The events of one lease come in order. Those of different leases do not: after an
+	// Unlock, the next caller's EventAcquired may come before EventReleased, which has the
+	// store's answer. So for a moment, a gauge of holds may count a key twice.
 	//
 	// Observe must not call the Client. A panic in Observe is not recovered. If Observe
 	// panics at EventAcquired, or ends the goroutine, the key is unlocked, and no other

@@ -3,7 +3,6 @@ package hasp
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 )
 
 // A caller whose context is the context of a lease, or was derived from it, re-enters: if
@@ -15,8 +14,8 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 	if r.apart {
 		return nil, nil
 	}
-	for o := r.around; o != nil; o = o.within.find(c, r) {
-		if !o.isOf(c, r) || o.Err() != nil {
+	for o := r.around; o != nil; o = o.around {
+		if o.c != c || o.key != r.name || (o.slot > 0) != (r.slots > 0) || o.Err() != nil {
 			continue
 		}
 		if l, err := c.join(ctx, r, o); l != nil || err != nil {
@@ -24,11 +23,6 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 		}
 	}
 	return nil, nil
-}
-
-// isOf reports whether l is a lease of r's key on c, with a slot if r has slots.
-func (l *Lease) isOf(c *Client, r *request) bool {
-	return l.c == c && l.key == r.name && l.slot > 0 == (r.slots > 0)
 }
 
 // join adds a lease to the hold of outer. It returns nil, nil if outer has just ended.
@@ -78,41 +72,4 @@ func (h *hold) resumeRenewalLocked(now instant) bool {
 	h.renew, h.orphaned = true, 0
 	h.renewAt(now, now)
 	return true
-}
-
-// enclosing is the leases around a lease, by key. It is a trie that never changes: with
-// returns a new one, which shares most of its nodes with the old one. With LockAll, there
-// may be thousands of leases around one, and each has an enclosing of its own.
-type enclosing struct {
-	lease *Lease        // the innermost one of its key; further ones are in its within
-	next  [4]*enclosing // leases of other keys, by the next two bits of the hash
-}
-
-// keySeed makes the hashes of keys in this process.
-var keySeed = maphash.MakeSeed()
-
-// with returns e with l, which is inside of all leases in e. Hash is the rest of the hash of
-// l's key.
-func (e *enclosing) with(l *Lease, hash uint64) *enclosing {
-	if e == nil {
-		return &enclosing{lease: l}
-	}
-	n := *e
-	if o := e.lease; o.c == l.c && o.key == l.key && o.slot > 0 == (l.slot > 0) {
-		n.lease = l
-	} else {
-		n.next[hash%4] = e.next[hash%4].with(l, hash/4)
-	}
-	return &n
-}
-
-// find returns the innermost lease in e of r's key on c, or nil.
-func (e *enclosing) find(c *Client, r *request) *Lease {
-	for hash := maphash.String(keySeed, r.name); e != nil; hash /= 4 {
-		if e.lease.isOf(c, r) {
-			return e.lease
-		}
-		e = e.next[hash%4]
-	}
-	return nil
 }

@@ -13,7 +13,7 @@ import (
 // Bounds of renewals in bulk.
 const (
 	batchSize    = 256                   // claims in one call of the driver
-	maxBatches   = 24                    // calls in flight for tries of one class
+	maxBatches   = 24                    // calls in flight of a lane
 	maxSuspect   = 8                     // the same, for holds whose last renewal failed or was not answered
 	minWindow    = 5 * time.Millisecond  // the shortest window; see windowsPerT
 	maxWindow    = 50 * time.Millisecond // the longest window
@@ -24,15 +24,15 @@ const (
 	triesPerT    = 10                    // a try lasts at most TTL/10, the second of a renewal TTL/5
 )
 
-// lane has queues of holds that are due, and counts the calls in flight that renew
-// such holds. There is a queue for each class of tries. In a class, the time that a
-// try may last varies by at most a factor of two. A batch ends with its shortest try,
-// so a batch has holds of one class. Each class has calls of its own, because
-// unanswered calls for long terms outlast a short term.
+// lane is the holds of one class that are due, and the calls in flight that renew such
+// holds. In a class, the time that a try may last varies by at most a factor of two. A
+// batch ends with its shortest try, so a batch has holds of one lane. Each lane has calls
+// of its own, because unanswered calls for long terms outlast a short term. And holds
+// whose last renewal failed have lanes of their own, because their calls may take long,
+// and must not delay the other holds.
 type lane struct {
-	queues  [tryClasses][]*hold // each in the order in which the holds became due
-	flights [tryClasses]int     // calls in flight
-	most    int                 // how many of a class may be
+	queue   []*hold // in the order in which the holds became due
+	flights int     // calls in flight
 }
 
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
@@ -60,34 +60,36 @@ func (h *hold) termLocked() time.Duration {
 
 // queueRenewalLocked queues h, whose renewal is due.
 func (c *Client) queueRenewalLocked(h *hold) {
-	ln := &c.renewer.well
+	lanes := &c.renewer.well
 	if h.failed > 0 {
-		ln = &c.renewer.suspect
+		lanes = &c.renewer.suspect
 	}
 	// The tries of each class last up to twice as long as those of the class before.
 	class := min(bits.Len64(uint64(c.tryLocked(h)/(backend.MinTTL/triesPerT))), tryClasses-1)
-	ln.queues[class] = append(ln.queues[class], h)
+	lanes[class].queue = append(lanes[class].queue, h)
 }
 
 // dispatchLocked sends the renewals that are due, up to the bounds on calls in
 // flight. The others wait, and later travel in larger batches.
 func (c *Client) dispatchLocked() {
-	for _, ln := range []*lane{&c.renewer.well, &c.renewer.suspect} {
-		for class := range ln.queues {
-			for ln.flights[class] < ln.most && len(ln.queues[class]) > 0 {
-				c.dispatchBatchLocked(ln, class)
-			}
-		}
+	for class := range tryClasses {
+		c.dispatchLaneLocked(&c.renewer.well[class], maxBatches)
+		c.dispatchLaneLocked(&c.renewer.suspect[class], maxSuspect)
 	}
 }
 
-// dispatchBatchLocked sends a batch from one queue.
-func (c *Client) dispatchBatchLocked(ln *lane, class int) {
-	b := &batch{c: c, flights: &ln.flights[class]}
-	q := &ln.queues[class]
-	n := min(len(*q), batchSize)
-	holds := slices.Clone((*q)[:n])
-	*q = slices.Delete(*q, 0, n)
+func (c *Client) dispatchLaneLocked(ln *lane, most int) {
+	for ln.flights < most && len(ln.queue) > 0 {
+		c.dispatchBatchLocked(ln)
+	}
+}
+
+// dispatchBatchLocked sends a batch from the queue of a lane.
+func (c *Client) dispatchBatchLocked(ln *lane) {
+	b := &batch{c: c, lane: ln}
+	n := min(len(ln.queue), batchSize)
+	holds := slices.Clone(ln.queue[:n])
+	ln.queue = slices.Delete(ln.queue, 0, n)
 	for _, h := range holds {
 		h.queued = false
 		if h.busy != nil || h.index < 0 {
@@ -102,21 +104,21 @@ func (c *Client) dispatchBatchLocked(ln *lane, class int) {
 		b.holds = append(b.holds, h)
 	}
 	if len(b.holds) > 0 && c.spawnLocked(b.run) {
-		*b.flights++
+		ln.flights++
 	}
 }
 
-// batch is renewals that travel together, of holds from one queue of a lane.
+// batch is renewals that travel together, of holds from one lane.
 type batch struct {
-	c       *Client
-	flights *int            // the queue's count of calls; guarded by c.mu
-	try     time.Duration   // the shortest try of its holds
-	holds   []*hold         // an answered one is replaced by nil, under c.mu
-	claims  []backend.Claim // of the holds, by the same index
-	sent    instant         // when the call began
-	slept   int64           // how long the machine had slept by then
-	over    bool            // the call has ended, and later answers do not count; guarded by c.mu
-	err     error           // the last outcome, for Extend, which is a batch of one; guarded by c.mu
+	c      *Client
+	lane   *lane           // nil for an Extend
+	try    time.Duration   // the shortest try of its holds
+	holds  []*hold         // an answered one is replaced by nil, under c.mu
+	claims []backend.Claim // of the holds, by the same index
+	sent   instant         // when the call began
+	slept  int64           // how long the machine had slept by then
+	over   bool            // the call has ended, and later answers do not count; guarded by c.mu
+	err    error           // the last outcome, for Extend, which is a batch of one; guarded by c.mu
 }
 
 // run sends the batch and takes the answers.
@@ -129,10 +131,10 @@ func (b *batch) run() {
 		cancel()
 	}
 
-	// The call has ended or was left behind, so another batch of the class may be sent.
+	// The call has ended or was left behind, so another batch of the lane may be sent.
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	*b.flights--
+	b.lane.flights--
 	c.dispatchLocked()
 }
 
