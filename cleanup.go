@@ -45,7 +45,6 @@ type reaper struct {
 // reap is one token to be released.
 type reap struct {
 	claim  backend.Claim
-	lease  *Lease  // whose Unlock this repeats, or nil
 	keep   instant // until when the release leaves the key taken, for WithMinHold; 0 if it does not
 	at     instant // of the next try, by clock.awake
 	until  instant // by clock.awake: the token has expired in the store by then
@@ -175,9 +174,6 @@ func (c *Client) release(x *reap) {
 	err := c.driver.Release(ctx, c.keeping(x.claim, x.keep))
 	cancel()
 	settled := err == nil || errors.Is(err, ErrLost)
-	if settled && x.lease != nil {
-		x.lease.settle(err)
-	}
 
 	// The try has ended. If another one must follow, x is queued again.
 	c.mu.Lock()

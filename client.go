@@ -41,7 +41,6 @@ type Client struct {
 	most      int                 // the largest len(lines) since lines was last empty
 	lookers   map[string]chan int // receives a slot of the key that may have become free, for the caller that looks for one
 	contended contended           // keys that a Waiter has refused lately
-	broken    instant             // when the last Break through this Client ended
 	holds     holdHeap            // holds that are trusted, ordered by when the renewer must serve them
 	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
 	callers   int                 // in all lines
@@ -78,7 +77,6 @@ func newClient(d backend.Driver, opts Options) *Client {
 		clock:   newClock(hostclock.Suspended, traits.Reach == backend.Process),
 		closed:  make(chan struct{}),
 		lines:   map[string]*line{},
-		broken:  -1,
 		lookers: map[string]chan int{},
 	}
 	c.changed = sync.NewCond(&c.mu)
@@ -144,7 +142,8 @@ func (c *Client) inspect(ctx context.Context, key string) (backend.Status, error
 }
 
 // Break frees key, whichever caller holds it. It is the one call that may admit two
-// holders at once: the old holder learns of it at its next renewal.
+// holders at once: the old holder learns of it at its next renewal. Until then the old hold
+// may pass to another caller of its Client, in the 50 ms after the store has confirmed it.
 func (c *Client) Break(ctx context.Context, key string) error {
 	in, err := c.inspector(key)
 	if err != nil {
@@ -154,9 +153,6 @@ func (c *Client) Break(ctx context.Context, key string) error {
 	_, err = call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, c.opts.Prefix+key)
 	}, nil)
-
-	// Break may have removed the hold even if err is not nil.
-	c.confirmSoon(key)
 	if err != nil {
 		return newError("break", key, err)
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 // instant is a moment by a Client's clock, in nanoseconds since the Client was
-// created. It includes the time of the machine's suspends that the clock notices: see
+// created. It is never 0, which means that there is none. It includes the time of the machine's suspends that the clock notices: see
 // clock.local and package hostclock. On some platforms Go's monotonic clock does not
 // include it. Where a comment says "by clock.awake", the time of suspends is not included.
 type instant int64
@@ -31,7 +31,7 @@ func (t instant) sub(u instant) time.Duration { return time.Duration(t - u) }
 // a millisecond. It is called around calls that take or renew a hold, by Lease.Err, and
 // once a second while leases are held. now uses the last reading.
 type clock struct {
-	base      time.Time            // when the clock was created
+	base      time.Time            // just before the clock was created
 	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
 	local     bool                 // the store is in this process, so it slept as well: no suspend is noticed
 	before    time.Duration        // suspended() when the clock was created
@@ -44,7 +44,7 @@ type clock struct {
 const checkInterval = time.Millisecond
 
 func newClock(suspended func() time.Duration, local bool) *clock {
-	k := &clock{base: time.Now(), suspended: suspended, local: local, before: suspended()}
+	k := &clock{base: time.Now().Add(-1), suspended: suspended, local: local, before: suspended()}
 	// A pause within a reading makes it too small. Every later reading is compared
 	// with this first one. If the first one were too small, the pause would count as a
 	// suspend.

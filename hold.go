@@ -30,11 +30,11 @@ type hold struct {
 	joined int      // how many leases it has had so far
 
 	// What the store knows, as far as this Client can tell.
-	kept       instant // until when the store may keep it: the latest end of a requested term, answered or not
-	confirmed  instant // when the last call that confirmed it began; see newHold for a Waiter's grant
-	distrusted instant // the last Break, or re-entry with a longer term: a call that began earlier confirms nothing
-	limit      instant // the end of WithMaxHold: renewals ask for little more
-	keep       instant // the latest end of WithMinHold that counts: a release before leaves the key taken until then; 0 if there is none
+	kept      instant // until when the store may keep it: the latest end of a requested term, answered or not
+	confirmed instant // when the last call that confirmed it began; see newHold for a Waiter's grant
+	raised    instant // when a re-entry raised the term that renewals ask for: a call that began earlier asked for less
+	limit     instant // the end of WithMaxHold: renewals ask for little more
+	keep      instant // the latest end of WithMinHold that counts: a release before leaves the key taken until then; 0 if there is none
 
 	// Its renewal.
 	renew     bool          // renewals go on
@@ -50,8 +50,7 @@ type hold struct {
 	index     int           // in c.holds; -1 if it is not there, because it has ended
 
 	// Its end.
-	lapsed   bool // it ended by its deadline or by WithMaxHold, so the store may still keep it
-	leftHead bool // it is no longer at the head of its line
+	lapsed bool // it ended by its deadline or by WithMaxHold, so the store may still keep it
 
 	// The first lease and its slot in leases are part of the hold, to save two
 	// allocations.
@@ -75,7 +74,7 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 		return nil, errLate
 	}
 
-	h := &hold{claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), distrusted: -1, limit: never, index: -1}
+	h := &hold{claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
 
 	// The hold was confirmed when its term began. A Waiter's call may have begun long
 	// before that.
@@ -96,7 +95,7 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 // startHoldLocked makes h the hold of ln, and returns its first lease.
 func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *hold) *Lease {
 	h.line, h.renew, h.unrenewed = ln, !r.noRenew, r.noRenew
-	ln.hold, ln.lastAnswer, ln.outage, ln.silent, ln.asking = h, nil, false, false, false
+	ln.hold, ln.lastAnswer, ln.outage, ln.unanswered = h, nil, 0, 0
 	// A caller may come during the hold and get it by a hand-over. So the row begins
 	// here even if no caller waits yet.
 	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
@@ -161,13 +160,9 @@ func (h *hold) renewAt(now, due instant) {
 	h.early = min(window, max(due.sub(now), 0)/4)
 }
 
-// leaveHeadLocked takes h from the head of its line, and promotes the next caller.
-// The second call for a hold does nothing.
+// leaveHeadLocked takes h, which has ended, from the head of its line, and promotes the
+// next caller.
 func (c *Client) leaveHeadLocked(h *hold) {
-	if h.leftHead {
-		return
-	}
-	h.leftHead = true
 	c.open--
 	c.slotFreedLocked(h)
 	ln := h.line

@@ -46,10 +46,8 @@ type Lease struct {
 	unseen   *Event // the lease's end, if it came before EventAcquired
 
 	// An Unlock calls the store without mu. Other calls of Unlock find its state here.
-	releasing   bool          // an Unlock's call is in flight
-	releaseDone chan struct{} // closed when that call ends; nil unless another Unlock waits for it
-	unknown     bool          // the outcome of Unlock is unknown, and a repeat may learn it
-	settled     bool          // a repeat in the background has released the hold: the next Unlock returns nil
+	releasing bool // an Unlock's call is in flight
+	unknown   bool // the outcome of Unlock is unknown, and a repeat may learn it
 }
 
 // States of a Lease. It begins as held. Unlock may still turn closed into released.
@@ -169,8 +167,8 @@ func (l *Lease) countMinHold() {
 // ErrLost, which is a [*LostError] with the reason, means that the lease was lost before:
 // another caller may have held the key since. ErrReleased means that Unlock has succeeded before. After
 // ErrUnavailable the outcome is unknown: the lease has ended and is no longer
-// renewed, and the Client repeats the release in the background. Call Unlock again
-// to learn the outcome. ErrClosed means that Close had stopped waiting for the holder:
+// renewed, and the Client repeats the release in the background. Call Unlock again, before
+// the term ends, to learn the outcome. ErrClosed means that Close had stopped waiting for the holder:
 // the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
@@ -190,13 +188,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	l.Err() // ends the lease if its deadline has passed; not under mu, which it locks
 	c.mu.Lock()
 	for l.releasing {
-		if l.releaseDone == nil {
-			l.releaseDone = make(chan struct{})
-		}
-		done := l.releaseDone
-		c.mu.Unlock()
-		<-done // within Timeout, which bounds the call
-		c.mu.Lock()
+		c.changed.Wait() // within Timeout, which bounds the call
 	}
 	state := l.state.Load()
 	if state == lost || state == released || c.stopped {
@@ -229,7 +221,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 // or if Close waits no longer. It unlocks mu.
 func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 	c, h := l.c, l.hold
-	if state != lost && !l.settled && !c.stopped && l.unknown {
+	if state != lost && !c.stopped && l.unknown {
 		c.calls++
 		c.mu.Unlock()
 		return l.unlockAgain(ctx)
@@ -244,9 +236,6 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 			c.reapHoldLocked(h, h.keep)
 		}
 		return l.loss
-	case l.settled:
-		l.settled = false
-		return nil
 	case state == released && !l.unknown:
 		return ErrReleased
 	}
@@ -256,43 +245,26 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 // release releases the key in the store, and then promotes the next caller in line.
 func (l *Lease) release(ctx context.Context) error {
 	c, h := l.c, l.hold
-	// The line waits for the answer until the term ends, and no longer: the next
-	// caller asks the store anyway.
-	if left := instant(h.deadline.Load()).sub(c.clock.now()); left < c.opts.Timeout {
-		timer := time.AfterFunc(left, func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.leaveHeadLocked(h)
-		})
-		defer timer.Stop()
-	}
-
 	err := c.callRelease(ctx, c.keeping(h.claim, h.keep))
 
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	unknown := err != nil && !errors.Is(err, ErrLost)
 	h.failed = 0
 	if unknown {
 		h.failed = 1
 	}
 	c.calls--
+	l.releasing = false
 	c.changed.Broadcast()
 	c.leaveHeadLocked(h)
 	if l.unknown = unknown; unknown {
 		// The Client repeats the Unlock.
-		c.reapLocked(&reap{claim: h.claim, lease: l, keep: h.keep, times: reapOnce, failed: 1}, c.keptFor(h))
+		c.reapLocked(&reap{claim: h.claim, keep: h.keep, times: reapOnce, failed: 1}, c.keptFor(h))
 	}
 	if errors.Is(err, ErrLost) {
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	}
-
-	// Other calls of Unlock go on when mu is unlocked, and find the outcome set.
-	l.releasing = false
-	if l.releaseDone != nil {
-		close(l.releaseDone)
-		l.releaseDone = nil
-	}
-	c.mu.Unlock()
 	return err
 }
 
@@ -325,46 +297,27 @@ func (c *Client) callRelease(ctx context.Context, cl backend.Claim) error {
 
 // unlockAgain repeats a release whose outcome is unknown.
 func (l *Lease) unlockAgain(ctx context.Context) error {
-	defer l.c.leave() // unlockEndedLocked has counted the call
-	err := l.c.callRelease(ctx, l.c.keeping(l.hold.claim, l.hold.keep))
-	if !l.settle(err) {
-		if isClosed(l.c.closed) {
-			return ErrClosed // the driver was closed during the call
-		}
+	c, h := l.c, l.hold
+	defer c.leave() // unlockEndedLocked has counted the call
+	err := c.callRelease(ctx, c.keeping(h.claim, h.keep))
+	switch {
+	case err == nil || errors.Is(err, ErrLost):
+	case isClosed(c.closed):
+		return ErrClosed // the driver was closed during the call
+	default:
 		return err
 	}
 
-	l.c.mu.Lock()
-	l.settled = false // this call reports the outcome, so the next one must not
-	l.c.mu.Unlock()
-	if l.state.Load() == lost {
-		return l.loss
-	}
-	return nil
-}
-
-// settle notes the answer to a repeated release, and reports whether the outcome is
-// known now.
-func (l *Lease) settle(err error) bool {
-	if err != nil && !errors.Is(err, ErrLost) {
-		return false
-	}
-
-	now, _ := l.c.clock.read() // the machine may have slept past the term
-	l.c.mu.Lock()
-	defer l.c.mu.Unlock()
-	if !l.unknown {
-		return true // another repeat has settled it
-	}
+	now, _ := c.clock.read() // the machine may have slept past the term
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	l.unknown = false
-	if err == nil || now < instant(l.hold.deadline.Load()) {
+	if err == nil || now < instant(h.deadline.Load()) {
 		// Before the deadline the term cannot have run out. So ErrLost counts as a sign
 		// that an earlier release has reached the store. A Break looks the same.
-		l.settled = true
-	} else {
-		l.loseLocked(&LostError{Reason: LostUnanswered}) // the term has ended meanwhile
+		return nil
 	}
-	return true
+	return l.loseLocked(&LostError{Reason: LostUnanswered}) // the term has ended meanwhile
 }
 
 // Extend makes the lease last for at least ttl from now, in one call to the store.

@@ -40,14 +40,9 @@ type line struct {
 	// nothing is known.
 	lastAnswer error
 
-	outage      bool    // the store has answered no attempt since outageSince
-	outageSince instant // by clock.awake
-
-	asking bool    // the head's attempt, which began at asked, is in flight
-	asked  instant // by clock.awake
-
-	silent  bool    // the store has answered no attempt since silence; each ended with its caller's context
-	silence instant // by clock.awake
+	// By clock.awake, and 0 if the store has answered since.
+	outage     instant // when the outage began
+	unanswered instant // when the first attempt began of which neither an answer nor an outage is known
 
 	sought bool // the head's hold came after a refusal, so others may want the key
 
@@ -203,7 +198,7 @@ func (c *Client) promoteNextLocked(ln *line) {
 	if ln.hold != nil {
 		ln.pace.ended = now
 	}
-	ln.hasHead, ln.hold, ln.asking = false, nil, false
+	ln.hasHead, ln.hold = false, nil
 	next := ln.first()
 	if next == nil {
 		ln.turns, ln.pace.began = 0, 0
@@ -237,10 +232,10 @@ func (c *Client) handOverLocked(h *hold) bool {
 	}
 
 	// The next caller must want just this hold, and the store must have confirmed it a
-	// moment ago, after the last Break.
+	// moment ago.
 	t := ln.first()
 	next := t.r
-	if h.confirmed <= h.distrusted || now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
+	if now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
 		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 {
 		return false
 	}
@@ -256,13 +251,19 @@ func (c *Client) handOverLocked(h *hold) bool {
 // outage it first ends the wait of each caller that has waited for a whole Timeout
 // of the outage.
 func (c *Client) giveUpHeadLocked(ln *line) {
-	if ln.outage {
-		now := c.clock.awake()
-		for t := ln.first(); t != nil && now.sub(max(ln.outageSince, t.since)) >= c.opts.Timeout; t = ln.first() {
-			ln.remove(t).ready <- ticket{err: ln.lastAnswer}
-		}
+	for t := ln.first(); t != nil && c.outageLocked(ln, t.since) >= c.opts.Timeout; t = ln.first() {
+		ln.remove(t).ready <- ticket{err: ln.lastAnswer}
 	}
 	c.promoteNextLocked(ln)
+}
+
+// outageLocked returns for how long the outage of ln has lasted for a caller that came at
+// since, by clock.awake. It is 0 if there is no outage.
+func (c *Client) outageLocked(ln *line, since instant) time.Duration {
+	if ln.outage == 0 {
+		return 0
+	}
+	return c.clock.awake().sub(max(ln.outage, since))
 }
 
 // refusalLocked returns why a caller in line does not have the key. That is a
@@ -270,15 +271,19 @@ func (c *Client) giveUpHeadLocked(ln *line) {
 // the head. It is nil if the store has not answered yet, or has not answered for too
 // long: then the key may be free, or the store may hang.
 func (c *Client) refusalLocked(ln *line) error {
-	// The head may be waiting for an answer. If it has waited for a third of Timeout, the
-	// answer before says nothing about the present.
-	if ln.hold == nil {
-		if ln.asking && errors.Is(ln.lastAnswer, ErrHeld) && c.clock.awake().sub(ln.asked) >= c.opts.Timeout/3 {
-			return nil // the store may hang, so its earlier answer is too old to report
-		}
-		return ln.lastAnswer
+	switch {
+	case ln.hold != nil:
+		left := instant(ln.hold.deadline.Load()).sub(c.clock.now())
+		return &backend.HeldError{Owner: c.opts.Owner, RetryAfter: max(left, 0)}
+	case c.staleLocked(ln, ln.lastAnswer):
+		return nil
 	}
+	return ln.lastAnswer
+}
 
-	left := instant(ln.hold.deadline.Load()).sub(c.clock.now())
-	return &backend.HeldError{Owner: c.opts.Owner, RetryAfter: max(left, 0)}
+// staleLocked reports whether an answer of the store is ErrHeld, and is too old to report:
+// the store has answered no attempt since for a third of Timeout, so it may hang. A failure of
+// the store is never too old.
+func (c *Client) staleLocked(ln *line, answer error) bool {
+	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && c.clock.awake().sub(ln.unanswered) >= c.opts.Timeout/3
 }

@@ -178,9 +178,6 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 
 	ln := w.line
 	ln.pace.acquiredLocked(w.waitedLocked(h.granted))
-	if w.asked <= c.broken {
-		h.doubt(h.granted) // the store may have granted it before the Break
-	}
 	w.line = nil            // from here on the line counts the hold
 	ln.sought = w.tries > 1 // the release leaves a gap then, however long ago the refusal was
 	return c.startHoldLocked(ctx, r, ln, h), nil
@@ -391,10 +388,10 @@ func (w *wait) beginAttempt() time.Duration {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ln.asked, ln.asking = c.clock.withoutSleep(now), true // for callers whose wait ends before the answer
-	if ln.outage {
-		d = min(d, c.opts.Timeout-c.clock.awake().sub(max(ln.outageSince, w.began)))
+	if ln.unanswered == 0 {
+		ln.unanswered = c.clock.withoutSleep(now)
 	}
+	d = min(d, c.opts.Timeout-c.outageLocked(ln, w.began))
 	if d < c.opts.Timeout {
 		d = max(d, w.answerTime())
 	}

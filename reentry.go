@@ -51,7 +51,8 @@ func (c *Client) join(ctx context.Context, r *request, outer *Lease) (*Lease, er
 	// the term is the shorter one.
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
-		h.doubt(now) // a renewal in flight has asked for less
+		h.raised = now
+		h.renewAt(now, now)
 	}
 
 	r.slot = outer.slot

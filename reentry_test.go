@@ -3,8 +3,6 @@ package hasp_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -231,45 +229,6 @@ func TestLongerTermDuringARenewal(t *testing.T) {
 		}
 		unlock(t, inner)
 		unlock(t, l)
-	})
-}
-
-// A tree of leases, each of which is found from just those inside it.
-func TestReentryInATreeOfLeases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(memlock.New(), nil)
-		defer c.Close()
-		type node struct {
-			lease  *hasp.Lease
-			parent int
-		}
-		r := rand.New(rand.NewPCG(1, 2))
-		tree := []node{{lockNow(t, c, "0"), -1}}
-		for i := 1; i < 200; i++ {
-			parent := max(len(tree)-1-r.IntN(20), 0)
-			if r.IntN(2) == 0 {
-				parent = len(tree) - 1 // mostly deep
-			}
-			tree = append(tree, node{lockIn(t, c, tree[parent].lease.Context(), fmt.Sprint(i)), parent})
-		}
-		for i := range tree {
-			inside := map[int]bool{}
-			for at := i; at >= 0; at = tree[at].parent {
-				inside[at] = true
-			}
-			for key := range tree {
-				l, err := c.TryLock(tree[i].lease.Context(), fmt.Sprint(key))
-				if (err == nil) != inside[key] {
-					t.Fatalf("lease %d inside %d: %v; %v", i, key, inside[key], err)
-				}
-				if err == nil {
-					l.Unlock(t.Context())
-				}
-			}
-		}
-		for i := range tree {
-			unlock(t, tree[len(tree)-1-i].lease)
-		}
 	})
 }
 

@@ -334,8 +334,8 @@ func (h *hold) renewedLocked(now, start, until instant) {
 	h.confirmed = max(h.confirmed, start)
 	h.failed, h.failure = 0, nil
 	h.renewAt(now, max(renewalTime(start, min(h.claim.TTL, until.sub(start))), now.add(minSleep)))
-	if start <= h.distrusted {
-		h.renewAt(now, now+1) // the call was sent before the Break, or asked for a shorter term: ask again
+	if start <= h.raised {
+		h.renewAt(now, now+1) // the call asked for a shorter term: ask again
 	}
 }
 
@@ -358,26 +358,4 @@ func (h *hold) callEndedLocked() {
 		close(h.busy)
 		h.busy = nil
 	}
-}
-
-// confirmSoon makes a renewal of this Client's holds of key due now, because key may have
-// been broken. Until the store confirms a hold, it is not handed over.
-func (c *Client) confirmSoon(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.clock.now()
-	c.broken = now // for grants that are on their way
-	for _, s := range slices.Clone(c.holds) {
-		if s.hold.line.key == key {
-			s.hold.doubt(now)
-			c.scheduleLocked(s.hold)
-		}
-	}
-}
-
-// doubt makes a renewal of h due now. An answer to a call that began earlier does not confirm
-// the hold.
-func (h *hold) doubt(now instant) {
-	h.distrusted = now
-	h.renewAt(now, now)
 }

@@ -472,7 +472,7 @@ func TestRenewalOfAShortTermForALongOne(t *testing.T) {
 func TestRenewalOfAShortHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
-		c := hasp.New(handsOver{f, 0}, &hasp.Options{TTL: 5 * time.Minute})
+		c := hasp.New(handsOver{f}, &hasp.Options{TTL: 5 * time.Minute})
 		defer c.Close()
 		f.acquire = failAcquire(hasp.ErrHeld) // so that the caller waits
 		f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
@@ -486,16 +486,11 @@ func TestRenewalOfAShortHandOver(t *testing.T) {
 	})
 }
 
-// handsOver grants five seconds of the term that a Wait asks for, by a message that takes a
-// while.
-type handsOver struct {
-	*faulty
-	takes time.Duration
-}
+// handsOver grants five seconds of the term that a Wait asks for.
+type handsOver struct{ *faulty }
 
 func (d handsOver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	g, err := d.Driver.Acquire(ctx, c)
 	g.Until = time.Now().Add(5 * time.Second)
-	time.Sleep(d.takes)
 	return g, err
 }

@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -148,39 +149,28 @@ func (w *wait) noteAnswer(err error, sent instant) time.Duration {
 	c, ln := w.c, w.line
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := c.clock.awake()
-	ln.lastAnswer, ln.silent, ln.asking = err, false, false
-	if errors.Is(err, ErrHeld) {
-		ln.outage = false
-		if !c.polls {
-			c.contended.note(ln.key, c.clock.now())
-		}
-		return 0
+	ln.lastAnswer, ln.unanswered = err, 0
+	switch {
+	case !errors.Is(err, ErrHeld):
+		ln.outage = cmp.Or(ln.outage, sent)
+	case c.polls:
+		ln.outage = 0
+	default:
+		ln.outage = 0
+		c.contended.note(ln.key, c.clock.now())
 	}
-
-	if !ln.outage {
-		ln.outage, ln.outageSince = true, sent
-	}
-	return now.sub(max(ln.outageSince, w.began))
+	return c.outageLocked(ln, w.began)
 }
 
-// unanswered records for the line that a call ended with its caller's context,
-// without an answer. The call began at sent. If the line has had no answer for a third
-// of Timeout, a last answer of ErrHeld is too old to report, and is dropped. A failure of the
-// store is still reported.
+// unanswered records for the line that a call ended with its caller's context, without an
+// answer. The call began at sent.
 func (w *wait) unanswered(sent instant) {
 	c, ln := w.c, w.line
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ln.asking = false
-	if !ln.silent {
-		ln.silent, ln.silence = true, sent
-	}
-	if c.clock.awake().sub(ln.silence) < c.opts.Timeout/3 {
-		return
-	}
+	ln.unanswered = cmp.Or(ln.unanswered, sent)
 	for _, last := range []*error{&ln.lastAnswer, &w.lastAnswer} {
-		if errors.Is(*last, ErrHeld) {
+		if c.staleLocked(ln, *last) {
 			*last = nil
 		}
 	}
@@ -243,7 +233,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		// Nor may a long Backoff outlast the time for which Lock retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
-		rest := c.opts.Timeout - c.clock.awake().sub(max(w.line.outageSince, w.began))
+		rest := c.opts.Timeout - c.outageLocked(w.line, w.began)
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
 	case w.wake != nil:
