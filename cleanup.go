@@ -76,14 +76,13 @@ func (c *Client) reap(cl backend.Claim, times int) {
 	c.reapLocked(&reap{claim: cl, times: times}, cl.TTL)
 }
 
-// reapHoldLocked releases the token of a hold that was lost. Keep is h.keep if the store
-// may still have the hold, and 0 if the store has answered that it is lost.
-func (c *Client) reapHoldLocked(h *hold, keep instant) {
-	c.reapLocked(&reap{claim: h.claim, keep: keep, times: reapOnce}, c.keptFor(h))
+// reapHoldLocked releases the token of a hold that has ended. Keep is h.keep if the store
+// may still have the hold, and 0 if the store has answered that it is lost. Failed is how many
+// releases were not answered.
+func (c *Client) reapHoldLocked(h *hold, keep instant, failed int) {
+	kept := max(h.kept.sub(c.clock.now()), 0)
+	c.reapLocked(&reap{claim: h.claim, keep: keep, times: reapOnce, failed: failed}, kept)
 }
-
-// keptFor returns for how long the store may still keep h.
-func (c *Client) keptFor(h *hold) time.Duration { return max(h.kept.sub(c.clock.now()), 0) }
 
 // reapLocked queues x, whose token the store may keep for as long as kept says.
 func (c *Client) reapLocked(x *reap, kept time.Duration) {

@@ -124,10 +124,7 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 // error is errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	s, err := c.inspect(ctx, key)
-	if err != nil {
-		return backend.Status{}, newError("inspect", key, err)
-	}
-	return s, nil
+	return s, newError("inspect", key, err)
 }
 
 func (c *Client) inspect(ctx context.Context, key string) (backend.Status, error) {
@@ -146,17 +143,13 @@ func (c *Client) inspect(ctx context.Context, key string) (backend.Status, error
 // may pass to another caller of its Client, in the 50 ms after the store has confirmed it.
 func (c *Client) Break(ctx context.Context, key string) error {
 	in, err := c.inspector(key)
-	if err != nil {
-		return newError("break", key, err)
+	if err == nil {
+		defer c.leave()
+		_, err = call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, in.Break(ctx, c.opts.Prefix+key)
+		}, nil)
 	}
-	defer c.leave()
-	_, err = call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, in.Break(ctx, c.opts.Prefix+key)
-	}, nil)
-	if err != nil {
-		return newError("break", key, err)
-	}
-	return nil
+	return newError("break", key, err)
 }
 
 // inspector returns the driver, if it is an Inspector. Then it has called enter.

@@ -104,8 +104,13 @@ func (e *Error) Error() string {
 // Unwrap returns e.Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// newError returns the error of a call that concerns a key.
-func newError(op, key string, err error) error { return &Error{op, key, marked(err)} }
+// newError returns the error of a call that concerns a key, or nil if err is nil.
+func newError(op, key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{op, key, marked(err)}
+}
 
 // marked returns err so that it matches ErrUnavailable if it is an outage, and does not
 // otherwise. All errors of calls pass here, so that drivers need not mark theirs.

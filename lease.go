@@ -175,10 +175,7 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	if ends && l.c.opts.Observe != nil {
 		l.c.observeUnlock(ctx, l, err)
 	}
-	if err != nil {
-		return newError("unlock", l.key, err)
-	}
-	return nil
+	return newError("unlock", l.key, err)
 }
 
 // unlock returns the error of Unlock. It reports in ends whether it has ended a
@@ -233,7 +230,7 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 		if h.lapsed {
 			// The store may still have the hold, until the term ends by its clock.
 			h.lapsed = false
-			c.reapHoldLocked(h, h.keep)
+			c.reapHoldLocked(h, h.keep, 0)
 		}
 		return l.loss
 	case state == released && !l.unknown:
@@ -249,18 +246,16 @@ func (l *Lease) release(ctx context.Context) error {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	unknown := err != nil && !errors.Is(err, ErrLost)
 	h.failed = 0
-	if unknown {
+	if l.unknown = err != nil && !errors.Is(err, ErrLost); l.unknown {
 		h.failed = 1
 	}
 	c.calls--
 	l.releasing = false
 	c.changed.Broadcast()
 	c.leaveHeadLocked(h)
-	if l.unknown = unknown; unknown {
-		// The Client repeats the Unlock.
-		c.reapLocked(&reap{claim: h.claim, keep: h.keep, times: reapOnce, failed: 1}, c.keptFor(h))
+	if l.unknown {
+		c.reapHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
 	}
 	if errors.Is(err, ErrLost) {
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
@@ -327,10 +322,7 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 // ErrUnavailable or an error of ctx the outcome is unknown, and the lease lasts at
 // least as long as before.
 func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
-	if err := l.extend(ctx, ttl); err != nil {
-		return newError("extend", l.key, err)
-	}
-	return nil
+	return newError("extend", l.key, l.extend(ctx, ttl))
 }
 
 func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {

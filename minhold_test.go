@@ -1,9 +1,7 @@
 package hasp_test
 
 import (
-	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,7 +9,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/memlock"
 )
 
 // keptFor fails the test unless a stranger is refused key for d from now, and gets it
@@ -142,41 +139,6 @@ func TestMinHoldInLine(t *testing.T) {
 	}
 }
 
-func TestCloseDoesNotWaitForTheMinHold(t *testing.T) {
-	for _, unlocked := range []string{"before Close", "during Close", "never"} {
-		t.Run("unlocked "+unlocked, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := memlock.NewStore()
-				f := &faulty{Driver: store.Driver()}
-				c := hasp.New(f, nil)
-				f = &faulty{Driver: store.Driver()} // the other is closed with c
-				l := lockNow(t, c, "k", hasp.WithMinHold(time.Minute))
-				start := time.Now()
-				switch unlocked {
-				case "before Close":
-					unlock(t, l)
-				case "during Close":
-					time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
-				}
-				c.Close()
-				most := map[string]time.Duration{"during Close": time.Second, "never": hasp.DefaultTimeout}
-				within(t, "Close", start, most[unlocked])
-
-				kept := time.Minute
-				if unlocked == "never" {
-					kept = hasp.DefaultTTL // only the term keeps the key
-				}
-				time.Sleep(time.Until(start.Add(kept - 1)))
-				if free(t, f, "k") {
-					t.Errorf("the key was free before %v had passed", kept)
-				}
-				time.Sleep(time.Second)
-				freed(t, f, "k", "the key is held after its end")
-			})
-		})
-	}
-}
-
 // A release whose outcome is unknown is repeated with the same end, and frees nothing
 // early.
 func TestMinHoldOfUnknownOutcome(t *testing.T) {
@@ -284,57 +246,19 @@ func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
 }
 
 // Nothing was done under the keys of a LockAll that fails. So its min hold keeps none of
-// them, and changes neither the term nor the min hold of a lease that it re-enters.
+// them, also if it re-enters a lease.
 func TestLockAllThatFailsKeepsNothing(t *testing.T) {
-	fails := func(t *testing.T, c *hasp.Client, ctx context.Context, other string) {
-		t.Helper()
-		_, err := hasp.LockAll(ctx, c, []string{"a", other}, hasp.WithMaxWait(time.Second), hasp.WithMinHold(time.Hour))
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		held := lockNow(t, c, "z")
+		outer := lockNow(t, c, "b")
+		_, err := hasp.LockAll(outer.Context(), c, []string{"a", "b", "z"}, hasp.WithMaxWait(time.Second), hasp.WithMinHold(time.Hour))
 		want(t, "LockAll", err, hasp.ErrHeld)
-	}
-	for name, try := range map[string]func(t *testing.T, f *faulty, c *hasp.Client){
-		"of a free key": func(t *testing.T, f *faulty, c *hasp.Client) {
-			fails(t, c, t.Context(), "z1")
-			freed(t, f, "a", "the key is kept")
-		},
-		"twice at once": func(t *testing.T, f *faulty, c *hasp.Client) {
-			outer := lockNow(t, c, "a")
-			var wg sync.WaitGroup
-			wg.Go(func() { fails(t, c, outer.Context(), "z1") })
-			time.Sleep(time.Millisecond)
-			wg.Go(func() { fails(t, c, outer.Context(), "z2") })
-			wg.Wait()
-			unlock(t, outer)
-			freed(t, f, "a", "the key is kept")
-		},
-		"beside a min hold": func(t *testing.T, f *faulty, c *hasp.Client) {
-			outer := lockNow(t, c, "a")
-			var wg sync.WaitGroup
-			wg.Go(func() { fails(t, c, outer.Context(), "z1") })
-			synctest.Wait()
-			unlock(t, lockIn(t, c, outer.Context(), "a", hasp.WithMinHold(30*time.Minute)))
-			wg.Wait()
-			unlock(t, outer)
-			keptFor(t, f, "a", 30*time.Minute-time.Second)
-		},
-		"of a lease that goes on": func(t *testing.T, f *faulty, c *hasp.Client) {
-			outer := lockNow(t, c, "a")
-			fails(t, c, outer.Context(), "z1")
-			time.Sleep(time.Minute)
-			if left := time.Until(outer.Expires()); left > hasp.DefaultTTL {
-				t.Errorf("the outer lease ends in %v", left)
-			}
-			unlock(t, outer)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				for _, key := range []string{"z1", "z2"} {
-					defer lockNow(t, c, key).Unlock(t.Context())
-				}
-				try(t, f, c)
-			})
-		})
-	}
+		unlock(t, outer)
+		unlock(t, held)
+		for _, key := range []string{"a", "b"} {
+			freed(t, f, key, key+" is kept")
+		}
+	})
 }
 
 func TestLockAllKeepsEachKey(t *testing.T) {

@@ -310,7 +310,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		gone = c.loseLocked(h, &LostError{Reason: LostRevoked})
 		// A part of the store may still have the hold, such as a minority of a
 		// quorum's nodes. That would block the key for the next holder.
-		c.reapHoldLocked(h, 0)
+		c.reapHoldLocked(h, 0, 0)
 	default:
 		h.failed++
 		h.failure = err

@@ -89,44 +89,6 @@ func TestTheSecondTryLastsTwiceAsLong(t *testing.T) {
 	}
 }
 
-// The term is 20 round trips long. On a new connection the store answers after three round
-// trips, and a try without an answer closes its connection.
-func TestRenewalsReachAStoreThatIsFarAway(t *testing.T) {
-	const trip = 50 * time.Millisecond
-	withClient(t, &hasp.Options{TTL: 20 * trip}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		connected := false
-		f.renew = func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			needs := trip
-			if !connected {
-				needs = 3 * trip
-			}
-			select {
-			case <-time.After(needs):
-				connected = true
-				return send()
-			case <-ctx.Done():
-				connected = false
-				return backend.Grant{}, ctx.Err()
-			}
-		}
-		l := lockNow(t, c, "k")
-		time.Sleep(100 * trip)
-		unlock(t, l)
-	})
-}
-
-// The store swallows all requests until shortly before the end of the term.
-func TestRenewalRidesOutASilenceThatEndsLate(t *testing.T) {
-	withClient(t, &hasp.Options{TTL: 10 * time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.renew = hungRenew
-		l := lockNow(t, c, "k")
-		time.Sleep(8500 * time.Millisecond)
-		f.set(up)
-		time.Sleep(10 * time.Second)
-		unlock(t, l)
-	})
-}
-
 // Renewals and Extends whose answers come late, early or never: Expires never
 // goes back, and never past what the store keeps.
 func TestNoRenewalShortensATerm(t *testing.T) {

@@ -240,23 +240,6 @@ func TestLookForASlotInAnOutage(t *testing.T) {
 	})
 }
 
-// A slot with a min hold is free when that is over, and not when its lease is unlocked.
-func TestSlotWithAMinHold(t *testing.T) {
-	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
-		began := time.Now()
-		for _, l := range taken {
-			unlock(t, l)
-		}
-		want(t, "kept", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(2))), hasp.ErrHeld)
-		l := lockNow(t, c, "k", hasp.WithSlots(2))
-		if took := time.Since(began); took < time.Second {
-			t.Errorf("got a slot after %v", took)
-		}
-		within(t, "a slot with a min hold of a second", began, time.Second+10*time.Millisecond)
-		unlock(t, l)
-	}, hasp.WithMinHold(time.Second))
-}
-
 func TestReentryOfASlot(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		lockNow(t, c, "k", hasp.WithSlots(3))
