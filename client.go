@@ -38,7 +38,6 @@ type Client struct {
 	// not held across I/O. A function whose name ends in Locked needs it.
 	mu        sync.Mutex
 	lines     map[string]*line    // by key, without those of shared callers
-	most      int                 // the largest len(lines) since lines was last empty
 	lookers   map[string]chan int // receives a slot of the key that may have become free, for the caller that looks for one
 	contended contended           // keys that a Waiter has refused lately
 	holds     holdHeap            // holds that are trusted, ordered by when the renewer must serve them

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,25 +13,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/memlock"
 )
-
-func TestDo(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		lose := func(result error) error {
-			return hasp.Do(t.Context(), c, "k", func(ctx context.Context, _ *hasp.Lease) error {
-				f.Break(ctx, "k")
-				<-ctx.Done()
-				return result
-			})
-		}
-		want(t, "lost, fn returned nil", lose(nil), hasp.ErrLost)
-		err := lose(errNet)
-		want(t, "lost, fn failed", err, hasp.ErrLost)
-		want(t, "lost, fn failed", err, errNet)
-		if text := lose(context.Canceled).Error(); !strings.HasPrefix(text, `hasp: unlock "k": lease lost: the store does not have it`) {
-			t.Errorf("got %q, which does not begin with the loss", text)
-		}
-	})
-}
 
 // underLock is the calls that run a function while they hold "k".
 var underLock = map[string]func(context.Context, hasp.Locker, func(context.Context, *hasp.Lease) error, ...hasp.Option) error{

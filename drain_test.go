@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -99,31 +100,6 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 	}
 }
 
-// A hold that was handed over in the line is renewed until fn returns as well.
-func TestDoWithAHandedOverHoldDrains(t *testing.T) {
-	withTwo(t, nil, func(t *testing.T, f *faulty, c, _ *hasp.Client) {
-		first, end := context.WithCancel(t.Context())
-		l := lockIn(t, c, first, "k")
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			want(t, "Do", hasp.Do(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error {
-				cancel()
-				drain(t, f, ctx, "k")
-				return nil
-			}), nil)
-			freed(t, f, "k", "the key is still held")
-		})
-		synctest.Wait()
-		end() // the one whose hold it was wants it no longer
-		unlock(t, l)
-		wg.Wait()
-		if a, _, r := f.calls(); a != 1 || r != 1 {
-			t.Errorf("%d attempts and %d releases, want a hand-over", a, r)
-		}
-	})
-}
-
 // After Do, another caller on the same hold has one more term, as after any end of all
 // contexts.
 func TestAfterDoItsHoldLastsOneMoreTerm(t *testing.T) {
@@ -168,6 +144,9 @@ func TestLossWhileFnDrains(t *testing.T) {
 					})
 					want(t, "the result", err, hasp.ErrLost)
 					want(t, "the result", err, boom)
+					if text := err.Error(); name == "Do" && !strings.HasPrefix(text, `hasp: unlock "k": lease lost: `) {
+						t.Errorf("got %q, which does not begin with the loss", text)
+					}
 				})
 			})
 		}
@@ -201,37 +180,6 @@ func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
 					return nil
 				}, tc.opt)
 				want(t, "Do", err, hasp.ErrLost)
-			})
-		})
-	}
-}
-
-// Close ends the renewal for Do as well. A holder that drains has Timeout.
-func TestCloseWhileFnDrains(t *testing.T) {
-	for name, slow := range map[string]bool{"in time": false, "too long": true} {
-		t.Run(name, func(t *testing.T) {
-			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-				ctx, cancel := context.WithCancel(t.Context())
-				err := hasp.Do(ctx, c, "k", func(_ context.Context, l *hasp.Lease) error {
-					cancel()
-					time.Sleep(2 * hasp.DefaultTTL)
-					go c.Close()
-					synctest.Wait()
-					want(t, "Err", l.Err(), hasp.ErrClosed)
-					if !slow {
-						time.Sleep(hasp.DefaultTimeout / 2)
-						return nil
-					}
-					time.Sleep(hasp.DefaultTTL + hasp.DefaultTimeout)
-					unlock(t, lockNow(t, rival, "k", hasp.WithMaxWait(0))) // nothing has renewed it
-					return nil
-				})
-				if slow {
-					want(t, "Do", err, hasp.ErrClosed)
-				} else {
-					want(t, "Do", err, nil)
-					unlock(t, lockNow(t, rival, "k", hasp.WithMaxWait(0)))
-				}
 			})
 		})
 	}

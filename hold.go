@@ -232,9 +232,6 @@ func (q *holdHeap) Pop() any {
 	h := old[len(old)-1].hold
 	old[len(old)-1].hold = nil
 	*q = old[:len(old)-1]
-	if len(*q) == 0 && cap(*q) > minShrink {
-		*q = nil // give the memory of a burst back
-	}
 	h.index = -1
 	return h
 }

@@ -201,34 +201,3 @@ func TestLeadWhoseContextEndsWithAnOutage(t *testing.T) {
 	want(t, "Lead", err, context.Canceled)
 	want(t, "Lead", err, errNet)
 }
-
-func TestLeadEndsWithItsClient(t *testing.T) {
-	for name, hold := range map[string]bool{"waiting": true, "in an outage": false} {
-		t.Run(name, func(t *testing.T) {
-			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-				if hold {
-					lockNow(t, rival, "k")
-				} else {
-					f.set(down)
-				}
-				var closed time.Time
-				time.AfterFunc(20*time.Second, func() { closed = time.Now(); c.Close() })
-				err := hasp.Lead(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
-				want(t, "Lead", err, hasp.ErrClosed)
-				within(t, "the return", closed, time.Second+50*time.Millisecond)
-				rival.Close()
-			})
-		})
-	}
-
-	// A leader that returns in time unlocks the key.
-	withTwo(t, nil, func(t *testing.T, _ *faulty, c, rival *hasp.Client) {
-		time.AfterFunc(time.Hour, func() { c.Close() })
-		err := hasp.Lead(t.Context(), c, "k", func(ctx context.Context, _ *hasp.Lease) error {
-			<-ctx.Done()
-			return context.Cause(ctx)
-		})
-		want(t, "Lead", err, hasp.ErrClosed)
-		unlock(t, lockNow(t, rival, "k", hasp.WithMaxWait(0)))
-	})
-}

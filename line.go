@@ -89,9 +89,6 @@ type ticket struct {
 // ago, or came first.
 var errHeldHere error = &backend.HeldError{}
 
-// minShrink is the size up to which a map or a heap keeps its memory when it is empty.
-const minShrink = 4096
-
 // waitInLineLocked waits behind the head, and returns as joinLine does. It unlocks mu.
 func (w *wait) waitInLineLocked(ctx context.Context) (*Lease, error) {
 	c, ln := w.c, w.line

@@ -3,8 +3,6 @@ package hasp_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,8 +10,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/memlock"
 )
 
 // queue starts n callers one after another that lock key, note their number
@@ -157,39 +153,6 @@ func TestCancelAgainstHandOver(t *testing.T) {
 	wg.Wait()
 	l := lockNow(t, c, "k") // nothing was left behind
 	l.Unlock(t.Context())
-}
-
-// Keys that were held at once leave no memory behind.
-func TestManyKeysHeldAtOnceLeaveNothing(t *testing.T) {
-	await.Crowd(t)
-	heap := func() int {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return int(m.HeapAlloc >> 20)
-	}
-	c := hasp.New(memlock.New(), &hasp.Options{TTL: time.Hour}) // longer than the slowest machine takes
-	defer c.Close()
-	leases := make([]*hasp.Lease, 300_000)
-	before := heap()
-	for i := range leases {
-		var opts []hasp.Option
-		if i%2 == 1 {
-			opts = []hasp.Option{hasp.WithShared()}
-		}
-		leases[i] = lockNow(t, c, fmt.Sprint(i), opts...)
-	}
-	for i, l := range leases {
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		leases[i] = nil
-	}
-	nothingLeft(t, c)
-	if left := heap() - before; left > 1 { // the emptied heap of holds takes 3 if it does not shrink
-		t.Errorf("%d MiB stay", left)
-	}
-	runtime.KeepAlive(leases)
 }
 
 // An Unlock under way and a Break at the same time: the hold is not renewed

@@ -222,7 +222,6 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 	if ln == nil {
 		ln = &line{key: key}
 		c.lines[key] = ln
-		c.most = max(c.most, len(c.lines))
 	}
 	w.line = ln
 	if ln.callers++; ln.callers == 1 && c.contended.lately(key, c.clock.now()) {
@@ -256,13 +255,8 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 func (c *Client) leaveLocked(ln *line) {
 	c.callers--
 	c.changed.Broadcast()
-	if ln.callers--; ln.callers > 0 || c.lines[ln.key] != ln {
-		return
-	}
-
-	delete(c.lines, ln.key) // no caller refers to the line any more
-	if len(c.lines) == 0 && c.most > minShrink {
-		c.lines, c.most = map[string]*line{}, 0 // give the memory of a burst back
+	if ln.callers--; ln.callers == 0 && c.lines[ln.key] == ln {
+		delete(c.lines, ln.key) // no caller refers to the line any more
 	}
 }
 

@@ -176,19 +176,6 @@ func TestMinHoldOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// The repeats come after the min hold: then they free the key.
-func TestMinHoldThatEndsDuringAnOutage(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k", hasp.WithMinHold(5*time.Second))
-		f.set(down)
-		want(t, "Unlock", l.Unlock(t.Context()), errNet)
-		time.Sleep(6 * time.Second)
-		f.set(up)
-		time.Sleep(5 * time.Second)
-		freed(t, f, "k", "the key is held until the end of the term")
-	})
-}
-
 // The lease is lost by its own clock while the store cannot be reached. The store still
 // has the hold.
 func TestMinHoldOfALeaseThatLapsed(t *testing.T) {

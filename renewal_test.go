@@ -89,54 +89,6 @@ func TestTheSecondTryLastsTwiceAsLong(t *testing.T) {
 	}
 }
 
-// Renewals and Extends whose answers come late, early or never: Expires never
-// goes back, and never past what the store keeps.
-func TestNoRenewalShortensATerm(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		n := 0 // one renewal at a time
-		f.renew = func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			n++
-			switch n % 4 {
-			case 0: // the command arrives long after its caller has left
-				go func() {
-					time.Sleep(7 * time.Second)
-					send()
-				}()
-				<-ctx.Done()
-				return backend.Grant{}, ctx.Err()
-			case 1: // the reply is late
-				g, err := send()
-				time.Sleep(2500 * time.Millisecond)
-				return g, err
-			}
-			return send()
-		}
-		l := lockNow(t, c, "k")
-		last := l.Expires()
-		for i := range 200 {
-			if i%3 == 0 {
-				start := time.Now()
-				ttl := time.Duration(1+i%50) * time.Second
-				if err := l.Extend(t.Context(), ttl); err == nil && l.Expires().Before(start.Add(ttl)) {
-					t.Errorf("Extend(%v) made the lease last %v", ttl, l.Expires().Sub(start))
-				}
-			}
-			time.Sleep(time.Second)
-			now := l.Expires()
-			if now.Before(last) {
-				t.Fatalf("Expires went back by %v", last.Sub(now))
-			}
-			last = now
-			st, _ := f.Inspect(t.Context(), "k")
-			if end := time.Now().Add(st.TTL); end.Before(now) {
-				t.Fatalf("the store's term ends %v before Expires", now.Sub(end))
-			}
-		}
-		unlock(t, l)
-		time.Sleep(10 * time.Second) // for what is still on its way
-	})
-}
-
 func TestExtendWithoutRenewal(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		start := time.Now()

@@ -80,11 +80,6 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 		return l, err
 	}
 
-	// The store would say so as well, but only after the wait in the queue.
-	if err := w.c.checkLongest(w.r.term()); err != nil {
-		return nil, err
-	}
-
 	// Wait until the caller is the one that looks for a slot.
 	r := request{op: w.r.op, key: w.r.name + "#queue", name: w.r.name, ttl: w.c.queueTerm()}
 	queue, err := w.takePart(ctx, r, false)

@@ -362,8 +362,8 @@ func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 	})
 }
 
-// A term that the store never grants is refused at once, not after the wait.
-func TestSlotsRefuseATermThatIsTooLongAtOnce(t *testing.T) {
+// A Lock with slots asks for no term that is longer than its own.
+func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &hooked{Driver: memlock.New(), traits: backend.Traits{Reach: backend.Network, MaxTTL: time.Second}}
 		d.acquire = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
@@ -374,16 +374,8 @@ func TestSlotsRefuseATermThatIsTooLongAtOnce(t *testing.T) {
 		}
 		c := hasp.New(d, &hasp.Options{TTL: time.Second})
 		defer c.Close()
-		l := lockNow(t, c, "k", hasp.WithSlots(1)) // the queue asks for no longer term, either
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		go c.Lock(ctx, "k", hasp.WithSlots(1)) // has the queue
-		synctest.Wait()
-		_, err := c.Lock(ctx, "k", hasp.WithSlots(1), hasp.WithTTL(2*time.Second))
-		want(t, "Lock", err, hasp.ErrInvalid)
-		want(t, "the context", ctx.Err(), nil)
-		cancel()
-		unlock(t, l)
+		unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
+		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(1), hasp.WithTTL(2*time.Second))), hasp.ErrInvalid)
 	})
 }
 
