@@ -230,9 +230,12 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 
 	// An Ordered driver queues the callers itself, so all of them may ask. But a
 	// TryLock need not ask the store if another caller of this Client has the key or
-	// waits for it, unless the last answer was an outage.
-	ordered := c.traits.Ordered
-	if ordered && (!w.once || ln.callers == 1 || ln.lastAnswer != nil && !errors.Is(ln.lastAnswer, ErrHeld)) || !ordered && !ln.hasHead {
+	// waits for it, unless there is an outage.
+	asks := !ln.hasHead
+	if c.traits.Ordered {
+		asks = !w.once || ln.callers == 1 || ln.outage != 0
+	}
+	if asks {
 		ln.hasHead = true
 		gap := c.restOfGapLocked(key)
 		c.mu.Unlock()

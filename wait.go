@@ -36,7 +36,7 @@ func (w *wait) shouldWait() bool {
 	defer w.c.mu.Unlock()
 	// In an outage an attempt comes first: a Wait would give no answer, and so not end
 	// the outage, until it returns.
-	if last := w.line.lastAnswer; last != nil && !errors.Is(last, ErrHeld) {
+	if w.line.outage != 0 {
 		return false
 	}
 	return w.line.callers > 1 || w.c.contended.lately(w.line.key, w.c.clock.now())
