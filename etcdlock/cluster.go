@@ -16,7 +16,8 @@ import (
 const (
 	// liveness is how long etcd may be silent before the driver looks for a member that answers,
 	// and how often the member is asked whether it lives while callers wait.
-	liveness = time.Second
+	liveness  = time.Second
+	lookEvery = 200 * time.Millisecond
 
 	// headStart is how much earlier a silent member is asked than the others. A store that is
 	// only slow would otherwise lose its calls.
@@ -26,7 +27,6 @@ const (
 	signInTime = 10 * time.Second       // … with a user, because etcd makes passwords slow to check
 	minRest    = 100 * time.Millisecond // after a search that found no member
 	maxRest    = time.Second            // … when that happens again and again
-	lookEvery  = 200 * time.Millisecond
 )
 
 // cluster is the etcd: its endpoints, and the member in use. Each member has a client of its own,
@@ -34,20 +34,17 @@ const (
 type cluster struct {
 	conf  clientv3.Config // of one member, but for the endpoint
 	all   []string        // endpoints
-	check func(context.Context)
 	clock *clock
 	beats chan struct{}   // has room for the keep-alives that may be under way
 	ctx   context.Context // ends with the driver
-	wg    *sync.WaitGroup // of the driver's goroutines
+	wg    sync.WaitGroup  // of the driver's goroutines
 
 	mu      sync.Mutex    // guards all below
 	current *member       // nil before the first search, and after a connection has failed
 	search  chan struct{} // is closed when the search ends that is under way; nil if there is none
-	waiters int           // callers that wait for an event
 	pending int           // calls that have no answer yet
-	looking bool          // the goroutine of look runs
 	silent  time.Time     // since when there was no answer; zero if no call waits for one, and none has failed since the last answer
-	checked time.Time     // when check was last called
+	checked time.Time     // when look last asked for a check
 	failed  time.Time     // when the last search failed
 	rest    time.Duration // from failed on, before the next one
 	err     error         // of the last search
@@ -64,32 +61,21 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 		}
 		c.asked()
 		v, err = f(m)
-		c.answered(m, isAnswer(err))
+		c.answered(m, err)
 		if err == nil {
 			return v, nil
 		}
 
-		again := isStale(err) // and the client has got another token
-		// A member that says that a request timed out has answered. It may mean this call's own
-		// deadline. To leave would close the connection under the calls of all others.
-		if isUnavailable(err) && !timedOut(err) || isRefused(err) {
-			c.leave(m)
-			again = isUnsent(err)
+		notSent := isUnsent(err)
+		if try == 0 && (notSent || isStale(err)) { // isStale: and the client has got another token
+			continue
 		}
-		switch {
-		case again && try == 0:
-		case isUnsent(err):
-			return v, &unsent{explain(ctx, m.endpoint, err)}
-		default:
-			return v, explain(ctx, m.endpoint, err)
+		if err = explain(ctx, m.endpoint, err); notSent {
+			err = &unsent{err}
 		}
+		return v, err
 	}
 }
-
-// unsent is the error of a call that was not sent, so it has changed nothing.
-type unsent struct{ error }
-
-func (u *unsent) Unwrap() error { return u.error }
 
 // member returns the member in use.
 func (c *cluster) member(ctx context.Context) (*member, error) {
@@ -126,7 +112,6 @@ func (c *cluster) asked() {
 	defer c.mu.Unlock()
 	c.pending++
 	c.silentLocked()
-	c.lookLocked()
 }
 
 func (c *cluster) silentLocked() {
@@ -135,14 +120,27 @@ func (c *cluster) silentLocked() {
 	}
 }
 
-// answered notes the end of a call to m. Without an answer, etcd counts as silent until there is
-// an answer to another call.
-func (c *cluster) answered(m *member, yes bool) {
+// answered notes the end of a call to m. Without an answer, etcd counts as silent until there is an
+// answer to another call. A member is given up if its connection has failed, if it has no leader, or
+// if it refuses the password.
+func (c *cluster) answered(m *member, err error) {
+	// A member that says that a request timed out has answered. It may mean this call's own
+	// deadline. To leave would close the connection under the calls of all others.
+	leave := isUnavailable(err) && !timedOut(err) || isRefused(err)
+
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.pending--
-	if yes && m == c.current {
+	switch {
+	case m != c.current:
+	case leave:
+		c.current = nil
+		c.silentLocked()
+	case isAnswer(err):
 		c.spokeLocked()
+	}
+	c.mu.Unlock()
+	if leave {
+		m.client.Close()
 	}
 }
 
@@ -150,18 +148,6 @@ func (c *cluster) spokeLocked() {
 	if c.silent = (time.Time{}); c.pending > 0 {
 		c.silent = time.Now()
 	}
-}
-
-// leave gives up a member whose connection has failed, that has no leader, or that refuses the
-// password.
-func (c *cluster) leave(m *member) {
-	c.mu.Lock()
-	if c.current == m {
-		c.current = nil
-		c.silentLocked()
-	}
-	c.mu.Unlock()
-	m.client.Close()
 }
 
 // silence returns since when the etcd does not answer, or zero, and the reason of the last search
@@ -172,60 +158,22 @@ func (c *cluster) silence() (time.Time, error) {
 	return c.silent, c.err
 }
 
-// wait counts a caller that waits for an event. While there are any, check is called each second:
-// the watches of a member that hangs report nothing.
-func (c *cluster) wait() (stop func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.waiters++
-	c.lookLocked()
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.waiters--
-	}
-}
-
-// lookLocked starts a goroutine that looks after etcd, unless one runs. It ends when no caller
-// waits, and etcd is not silent.
-func (c *cluster) lookLocked() {
-	if c.looking || c.ctx.Err() != nil {
-		return
-	}
-	c.looking = true
-	c.wg.Go(func() {
-		t := time.NewTicker(lookEvery)
-		defer t.Stop()
-		for c.look() {
-			select {
-			case <-t.C:
-			case <-c.ctx.Done():
-			}
-		}
-	})
-}
-
-// look begins a search if etcd is silent. It reports whether there is something left to look after.
-func (c *cluster) look() bool {
+// look begins a search if etcd is silent. It reports whether a call is due to find out whether the
+// member lives, because callers wait for an event: the watches of a member that hangs report nothing.
+func (c *cluster) look(waits bool) (due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.ctx.Err() != nil, c.waiters == 0 && (c.silent.IsZero() || c.current == nil):
-		c.looking = false
-		return false
+	case c.current == nil && !waits && c.pending == 0: // no caller needs a member
 	case !c.silent.IsZero():
 		if (c.current == nil || time.Since(c.silent) >= liveness) && time.Since(c.failed) >= c.rest {
 			c.searchLocked()
 		}
-	case time.Since(c.checked) >= liveness:
+	case waits && time.Since(c.checked) >= liveness:
 		c.checked = time.Now()
-		c.wg.Go(func() {
-			ctx, cancel := context.WithTimeout(c.ctx, searchTime)
-			defer cancel()
-			c.check(ctx)
-		})
+		return true
 	}
-	return true
+	return false
 }
 
 // searchLocked begins a search, unless one is under way. The channel is closed when it ends.
@@ -283,19 +231,17 @@ func (c *cluster) find(old *member) (*member, error) {
 			// others may still answer other requests, but not this one.
 			_, err = m.client.Get(ctx, root, clientv3.WithKeysOnly())
 		}
-		if m != nil && isAnswer(err) && !isRefused(err) {
-			select {
-			case answers <- answer{m, nil}:
-				return
-			case <-ctx.Done(): // another one was faster
-			}
-		}
-		if m != nil && m != old {
-			m.client.Close()
+		a := answer{m, nil}
+		if !isAnswer(err) || isRefused(err) || m == nil {
+			a.err = explain(c.ctx, endpoint, err)
 		}
 		select {
-		case answers <- answer{nil, explain(c.ctx, endpoint, err)}:
-		case <-ctx.Done():
+		case answers <- a:
+		case <-ctx.Done(): // another one was faster
+			a.err = ctx.Err()
+		}
+		if a.err != nil && m != nil && m != old {
+			m.client.Close()
 		}
 	}
 
@@ -330,13 +276,14 @@ func (c *cluster) find(old *member) (*member, error) {
 	return nil, first
 }
 
-// close ends the connection. The cluster's context has ended.
+// close ends the connection, and waits for the goroutines. The cluster's context has ended.
 func (c *cluster) close() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.current != nil {
 		c.current.client.Close()
 	}
+	c.mu.Unlock()
+	c.wg.Wait()
 }
 
 // spawn starts a goroutine that the driver's Close waits for. It returns false after Close
@@ -401,31 +348,32 @@ func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 }
 
 // stream is for keep-alives, one at a time: a member that is not the leader passes each on to the
-// leader, and answers those of one stream one after another. Streams are used again: with a new one
-// for each keep-alive, members of etcd 3.4 answered nothing for long after their leader had hung.
+// leader, and answers those of one stream one after another. Streams are used again, because the
+// client lets etcd check the password for each new one.
 type stream struct {
-	pb.Lease_LeaseKeepAliveClient // nil until it is opened
-	ctx                           context.Context
-	cancel                        context.CancelFunc
+	pb.Lease_LeaseKeepAliveClient
+	cancel context.CancelFunc
 }
 
 // beat uses a stream that no call uses, or opens one.
 func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (err error) {
-	s := &stream{}
 	m.mu.Lock()
+	var s *stream
 	if n := len(m.idle); n > 0 {
 		s, m.idle = m.idle[n-1], m.idle[:n-1]
-	} else {
-		s.ctx, s.cancel = context.WithCancel(m.client.Ctx())
 	}
 	m.mu.Unlock()
+	used, within := s != nil, context.Context(nil)
+	if !used {
+		s = &stream{}
+		within, s.cancel = context.WithCancel(m.client.Ctx())
+	}
 
 	stop := context.AfterFunc(ctx, s.cancel)
-	var r *pb.LeaseKeepAliveResponse
-	used := s.Lease_LeaseKeepAliveClient != nil
 	if !used {
-		s.Lease_LeaseKeepAliveClient, err = m.leases.LeaseKeepAlive(s.ctx)
+		s.Lease_LeaseKeepAliveClient, err = m.leases.LeaseKeepAlive(within)
 	}
+	var r *pb.LeaseKeepAliveResponse
 	if err == nil {
 		b.began = clock.now()
 		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: lease}) // if that fails, Recv has the reason

@@ -30,6 +30,17 @@ var (
 	errGone = errors.New("the lease has ended")
 )
 
+// unsent is the error of a call that was not sent, so it has changed nothing.
+type unsent struct{ error }
+
+func (u *unsent) Unwrap() error { return u.error }
+
+// unchanged reports whether a call that returned err has changed nothing: etcd has refused it, or it
+// was not sent.
+func unchanged(err error) bool {
+	return backend.Definite(err) || errors.Is(err, errGone) || errors.Is(err, errNoSpace) || errors.As(err, new(*unsent))
+}
+
 // codeOf returns the code of an error of gRPC, or of one that the client has made of it.
 func codeOf(err error) codes.Code {
 	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
@@ -113,8 +124,6 @@ func explain(ctx context.Context, endpoint string, err error) error {
 		hint = "it wants a user and a password: put them into the URL, as in etcd://user:password@host:2379"
 	case is(err, rpctypes.ErrPermissionDenied):
 		hint = "grant the user's role readwrite on the prefix " + root + ": etcdctl role grant-permission ROLE readwrite --prefix " + root
-	case is(err, rpctypes.ErrLeaseTTLTooLarge):
-		return fmt.Errorf("%w: the term is too long for etcd", backend.ErrInvalid)
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "handshake failed: EOF"):
 		hint = "it speaks no TLS: use etcd:// and not etcds://"
 	// A server without TLS closes the connection as well. Its answer is lost if the rest of the
@@ -126,11 +135,7 @@ func explain(ctx context.Context, endpoint string, err error) error {
 	case strings.Contains(text, "certificate"), strings.HasPrefix(endpoint, "https:") && isCut(text):
 		hint = "check the parameters ca and server_name, and cert and key if it wants a certificate of its clients"
 	}
-	text = plain(text)
-	if text == "EOF" {
-		text = "connection closed"
-	}
-	if hint != "" {
+	if text = plain(text); hint != "" {
 		text += " (" + hint + ")"
 	}
 	return fmt.Errorf("etcd at %s: %s", shown(endpoint), text)

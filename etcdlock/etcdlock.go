@@ -45,7 +45,6 @@ package etcdlock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -87,10 +86,9 @@ type Driver struct {
 	pool    pool
 	window  int64 // Options.Window in seconds
 	clock   *clock
-	turns   chan struct{} // has room for the callers that may ask for a lease or a place at once
-	burials chan struct{} // has room for the clean-ups that may be under way at once
-	active  atomic.Int64  // Waits and clean-ups
-	wg      sync.WaitGroup
+	turns   chan struct{}      // has room for the callers that may ask for a lease or a place at once
+	burials chan struct{}      // has room for the clean-ups that may be under way at once
+	active  atomic.Int64       // Waits and clean-ups
 	cancel  context.CancelFunc // ends the cluster's context, and everything with it
 	closed  chan struct{}      // closed when Close begins
 	once    sync.Once          // closes closed
@@ -133,10 +131,31 @@ func New(conf clientv3.Config, o *Options) *Driver {
 		panic(fmt.Sprintf("etcdlock: New: window %v is below %v", window, minTTL))
 	}
 	d := &Driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), closed: make(chan struct{}), queues: map[string]*queue{}}
-	d.pool = pool{d: d, idle: map[int64][]idleLease{}}
+	d.pool = pool{d: d, idle: map[int64][]*lease{}}
 	conf.Context, d.cancel = context.WithCancel(context.Background())
-	d.cluster = &cluster{conf: settings(conf), all: conf.Endpoints, check: d.checkHead, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context, wg: &d.wg}
+	d.cluster = &cluster{conf: settings(conf), all: conf.Endpoints, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context}
+	d.cluster.spawn(d.tick)
 	return d
+}
+
+// tick looks after etcd and the pool until the driver is closed.
+func (d *Driver) tick() {
+	t := time.NewTicker(lookEvery)
+	defer t.Stop()
+	for d.cluster.ctx.Err() == nil {
+		d.mu.Lock()
+		waits := len(d.queues) > 0
+		d.mu.Unlock()
+		if d.cluster.look(waits) {
+			d.cluster.spawn(d.checkHead)
+		}
+		d.pool.prune(idleTime)
+
+		select {
+		case <-t.C:
+		case <-d.cluster.ctx.Done():
+		}
+	}
 }
 
 // settings returns conf with what the clients of the members need.
@@ -187,34 +206,27 @@ func (d *Driver) checkKey(ctx context.Context, key string) error {
 	if n := len(queueOf(key)); n > maxName {
 		return fmt.Errorf("%w: the key is too long: etcd takes about %d bytes, and this one has %d", backend.ErrInvalid, maxName, n)
 	}
+	if d.isClosed() {
+		return errClosed
+	}
+	return ctx.Err()
+}
+
+// isClosed reports whether Close has begun.
+func (d *Driver) isClosed() bool {
 	select {
 	case <-d.closed:
-		return errClosed
+		return true
 	default:
-		return ctx.Err()
+		return false
 	}
-}
-
-// definite reports whether a call that returned err has changed nothing.
-func definite(err error) bool {
-	for _, target := range []error{backend.ErrHeld, backend.ErrLost, backend.ErrInvalid, errors.ErrUnsupported, errGone} {
-		if errors.Is(err, target) {
-			return true
-		}
-	}
-	return false
-}
-
-// unchanged is definite, and also true of a full disk, which is an outage for callers.
-func unchanged(err error) bool {
-	return definite(err) || errors.Is(err, errNoSpace) || errors.As(err, new(*unsent))
 }
 
 // Close ends all waits, revokes the leases that no hold uses, and closes the connections.
 // It waits for etcd for a second at most: what is left then ends with its term.
 func (d *Driver) Close() error {
 	d.once.Do(func() { close(d.closed) })
-	d.pool.close()
+	d.pool.prune(0)
 
 	// Waits that end now leave the queue. What they and the pool begin may take a moment.
 	for end := time.Now().Add(closing); d.active.Load() > 0 && time.Now().Before(end); {
@@ -223,7 +235,6 @@ func (d *Driver) Close() error {
 
 	d.cancel()
 	d.cluster.close()
-	d.wg.Wait()
 	return nil
 }
 

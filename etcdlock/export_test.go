@@ -78,7 +78,7 @@ func (d *Driver) Behind() (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, q := range d.queues {
-		for _, w := range q.waiters {
+		for w := range q.waiters {
 			if w.place.mine != 0 {
 				n++
 			}

@@ -82,7 +82,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			return g, err
 		}
 		// The put was refused, so nothing has changed. The next lease may be alive.
-		d.pool.end()
+		d.pool.prune(0)
 	}
 }
 
@@ -301,10 +301,8 @@ func (h *hold) abandon() {
 
 // Release removes the entry of the hold or of the place in the queue.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	select {
-	case <-d.closed:
+	if d.isClosed() {
 		return errClosed
-	default:
 	}
 	if c.Shared {
 		c.KeepUntil = time.Time{}

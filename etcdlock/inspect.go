@@ -43,11 +43,12 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 	if err != nil || len(held) == 0 {
 		return err
 	}
-	for last, again := held[len(held)-1].CreateRevision, true; again; {
+	last := held[len(held)-1].CreateRevision // later entries waited, or came later
+	for again := true; again; {
 		again = false
 		for _, kv := range kvs {
 			if kv.CreateRevision > last {
-				break // it waited, or came later
+				break
 			}
 			if err := d.evict(ctx, kv); errors.Is(err, errGone) {
 				again = true // it has ended, or moved to another lease

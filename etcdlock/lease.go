@@ -23,6 +23,8 @@ type lease struct {
 	// doubtful is set if a call about the lease has an unknown outcome. Such a lease is
 	// never used again: a command that arrives late would change another hold.
 	doubtful atomic.Bool
+
+	since time.Time // when it was given back to the pool
 }
 
 // foreign returns a lease that this driver only ends. Its term is not known, and counts from
@@ -41,17 +43,9 @@ const (
 
 // pool keeps leases that nobody uses, so that a hold need not wait for a new one.
 type pool struct {
-	d *Driver
-
-	mu     sync.Mutex            // guards all below
-	idle   map[int64][]idleLease // by the term that was asked for, in the order of their return
-	timer  *time.Timer           // ends leases; nil if there are none
-	closed bool
-}
-
-type idleLease struct {
-	*lease
-	since time.Time
+	d    *Driver
+	mu   sync.Mutex         // guards idle
+	idle map[int64][]*lease // by the term that was asked for, in the order of their return
 }
 
 // seconds returns the term that a lease for ttl has.
@@ -77,7 +71,7 @@ func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 	p.mu.Lock()
 	for len(p.idle[secs]) > 0 {
 		last := len(p.idle[secs]) - 1
-		l := p.idle[secs][last].lease
+		l := p.idle[secs][last]
 		p.idle[secs] = p.idle[secs][:last]
 		if !p.d.old(l) {
 			p.mu.Unlock()
@@ -111,55 +105,26 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 func (p *pool) give(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if l.doubtful.Load() || p.d.old(l) || p.closed || len(p.idle[l.asked]) >= maxIdle {
+	if l.doubtful.Load() || p.d.old(l) || p.d.isClosed() || len(p.idle[l.asked]) >= maxIdle {
 		p.d.bury(l)
 		return
 	}
-	p.idle[l.asked] = append(p.idle[l.asked], idleLease{l, time.Now()})
-	if p.timer == nil {
-		p.timer = time.AfterFunc(idleTime, p.prune)
-	}
+	l.since = time.Now()
+	p.idle[l.asked] = append(p.idle[l.asked], l)
 }
 
-// prune ends the leases that were not used for a while.
-func (p *pool) prune() {
+// prune ends the leases that were not used for a time.
+func (p *pool) prune(unused time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.endLocked(time.Now().Add(-idleTime * 9 / 10))
-	if p.timer = nil; len(p.idle) > 0 {
-		p.timer = time.AfterFunc(idleTime/2, p.prune)
-	}
-}
-
-// end ends all leases, because etcd does not know one of them: it has lost its data, or somebody
-// has revoked leases. etcd may still have the others.
-func (p *pool) end() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.endLocked(time.Now())
-}
-
-// endLocked ends the leases that were given back until a time.
-func (p *pool) endLocked(until time.Time) {
 	for secs, ls := range p.idle {
-		for len(ls) > 0 && !ls[0].since.After(until) {
-			p.d.bury(ls[0].lease)
+		for len(ls) > 0 && time.Since(ls[0].since) >= unused {
+			p.d.bury(ls[0])
 			ls = ls[1:]
 		}
 		if p.idle[secs] = ls; len(ls) == 0 {
 			delete(p.idle, secs)
 		}
-	}
-}
-
-// close ends all leases. Those that are given back later end at once.
-func (p *pool) close() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.closed = true
-	p.endLocked(time.Now())
-	if p.timer != nil {
-		p.timer.Stop()
 	}
 }
 

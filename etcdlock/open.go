@@ -68,7 +68,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// probe checks the version of etcd, the user, and whether the user may read.
+// probe checks the version of etcd, the user, and whether the user may read. It refuses etcd's
+// grpc-proxy, which sends keep-alives when it is time by its own reckoning, and lets its clients wait
+// meanwhile.
 func (d *Driver) probe(ctx context.Context) error {
 	conf := &d.cluster.conf
 	_, err := call(ctx, d.cluster, func(m *member) (any, error) {
@@ -77,16 +79,12 @@ func (d *Driver) probe(ctx context.Context) error {
 		case err == nil:
 			err = checkVersion(r.Version, conf.Username != "")
 		case is(err, rpctypes.ErrPermissionDenied):
-			err = nil // only late versions, since 3.5, ask for a right
+			err = nil // late versions ask for a right
 		}
-		if err != nil || conf.Username == "" {
-			return nil, err
+		if err == nil && conf.Username != "" {
+			_, err = m.client.Authenticate(ctx, conf.Username, conf.Password)
 		}
-		a, err := m.client.AuthStatus(ctx)
-		switch {
-		case is(err, rpctypes.ErrPermissionDenied): // so authentication is on
-			err = nil
-		case err == nil && !a.Enabled:
+		if is(err, rpctypes.ErrAuthNotEnabled) {
 			err = invalid("etcd has authentication switched off, so it ignores the password: " +
 				"remove user and password from the URL, or run etcdctl auth enable")
 		}
@@ -95,18 +93,11 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err == nil {
 		_, err = d.entries(ctx, "probe")
 	}
-	if err == nil {
-		err = d.refuseProxy(ctx)
+	if err != nil {
+		return err
 	}
-	return err
-}
-
-// refuseProxy returns an error if the member is etcd's grpc-proxy. That sends keep-alives when it
-// is time by its own reckoning, and lets its clients wait meanwhile. It tells itself apart by the
-// term of a lease that does not exist, which is 0 for a member.
-func (d *Driver) refuseProxy(ctx context.Context) error {
 	b := d.cluster.beat(ctx, rand.Int64N(1<<62)+1)
-	if b.err == nil && b.ttl < 0 {
+	if b.err == nil && b.ttl < 0 { // a member says 0 for a lease that does not exist
 		return invalid("that is etcd's grpc-proxy, which delays keep-alives: name the members of the etcd")
 	}
 	return b.err
@@ -117,11 +108,8 @@ func (d *Driver) refuseProxy(ctx context.Context) error {
 func checkVersion(version string, user bool) error {
 	var major, minor int
 	_, err := fmt.Sscanf(version, "%d.%d.", &major, &minor)
-	switch {
-	case err != nil, major < 3, major == 3 && minor < 4:
+	if err != nil || major < 3 || major == 3 && (minor < 4 || minor < 5 && user) {
 		return invalid("etcd has version %q: want 3.5 or later", version)
-	case user && major == 3 && minor < 5:
-		return invalid("etcd has version %q: with a user, want 3.5 or later", version)
 	}
 	return nil
 }

@@ -11,12 +11,10 @@ import (
 )
 
 // queue is what the waiters of this driver for one key know of its entries. The driver's mu
-// guards its fields.
+// guards its fields, and those of view and place.
 //
 // A watch reports deletions only. The entries come from the reads of the waiters: each reads
 // those that were created since the last read. So an event that is lost only delays a waiter.
-// When a new watch is confirmed, deletions may have been missed, so a new epoch begins in which
-// nothing is known.
 //
 // The watch has no start revision. It reports what happens after etcd has confirmed it, so
 // a waiter reads the queue only then. A watch from a revision of the past would have to wait
@@ -25,12 +23,14 @@ type queue struct {
 	d       *Driver
 	prefix  string
 	stop    context.CancelFunc
-	callers int                // that wait
-	waiters map[string]*waiter // by the name of the entry
-	armed   bool               // a watch is confirmed
-	epoch   int                // how many watches were confirmed
-	changed chan struct{}      // closed and replaced when armed becomes true
+	waiters map[*waiter]bool
+	view    *view         // nil while there is no watch
+	blind   time.Time     // since when there is none; zero if there is one
+	changed chan struct{} // closed and replaced when there is a view again
+}
 
+// view is what is known since a watch was confirmed. Before that, deletions may have been missed.
+type view struct {
 	known   int64              // each entry that was created up to this revision, and is there, is in order
 	order   []*mvccpb.KeyValue // the entries, in order of their creation
 	reading int                // reads under way
@@ -39,8 +39,8 @@ type queue struct {
 
 // place is what is known of the place of a waiter.
 type place struct {
+	view  *view // of the queue when its read began; what was read is valid in this view only
 	name  string // of the entry
-	epoch int    // of the queue when its read began; what was read is valid in this epoch only
 	mine  int64  // the create revision of the entry; 0 until the queue was read
 	front bool   // no entry is ahead. It stays so: whatever comes later is behind
 	lost  bool   // the entry was deleted
@@ -53,27 +53,26 @@ func (w *waiter) signal() {
 	}
 }
 
-// join adds a caller to the queue of a key. The first one starts the watch, and the last that
+// join adds a waiter to the queue of its key. The first one starts the watch, and the last that
 // leaves ends it.
-func (d *Driver) join(key string) *queue {
+func (d *Driver) join(w *waiter) *queue {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	q := d.queues[key]
+	q := d.queues[w.c.Key]
 	if q == nil {
 		ctx, stop := context.WithCancel(d.cluster.ctx)
-		q = &queue{d: d, prefix: queueOf(key), stop: stop, waiters: map[string]*waiter{}, changed: make(chan struct{})}
+		q = &queue{d: d, prefix: queueOf(w.c.Key), stop: stop, waiters: map[*waiter]bool{}, blind: time.Now(), changed: make(chan struct{})}
 		d.cluster.spawn(func() { q.run(ctx) })
-		d.queues[key] = q
+		d.queues[w.c.Key] = q
 	}
-	q.callers++
+	q.waiters[w] = true
 	return q
 }
 
 func (q *queue) leave(w *waiter) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	delete(q.waiters, w.place.name)
-	if q.callers--; q.callers == 0 {
+	if delete(q.waiters, w); len(q.waiters) == 0 {
 		q.stop()
 		delete(q.d.queues, w.c.Key)
 	}
@@ -84,16 +83,14 @@ func (q *queue) leave(w *waiter) {
 func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	if !q.armed {
+	v := q.view
+	if w.place = (place{view: v, name: name}); v == nil {
 		return 0, false
 	}
-	delete(q.waiters, w.place.name)
-	q.waiters[name] = w
-	w.place = place{name: name, epoch: q.epoch}
-	if q.reading++; q.gone == nil {
-		q.gone = map[string]int64{}
+	if v.reading++; v.gone == nil {
+		v.gone = map[string]int64{}
 	}
-	return q.known, true
+	return v.known, true
 }
 
 // end takes in the entries that a waiter has read at a revision. Its own has the create revision
@@ -101,38 +98,44 @@ func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	gone := q.gone
-	if q.reading--; q.reading == 0 {
-		q.gone = nil
+	v := w.place.view
+	gone := v.gone
+	if v.reading--; v.reading == 0 {
+		v.gone = nil
 	}
-	w.place.mine = mine
-	switch {
-	case mine == 0:
+	if w.place.mine = mine; mine == 0 {
 		return
-	case gone[w.place.name] > mine:
+	}
+	if gone[w.place.name] > mine {
 		w.place.lost = true
 		return
-	case w.place.epoch != q.epoch:
-		return // w reads again
 	}
 
 	for _, kv := range kvs {
-		i, found := slices.BinarySearchFunc(q.order, kv, byAge)
+		i, found := slices.BinarySearchFunc(v.order, kv, byAge)
 
 		// A deletion that was reported during the read may be later than the read.
 		if !found && gone[string(kv.Key)] <= kv.CreateRevision {
-			q.order = slices.Insert(q.order, i, kv)
+			v.order = slices.Insert(v.order, i, kv)
 		}
 	}
-	q.known = max(q.known, revision)
+	v.known = max(v.known, revision)
 	q.wakeFront()
 }
 
 // wakeFront wakes the waiters that no entry is ahead of.
 func (q *queue) wakeFront() {
-	for _, kv := range q.order[:holders(q.order)] {
-		if w := q.waiters[string(kv.Key)]; w != nil && w.place.mine == kv.CreateRevision && !w.place.front {
-			w.place.front = true
+	n := 0
+	if q.view != nil {
+		n = holders(q.view.order)
+	}
+	if n == 0 {
+		return
+	}
+	last := q.view.order[n-1].CreateRevision
+	for w := range q.waiters {
+		if p := &w.place; p.view == q.view && p.mine != 0 && p.mine <= last && !p.front {
+			p.front = true
 			w.signal()
 		}
 	}
@@ -151,12 +154,14 @@ const (
 func (q *queue) where(w *waiter) where {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	switch {
-	case w.place.lost:
+	switch p := w.place; {
+	case p.lost:
 		return lost
-	case w.place.mine != 0 && w.place.front:
+	case p.mine == 0:
+		return unsure
+	case p.front:
 		return front
-	case w.place.mine == 0 || !q.armed || w.place.epoch != q.epoch:
+	case p.view != q.view:
 		return unsure
 	}
 	return behind
@@ -166,10 +171,10 @@ func (q *queue) where(w *waiter) where {
 func (q *queue) held(w *waiter) error {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	if w.place.mine == 0 || len(q.order) == 0 || q.order[0].CreateRevision >= w.place.mine {
-		return nil
+	if v := q.view; v != nil && len(v.order) > 0 && v.order[0].CreateRevision < w.place.mine {
+		return refusal(v.order)
 	}
-	return refusal(q.order)
+	return nil
 }
 
 const (
@@ -196,7 +201,7 @@ func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 		switch {
 		case r.Created:
 			confirmed = true
-			q.arm(true)
+			q.see(&view{})
 		case r.Canceled && ctx.Err() == nil:
 			m.rewatch(watcher)
 		default:
@@ -205,7 +210,7 @@ func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 			}
 		}
 	}
-	q.arm(false)
+	q.see(nil)
 	return confirmed
 }
 
@@ -220,26 +225,38 @@ func (m *member) rewatch(old clientv3.Watcher) {
 	}
 }
 
-// isArmed reports whether there is a watch. The channel is closed when there is the next one.
-func (q *queue) isArmed() (bool, <-chan struct{}) {
+// see begins a new view, or none.
+func (q *queue) see(v *view) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	return q.armed, q.changed
-}
-
-// arm notes whether there is a watch.
-func (q *queue) arm(armed bool) {
-	q.d.mu.Lock()
-	defer q.d.mu.Unlock()
-	if q.armed = armed; armed {
-		q.epoch++
-		q.known, q.order = 0, nil
+	switch q.view = v; {
+	case v != nil:
+		q.blind = time.Time{}
 		close(q.changed)
 		q.changed = make(chan struct{})
+	case q.blind.IsZero():
+		q.blind = time.Now()
 	}
-	for _, w := range q.waiters {
+	for w := range q.waiters {
 		w.signal()
 	}
+}
+
+// blindSince returns since when there is no watch, or zero.
+func (q *queue) blindSince() time.Time {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	return q.blind
+}
+
+// awaitView returns nil if there is a view, or a channel that is closed when there is one.
+func (q *queue) awaitView() <-chan struct{} {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	if q.view != nil {
+		return nil
+	}
+	return q.changed
 }
 
 // ended is the revision of a deletion that was found out without an event.
@@ -249,32 +266,38 @@ const ended = math.MaxInt64
 func (q *queue) deleted(name string, revision int64) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	if q.gone != nil {
-		q.gone[name] = revision
+	if v := q.view; v != nil {
+		if v.gone != nil {
+			v.gone[name] = revision
+		}
+		// A name may have been used again.
+		v.order = slices.DeleteFunc(v.order, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name && kv.CreateRevision < revision })
 	}
-	// A name may have been used again.
-	q.order = slices.DeleteFunc(q.order, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name && kv.CreateRevision < revision })
-	if w := q.waiters[name]; w != nil && w.place.mine != 0 && w.place.mine < revision {
-		w.place.lost = true
-		w.signal()
+	for w := range q.waiters {
+		if p := &w.place; p.name == name && p.mine != 0 && p.mine < revision {
+			p.lost = true
+			w.signal()
+		}
 	}
 	q.wakeFront()
 }
 
 // checkHead reads the first entry of a queue that callers wait in, which is another one each
 // time. If the entry is gone, but its event has not come, the event may be lost.
-func (d *Driver) checkHead(ctx context.Context) {
+func (d *Driver) checkHead() {
 	d.mu.Lock()
 	var q *queue
 	name := root
 	for _, q = range d.queues {
-		if len(q.order) > 0 {
-			name = string(q.order[0].Key)
+		if q.view != nil && len(q.view.order) > 0 {
+			name = string(q.view.order[0].Key)
 		}
 		break // at random
 	}
 	d.mu.Unlock()
 
+	ctx, cancel := context.WithTimeout(d.cluster.ctx, searchTime)
+	defer cancel()
 	r, err := d.get(ctx, name)
 	if err == nil && len(r.Kvs) == 0 && name != root {
 		q.deleted(name, r.Header.Revision+1)

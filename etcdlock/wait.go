@@ -25,7 +25,6 @@ type waiter struct {
 	entry   *mvccpb.KeyValue // of lease
 	late    bool             // a put of the entry had no answer, and may still arrive
 	beating atomic.Bool      // a keep-alive is under way
-	blind   time.Time        // since when there is no watch, or zero
 	since   time.Time        // when the first of the calls that failed began, or zero
 	err     error            // by which they failed
 
@@ -41,9 +40,9 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 	d.active.Add(1)
 	defer d.active.Add(-1)
-	defer d.cluster.wait()()
 
-	w := &waiter{d: d, c: c, q: d.join(c.Key), began: time.Now(), wake: make(chan struct{}, 1)}
+	w := &waiter{d: d, c: c, began: time.Now(), wake: make(chan struct{}, 1)}
+	w.q = d.join(w)
 	g, err := w.run(ctx)
 	w.q.leave(w)
 	if err != nil && w.lease != nil {
@@ -77,7 +76,7 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 			err = w.enter(ctx)
 			<-w.d.turns
 		}
-		if over || err != nil && definite(err) && !errors.Is(err, errGone) {
+		if over || backend.Definite(err) {
 			return g, err
 		}
 
@@ -101,17 +100,15 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 
 // ended returns the error that ends the Wait, or nil.
 func (w *waiter) ended(ctx context.Context) error {
-	select {
-	case <-w.d.closed:
+	if w.d.isClosed() {
 		return errClosed
-	default:
 	}
 
-	// An outage is one of this Wait's own calls, or of the driver's.
+	// An outage is one of this Wait's own calls, or of the driver's, or there is no watch.
 	since, err := w.since, w.err
 	if since.IsZero() {
 		if since, err = w.d.cluster.silence(); since.IsZero() {
-			since = w.blind
+			since = w.q.blindSince()
 		}
 	}
 	silent := time.Duration(0)
@@ -158,8 +155,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// sleep waits for a signal on one of two channels, or for room in turns. It reports whether it has
-// taken room, and ends after d.
+// sleep waits for a signal on one of two channels, for room in turns, or for d. It reports whether it
+// has taken room.
 func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struct{}, turns chan<- struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -191,12 +188,9 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 // so that the caller looks for an end of the Wait.
 func (w *waiter) ready(ctx context.Context) bool {
 	w.keepAlive()
-	turns := w.d.turns
-	armed, changed := w.q.isArmed()
-	if armed {
-		w.blind = time.Time{}
-	} else if turns = nil; w.blind.IsZero() {
-		w.blind = time.Now()
+	turns, changed := w.d.turns, w.q.awaitView()
+	if changed != nil {
+		turns = nil
 	}
 	return w.sleep(ctx, 100*time.Millisecond, changed, turns)
 }
@@ -235,7 +229,7 @@ func (w *waiter) enter(ctx context.Context) error {
 
 // failed returns err, or nil if the caller's context caused it.
 func (w *waiter) failed(ctx context.Context, err error) error {
-	if ctx.Err() != nil && !definite(err) {
+	if ctx.Err() != nil && !backend.Definite(err) {
 		return nil // ended says more
 	}
 	return err
