@@ -3,7 +3,6 @@ package etcdlock
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -173,53 +172,32 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 type renewal struct {
 	i        int // of the claim
 	h        *hold
-	beat     beat          // once answered is closed
-	answered chan struct{} // is closed when ctx ends at the latest
-	attached bool          // the entry is under the lease
-	term     uint64        // of the leader that answered the read
-	err      error         // of the read
+	beat     beat
+	attached bool   // the entry is under the lease
+	term     uint64 // of the leader that answered the read
+	err      error  // of the read
 }
 
-// prove sends keep-alives for the leases of holds, reads the entries when they were answered, and
-// calls done for each, with errGone if the hold is lost. A keep-alive that is late delays no other
-// hold, and does not hide that an entry is gone: the entries are read after a quarter of the time in
-// any case. The late ones then have another turn.
+// prove sends keep-alives for the leases of holds, then reads the entries, and calls done for each,
+// with errGone if the hold is lost. A keep-alive without an answer in half of the time fails its
+// renewal. It delays the others no longer than that, and does not hide that an entry is gone.
 func (d *Driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
-	for _, r := range open {
-		r.answered = make(chan struct{})
-		go func() {
-			r.beat = d.cluster.beat(ctx, r.h.lease.id)
-			close(r.answered)
-		}()
+	within, cancel := ctx, context.CancelFunc(func() {})
+	if end, ok := ctx.Deadline(); ok {
+		within, cancel = context.WithTimeout(ctx, time.Until(end)/2)
 	}
-	for len(open) > 0 {
-		turn := time.Second
-		if end, ok := ctx.Deadline(); ok {
-			turn = max(time.Until(end)/4, minTurn)
-		}
-		within, cancel := context.WithTimeout(ctx, turn)
-		late := map[*renewal]bool{}
-		for _, r := range open {
-			select {
-			case <-r.answered:
-			case <-within.Done():
-				late[r] = true
-			}
-		}
-		cancel()
-		d.read(ctx, open)
-		open = slices.DeleteFunc(open, func(r *renewal) bool {
-			again := late[r] && ctx.Err() == nil && (r.err != nil || r.attached)
-			if !again {
-				done(r, r.outcome())
-			}
-			return !again
-		})
+	var wg sync.WaitGroup
+	for _, r := range open {
+		wg.Go(func() { r.beat = d.cluster.beat(within, r.h.lease.id) })
+	}
+	wg.Wait()
+	cancel()
+
+	d.read(ctx, open)
+	for _, r := range open {
+		done(r, r.outcome())
 	}
 }
-
-// minTurn is for one turn of prove.
-const minTurn = 50 * time.Millisecond
 
 // read reads the entries of holds.
 func (d *Driver) read(ctx context.Context, open []*renewal) {
@@ -254,12 +232,7 @@ const (
 
 // outcome returns errGone if the hold is lost, unless another driver has moved it.
 func (r *renewal) outcome() error {
-	gone := r.err == nil && !r.attached
-	if !gone {
-		<-r.answered // at the latest when the context has ended
-		gone = r.beat.err == nil && r.beat.ttl <= 0
-	}
-	if gone {
+	if r.err == nil && !r.attached || r.beat.err == nil && r.beat.ttl <= 0 {
 		r.h.abandon()
 		return errGone
 	}

@@ -39,7 +39,7 @@ type view struct {
 
 // place is what is known of the place of a waiter.
 type place struct {
-	view  *view // of the queue when its read began; what was read is valid in this view only
+	view  *view  // of the queue when its read began; what was read is valid in this view only
 	name  string // of the entry
 	mine  int64  // the create revision of the entry; 0 until the queue was read
 	front bool   // no entry is ahead. It stays so: whatever comes later is behind

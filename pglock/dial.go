@@ -10,33 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// conn is a connection that is closed when a context ends.
-type conn struct {
-	net.Conn
-	stop func() bool // ends the wait for the context
-}
-
-func (c *conn) Close() error {
-	c.stop()
-	return c.Conn.Close()
-}
-
-// NetConn returns the connection below, as a TLS connection does.
-func (c *conn) NetConn() net.Conn { return c.Conn }
-
-// closeWith makes connections of cfg that are closed when ctx ends. The library closes a connection
-// whose server does not answer only after 15 s.
-func closeWith(ctx context.Context, cfg *pgx.ConnConfig) {
-	dial := cfg.DialFunc
-	cfg.DialFunc = func(within context.Context, network, addr string) (net.Conn, error) {
-		c, err := dial(within, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		return &conn{c, context.AfterFunc(ctx, func() { c.Close() })}, nil
-	}
-}
-
 var errNoCancel = errors.New("pglock: no requests to cancel statements")
 
 // withoutCancels makes connections of cfg that send no cancel request while refuse returns
@@ -55,13 +28,4 @@ func withoutCancels(cfg *pgx.ConnConfig, refuse func() bool) {
 		established.Store(true)
 		return nil
 	}
-}
-
-// isQuiet reports whether an idle connection can be used. A server that ends a connection
-// says why, so there is something to read. The check takes no round trip.
-func isQuiet(c net.Conn) bool {
-	if w, ok := c.(interface{ NetConn() net.Conn }); ok {
-		return isQuiet(w.NetConn())
-	}
-	return nothingToRead(c)
 }

@@ -2,13 +2,10 @@ package pglock
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net"
 	"os"
 	"strings"
 	"syscall"
@@ -80,7 +77,6 @@ var hints = map[string]string{
 	insufficientRights:  "grant the user the right to connect, and the use of the schema",
 	tooManyConnections:  "the server has no connection left: lower pool_size, or raise max_connections",
 	readOnlyTransaction: "this server is a replica: name all servers in the URL, or the address of the primary; or default_transaction_read_only is on for this user: switch it off",
-	"57P03":             "the server is starting up or shutting down: try again",
 }
 
 // hint returns what to do about the error of a connection, or "".
@@ -92,20 +88,12 @@ func hint(err error) string {
 		return "name the file of its certificate authority: sslrootcert=/path/to/ca.pem"
 	case errors.As(err, new(x509.HostnameError)):
 		return "name the host that the certificate is for"
-	case errors.As(err, new(tls.RecordHeaderError)):
-		return "does this server speak TLS? if not: sslmode=disable"
 	case strings.Contains(err.Error(), "server refused TLS"):
 		return "the server has no TLS: sslmode=disable, or switch on ssl in postgresql.conf"
-	case errors.As(err, new(*net.DNSError)):
-		return "check the host in the URL"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "is PostgreSQL running there? check host and port"
-	case errors.Is(err, fs.ErrNotExist):
-		return "is PostgreSQL running, with this directory in unix_socket_directories?"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return "no answer: check host and port, and that no firewall is in between"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
-		return "is that a PostgreSQL?"
 	}
 	return ""
 }

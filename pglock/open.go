@@ -23,6 +23,7 @@ const (
 	defaultPoolSize   = 10
 	maxPoolSize       = 1000
 	minConnectTimeout = 500 * time.Millisecond // for each host
+	checkIdle         = 100 * time.Millisecond // a connection that was idle for longer is checked before it is used
 )
 
 // ownParams are hasp's parameters, and libpqParams are those that PostgreSQL documents.
@@ -52,11 +53,12 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	connected, cut := context.WithCancel(context.Background())
-	closeWith(connected, cfg.ConnConfig)
 	cfg.ConnConfig.Tracer = tracer
-	cfg.PrepareConn = func(_ context.Context, conn *pgx.Conn) (bool, error) { return isQuiet(conn.PgConn().Conn()), nil }
-	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // PrepareConn needs no round trip
+	cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
+		// A server that ends a connection says why, so there is something to read. The library's check
+		// takes a millisecond and no round trip. It is deprecated because it finds no silent server.
+		return p.IdleDuration > checkIdle && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
+	}
 	var d *Driver
 	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
 		withoutCancels(cc, func() bool { return d.bouncer.Load() })
@@ -70,10 +72,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	}
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
-		cut()
 		return nil, diagnose(err)
 	}
-	d = newDriver(pool, cut, o)
+	d = newDriver(pool, true, o)
 	if err := d.setUp(ctx); err != nil {
 		d.Close()
 		return nil, err

@@ -96,8 +96,8 @@ type Options struct {
 // Driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
 type Driver struct {
 	pool    *pgxpool.Pool
-	cut     context.CancelFunc // closes all connections; nil if the caller passed the pool
-	options Options            // as they were passed
+	own     bool    // Close closes the pool
+	options Options // as they were passed
 	sql     *statements
 	channel string      // of the messages of releases
 	bouncer atomic.Bool // sessions are not the driver's own, so nothing may be left in them
@@ -144,7 +144,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*Driver, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	d := newDriver(pool, nil, *o)
+	d := newDriver(pool, false, *o)
 	if err := d.setUp(ctx); err != nil {
 		d.stop()
 		return nil, err
@@ -152,10 +152,10 @@ func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-func newDriver(pool *pgxpool.Pool, cut context.CancelFunc, o Options) *Driver {
+func newDriver(pool *pgxpool.Pool, own bool, o Options) *Driver {
 	size := int(pool.Config().MaxConns)
 	kept := max(size/8, 1) // for renewals alone; attempts leave as many again, to releases
-	d := &Driver{pool: pool, cut: cut, options: o,
+	d := &Driver{pool: pool, own: own, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
 	d.scarce = scarce{d: d, slots: make(chan struct{}, size), all: make(chan struct{})}
 	d.closing, d.stop = context.WithCancel(context.Background())
@@ -175,14 +175,19 @@ func (d *Driver) Traits() backend.Traits {
 const closeGrace = time.Second
 
 // Close closes the driver's connections: all that it has opened, and none of a pool that was
-// passed to New.
+// passed to New. If the server does not answer, some of them are closed up to 15 s later.
 func (d *Driver) Close() error {
 	d.stop()
-	if d.cut != nil {
-		// Connections say goodbye, unless their server does not answer.
-		defer d.cut()
-		defer time.AfterFunc(closeGrace, d.cut).Stop()
-		d.pool.Close()
+	if d.own {
+		closed := make(chan struct{})
+		go func() {
+			d.pool.Close() // connections say goodbye
+			close(closed)
+		}()
+		select {
+		case <-closed:
+		case <-time.After(closeGrace):
+		}
 	}
 	d.wg.Wait()
 	return nil
