@@ -10,10 +10,8 @@ import (
 	"testing"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
-	"google.golang.org/grpc"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -108,13 +106,10 @@ func TestNobodyThere(t *testing.T) {
 	// This port accepts connections, and says nothing.
 	l := listen(t)
 	refused(t, "etcd://joe:hunter2@"+l.Addr().String(), false, l.Addr().String())
-}
 
-// TestResetInTheHandshake opens a server without TLS whose answer is lost: the rest of the
-// client's hello reaches a closed connection.
-func TestResetInTheHandshake(t *testing.T) {
-	t.Parallel()
-	addr := serve(t, func(conn net.Conn) {
+	// A server without TLS whose answer is lost: the rest of the client's hello reaches a closed
+	// connection.
+	addr = serve(t, func(conn net.Conn) {
 		conn.Read(make([]byte, 1))
 		conn.(*net.TCPConn).SetLinger(0) // Close sends a reset
 	})
@@ -242,31 +237,7 @@ func TestLongKey(t *testing.T) {
 	}
 }
 
-// oldServer answers as an etcd of another version.
-type oldServer struct {
-	pb.UnimplementedMaintenanceServer
-	pb.UnimplementedKVServer
-	version string
-}
-
-func (s *oldServer) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
-	return &pb.StatusResponse{Version: s.version}, nil
-}
-
-func (s *oldServer) Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, error) {
-	return &pb.RangeResponse{Header: &pb.ResponseHeader{}}, nil
-}
-
-func TestOldServer(t *testing.T) {
-	l := listen(t)
-	g := grpc.NewServer()
-	s := &oldServer{version: "3.3.25"}
-	pb.RegisterMaintenanceServer(g, s)
-	pb.RegisterKVServer(g, s)
-	go g.Serve(l)
-	defer g.Stop()
-	refused(t, "etcd://"+l.Addr().String(), true, "3.3.25", "3.5 or later")
-
+func TestVersions(t *testing.T) {
 	for version, want := range map[string]bool{"3.4.0": true, "3.4.23": true, "3.10.1": true, "4.0.0": true, "3.6.0-rc.3": true, "3.3.0": false, "2.3.8": false, "": false, "x": false} {
 		for _, user := range []bool{false, true} {
 			want := want && !(user && strings.HasPrefix(version, "3.4."))

@@ -58,9 +58,6 @@ func (d *Driver) Burials() int {
 	return int(d.active.Load())
 }
 
-// MaxBeats is maxBeats.
-const MaxBeats = maxBeats
-
 // CheckVersion is checkVersion.
 func CheckVersion(version string, user bool) error { return checkVersion(version, user) }
 

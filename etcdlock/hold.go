@@ -106,9 +106,6 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 		if b := <-renewed; err == nil {
 			late = b.outcome(l, r.Header.RaftTerm)
 		}
-		if err != nil || late != nil {
-			l.doubtful.Store(true)
-		}
 	}
 	switch {
 	case isGone(err):
@@ -236,15 +233,10 @@ func (r *renewal) outcome() error {
 		r.h.abandon()
 		return errGone
 	}
-	err := r.err
-	if err == nil {
-		err = r.beat.outcome(r.h.lease, r.term)
+	if r.err != nil {
+		return r.err
 	}
-	if err != nil {
-		// The keep-alive may still arrive, and prolong whatever the lease is used for then.
-		r.h.lease.doubtful.Store(true)
-	}
-	return err
+	return r.beat.outcome(r.h.lease, r.term)
 }
 
 // outcome takes in the answer to a keep-alive for a lease, and the term of the leader that answered

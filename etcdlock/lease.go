@@ -20,8 +20,8 @@ type lease struct {
 	// clock. The lease does not end before began + ttl.
 	began atomic.Int64
 
-	// doubtful is set if a call about the lease has an unknown outcome. Such a lease is
-	// never used again: a command that arrives late would change another hold.
+	// doubtful is set if a put under the lease has an unknown outcome. Such a lease is never used
+	// again: a put that arrives late would change another hold. A keep-alive may come late.
 	doubtful atomic.Bool
 
 	since time.Time // when it was given back to the pool
@@ -69,15 +69,11 @@ func (l *lease) beganAt(at time.Duration) { raise(&l.began, int64(at)) }
 // shorter.
 func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 	p.mu.Lock()
-	for len(p.idle[secs]) > 0 {
-		last := len(p.idle[secs]) - 1
-		l := p.idle[secs][last]
-		p.idle[secs] = p.idle[secs][:last]
-		if !p.d.old(l) {
-			p.mu.Unlock()
-			return l, nil
-		}
-		p.d.bury(l) // it would end by itself, but a new leader begins its term anew
+	ls := p.idle[secs]
+	if last := len(ls) - 1; last >= 0 && !p.d.old(ls[last]) { // the others are older
+		defer p.mu.Unlock()
+		p.idle[secs] = ls[:last]
+		return ls[last], nil
 	}
 	p.mu.Unlock()
 	return p.grant(ctx, secs)

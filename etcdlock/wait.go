@@ -23,7 +23,6 @@ type waiter struct {
 	began   time.Time
 	lease   *lease
 	entry   *mvccpb.KeyValue // of lease
-	late    bool             // a put of the entry had no answer, and may still arrive
 	beating atomic.Bool      // a keep-alive is under way
 	since   time.Time        // when the first of the calls that failed began, or zero
 	err     error            // by which they failed
@@ -205,7 +204,7 @@ func (w *waiter) enter(ctx context.Context) error {
 		if err != nil {
 			return w.failed(ctx, err)
 		}
-		w.lease, w.late, w.entry = l, false, newEntry(w.c, l, time.Time{})
+		w.lease, w.entry = l, newEntry(w.c, l, time.Time{})
 	}
 
 	name := string(w.entry.Key)
@@ -218,7 +217,9 @@ func (w *waiter) enter(ctx context.Context) error {
 		[]clientv3.Op{put(name, w.entry.Value, w.lease.id), own, others}, own, others)
 	if err != nil {
 		w.q.end(w, 0, 0, nil)
-		w.late = w.late || !unchanged(err)
+		if !unchanged(err) {
+			w.lease.doubtful.Store(true)
+		}
 		return w.failed(ctx, err)
 	}
 	read := r.Responses[len(r.Responses)-2:]
@@ -238,7 +239,7 @@ func (w *waiter) failed(ctx context.Context, err error) error {
 // keepAlive begins the lease's term anew, in the background, if a third of it has passed.
 func (w *waiter) keepAlive() {
 	l := w.lease
-	if l == nil || w.d.age(l) < l.term()/3 || l.doubtful.Load() || w.beating.Swap(true) {
+	if l == nil || w.d.age(l) < l.term()/3 || w.beating.Swap(true) {
 		return
 	}
 	name := string(w.entry.Key)
@@ -276,7 +277,7 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 	if w.c.Renewed {
 		enough = term * 2 / 3
 	}
-	if w.d.age(l) > term-enough || l.doubtful.Load() {
+	if w.d.age(l) > term-enough {
 		w.d.prove(within, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
 		if err != nil {
 			return g, false, w.failed(ctx, err)
@@ -286,10 +287,6 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 	// The entry may have been removed meanwhile, by a Break, whose event has come.
 	if w.q.where(w) != front {
 		return g, false, nil
-	}
-	if w.late || w.beating.Load() {
-		// What arrives after the release would concern another hold, if the lease lived on.
-		l.doubtful.Store(true)
 	}
 	return h.grant(w.c, term), true, nil
 }

@@ -51,7 +51,7 @@ func (d *Driver) Fill(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		defer d.release(c)
+		defer release(c)
 	}
 	return nil
 }

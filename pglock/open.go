@@ -61,10 +61,14 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	}
 	var d *Driver
 	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
+		if err := d.scarce.ask(); err != nil {
+			return err
+		}
 		withoutCancels(cc, func() bool { return d.bouncer.Load() })
 		return nil
 	}
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		d.scarce.note(nil)
 		// ctx has no deadline, and the connection has its place in the pool already.
 		within, cancel := context.WithTimeout(ctx, cfg.ConnConfig.ConnectTimeout)
 		defer cancel()

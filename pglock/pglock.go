@@ -157,7 +157,6 @@ func newDriver(pool *pgxpool.Pool, own bool, o Options) *Driver {
 	kept := max(size/8, 1) // for renewals alone; attempts leave as many again, to releases
 	d := &Driver{pool: pool, own: own, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
-	d.scarce = scarce{d: d, slots: make(chan struct{}, size), all: make(chan struct{})}
 	d.closing, d.stop = context.WithCancel(context.Background())
 	d.silence.began = time.Now()
 	d.listener.d = d

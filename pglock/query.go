@@ -97,7 +97,7 @@ func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 	sent := d.silence.now()
 	defer func() {
 		d.silence.note(ctx, c.Conn(), sent, err)
-		d.release(c)
+		release(c)
 	}()
 
 	if n := len(args) - 1; n >= 0 {

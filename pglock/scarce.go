@@ -2,6 +2,7 @@ package pglock
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -12,119 +13,90 @@ import (
 const (
 	firstProbe = 100 * time.Millisecond
 	lastProbe  = 2 * time.Second
+	nextLook   = 5 * time.Millisecond // for a connection that another statement has given back
 )
 
-// scarce bounds how often a driver asks for connections that the server does not grant. It has a
-// slot for each connection that the pool may have. A statement takes a slot, and with it finds an
-// idle connection or makes one. If the server refuses the connection, the slot is withheld. So
-// statements wait for each other, and not for the server. After a pause a slot is given back, and
-// one statement finds out whether the server grants connections again.
+// scarce bounds how often a driver asks for connections that the server does not grant. After a
+// refusal, statements use the connections that there are. After each pause, one asks for another. If
+// the caller passed the pool, each statement asks again after the shortest pause.
 type scarce struct {
-	d     *Driver
-	slots chan struct{}
-
-	mu       sync.Mutex    // guards all below
-	withheld int           // slots
-	refusal  error         // the last refusal
-	all      chan struct{} // closed while all slots are withheld
-	pause    time.Duration // until a slot is given back
-	had      int32         // connections of the pool before the pause
+	mu      sync.Mutex    // guards all below
+	refusal error         // the last one
+	pause   time.Duration // after it; 0 if the server grants connections
+	again   time.Time     // nobody asks before then
 }
 
-// enter takes a slot. If all are withheld, it returns the last refusal at once.
-func (s *scarce) enter(ctx context.Context) error {
+// early is the error of a connection that the server was not asked for, because of a refusal.
+type early struct{ error }
+
+func (e *early) Unwrap() error { return e.error }
+
+// ask returns an error during a pause. After it, the caller asks, and the next one after a longer
+// pause.
+func (s *scarce) ask() error {
 	s.mu.Lock()
-	all := s.all
-	s.mu.Unlock()
-	select {
-	case s.slots <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-all:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.refusal
+	defer s.mu.Unlock()
+	now := time.Now()
+	if now.Before(s.again) {
+		return &early{s.refusal}
 	}
+	if s.pause > 0 {
+		s.pause = min(2*s.pause, lastProbe)
+		s.again = now.Add(s.pause)
+	}
+	return nil
 }
 
-// withhold keeps the slot of a caller whose connection the server has refused, and the slots that
-// are free, but for as many as there are connections.
-func (s *scarce) withhold(refusal error) {
+// note takes in the answer of the server: a refusal, or nil. Several statements may have asked
+// before the first refusal.
+func (s *scarce) note(refusal error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refusal = refusal
-	if s.withheld++; s.withheld == 1 {
-		s.pause, s.had = firstProbe, s.d.connections()
-		time.AfterFunc(s.pause, s.giveBack)
+	if refusal == nil {
+		s.pause, s.again = 0, time.Time{}
+	} else if s.pause == 0 {
+		s.pause, s.again = firstProbe, time.Now().Add(firstProbe)
 	}
-	most := cap(s.slots) - int(s.d.connections())
-	for free := true; free && s.withheld < most; {
-		select {
-		case s.slots <- struct{}{}:
-			s.withheld++
-		default:
-			free = false
-		}
-	}
-	if s.withheld == cap(s.slots) {
-		close(s.all)
-	}
-}
-
-// giveBack gives a slot back, and all if the server has granted a connection since the last time.
-func (s *scarce) giveBack() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.withheld == cap(s.slots) {
-		s.all = make(chan struct{})
-	}
-	back, had := 1, s.had
-	if s.had = s.d.connections(); s.had > had {
-		back = s.withheld
-	}
-	for range back {
-		<-s.slots
-		s.withheld--
-	}
-	if s.withheld > 0 && s.d.closing.Err() == nil {
-		s.pause = min(2*s.pause, lastProbe)
-		time.AfterFunc(s.pause, s.giveBack)
-	}
-}
-
-// connections returns how many connections the pool has.
-func (d *Driver) connections() int32 {
-	s := d.pool.Stat()
-	return s.TotalConns() - s.ConstructingConns()
 }
 
 // acquire returns a connection of the pool. It closes those that are in doubt. The caller calls
 // release.
 func (d *Driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	for {
-		if err := d.scarce.enter(ctx); err != nil {
-			return nil, err
-		}
 		c, err := d.pool.Acquire(ctx)
 		switch {
 		case err == nil && !d.silence.doubts(c.Conn()):
 			return c, nil
 		case err == nil:
 			hangUp(c.Conn())
-			d.release(c)
+			release(c)
+			continue
 		case code(err) != tooManyConnections:
-			<-d.scarce.slots
 			return nil, oneLine(err)
-		default:
-			// If there are other connections, one of them will be idle when a statement has ended.
-			d.scarce.withhold(oneLine(err))
+		}
+
+		if !errors.As(err, new(*early)) {
+			d.scarce.note(oneLine(err))
+		}
+		if s := d.pool.Stat(); s.TotalConns() == s.ConstructingConns() {
+			return nil, oneLine(err)
+		}
+		// There are other connections. One of them will be idle when a statement has ended.
+		wait := nextLook
+		if !d.own {
+			wait = firstProbe
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
 	}
 }
 
 // release gives a connection back to the pool, which forgets it if it is closed.
-func (d *Driver) release(c *pgxpool.Conn) {
+func release(c *pgxpool.Conn) {
 	if c.Conn().IsClosed() {
 		// The call has failed. The library still asks the server to cancel the statement, which
 		// may take long. Without Hijack that would keep a place in the pool.
@@ -132,5 +104,4 @@ func (d *Driver) release(c *pgxpool.Conn) {
 	} else {
 		c.Release()
 	}
-	<-d.scarce.slots
 }
