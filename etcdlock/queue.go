@@ -242,23 +242,6 @@ func (q *queue) see(v *view) {
 	}
 }
 
-// blindSince returns since when there is no watch, or zero.
-func (q *queue) blindSince() time.Time {
-	q.d.mu.Lock()
-	defer q.d.mu.Unlock()
-	return q.blind
-}
-
-// awaitView returns nil if there is a view, or a channel that is closed when there is one.
-func (q *queue) awaitView() <-chan struct{} {
-	q.d.mu.Lock()
-	defer q.d.mu.Unlock()
-	if q.view != nil {
-		return nil
-	}
-	return q.changed
-}
-
 // ended is the revision of a deletion that was found out without an event.
 const ended = math.MaxInt64
 

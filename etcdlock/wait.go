@@ -107,7 +107,9 @@ func (w *waiter) ended(ctx context.Context) error {
 	since, err := w.since, w.err
 	if since.IsZero() {
 		if since, err = w.d.cluster.silence(); since.IsZero() {
-			since = w.q.blindSince()
+			w.d.mu.Lock()
+			since = w.q.blind
+			w.d.mu.Unlock()
 		}
 	}
 	silent := time.Duration(0)
@@ -187,10 +189,12 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 // so that the caller looks for an end of the Wait.
 func (w *waiter) ready(ctx context.Context) bool {
 	w.keepAlive()
-	turns, changed := w.d.turns, w.q.awaitView()
-	if changed != nil {
+	w.d.mu.Lock()
+	turns, changed := w.d.turns, w.q.changed
+	if w.q.view == nil {
 		turns = nil
 	}
+	w.d.mu.Unlock()
 	return w.sleep(ctx, 100*time.Millisecond, changed, turns)
 }
 

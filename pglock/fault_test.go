@@ -376,28 +376,6 @@ func TestConnectionLimit(t *testing.T) {
 	lockOnce(t, c, "key")
 }
 
-// Timeouts of the server's configuration end statements and sessions. Clients go on.
-func TestServerTimeouts(t *testing.T) {
-	t.Parallel()
-	s := pgtest.Start(t, "statement_timeout=2s", "idle_in_transaction_session_timeout=200ms", "idle_session_timeout=300ms")
-	ctx := t.Context()
-	a, b := client(t, s.Addr, "", &hasp.Options{TTL: 2 * time.Second}), client(t, s.Addr, "", nil)
-	for range 2 {
-		lease, err := a.Lock(ctx, "key")
-		must(t, err)
-		got := locks(ctx, b, "key")
-
-		// All idle sessions end meanwhile, also the one that listens.
-		select {
-		case err := <-got:
-			t.Fatalf("Lock of a held key: %v", err)
-		case <-time.After(2500 * time.Millisecond):
-		}
-		must(t, lease.Unlock(ctx))
-		must(t, <-got)
-	}
-}
-
 // While another statement locks the whole table, a free key is not reported as held, also if
 // the server has a lock_timeout. That is an outage.
 func TestTableLock(t *testing.T) {

@@ -99,12 +99,6 @@ func (l *listener) wakeLocked(m string) {
 	}
 }
 
-func (l *listener) wake(m string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.wakeLocked(m)
-}
-
 // set notes whether the driver listens now. If it does, it wakes all waits, because releases may
 // have been missed until now. If not, it closes their channels, so that the callers poll.
 func (l *listener) set(deaf bool) {
@@ -123,26 +117,19 @@ func (l *listener) set(deaf bool) {
 	}
 }
 
-// idle reports whether nobody has waited for some time.
-func (l *listener) idle() bool {
+// idle reports whether nobody has waited for some time. If the run ends then, a wait that begins
+// later starts another one.
+func (l *listener) idle(ends bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.idleLocked()
-}
-
-func (l *listener) idleLocked() bool { return len(l.waits) == 0 && time.Since(l.last) >= lingers }
-
-// unused is idle. If it is true, the run must end.
-func (l *listener) unused() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.running = !l.idleLocked() // a wait that begins after the end of a run starts another one
-	return !l.running
+	idle := len(l.waits) == 0 && time.Since(l.last) >= lingers
+	l.running = l.running && !(idle && ends)
+	return idle
 }
 
 // run listens until nobody waits any more, or the driver is closed.
 func (l *listener) run() {
-	for ctx := l.d.closing; ctx.Err() == nil && !l.unused(); {
+	for ctx := l.d.closing; ctx.Err() == nil && !l.idle(true); {
 		within, end := context.WithCancel(ctx)
 		l.mu.Lock()
 		l.end = end
@@ -196,12 +183,14 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 		quiet := within.Err() != nil
 		cancel()
 		if err == nil {
-			l.wake(n.Payload)
+			l.mu.Lock()
+			l.wakeLocked(n.Payload)
+			l.mu.Unlock()
 		} else if ctx.Err() != nil || !quiet {
 			return true
 		}
 		// Other Clients may hand keys over all the time, so there may be no quiet moment.
-		if l.idle() {
+		if l.idle(false) {
 			return false
 		}
 		if err != nil {
