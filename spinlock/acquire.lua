@@ -7,9 +7,9 @@
 -- after it if the record is shared; or {-1} if the counter's value is not a number that
 -- hasp wrote.
 local intent = ARGV[4] and KEYS[#KEYS]
-if redis.call('EXISTS', KEYS[1]) == 1 then
+local left = redis.call('PTTL', KEYS[1])
+if left ~= -2 then
 	local record = redis.pcall('GETRANGE', KEYS[1], 0, 1023)
-	local left = redis.call('PTTL', KEYS[1])
 	if type(record) == 'string' then return {0, left, record} end
 	local member = look(KEYS[1], 1)[1]
 	-- Without the intent the caller is held all the same, but readers may come before it.

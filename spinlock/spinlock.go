@@ -24,23 +24,15 @@
 // # URL
 //
 //	spinlock+redis://user:password@host:port/db
-//	spinlock+redis-sentinel://user:password@host:port,host:port/master/db
-//	spinlock+redis-cluster://user:password@host:port,host:port
-//	spinlock+rediss://user:password@host:port/db?ca=/path/to/ca.pem
-//	spinlock+unix:///path/to/socket?db=0
 //
-// and rediss-sentinel and rediss-cluster, with the parameters
+// with the parameters
 //
-//	registry     the registryKey of a RedisLockRegistry of Spring: each release then
-//	             wakes its threads
-//	fence_ttl    how long a fence counter is kept after its last use (default 720h)
-//	replicas     how many replicas must confirm a hold and its renewals
-//	allow_eviction  true: accept a server that may evict keys
-//	ca           file of the certificate authorities to trust, in PEM   (rediss…)
-//	cert, key    files of this client's certificate and key, in PEM     (rediss…)
-//	server_name  name that the servers' certificates must bear          (rediss…)
-//	db           number of the database                                 (unix)
-//	sentinel_user, sentinel_password  credentials for the sentinels     (…-sentinel)
+//	registry   the registryKey of a RedisLockRegistry of Spring: each release then
+//	           wakes its threads
+//	fence_ttl  how long a fence counter is kept after its last use (default 720h)
+//
+// docs/redis.md has the URLs of sentinels, of a cluster, with TLS and of a socket, and the
+// parameters that all strategies on Redis have, such as replicas and allow_eviction.
 //
 // # Keys
 //
@@ -171,10 +163,8 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	return &Driver{store: s, registry: o.Registry, fenceTTL: ttl}, nil
 }
 
-// Traits reports that the driver excludes all clients of the same Redis, grants
-// fences, and obeys KeepUntil and Shared. Calls of a driver that was opened by URL end
-// promptly. Calls over a
-// *redis.Client end at their deadlines, if it has ContextTimeoutEnabled, no timeout of
+// Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
+// over a *redis.Client end at their deadlines, if it has ContextTimeoutEnabled, no timeout of
 // -2, no Limiter, no CredentialsProvider and no StreamingCredentialsProvider.
 func (d *Driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
@@ -191,16 +181,11 @@ var (
 	renewSrc string
 	//go:embed release.lua
 	releaseSrc string
-	//go:embed inspect.lua
-	inspectSrc string
-	//go:embed break.lua
-	breakSrc string
 
 	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
-	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
-	breakScript   = redisstore.NewScript(breakSrc)
+	inspectScript = redisstore.NewScript(redisstore.LookSrc + redisstore.InspectSrc)
 )
 
 // mark ends the token in a record, token~n#owner.
@@ -243,28 +228,10 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return backend.Grant{}, nil
 	case reply != nil:
 		return backend.Grant{}, d.store.Unexpected(reply) // of unknown outcome
-	case c.Waiting:
-		return d.take(ctx, c, key)
 	}
-	return backend.Grant{}, d.held(ctx, key)
-}
-
-// held returns a HeldError that names the holder of key. The attempt has found the key
-// held. So if the holder cannot be read now, held returns an empty HeldError.
-func (d *Driver) held(ctx context.Context, key string) error {
-	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: []string{key}})
-	// By now the key may be free, or the server may not answer.
-	if found, ok := redisstore.Decode(reply); err == nil && ok {
-		return refusal(found)
-	}
-	return &backend.HeldError{}
-}
-
-// refusal returns the error of an attempt that found the key held.
-func refusal(found redisstore.Found) error {
-	held := found.Held()
-	held.Waited = waited(found.Record())
-	return held
+	// The key is held. The script reports the holder, or takes the key if it is free by now.
+	// The refusal was definite, so the token may be sent again.
+	return d.take(ctx, c, key)
 }
 
 // take takes the key by a script. With a fence, the script gets that as well, so that no
@@ -295,10 +262,11 @@ func (d *Driver) take(ctx context.Context, c backend.Claim, key string) (backend
 		return backend.Grant{}, err
 	}
 	d.trip.Store(int64(time.Since(began)))
+	g, err := d.store.Granted(reply, c)
 	if found, ok := redisstore.Refusal(reply); ok {
-		return backend.Grant{}, refusal(found)
+		err.(*backend.HeldError).Waited = waited(found.Record())
 	}
-	return d.store.Granted(reply, c)
+	return g, err
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
@@ -345,14 +313,11 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 // Break removes whatever is stored under key.
 func (d *Driver) Break(ctx context.Context, key string) error {
 	key = redisstore.LockKey(key)
-	if d.registry == "" {
-		// UNLINK removes a value of any type.
-		_, err := d.store.Do(ctx, "unlink", key)
-		return err
+	removed, err := d.store.Do(ctx, "unlink", key) // a value of any type
+	if removed == int64(1) && d.registry != "" {
+		// The key is free even if this user may not publish.
+		_, _ = d.store.Send(ctx, key, false, "publish", d.channel(key), key)
 	}
-
-	// The script also publishes, to wake the threads of Spring that wait.
-	_, err := d.store.Run(ctx, breakScript, redisstore.Call{Keys: []string{key}, Args: []any{d.channel(key)}})
 	return err
 }
 

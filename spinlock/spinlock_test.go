@@ -68,25 +68,6 @@ func proxied(t *testing.T, o *redistest.Options) (rig, *faultproxy.Proxy) {
 	return r, p
 }
 
-// If the owner cannot be read, the key is still held.
-func TestHeldWithoutTheOwner(t *testing.T) {
-	r, p := proxied(t, nil)
-	for _, key := range []string{"first", "k", "l"} {
-		r.Acquire(t, claim(key))
-	}
-	if _, err := r.Driver.Acquire(t.Context(), claim("first")); !errors.Is(err, backend.ErrHeld) {
-		t.Fatal(err)
-	}
-	p.Fail("evalsha", faultproxy.LoseReply)
-	for _, key := range []string{"k", "l"} {
-		var held *backend.HeldError
-		if _, err := r.Driver.Acquire(t.Context(), claim(key)); !errors.As(err, &held) || *held != (backend.HeldError{}) {
-			t.Errorf("got %#v", err)
-		}
-		p.Answer("evalsha", "+FINE\r\n") // the second reply is invalid
-	}
-}
-
 // A hold tells how long its Client waited. The hold of another program does not.
 func TestHeldByAClientThatWaited(t *testing.T) {
 	r := setup(t, nil)

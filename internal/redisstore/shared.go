@@ -25,6 +25,11 @@ var SharedSrc string
 //go:embed look.lua
 var LookSrc string
 
+// InspectSrc is a script that reports on a key whose record is a string; see [Found].
+//
+//go:embed inspect.lua
+var InspectSrc string
+
 var (
 	//go:embed sharedacquire.lua
 	sharedAcquireSrc string

@@ -1,0 +1,15 @@
+-- Reads the record of a key. The text of look.lua comes before this part.
+-- KEYS: the lock, its fence counter
+-- Returns {PTTL, start of the record, fence}, with '' for what does not exist or is not
+-- a readable string, and up to 1,000 members after it if the record is shared.
+-- A PTTL of -2 means that the key is free, and -1 that it has no end.
+local function text(key, length)
+	local value = redis.pcall('GETRANGE', key, 0, length - 1)
+	return type(value) == 'string' and value
+end
+local record = text(KEYS[1], 1024)
+local found = {redis.call('PTTL', KEYS[1]), record or '', text(KEYS[2], 17) or ''}
+if not record then
+	for _, member in ipairs(look(KEYS[1], 1000)) do found[#found + 1] = member end
+end
+return found
