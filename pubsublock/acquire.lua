@@ -23,7 +23,7 @@ end
 -- The key is free, so no caller waits for readers any more.
 if intent then redis.call('UNLINK', intent) end
 local fence, refused = '', nil
-if (ARGV[3] or '') ~= '' then
+if ARGV[3] ~= '' then
 	-- Write the counter first: if a later write is refused, no key is taken.
 	fence, refused = nextFence(KEYS[2], ARGV[3])
 	if not fence then return refused end

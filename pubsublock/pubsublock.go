@@ -27,22 +27,14 @@
 // # URL
 //
 //	pubsublock+redis://user:password@host:port/db
-//	pubsublock+redis-sentinel://user:password@host:port,host:port/master/db
-//	pubsublock+redis-cluster://user:password@host:port,host:port
-//	pubsublock+rediss://user:password@host:port/db?ca=/path/to/ca.pem
-//	pubsublock+unix:///path/to/socket?db=0
 //
-// and rediss-sentinel and rediss-cluster, with the parameters
+// with the parameters
 //
-//	channel      the prefix of the channels' names (default redisson_lock__channel)
-//	fence_ttl    how long a fence counter is kept after its last use (default 720h)
-//	replicas     how many replicas must confirm a hold and its renewals
-//	allow_eviction  true: accept a server that may evict keys
-//	ca           file of the certificate authorities to trust, in PEM   (rediss…)
-//	cert, key    files of this client's certificate and key, in PEM     (rediss…)
-//	server_name  name that the server's certificate must bear           (rediss…)
-//	db           number of the database                                 (unix)
-//	sentinel_user, sentinel_password  credentials for the sentinels     (…-sentinel)
+//	channel    the prefix of the channels' names (default redisson_lock__channel)
+//	fence_ttl  how long a fence counter is kept after its last use (default 720h)
+//
+// docs/redis.md has the URLs of sentinels, of a cluster, with TLS and of a socket, and the
+// parameters that all strategies on Redis have, such as replicas and allow_eviction.
 //
 // # Keys and channels
 //
@@ -59,19 +51,14 @@
 // If the Redis user may not publish, the key is freed without a message. If it
 // may not subscribe, waiters poll.
 //
-// A shared lock is a sorted set under the key itself. Each holder has a member
-// token#owner, whose score is the end of its term in ms by the server's clock. The time to
-// live of the key is the longest term. It is the same for spinlock and fairlock, so
-// readers of these three share a key. To hasp, a sorted set without an end, or whose
-// first member has another form, is a foreign value that holds the key. Redisson gets WRONGTYPE
-// on a shared lock, an exception instead of "held". The release of the last holder is
-// published, not those before it.
+// A shared lock is the sorted set that package spinlock describes, so readers of both share a
+// key. Redisson gets WRONGTYPE on it, an exception instead of "held". The release of the last
+// holder is published, not those before it.
 //
 // A caller that readers refuse, and that waits, leaves an intent: the string
-// hasp:{tag}:intent:key, with its token, for 3 seconds. While it exists, new readers are refused, but not
-// those of fairlock. The caller repeats it with each attempt, and its grant removes it. If the
-// caller gives up, its release removes the intent and publishes 0, so that the readers try
-// at once. The intent of a caller that has died ends by itself.
+// hasp:{tag}:intent:key, with its token, for 3 seconds. It works as that of spinlock. But if the
+// caller gives up, its release removes the intent and publishes 0, so that the readers try at
+// once.
 //
 // A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
 // the cluster slot of the key. A user's key that begins with "hasp:{" is stored
@@ -195,10 +182,8 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// Traits reports that the driver excludes all clients of the same Redis, draws
-// fences, and obeys KeepUntil and Shared. Calls of a driver that was opened by URL end
-// promptly. Calls over a
-// *redis.Client with ContextTimeoutEnabled end at their deadlines.
+// Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
+// over a *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *Driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
@@ -217,18 +202,12 @@ var (
 	releaseSrc string
 	//go:embed inspect.lua
 	inspectSrc string
-	//go:embed break.lua
-	breakSrc string
 
 	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
 	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
-	breakScript   = redisstore.NewScript(breakSrc)
 )
-
-// mark ends the token in a record.
-const mark = redisstore.Mark
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
 // readers, unless a caller has left an intent. If readers refuse a claim that is not shared and
@@ -238,7 +217,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
 
-	noted := d.intends(c.Key)
+	_, noted := d.intents.get(c.Key, intendsFor)
 	g, err := d.ask(ctx, c, noted)
 	var held *backend.HeldError
 	if errors.As(err, &held) && held.Shared && c.Waiting {
@@ -262,17 +241,45 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return g, err
 }
 
+// ask sends one attempt of a claim that is not shared. After readers have refused the
+// driver, the script also gets the intent's key.
+func (d *Driver) ask(ctx context.Context, c backend.Claim, refused bool) (backend.Grant, error) {
+	call := redisstore.Call{
+		Keys: []string{redisstore.LockKey(c.Key)},
+		Args: []any{c.Token + redisstore.Mark + c.Owner, redisstore.Millis(c.TTL), ""},
+	}
+	if c.Fenced {
+		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
+		call.Args[2] = redisstore.Millis(d.fenceTTL)
+	}
+	if refused {
+		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
+		var term int64
+		if c.Waiting {
+			term = redisstore.Millis(intentTTL)
+		}
+		call.Args = append(call.Args, c.Token, term)
+	}
+
+	reply, err := d.store.Run(ctx, acquireScript, call)
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	return d.store.Granted(reply, c)
+}
+
 // Renew raises the term of each hold to at least its claim's TTL.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
-	d.store.Renew(ctx, renewScript, cs, mark, done)
+	d.store.Renew(ctx, renewScript, cs, redisstore.Mark, done)
 }
 
 // Release removes the record of c.Token and wakes the waiters. With c.KeepUntil it
 // replaces the token in the record, which ends then. Of a shared record it removes the
 // member of c.Token, and wakes the waiters if that was the last one.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+	name, publish := d.channelOf(ctx, c.Key)
 	if c.Shared {
-		return d.store.ReleaseShared(ctx, c, append([]any{"0"}, d.channels(ctx, c.Key)...)...)
+		return d.store.ReleaseShared(ctx, c, "0", name, publish)
 	}
 
 	var rest any = ""
@@ -280,30 +287,22 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		rest = left
 	}
 	keys := []string{redisstore.LockKey(c.Key)}
-	if d.intends(c.Key) {
+	if _, intends := d.intents.get(c.Key, intendsFor); intends {
 		keys = append(keys, redisstore.IntentKey(c.Key))
 	}
 	reply, err := d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: keys,
-		Args: append([]any{c.Token + mark, c.Owner, rest}, d.channels(ctx, c.Key)...),
+		Args: []any{c.Token + redisstore.Mark, c.Owner, rest, name, publish},
 	})
-
-	switch parts, _ := reply.([]any); {
-	case err != nil:
-		return err
-	case reply == int64(0):
-		return backend.ErrLost
-	case len(parts) == 2 && parts[0] == int64(1):
-		// The key is free, even if the message reached no waiter. Waiters without a message
-		// retry within a second.
-		if reached, ok := parts[1].(int64); ok && reached >= 0 {
-			if reached > maxAlone && rest == "" {
-				d.crowds.note(c.Key, int(reached))
-			}
-			return nil
+	// The key is free, even if the message reached no waiter. Waiters without a message retry
+	// within a second.
+	if owned, ok := reply.(int64); ok && owned > 0 {
+		if reached := int(owned - 1); reached > maxAlone && rest == "" {
+			d.crowds.note(c.Key, reached)
 		}
+		return nil
 	}
-	return d.store.Unexpected(reply)
+	return d.store.Owned(reply, err)
 }
 
 // Inspect returns the holder of key. Since and the waiters are not recorded. A
@@ -323,19 +322,14 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 
 // Break removes whatever is stored under key, and wakes the waiters.
 func (d *Driver) Break(ctx context.Context, key string) error {
-	// The reply does not matter, because breaking a free key is no error.
-	_, err := d.store.Run(ctx, breakScript, redisstore.Call{
-		Keys: []string{redisstore.LockKey(key)},
-		Args: d.channels(ctx, key),
-	})
+	lock := redisstore.LockKey(key)
+	removed, err := d.store.Do(ctx, "unlink", lock) // a value of any type
+	if removed == int64(1) {
+		// If this user may not publish, or the message is lost, waiters retry within a second.
+		name, publish := d.channelOf(ctx, key)
+		_, _ = d.store.Send(ctx, lock, false, publish, name, "0")
+	}
 	return err
-}
-
-// channels returns the arguments by which a script publishes a release of key: the channel
-// and the command.
-func (d *Driver) channels(ctx context.Context, key string) []any {
-	name, publish := d.channelOf(ctx, key)
-	return []any{name, publish}
 }
 
 // channelOf returns the channel on which a release of key is published, and the

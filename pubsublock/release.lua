@@ -3,8 +3,8 @@
 -- KEYS: the lock, and the intent if the token may have left one
 -- ARGV: the token and '#', the owner, the rest of the term in ms or '', the channel, the
 -- command that publishes
--- Returns 0 if the token does not hold the key, or {1, the number of connections
--- that the message has reached}.
+-- Returns 0 if the token does not hold the key, or one more than the number of connections
+-- that the message has reached.
 local function publish()
 	-- The key is free even if this user may not publish. Waiters that get no message
 	-- retry within a second.
@@ -41,4 +41,4 @@ if type(gone) ~= 'number' then
 	if not string.find(gone.err, 'WRONGTYPE', 1, true) then return gone end
 	return lost()
 end
-return {1, publish()}
+return 1 + publish()

@@ -9,6 +9,14 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
+// If readers refuse a caller that waits, it leaves an intent, which keeps new readers away.
+// The driver sends the intent's key only after readers have refused it at that key. So a key
+// without readers costs no more than before.
+const (
+	intentTTL  = 3 * time.Second         // a caller that waits repeats it once a second
+	intendsFor = intentTTL + time.Second // how long the driver sends the intent's key
+)
+
 // Bounds of how long a message is held back, for the turns of other Clients.
 const (
 	minDelay = 200 * time.Microsecond // a shorter delay is not worth a timer
@@ -43,14 +51,7 @@ func (d *Driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struc
 		return nil, nil, err
 	}
 
-	return l.wake, func() {
-		s.Close()
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.timer != nil {
-			l.timer.Stop()
-		}
-	}, nil
+	return l.wake, s.Close, nil // a message that is held back signals wake nevertheless
 }
 
 // published is called for each message, and when messages may have been missed.
