@@ -48,22 +48,14 @@
 // # URL
 //
 //	fairlock+redis://user:password@host:port/db
-//	fairlock+redis-sentinel://user:password@host:port,host:port/master/db
-//	fairlock+redis-cluster://user:password@host:port,host:port
-//	fairlock+rediss://user:password@host:port/db?ca=/path/to/ca.pem
-//	fairlock+unix:///path/to/socket?db=0
 //
-// and rediss-sentinel and rediss-cluster, with the parameters
+// with the parameters
 //
-//	window       how long a place is kept without a poll (default 5s)
-//	fence_ttl    how long a fence counter is kept after its last use (default 720h)
-//	replicas     how many replicas must confirm a hold and its renewals
-//	allow_eviction  true: accept a server that may evict keys
-//	ca           file of the certificate authorities to trust, in PEM   (rediss…)
-//	cert, key    files of this client's certificate and key, in PEM     (rediss…)
-//	server_name  name that the server's certificate must bear           (rediss…)
-//	db           number of the database                                 (unix)
-//	sentinel_user, sentinel_password  credentials for the sentinels     (…-sentinel)
+//	window     how long a place in the queue is kept without a poll (default 5s)
+//	fence_ttl  how long a fence counter is kept after its last use (default 720h)
+//
+// docs/redis.md has the URLs of sentinels, of a cluster, with TLS and of a socket, and the
+// parameters that all strategies on Redis have, such as replicas and allow_eviction.
 //
 // # Keys
 //
@@ -197,10 +189,8 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// Traits reports that the driver serves waiters in order of arrival, that it excludes all
-// clients of the same Redis, that it grants fences and shared holds, and that it obeys
-// KeepUntil. Calls of a driver that was opened by URL end promptly. Calls over a
-// *redis.Client with ContextTimeoutEnabled end at their deadlines.
+// Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
+// over a *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *Driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }

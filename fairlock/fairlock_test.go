@@ -19,11 +19,6 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-// misuse returns a call of New with options that it must refuse.
-func misuse(o fairlock.Options) func() {
-	return func() { fairlock.New(redis.NewClient(&redis.Options{}), &o) }
-}
-
 var strategy = strategytest.Strategy{
 	Name: "fairlock",
 	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) backend.Inspector {
@@ -31,7 +26,9 @@ var strategy = strategytest.Strategy{
 	},
 	DefaultFenceTTL: fairlock.DefaultFenceTTL,
 	Misuse: map[string]func(){
-		"window": misuse(fairlock.Options{Window: 299 * time.Millisecond}),
+		"window": func() {
+			fairlock.New(redis.NewClient(&redis.Options{}), &fairlock.Options{Window: 299 * time.Millisecond})
+		},
 	},
 	BadURLs: map[string][]string{
 		"+redis://joe:hunter2@h?window=soon":  {"window", "300ms", "5s"},

@@ -613,27 +613,6 @@ func TestSubscriptionFollowsTheAddress(t *testing.T) {
 	})
 }
 
-// If a server takes no more connections, waiters keep their places and check the
-// key. They receive messages as soon as they can subscribe.
-func TestServerWithoutRoomForASubscription(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		ps[1].proxy.Answer("subscribe ", "-ERR max number of clients reached\r\n")
-		x, next, last := ps[1].wait(), ps[2].wait(), ps[1].wait()
-		ps[0].release(c)
-		x.gotWithin(time.Now(), 300*time.Millisecond)
-		next.waits()
-
-		ps[1].proxy.Forgive()
-		time.Sleep(3 * time.Second)
-		x.release()
-		next.servedAtOnce()
-		last.servedAtOnce()
-		time.Sleep(time.Second)
-		w.empty("all were served")
-	})
-}
-
 func TestTryLockDoesNotOvertakeAQueue(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
