@@ -20,9 +20,6 @@ const (
 	leadTimeout = 20 * time.Millisecond
 )
 
-// tokenEnd ends the token in a record, and the number of the attempt.
-const tokenEnd = redisstore.Mark
-
 var errNotAsked = errors.New("not asked")
 
 // attempt is one vote of the nodes on a key, and the hold that it wins.
@@ -46,7 +43,7 @@ type attempt struct {
 	// Driver.mu guards the fields below.
 	on       []onNode  // one element for each node
 	fence    uint64    // of the hold, written to a quorum; 0 if the hold has none
-	failed   bool      // the attempt holds nothing: nodes must release the record
+	failed   bool      // the attempt holds nothing: nodes must release the record, and may still have it
 	released bool      // Release was called: no command may write the record again
 	expiry   time.Time // when the record has expired on every node
 }
@@ -66,7 +63,7 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 		d:         d,
 		c:         c,
 		lockKey:   redisstore.LockKey(c.Key),
-		prefix:    c.Token + tokenEnd,
+		prefix:    c.Token + redisstore.Mark,
 		began:     time.Now(),
 		ballot:    newBallot(d.nodes, acquireRule),
 		lead:      lead,
@@ -76,7 +73,7 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 	}
 
 	if number > 0 {
-		a.prefix = c.Token + "~" + strconv.Itoa(number) + tokenEnd
+		a.prefix = c.Token + "~" + strconv.Itoa(number) + redisstore.Mark
 	}
 	a.record = a.prefix + c.Owner
 	a.expiry = a.began.Add(c.TTL + c.Timeout)
@@ -156,7 +153,7 @@ func (a *attempt) won(ctx context.Context) bool {
 func (d *Driver) register(a *attempt) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	if d.closing.Err() != nil {
 		return false
 	}
 	d.work.Add(1)
@@ -266,13 +263,6 @@ func (a *attempt) askNode(i int) (bool, error) {
 	return v == yes, err
 }
 
-// active reports whether the attempt is in flight or holds the key.
-func (a *attempt) active() bool {
-	a.d.mu.Lock()
-	defer a.d.mu.Unlock()
-	return !a.failed && !a.released
-}
-
 // settle records the outcome of the acquire on node i. If the attempt has failed
 // meanwhile, the node releases the record.
 func (a *attempt) settle(i int, v vote, proposal uint64) {
@@ -349,16 +339,6 @@ func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
 	mayHold := on.mayHold
 	on.mayHold, on.mayArrive = false, false
 	return mayHold
-}
-
-// attemptOfLocked returns the attempt that took the hold of c, or nil if the driver does
-// not know of it. Lost is true if the driver knows that c is not held, although
-// nodes may still have a record that is about to be released.
-func (d *Driver) attemptOfLocked(c backend.Claim) (a *attempt, lost bool) {
-	if a = d.attempts[c.Token]; a != nil && a.failed {
-		return nil, true
-	}
-	return a, false
 }
 
 // settled returns a channel that is closed when no command in flight may still

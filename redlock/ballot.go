@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -117,7 +118,8 @@ func (b *ballot) decide(v verdict) {
 	}
 }
 
-// refuseIfSplit decides a ballot as refused if a quorum has voted, without a quorum of yes. Only silent nodes could still decide it otherwise.
+// refuseIfSplit decides a ballot as refused if a quorum has voted, without a quorum of yes.
+// Only silent nodes could still decide it otherwise.
 func (b *ballot) refuseIfSplit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,19 +141,23 @@ func (b *ballot) result() verdict {
 	return b.verdict
 }
 
-// poll asks all nodes at once about a hold, and returns the error of the verdict. The caller
-// counts as work. If ctx ends, the calls go on.
-func (d *Driver) poll(ctx context.Context, ask func(n *node) (vote, error)) error {
+// poll asks all nodes at once about a hold, and returns the error of the verdict. If there is
+// a lead, it waits for the lead's answer as well, but not longer than for a vote of the lead.
+// The caller counts as work. If ctx ends, the calls go on.
+func (d *Driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, error)) error {
 	b := newBallot(d.nodes, holdRule)
-	gather(ctx, d, func(n *node) bool {
+	gather(ctx, d, func(n *node) int {
 		v, err := ask(n)
 		b.cast(n.i, v, err)
-		return b.result() != undecided
-	}, func(decided []bool) time.Duration {
-		if decided[len(decided)-1] {
+		return n.i
+	}, func(answered []int) time.Duration {
+		switch {
+		case b.result() == undecided:
+			return forever
+		case lead == noLead || slices.Contains(answered, lead):
 			return 0
 		}
-		return forever
+		return d.nodes[lead].patience()
 	})
 	b.decide(abandoned) // unless it is decided
 	return b.err()

@@ -22,18 +22,11 @@ func (n *node) nodeError(err error, took time.Duration) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: no answer within %v: %w", n.name, took.Round(time.Millisecond), os.ErrDeadlineExceeded)
-	case definite(err):
+	case backend.Definite(err):
 		// Without %w, so that callers do not take it for the verdict of a quorum.
 		return fmt.Errorf("%v", err)
 	}
 	return err
-}
-
-// timedOut reports whether err says that no answer came in time. The deadline of a
-// connection may pass a moment before the deadline of the context that set it.
-func timedOut(err error) bool {
-	var late net.Error
-	return errors.As(err, &late) && late.Timeout()
 }
 
 // notSent reports whether err says that a command has not been sent.
@@ -45,11 +38,6 @@ func notSent(err error) bool {
 // disconnected reports whether err says that the connection was closed.
 func disconnected(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
-}
-
-// definite reports whether err says that the store has changed nothing.
-func definite(err error) bool {
-	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) || errors.Is(err, backend.ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
 }
 
 // voteAfter returns the vote of a node whose call failed with err.

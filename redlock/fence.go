@@ -37,7 +37,7 @@ func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 	a.fence = fence // from here on, renewals write it to all nodes
 	d.mu.Unlock()
 
-	err := d.poll(ctx, func(n *node) (vote, error) {
+	err := d.poll(ctx, noLead, func(n *node) (vote, error) {
 		// Wait for a vote in flight: the fence counts on the node only if its record
 		// is there. A fence may be stored after the caller has left, because counters only grow.
 		<-d.settled(a, n.i)

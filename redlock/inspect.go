@@ -3,7 +3,6 @@ package redlock
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"math"
 	"slices"
 	"time"
@@ -349,20 +348,6 @@ func (s survey) status() (st backend.Status) {
 	return st
 }
 
-// votesInFlight returns the channels that are closed when the commands have ended
-// that may still write a record of key to node i.
-func (d *Driver) votesInFlight(key string, i int) (ends []<-chan struct{}) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, a := range d.attempts {
-		// An attempt that has failed, and is remembered for its token only, has no key.
-		if a.c.Key == key && a.on != nil {
-			ends = append(ends, a.on[i].inFlight)
-		}
-	}
-	return ends
-}
-
 // Break removes whatever is stored under key from all nodes that answer, and
 // publishes the release. It returns nil as soon as a quorum has answered. A caller that
 // takes the key on some nodes before Break has reached the others may lose it again.
@@ -372,25 +357,27 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 	}
 	defer d.work.Done()
 
-	// A waiter wakes once for each message. So each Break has a message of its own, as
-	// each release has its token.
-	message := "broken-" + rand.Text()
+	// A vote of this driver that is in flight would arrive after the removal.
+	var voting []*attempt
+	d.mu.Lock()
+	for _, a := range d.attempts {
+		if a.c.Key == key {
+			voting = append(voting, a)
+		}
+	}
+	d.mu.Unlock()
+
 	// If ctx ends, the calls go on, so the key may still become free.
-	return d.poll(ctx, func(n *node) (vote, error) {
+	return d.poll(ctx, noLead, func(n *node) (vote, error) {
+		for _, a := range voting {
+			<-d.settled(a, n.i)
+		}
 		within, cancel := context.WithTimeout(context.Background(), inspectTimeout)
 		defer cancel()
 
-		// A vote of this driver that is in flight would arrive after the removal.
-		for _, ended := range d.votesInFlight(key, n.i) {
-			select {
-			case <-ended:
-			case <-within.Done():
-			}
-		}
-
 		_, err := n.store.Run(within, breakScript, redisstore.Call{
 			Keys: append([]string{redisstore.LockKey(key)}, queueKeys(key)...),
-			Args: []any{redisstore.DerivedKey("channel", key), message},
+			Args: []any{redisstore.DerivedKey("channel", key), "broken"},
 		})
 		if err != nil {
 			return failed, n.nodeError(err, inspectTimeout)

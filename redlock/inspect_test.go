@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -50,7 +51,7 @@ func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
 	other.Timeout = c.Timeout
 	_, err := d.Acquire(t.Context(), other)
 	for what, err := range map[string]error{"renew": renewOne(d, c, c.Timeout), "release": d.Release(t.Context(), c), "acquire": err} {
-		if err == nil || definite(err) || strings.Contains(err.Error(), "no fence") {
+		if err == nil || backend.Definite(err) || strings.Contains(err.Error(), "no fence") {
 			t.Errorf("%s: got %v, want an outage", what, err)
 		}
 	}

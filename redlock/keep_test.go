@@ -117,7 +117,7 @@ func TestMinHoldOfAnUnlockThatIsNotAnswered(t *testing.T) {
 				end := time.Now().Add(20 * time.Second)
 				synctest.Wait()
 				tr.each("034", func(v *redistest.VirtualServer) { v.Proxy.Fail("}:channel:k", fault) })
-				if err := lease.Unlock(t.Context()); err == nil || definite(err) {
+				if err := lease.Unlock(t.Context()); err == nil || backend.Definite(err) {
 					t.Errorf("got %v, want an outage", err)
 				}
 				time.Sleep(5 * time.Second)

@@ -17,11 +17,10 @@ const recordsAtOnce = 50
 
 // List returns the keys whose record a quorum of the nodes has. It scans one node after
 // another, until the nodes that are not scanned are fewer than a quorum. It asks all nodes
-// about the keys of each page. It remembers the keys that it has listed, so that none comes
-// twice.
+// about the keys of each page. It remembers the keys that it has seen, so that none comes twice.
 func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		listed := map[string]bool{}
+		seen := map[string]bool{}
 		errs := make([]error, len(d.nodes))
 		scanned := 0
 		for i, n := range d.nodes {
@@ -36,9 +35,8 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 					errs[i] = n.nodeError(err, timeout) // the node does not count as scanned
 					break
 				}
-				seen := map[string]bool{} // a scan may name a key twice
 				page = slices.DeleteFunc(page, func(c redisstore.Candidate) bool {
-					known := listed[c.Key] || seen[c.Key]
+					known := seen[c.Key] // a scan may name a key twice
 					seen[c.Key] = true
 					return known
 				})
@@ -49,7 +47,6 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 						return
 					}
 					for _, e := range entries {
-						listed[e.Key] = true
 						if !yield(e, nil) {
 							return
 						}

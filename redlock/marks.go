@@ -77,11 +77,8 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 		case s.run != id.run:
 			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
 		case s.mark != id.mark:
-			// The mark is newer than the vote. The vote counts only if the record is
-			// still there.
-			if err := n.confirmRecord(ctx, a, s.identity); err != nil {
-				return err
-			}
+			// The node may have lost the record before it got this mark.
+			return fmt.Errorf("%s: has another mark than when it voted", n.name)
 		}
 	}
 
@@ -94,24 +91,6 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 		return fmt.Errorf("%s: was restarted or has lost its data, and does not vote for another %v (max_ttl)", n.name, left.Round(time.Millisecond))
 	default:
 		n.refreshInBackground(a.c.Timeout) // writes into the mark that the wait is over
-	}
-	return nil
-}
-
-// confirmRecord returns nil if the node has the record of a, and its identity is
-// still id.
-func (n *node) confirmRecord(ctx context.Context, a *attempt, id identity) error {
-	// All three commands use one connection, so one server answers them.
-	read, there := []any{"get", a.lockKey}, func(value any) bool { return value == a.record }
-	if a.c.Shared {
-		read, there = []any{"zscore", a.lockKey, a.record}, func(value any) bool { return value != nil }
-	}
-	replies := n.store.DoAll(ctx, read, []any{"get", markKey}, []any{"info", "server"})
-	switch err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err); {
-	case err != nil:
-		return n.nodeError(err, a.c.Timeout)
-	case !there(replies[0].Value) || replies[1].Value != id.mark || runOf(replies[2].Value) != id.run:
-		return fmt.Errorf("%s: has lost its data since it voted", n.name)
 	}
 	return nil
 }

@@ -3,7 +3,9 @@ package redlock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -87,7 +89,8 @@ func (n *node) needed() bool {
 
 // observe records the outcome of a call that was sent at began under ctx.
 func (n *node) observe(ctx context.Context, began time.Time, err error) {
-	late := err != nil && (ctx.Err() != nil || timedOut(err))
+	var timeout net.Error // the deadline of a connection may pass a moment before that of ctx
+	late := err != nil && (ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout())
 	refuses := err != nil && !late && notSent(err)
 	closed := err != nil && !late && !refuses && disconnected(err)
 	if late || refuses || closed {
@@ -172,9 +175,6 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 		// Load the mark before the vote, because checkVote compares with it. Any earlier answer will
 		// do, so since is the zero time.
 		_, err = n.refreshMark(ctx, time.Time{})
-	}
-	if err == nil && !a.active() {
-		err = errNotAsked // a vote would only have to be released
 	}
 	if err != nil {
 		a.settle(n.i, failed, 0)

@@ -33,9 +33,8 @@ func queueKeys(key string) []string {
 
 // place is what an attempt tells the lead about its caller, and the lead's answer.
 type place struct {
-	waiter string       // the name in the queue; empty for a caller that does not queue
-	since  time.Time    // when the waiter arrived
-	left   *atomic.Bool // the waiter has left this queue; nil for a caller that does not queue
+	waiter string    // the name in the queue; empty for a caller that does not queue
+	since  time.Time // when the waiter arrived
 
 	answer atomic.Int32
 	intent atomic.Int64 // in ms, the rest of an intent for which a node has refused a reader
@@ -138,18 +137,12 @@ func (n *node) refuses(a *attempt, says []any) bool {
 		return false
 	}
 	p.answer.Store(int32(answer) + 1)
-
-	// The attempt may have ended without this answer, and the waiter with it. What it did to
-	// leave may have arrived before the script that gave it a place.
-	if p.left != nil && p.left.Load() {
-		n.d.leave(n.i, a.c, p.waiter)
-	}
 	return true
 }
 
 // leave removes a waiter from the queue on node i, in the background. If the key is free,
-// the node wakes the next waiter. If leave fails, the waiter counts as gone a second after
-// its last look.
+// the node wakes the next waiter. If leave fails, or a vote in flight makes a place after it,
+// the waiter counts as gone a second after its last look.
 func (d *Driver) leave(i int, c backend.Claim, waiter string) {
 	d.spawn(func() {
 		_, _ = d.nodes[i].ask(c.Timeout, leaveScript, redisstore.Call{
@@ -157,49 +150,4 @@ func (d *Driver) leave(i int, c backend.Claim, waiter string) {
 			Args: []any{waiter, redisstore.DerivedKey("channel", c.Key)},
 		})
 	})
-}
-
-// leadRelease is a release that is under way on the lead.
-type leadRelease struct {
-	lead  *node
-	ended chan struct{}
-}
-
-// beginOnLead is called before a release of the key. It returns what to call when the release has
-// ended on the lead.
-func (d *Driver) beginOnLead(key string, lead int) (end func()) {
-	if lead == noLead {
-		return nil
-	}
-	r := &leadRelease{d.nodes[lead], make(chan struct{})}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.onLead[key] = r
-	return func() {
-		close(r.ended)
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		// A later release of the key may have replaced r.
-		if d.onLead[key] == r {
-			delete(d.onLead, key)
-		}
-	}
-}
-
-// awaitRelease waits until this driver's last release of the key has ended on the lead,
-// but not longer than for a vote of the lead. Release itself waits for any quorum. A caller
-// that unlocks and locks again could otherwise overtake the waiters each time.
-func (d *Driver) awaitRelease(ctx context.Context, key string) {
-	d.mu.Lock()
-	r := d.onLead[key]
-	d.mu.Unlock()
-	if r == nil {
-		return
-	}
-	select {
-	case <-r.ended:
-	case <-time.After(r.lead.patience()):
-		r.lead.latency.Store(0) // it does not lead until it answers
-	case <-ctx.Done():
-	}
 }

@@ -49,9 +49,8 @@
 //	             when they are restarted with their data
 //	allow_unsafe_nodes  true: accept fewer than three nodes, an even number, or one twice
 //	allow_eviction      true: accept nodes that may evict keys
-//	ca           file of the certificate authorities to trust, in PEM   (rediss)
-//	cert, key    files of this client's certificate and key, in PEM     (rediss)
-//	server_name  name that the servers' certificates must bear          (rediss)
+//
+// and those of TLS, which docs/redis.md has.
 //
 // In a hasp.Config each node may have a URL of its own. All programs that share
 // locks must name the same nodes and agree on max_ttl and durable. If their
@@ -144,16 +143,14 @@ type Driver struct {
 	markTurn   chan struct{} // holds a value while a caller marks a new set
 
 	work       sync.WaitGroup     // goroutines and calls that Close waits for
-	closing    context.Context    // done when Close begins
+	closing    context.Context    // done when Close begins: no new work
 	beginClose context.CancelFunc // ends closing
 
 	// mu guards the fields below, and those fields of attempts and nodes that say so.
 	mu       sync.Mutex
-	closed   bool                    // Close has begun: no new work
-	attempts map[string]*attempt     // by token
-	sweepAt  int                     // the number of attempts at which expired ones are removed
-	onLead   map[string]*leadRelease // by key
-	wants    map[string]*rivalry     // by key
+	attempts map[string]*attempt // by token
+	sweepAt  int                 // the number of attempts at which expired ones are removed
+	wants    map[string]*rivalry // by key
 }
 
 var (
@@ -206,18 +203,17 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver,
 		opts:     *o,
 		markTurn: make(chan struct{}, 1),
 		attempts: map[string]*attempt{},
-		onLead:   map[string]*leadRelease{},
 		wants:    map[string]*rivalry{},
 	}
 	d.opts.MaxTTL = cmp.Or(o.MaxTTL, DefaultMaxTTL)
-	d.opts.FenceTTL = cmp.Or(o.FenceTTL, DefaultFenceTTL)
 	d.closing, d.beginClose = context.WithCancel(context.Background())
 
-	switch {
-	case d.opts.MaxTTL < backend.MinTTL:
+	if d.opts.MaxTTL < backend.MinTTL {
 		return nil, fmt.Errorf("%w: max_ttl %v is below %v", backend.ErrInvalid, d.opts.MaxTTL, backend.MinTTL)
-	case d.opts.FenceTTL < time.Millisecond:
-		return nil, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, d.opts.FenceTTL)
+	}
+	var err error
+	if d.opts.FenceTTL, err = redisstore.CheckFenceTTL(o.FenceTTL); err != nil {
+		return nil, err
 	}
 	if err := checkNodes(names, d.opts.AllowUnsafeNodes); err != nil {
 		return nil, err
@@ -258,8 +254,7 @@ func checkNodes(names []string, allowUnsafe bool) error {
 	return nil
 }
 
-// Traits describes the driver: it excludes all callers that use the same nodes, it
-// gives fences, obeys KeepUntil and Shared, and its calls end with their contexts.
+// Traits describes the driver.
 func (d *Driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Shared: true, MaxTTL: d.opts.MaxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
@@ -283,10 +278,6 @@ func (d *Driver) checkTTL(ttl time.Duration) error {
 // key. But if the answers are not clear, it asks again: as long as only the queue refuses
 // it, and after the votes of a key that nobody seems to hold.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	// If this driver has just released the key, wait for the lead's reply: it says whether
-	// others wait for the key.
-	d.awaitRelease(ctx, c.Key)
-
 	// Rivals that ask one node first do not split the votes. Readers are no rivals of each
 	// other, and the queue is not for them.
 	lead := noLead
@@ -358,21 +349,13 @@ func (d *Driver) spawn(f func()) bool {
 func (d *Driver) beginWork() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Close sets closed with mu held before it waits. So work never grows from zero
-	// during that wait.
-	if d.closed {
+	// Close ends closing with mu held before it waits. So work never grows from zero during
+	// that wait.
+	if d.closing.Err() != nil {
 		return false
 	}
 	d.work.Add(1)
 	return true
-}
-
-// sleep returns after pause, or sooner when Close begins. It returns false if Close
-// has begun.
-func (d *Driver) sleep(pause time.Duration) bool {
-	doze(d.closing, pause)
-	// Both may have happened. Close has precedence.
-	return d.closing.Err() == nil
 }
 
 // Close waits at most 3 s for the commands in flight, and for the release of the
@@ -381,9 +364,8 @@ func (d *Driver) sleep(pause time.Duration) bool {
 // Driver that was opened by URL.
 func (d *Driver) Close() error {
 	d.mu.Lock()
-	d.closed = true // from here on work only grows from within work
+	d.beginClose() // from here on work only grows from within work
 	d.mu.Unlock()
-	d.beginClose()
 
 	done := make(chan struct{})
 	go func() {
@@ -398,9 +380,9 @@ func (d *Driver) Close() error {
 	}
 
 	// The connections are closed last, because the releases above use them.
-	errs := make([]error, len(d.nodes))
-	for i, n := range d.nodes {
-		errs[i] = n.store.Close()
+	var err error
+	for _, n := range d.nodes {
+		err = errors.Join(err, n.store.Close())
 	}
-	return errors.Join(errs...)
+	return err
 }

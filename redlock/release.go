@@ -21,8 +21,8 @@ const (
 )
 
 // Release removes the record of c.Token from all nodes, and publishes the release.
-// It returns as soon as a quorum has answered. The other nodes are released in the
-// background. With c.KeepUntil each node keeps a record until then, without the token.
+// It returns as soon as a quorum has answered, and after a long hold, the lead. The other
+// nodes are released in the background. With c.KeepUntil each node keeps a record until then, without the token.
 // On a node that does not answer, the old record stays for its term.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	a, err := d.beginRelease(c)
@@ -31,8 +31,13 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	}
 	defer d.work.Done()
 
-	lead := d.leader(c.Key)
-	endOnLead := d.beginOnLead(c.Key, lead)
+	lead := noLead
+	if a != nil && time.Since(a.began) >= wantedFor/2 {
+		// What the lead said of waiters at the last release may be forgotten before the next
+		// Acquire. So learn it now: otherwise a caller that locks again at once could overtake
+		// the waiters each time.
+		lead = d.leader(c.Key)
+	}
 	prefix := c.Token
 	if c.Shared && a != nil {
 		prefix = a.prefix // the node need not search its members
@@ -40,13 +45,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	call := releaseCall(c, prefix, redisstore.DerivedKey("channel", c.Key)) // the same for all nodes
 	// This does not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the
 	// calls go on, so that no node keeps the record.
-	return d.poll(ctx, func(n *node) (vote, error) {
-		v, err := n.releaseHold(c, a, call)
-		if n.i == lead {
-			endOnLead()
-		}
-		return v, err
-	})
+	return d.poll(ctx, lead, func(n *node) (vote, error) { return n.releaseHold(c, a, call) })
 }
 
 // beginRelease prevents further commands for the hold of c. It returns the attempt
@@ -55,11 +54,11 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 func (d *Driver) beginRelease(c backend.Claim) (*attempt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	if d.closing.Err() != nil {
 		return nil, errClosed
 	}
-	a, lost := d.attemptOfLocked(c)
-	if lost {
+	a := d.attempts[c.Token] // nil if the driver does not know of it
+	if a != nil && a.failed {
 		return nil, backend.ErrLost
 	}
 
@@ -95,7 +94,7 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 	switch {
 	case err == nil:
 		return yes, nil
-	case definite(err):
+	case backend.Definite(err):
 		return no, nil
 	}
 	return failed, n.nodeError(err, time.Since(began))
@@ -154,7 +153,7 @@ func (n *node) try(r *cleanup, last bool) error {
 		n.d.refused(r.c.Key)
 		reply = int64(1)
 	}
-	if err = n.store.Owned(reply, err); err == nil || definite(err) {
+	if err = n.store.Owned(reply, err); err == nil || backend.Definite(err) {
 		n.d.mu.Lock()
 		defer n.d.mu.Unlock()
 		r.answers--
@@ -171,7 +170,8 @@ func (n *node) repeatCleanups() {
 	pause, left := firstRetry, true
 	for left {
 		// Close does not wait for the pause, but it waits for one more try of each.
-		last := !n.d.sleep(pause)
+		doze(n.d.closing, pause)
+		last := n.d.closing.Err() != nil
 		var due []*cleanup
 		due, left = n.dueCleanups(last)
 
@@ -181,7 +181,7 @@ func (n *node) repeatCleanups() {
 			var wg sync.WaitGroup
 			for _, r := range some {
 				wg.Go(func() {
-					if err := n.try(r, last); err == nil || definite(err) {
+					if err := n.try(r, last); err == nil || backend.Definite(err) {
 						answered.Store(true)
 					}
 				})

@@ -100,8 +100,8 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a, lost := d.attemptOfLocked(c)
-	if lost {
+	a := d.attempts[c.Token] // nil if the driver does not know of it
+	if a != nil && a.failed {
 		return nil, backend.ErrLost
 	}
 	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now()}
@@ -293,7 +293,7 @@ func (n *node) repair(f flaw) {
 		return // another command that writes the record is in flight
 	}
 
-	if a.released || a.failed || left <= 0 || d.closed {
+	if a.released || a.failed || left <= 0 || d.closing.Err() != nil {
 		return
 	}
 	a.on[n.i].inFlight, a.on[n.i].mayHold = ended, true

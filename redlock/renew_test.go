@@ -185,7 +185,7 @@ func TestAnAbandonedRenewalRepairsNothing(t *testing.T) {
 		for _, v := range tr.vs[1:] {
 			v.Proxy.Delay(950 * time.Millisecond)
 		}
-		if err := renewOne(tr.d, c, 890*time.Millisecond); err == nil || definite(err) {
+		if err := renewOne(tr.d, c, 890*time.Millisecond); err == nil || backend.Definite(err) {
 			t.Errorf("renew: got %v, want no answer", err)
 		}
 		time.Sleep(2 * time.Second)

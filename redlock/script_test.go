@@ -93,7 +93,7 @@ func recordScripts() []scriptCase {
 	stands := func(waiter string, arrived, looked int64) []string {
 		return []string{fmt.Sprintf("zadd turns @%d %s", arrived, waiter), fmt.Sprintf("zadd looks @%d %s", looked, waiter)}
 	}
-	renews, inspects := shared+source("own")+source("renew"), redisstore.LookSrc+source("inspect")
+	renews, inspects := shared+source("own")+source("renew"), redisstore.LookSrc+redisstore.InspectSrc
 	joins, releases := shared+redisstore.FenceSrc+source("join"), shared+source("own")+source("turns", "release")
 	join := []string{"k", "fence", "mark", "intent"}
 	reader := func(member string, left int64) []string {

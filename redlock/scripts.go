@@ -30,7 +30,7 @@ var (
 	renewScript   = redisstore.NewScript(redisstore.SharedSrc + source("own", "renew"))
 	repairScript  = redisstore.NewScript(redisstore.SharedSrc + source("repair"))
 	releaseScript = redisstore.NewScript(redisstore.SharedSrc + source("own", "turns", "release"))
-	inspectScript = redisstore.NewScript(redisstore.LookSrc + source("inspect"))
+	inspectScript = redisstore.NewScript(redisstore.LookSrc + redisstore.InspectSrc)
 	breakScript   = redisstore.NewScript(redisstore.SharedSrc + source("turns", "break"))
 	markScript    = redisstore.NewScript(source("mark"))
 	joinScript    = redisstore.NewScript(redisstore.SharedSrc + redisstore.FenceSrc + source("join"))

@@ -46,7 +46,7 @@ func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 			cancel()
 			<-w.done
 			var dated *backend.UnavailableError
-			if definite(w.err) || !errors.As(w.err, &dated) || dated.Since.Before(stalled) {
+			if backend.Definite(w.err) || !errors.As(w.err, &dated) || dated.Since.Before(stalled) {
 				t.Errorf("%s hang: got %v, want an outage since then", hung, w.err)
 			}
 			for _, v := range tr.vs {

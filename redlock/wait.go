@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -32,7 +31,6 @@ type waiting struct {
 	began  time.Time        // when Wait began
 	queue  int              // the node on whose queue the waiter stands, or noLead
 	ear    *pubsub.Listener // the subscription there, which may not be confirmed yet; or nil
-	left   *atomic.Bool     // set when the waiter leaves that queue
 
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
@@ -70,7 +68,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		case err == nil:
 			return g, nil
 		case errors.As(err, &w.held):
-		case definite(err), errors.Is(err, errClosed):
+		case backend.Definite(err), errors.Is(err, errClosed):
 			return backend.Grant{}, err
 		case ctx.Err() == nil:
 			return backend.Grant{}, &backend.UnavailableError{Since: began, Err: err}
@@ -171,15 +169,10 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		w.ear.Close()
 		w.ear = nil
 	}
-	if w.queue != noLead {
-		// A vote in flight may still make a place. It reads left when it ends, so set left
-		// before the place is removed.
-		w.left.Store(true)
-		if w.answer != leadYes && !w.c.Shared {
-			w.d.leave(w.queue, w.c, w.waiter)
-		}
+	if w.queue != noLead && w.answer != leadYes && !w.c.Shared {
+		w.d.leave(w.queue, w.c, w.waiter)
 	}
-	w.queue, w.left = lead, new(atomic.Bool)
+	w.queue = lead
 	if lead == noLead {
 		return
 	}
@@ -230,7 +223,7 @@ func (w *waiting) strayed(lead int, s survey) bool {
 func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) {
 	w.number++
 	w.asked = time.Now()
-	p := &place{waiter: w.waiter, since: w.began, left: w.left}
+	p := &place{waiter: w.waiter, since: w.began}
 	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
 	answer := p.answer.Load()
 	if w.answer = answer; answer == behindFree {
@@ -281,18 +274,15 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		longest = backend.AskAgain // each look repeats the intent
 	}
 
-	var d time.Duration
-	switch {
-	case w.answer == behind:
-		// Nothing but a look keeps the place in the queue.
-		d = longest - rand.N(longest/6)
-	case w.answer == leadYes || w.c.Shared:
-		// Other nodes have refused. A rival that asked another node first is about to
-		// release its votes, or holds the key.
-		d = min(minSleep<<min(w.vain, 10), longest)
-		d -= rand.N(d * 3 / 4)
-	default:
-		d = min(firstSleep<<min(w.vain, 10), longest)
+	d := longest - rand.N(longest/6) // nothing but a look keeps the place in the queue
+	if w.answer != behind {
+		first := firstSleep
+		if w.answer == leadYes || w.c.Shared {
+			// Other nodes have refused. A rival that asked another node first is about to
+			// release its votes, or holds the key.
+			first = minSleep
+		}
+		d = min(first<<min(w.vain, 10), longest)
 		d -= rand.N(d * 3 / 4)
 	}
 
