@@ -634,3 +634,164 @@ func TestOneRefusedChannelOfMany(t *testing.T) {
 		})
 	}
 }
+
+// moving is a Subscriber over several servers in virtual time. Its channels are where the test
+// says.
+type moving struct {
+	*pubsub.Subscriber
+	t       *testing.T
+	mu      sync.Mutex               // guards at
+	at      map[string]*redis.Client // by slot key
+	reloads atomic.Int64
+}
+
+// movingBetween runs f with a Subscriber over n servers in virtual time.
+func movingBetween(t *testing.T, n int, cluster bool, f func(t *testing.T, s *moving, servers redistest.VirtualServers)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &moving{t: t, at: map[string]*redis.Client{}}
+		s.Subscriber = pubsub.New(pubsub.Config{
+			Server: func(_ context.Context, slotKey string) (redis.UniversalClient, error) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if rdb := s.at[slotKey]; rdb != nil {
+					return rdb, nil
+				}
+				return nil, errors.New("no server has the slot")
+			},
+			Cluster: cluster,
+			Reload:  func() { s.reloads.Add(1) },
+			Begin:   func(ctx context.Context) (context.Context, func()) { return ctx, func() {} },
+			Wrap:    func(err error) error { return err },
+		})
+		defer s.Close()
+		f(t, s, redistest.VirtualNodes(t, n))
+	})
+}
+
+// put lets the Subscriber find the server of a slot key at rdb, or at none if rdb is nil.
+func (s *moving) put(slotKey string, rdb *redis.Client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at[slotKey] = rdb
+}
+
+func (s *moving) listen(name string) *recorder {
+	s.t.Helper()
+	e := &recorder{}
+	l, err := s.Listen(s.t.Context(), name, name, e.record)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	e.Listener = l
+	return e
+}
+
+// A channel that has moved is not left at its old server, whose connection others still use.
+func TestChannelThatMovesLeavesItsOldServer(t *testing.T) {
+	movingBetween(t, 2, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
+		from, to := servers[0].Client(), servers[1].Client()
+		s.put("a", from)
+		s.put("b", from)
+		a := s.listen("a")
+		s.listen("b")
+		s.put("a", to)
+		time.Sleep(soon)
+		synctest.Wait()
+		for i, want := range [][]string{{"b"}, {"a"}} {
+			if got := servers[i].Mini.PubSubChannels("*"); !slices.Equal(got, want) {
+				t.Errorf("server %d has the channels %q, want %q", i, got, want)
+			}
+		}
+		if got := a.take(); got != "again" {
+			t.Errorf("got %q", got)
+		}
+	})
+}
+
+// The store has closed the client of a server that has been replaced. A call of Listen that is
+// in progress goes on at the new server. The store is asked to find out.
+func TestListenGoesOnAtTheNewServer(t *testing.T) {
+	movingBetween(t, 2, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
+		closed := servers[0].Client()
+		closed.Close()
+		s.put("a", closed)
+		time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", servers[1].Client()) })
+		s.listen("a")
+		if s.reloads.Load() == 0 {
+			t.Error("the store does not look for the server")
+		}
+	})
+}
+
+// A server of a cluster that has given its slot away refuses the subscription with MOVED. Listen
+// goes on at the server that has the slot now.
+func TestListenFollowsMoved(t *testing.T) {
+	movingBetween(t, 2, true, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
+		servers[0].Direct().Ping(t.Context()) // starts the server
+		servers[0].Proxy.Answer("subscribe", "-MOVED 7 node2:6379\r\n")
+		s.put("a", servers[0].Client())
+		time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", servers[1].Client()) })
+		s.listen("a")
+		if s.reloads.Load() == 0 {
+			t.Error("the store does not look for the server")
+		}
+	})
+}
+
+// While no server can be found, Listen returns the error, also if the channel had one before.
+func TestListenWhileNoServerIsFound(t *testing.T) {
+	movingBetween(t, 1, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
+		s.put("a", servers[0].Client())
+		a := s.listen("a")
+		s.put("a", nil)
+		servers[0].Proxy.Down()
+		time.Sleep(soon)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := s.Listen(ctx, "a", "a", nil); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		servers[0].Proxy.Up()
+		s.put("a", servers[0].Client())
+		time.Sleep(2 * soon)
+		if got := a.take(); got != "again" {
+			t.Errorf("when the server is found again: got %q", got)
+		}
+	})
+}
+
+// A server that accepts a connection and does not answer ends Listen with an error, also if its
+// context lasts longer. The next connection may work.
+func TestServerThatHangsAsItConnects(t *testing.T) {
+	virtually(t, 3, func(t *testing.T, s *listening) {
+		s.srv.Proxy.Fail("hello", faultproxy.HangReply)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if _, err := s.Listen(ctx, "a", "a", nil); err == nil || ctx.Err() != nil {
+			t.Errorf("got %v", err)
+		}
+		a := s.listen("a")
+		s.publish("a", "x")
+		s.wants(a, "x")
+	})
+}
+
+// If the server does not answer, it is not known whether channels are in slots. The next call
+// asks again.
+func TestKindIsAskedAgain(t *testing.T) {
+	movingBetween(t, 1, true, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
+		s.put("a", servers[0].Client())
+		servers[0].Proxy.Fail("spublish", faultproxy.LoseReply)
+		for range 2 {
+			if s.Sharded(t.Context(), "a") { // miniredis has no such channels
+				t.Error("sharded")
+			}
+		}
+		servers[0].Proxy.Commands()
+		s.Sharded(t.Context(), "a")
+		if sent := servers[0].Proxy.Commands(); len(sent) > 0 {
+			t.Errorf("known, and asked again: %q", sent)
+		}
+	})
+}
