@@ -752,6 +752,16 @@ func TestListenWhileNoServerIsFound(t *testing.T) {
 		if _, err := s.Listen(ctx, "a", "a", nil); err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
+
+		// The server of another channel has been replaced, and the new one is not found.
+		closed := servers[0].Client()
+		closed.Close()
+		s.put("b", closed)
+		time.AfterFunc(pubsub.TickEvery/2, func() { s.put("b", nil) })
+		if _, err := s.Listen(ctx, "b", "b", nil); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("in progress: got %v", err)
+		}
+
 		servers[0].Proxy.Up()
 		s.put("a", servers[0].Client())
 		time.Sleep(2 * soon)
