@@ -72,9 +72,9 @@
 // died or of a key with a minimum hold, stays until the key is taken again or a
 // sweep removes it. A driver sweeps 256 files with the first and each 128th key that
 // it takes, so expired records become no more than the others and some hundreds. An
-// opening by URL sweeps 1,000 files, and a list removes up to 1,000 expired records
-// that it finds. A sweep also removes temporary files after an hour. A process that
-// died while it created the directory leaves .filelock-new-* beside it.
+// opening by URL sweeps 1,000 files. A sweep also removes temporary files after an
+// hour. A process that died while it created the directory leaves .filelock-new-*
+// beside it.
 package filelock
 
 import (

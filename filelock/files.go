@@ -263,11 +263,7 @@ func (d *Driver) explain(err error) error {
 	case err == nil:
 		return nil
 	case is(fs.ErrPermission):
-		advice := "the directory and its files must be readable and writable for this user"
-		if fi, e := os.Stat(d.dir); e == nil && fi.Mode()&fs.ModeSticky != 0 {
-			advice += "; the directory is sticky, so only the owner of a file can replace it"
-		}
-		return fmt.Errorf("%w (%s)", err, advice)
+		return fmt.Errorf("%w (the directory and its files must be readable and writable for this user, and the directory not sticky)", err)
 	case slices.ContainsFunc(fullErrors, is):
 		return fmt.Errorf("%w (nothing was changed; make room)", err)
 	case slices.ContainsFunc(noLockErrors, is):

@@ -21,8 +21,7 @@ const listFiles = 256
 
 // List yields the keys whose records are in the directory, in no particular order. A file
 // that is damaged, or is no record, is left out, although it may block a key. If the
-// directory does not exist, no key is held. At its end List removes records that it found
-// expired.
+// directory does not exist, no key is held.
 func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		if err := d.listDir(ctx, prefix, timeout, func(e backend.Entry) bool { return yield(e, nil) }); err != nil {
@@ -45,15 +44,6 @@ func (d *Driver) listDir(ctx context.Context, prefix string, timeout time.Durati
 	}
 	defer dir.Close()
 
-	// They are removed at the end: on some systems a list of a directory leaves out names
-	// if others are removed meanwhile.
-	var expired []string
-	defer func() {
-		for _, key := range expired {
-			d.removeExpired(ctx, key)
-		}
-	}()
-
 	for {
 		names, err := dir.Readdirnames(listFiles)
 		if errors.Is(err, io.EOF) {
@@ -73,15 +63,11 @@ func (d *Driver) listDir(ctx context.Context, prefix string, timeout time.Durati
 			if err != nil {
 				return err
 			}
-			if r == nil || !strings.HasPrefix(r.key, prefix) {
+			now := d.clock()
+			if r == nil || !strings.HasPrefix(r.key, prefix) || r.left(now) <= 0 {
 				continue
 			}
-			switch now := d.clock(); {
-			case r.left(now) <= 0:
-				if len(expired) < openFiles {
-					expired = append(expired, r.key)
-				}
-			case !f(backend.Entry{Key: r.key, Status: r.status(now)}):
+			if !f(backend.Entry{Key: r.key, Status: r.status(now)}) {
 				return nil
 			}
 		}

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -162,22 +161,6 @@ func TestUsersShareADirectory(t *testing.T) {
 		if err != nil || fi.Mode().Perm() != 0o666 {
 			t.Errorf("%s: %v, %v", name, fi.Mode(), err)
 		}
-	}
-}
-
-// In a sticky directory a user cannot replace the expired record of another user.
-func TestStickyDirectoryIsNamed(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root, to be two users")
-	}
-	d := New(reachable(t, 0o777|fs.ModeSticky), nil)
-	r := record{key: "k", token: "t", until: time.Now().Add(-time.Hour)}
-	write(t, d.path("k"), r.encode())
-	must(t, os.Chmod(d.path("k"), 0o666))
-	got, _, _, _ := asUser(t, d, "k")
-	denied(t, "acquire", got, d.path("k"))
-	if !strings.Contains(got, "the directory is sticky") {
-		t.Errorf("acquire: %s", got)
 	}
 }
 

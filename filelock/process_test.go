@@ -16,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	crew.Main(crew.Roles{"count": count, "work": work, "guard": holdGuard, "limited": limited, "user": user, "nobody": become, "take": take})
+	crew.Main(crew.Roles{"work": work, "guard": holdGuard, "limited": limited, "user": user, "nobody": become, "take": take})
 	os.Exit(m.Run())
 }
 
@@ -30,29 +30,6 @@ func take(args []string) error {
 func play(t *testing.T, role, dir string, args ...string) *crew.Child {
 	t.Helper()
 	return crew.Test(t, role, append([]string{dir}, args...)...)
-}
-
-// count increments the number in a file. Only the lock protects the file.
-func count(args []string) error {
-	dir, file := args[0], args[1]
-	n, err := strconv.Atoi(args[2])
-	d := New(dir, nil)
-	for i := 0; i < n && err == nil; i++ {
-		c := claim("count")
-		if _, err = poll(d, c); err != nil {
-			break
-		}
-		var b []byte
-		if b, err = os.ReadFile(file); err != nil {
-			break
-		}
-		v, _ := strconv.Atoi(string(b))
-		if err = os.WriteFile(file, []byte(strconv.Itoa(v+1)), 0o600); err != nil {
-			break
-		}
-		err = d.Release(context.Background(), c)
-	}
-	return err
 }
 
 // work takes, renews and releases until it is killed. It prints each fence before it
@@ -95,18 +72,12 @@ func holdGuard(args []string) error {
 	return nil
 }
 
-func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
+// Whatever a process was doing when it was killed, the next one reads what it left, and gets a
+// larger fence.
+func TestProcessesThatAreKilledLeaveWhatOthersCanRead(t *testing.T) {
 	dir := t.TempDir()
-	file := dir + "/number"
-	write(t, file, []byte("0"))
-	const counters, rounds = 3, 100
-	var counting []*crew.Child
-	for range counters {
-		counting = append(counting, play(t, "count", dir, file, strconv.Itoa(rounds)))
-	}
-
 	d := New(dir, nil)
-	keys := []string{"count", "a", "b", neighbour("a")}
+	keys := []string{"a", "b", neighbour("a")}
 	last := map[string]uint64{}
 	for round := range 20 {
 		c := play(t, "work", dir, keys...)
@@ -122,18 +93,12 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 				t.Fatalf("round %d: what was left of %q: %v", round, key, err)
 			}
 		}
-		key := keys[1+round%3]
+		key := keys[round%3]
 		cl := fenced(claim(key))
 		g, err := poll(d, cl)
 		must(t, err)
 		note(t, last, fmt.Sprint(key, " ", g.Fence))
 		release(t, d, cl)
-	}
-	for _, c := range counting {
-		c.Finish(t)
-	}
-	if b, err := os.ReadFile(file); string(b) != strconv.Itoa(counters*rounds) {
-		t.Errorf("counted %s of %d, %v", b, counters*rounds, err)
 	}
 }
 

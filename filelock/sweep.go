@@ -12,7 +12,7 @@ import (
 const (
 	sweepFiles = 256       // how many files one sweep checks
 	sweepEvery = 128       // how many keys a driver takes between two sweeps
-	openFiles  = 1000      // how many files the sweep of an opening checks, and how many a List removes
+	openFiles  = 1000      // how many files the sweep of an opening checks
 	sweepAge   = time.Hour // how old a temporary file is when its process must have died
 )
 
