@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -56,12 +55,7 @@ func readConfig(file string) (c hasp.Config, err error) {
 // wantConfig is the form of a configuration.
 const wantConfig = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}"`
 
-var (
-	unknownField = regexp.MustCompile(`field (.+) not found in type`)
-
-	// misplaced matches the errors of package yaml that count lines from 0.
-	misplaced = regexp.MustCompile(`^yaml: (?:line (\d+): )?(did not find expected (?:key|node content|',' or '[\]}]'|'-' indicator))$`)
-)
+var unknownField = regexp.MustCompile(`field (.+) not found in type`)
 
 // yamlError returns err without the values that package yaml quotes, and without
 // its names of Go types.
@@ -81,10 +75,6 @@ func yamlError(err error) error {
 		return errors.New(line + ": " + wantConfig)
 	case strings.Contains(err.Error(), "anchor '"), strings.Contains(err.Error(), "`"): // its name, or the value of a tag
 		return errors.New("a value that begins with * or ! must be quoted")
-	}
-	if m := misplaced.FindStringSubmatch(err.Error()); m != nil {
-		line, _ := strconv.Atoi(m[1])
-		return fmt.Errorf("line %d: %s", line+1, m[2])
 	}
 	return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 }

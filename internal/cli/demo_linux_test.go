@@ -7,13 +7,16 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // On a terminal the demo draws a picture. It names the next worker, above the lanes
 // and in the worker's lane. At the end the cursor is shown again.
 func TestDemoOnATerminal(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, queueURL(t), false, "demo", "--workers", "4", "--increments", "10", "--work", "20ms", "--ttl", "3s")
+	url := "fairlock+" + redistest.Start(t, nil).URL() + "?prefix=" + t.Name() + ":" // has a queue
+	s := startSession(t, url, false, "demo", "--workers", "4", "--increments", "10", "--work", "20ms", "--ttl", "3s")
 	s.report.expect("exited 0")
 	s.end()
 	text := s.String()

@@ -39,21 +39,13 @@ func TestDemo(t *testing.T) {
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v %v", left, err)
 	}
-}
 
-func TestDemoEndsWithACommandToPaste(t *testing.T) {
-	t.Parallel()
-	o := runHasp(t, "", "demo", "--workers", "2", "--increments", "3", "--work", "1ms", "--ttl", "1s").want(t, 0)
-	m := regexp.MustCompile(`A command under a lock: +(.*)`).FindStringSubmatch(o.out)
-	if m == nil {
-		t.Fatalf("no command in:\n%s", o.out)
-	}
-
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", "unset HASP_URL; "+m[1])
-	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+t.TempDir())
-	got, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(got), "only one at a time") {
-		t.Errorf("%s: %v\n%s", m[1], err, got)
+	_, rest, _ := strings.Cut(o.out, "A command under a lock:")
+	toPaste, _, _ := strings.Cut(rest, "\n")
+	cmd = exec.CommandContext(t.Context(), "sh", "-c", "unset HASP_URL; "+toPaste)
+	cmd.Env = append(os.Environ(), role+"=hasp", "XDG_STATE_HOME="+t.TempDir())
+	if got, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(got), "only one at a time") {
+		t.Errorf("%s: %v\n%s", toPaste, err, got)
 	}
 }
 
@@ -106,20 +98,4 @@ func TestWorkerEndsWithItsReferee(t *testing.T) {
 	p.out.expect("stalls")
 	p.in.Close()
 	p.wait().want(t, exitFailed)
-}
-
-// queueURL is the URL of a store with a queue, which processes can share.
-func queueURL(t *testing.T) string {
-	t.Helper()
-	return "fairlock+" + redistest.Start(t, nil).URL() + "?prefix=" + t.Name() + ":"
-}
-
-func TestDemoShowsTheLine(t *testing.T) {
-	t.Parallel()
-	o := runHasp(t, queueURL(t), "demo", "--workers", "4", "--increments", "10", "--work", "4ms", "--ttl", "3s").want(t, 0)
-	contains(t, o.out, "; in line: ")
-	contains(t, o.out, "ok: the number is 40")
-	if strings.Contains(o.out, "; waiting: ") {
-		t.Errorf("waiters of a queue are shown without their order:\n%s", o.out)
-	}
 }

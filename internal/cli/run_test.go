@@ -3,19 +3,14 @@
 package cli
 
 import (
-	"context"
-	"errors"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/memlock"
 )
 
 func TestRunExitsLikeItsCommand(t *testing.T) {
@@ -100,7 +95,11 @@ func TestRunWithMinHold(t *testing.T) {
 	url := store(t)
 	lock(t, url, 0, "--ttl", "1h", "--min-hold", "10m")
 	lock(t, url, exitNotAcquired, "--no-wait")
-	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out, "/hasp run true", "term    10m0s left")
+	out := runHasp(t, url, "inspect", "key").want(t, 0).out
+	contains(t, out, "/hasp run true")
+	if !regexp.MustCompile(`term +(10m0s|\dm\d+s) left`).MatchString(out) {
+		t.Errorf("not the rest of 10m:\n%s", out)
+	}
 }
 
 func TestRunShared(t *testing.T) {
@@ -247,46 +246,4 @@ func TestRunSaysThatItWaits(t *testing.T) {
 	if lines := strings.Split(o.err, "\n"); len(lines) != 3 || !strings.HasPrefix(lines[1], `hasp: got "key" after `) {
 		t.Errorf("stderr: %s", o.err)
 	}
-}
-
-// answering is a store whose Inspect gives the answers in turn.
-type answering struct {
-	*memlock.Driver
-	answers []func() (backend.Status, error)
-}
-
-func (a *answering) Inspect(context.Context, string) (backend.Status, error) {
-	next := a.answers[0]
-	a.answers = a.answers[1:]
-	return next()
-}
-
-// In an outage, run does not say that it waits for a key.
-func TestRunSaysThatItWaitsWhenTheKeyIsHeld(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		var said strings.Builder
-		outage := func() (backend.Status, error) {
-			if said.Len() > 0 {
-				t.Errorf("before the key was found held: %s", &said)
-			}
-			return backend.Status{}, errors.New("no answer")
-		}
-		free := func() (backend.Status, error) { return backend.Status{}, nil }
-		held := func() (backend.Status, error) { return backend.Status{Held: true, Owner: "me"}, nil }
-		ended := func() (backend.Status, error) { cancel(); return held() }
-
-		store := &answering{memlock.New(), []func() (backend.Status, error){outage, free, outage, held, ended}}
-		client := hasp.New(store, nil)
-		defer client.Close()
-		r := run{app: &app{err: &said}, key: "q"}
-		if !r.sayWaiting(ctx, client) || said.String() != "hasp: waiting for \"q\", held by \"me\"\n" {
-			t.Errorf("while held: %q", said.String())
-		}
-		said.Reset()
-		if r.sayWaiting(ctx, client) || said.Len() > 0 {
-			t.Errorf("when the wait has ended: %q", said.String())
-		}
-	})
 }

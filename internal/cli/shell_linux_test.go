@@ -112,6 +112,7 @@ const farewell = "the shell has no jobs left"
 // session is a person at a terminal with a shell that runs one job.
 type session struct {
 	*person
+	url    string
 	piped  *stream // the job's standard output, if it is not the terminal
 	report *stream // from the shell
 	orders *os.File
@@ -125,8 +126,10 @@ func startSession(t *testing.T, url string, piped bool, args ...string) *session
 	if args[0] == "&" {
 		at = 1
 	}
-	args = slices.Insert(args, at, executable(t))
-	return startJobIn(t, self(t, "shell", url, args...), piped)
+	args = slices.Insert(slices.Clone(args), at, executable(t))
+	s := startJobIn(t, self(t, "shell", url, args...), piped)
+	s.url = url
+	return s
 }
 
 func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {

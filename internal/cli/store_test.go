@@ -122,7 +122,7 @@ func TestBadInput(t *testing.T) {
 		"config, a URL":       {[]string{"inspect", "key", "--config", config("strategy: fairlock+redis://:" + secret + "@h")}, exitUsage, "put a URL into nodes"},
 		"field given twice":   {[]string{"inspect", "key", "--config", config("strategy: memlock\nstrategy: memlock")}, exitUsage, `mapping key "strategy" already defined`},
 		"unquoted *":          {[]string{"inspect", "key", "--config", config("nodes: [*topsecret]")}, exitUsage, "must be quoted"},
-		"no ]":                {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes: [redis://h\nparams: {ttl: 10s}")}, exitUsage, "line 2: did not find expected ',' or ']'"},
+		"no ]":                {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes: [redis://h\nparams: {ttl: 10s}")}, exitUsage, "did not find expected ',' or ']'"},
 		"no } in JSON":        {[]string{"inspect", "key", "--config", config(`{"strategy": "spinlock", "nodes": ["redis://h"]`)}, exitUsage, "did not find expected ',' or '}'"},
 		"no colon":            {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes\nparams: {}")}, exitUsage, "could not find expected ':'"},
 		"two documents":       {[]string{"inspect", "key", "--config", config("strategy: memlock\n---\nstrategy: memlock")}, exitUsage, "want one YAML document"},

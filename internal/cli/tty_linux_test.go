@@ -13,6 +13,54 @@ import (
 // whereAmI is a shell script that prints whether it is in the foreground.
 const whereAmI = `set -- $(cut -d' ' -f5,8 /proc/self/stat); [ $1 = $2 ] && echo foreground || echo background; `
 
+// A step is what a person at a terminal does or sees.
+type step func(*session)
+
+func typed(text string) step    { return func(s *session) { s.types(text) } }
+func ordered(text string) step  { return func(s *session) { s.order(text) } }
+func seen(text string) step     { return func(s *session) { s.expect(text) } }
+func piped(text string) step    { return func(s *session) { s.piped.expect(text) } }
+func reported(text string) step { return func(s *session) { s.report.expect(text) } } // by the shell
+
+func TestRunOnATerminal(t *testing.T) {
+	t.Parallel()
+	reads := []string{"run", "key", "--", "sh", "-c", whereAmI + `read x; echo "got $x"`}
+	broken := []string{"run", "key", "--", file(t, "program", "#!/hasp/no/such/interpreter\n", 0o700)}
+	stillHeld := func(s *session) { lock(s.t, s.url, exitNotAcquired, "--no-wait") }
+	for name, c := range map[string]struct {
+		args  []string
+		piped bool
+		steps []step
+	}{
+		"is taken back from a command that cannot run": {broken, false, []step{reported("exited 127: the job has the terminal")}},
+		"sends Ctrl-C to the command":                  {runSteady(t), false, []step{seen("ready"), typed("\x03"), seen("caught"), reported("exited 4")}},
+		"stops at Ctrl-Z, and goes on at fg": {reads, false, []step{
+			seen("foreground"), typed("\x1a"), reported("stopped: the job has the terminal"), stillHeld,
+			ordered("fg"), typed("more\n"), seen("got more"), reported("exited 0: the job has the terminal")}},
+
+		// In $(…) or a pipe, hasp lends the terminal when the command reads from it. Until
+		// then Ctrl-C and Ctrl-Z reach hasp instead of the command.
+		"is lent to a command in a pipe when it reads": {reads, true, []step{
+			piped("background"), typed("text\n"), piped("got text"), reported("exited 0: the job has the terminal")}},
+		"passes keys on to a command in a pipe": {runSteady(t), true, []step{
+			piped("ready"), typed("\x1a"), reported("stopped"), ordered("fg"), reported("continued"),
+			typed("\x03"), piped("caught"), reported("exited 4")}},
+
+		// As any job.
+		"stops a job in the background when its command reads": {append([]string{"&"}, reads...), false, []step{
+			seen("background"), reported("stopped: the shell has the terminal"),
+			ordered("fg"), typed("text\n"), seen("got text"), reported("exited 0: the job has the terminal")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startSession(t, store(t), c.piped, c.args...)
+			for _, step := range c.steps {
+				step(s)
+			}
+		})
+	}
+}
+
 func TestLsWatchOnATerminal(t *testing.T) {
 	t.Parallel()
 	url := store(t)
@@ -25,13 +73,6 @@ func TestLsWatchOnATerminal(t *testing.T) {
 	s.expect("0 keys")
 	s.types("\x03")
 	s.report.expect("exited 130")
-}
-
-func TestTerminalIsTakenBackFromACommandThatCannotRun(t *testing.T) {
-	t.Parallel()
-	program := file(t, "program", "#!/hasp/no/such/interpreter\n", 0o700)
-	s := startSession(t, store(t), false, "run", "key", "--", program)
-	s.report.expect("exited 127: the job has the terminal")
 }
 
 func TestCtrlCEndsTheCommandAndHaspAndTheScriptAroundIt(t *testing.T) {
@@ -47,29 +88,6 @@ func TestCtrlCEndsTheCommandAndHaspAndTheScriptAroundIt(t *testing.T) {
 	if strings.Contains(s.String(), "went on") {
 		t.Error("the script went on")
 	}
-}
-
-func TestCommandCanCatchCtrlC(t *testing.T) {
-	t.Parallel()
-	s := startSession(t, store(t), false, runSteady(t)...)
-	s.expect("ready")
-	s.types("\x03")
-	s.expect("caught")
-	s.report.expect("exited 4")
-}
-
-func TestCtrlZStopsAndFgGoesOn(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	s := startSession(t, url, false, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
-	s.expect("foreground")
-	s.types("\x1a")
-	s.report.expect("stopped: the job has the terminal")
-	lock(t, url, exitNotAcquired, "--no-wait") // still held
-	s.order("fg")
-	s.types("more\n")
-	s.expect("got more")
-	s.report.expect("exited 0: the job has the terminal")
 }
 
 // fg comes after the term: the lock is lost, and the command must not continue.
@@ -101,43 +119,6 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	if err != nil || after.Size() != before.Size() {
 		t.Errorf("the command continued without the lock: it wrote %d bytes (%v)", after.Size()-before.Size(), err)
 	}
-}
-
-// In $(…) or a pipe, hasp lends the terminal when the command reads from it.
-func TestTerminalIsLentOnDemand(t *testing.T) {
-	t.Parallel()
-	s := startSession(t, store(t), true, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
-	s.piped.expect("background")
-	s.types("text\n")
-	s.piped.expect("got text")
-	s.report.expect("exited 0: the job has the terminal")
-}
-
-// Then Ctrl-C and Ctrl-Z reach hasp instead of the command.
-func TestKeysArePassedOnToACommandWithoutTheTerminal(t *testing.T) {
-	t.Parallel()
-	s := startSession(t, store(t), true, runSteady(t)...)
-	s.piped.expect("ready")
-	s.types("\x1a")
-	s.report.expect("stopped")
-	s.order("fg")
-	s.report.expect("continued")
-	s.types("\x03")
-	s.piped.expect("caught")
-	s.report.expect("exited 4")
-}
-
-// A job in the background stops when its command reads from the terminal, like
-// any job.
-func TestBackgroundJobStopsWhenItReads(t *testing.T) {
-	t.Parallel()
-	s := startSession(t, store(t), false, "&", "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
-	s.expect("background")
-	s.report.expect("stopped: the shell has the terminal")
-	s.order("fg")
-	s.types("text\n")
-	s.expect("got text")
-	s.report.expect("exited 0: the job has the terminal")
 }
 
 // After kill -STOP and bg, the shell has the terminal.

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 var address = regexp.MustCompile(`http://[^\s/]+/`)
@@ -108,29 +106,6 @@ func TestUIOnAPortThatIsTaken(t *testing.T) {
 	defer ln.Close()
 	o := call("ui", "--url", store(t), "--listen", ln.Addr().String()).want(t, exitFailed)
 	contains(t, o.err, "another program has this port")
-}
-
-// The parameters of the URL that belong to the Client count for the page.
-func TestUIUsesTheURLsPrefix(t *testing.T) {
-	t.Parallel()
-	url := "spinlock+" + redistest.Start(t, nil).URL()
-	hold(t, url+"?prefix=app:")
-	_, at := page(t, url+"?prefix=app:&timeout=20s", "ui", "--listen", "127.0.0.1:0")
-	answer, err := http.Get(at + "events")
-	must(t, err)
-	defer answer.Body.Close()
-	if got := answer.Header.Get("Content-Type"); got != "text/event-stream" { // or a browser refuses it
-		t.Errorf("type %q", got)
-	}
-	var seen strings.Builder
-	buf := make([]byte, 4096)
-	for !strings.Contains(seen.String(), `"key":"key"`) {
-		n, err := answer.Body.Read(buf)
-		seen.Write(buf[:n])
-		if err != nil {
-			t.Fatalf("%v after %s", err, seen.String())
-		}
-	}
 }
 
 func TestDemoOnThePage(t *testing.T) {
