@@ -164,48 +164,39 @@ func TestUsersShareADirectory(t *testing.T) {
 	}
 }
 
+// The umask changes no mode. A file that its owner could not open would block its keys.
 func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
-	defer syscall.Umask(syscall.Umask(0o027))
-	for mode, want := range map[fs.FileMode]struct{ dir, file fs.FileMode }{
-		0:     {fs.ModeDir | 0o700, 0o600},
-		0o770: {fs.ModeDir | fs.ModeSetgid | 0o770, 0o660},
-		0o755: {fs.ModeDir | 0o755, 0o644},
+	defer syscall.Umask(syscall.Umask(0))
+	for _, c := range []struct {
+		umask           int
+		mode, dir, file fs.FileMode
+	}{
+		{0o027, 0, fs.ModeDir | 0o700, 0o600},
+		{0o027, 0o770, fs.ModeDir | fs.ModeSetgid | 0o770, 0o660},
+		{0o027, 0o755, fs.ModeDir | 0o755, 0o644},
+		{0o777, 0, fs.ModeDir | 0o700, 0o600},
 	} {
-		root := t.TempDir()
-		dir := filepath.Join(root, "parent", "locks")
-		d := New(dir, &Options{Mode: mode})
-		c := fenced(claim("k"))
-		acquire(t, d, c)
-		must(t, renew(d, c)[0])
-		for path, want := range map[string]fs.FileMode{filepath.Dir(dir): fs.ModeDir | 0o700, dir: want.dir} {
-			if fi, err := os.Stat(path); err != nil || fi.Mode() != want {
-				t.Errorf("mode %O: %s has %v, want %v (%v)", mode, path, fi.Mode(), want, err)
-			}
-		}
-		for _, name := range files(t, dir) {
-			if fi, err := os.Stat(filepath.Join(dir, name)); err != nil || fi.Mode() != want.file {
-				t.Errorf("mode %O: %s has %v, want %v (%v)", mode, name, fi.Mode(), want.file, err)
-			}
-		}
-	}
-}
+		dir := filepath.Join(t.TempDir(), "parent", "locks")
+		d := New(dir, &Options{Mode: c.mode})
+		syscall.Umask(0o027)
+		must(t, d.ensureDir())
+		syscall.Umask(c.umask)
+		must(t, d.probe(t.Context()))
+		claim := fenced(claim("k"))
+		acquire(t, d, claim)
+		must(t, renew(d, claim)[0])
 
-// A file that its owner could not open would block its keys.
-func TestUmaskThatTakesTheOwnersRights(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "locks")
-	must(t, os.Mkdir(dir, 0o700))
-	d := New(dir, nil)
-	defer syscall.Umask(syscall.Umask(0o777))
-	must(t, d.probe(t.Context()))
-	c := fenced(claim("k"))
-	acquire(t, d, c)
-	must(t, renew(d, c)[0])
-	for _, name := range files(t, d.dir) {
-		if fi, err := os.Stat(filepath.Join(d.dir, name)); err != nil || fi.Mode() != 0o600 {
-			t.Errorf("%s has %v, %v", name, fi.Mode(), err)
+		modes := map[string]fs.FileMode{filepath.Dir(dir): fs.ModeDir | 0o700, dir: c.dir}
+		for _, name := range files(t, dir) {
+			modes[filepath.Join(dir, name)] = c.file
 		}
+		for path, want := range modes {
+			if fi, err := os.Stat(path); err != nil || fi.Mode() != want {
+				t.Errorf("mode %O, umask %O: %s has %v, want %v (%v)", c.mode, c.umask, path, fi.Mode(), want, err)
+			}
+		}
+		syscall.Umask(0)
 	}
-	release(t, d, c)
 }
 
 // The open of a FIFO blocks until its other end is opened. A read returns nothing, as

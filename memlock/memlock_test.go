@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -219,18 +218,4 @@ func TestLastTermOfTheReaders(t *testing.T) {
 			time.Sleep(rand.N(200 * time.Millisecond))
 		}
 	})
-}
-
-// Readers that leave in any order cost little each.
-func TestManyReadersLeaveInReverse(t *testing.T) {
-	d := New()
-	readers := make([]backend.Claim, 20_000)
-	for i := range readers {
-		readers[i] = claim("k", fmt.Sprint(i))
-		readers[i].Shared, readers[i].TTL = true, time.Hour
-		acquire(t, d, readers[i])
-	}
-	for _, c := range slices.Backward(readers) {
-		release(t, d, c) // all of them took 8 s
-	}
 }

@@ -316,6 +316,9 @@ func TestKeyIfAsked(t *testing.T) {
 		"wait_time a=b hasp.operation.name=lock": 1, "use_time a=b": 1, // no class
 	})
 
+	if n := len(spans.GetSpans()); n != 3 { // the holds have none, because they are not asked for
+		t.Errorf("%d spans of 3 waits", n)
+	}
 	if span := text(spans.GetSpans()[0]); !strings.HasSuffix(span, " a=b hasp.operation.name=lock hasp.tries=1 hasp.key=invoice") {
 		t.Errorf("got the span %s", span)
 	}

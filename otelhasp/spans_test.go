@@ -45,59 +45,39 @@ func text(s tracetest.SpanStub) string {
 // The spans of a holder and of the caller that waits for it. Both are children of the span in
 // the context of Lock, also if Unlock gets another one.
 func TestSpans(t *testing.T) {
-	for _, holds := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			tracer, spans := newTracer()
-			opts := []otelhasp.Option{otelhasp.WithTracerProvider(tracer), otelhasp.WithMeterProvider(newMeter())}
-			if holds {
-				opts = append(opts, otelhasp.WithHoldSpans())
-			}
-			c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, opts...)})
-			defer c.Close()
+	synctest.Test(t, func(t *testing.T) {
+		tracer, spans := newTracer()
+		c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithTracerProvider(tracer),
+			otelhasp.WithMeterProvider(newMeter()), otelhasp.WithHoldSpans())})
+		defer c.Close()
 
-			first, parent := tracer.Tracer("test").Start(t.Context(), "parent")
-			l, err := c.Lock(first, "k", hasp.WithFence())
-			must(t, err)
-			second, other := tracer.Tracer("test").Start(t.Context(), "other")
-			go func() {
-				time.Sleep(5 * time.Second)
-				l.Unlock(second)
-			}()
-			_, err = c.TryLock(second, "k")
-			wantErr(t, err, hasp.ErrHeld)
-			next, err := c.Lock(second, "k")
-			must(t, err)
-			time.Sleep(time.Second)
-			must(t, next.Unlock(context.Background()))
+		first, parent := tracer.Tracer("test").Start(t.Context(), "parent")
+		l, err := c.Lock(first, "k")
+		must(t, err)
+		second, other := tracer.Tracer("test").Start(t.Context(), "other")
+		time.AfterFunc(5*time.Second, func() { l.Unlock(second) })
+		next, err := c.Lock(second, "k")
+		must(t, err)
+		time.Sleep(time.Second)
+		must(t, next.Unlock(context.Background()))
 
-			var got []string
-			for _, s := range spans.GetSpans() {
-				of := "parent"
-				if s.Parent.SpanID() == other.SpanContext().SpanID() {
-					of = "other"
-				} else if s.Parent.SpanID() != parent.SpanContext().SpanID() {
-					t.Errorf("%s has another parent", s.Name)
-				}
-				if s.SpanKind != trace.SpanKindInternal || s.InstrumentationScope.Name != "github.com/hasplock/hasp/otelhasp" {
-					t.Errorf("%+v", s)
-				}
-				got = append(got, of+": "+text(s))
+		var got []string
+		for _, s := range spans.GetSpans() {
+			of := map[trace.SpanID]string{parent.SpanContext().SpanID(): "parent", other.SpanContext().SpanID(): "other"}[s.Parent.SpanID()]
+			if s.SpanKind != trace.SpanKindInternal || s.InstrumentationScope.Name != "github.com/hasplock/hasp/otelhasp" {
+				t.Errorf("%+v", s)
 			}
-			want := []string{
-				"parent: hasp wait 0s hasp.operation.name=lock hasp.tries=1",
-				"other: hasp wait 0s hasp.operation.name=trylock hasp.tries=0 error.type=held",
-				"parent: hasp hold 5s hasp.operation.name=lock hasp.fence=1",
-				"other: hasp wait 5s hasp.operation.name=lock hasp.tries=1",
-				"other: hasp hold 1s hasp.operation.name=lock",
-			}
-			if !holds {
-				want = slices.DeleteFunc(want, func(s string) bool { return strings.Contains(s, "hold") })
-			}
-			slices.Sort(got)
-			slices.Sort(want)
-			if !slices.Equal(got, want) {
-				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-			}
-		})
-	}
+			got = append(got, of+": "+text(s))
+		}
+		want := []string{
+			"other: hasp hold 1s hasp.operation.name=lock",
+			"other: hasp wait 5s hasp.operation.name=lock hasp.tries=1",
+			"parent: hasp hold 5s hasp.operation.name=lock",
+			"parent: hasp wait 0s hasp.operation.name=lock hasp.tries=1",
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	})
 }

@@ -131,28 +131,6 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q", args[0])
 }
 
-// oneKey wants exactly one argument, the key.
-func oneKey(_ *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("want one argument, the key; got %d", len(args))
-	}
-	return nil
-}
-
-// onePrefix wants one argument, the prefix of the keys, or none, and sets prefix to it.
-func onePrefix(prefix *string) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
-		switch len(args) {
-		case 0:
-		case 1:
-			*prefix = args[0]
-		default:
-			return fmt.Errorf("want one argument, the prefix of the keys, or none; got %d", len(args))
-		}
-		return nil
-	}
-}
-
 // interruptible returns a context that ends with the first of sigs, which its cause
 // names. release stops that, leaves the context as it is, and
 // returns the cause if the context has ended.

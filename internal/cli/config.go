@@ -15,10 +15,6 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// maxConfig is larger than any configuration. The file may be endless, such as
-// /dev/zero.
-const maxConfig = 1 << 20
-
 // readConfig reads a YAML file and refuses unknown fields. Its errors show no
 // value of the file, because any value may be a password.
 func readConfig(file string) (c hasp.Config, err error) {
@@ -27,18 +23,9 @@ func readConfig(file string) (c hasp.Config, err error) {
 			err = usagef("--config %s: %w", text.Quote(file), err)
 		}
 	}()
-	f, err := os.Open(file)
+	b, err := os.ReadFile(file)
 	if err != nil {
 		return c, err
-	}
-	defer f.Close()
-
-	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err != nil {
-		return c, err
-	}
-	if len(b) > maxConfig {
-		return c, errors.New("the file is larger than any configuration")
 	}
 
 	d := yaml.NewDecoder(bytes.NewReader(b))

@@ -2,13 +2,11 @@ package cli
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hasplock/hasp/internal/cli/demo"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -82,20 +80,4 @@ func TestDemoEndsWhenTheStoreIsGone(t *testing.T) {
 	if n := strings.Count(o.err, "\n"); n != 1 {
 		t.Errorf("%d lines:\n%s", n, o.err)
 	}
-}
-
-// If the referee is killed, its workers end, even one that has stalled.
-func TestWorkerEndsWithItsReferee(t *testing.T) {
-	t.Parallel()
-	cmd := self(t, "hasp", "")
-	cmd.Env = append(cmd.Env, "HASP_CREW_ROLE="+demo.Role)
-	p := start(t, cmd)
-	order := fmt.Sprintf(`{"Store": {"strategy": "filelock", "nodes": [%q]}, "Key": "key", "TTL": %d, "Turns": 1, "Stall": 1}`,
-		t.TempDir(), time.Minute)
-	const mark = "hasp-crew: " // begins each message
-	_, err := io.WriteString(p.in, mark+order+"\n"+mark+"\"start\"\n")
-	must(t, err)
-	p.out.expect("stalls")
-	p.in.Close()
-	p.wait().want(t, exitFailed)
 }

@@ -41,7 +41,7 @@ shows which slots of it are held.
 The exit code is 0 whether or not the key is held. With --json, "held" says so.`,
 		Example: `  hasp inspect backup
   hasp inspect backup --json --url spinlock+redis://localhost:6379`,
-		Args: oneKey,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				status, err := client.Inspect(ctx, args[0])

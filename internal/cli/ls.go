@@ -60,8 +60,9 @@ with the time. If the store cannot be reached meanwhile, it says so and goes on.
   hasp ls mail: --sort age
   hasp ls --waiting --watch --url fairlock+redis://localhost:6379
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
-		Args: onePrefix(&l.prefix),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l.prefix = strings.Join(args, "")
 			if !slices.Contains(orders, l.sort) {
 				return usagef("--sort %s: want %s", text.Quote(l.sort), strings.Join(orders, ", "))
 			}

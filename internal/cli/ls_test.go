@@ -165,7 +165,7 @@ func TestLs(t *testing.T) {
 		s.out.expect("/hasp run sh ")
 	}
 
-	for flags, says := range map[string]string{"--sort size": `--sort "size": want key, age, waiters`, "--watch --every 1ms": "--every 1ms: want 100ms", "--every 1s": "--every is for --watch", "a b": "got 2"} {
+	for flags, says := range map[string]string{"--sort size": `--sort "size": want key, age, waiters`, "--watch --every 1ms": "--every 1ms: want 100ms", "--every 1s": "--every is for --watch", "a b": "accepts at most 1 arg(s), received 2"} {
 		runHasp(t, url, append([]string{"ls"}, strings.Fields(flags)...)...).refused(t, exitUsage, says)
 	}
 }

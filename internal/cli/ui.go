@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -45,8 +46,9 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
   hasp ui mail: --url fairlock+redis://localhost:6379
   export ` + uiToken + `=$(openssl rand -hex 16); echo $` + uiToken + `
   hasp ui --listen 0.0.0.0:7420`,
-		Args: onePrefix(&o.Prefix),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.Prefix = strings.Join(args, "")
 			return a.ui(cmd, o)
 		},
 	}

@@ -75,7 +75,7 @@ func TestUIWantsATokenOffThisHost(t *testing.T) {
 		{[]string{"--listen", "host.example:0"}, "needs --token"},
 		{[]string{"--listen", "127.0.0.1"}, "want HOST:PORT"},
 		{[]string{"--token", "short"}, "want 16 or more"},
-		{[]string{"a", "b"}, "want one argument"},
+		{[]string{"a", "b"}, "accepts at most 1 arg(s), received 2"},
 	} {
 		o := call(append([]string{"ui"}, c.args...)...).want(t, exitUsage)
 		contains(t, o.err, c.want)
