@@ -166,9 +166,6 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	if err := d.check(ctx); err != nil {
 		return backend.Grant{}, err
 	}
-	if c.Key == "" || c.Token == "" || c.TTL < backend.MinTTL {
-		return backend.Grant{}, fmt.Errorf("%w: want a key, a token and a term of %v or more, not %v", backend.ErrInvalid, backend.MinTTL, c.TTL)
-	}
 
 	// Most attempts of waiters end here, without the guard. A record gets its name
 	// when it is complete, so it can be read while another process replaces it. If

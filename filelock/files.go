@@ -127,18 +127,23 @@ func (d *Driver) replace(path, temp string, content []byte, flush bool) error {
 		return err
 	}
 
-	_, err = f.Write(content)
+	if err = fill(f, content, flush); err == nil {
+		err = swap(temp, path)
+	}
+	if err != nil {
+		os.Remove(temp)
+	}
+	return err
+}
+
+// fill writes content into f and closes it. With flush, the content is on the disk then.
+func fill(f *os.File, content []byte, flush bool) error {
+	_, err := f.Write(content)
 	if err == nil && flush {
 		err = f.Sync()
 	}
 	if e := f.Close(); err == nil {
 		err = e // some file systems report a full disk here
-	}
-	if err == nil {
-		err = swap(temp, path)
-	}
-	if err != nil {
-		os.Remove(temp)
 	}
 	return err
 }

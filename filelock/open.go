@@ -102,11 +102,7 @@ func (d *Driver) probe(ctx context.Context) (err error) {
 	}
 	defer os.Remove(f.Name())
 
-	_, err = f.WriteString("filelock can write here\n")
-	if e := f.Close(); err == nil {
-		err = e // some file systems report a full disk here
-	}
-	if err != nil {
+	if err := fill(f, []byte("filelock can write here\n"), false); err != nil {
 		return err
 	}
 

@@ -104,7 +104,7 @@ func (d *Driver) Traits() backend.Traits {
 
 // Acquire takes the key if it has no waiter, and is free for c.
 func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, error) {
-	if err := d.check(c); err != nil {
+	if err := d.closedErr(); err != nil {
 		return backend.Grant{}, err
 	}
 
@@ -123,7 +123,7 @@ func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, err
 
 // Wait queues for the key, and returns when the key is handed to c.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if err := d.check(c); err != nil {
+	if err := d.closedErr(); err != nil {
 		return backend.Grant{}, err
 	}
 
@@ -213,7 +213,7 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 }
 
 func (d *Driver) renew(c backend.Claim) (backend.Grant, error) {
-	if err := d.check(c); err != nil {
+	if err := d.closedErr(); err != nil {
 		return backend.Grant{}, err
 	}
 
@@ -356,17 +356,6 @@ func (d *Driver) closedErr() error {
 	default:
 		return nil
 	}
-}
-
-// check returns an error if c is invalid or the driver is closed.
-func (d *Driver) check(c backend.Claim) error {
-	switch {
-	case c.Key == "" || c.Token == "":
-		return fmt.Errorf("%w: empty key or token", backend.ErrInvalid)
-	case c.TTL < backend.MinTTL:
-		return fmt.Errorf("%w: ttl %v is below %v", backend.ErrInvalid, c.TTL, backend.MinTTL)
-	}
-	return d.closedErr()
 }
 
 // trustedUntil returns until when the holder may trust a term that begins now.

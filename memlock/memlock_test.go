@@ -166,21 +166,6 @@ func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 	})
 }
 
-// A claim that no caller of hasp makes is refused.
-func TestClaimsWithoutAKeyATokenOrATerm(t *testing.T) {
-	d := New()
-	defer d.Close()
-	for what, c := range map[string]backend.Claim{
-		"no key":   {Token: "t", TTL: time.Minute},
-		"no token": {Key: "k", TTL: time.Minute},
-		"no term":  {Key: "k", Token: "t"},
-	} {
-		if _, err := d.Acquire(t.Context(), c); !errors.Is(err, backend.ErrInvalid) {
-			t.Errorf("%s: got %v, want ErrInvalid", what, err)
-		}
-	}
-}
-
 // The key is shared until the last of the readers' terms, whichever readers leave, renew
 // or die.
 func TestLastTermOfTheReaders(t *testing.T) {
