@@ -226,17 +226,13 @@ func (g *guard) unlock() {
 
 // guardBusy returns the error of a call whose ctx ended before it got guard n.
 func (d *Driver) guardBusy(ctx context.Context, n int, start time.Time) error {
-	holder, advice := "another process", "if that process is stopped, continue or end it"
+	holder := "another process"
 	if b, _, err := readFile(d.guardFile("stripe", n)); err == nil {
 		line, _, _ := bytes.Cut(b, []byte("\n"))
-		switch pid, err := strconv.Atoi(string(bytes.TrimSpace(bytes.TrimPrefix(line, []byte("pid "))))); {
-		case err != nil:
-		case pid == os.Getpid():
-			holder, advice = "other calls of this process", "the disk may be slow"
-		default:
-			holder = fmt.Sprintf("process %d", pid)
+		if pid, err := strconv.Atoi(string(bytes.TrimSpace(bytes.TrimPrefix(line, []byte("pid "))))); err == nil {
+			holder = fmt.Sprintf("process %d", pid) // perhaps this one
 		}
 	}
-	return fmt.Errorf("%s: locked by %s for %v; %s: %w",
-		d.guardFile("guard", n), holder, time.Since(start).Round(time.Millisecond), advice, context.Cause(ctx))
+	return fmt.Errorf("%s: locked by %s for %v; if it is stopped, continue or end it; the disk may be slow: %w",
+		d.guardFile("guard", n), holder, time.Since(start).Round(time.Millisecond), context.Cause(ctx))
 }

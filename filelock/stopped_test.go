@@ -50,20 +50,6 @@ func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
 	acquire(t, d, near)
 }
 
-func TestGuardOfThisProcessIsNotNamedAsAnothers(t *testing.T) {
-	d := New(t.TempDir(), nil)
-	g, err := d.lockGuard(t.Context(), stripeOf("k"))
-	must(t, err)
-	defer g.drop()
-	c := claim("k")
-	c.Timeout = time.Millisecond
-	_, err = d.Acquire(t.Context(), c)
-	outage(t, "acquire", err, "locked by other calls of this process")
-	if strings.Contains(err.Error(), "end it") {
-		t.Error(err)
-	}
-}
-
 // anothersGuard locks the guard of key by another Driver, as another process would.
 func anothersGuard(t *testing.T, dir, key string) *guard {
 	t.Helper()

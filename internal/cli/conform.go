@@ -31,9 +31,6 @@ type clause struct {
 	Error  string  `json:"error,omitempty"`
 }
 
-// colours are the styles of a status on a terminal, as parameters of SGR.
-var colours = map[string]string{"pass": "32", "fail": "31", "skip": "2"}
-
 func (a *app) conformCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -104,15 +101,12 @@ func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 
 // printClause prints one line, and two more for a failure.
 func (a *app) printClause(c clause, elapsed time.Duration) {
-	status, took := c.Status, ""
-	if isTerminal(a.out) {
-		status = "\x1b[" + colours[status] + "m" + status + "\x1b[0m"
-	}
+	took := ""
 	if elapsed > 0 {
 		took = text.Duration(elapsed)
 	}
 
-	line := fmt.Sprintf("%s  %-34s %8s  %s", status, text.Plain(c.Name), took, text.Plain(c.Reason))
+	line := fmt.Sprintf("%s  %-34s %8s  %s", c.Status, text.Plain(c.Name), took, text.Plain(c.Reason))
 	fmt.Fprintln(a.out, strings.TrimRight(line, " "))
 	if c.Error != "" {
 		fmt.Fprintf(a.out, "      want: %s\n      got:  %s\n", text.Plain(c.Why), text.Plain(c.Error))

@@ -172,7 +172,7 @@ func hold(t *testing.T, url string, flags ...string) *running {
 // reads its output. The end of the test kills it.
 func start(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
-	p := &running{t: t, cmd: cmd, out: newStream(t), err: newStream(t), ended: make(chan struct{})}
+	p := &running{t: t, cmd: cmd, out: &stream{t: t}, err: &stream{t: t}, ended: make(chan struct{})}
 	if cmd.Stdin == nil {
 		in, err := cmd.StdinPipe()
 		must(t, err)
@@ -221,18 +221,15 @@ func (p *running) wait() outcome {
 
 // stream is the output of a program so far.
 type stream struct {
-	t       *testing.T
-	mu      sync.Mutex // guards all below
-	text    strings.Builder
-	ended   bool
-	changed chan struct{} // closed and replaced at each change
+	t     *testing.T
+	mu    sync.Mutex // guards all below
+	text  strings.Builder
+	ended bool
 }
-
-func newStream(t *testing.T) *stream { return &stream{t: t, changed: make(chan struct{})} }
 
 // listen reads r until it ends.
 func listen(t *testing.T, r io.ReadCloser) *stream {
-	s := newStream(t)
+	s := &stream{t: t}
 	t.Cleanup(func() { r.Close() })
 	go func() {
 		_, _ = io.Copy(s, r)
@@ -252,39 +249,31 @@ func pipe(t *testing.T) (*stream, *os.File) {
 
 // Write adds output.
 func (s *stream) Write(b []byte) (int, error) {
-	s.update(string(b), false)
-	return len(b), nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
 }
 
 // end says that there is no more output.
-func (s *stream) end() { s.update("", true) }
-
-func (s *stream) update(text string, ended bool) {
+func (s *stream) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.text.WriteString(text)
-	s.ended = ended
-	close(s.changed)
-	s.changed = make(chan struct{})
+	s.ended = true
 }
 
 // await waits until ok returns true. It fails if the output ends before.
 func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 	s.t.Helper()
-	timeout := time.After(patience)
-	for {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		s.mu.Lock()
-		text, ended, changed := s.text.String(), s.ended, s.changed
+		text, ended := s.text.String(), s.ended
 		s.mu.Unlock()
 		switch {
 		case ok(text, ended):
 			return
 		case ended:
 			s.t.Fatalf("%s: missing in:\n%s", what, text)
-		}
-		select {
-		case <-changed:
-		case <-timeout:
+		case time.Now().After(deadline):
 			s.t.Fatalf("%s: missing after %v; so far:\n%s", what, patience, text)
 		}
 	}

@@ -144,7 +144,7 @@ func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
 	s.report, s.orders = report, ordersW
 
 	if piped {
-		s.piped = newStream(t)
+		s.piped = &stream{t: t}
 		cmd.Stdout = s.piped
 	}
 	cmd.ExtraFiles = []*os.File{reportW, ordersR}

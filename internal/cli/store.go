@@ -97,28 +97,10 @@ func registered(c hasp.Config) error {
 	case c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis"):
 		return usagef("%s is a transport: put a strategy before it, as in spinlock+%s://… (want one of %s)",
 			text.Quote(c.Strategy), text.Plain(c.Strategy), names)
-	}
-
-	if near := nearest(c.Strategy, all); near != "" {
-		return usagef("unknown strategy %s, did you mean %q?", text.Quote(c.Strategy), near)
-	}
-	if c.Strategy == "pglock" || c.Strategy == "etcdlock" {
+	case c.Strategy == "pglock" || c.Strategy == "etcdlock":
 		return usagef("this hasp is built without %s: in the clone, \"go -C cmd/hasp-all install .\" installs hasp-all, which has it", c.Strategy)
 	}
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
-}
-
-// nearest returns the name among names that a misspelt one probably means, or an empty
-// string. It asks cobra, which does the same for commands.
-func nearest(misspelt string, names []string) string {
-	parent := &cobra.Command{SuggestionsMinimumDistance: 2}
-	for _, name := range names {
-		parent.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
-	}
-	if near := parent.SuggestionsFor(misspelt); len(near) > 0 {
-		return near[0]
-	}
-	return ""
 }
 
 // exclusive refuses two flags if both are given.

@@ -93,9 +93,7 @@ func TestBadInput(t *testing.T) {
 
 		"empty url":           {[]string{"inspect", "key", "--url", ""}, exitUsage, "--url is empty"},
 		"no url":              {[]string{"inspect", "key", "--url", "localhost:6379"}, exitUsage, "want STRATEGY://"},
-		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok", did you mean "spinlock"?`},
-		"misspelt strategy":   {[]string{"inspect", "key", "--url", "fairlok://"}, exitUsage, `did you mean "fairlock"?`},
-		"another strategy":    {[]string{"inspect", "key", "--url", "zookeeper://h"}, exitUsage, `unknown strategy "zookeeper" (want one of fairlock, `},
+		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok" (want one of fairlock, `},
 		"no strategy":         {[]string{"inspect", "key", "--url", "://h"}, exitUsage, "want the name of a strategy first"},
 		"of another module":   {[]string{"inspect", "key", "--url", "pglock+postgres://h/db"}, exitUsage, `this hasp is built without pglock: in the clone, "go -C cmd/hasp-all install ."`},
 		"no strategy, redis":  {[]string{"inspect", "key", "--url", "redis://h"}, exitUsage, `"redis" is a transport: put a strategy before it, as in spinlock+redis://… (want one of fairlock, `},
@@ -126,7 +124,7 @@ func TestBadInput(t *testing.T) {
 		"no colon":            {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes\nparams: {}")}, exitUsage, "could not find expected ':'"},
 		"two documents":       {[]string{"inspect", "key", "--config", config("strategy: memlock\n---\nstrategy: memlock")}, exitUsage, "want one YAML document"},
 		"config, no strategy": {[]string{"inspect", "key", "--config", config("params: {ttl: 5s}")}, exitUsage, "no strategy given"},
-		"config, unknown":     {[]string{"inspect", "key", "--config", config("strategy: memlok")}, exitUsage, `unknown strategy "memlok", did you mean "memlock"?`},
+		"config, unknown":     {[]string{"inspect", "key", "--config", config("strategy: memlok")}, exitUsage, `unknown strategy "memlok" (want one of fairlock, `},
 		"config, parameter":   {[]string{"inspect", "key", "--config", config("strategy: memlock\nparams: {tll: 5}")}, exitUsage, `unknown parameter "tll"`},
 		"config, refused":     {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes: ['redis://:" + secret + "@127.0.0.1:1']")}, exitStore, "connection refused"},
 
