@@ -62,7 +62,7 @@ with the time. If the store cannot be reached meanwhile, it says so and goes on.
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			l.prefix = strings.Join(args, "")
+			l.prefix = strings.Join(args, "") // one or none
 			if !slices.Contains(orders, l.sort) {
 				return usagef("--sort %s: want %s", text.Quote(l.sort), strings.Join(orders, ", "))
 			}

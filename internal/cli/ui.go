@@ -48,7 +48,7 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
   hasp ui --listen 0.0.0.0:7420`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.Prefix = strings.Join(args, "")
+			o.Prefix = strings.Join(args, "") // one or none
 			return a.ui(cmd, o)
 		},
 	}
