@@ -4,66 +4,51 @@ import (
 	"context"
 	"slices"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Reply is the reply to one command of a pipeline, or its error.
-type Reply struct {
-	Value any
-	Err   error
-}
+type Reply = resp.Reply
 
 // pipeline sends commands to a server, each once, in one pipeline. If asking is true,
-// ASKING precedes each. If kept is true, pipeline also waits for the replicas, and short
-// is an error if too few have confirmed. The replies and errors are as go-redis returns
-// them; outcome interprets them.
-func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, commands ...[]any) (replies []Reply, short error) {
-	within, end := s.calls.Begin(ctx)
-	defer end()
-	replies = make([]Reply, len(commands))
-	// A client that the caller passed gets a pipeline even for one command, because it
-	// has a second pool, for pipelines. There a renewal does not queue behind callers
-	// that want locks.
-	if len(commands) == 1 && !asking && !kept && s.calls != nil {
-		replies[0].Value, replies[0].Err = resp.Do(within, at.rdb, commands[0])
-		return replies, nil
-	}
-
-	pipe := at.rdb.Pipeline()
-	add := func(cmd *resp.Command, args ...any) {
-		cmd.Cmd = redis.NewCmd(within, args...)
-		_ = pipe.Process(within, cmd) // only queues the command; Exec sets its error
-	}
-	cmds := make([]resp.Command, len(commands))
-	for i, args := range commands {
-		if asking {
-			add(new(resp.Command), "asking")
+// ASKING precedes each. If kept is true, pipeline also waits for the replicas. If too few
+// have confirmed, that is the error of each command that took a hold. Otherwise the replies
+// and errors are as the server or the client returns them; outcome interprets them.
+func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, commands ...[]any) []Reply {
+	n, all := len(commands), commands
+	if asking {
+		all = nil
+		for _, args := range commands {
+			all = append(all, []any{"asking"}, args)
 		}
-		if s.calls == nil {
-			// A hook of the caller's client may change the arguments, and other
-			// pipelines may send the same slice.
-			args = slices.Clone(args)
-		}
-		add(&cmds[i], args...)
 	}
-	var wait *resp.Command
 	if kept {
 		// WAIT must travel in the same pipeline, because it covers only writes of
 		// its own connection.
-		wait = new(resp.Command)
-		add(wait, "wait", s.replicas, patience(ctx))
+		all = append(slices.Clip(all), []any{"wait", s.replicas, patience(ctx)})
 	}
 
-	err := resp.Survive(func() error { _, err := pipe.Exec(within); return err })
-	for i, cmd := range cmds {
-		if err != nil && cmd.Err() == nil && cmd.Val() == nil {
-			cmd.SetErr(err) // a hook of the client has stopped the pipeline
-		}
-		replies[i].Value, replies[i].Err = cmd.Result()
+	var replies []Reply
+	if at.pool != nil {
+		replies = at.pool.Do(ctx, all...)
+	} else {
+		// This is a pipeline even for one command, because a client has a second pool,
+		// for pipelines. There a renewal does not queue behind callers that want locks.
+		replies = resp.Pipeline(ctx, at.rdb, all)
 	}
-	return replies, s.confirmed(wait)
+
+	wait := replies[len(replies)-1]
+	if asking {
+		for i := range n {
+			replies[i] = replies[2*i+1]
+		}
+	}
+	replies = replies[:n]
+	if kept {
+		s.confirm(replies, wait)
+	}
+	return replies
 }
 
 // DoAll sends commands, each once, over one connection. The Store must be one
@@ -79,14 +64,14 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]any) []Reply {
 		return replies
 	}
 
-	replies, _ := s.pipeline(ctx, at, false, false, commands...)
+	replies := s.pipeline(ctx, at, false, false, commands...)
 	for i, r := range replies {
 		if cancelled(ctx, r.Err) {
 			// The caller has left. The server may have executed the command.
 			replies[i].Err = s.named(at.name, ctx.Err())
 			continue
 		}
-		replies[i].Value, replies[i].Err = s.outcome(at, r.Value, r.Err, nil)
+		replies[i].Value, replies[i].Err = s.outcome(at, r)
 	}
 	return replies
 }
@@ -125,19 +110,19 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func
 // runEach starts a pipeline for each process, so that a server of a cluster that hangs
 // does not delay the renewals on the others.
 func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers chan<- answer) {
-	groups := map[redis.UniversalClient][]int{}
+	groups := map[pubsub.Server][]int{}
 	at := make([]*server, len(calls))
 	for i, c := range calls {
 		srv, err := s.servers.find(ctx, c.Keys[0])
 		if err != nil {
-			answers <- answer{i, Reply{nil, s.fail(err)}}
+			answers <- answer{i, Reply{Err: s.fail(err)}}
 			continue
 		}
 		at[i] = srv
-		// After an error, client is nil. The pipeline finds the client itself, or reports
+		// After an error, process is nil. The pipeline finds the process itself, or reports
 		// why it cannot.
-		client, _ := srv.client(ctx, c.Keys[0])
-		groups[client] = append(groups[client], i)
+		process, _ := srv.process(ctx, c.Keys[0])
+		groups[process] = append(groups[process], i)
 	}
 	for _, which := range groups {
 		go s.runGroup(ctx, at[which[0]], sc, calls, which, answers)
@@ -155,7 +140,7 @@ func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Ca
 		for j, i := range which {
 			commands[j] = sc.args(calls[i], whole)
 		}
-		replies, short := s.pipeline(ctx, at, false, kept, commands...)
+		replies := s.pipeline(ctx, at, false, kept, commands...)
 
 		again := which[:0]
 		for j, i := range which {
@@ -163,16 +148,16 @@ func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Ca
 			if to, _ := s.servers.follow(at, calls[i].Keys[0], r.Err); to != nil {
 				go func() {
 					v, err := s.Run(ctx, sc, calls[i])
-					answers <- answer{i, Reply{v, err}}
+					answers <- answer{i, Reply{Value: v, Err: err}}
 				}()
 				continue
 			}
-			v, err := s.outcome(at, r.Value, r.Err, short)
+			v, err := s.outcome(at, r)
 			if !whole && isUnknown(err) {
 				again = append(again, i)
 				continue
 			}
-			answers <- answer{i, Reply{v, err}}
+			answers <- answer{i, Reply{Value: v, Err: err}}
 		}
 		if which = again; len(which) == 0 {
 			s.ran.Store(sc, nil)

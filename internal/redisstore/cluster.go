@@ -43,7 +43,7 @@ func (c *cluster) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.servers {
-		s.rdb.Close()
+		s.pool.Close()
 	}
 	return nil
 }
@@ -96,7 +96,7 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 		return c.serverLocked(redirected(addr, at.addr)), true
 	}
 	if errors.Is(err, redis.ErrClosed) && c.d.open.Err() == nil {
-		// adopt has closed the server's client, so nothing was sent.
+		// adopt has closed the server's pool, so nothing was sent.
 		if to, _, _ := c.has(key); to != at {
 			return to, false
 		}
@@ -151,12 +151,7 @@ func loopback(host string) bool {
 func (c *cluster) serverLocked(addr string) *server {
 	s := c.servers[addr]
 	if s == nil {
-		s = newServer(options(c.a, c.d, addr))
-		// open ends before close locks mu. So either close finds this client, or it
-		// is closed here.
-		if c.d.open.Err() != nil {
-			s.rdb.Close()
-		}
+		s = newServer(c.a, c.d, addr)
 		c.servers[addr] = s
 	}
 	return s

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/hasplock/hasp/internal/redisstore/resp"
@@ -19,14 +19,19 @@ import (
 type dialer struct {
 	tls     *tls.Config        // nil without TLS
 	timeout atomic.Int64       // how long a dial or a search may take, as a time.Duration
-	pool    int                // the most connections to a server for commands; zero leaves it to go-redis
+	size    int                // the most connections to a server for commands
 	open    context.Context    // ends with the Store
 	close   context.CancelFunc // ends open
-	calls   resp.Calls
+	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-func newDialer(a address, params map[string]string) (*dialer, error) {
-	d := &dialer{}
+// newDialer returns a dialer for up to size connections to a server. Zero stands for ten
+// times the number of processors.
+func newDialer(a address, params map[string]string, size int) (*dialer, error) {
+	if size == 0 {
+		size = 10 * runtime.GOMAXPROCS(0)
+	}
+	d := &dialer{size: size, dial: new(net.Dialer).DialContext}
 	if a.tls {
 		var err error
 		if d.tls, err = tlsConfig(params); err != nil {
@@ -63,43 +68,70 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 	return c, nil
 }
 
-// dial connects. It never returns an error. go-redis would log the error to standard
-// error. After several errors go-redis would return the last one to its callers until a
-// dial in the background succeeds. Instead dial returns a connection whose reads and
-// writes fail with the error.
-func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	// A pool of go-redis dials on a goroutine of its own, so ctx is not the caller's there.
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
-	defer cancel()
-	defer context.AfterFunc(d.open, cancel)()
+// pool returns the pool of a server, without connections. setup are the commands with which
+// each connection begins.
+func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
+	return resp.NewPool(d.open, addr, d.size, func(ctx context.Context) (*resp.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
+		defer cancel()
+		conn, err := d.connect(ctx, a.network(), addr)
+		if err != nil || len(setup) == 0 {
+			return conn, err
+		}
 
-	plain, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		replies, _ := conn.Do(ctx, setup...)
+		for i, r := range replies {
+			if r.Err == nil && setup[i][0] == "role" && !isMaster(r.Value) {
+				r.Err = errNotMaster
+			}
+			if r.Err != nil {
+				conn.Close()
+				return nil, r.Err
+			}
+		}
+		return conn, nil
+	})
+}
+
+// login returns the commands with which a connection begins.
+func login(user, password string, db int) (setup [][]any) {
+	switch {
+	case user != "":
+		setup = append(setup, []any{"auth", user, password})
+	case password != "":
+		setup = append(setup, []any{"auth", password})
+	}
+	if db != 0 {
+		setup = append(setup, []any{"select", db})
+	}
+	return setup
+}
+
+// connect makes a connection.
+func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn, error) {
+	plain, err := d.dial(ctx, network, addr)
 	if err != nil {
-		return deadConn{&DialError{err}}, nil
+		return nil, &DialError{err}
 	}
 	if d.tls == nil {
-		return d.calls.Wrap(resp.Guard(plain)), nil
+		return resp.NewConn(plain, plain), nil
 	}
 
-	conn := d.calls.Wrap(plain)
 	config := d.tls
 	if config.ServerName == "" {
 		// All dials share the config, so it must not change.
 		config = config.Clone()
 		config.ServerName, _, _ = net.SplitHostPort(addr)
 	}
-	secure := tls.Client(conn, config)
+	secure := tls.Client(plain, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
-		// The handshake's error is the cause; an error of Close adds nothing.
-		conn.Close()
-		return deadConn{&handshakeError{err}}, nil
+		plain.Close()
+		return nil, &handshakeError{err}
 	}
-	return conn.Secured(secure), nil
+	return resp.NewConn(secure, plain), nil
 }
 
 // DialError is the error of a connection that could not be made: nothing was sent.
-// If the setup of a connection fails, go-redis returns what the error unwraps to. If the
-// error unwraps to a slice, go-redis returns the error itself.
 type DialError struct{ err error }
 
 // Error returns the cause without the address: the Store adds the server's name.
@@ -112,28 +144,10 @@ func (e *DialError) Error() string {
 }
 
 // Unwrap returns the cause.
-func (e *DialError) Unwrap() []error { return []error{e.err} }
+func (e *DialError) Unwrap() error { return e.err }
 
-// handshakeError is the error of a TLS handshake. It unwraps to a slice for the same
-// reason as DialError.
+// handshakeError is the error of a TLS handshake.
 type handshakeError struct{ err error }
 
-func (e *handshakeError) Error() string   { return fmt.Sprintf("TLS handshake: %v", e.err) }
-func (e *handshakeError) Unwrap() []error { return []error{e.err} }
-
-// deadConn stands for a connection that could not be made.
-type deadConn struct{ err error }
-
-func (c deadConn) Read([]byte) (int, error)         { return 0, c.err }
-func (c deadConn) Write([]byte) (int, error)        { return 0, c.err }
-func (c deadConn) Close() error                     { return nil }
-func (c deadConn) LocalAddr() net.Addr              { return nil }
-func (c deadConn) RemoteAddr() net.Addr             { return nil }
-func (c deadConn) SetDeadline(time.Time) error      { return nil }
-func (c deadConn) SetReadDeadline(time.Time) error  { return nil }
-func (c deadConn) SetWriteDeadline(time.Time) error { return nil }
-
-// SyscallConn makes the pool drop the connection. If the caller has left before the dial
-// failed, go-redis puts the deadConn into its pool. Without SyscallConn, the next caller
-// would get the error.
-func (c deadConn) SyscallConn() (syscall.RawConn, error) { return nil, c.err }
+func (e *handshakeError) Error() string { return fmt.Sprintf("TLS handshake: %v", e.err) }
+func (e *handshakeError) Unwrap() error { return e.err }

@@ -64,52 +64,30 @@ func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
 	}
 }
 
-// Callers wait for a free connection while others use all of them.
+// A caller waits for a free connection while others use all of them.
 func TestCallsEndWhileThePoolIsExhausted(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		rdb := s.servers.(single).rdb.(*redis.Client)
-		srv.Pause()
-		defer srv.Resume()
-		all, cancelAll := context.WithCancel(t.Context())
-		defer cancelAll()
-		var wg sync.WaitGroup
-		for range rdb.Options().PoolSize + 5 {
-			wg.Go(func() {
-				if _, err := s.Do(all, "get", "k"); !errors.Is(err, context.Canceled) {
-					t.Errorf("got %v", err)
-				}
-			})
+	const size = 2
+	s, _ := prepared(t, redistest.Start(t, nil).URL(), nil, size)
+	pool := s.servers.(single).pool
+	for range size {
+		conn, err := pool.Get(t.Context())
+		if err != nil {
+			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(soon); rdb.PoolStats().PendingRequests < 5; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatal("no caller waits")
+		defer pool.Put(conn, true)
+	}
+	for _, e := range redistest.Endings {
+		returns(t, e.Name, func() {
+			ctx, cancel := e.Start(t.Context())
+			defer cancel()
+			if _, err := s.Do(ctx, "get", "k"); !e.Match(err) {
+				t.Errorf("%s: got %v", e.Name, err)
 			}
-		}
-		for _, e := range redistest.Endings {
-			returns(t, e.Name, func() {
-				ctx, cancel := e.Start(t.Context())
-				defer cancel()
-				if _, err := s.Do(ctx, "get", "k"); !e.Match(err) {
-					t.Errorf("%s: got %v", e.Name, err)
-				}
-			})
-		}
-		cancelAll()
-		returns(t, "the rest", wg.Wait)
-	})
-}
-
-// nothingUnderWay waits until no call is under way.
-func nothingUnderWay(t *testing.T, s *Store) {
-	t.Helper()
-	for deadline := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
-		n := s.calls.UnderWay()
-		if n == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d calls are still under way", n)
-		}
+		})
+	}
+	time.AfterFunc(10*time.Millisecond, func() { s.Close() })
+	if _, err := s.Do(t.Context(), "get", "k"); !errors.Is(err, redis.ErrClosed) {
+		t.Errorf("Close: got %v", err)
 	}
 }
 
@@ -155,7 +133,6 @@ func TestInterruptsEndOnlyTheirOwnCall(t *testing.T) {
 		if n := interrupted.Load(); n == 0 || n == callers/2*rounds {
 			t.Errorf("%d of %d calls were interrupted, so the test proves nothing", n, callers/2*rounds)
 		}
-		nothingUnderWay(t, s)
 	})
 }
 

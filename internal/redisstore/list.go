@@ -318,14 +318,14 @@ func (sc *scan) pipeline(ctx context.Context, names []string, command func(name 
 		commands[i] = command(name)
 	}
 	all := make([]any, len(names))
-	replies, _ := sc.s.pipeline(within, sc.at, false, false, commands...)
+	replies := sc.s.pipeline(within, sc.at, false, false, commands...)
 	for i, r := range replies {
 		var err error
 		if isRedirection(r.Err) && sc.s.isCluster {
 			// The slot of this key moves, or this server is no master any more.
 			all[i], err = sc.s.Send(within, names[i], false, commands[i]...)
 		} else {
-			all[i], err = sc.s.outcome(sc.at, r.Value, r.Err, nil)
+			all[i], err = sc.s.outcome(sc.at, r)
 		}
 		if err != nil && !isPrivate(err) {
 			return nil, err

@@ -3,9 +3,6 @@ package redisstore
 import (
 	"context"
 	"time"
-
-	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // Open connects to the Redis that a URL names, in one of the forms
@@ -34,7 +31,7 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 
 // Prepare is Open, but it waits for no server: probe finds the servers and runs the
 // script. It is for servers that may be down now and up later. connections is the most
-// connections to each server that the Store uses for commands; if it is zero, go-redis
+// connections to each server that the Store uses for commands; if it is zero, newDialer
 // decides. Subscriptions use one more.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
 	a, err := parse(node)
@@ -45,13 +42,12 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 		return nil, nil, err
 	}
 
-	d, err := newDialer(a, params)
+	d, err := newDialer(a, params, connections)
 	if err != nil {
 		return nil, nil, err
 	}
-	d.pool = connections
 
-	s = &Store{isCluster: a.kind == aCluster, replicas: a.replicas, calls: &d.calls, secrets: a.secrets()}
+	s = &Store{isCluster: a.kind == aCluster, replicas: a.replicas, secrets: a.secrets()}
 	var reload func()
 	switch a.kind {
 	case theSentinels:
@@ -61,7 +57,7 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 		t := newCluster(a, d)
 		s.servers, s.name, reload = t, "redis cluster", t.searches.request
 	default:
-		srv := newServer(options(a, d, a.addrs[0]))
+		srv := newServer(a, d, a.addrs[0])
 		s.servers, s.name = single{srv}, srv.name
 	}
 	s.subscribe(reload)
@@ -103,15 +99,10 @@ func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
 // parameter replicas wants. It refuses a replica, and a server that may evict keys.
 func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
-	replies, short := s.pipeline(ctx, at, false, s.replicas > 0, []any{"eval", "return 1", 0}, []any{"info", "replication"}, []any{"info", "memory"})
+	replies := s.pipeline(ctx, at, false, s.replicas > 0, []any{"eval", "return 1", 0}, []any{"info", "replication"}, []any{"info", "memory"})
 	err := replies[0].Err
-	if err == nil {
-		err = short
-	}
-
 	switch {
 	case err == nil:
-		s.unnamed.Store(!s.calls.Named()) // before the first call of Ends
 		if reason := unfit(replies[1].Value, replies[2].Value, a.mayEvict); reason != nil {
 			return s.named(at.name, reason)
 		}
@@ -129,39 +120,3 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 // dialTimeout is how long connecting or a search may take, except during a probe. A call
 // that waits for the connection still ends with its context.
 const dialTimeout = 5 * time.Second
-
-// bufferSize is the size of each of the two buffers of a connection. go-redis' default
-// is 32 KiB, but only batches of renewals are that long. The size matters, because a pool
-// keeps the connections of its largest burst, and refers to them even when they have
-// been closed.
-const bufferSize = 4 << 10
-
-// options returns the options for a server. With them go-redis does not retry, and sets
-// up a connection with the fewest commands. Reads and writes have no timeouts except the
-// contexts. Pipelines use the same pool: a pool of their own would take
-// 256 KiB for each connection, and hasp's pipelines are small.
-func options(a address, d *dialer, addr string) *redis.Options {
-	return &redis.Options{
-		Network:               a.network(),
-		Addr:                  addr,
-		Username:              a.user,
-		Password:              a.password,
-		DB:                    a.db,
-		Protocol:              2, // with 3, go-redis logs each connection over TLS that the server has closed
-		PoolSize:              d.pool,
-		PipelinePoolSize:      -1,
-		ReadBufferSize:        bufferSize,
-		WriteBufferSize:       bufferSize,
-		Dialer:                d.dial,
-		DialTimeout:           time.Minute, // the dialer has its own
-		DialerRetries:         1,
-		MaxRetries:            -1,
-		ContextTimeoutEnabled: true,
-		ReadTimeout:           -1,
-		WriteTimeout:          -1,
-		DisableIdentity:       true,
-		MaintNotificationsConfig: &maintnotifications.Config{
-			Mode: maintnotifications.ModeDisabled,
-		},
-	}
-}

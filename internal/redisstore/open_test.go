@@ -10,15 +10,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -221,103 +215,7 @@ func TestOpenEndsWhenCancelled(t *testing.T) {
 	}
 }
 
-// By default go-redis logs each dial that fails, and more.
-func TestOpenLogsNothing(t *testing.T) {
-	var lines logLines
-	redis.SetLogger(&lines)
-	defer logging.Enable()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
-	defer cancel()
-	if _, err := Open(ctx, "redis://"+deadPort, nil); err == nil {
-		t.Error("no error")
-	}
-	if lines.n.Load() > 0 {
-		t.Errorf("%d lines logged", lines.n.Load())
-	}
-}
-
-// logLines counts the logged lines that name deadPort. A call of another test may still
-// go on, and log its own lines.
-type logLines struct{ n atomic.Int64 }
-
-func (l *logLines) Printf(_ context.Context, format string, args ...any) {
-	if strings.Contains(fmt.Sprintf(format, args...), deadPort+": ") {
-		l.n.Add(1)
-	}
-}
-
-// Connections over TLS that the server has closed are not logged either.
-func TestDeadConnectionsOverTLSAreNotLogged(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{TLS: true, Own: true, Real: true})
-	s := opened(t, srv.URL(), srv.Params())
-	pings(t, s)
-	if err := srv.Client().ClientKillByFilter(t.Context(), "type", "normal").Err(); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(5500 * time.Millisecond) // go-redis checks connections that have been idle for 5 s
-
-	var all strings.Builder
-	redis.SetLogger(writes{&all})
-	defer logging.Enable()
-	for range 3 {
-		_, _ = s.Do(t.Context(), "ping") // finds that a connection is dead
-	}
-	if all.Len() > 0 {
-		t.Errorf("logged: %s", all.String())
-	}
-}
-
-// writes is a logger.
-type writes struct{ *strings.Builder }
-
-func (w writes) Printf(_ context.Context, format string, args ...any) {
-	fmt.Fprintf(w, format+"\n", args...)
-}
-
-// live is how many bytes on the heap are in use.
-func live() uint64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
-}
-
-// A pool keeps the connections of a burst of calls. When they have been closed,
-// go-redis still refers to as many as were idle at once. So they must be small. The
-// test measures the memory of its own process. So it is not parallel, and the server
-// is not miniredis, whose connections would be in the same memory.
-func TestConnectionsTakeLittleMemory(t *testing.T) {
-	const burst = 200
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	s, probe := prepared(t, srv.URL(), nil, burst)
-	if err := probe(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	before := live()
-
-	srv.Pause()
-	var calls sync.WaitGroup
-	for range burst {
-		calls.Go(func() {
-			if r := s.DoAll(t.Context(), []any{"ping"}); r[0].Err != nil {
-				t.Error(r[0].Err)
-			}
-		})
-	}
-	until(t, "a connection for each call", func() bool { all, _ := connections(s); return all == burst })
-	srv.Resume()
-	calls.Wait()
-
-	var each uint64
-	until(t, "less than 16 KiB for each connection", func() bool {
-		each = (max(live(), before) - before) / burst
-		return each < 16<<10
-	})
-	t.Logf("%d bytes for each connection", each)
-}
-
-// A server that comes back is found at once, however often dials to it have failed:
-// go-redis by itself would repeat its last error for up to a second.
+// A server that comes back is found at once, however often dials to it have failed.
 func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	s := opened(t, srv.URL(), nil)
@@ -394,34 +292,3 @@ func TestErrorsHaveNoPartOfALongPassword(t *testing.T) {
 // deadPort is an address where no server listens. Port 1 belongs to tcpmux, and the
 // kernel gives it to no socket by chance.
 const deadPort = "127.0.0.1:1"
-
-// If a dial fails after its caller has left, the next caller does not get its error.
-func TestFailedDialIsNotReportedToTheNextCaller(t *testing.T) {
-	o := redistest.Start(t, nil).ClientOptions()
-	hang, late := make(chan struct{}), atomic.Bool{}
-	o.MaxRetries, o.ContextTimeoutEnabled = -1, true
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	o.Dialer = func(_ context.Context, network, addr string) (net.Conn, error) {
-		if late.Swap(true) {
-			return net.Dial(network, addr)
-		}
-		cancel()
-		<-hang
-		return deadConn{&DialError{errors.New("too late")}}, nil
-	}
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	if err := rdb.Ping(ctx).Err(); err == nil {
-		t.Fatal("a ping over a dial that hangs")
-	}
-	close(hang)
-	for deadline := time.Now().Add(20 * time.Second); rdb.PoolStats().IdleConns == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("go-redis does not keep the connection any more: deadConn need not be a syscall.Conn")
-		}
-	}
-	if err := rdb.Ping(t.Context()).Err(); err != nil {
-		t.Errorf("the next call: %v", err)
-	}
-}

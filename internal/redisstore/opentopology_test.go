@@ -180,7 +180,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			d, err := newDialer(a, nil)
+			d, err := newDialer(a, nil, 0)
 			if err != nil {
 				t.Fatal(err)
 			}

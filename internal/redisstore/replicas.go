@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,8 +26,7 @@ func tookNothing(reply any) bool {
 	return reply == nil || ok && n <= 0
 }
 
-// longest bounds the wait for replicas, also of a call with a later deadline. It is
-// also the deadline of a command that had to wait for a lane, if its caller has none.
+// longest bounds the wait for replicas, also of a call with a later deadline.
 const longest = 3 * time.Second
 
 // patience returns how long the server waits for its replicas, in milliseconds. It is
@@ -41,22 +41,27 @@ func patience(ctx context.Context) int64 {
 	return max(1, (left * 4 / 5).Milliseconds())
 }
 
-// confirmed returns an error unless enough replicas have confirmed, by the reply to
-// WAIT. wait is nil if no replica needs to confirm.
-func (s *Store) confirmed(wait *resp.Command) error {
-	if wait == nil {
-		return nil
-	}
-	n, err := wait.Int64()
+// confirm replaces the replies of commands that took a hold by an error, unless enough
+// replicas have confirmed, by the reply to WAIT. The master has the holds, but a failover
+// could lose them.
+func (s *Store) confirm(replies []Reply, wait Reply) {
+	err := wait.Err
+	n, ok := wait.Value.(int64)
 	switch {
-	// There may be a reply to the hold. Without the reply to WAIT it is unknown whether
-	// the replicas have the hold.
 	case err != nil:
-		return fmt.Errorf("replicas did not confirm: %w", err)
+		err = fmt.Errorf("replicas did not confirm: %w", err)
+	case !ok:
+		err = resp.Unexpected(wait.Value, s.secrets...)
 	case n < int64(s.replicas):
-		return shortfall{n, s.replicas}
+		err = shortfall{n, s.replicas}
+	default:
+		return
 	}
-	return nil
+	for i, r := range replies {
+		if r.Err == nil && !tookNothing(r.Value) {
+			replies[i] = Reply{Err: err}
+		}
+	}
 }
 
 // shortfall reports that too few replicas have confirmed in time.
@@ -72,144 +77,95 @@ func (e shortfall) Error() string {
 // RedisError marks the error as a reply, as go-redis' own errors do: the server answers.
 func (shortfall) RedisError() {}
 
-// A lane is a connection that is in use for holds that replicas must confirm. WAIT
-// blocks its connection until the replicas have what that connection wrote. If each
-// hold had a connection of its own, many callers would take all of the pool, and
-// renewals would queue behind them until healthy leases were lost. So there are few
-// lanes. Holds that find no free lane wait, and then travel together, with one WAIT for
-// all of them.
-const (
-	// maxLanes is how many connections to a server may wait for replicas of new
-	// holds. It is less than half of the smallest pool. One lane would make
-	// every caller wait for the WAIT before it, and a dead connection would stop
-	// them all.
-	maxLanes = 4
-
-	// maxTogether bounds the commands that share a WAIT, and so how many fail
-	// with one connection.
-	maxTogether = 512
-)
-
-// lanes are the lanes of one server.
-type lanes struct {
+// A line sends the holds that replicas must confirm. WAIT blocks its connection until the
+// replicas have what that connection wrote. If each hold had a connection of its own, many
+// callers would take all of the pool, and renewals would queue behind them until healthy
+// leases were lost. So the holds that come while a WAIT is under way travel together after
+// it, with one WAIT for all of them.
+type line struct {
 	mu      sync.Mutex // guards all below
-	used    int
-	waiting []*passenger // empty while a lane is free
+	moving  bool       // a goroutine sends what waits
+	waiting []*item
 }
 
-// passenger is a command that waits for a lane or for its reply.
-type passenger struct {
+// item is a command that waits for its reply.
+type item struct {
 	args  []any
-	until time.Time    // when its caller leaves; zero if the caller has no deadline
-	met   atomic.Bool  // set by the reply or by the caller that leaves; the first one decides
-	done  chan journey // has room for one
+	until time.Time   // when its caller leaves; zero if the caller has no deadline
+	met   atomic.Bool // set by the reply or by the caller that leaves; the first one decides
+	done  chan Reply  // has room for one
 }
 
-// journey is the outcome of a passenger.
-type journey struct {
-	Reply
-	short error
-}
-
-// hold sends a command in a lane, and has the server's replicas confirm it. It returns
-// the reply, and in short an error if too few have confirmed.
-func (s *Store) hold(ctx context.Context, at *server, args []any) (v any, short, err error) {
-	l := &at.lanes
+// hold sends a command, and has the replicas of the server confirm it.
+func (l *line) hold(ctx context.Context, s *Store, at *server, args []any) Reply {
+	it := &item{args: args, done: make(chan Reply, 1)}
+	it.until, _ = ctx.Deadline()
 	l.mu.Lock()
-	if l.used < maxLanes {
-		l.used++
-		l.mu.Unlock()
-		// The lane stays in use until the reply, and then goes to those that wait.
-		defer s.pass(at)
-		replies, short := s.pipeline(ctx, at, false, true, args)
-		return replies[0].Value, short, replies[0].Err
+	l.waiting = append(l.waiting, it)
+	if !l.moving {
+		l.moving = true
+		go l.move(s, at)
 	}
-
-	// Join the queue with mu still held: a lane that becomes free now finds p.
-	p := &passenger{args: args, done: make(chan journey, 1)}
-	p.until, _ = ctx.Deadline()
-	l.waiting = append(l.waiting, p)
 	l.mu.Unlock()
 
-	var j journey
 	select {
-	case j = <-p.done:
+	case r := <-it.done:
+		return r
 	case <-ctx.Done():
 		// If the command was not sent yet, it is not sent any more.
-		if !p.met.Swap(true) {
-			return nil, nil, resp.ErrNoReply
+		if !it.met.Swap(true) {
+			return Reply{Err: resp.ErrNoReply}
 		}
-		j = <-p.done // the reply came first
-	}
-	return j.Value, j.short, j.Err
-}
-
-// pass hands a lane on to the commands that wait for one. They travel on their own
-// goroutine, so that the caller that has left the lane does not wait for them.
-func (s *Store) pass(at *server) {
-	if some := at.lanes.next(); some != nil {
-		go func() {
-			for ; some != nil; some = at.lanes.next() {
-				s.carry(at, some)
-			}
-		}()
+		return <-it.done // the reply came first
 	}
 }
 
-// next returns the commands that travel next in a lane. If there are none, it frees
-// the lane and returns nil.
-func (l *lanes) next() []*passenger {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n := min(len(l.waiting), maxTogether)
-	if n == 0 {
-		// mu was held when the queue was checked and still is, so no caller queues for a
-		// lane that is free.
-		l.used--
+// move sends what waits, until nothing does.
+func (l *line) move(s *Store, at *server) {
+	for {
+		l.mu.Lock()
+		some := l.waiting
 		l.waiting = nil
-		return nil
+		// mu is still held, so a caller that comes later starts the line again.
+		l.moving = len(some) > 0
+		l.mu.Unlock()
+		if len(some) == 0 {
+			return
+		}
+		s.sendTogether(at, some)
 	}
-
-	some := l.waiting[:n:n]
-	l.waiting = l.waiting[n:]
-	return some
 }
 
-// carry sends the commands whose callers still wait, in one pipeline.
-func (s *Store) carry(at *server, some []*passenger) {
-	var last time.Time
-	there := some[:0]
-	for _, p := range some {
-		// A caller that leaves after this check has an unknown outcome.
-		if p.met.Load() {
-			continue
-		}
-		if p.until.IsZero() {
-			p.until = time.Now().Add(longest)
-		}
-		if p.until.After(last) {
-			last = p.until
-		}
-		there = append(there, p)
-	}
-	if len(there) == 0 {
+// sendTogether sends the commands whose callers still wait, in one pipeline.
+func (s *Store) sendTogether(at *server, some []*item) {
+	// A caller that leaves after this check has an unknown outcome.
+	some = slices.DeleteFunc(some, func(it *item) bool { return it.met.Load() })
+	if len(some) == 0 {
 		return
 	}
 
-	// No caller's cancellation ends the call, because other callers share it.
+	// No caller's cancellation ends the call, because other callers share it. It ends with
+	// the last of them, but never so late that a dead connection stops the line for long.
+	end, last := time.Now().Add(longest), time.Time{}
+	commands := make([][]any, len(some))
+	for i, it := range some {
+		commands[i] = it.args
+		if it.until.IsZero() || it.until.After(end) {
+			it.until = end
+		}
+		if it.until.After(last) {
+			last = it.until
+		}
+	}
 	ctx, cancel := context.WithDeadline(context.Background(), last)
 	defer cancel()
-	commands := make([][]any, len(there))
-	for i, p := range there {
-		commands[i] = p.args
-	}
-	replies, short := s.pipeline(ctx, at, false, true, commands...)
+	replies := s.pipeline(ctx, at, false, true, commands...)
 
-	for i, p := range there {
+	for i, it := range some {
 		// If the caller has left, it has reported an unknown outcome, and the reply
 		// is dropped.
-		if !p.met.Swap(true) {
-			p.done <- journey{replies[i], short}
+		if !it.met.Swap(true) {
+			it.done <- replies[i]
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -90,11 +89,6 @@ func (s *searcher) search(k *search, pause time.Duration) {
 	s.now, s.ended = nil, time.Now()
 }
 
-// ask sends a command that belongs to a search or a probe.
-func (d *dialer) ask(ctx context.Context, rdb redis.UniversalClient, args ...any) (any, error) {
-	return d.calls.Do(ctx, rdb, args)
-}
-
 // grace is how long askAll waits for more answers after the first.
 const grace = time.Second
 
@@ -149,12 +143,6 @@ func worst(errs []error, kind string) error {
 	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, errs[0])
 }
 
-// isReadOnly reports whether err is the reply of a replica to a write. Redis 6.2
-// has the word in the middle of the error of a script.
-func isReadOnly(err error) bool {
-	return resp.IsReply(err) && strings.Contains(err.Error(), "READONLY")
-}
-
 // mayHaveMoved reports whether err can mean that another server has taken the place of
 // the one that was asked. It can if there was no reply, or if the reply says so. A call
 // that was cancelled says nothing.
@@ -163,7 +151,7 @@ func mayHaveMoved(err error) bool {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return false
-	case isReadOnly(err):
+	case resp.IsReadOnly(err):
 		return true
 	case errors.As(err, &reply):
 		for _, word := range []string{"MASTERDOWN", "CLUSTERDOWN", "MOVED"} {

@@ -41,53 +41,48 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (a
 
 	asking := false
 	for hops := 0; ; hops++ {
-		v, short, err := s.sendTo(ctx, at, asking, kept, args)
-		if err == nil && short == nil {
-			return v, nil
+		r := s.sendTo(ctx, at, asking, kept, args)
+		if r.Err == nil {
+			return r.Value, nil
 		}
 		// The caller has left, and the outcome is unknown. Do not follow this error
 		// to another server.
-		if cancelled(ctx, err) {
+		if cancelled(ctx, r.Err) {
 			return nil, s.named(at.name, ctx.Err())
 		}
 
 		// A server that redirects a command has not executed it. Servers that
 		// disagree about a slot may redirect to each other without end.
-		to, ask := s.servers.follow(at, key, err)
+		to, ask := s.servers.follow(at, key, r.Err)
 		if to == nil || hops == maxHops {
-			return s.outcome(at, v, err, short)
+			return s.outcome(at, r)
 		}
 		at, asking = to, ask
 	}
 }
 
-// sendTo sends a command over the right connection: a lane, the wire if there are
-// other callers, or one of the pool. short is an error if too few replicas have
-// confirmed the command.
-func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []any) (v any, short, err error) {
+// sendTo sends a command over the right connection: the line for holds, the wire if there
+// are other callers, or one of the pool.
+func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []any) Reply {
 	others := at.callers.Add(1) > 1
 	defer at.callers.Add(-1)
 	kept = kept && s.replicas > 0
 
+	switch own := at.pool != nil && !isLarge(args); {
 	// ASKING counts for the next command on its connection only. So a command after it
 	// needs a connection of its own.
-	if s.calls != nil && !asking && (kept || others || s.always) && !isLarge(args) {
-		if kept {
-			return s.hold(ctx, at, args)
-		}
+	case asking || kept && !own:
+		return s.pipeline(ctx, at, asking, kept, args)[0]
+	case kept:
+		return at.line.hold(ctx, s, at, args)
+	case own && (others || s.always):
 		// ErrUnsent means that nothing was sent, so the command may travel over the
 		// pool.
-		if v, err := s.share(ctx, at, args); err != resp.ErrUnsent {
-			return v, nil, err
+		if r := s.share(ctx, at, args); r.Err != resp.ErrUnsent {
+			return r
 		}
 	}
-
-	if asking || kept {
-		replies, short := s.pipeline(ctx, at, asking, kept, args)
-		return replies[0].Value, short, replies[0].Err
-	}
-	v, err = s.calls.Do(ctx, at.rdb, args)
-	return v, nil, err
+	return at.do(ctx, args...)
 }
 
 // cancelled reports whether err is the error of a call that was interrupted
@@ -96,19 +91,12 @@ func cancelled(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// outcome returns the reply v to a command, or its error err. If the command took a
-// hold and too few replicas confirmed it, outcome returns short. It reports the error to
-// the topology, and a READONLY to the Subscriber as well.
-func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
-	if errors.Is(err, redis.Nil) {
-		v, err = nil, nil
-	}
-	if err == nil && short != nil && !tookNothing(v) {
-		// The master has the hold, but a failover could lose it.
-		err = short
-	}
+// outcome returns a reply, or its error with the name of the server. It reports the error
+// to the topology, and a READONLY to the Subscriber as well.
+func (s *Store) outcome(at *server, r Reply) (any, error) {
+	err := r.Err
 	if err == nil {
-		return v, nil
+		return r.Value, nil
 	}
 
 	// The callers of outcome look for NOSCRIPT, so this error keeps its text even if a
@@ -118,16 +106,16 @@ func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 	}
 
 	s.servers.failed(at, err)
-	if isReadOnly(err) {
+	if resp.IsReadOnly(err) {
 		// The address leads to another master now, or soon will. The new master's
 		// messages do not arrive on the connection to the old one.
-		s.Demoted(at.rdb)
+		s.Demoted(at.self())
 	}
 
 	if s.servers == (single{at}) {
 		if _, ok := redis.IsMovedError(err); ok {
 			err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
-		} else if isReadOnly(err) {
+		} else if resp.IsReadOnly(err) {
 			err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
 		}
 	}
@@ -140,7 +128,7 @@ type single struct{ *server }
 func (s single) find(context.Context, string) (*server, error)           { return s.server, nil }
 func (s single) follow(*server, string, error) (to *server, asking bool) { return nil, false }
 func (s single) failed(*server, error)                                   {}
-func (s single) close() error                                            { return s.rdb.Close() }
+func (s single) close() error                                            { return s.pool.Close() }
 
 // Script is a Lua script. A Store runs it by its hash. It sends the source to a server
 // that does not know the script, and Run sends it the first time.

@@ -40,9 +40,7 @@ func newSentinels(a address, d *dialer) *sentinels {
 	t := &sentinels{a: a, d: d}
 	t.searches.run, t.searches.open = t.search, d.open
 	for _, addr := range a.addrs {
-		o := options(a, d, addr)
-		o.Username, o.Password, o.DB, o.Protocol = a.sentinelUser, a.sentinelPassword, 0, 2
-		t.asked = append(t.asked, newServer(o))
+		t.asked = append(t.asked, newServerOf(d.pool(a, addr, login(a.sentinelUser, a.sentinelPassword, 0))))
 	}
 	t.timer = time.AfterFunc(searchEvery, t.searches.request)
 	return t
@@ -53,10 +51,10 @@ func (t *sentinels) close() error {
 	t.searches.close()
 	t.timer.Stop() // which a search may have reset
 	for _, s := range t.asked {
-		s.rdb.Close()
+		s.pool.Close()
 	}
 	if at := t.known(); at != nil {
-		return at.rdb.Close()
+		return at.pool.Close()
 	}
 	return nil
 }
@@ -81,8 +79,8 @@ func (t *sentinels) known() *server {
 	return t.master
 }
 
-// follow leads to the current master if at's client was closed because at is not
-// the master. Then nothing was sent.
+// follow leads to the current master if at was closed because it is not the
+// master. Then nothing was sent.
 func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	if to := t.known(); errors.Is(err, redis.ErrClosed) && to != at {
 		return to, false
@@ -104,8 +102,7 @@ func (t *sentinels) failed(at *server, err error) {
 			t.master = nil
 		}
 		t.mu.Unlock()
-		// Close without mu: with TLS it sends a last message, and may block.
-		at.rdb.Close()
+		at.pool.Close()
 	}
 	t.searches.request()
 }
@@ -139,11 +136,11 @@ func (t *sentinels) search(ctx context.Context) error {
 func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (claimed, error) {
 	var replies [2][]any
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
-		v, err := t.d.ask(ctx, s.rdb, "sentinel", what, t.a.master)
-		if err != nil && !errors.Is(err, redis.Nil) {
-			return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, diagnose(err, sentinelHints(t.a), took))
+		r := s.do(ctx, "sentinel", what, t.a.master)
+		if r.Err != nil {
+			return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, diagnose(r.Err, sentinelHints(t.a), took))
 		}
-		replies[i], _ = v.([]any)
+		replies[i], _ = r.Value.([]any)
 	}
 
 	at, i := replies[1], slices.Index(replies[0], "config-epoch")
@@ -173,36 +170,34 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 		return nil
 	}
 
-	o := options(t.a, t.d, w.addr)
-	o.OnConnect = isMaster
-	to := newServer(o)
+	to := t.newMaster(w.addr)
 	began := time.Now()
-	// The reply is not needed: isMaster checks each new connection. If it is an error,
-	// the known master stays.
-	if _, err := t.d.ask(ctx, to.rdb, "role"); err != nil {
-		to.rdb.Close()
-		return fmt.Errorf("master %s: %w", w.addr, diagnose(err, lockHints(t.a), time.Since(began)))
+	// The reply is not needed: each new connection is checked. If it is an error, the
+	// known master stays.
+	if r := to.do(ctx, "role"); r.Err != nil {
+		to.pool.Close()
+		return fmt.Errorf("master %s: %w", w.addr, diagnose(r.Err, lockHints(t.a), time.Since(began)))
 	}
 
 	t.mu.Lock()
 	t.master, t.epoch = to, w.epoch
 	t.mu.Unlock()
 	if was != nil {
-		was.rdb.Close() // also ends the subscriptions, which then move to the new master
+		was.pool.Close() // also ends the subscriptions, which then move to the new master
 	}
 	return nil
 }
 
-// isMaster refuses a connection to a server that is not the master.
-func isMaster(ctx context.Context, conn *redis.Conn) error {
-	v, err := resp.Do(ctx, conn, []any{"role"})
-	if err != nil {
-		return err
-	}
-	if parts, _ := v.([]any); len(parts) == 0 || parts[0] != "master" {
-		return errNotMaster
-	}
-	return nil
+// newMaster returns a server. A connection to it is refused if it is not the master.
+func (t *sentinels) newMaster(addr string) *server {
+	setup := append(login(t.a.user, t.a.password, t.a.db), []any{"role"})
+	return newServerOf(t.d.pool(t.a, addr, setup))
+}
+
+// isMaster reports whether a reply to ROLE is that of a master.
+func isMaster(role any) bool {
+	parts, _ := role.([]any)
+	return len(parts) > 0 && parts[0] == "master"
 }
 
 var errNotMaster = errors.New("it is a replica and not the master (is a failover under way? try again)")

@@ -2,11 +2,8 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
@@ -34,7 +31,7 @@ const hesitation = 20 * time.Millisecond
 // share sends a command over the server's wire. If there is none, it sends the command
 // over a connection of the pool, and then makes that connection the wire. share returns
 // resp.ErrUnsent if the caller should use the pool.
-func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) {
+func (s *Store) share(ctx context.Context, at *server, args []any) Reply {
 	// Try a second time if a wire was given up before it sent the command.
 	for range 2 {
 		w := at.wire.Load()
@@ -52,23 +49,17 @@ func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) 
 			// If there is no wire now, the other caller has failed or takes too
 			// long.
 			if w = at.wire.Load(); w == nil {
-				return nil, resp.ErrUnsent
+				return Reply{Err: resp.ErrUnsent}
 			}
 		}
 
-		reply, err := w.Do(ctx, args)
-
-		// If another server has the address now, this reply counts, but later
-		// commands need a new connection.
-		if isWrongServer(err, at.addr) {
-			w.GiveUp(errWrongServer)
-		}
-		if err != resp.ErrUnsent || !w.Over() {
-			return reply, err
+		r := w.Do(ctx, args)
+		if r.Err != resp.ErrUnsent || !w.Over() {
+			return r
 		}
 		at.wire.CompareAndSwap(w, nil) // so that the next caller makes another
 	}
-	return nil, resp.ErrUnsent
+	return Reply{Err: resp.ErrUnsent}
 }
 
 // beginWire reports whether the caller is to make a wire: there is none, and no other
@@ -91,56 +82,31 @@ func (at *server) beginWire() (end func(), ok bool) {
 	return nil, false
 }
 
-var errWrongServer = errors.New("the connection leads to the wrong server")
-
-// isWrongServer reports whether a reply means that another server has the address
-// now. Only a new connection leads to that server.
-func isWrongServer(err error, addr string) bool {
-	if err == nil {
-		return false
-	}
-	to, moved := redis.IsMovedError(err)
-	return moved && to == addr || isReadOnly(err)
-}
-
 // sendAndShare sends a command over a connection of the pool. If the command
 // succeeds, the connection becomes the wire.
-func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) (any, error) {
-	owner := at.rdb.(*redis.Client).Conn()
-	within, end := s.calls.Begin(ctx)
-	began := time.Now()
-	v, err := resp.Do(within, owner, args)
-	end()
-
-	if err != nil && err != redis.Nil || !s.startWire(at, owner, within, time.Since(began)) {
-		owner.Close() // returns the connection to the pool, or drops it after an error
+func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) Reply {
+	conn, err := at.pool.Get(ctx)
+	if err != nil {
+		return Reply{Err: err}
 	}
-	return v, err
+	began := time.Now()
+	replies, good := conn.Do(ctx, args)
+	r := replies[0]
+	if !good || r.Err != nil || !s.startWire(at, conn, time.Since(began)) {
+		at.pool.Put(conn, good)
+	}
+	return r
 }
 
-// startWire makes a wire of the connection that a call has used. within is the call's
-// context. took is how long the call lasted, with the time to connect if the connection
-// is new. If the connection is not known, or the Store is being closed, startWire
-// returns false.
-func (s *Store) startWire(at *server, owner *redis.Conn, within context.Context, took time.Duration) bool {
-	conn := s.calls.Conn(within)
-	if conn == nil {
-		return false
-	}
-
-	w := resp.NewWire(conn, took, s.always, func(ok bool) {
-		if !ok {
-			// The connection is closed. The Ping fails, and so the pool drops it.
-			_ = owner.Ping(context.Background())
-		}
-		owner.Close()
-	})
-
+// startWire makes a wire of a connection that a call has used. took is how long the call
+// lasted. If the Store is being closed, startWire returns false.
+func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool {
 	// Count before the goroutine starts, so that close waits for it.
 	if !s.wires.add() {
 		return false
 	}
 
+	w := resp.NewWire(conn, took, s.always, func(ok bool) { at.pool.Put(conn, ok) })
 	at.wire.Store(w)
 	go func() {
 		defer s.wires.wg.Done()

@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -25,8 +24,8 @@ func TestCallersWaitOnceForAWire(t *testing.T) {
 		at.making.Store(&made)
 		for _, took := range []time.Duration{hesitation, 0, 0} {
 			began := time.Now()
-			if v, err := s.share(t.Context(), &at, []any{"ping"}); err != resp.ErrUnsent {
-				t.Errorf("got %v, %v", v, err)
+			if r := s.share(t.Context(), &at, []any{"ping"}); r.Err != resp.ErrUnsent {
+				t.Errorf("got %v", r)
 			}
 			between(t, "sent otherwise", began, took, took)
 		}
@@ -40,21 +39,13 @@ const tick = 25 * time.Millisecond
 func bubble(t *testing.T, f func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy)) {
 	synctest.Test(t, func(t *testing.T) {
 		v := redistest.Virtual(t)
-		d, err := newDialer(address{}, nil)
+		d, err := newDialer(address{}, nil, 10_000)
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := options(address{}, d, "virtual:6379")
-		dial := v.Proxy.Dialer()
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			return d.calls.Wrap(conn), nil
-		}
-		at := newServer(o)
-		s := &Store{calls: &d.calls, servers: single{at}, close: at.rdb.Close}
+		d.dial = v.Proxy.Dialer()
+		at := newServer(address{}, d, "virtual:6379")
+		s := &Store{servers: single{at}, close: at.pool.Close}
 		s.subscribe(nil)
 		defer s.Close()
 		f(t, s, at, v.Proxy)

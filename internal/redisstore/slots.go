@@ -91,14 +91,14 @@ func (c *cluster) nodes() []*server {
 
 // ask queries one server for the slots.
 func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]span, error) {
-	v, err := c.d.ask(ctx, s.rdb, "cluster", "slots")
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.addr, diagnose(err, lockHints(c.a), took))
+	reply := s.do(ctx, "cluster", "slots")
+	if reply.Err != nil {
+		return nil, fmt.Errorf("%s: %w", s.addr, diagnose(reply.Err, lockHints(c.a), took))
 	}
 
 	var spans []span
 	total := int64(0)
-	ranges, _ := v.([]any)
+	ranges, _ := reply.Value.([]any)
 	for _, r := range ranges {
 		parts, _ := r.([]any)
 		if len(parts) < 3 {
@@ -114,7 +114,7 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 		}
 		// A cluster has slot.Count slots, so some of these ranges overlap.
 		if total > slot.Count {
-			return nil, fmt.Errorf("%s: %w", s.addr, resp.Unexpected(v, c.a.secrets()...))
+			return nil, fmt.Errorf("%s: %w", s.addr, resp.Unexpected(reply.Value, c.a.secrets()...))
 		}
 	}
 	if len(spans) == 0 {
@@ -123,16 +123,9 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 	return spans, nil
 }
 
-// adopt takes over the slots of an answer. It closes the clients of servers that have
+// adopt takes over the slots of an answer. It closes the pools of servers that have
 // had no slot for a while.
 func (c *cluster) adopt(spans []span) {
-	// Clients are closed without mu, because to close a TLS connection may block.
-	var unused []*server
-	defer func() {
-		for _, s := range unused {
-			s.rdb.Close()
-		}
-	}()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
@@ -154,9 +147,9 @@ func (c *cluster) adopt(spans []span) {
 		case s.unused.IsZero():
 			s.unused = c.asked
 		// Not sooner, because callers that found the server earlier may still use
-		// its client.
+		// its pool.
 		case c.asked.Sub(s.unused) > staleAfter:
-			unused = append(unused, s)
+			s.pool.Close()
 			delete(c.servers, addr)
 		}
 	}
@@ -197,11 +190,9 @@ func (c *cluster) masters() []*server {
 // healthy returns an error if a server reports that the cluster is down. If the user has
 // no right to ask for this, healthy returns nil: the user can still use the cluster.
 func (c *cluster) healthy(ctx context.Context, s *server) error {
-	v, err := c.d.ask(ctx, s.rdb, "cluster", "info")
-	info, _ := v.(string)
-
 	// The error does not matter: the server has run a script, so it can be used.
-	if err != nil || !strings.Contains(info, "cluster_state:fail") {
+	info, _ := s.do(ctx, "cluster", "info").Value.(string)
+	if !strings.Contains(info, "cluster_state:fail") {
 		return nil
 	}
 	return clusterDown{s.name}

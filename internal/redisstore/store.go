@@ -32,22 +32,18 @@ type Store struct {
 
 	name      string // begins the errors that do not name a single server
 	servers   topology
-	isCluster bool        // keys are in slots, and channels may be
-	replicas  int         // how many replicas must confirm a hold
-	secrets   []string    // no error has these
-	ran       sync.Map    // scripts that Run sends by their hash: *Script → nil
-	wires     group       // the readers of the shared connections
-	unnamed   atomic.Bool // connections cannot identify their calls
+	isCluster bool     // keys are in slots, and channels may be
+	replicas  int      // how many replicas must confirm a hold
+	secrets   []string // no error has these
+	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
+	wires     group    // the readers of the shared connections
 
 	// always is for tests. If it is true, a caller uses a wire even if there is no other
 	// caller, and the wire does not end by itself.
 	always bool
 
-	// If the caller of hasp passed the client, these two are nil.
-	calls *resp.Calls
-	close func() error
-
-	once sync.Once // calls close
+	close func() error // nil if the caller of hasp passed the client
+	once  sync.Once    // calls close
 }
 
 // topology knows which server has which key.
@@ -59,8 +55,8 @@ type topology interface {
 	all(ctx context.Context) ([]*server, error)
 
 	// follow reports to which server to send a command again, and whether ASKING must
-	// precede it. to is nil unless at redirected the command, or at's client was closed
-	// because it is not in use any more.
+	// precede it. to is nil unless at redirected the command, or at was closed because it
+	// is not in use any more.
 	follow(at *server, key string, err error) (to *server, asking bool)
 
 	// failed reports an error of a server to the topology, which may search anew.
@@ -73,12 +69,13 @@ type topology interface {
 // server is one Redis process that commands are sent to. If the caller passed a
 // cluster client, one server stands for the whole cluster.
 type server struct {
-	rdb  redis.UniversalClient
+	pool *resp.Pool            // nil if the caller passed the client
+	rdb  redis.UniversalClient // the client that the caller passed, or nil
 	addr string
 	name string // "redis host:port", for errors
 
 	callers atomic.Int32              // how many callers wait for a reply
-	lanes   lanes                     // connections for holds that replicas must confirm
+	line    line                      // for holds that replicas must confirm
 	wire    atomic.Pointer[resp.Wire] // the shared connection; nil if there is none
 
 	// making ends when a caller has made a wire, or has failed, or after a moment.
@@ -89,22 +86,38 @@ type server struct {
 }
 
 // newServer returns a server without connections.
-func newServer(o *redis.Options) *server {
-	return &server{rdb: redis.NewClient(o), addr: o.Addr, name: "redis " + o.Addr}
+func newServer(a address, d *dialer, addr string) *server {
+	return newServerOf(d.pool(a, addr, login(a.user, a.password, a.db)))
 }
 
-// client returns the client of the process that has the slot of key. If the caller
-// passed a cluster client, that is the client of one master.
-func (at *server) client(ctx context.Context, key string) (redis.UniversalClient, error) {
-	cluster, ok := at.rdb.(*redis.ClusterClient)
-	if !ok {
-		return at.rdb, nil
+func newServerOf(p *resp.Pool) *server {
+	return &server{pool: p, addr: p.Addr, name: "redis " + p.Addr}
+}
+
+// do sends one command over a connection that no other caller uses.
+func (at *server) do(ctx context.Context, args ...any) Reply {
+	if at.pool == nil {
+		return resp.Do(ctx, at.rdb, args)
 	}
-	client, err := cluster.MasterForKey(ctx, key)
-	if err != nil {
-		return nil, err // not client: a nil *redis.Client is no nil interface
+	return at.pool.Do(ctx, args)[0]
+}
+
+// self returns the server for subscriptions.
+func (at *server) self() pubsub.Server {
+	if at.pool != nil {
+		return pubsub.Own(at.pool)
 	}
-	return client, nil
+	return pubsub.Passed(at.rdb)
+}
+
+// process returns the process that has the slot of key. If the caller passed a cluster
+// client, that is one of its masters.
+func (at *server) process(ctx context.Context, key string) (pubsub.Server, error) {
+	if cluster, ok := at.rdb.(*redis.ClusterClient); ok {
+		client, err := cluster.MasterForKey(ctx, key)
+		return pubsub.Passed(client), err
+	}
+	return at.self(), nil
 }
 
 // New returns a Store that uses a client of the caller. The client keeps its
@@ -141,15 +154,14 @@ func New(rdb redis.UniversalClient) *Store {
 // the Store find out soon where they are; otherwise it is nil.
 func (s *Store) subscribe(reload func()) {
 	s.Subscriber = pubsub.New(pubsub.Config{
-		Server: func(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
+		Server: func(ctx context.Context, slotKey string) (pubsub.Server, error) {
 			at, err := s.servers.find(ctx, slotKey)
 			if err != nil {
 				return nil, err
 			}
-			return at.client(ctx, slotKey)
+			return at.process(ctx, slotKey)
 		},
 		Cluster: s.isCluster,
-		Begin:   s.calls.Begin,
 		Reload:  reload,
 		Wrap:    s.fail,
 	})
@@ -180,10 +192,7 @@ func (s *Store) Close() error {
 // CredentialsProvider or a StreamingCredentialsProvider gets no context. With one of
 // these, a call may outlast its context.
 func (s *Store) Ends() backend.Ends {
-	switch {
-	case s.calls != nil && s.unnamed.Load():
-		return backend.EndsByDeadline
-	case s.calls != nil:
+	if s.close != nil {
 		return backend.EndsPromptly
 	}
 

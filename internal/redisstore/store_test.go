@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -473,12 +472,6 @@ func TestPassedClientEndsByDeadline(t *testing.T) {
 	pings(t, s)
 	srv.Pause()
 	defer srv.Resume()
-	pingsEnd(t, s)
-}
-
-// pingsEnd tests that calls to a server that hangs end by their deadlines.
-func pingsEnd(t *testing.T, s *Store) {
-	t.Helper()
 	for _, what := range []string{"a read", "a new connection"} {
 		returns(t, what, func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -487,47 +480,5 @@ func pingsEnd(t *testing.T, s *Store) {
 				t.Errorf("%s: no error", what)
 			}
 		})
-	}
-}
-
-// plainDeadlines is a connection as a later go-redis might make it: it passes
-// deadlines on as other values of the same instant.
-type plainDeadlines struct{ net.Conn }
-
-func (c plainDeadlines) SetDeadline(t time.Time) error      { return c.Conn.SetDeadline(t.UTC()) }
-func (c plainDeadlines) SetReadDeadline(t time.Time) error  { return c.Conn.SetReadDeadline(t.UTC()) }
-func (c plainDeadlines) SetWriteDeadline(t time.Time) error { return c.Conn.SetWriteDeadline(t.UTC()) }
-
-type plainHook struct{ hook }
-
-func (plainHook) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := next(ctx, network, addr)
-		return plainDeadlines{conn}, err
-	}
-}
-
-func (plainHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-// If go-redis passes deadlines on as other values, a Store notices it when it is
-// opened. Calls then end by their deadlines.
-func TestStoreWhoseDeadlinesAreAlteredEndsByDeadline(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	s, probe := prepared(t, srv.URL(), nil, 1)
-	s.servers.(single).rdb.AddHook(plainHook{})
-	if err := probe(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got := s.Ends(); got != backend.EndsByDeadline {
-		t.Errorf("got %v", got)
-	}
-
-	srv.Pause()
-	defer srv.Resume()
-	for _, others := range []int32{0, 1} { // alone, and with another caller, so that a wire would be made
-		s.servers.(single).callers.Add(others)
-		pingsEnd(t, s)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -153,7 +153,8 @@ func TestSwitchThatNoCallNotices(t *testing.T) {
 	for i, srv := range []*redistest.Server{other, one} {
 		name(srv, i+2)
 		await.Until(t, "the new master", func() bool {
-			if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil {
+			// A call that is under way at the moment of the switch has an unknown outcome.
+			if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil && !errors.Is(err, net.ErrClosed) {
 				t.Error(err)
 			}
 			return topology.known().addr == srv.Addr
@@ -171,10 +172,9 @@ func TestSentinelLeavesAReplica(t *testing.T) {
 	topology := s.servers.(*sentinels)
 	at := topology.known()
 	replica := set.Servers[1]
-	wrong := options(topology.a, topology.d, replica.Addr)
 	eventually(t, "a replica", func(context.Context) error {
 		topology.mu.Lock()
-		topology.master = newServer(wrong) // as if it had been the master until now; a sentinel's next message corrects it
+		topology.master = newServer(topology.a, topology.d, replica.Addr) // as if it had been the master until now; a sentinel's next message corrects it
 		topology.mu.Unlock()
 		_, err := s.Do(t.Context(), "set", "k", "v")
 		if !redis.HasErrorPrefix(err, "READONLY") || !strings.Contains(err.Error(), replica.Addr) {
@@ -188,13 +188,12 @@ func TestSentinelLeavesAReplica(t *testing.T) {
 	if now := topology.known(); now == nil || now.addr != at.addr {
 		t.Errorf("went to %v", now)
 	}
-	at.rdb.Close()
+	at.pool.Close()
 	// A new connection to a replica is refused.
-	wrong.OnConnect = isMaster
-	fake := newServer(wrong)
-	defer fake.rdb.Close()
-	if _, err := resp.Do(t.Context(), fake.rdb, []any{"get", "k"}); !errors.Is(err, errNotMaster) {
-		t.Errorf("got %v", err)
+	fake := topology.newMaster(replica.Addr)
+	defer fake.pool.Close()
+	if r := fake.do(t.Context(), "get", "k"); !errors.Is(r.Err, errNotMaster) {
+		t.Errorf("got %v", r)
 	}
 }
 

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
@@ -58,10 +56,10 @@ func (b *Subscriber) removeUnused() []*channel {
 			ch.link.addLocked(command{"unsubscribe", ch})
 		}
 	}
-	for client, k := range b.links {
+	for server, k := range b.links {
 		if !used[k] || k.ctx.Err() != nil {
 			k.drop(errEnded)
-			delete(b.links, client) // so that a channel that is added from now on gets another
+			delete(b.links, server) // so that a channel that is added from now on gets another
 		}
 	}
 
@@ -74,7 +72,7 @@ func (b *Subscriber) removeUnused() []*channel {
 // count its subscribers.
 func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	// mu is not held while the server is found, because that may need a call.
-	client, err := b.server(ctx, ch.slotKey)
+	server, err := b.server(ctx, ch.slotKey)
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -86,19 +84,19 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 		// Calls of Listen return now. A Listener that stays waits for the next try.
 		ch.failLocked(err)
 	case err != nil:
-	case lost || ch.link.client != client || ch.state == isRefused:
-		b.placeLocked(ch, client)
+	case lost || ch.link.server != server || ch.state == isRefused:
+		b.placeLocked(ch, server)
 	}
 }
 
-// placeLocked subscribes to ch on the link of client. If that link has just ended, keep
+// placeLocked subscribes to ch on the link of server. If that link has just ended, keep
 // finds another one.
-func (b *Subscriber) placeLocked(ch *channel, client redis.UniversalClient) {
-	k := b.links[client]
+func (b *Subscriber) placeLocked(ch *channel, server Server) {
+	k := b.links[server]
 	if k == nil {
-		k = &link{b: b, client: client, wake: make(chan struct{}, 1)}
+		k = &link{b: b, server: server, wake: make(chan struct{}, 1)}
 		k.ctx, k.drop = context.WithCancelCause(b.open)
-		b.links[client] = k
+		b.links[server] = k
 		b.wg.Go(k.run)
 	}
 	if ch.link != nil && ch.link != k {
@@ -116,15 +114,14 @@ func (b *Subscriber) movedLocked(ch *channel) {
 	}
 }
 
-// server returns the client of the server that has the slot of slotKey. Scripts
-// publish there.
-func (b *Subscriber) server(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
-	client, err := b.store.Server(ctx, slotKey)
+// server returns the server that has the slot of slotKey. Scripts publish there.
+func (b *Subscriber) server(ctx context.Context, slotKey string) (Server, error) {
+	server, err := b.store.Server(ctx, slotKey)
 	if err != nil || !b.store.Cluster || b.sharded.Load() != nil {
-		return client, err
+		return server, err
 	}
 	// Several callers may ask at once.
-	return client, b.learnKind(ctx, client)
+	return server, b.learnKind(ctx, server)
 }
 
 // Sharded reports whether messages must be published by SPUBLISH instead of
@@ -146,11 +143,8 @@ func (b *Subscriber) isSharded() bool {
 // learnKind asks the server once whether channels are in slots. All clients that publish
 // and subscribe must agree. The command has no effect, because it lacks its arguments. A
 // server finds that out before anything else, also while it loads its data.
-func (b *Subscriber) learnKind(ctx context.Context, client redis.UniversalClient) error {
-	within, end := b.store.Begin(ctx)
-	_, err := resp.Do(within, client, []any{"spublish"})
-	end()
-
+func (b *Subscriber) learnKind(ctx context.Context, server Server) error {
+	err := server.do(ctx, "spublish").Err
 	// Without a reply the kind stays unknown, and the next call asks again.
 	if err != nil && !resp.IsReply(err) {
 		return err

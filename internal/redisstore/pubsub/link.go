@@ -22,8 +22,8 @@ const (
 // link is one connection to a server. If it ends, keep gives its channels another link.
 type link struct {
 	b      *Subscriber
-	client redis.UniversalClient
-	ps     *redis.PubSub
+	server Server
+	conn   conn
 	ctx    context.Context         // ends with the link
 	drop   context.CancelCauseFunc // ends ctx
 	wake   chan struct{}           // the writer has something to do; has room for one
@@ -42,15 +42,6 @@ type command struct {
 
 // ping is a command without a channel.
 var ping = command{"ping", &channel{}}
-
-// ended is a context that has ended. If the connection fails, PubSub makes a new one by
-// itself, without a report. With such a context it cannot. It uses the deadline of the
-// context nevertheless.
-var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
 
 var (
 	errEnded     = errors.New("the connection of the subscriptions has ended")
@@ -91,27 +82,23 @@ func (k *link) run() {
 
 // wrap adds the address of the server to an error, if the store has several servers.
 func (k *link) wrap(err error) error {
-	if client, ok := k.client.(*redis.Client); ok && k.b.store.Reload != nil {
-		return fmt.Errorf("%s: %w", client.Options().Addr, err)
+	if addr := k.server.addr(); addr != "" && k.b.store.Reload != nil {
+		return fmt.Errorf("%s: %w", addr, err)
 	}
 	return err
 }
 
 // connectAndRead makes a connection, and reads it until it ends. It returns why it ended.
 func (k *link) connectAndRead() error {
-	k.ps = k.client.Subscribe(k.ctx)
-	defer k.ps.Close()
-
 	ctx, cancel := context.WithTimeout(k.ctx, connectTimeout)
-	within, end := k.b.store.Begin(ctx)
-	err := resp.Survive(func() error { return k.ps.Ping(within) }) // makes the connection
-	end()
+	c, err := k.server.connect(ctx)
 	cancel()
 	if err != nil {
 		return err
 	}
+	k.conn = c
 
-	// The reply to this ping is the first that read expects.
+	// The reply to the ping of connect is the first that read expects.
 	k.b.mu.Lock()
 	k.sent = []command{ping}
 	k.b.mu.Unlock()
@@ -131,7 +118,7 @@ func (k *link) connectAndRead() error {
 // read in progress. Only the writer closes it, because PubSub locks itself for Close as for
 // a write, and so Close may block.
 func (k *link) write() {
-	defer k.ps.Close()
+	defer k.conn.close()
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
 	for {
@@ -177,43 +164,31 @@ func (k *link) take() []command {
 
 // send sends a command.
 func (k *link) send(cmd command) error {
-	ctx, cancel := context.WithTimeout(ended, writeTimeout)
-	defer cancel()
-	sharded := k.b.isSharded()
-	switch {
-	case cmd.name == "ping":
-		return k.ps.Ping(ctx)
-	case cmd.name == "subscribe" && sharded:
-		return k.ps.SSubscribe(ctx, cmd.ch.name)
-	case cmd.name == "subscribe":
-		return k.ps.Subscribe(ctx, cmd.ch.name)
-	case sharded:
-		return k.ps.SUnsubscribe(ctx, cmd.ch.name)
+	name := cmd.name
+	if name != "ping" && k.b.isSharded() {
+		name = "s" + name
 	}
-	return k.ps.Unsubscribe(ctx, cmd.ch.name)
+	return k.conn.send(name, cmd.ch.name)
 }
 
 // read processes what arrives until the connection fails.
 func (k *link) read() error {
 	for {
 		// This has no timeout: the writer demands an answer each second, and closes a
-		// connection that is dead. ReceiveTimeout panics if a reply does not have the
-		// form of a message.
-		var msg any
-		err := resp.Survive(func() (err error) { msg, err = k.ps.ReceiveTimeout(ended, 0); return err })
+		// connection that is dead.
+		kind, channel, payload, err := k.conn.receive()
 		inStep := true
-		switch m := msg.(type) {
-		case *redis.Message:
-			k.message(m.Channel, m.Payload)
-		case *redis.Pong:
-			inStep = k.answered("ping", "")
-		case *redis.Subscription:
-			inStep = k.answered(m.Kind, m.Channel)
-		default:
-			if !resp.IsReply(err) {
-				return err
-			}
+		switch {
+		case resp.IsReply(err):
 			inStep = k.refused(err)
+		case err != nil:
+			return err
+		case kind == "message" || kind == "smessage":
+			k.message(channel, payload)
+		case kind == "pong":
+			inStep = k.answered("ping", "")
+		default:
+			inStep = k.answered(kind, channel)
 		}
 
 		// Replies come in the order of the commands. After one that does not fit,

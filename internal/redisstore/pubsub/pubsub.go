@@ -19,8 +19,8 @@ import (
 
 // Config is what a Subscriber needs of its store.
 type Config struct {
-	// Server returns the client of the server that has the slot of a key.
-	Server func(ctx context.Context, slotKey string) (redis.UniversalClient, error)
+	// Server returns the server that has the slot of a key.
+	Server func(ctx context.Context, slotKey string) (Server, error)
 
 	// Cluster reports whether the servers are a cluster, whose channels may be in
 	// slots.
@@ -29,10 +29,6 @@ type Config struct {
 	// Reload makes the store find out soon which server has which slot, or which server
 	// is the master. It is nil if channels cannot move to another server.
 	Reload func()
-
-	// Begin returns the context for one call of a client, and a function that the
-	// Subscriber calls when the call has returned.
-	Begin func(context.Context) (within context.Context, end func())
 
 	// Wrap adds the name of the store to an error.
 	Wrap func(error) error
@@ -52,7 +48,7 @@ type Subscriber struct {
 	// held while a Listener's function runs.
 	mu       sync.Mutex
 	channels map[string]*channel
-	links    map[redis.UniversalClient]*link
+	links    map[Server]*link
 	keeping  bool // keep runs
 	closed   bool
 }
@@ -89,7 +85,7 @@ const (
 
 // New returns a Subscriber without connections.
 func New(c Config) *Subscriber {
-	b := &Subscriber{store: c, channels: map[string]*channel{}, links: map[redis.UniversalClient]*link{}}
+	b := &Subscriber{store: c, channels: map[string]*channel{}, links: map[Server]*link{}}
 	b.open, b.end = context.WithCancel(context.Background())
 	return b
 }
@@ -189,10 +185,10 @@ func (l *Listener) Relisten() {
 
 // Demoted replaces the connection to a server that has become a replica. On a cluster,
 // keep follows the slots.
-func (b *Subscriber) Demoted(client redis.UniversalClient) {
+func (b *Subscriber) Demoted(server Server) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if k := b.links[client]; k != nil {
+	if k := b.links[server]; k != nil {
 		k.drop(errEnded)
 	}
 }
@@ -224,7 +220,7 @@ func (b *Subscriber) Close() {
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
 	// Finding the server may need a call, so not with mu held. If there is a channel
 	// already, an error of this search does not matter.
-	client, err := b.server(ctx, slotKey)
+	server, err := b.server(ctx, slotKey)
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -251,7 +247,7 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	case err != nil:
 		l.settleLocked(err)
 	default: // also if it was refused: the user's rights may have changed
-		b.placeLocked(ch, client)
+		b.placeLocked(ch, server)
 	}
 	return nil
 }

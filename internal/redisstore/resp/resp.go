@@ -1,17 +1,18 @@
-// Package resp has what hasp adds to the connections of go-redis: calls that end when
-// they are cancelled, a guard against replies that are too long, and wires, which many
-// callers share.
+// Package resp has hasp's own connections to Redis. One caller uses a Conn at a time, and a
+// Pool has the Conns to one server. Many callers share a Wire. A call ends when its context
+// ends. It also has what hasp adds to a go-redis client that the caller passed.
 package resp
 
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
 )
 
-// This file has the part of the protocol that a wire needs: it encodes commands
+// This file has the part of the protocol that hasp needs: it encodes commands
 // and decodes replies
 // (https://redis.io/docs/latest/develop/reference/protocol-spec/).
 
@@ -51,20 +52,47 @@ func (e replyError) Error() string { return string(e) }
 // RedisError marks the error as a reply, as go-redis' own errors do: the server answers.
 func (replyError) RedisError() {}
 
-// push is a message that is no reply to a command.
-type push struct{ value any }
+// Limits of a reply. The longest reply that hasp asks for lists the waiters of a key. It is
+// far below these limits. A line must also fit into the buffer of its reader. The longest
+// line is an error, of a few hundred bytes.
+const (
+	maxReply = 64 << 20 // bytes in a reply
+	maxItems = 1 << 18  // values in a reply
+	maxDepth = 32       // of arrays in arrays
+)
 
-// readReply reads one reply: nil, an int64, a string, a []any, a replyError or a push.
-// No command that hasp sends over a wire has a reply of another type. The connection
-// below has a guard. It has checked the lengths of lines, strings and arrays, and how
-// deep they are nested.
-func readReply(in *bufio.Reader) (any, error) {
-	line, err := in.ReadSlice('\n')
+var (
+	errProtocol = errors.New("the server does not speak the protocol of Redis")
+	errTooMuch  = fmt.Errorf("the reply is longer than any that hasp asks for: more than %d bytes, %d values or %d levels, or a long line",
+		maxReply, maxItems, maxDepth)
+)
+
+// reader decodes replies. A server may announce any length, so memory is allocated only for
+// what arrives, and a reply has limits.
+type reader struct {
+	*bufio.Reader
+	bytes, items int // what the current reply may still have
+}
+
+func newReader(r io.Reader, size int) *reader {
+	return &reader{Reader: bufio.NewReaderSize(r, size)}
+}
+
+// reply reads one reply: nil, an int64, a string, a []any or a replyError. In the version of
+// the protocol that a connection begins with, there is no other.
+func (r *reader) reply() (any, error) {
+	r.bytes, r.items = maxReply, maxItems
+	return r.value(maxDepth)
+}
+
+// value reads a value. depth is how many levels of arrays it may have.
+func (r *reader) value(depth int) (any, error) {
+	line, err := r.line()
 	if err != nil {
 		return nil, err
 	}
 
-	kind, text := line[0], line[1:len(line)-2]
+	kind, text := line[0], line[1:]
 	switch kind {
 	case '+':
 		if string(text) == "OK" {
@@ -73,57 +101,77 @@ func readReply(in *bufio.Reader) (any, error) {
 		return string(text), nil
 	case '-':
 		return replyError(text), nil
-	case '_':
-		return nil, nil
-	case ':', '$', '*', '>':
+	case ':', '$', '*':
 	default:
 		return nil, errProtocol
 	}
 
-	// The line has a number: the value itself, or a length. A negative length is nil.
+	// The line has a number: the value itself, or a length. The length -1 is nil.
 	n, err := strconv.ParseInt(string(text), 10, 64)
 	switch {
-	case err != nil:
-		return nil, fmt.Errorf("%w: %v", errProtocol, err)
+	case err != nil || n < -1 && kind != ':':
+		return nil, errProtocol
 	case kind == ':':
 		return n, nil
-	case n < 0:
+	case n == -1:
 		return nil, nil
-	case kind == '$':
-		return readBulk(in, int(n))
+	case kind == '$' && n <= int64(r.bytes):
+		return r.bulk(int(n))
+	case kind == '*' && n <= int64(r.items) && depth > 0:
+		return r.array(int(n), depth-1)
 	}
-
-	all, err := readArray(in, int(n))
-	if kind == '>' {
-		return push{all}, err
-	}
-	return all, err
+	return nil, errTooMuch
 }
 
-// readBulk reads a string of n bytes.
-func readBulk(in *bufio.Reader, n int) (any, error) {
-	// Most strings fit into the buffer, and are copied once. Two more bytes are the CR LF.
-	buf, err := in.Peek(n + 2)
-	if err == nil {
-		// Deferred, because buf is a part of in's buffer until the return copies it.
-		defer in.Discard(n + 2)
-	} else if err == bufio.ErrBufferFull {
-		var all bytes.Buffer // grows with the bytes that arrive, not with the length announced
-		_, err = io.CopyN(&all, in, int64(n+2))
-		buf = all.Bytes()
+// line reads a line, and returns it without its CR LF. It is a part of the buffer.
+func (r *reader) line() ([]byte, error) {
+	line, err := r.ReadSlice('\n')
+	if err == bufio.ErrBufferFull {
+		return nil, errTooMuch
 	}
 	if err != nil {
 		return nil, err
 	}
+	line, ok := bytes.CutSuffix(line, []byte("\r\n"))
+	if !ok || len(line) == 0 {
+		return nil, errProtocol
+	}
+	r.bytes -= len(line)
+	r.items--
+	if r.bytes < 0 || r.items < 0 {
+		return nil, errTooMuch
+	}
+	return line, nil
+}
+
+// bulk reads a string of n bytes.
+func (r *reader) bulk(n int) (any, error) {
+	r.bytes -= n
+	// Most strings fit into the buffer, and are copied once. Two more bytes are the CR LF.
+	buf, err := r.Peek(n + 2)
+	if err == nil {
+		// Deferred, because buf is a part of the buffer until the return copies it.
+		defer r.Discard(n + 2)
+	} else if err == bufio.ErrBufferFull {
+		var all bytes.Buffer // grows with the bytes that arrive, not with the length announced
+		_, err = io.CopyN(&all, r, int64(n+2))
+		buf = all.Bytes()
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case string(buf[n:]) != "\r\n":
+		return nil, errProtocol
+	}
 	return string(buf[:n]), nil
 }
 
-// readArray reads n values.
-func readArray(in *bufio.Reader, n int) ([]any, error) {
+// array reads n values.
+func (r *reader) array(n, depth int) (any, error) {
 	// The length is only announced, so memory for all of it is not allocated yet.
 	all := make([]any, 0, min(n, 64))
 	for range n {
-		v, err := readReply(in)
+		v, err := r.value(depth)
 		if err != nil {
 			return nil, err
 		}

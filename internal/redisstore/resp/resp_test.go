@@ -1,7 +1,6 @@
 package resp
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -13,19 +12,14 @@ import (
 	"testing/iotest"
 )
 
-// replyReader returns a reader as a wire has it: below its buffer is a guard.
-func replyReader(sent io.Reader) *bufio.Reader {
-	return bufio.NewReaderSize(Guard(stream{Reader: sent}), maxLine)
-}
-
-func TestReadReply(t *testing.T) {
+func TestReply(t *testing.T) {
 	long := strings.Repeat("x", 100)
-	tooLong := strings.Repeat("x", maxLine+1) // for the reader's buffer
+	tooLong := strings.Repeat("x", bufferSize+1) // for the reader's buffer
 	for text, want := range map[string]any{
 		"+OK\r\n":                             "OK",
 		"+\r\n":                               "",
 		"+" + long + "\r\n":                   long,
-		"+" + tooLong[:maxLine-3] + "\r\n":    tooLong[:maxLine-3],
+		"+" + tooLong[:bufferSize-3] + "\r\n": tooLong[:bufferSize-3],
 		"-ERR no\r\n":                         replyError("ERR no"),
 		"-MOVED 1 " + long + ":1\r\n":         replyError("MOVED 1 " + long + ":1"),
 		":-7\r\n":                             int64(-7),
@@ -33,18 +27,16 @@ func TestReadReply(t *testing.T) {
 		"$0\r\n\r\n":                          "",
 		"$4\r\na\r\nb\r\n":                    "a\r\nb",
 		"$100\r\n" + long + "\r\n":            long,
-		"$32769\r\n" + tooLong + "\r\n":       tooLong,
+		"$4097\r\n" + tooLong + "\r\n":        tooLong,
 		"$-1\r\n":                             nil,
 		"*-1\r\n":                             nil,
-		"_\r\n":                               nil,
 		"*0\r\n":                              []any{},
 		"*3\r\n:1\r\n$-1\r\n*1\r\n-ERR x\r\n": []any{int64(1), nil, []any{replyError("ERR x")}},
-		">2\r\n+news\r\n:1\r\n":               push{[]any{"news", int64(1)}},
 	} {
 		// In one piece, and byte by byte.
 		for _, sent := range []io.Reader{strings.NewReader(text), iotest.OneByteReader(strings.NewReader(text))} {
-			in := replyReader(sent)
-			got, err := readReply(in)
+			in := newReader(sent, bufferSize)
+			got, err := in.reply()
 			if err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("%.40q: got %.40v, %v; want %.40v", text, got, err, want)
 			}
@@ -55,25 +47,31 @@ func TestReadReply(t *testing.T) {
 	}
 }
 
-func TestReadReplyRefusesInvalidReplies(t *testing.T) {
+func TestReplyRefusesInvalidAndLongReplies(t *testing.T) {
+	const huge = 1 << 25
 	for _, text := range []string{
-		"", "\r\n", "+OK\n", "+OK", "?1\r\n", ":\r\n", ":x\r\n", "$x\r\n", "$-2\r\n", "$3\r\nabcde\r\n", "$3\r\nab", "*1\r\n", ",1.5\r\n",
-		"$536870913\r\n", ">-1\r\n", "|-1\r\n", "%-1\r\n", "~-1\r\n", strings.Repeat("|0\r\n", 100) + ":1\r\n", strings.Repeat("*1\r\n", 100) + ":1\r\n",
-		"+" + strings.Repeat("x", maxLine-2) + "\r\n", "%1\r\n+k\r\n#t\r\n", "~1\r\n:1\r\n", "(1\r\n", "=7\r\ntxt:abc\r\n", "!6\r\nERR no\r\n", "*1\r\n#t\r\n",
+		"", "\r\n", "+OK\n", "+OK", "OK\r\n", "?1\r\n", ":\r\n", ":x\r\n", "$x\r\n", "$\r\n", "$-2\r\n", "*-2\r\n", "$3\r\nabcde\r\n", "$3\r\nab", "*1\r\n",
+		"HTTP/1.1 400 Bad Request\r\n", ",1.5\r\n", ">1\r\n:1\r\n", "|1\r\n:1\r\n:1\r\n:1\r\n", "%1\r\n+k\r\n#t\r\n", "_\r\n", "*1\r\n#t\r\n",
+		"+" + strings.Repeat("x", bufferSize-2) + "\r\n", strings.Repeat("*1\r\n", maxDepth+1) + ":1\r\n",
+		"*262144\r\n" + strings.Repeat(":1\r\n", maxItems), "*2\r\n*131072\r\n" + strings.Repeat(":1\r\n", maxItems/2) + "*131072\r\n" + strings.Repeat(":1\r\n", maxItems/2),
+		"*2\r\n$33554432\r\n" + strings.Repeat("x", huge) + "\r\n$33554432\r\n" + strings.Repeat("x", huge) + "\r\n",
 	} {
-		if v, err := readReply(replyReader(strings.NewReader(text))); err == nil {
+		if v, err := newReader(strings.NewReader(text), bufferSize).reply(); err == nil {
 			t.Errorf("%.40q: got %.40v", text, v)
 		}
 	}
 }
 
 // The length that a server announces takes no memory before the bytes arrive.
-func TestReadReplyTakesNoMoreMemoryThanArrives(t *testing.T) {
+func TestReplyTakesNoMoreMemoryThanArrives(t *testing.T) {
 	const much = 16 << 20
-	for _, text := range []string{"$67108000\r\nabc", "$536870000\r\nabc", "*262143\r\n:1\r\n", "*536870000\r\n:1\r\n", "+" + strings.Repeat("x", 2*maxLine)} {
+	for _, text := range []string{
+		"$67108000\r\nabc", "$536870000\r\nabc", "$9223372036854775806\r\n", "*262143\r\n:1\r\n", "*536870000\r\n:1\r\n", "*9223372036854775806\r\n",
+		"+" + strings.Repeat("x", 1<<20), strings.Repeat("*200000\r\n", 1000),
+	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		v, err := readReply(replyReader(strings.NewReader(text)))
+		v, err := newReader(strings.NewReader(text), bufferSize).reply()
 		runtime.ReadMemStats(&after)
 		if err == nil {
 			t.Errorf("%.40q: got %.40v", text, v)
@@ -84,12 +82,12 @@ func TestReadReplyTakesNoMoreMemoryThanArrives(t *testing.T) {
 	}
 }
 
-func FuzzReadReply(f *testing.F) {
+// It makes no difference in which pieces a reply arrives.
+func FuzzReply(f *testing.F) {
 	f.Add([]byte("*2\r\n$1\r\na\r\n:1\r\n"))
-	f.Add([]byte("%1\r\n+k\r\n_\r\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		whole, err1 := readReply(replyReader(bytes.NewReader(text)))
-		pieces, err2 := readReply(replyReader(iotest.OneByteReader(bytes.NewReader(text))))
+		whole, err1 := newReader(bytes.NewReader(text), bufferSize).reply()
+		pieces, err2 := newReader(iotest.OneByteReader(bytes.NewReader(text)), bufferSize).reply()
 		if (err1 == nil) != (err2 == nil) || err1 == nil && fmt.Sprint(whole) != fmt.Sprint(pieces) {
 			t.Errorf("in one piece: %v, %v; in many: %v, %v", whole, err1, pieces, err2)
 		}
@@ -106,5 +104,21 @@ func TestAppendCommand(t *testing.T) {
 		if got, ok := appendCommand([]byte("*"), []any{"set", arg}); ok {
 			t.Errorf("%v: got %q", arg, got)
 		}
+	}
+}
+
+// The error has the beginning of the reply, and no part of a password.
+func TestErrorOfAnUnexpectedReplyIsShortAndHasNoPassword(t *testing.T) {
+	for _, reply := range []any{strings.Repeat("x", 95) + "hunter2", []any{"hunter2", strings.Repeat("y", 1<<20)}} {
+		got := Unexpected(reply, "hunter2").Error()
+		if strings.Contains(got, "hun") || len(got) > 200 {
+			t.Errorf("got %q", got)
+		}
+	}
+}
+
+func TestAPanicOfTheClientIsAnError(t *testing.T) {
+	if r := Do(t.Context(), nil, []any{"get", "k"}); r.Err == nil {
+		t.Errorf("got %v and no error", r.Value)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"runtime"
 	"sync"
@@ -15,8 +14,8 @@ import (
 )
 
 // Wire is a connection to a server that concurrent callers share. Their commands
-// are written together, and the replies are read together. go-redis has made the
-// connection. It belongs to go-redis' pool again when no caller uses the wire.
+// are written together, and the replies are read together. The connection belongs to its
+// pool again when no caller uses the wire.
 //
 // A caller leaves when its context ends, and no other caller notices. If its
 // command is not written yet, it is not sent. If it is written, its reply is read
@@ -26,8 +25,7 @@ import (
 // A wire that is over takes no more commands; callers use another wire. It ends
 // when no caller waits for a reply any more.
 type Wire struct {
-	conn net.Conn      // is read and written
-	base net.Conn      // is closed: conn, or the connection below its TLS
+	conn *Conn
 	back func(ok bool) // returns the connection to the pool; ok says that it is in order
 	kept bool          // the wire never ends by itself; for tests
 
@@ -59,16 +57,11 @@ type Wire struct {
 	ended    error         // why the reader has ended
 }
 
-// NewWire returns a wire over c, a connection that a call of go-redis has used.
-// trip is how long that call took. If kept is true, the wire ends only when its
-// connection is closed. back is called once, at the end; ok says whether the
-// connection may be used again.
+// NewWire returns a wire over c, a connection that a call has used. trip is how long that
+// call took. If kept is true, the wire ends only when its connection is closed. back is
+// called once, at the end; ok says whether the connection may be used again.
 func NewWire(c *Conn, trip time.Duration, kept bool, back func(ok bool)) *Wire {
-	w := &Wire{conn: c.Conn, base: c.Conn, kept: kept, trip: trip, back: back}
-	if c.secure != nil {
-		w.conn = c.secure
-	}
-	return w
+	return &Wire{conn: c, kept: kept, trip: trip, back: back}
 }
 
 // Pending returns how many commands are queued, and how many are written but not
@@ -87,13 +80,7 @@ type request struct {
 	until time.Time   // when the caller leaves; zero if it has no deadline
 	sent  time.Time   // when the command was written
 	met   atomic.Bool // set by the reply and by a caller that leaves
-	done  chan result // has room for one, for a caller that has not left
-}
-
-// result is the reply to a command, or its error.
-type result struct {
-	reply any
-	err   error
+	done  chan Reply  // has room for one, for a caller that has not left
 }
 
 // newRequest returns a blank request.
@@ -101,7 +88,7 @@ func (w *Wire) newRequest() *request {
 	if r, ok := w.requests.Get().(*request); ok {
 		return r
 	}
-	return &request{done: make(chan result, 1)}
+	return &request{done: make(chan Reply, 1)}
 }
 
 // recycle is called by the last user of a request.
@@ -111,12 +98,12 @@ func (w *Wire) recycle(r *request) {
 }
 
 // answer ends a request.
-func (w *Wire) answer(r *request, reply any, err error) {
+func (w *Wire) answer(r *request, reply Reply) {
 	if r.met.Swap(true) { // the caller has left
 		w.recycle(r)
 		return
 	}
-	r.done <- result{reply, err}
+	r.done <- reply
 }
 
 // maxKept is the largest buffer for commands that a wire keeps for the next batch.
@@ -135,33 +122,33 @@ var (
 
 // Do sends a command and returns its reply. If the wire is over, or an argument has a
 // type that a wire cannot encode, it returns ErrUnsent.
-func (w *Wire) Do(ctx context.Context, args []any) (any, error) {
+func (w *Wire) Do(ctx context.Context, args []any) Reply {
 	r := w.newRequest()
 	r.args = args
 	r.until, _ = ctx.Deadline()
 	if !w.put(r) {
 		w.recycle(r)
-		return nil, ErrUnsent
+		return Reply{Err: ErrUnsent}
 	}
 
 	// The reader enforces the deadline, so the caller needs no timer.
 	parent, quit, _, _ := lazyctx.Split(ctx)
-	var res result
+	var res Reply
 	select {
 	case res = <-r.done:
 		w.recycle(r)
-		return res.reply, res.err
+		return res
 	case <-parent.Done():
 	case <-quit.Done():
 	}
 
 	// The caller leaves. From the swap on, the request belongs to the wire.
 	if !r.met.Swap(true) {
-		return nil, ErrNoReply
+		return Reply{Err: ErrNoReply}
 	}
 	res = <-r.done // the reply was first
 	w.recycle(r)
-	return res.reply, res.err
+	return res
 }
 
 // put queues a request, and reports false if the wire is over.
@@ -220,7 +207,7 @@ func (w *Wire) nextBatch() bool {
 	w.batch, w.queue = w.queue, w.batch[:0]
 	if w.over != nil {
 		for _, r := range w.batch {
-			w.answer(r, nil, ErrUnsent)
+			w.answer(r, Reply{Err: ErrUnsent})
 		}
 		w.batch = nil
 	}
@@ -248,7 +235,7 @@ func (w *Wire) encode() {
 		}
 		out, ok := appendCommand(w.out, r.args)
 		if !ok {
-			w.answer(r, nil, ErrUnsent)
+			w.answer(r, Reply{Err: ErrUnsent})
 			continue
 		}
 		r.sent = now
@@ -278,7 +265,7 @@ func (w *Wire) giveUpLocked(err error) {
 	}
 	w.over = err
 	for _, r := range w.queue {
-		w.answer(r, nil, ErrUnsent)
+		w.answer(r, Reply{Err: ErrUnsent})
 	}
 	clear(w.queue)
 	w.queue = w.queue[:0]
@@ -294,6 +281,5 @@ func (w *Wire) Over() bool {
 // fail gives the wire up and closes the connection, which ends the reader.
 func (w *Wire) fail(err error) {
 	w.GiveUp(err)
-	// To close the TLS instead could block, because it sends a last message.
-	w.base.Close()
+	w.conn.Close()
 }

@@ -14,8 +14,6 @@ import (
 )
 
 // Shorter names for the helpers of package redistest.
-const soon = await.Patience
-
 var returns, until, between = await.Return, await.Until, redistest.Between
 
 // piped returns a wire, and the server's end of its connection. At the end of the wire,
@@ -23,7 +21,7 @@ var returns, until, between = await.Return, await.Until, redistest.Between
 func piped(t *testing.T, kept bool) (w *Wire, server net.Conn, back <-chan bool) {
 	near, far := net.Pipe()
 	ended := make(chan bool, 1)
-	w = &Wire{conn: Guard(near), base: near, kept: kept, back: func(ok bool) { ended <- ok }}
+	w = NewWire(NewConn(near, near), 0, kept, func(ok bool) { ended <- ok })
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -37,13 +35,19 @@ func piped(t *testing.T, kept bool) (w *Wire, server net.Conn, back <-chan bool)
 	return w, far, ended
 }
 
+// ask is Do in the form of most calls of Go.
+func (w *Wire) ask(ctx context.Context, args []any) (any, error) {
+	r := w.Do(ctx, args)
+	return r.Value, r.Err
+}
+
 // If a caller leaves before its command is written, the command is not sent.
 func TestCommandOfACallerThatLeftIsNotSent(t *testing.T) {
 	w, server, _ := piped(t, true)
 	var wg sync.WaitGroup
 	send := func(ctx context.Context, name string, want error) {
 		wg.Go(func() {
-			if v, err := w.Do(ctx, []any{name}); !errors.Is(err, want) {
+			if v, err := w.ask(ctx, []any{name}); !errors.Is(err, want) {
 				t.Errorf("%s: got %v, %v", name, v, err)
 			}
 		})
@@ -88,7 +92,7 @@ func TestInvalidRepliesEndAWire(t *testing.T) {
 				t.Errorf("%q: the wire goes on", text)
 			}
 		})
-		if _, err := w.Do(t.Context(), []any{"ping"}); err != ErrUnsent {
+		if _, err := w.ask(t.Context(), []any{"ping"}); err != ErrUnsent {
 			t.Errorf("%q: got %v", text, err)
 		}
 	}
@@ -102,7 +106,7 @@ func TestNoReplyCountsAfterAWrongStatus(t *testing.T) {
 		var wg sync.WaitGroup
 		ask := func(name string) {
 			wg.Go(func() {
-				if v, err := w.Do(t.Context(), []any{name}); err == nil {
+				if v, err := w.ask(t.Context(), []any{name}); err == nil {
 					t.Errorf("%s after %s: got %v", name, first, v)
 				}
 			})

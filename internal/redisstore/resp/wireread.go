@@ -1,7 +1,6 @@
 package resp
 
 import (
-	"bufio"
 	"errors"
 	"os"
 	"time"
@@ -29,17 +28,16 @@ const (
 	silence    = 3 * time.Second
 )
 
+// wireBuffer is the size of the buffer for replies. It has those of hundreds of callers.
+const wireBuffer = 32 << 10
+
 // Read passes replies to their callers until the wire ends. One goroutine calls
 // Read, and then End.
 func (w *Wire) Read() {
-	_ = w.checkTime() // replaces the deadline that go-redis' last call has set
-	// readReply needs a whole line in the buffer. The guard refuses a longer one.
-	in := bufio.NewReaderSize(wireReader{w}, maxLine)
+	_ = w.checkTime() // replaces the deadline that the last call has set
+	in := newReader(wireReader{w}, wireBuffer)
 	for {
 		reply, err := w.readNext(in)
-		if _, ok := reply.(push); ok && err == nil {
-			continue // a wire has no subscriptions
-		}
 		if err != nil {
 			w.GiveUp(err)
 			w.ended = err
@@ -52,36 +50,33 @@ func (w *Wire) Read() {
 			w.trip += (time.Since(r.sent) - w.trip) / 8
 		}
 		w.answered++
-		// After answer, r may be in use for another command already.
-		if refused, ok := reply.(replyError); ok {
-			w.answer(r, nil, refused)
-		} else {
-			w.answer(r, reply, nil)
+		answer := replyOf(reply)
+		if w.conn.leadsAstray(answer.Err) {
+			w.GiveUp(errAstray)
 		}
+		// After answer, r may be in use for another command already.
+		w.answer(r, answer)
 	}
 }
 
 // readNext reads one reply. It returns an error if no command is outstanding, or
 // if the reply is a status that the command cannot have.
-func (w *Wire) readNext(in *bufio.Reader) (any, error) {
+func (w *Wire) readNext(in *reader) (any, error) {
 	w.inReply = false
 	begin, err := in.Peek(1)
 	if err != nil {
 		return nil, err
 	}
 	w.inReply = true
-	// Before readReply, which overwrites the buffer that begin is a part of.
+	// Before reply, which overwrites the buffer that begin is a part of.
 	isStatus := begin[0] == '+'
 
-	reply, err := readReply(in)
+	reply, err := in.reply()
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := reply.(push); ok {
-		return reply, nil
-	}
 	if !w.replyIsDue() {
-		return nil, errors.New("a reply without a command")
+		return nil, errUnasked
 	}
 	if isStatus && !canReply(w.due[w.answered].args, reply) {
 		return nil, Unexpected(reply)
@@ -136,8 +131,6 @@ func (r wireReader) Read(p []byte) (int, error) {
 // wakeAtLocked has the reader wake at a time if nothing arrives before.
 func (w *Wire) wakeAtLocked(at time.Time) {
 	w.wake = at
-	// With TLS this locks Calls.mu while mu is held. No code locks them the other way
-	// round.
 	_ = w.conn.SetReadDeadline(at) // fails on a closed connection only
 }
 
@@ -168,7 +161,7 @@ func (w *Wire) checkTime() error {
 				gone.args, gone.until, gone.sent = r.args, r.until, r.sent
 				gone.met.Store(true)
 				some[i] = gone
-				w.answer(r, nil, ErrNoReply)
+				w.answer(r, Reply{Err: ErrNoReply})
 			case r.until.Before(next):
 				next = r.until
 			}
@@ -226,7 +219,7 @@ func (w *Wire) End() {
 	// failed, or if a caller has given the wire up.
 	good = good && (w.ended == errIdle || w.ended == ErrNoReply)
 	if !good {
-		w.base.Close()
+		w.conn.Close()
 	}
 	w.back(good)
 
@@ -234,6 +227,6 @@ func (w *Wire) End() {
 	// longer changes.
 	w.writers.Wait()
 	for _, r := range append(w.due[w.answered:], w.sent...) {
-		w.answer(r, nil, w.over)
+		w.answer(r, Reply{Err: w.over})
 	}
 }

@@ -20,7 +20,7 @@ import (
 func asked(w *Wire, ctx context.Context) <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		_, err := w.Do(ctx, []any{"get", "k"})
+		_, err := w.ask(ctx, []any{"get", "k"})
 		done <- err
 	}()
 	return done
@@ -125,7 +125,7 @@ func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 			end, _ := ctx.Deadline()
 			wg.Go(func() {
 				defer ctx.End()
-				v, err := w.Do(ctx, []any{name})
+				v, err := w.ask(ctx, []any{name})
 				if want == "" && !errors.Is(err, os.ErrDeadlineExceeded) || want != "" && v != want {
 					t.Errorf("%s: got %v, %v", name, v, err)
 				}
@@ -212,7 +212,7 @@ func TestWireThatIsIdleInTheMiddleOfAMessageIsDead(t *testing.T) {
 		go io.Copy(io.Discard, server)
 		answered := asked(w, t.Context())
 		synctest.Wait()
-		fmt.Fprint(server, ">2\r\n+news\r\n:1\r\n+OK\r\n>2\r\n+more\r\n")
+		fmt.Fprint(server, "$2\r\nOK\r\n*2\r\n+more\r\n")
 		if err := <-answered; err != nil {
 			t.Errorf("got %v", err)
 		}

@@ -18,7 +18,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
 	// The pool is smaller than the number of callers on any machine.
-	s, probe := prepared(t, set.URL(), map[string]string{"replicas": "2"}, 2*maxLanes)
+	s, probe := prepared(t, set.URL(), map[string]string{"replicas": "2"}, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := probe(ctx); err != nil {
@@ -42,16 +42,13 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 			}
 		})
 	}
-	for i := range maxLanes {
-		hold(i)
-	}
+	hold(0)
 	at, err := s.servers.find(ctx, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocked := fmt.Sprintf("blocked_clients:%d\r", maxLanes)
-	eventually(t, "all lanes wait for the replica", func(ctx context.Context) error {
-		if info := master.Info(ctx, "clients").Val(); !strings.Contains(info, blocked) {
+	eventually(t, "the hold waits for the replica", func(ctx context.Context) error {
+		if info := master.Info(ctx, "clients").Val(); !strings.Contains(info, "blocked_clients:1\r") {
 			return errors.New(info)
 		}
 		return nil
@@ -61,7 +58,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	// not sent.
 	const callers = 100
 	for i := range callers {
-		hold(maxLanes + i)
+		hold(1 + i)
 	}
 	left, leave := context.WithCancel(ctx)
 	gone := make(chan error, 1)
@@ -69,10 +66,10 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 		_, err := s.Run(left, taking, Call{[]string{"left"}, []any{"v"}})
 		gone <- err
 	}()
-	eventually(t, "all callers wait for a lane", func(context.Context) error {
-		at.lanes.mu.Lock()
-		defer at.lanes.mu.Unlock()
-		if n := len(at.lanes.waiting); n != callers+1 {
+	eventually(t, "all callers wait", func(context.Context) error {
+		at.line.mu.Lock()
+		defer at.line.mu.Unlock()
+		if n := len(at.line.waiting); n != callers+1 {
 			return fmt.Errorf("%d callers", n)
 		}
 		return nil
@@ -99,15 +96,15 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	if n := master.Exists(t.Context(), "left").Val(); n != 0 {
 		t.Error("the command of a caller that had left was sent")
 	}
-	// The lanes that were blocked, the renewal, and one or two batches.
-	if n := waits(t, master) - before; n > 3*maxLanes {
+	// The hold that waited, the renewal, and the other holds together.
+	if n := waits(t, master) - before; n > 3 {
 		t.Errorf("the server was asked %d times to wait for its replicas", n)
 	}
-	eventually(t, "all lanes are free", func(context.Context) error {
-		at.lanes.mu.Lock()
-		defer at.lanes.mu.Unlock()
-		if at.lanes.used != 0 || at.lanes.waiting != nil {
-			return fmt.Errorf("%d lanes are in use, %d callers wait", at.lanes.used, len(at.lanes.waiting))
+	eventually(t, "the line is empty", func(context.Context) error {
+		at.line.mu.Lock()
+		defer at.line.mu.Unlock()
+		if at.line.moving || at.line.waiting != nil {
+			return fmt.Errorf("%d callers wait", len(at.line.waiting))
 		}
 		return nil
 	})

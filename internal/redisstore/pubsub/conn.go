@@ -1,0 +1,170 @@
+package pubsub
+
+import (
+	"context"
+	"errors"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+)
+
+// Server is a server that has channels. Equal Servers are the same server.
+type Server interface {
+	// connect makes a connection for subscriptions, and sends a PING over it.
+	connect(ctx context.Context) (conn, error)
+
+	// do sends one command.
+	do(ctx context.Context, args ...any) resp.Reply
+
+	// addr returns the address, or "" if it is not known.
+	addr() string
+}
+
+// conn is a connection for subscriptions. One goroutine sends while another receives.
+type conn interface {
+	// send sends PING, or a command on a channel, within writeTimeout.
+	send(command, channel string) error
+
+	// receive returns the next message: pong, message, or the name of a command, with the
+	// channel. The error may be a reply. receive has no timeout.
+	receive() (kind, channel, payload string, err error)
+
+	close()
+}
+
+// own is a server to which hasp has connections of its own.
+type own struct{ *resp.Pool }
+
+// Own returns the Server of a pool.
+func Own(p *resp.Pool) Server { return own{p} }
+
+func (s own) addr() string { return s.Addr }
+
+func (s own) do(ctx context.Context, args ...any) resp.Reply { return s.Do(ctx, args)[0] }
+
+func (s own) connect(ctx context.Context) (conn, error) {
+	c, err := s.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k := ownConn{c, s.Pool}
+	if err := k.send("ping", ""); err != nil {
+		k.close()
+		return nil, err
+	}
+	return k, nil
+}
+
+type ownConn struct {
+	*resp.Conn
+	pool *resp.Pool
+}
+
+func (c ownConn) close() { c.pool.Drop(c.Conn) }
+
+func (c ownConn) send(command, channel string) error {
+	if channel == "" {
+		return c.Send(writeTimeout, command)
+	}
+	return c.Send(writeTimeout, command, channel)
+}
+
+var errNoMessage = errors.New("a reply that is no message")
+
+func (c ownConn) receive() (kind, channel, payload string, err error) {
+	r := c.Receive()
+	if r.Value == "PONG" { // while there is no subscription
+		return "pong", "", "", nil
+	}
+	parts, _ := r.Value.([]any)
+	ok := len(parts) > 1
+	if ok {
+		kind, ok = parts[0].(string)
+	}
+	switch {
+	case r.Err != nil:
+		return "", "", "", r.Err
+	case ok && kind == "pong":
+		return kind, "", "", nil
+	case ok && len(parts) == 3:
+		channel, ok = parts[1].(string)
+		payload, _ = parts[2].(string) // a confirmation has a number
+	default:
+		ok = false
+	}
+	if !ok {
+		return "", "", "", errNoMessage
+	}
+	return kind, channel, payload, nil
+}
+
+// passed is a server whose client the caller passed.
+type passed struct{ redis.UniversalClient }
+
+// Passed returns the Server of a client that the caller passed.
+func Passed(rdb redis.UniversalClient) Server { return passed{rdb} }
+
+func (s passed) addr() string {
+	if client, ok := s.UniversalClient.(*redis.Client); ok {
+		return client.Options().Addr
+	}
+	return ""
+}
+
+func (s passed) do(ctx context.Context, args ...any) resp.Reply {
+	return resp.Do(ctx, s.UniversalClient, args)
+}
+
+func (s passed) connect(ctx context.Context) (conn, error) {
+	ps := s.Subscribe(ctx)
+	if err := resp.Survive(func() error { return ps.Ping(ctx) }); err != nil { // makes the connection
+		ps.Close()
+		return nil, err
+	}
+	return passedConn{ps}, nil
+}
+
+type passedConn struct{ *redis.PubSub }
+
+func (c passedConn) close() { c.Close() }
+
+// ended is a context that has ended. If the connection fails, PubSub makes a new one by
+// itself, without a report. With such a context it cannot. It uses the deadline of the
+// context nevertheless.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+func (c passedConn) send(command, channel string) error {
+	ctx, cancel := context.WithTimeout(ended, writeTimeout)
+	defer cancel()
+	switch command {
+	case "subscribe":
+		return c.Subscribe(ctx, channel)
+	case "unsubscribe":
+		return c.Unsubscribe(ctx, channel)
+	case "ssubscribe":
+		return c.SSubscribe(ctx, channel)
+	case "sunsubscribe":
+		return c.SUnsubscribe(ctx, channel)
+	}
+	return c.Ping(ctx)
+}
+
+func (c passedConn) receive() (kind, channel, payload string, err error) {
+	// ReceiveTimeout panics if a reply does not have the form of a message.
+	var msg any
+	err = resp.Survive(func() (err error) { msg, err = c.ReceiveTimeout(ended, 0); return err })
+	switch m := msg.(type) {
+	case *redis.Message:
+		return "message", m.Channel, m.Payload, nil
+	case *redis.Pong:
+		return "pong", "", "", nil
+	case *redis.Subscription:
+		return m.Kind, m.Channel, "", nil
+	}
+	return "", "", "", err
+}

@@ -1,0 +1,172 @@
+package resp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/lazyctx"
+)
+
+// Conn is a connection to a server, which one caller uses at a time.
+type Conn struct {
+	net.Conn                 // is read and written
+	base     net.Conn        // the connection below the TLS, or Conn itself
+	addr     string          // of the server
+	raw      syscall.RawConn // of base; nil if it has none
+	in       *reader
+	out      []byte
+	used     time.Time // when it became idle
+}
+
+// bufferSize is the size of the buffer for replies, and the largest buffer for commands that
+// a Conn keeps. A pool keeps the connections of its largest burst, so they must be small.
+const bufferSize = 4 << 10
+
+// NewConn returns a Conn that reads and writes c. base is the connection below the TLS of
+// c, or c itself.
+func NewConn(c, base net.Conn) *Conn {
+	conn := &Conn{Conn: c, base: base, in: newReader(c, bufferSize)}
+	if s, ok := base.(syscall.Conn); ok {
+		conn.raw, _ = s.SyscallConn() // fails on a closed connection only
+	}
+	return conn
+}
+
+// Close closes the connection. It does not close the TLS, which would send a last message
+// and could block.
+func (c *Conn) Close() error { return c.base.Close() }
+
+// Reply is the reply to one command, or its error.
+type Reply struct {
+	Value any
+	Err   error
+}
+
+// failed returns the replies to n commands that all have the same error.
+func failed(n int, err error) []Reply {
+	replies := make([]Reply, n)
+	for i := range replies {
+		replies[i].Err = err
+	}
+	return replies
+}
+
+// past is a deadline that ends a read or a write at once.
+var past = time.Unix(1, 0)
+
+// Do sends commands in one piece, and returns their replies. It ends when ctx ends. Then the
+// error is os.ErrDeadlineExceeded, and the outcome is unknown. good is false if the
+// connection must not be used again.
+func (c *Conn) Do(ctx context.Context, commands ...[]any) (replies []Reply, good bool) {
+	deadline, _ := ctx.Deadline()
+	_ = c.base.SetDeadline(deadline) // fails on a closed connection only
+
+	// The connection enforces the deadline, so no timer is needed. The deadline is set
+	// before an interrupt can set another one.
+	parent, quit, _, _ := lazyctx.Split(ctx)
+	interrupt := func() { _ = c.base.SetDeadline(past) }
+	stopParent := context.AfterFunc(parent, interrupt)
+	stopQuit := context.AfterFunc(quit, interrupt)
+
+	replies = make([]Reply, len(commands))
+	n, err := c.exchange(commands, replies)
+	for i := range replies[n:] {
+		replies[n+i].Err = err
+	}
+
+	// An interrupt that has begun must not end the call that uses the connection next.
+	uncut := stopParent()
+	uncut = stopQuit() && uncut
+	return replies, err == nil && uncut
+}
+
+// exchange sends commands and reads their replies. It returns how many have arrived.
+func (c *Conn) exchange(commands [][]any, replies []Reply) (n int, err error) {
+	if err := c.write(commands...); err != nil {
+		return 0, err
+	}
+	var astray error
+	for n := range replies {
+		v, err := c.in.reply()
+		if err != nil {
+			return n, err
+		}
+		replies[n] = replyOf(v)
+		if c.leadsAstray(replies[n].Err) {
+			astray = errAstray
+		}
+	}
+	if c.in.Buffered() > 0 {
+		return len(replies), errUnasked
+	}
+	return len(replies), astray
+}
+
+var (
+	errUnasked = errors.New("a reply without a command")
+	errAstray  = errors.New("the connection leads to the wrong server")
+)
+
+// leadsAstray reports whether the error of a reply means that another server has the address
+// now. The reply counts, but only a new connection leads to that server.
+func (c *Conn) leadsAstray(err error) bool {
+	if err == nil {
+		return false
+	}
+	to, moved := redis.IsMovedError(err)
+	return moved && to == c.addr || IsReadOnly(err)
+}
+
+// replyOf returns the Reply for a decoded reply.
+func replyOf(v any) Reply {
+	if refused, ok := v.(replyError); ok {
+		return Reply{Err: refused}
+	}
+	return Reply{Value: v}
+}
+
+func (c *Conn) write(commands ...[]any) error {
+	out := c.out[:0]
+	for _, args := range commands {
+		var ok bool
+		if out, ok = appendCommand(out, args); !ok {
+			return errors.New("an argument is neither a string nor an integer")
+		}
+	}
+	if cap(out) <= bufferSize {
+		c.out = out
+	}
+	_, err := c.Write(out)
+	return err
+}
+
+// Send sends one command, of which Receive returns the reply. One goroutine may call Send
+// while another calls Receive.
+func (c *Conn) Send(timeout time.Duration, args ...any) error {
+	_ = c.base.SetWriteDeadline(time.Now().Add(timeout))
+	return c.write(args)
+}
+
+// Receive returns the next reply or message, without a timeout.
+func (c *Conn) Receive() Reply {
+	v, err := c.in.reply()
+	if err != nil {
+		return Reply{Err: err}
+	}
+	return replyOf(v)
+}
+
+// maxIdle is how long a connection may be idle. A firewall may have forgotten an older one.
+const maxIdle = 30 * time.Minute
+
+// isUsable reports whether an idle connection can be used: the server has not closed it, and
+// has sent nothing. This is checked before each call, because a command is sent once.
+func (c *Conn) isUsable() bool {
+	_ = c.base.SetReadDeadline(time.Time{}) // one that has passed would end the check
+	return time.Since(c.used) < maxIdle && (c.raw == nil || isQuiet(c.raw))
+}

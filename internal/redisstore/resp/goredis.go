@@ -1,0 +1,126 @@
+package resp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// This file has what hasp adds to a client that the caller passed, and errors for replies.
+
+// Command is a command that go-redis sends once, whatever the settings of the
+// client: it does not retry after a timeout, in a pipeline or on a cluster.
+type Command struct{ *redis.Cmd }
+
+// NoRetry reports to go-redis that it must not repeat the command.
+func (*Command) NoRetry() bool { return true }
+
+// Clone returns a copy that keeps NoRetry.
+func (c *Command) Clone() redis.Cmder { return &Command{c.Cmd.Clone().(*redis.Cmd)} }
+
+// Do sends one command and returns its reply.
+func Do(ctx context.Context, rdb redis.UniversalClient, args []any) Reply {
+	cmd := &Command{redis.NewCmd(ctx, args...)}
+	return cmd.reply(Survive(func() error { return rdb.Process(ctx, cmd) }))
+}
+
+// reply returns the reply to a command, as a Conn returns it. err is the error of the call.
+func (c *Command) reply(err error) Reply {
+	switch {
+	case c.Err() == redis.Nil:
+		return Reply{}
+	case err != nil && c.Err() == nil && c.Val() == nil:
+		return Reply{Err: err} // go-redis has panicked, or a hook has stopped the pipeline
+	}
+	return Reply{c.Val(), c.Err()}
+}
+
+// Pipeline sends commands in one pipeline, each once.
+func Pipeline(ctx context.Context, rdb redis.UniversalClient, commands [][]any) []Reply {
+	pipe := rdb.Pipeline()
+	cmds := make([]Command, len(commands))
+	for i, args := range commands {
+		// A hook may change the arguments, and other pipelines may send the same slice.
+		cmds[i].Cmd = redis.NewCmd(ctx, slices.Clone(args)...)
+		_ = pipe.Process(ctx, &cmds[i]) // only queues the command; Exec sets its error
+	}
+
+	err := Survive(func() error { _, err := pipe.Exec(ctx); return err })
+	replies := make([]Reply, len(cmds))
+	for i, cmd := range cmds {
+		replies[i] = cmd.reply(err)
+	}
+	return replies
+}
+
+// IsReply reports whether err is a server's reply.
+func IsReply(err error) bool { return errors.As(err, new(redis.Error)) }
+
+// IsReadOnly reports whether err is the reply of a replica to a write. Redis 6.2
+// has the word in the middle of the error of a script.
+func IsReadOnly(err error) bool { return IsReply(err) && strings.Contains(err.Error(), "READONLY") }
+
+// Unexpected returns the error for a reply that no version of Redis gives. It has
+// the beginning of the reply, without the secrets.
+func Unexpected(reply any, secrets ...string) error {
+	// Before the text is cut, so that no part of a secret is left.
+	text := Hide(fmt.Sprintf("%v", reply), secrets...)
+	if len(text) > 100 {
+		text = text[:100] + "…"
+	}
+	return fmt.Errorf("unexpected reply %s", strings.ToValidUTF8(text, "\uFFFD"))
+}
+
+// cutSecret is the length of the shortest part of a secret that Hide finds.
+const cutSecret = 8
+
+// Hide returns text without the secrets. A server may repeat only the beginning of a long
+// command: Redis cuts the arguments of an unknown command after 128 bytes. So Hide also
+// removes the beginnings of secrets.
+func Hide(text string, secrets ...string) string {
+	for _, secret := range secrets {
+		if secret == "" {
+			continue
+		}
+		begin := secret[:min(len(secret), cutSecret)]
+		var out strings.Builder
+		for {
+			before, after, found := strings.Cut(text, begin)
+			out.WriteString(before)
+			if !found {
+				break
+			}
+			// Of the rest, remove as much as the text has.
+			rest := secret[len(begin):]
+			n := 0
+			for n < min(len(rest), len(after)) && rest[n] == after[n] {
+				n++
+			}
+			out.WriteString("***")
+			text = after[n:]
+		}
+		text = out.String()
+	}
+	return text
+}
+
+// Survive returns the error of f, and an error if f panics with a runtime.Error.
+// f calls a client that the caller of hasp has passed. A reply can make go-redis panic. Many calls run on goroutines of
+// hasp's own, where the panic would end the program.
+func Survive(f func() error) (err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case runtime.Error:
+			err = fmt.Errorf("the client of Redis panicked: %w", r)
+		default:
+			panic(r)
+		}
+	}()
+	return f()
+}
