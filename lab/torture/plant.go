@@ -15,9 +15,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// bugs are the names of all bugs.
-var bugs = []string{"release", "renewal", "wake-up", oneTooMany, "reply", queued}
-
 // oneTooMany is the bug "slots": the callers ask for one slot too many. It is no bug of a
 // driver.
 const oneTooMany = "slots"

@@ -3,6 +3,7 @@ package pubsub
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -89,7 +90,10 @@ func (c ownConn) receive() (kind, channel, payload string, err error) {
 		return kind, "", "", nil
 	case ok && len(parts) == 3:
 		channel, ok = parts[1].(string)
-		payload, _ = parts[2].(string) // a confirmation has a number
+		var message, confirms bool
+		payload, message = parts[2].(string)
+		_, confirms = parts[2].(int64) // of how many channels
+		ok = ok && (message || confirms) && message == strings.HasSuffix(kind, "message")
 	default:
 		ok = false
 	}

@@ -651,17 +651,16 @@ func movingBetween(t *testing.T, n int, cluster bool, f func(t *testing.T, s *mo
 	synctest.Test(t, func(t *testing.T) {
 		s := &moving{t: t, at: map[string]*redis.Client{}}
 		s.Subscriber = pubsub.New(pubsub.Config{
-			Server: func(_ context.Context, slotKey string) (redis.UniversalClient, error) {
+			Server: func(_ context.Context, slotKey string) (pubsub.Server, error) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				if rdb := s.at[slotKey]; rdb != nil {
-					return rdb, nil
+					return pubsub.Passed(rdb), nil
 				}
 				return nil, errors.New("no server has the slot")
 			},
 			Cluster: cluster,
 			Reload:  func() { s.reloads.Add(1) },
-			Begin:   func(ctx context.Context) (context.Context, func()) { return ctx, func() {} },
 			Wrap:    func(err error) error { return err },
 		})
 		defer s.Close()
