@@ -32,6 +32,7 @@ type attempt struct {
 	lockKey string // on the nodes
 	record  string
 	prefix  string // of record; proves that a record belongs to this attempt
+	again   bool   // an attempt with this token came before
 	began   time.Time
 	ballot  *ballot
 
@@ -72,7 +73,7 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 		on:        make([]onNode, len(d.nodes)),
 	}
 
-	if number > 0 {
+	if a.again = number > 0; a.again {
 		a.prefix = c.Token + "~" + strconv.Itoa(number) + redisstore.Mark
 	}
 	a.record = a.prefix + c.Owner
@@ -263,6 +264,13 @@ func (a *attempt) askNode(i int) (bool, error) {
 	return v == yes, err
 }
 
+// active reports whether the attempt is in flight or holds the key.
+func (a *attempt) active() bool {
+	a.d.mu.Lock()
+	defer a.d.mu.Unlock()
+	return !a.failed && !a.released
+}
+
 // settle records the outcome of the acquire on node i. If the attempt has failed
 // meanwhile, the node releases the record.
 func (a *attempt) settle(i int, v vote, proposal uint64) {
@@ -279,10 +287,16 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 	}
 }
 
+// forgetLocked notes that a's token holds nothing. The driver then answers for the token itself, for
+// as long as commands in flight may still write and remove its records: until then, the nodes could
+// seem to hold it.
+func (a *attempt) forgetLocked() {
+	a.d.attempts[a.c.Token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
+}
+
 // cleanUp ends an attempt that did not get the key, and releases its records. If
 // the outcome is unknown, the engine will release the token twice. The driver
-// remembers the token meanwhile and answers those releases itself. Otherwise an
-// outage would fill the nodes with releases.
+// answers those releases itself. Otherwise an outage would fill the nodes with releases.
 func (a *attempt) cleanUp() {
 	d, token := a.d, a.c.Token
 	d.mu.Lock()
@@ -302,9 +316,9 @@ func (a *attempt) cleanUp() {
 	}
 	delete(d.attempts, token)
 	// After a split vote the nodes that voted yes have the record until their release
-	// arrives. If they were asked about the token, their answers could differ.
-	if left || a.ballot.result() != refused {
-		d.attempts[token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
+	// arrives, and late votes of earlier attempts may come.
+	if left || a.again || a.ballot.result() != refused {
+		a.forgetLocked()
 	}
 }
 

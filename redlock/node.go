@@ -176,6 +176,9 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 		// do, so since is the zero time.
 		_, err = n.refreshMark(ctx, time.Time{})
 	}
+	if err == nil && !a.active() {
+		err = errNotAsked // a vote would only have to be released
+	}
 	if err != nil {
 		a.settle(n.i, failed, 0)
 		return failed, err

@@ -45,7 +45,15 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	call := releaseCall(c, prefix, redisstore.DerivedKey("channel", c.Key)) // the same for all nodes
 	// This does not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the
 	// calls go on, so that no node keeps the record.
-	return d.poll(ctx, lead, func(n *node) (vote, error) { return n.releaseHold(c, a, call) })
+	err = d.poll(ctx, lead, func(n *node) (vote, error) { return n.releaseHold(c, a, call) })
+	if err == nil && a != nil && a.again {
+		// A late vote of an earlier attempt, and a node that has not answered yet, could make a
+		// quorum for a renewal.
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		a.forgetLocked()
+	}
+	return err
 }
 
 // beginRelease prevents further commands for the hold of c. It returns the attempt

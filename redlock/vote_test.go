@@ -356,3 +356,44 @@ func TestTheResultFollowsTheVotes(t *testing.T) {
 		})
 	}
 }
+
+// A vote for the first attempt of a call comes after the release of the hold that a second attempt
+// has won. A node that is not released yet has a record of the hold. Both are no quorum for a
+// renewal.
+func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		tr.warm(t, tr.d, aClaim("w"))
+		c := aClaim("k")
+		elsewhere(t, tr.vs[0], "k")
+		elsewhere(t, tr.vs[1], "k")
+		tr.vs[2].Proxy.Fail(c.Token, faultproxy.HoldRequest)
+		if _, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &place{}); !errors.Is(err, backend.ErrHeld) {
+			t.Fatalf("the first attempt: got %v, want ErrHeld", err)
+		}
+		synctest.Wait()
+		if tr.vs[2].Proxy.Pending() > 0 {
+			t.Fatal("node 3 was not asked")
+		}
+		tr.lose("01", "k")
+		if _, err := tr.d.tryAcquire(t.Context(), c, 1, noLead, &place{}); err != nil {
+			t.Fatalf("the second attempt: %v", err)
+		}
+		tr.want(t, "held", c, "xxx")
+
+		tr.vs[0].Proxy.Fail(c.Token, faultproxy.HoldRequest)
+		tr.release(t, tr.d, c)
+		tr.want(t, "released", c, "x--")
+		tr.vs[2].Proxy.Delay(200 * time.Millisecond) // until then the late vote is not released
+		tr.vs[2].Proxy.Release()
+		tr.want(t, "the late vote", c, "x-x")
+		if err := renewOne(tr.d, c, time.Second); !errors.Is(err, backend.ErrLost) {
+			t.Errorf("renew: got %v, want ErrLost", err)
+		}
+		if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+			t.Errorf("release again: got %v, want ErrLost", err)
+		}
+		tr.vs[0].Proxy.Release()
+		time.Sleep(5 * time.Second)
+		tr.want(t, "afterwards", c, "---")
+	})
+}
