@@ -172,8 +172,7 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	if g.shared && !g.since.After(p.fenced) {
 		before = p.alone // two shared holds that were asked for at once may be noted in either order
 	}
-	// A lease may end while its Lock still waits until the release before it is reported.
-	// Then later holds may be noted first.
+	// A lease may end before its Lock returns. Then later holds may be noted first.
 	if fence <= before && !late && l.Err() == nil && !b.wakingLocked() {
 		b.errorf("key %s: fence %d after %d (shared: %v)", l.Key(), fence, before, g.shared)
 	}
@@ -193,8 +192,7 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	p.drawn[fence] = true
 }
 
-// grant is when a call got its hold. The caller gets the lease later, if the release of the
-// hold before is still to be reported.
+// grant is when a call got its hold. The caller may get the lease later.
 type grant struct{ asked, at time.Time }
 
 // grantKey is the key of a *grant in the context of a call.

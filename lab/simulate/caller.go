@@ -194,11 +194,6 @@ func (a *caller) start(keys ...string) start {
 // caller has the key.
 func (a *caller) took(what string, b bounds, start start, err error) bool {
 	due := a.due(b)
-	if err == nil && b.within {
-		// The release of the Client's last hold may not be answered, although the store has
-		// carried it out. Then the next caller waits until it is reported.
-		due = due.Add(a.c.timeout)
-	}
 	if d := time.Since(due); d > 0 {
 		a.w.book.errorf("%s by %s returned %v late: %v", what, a.c.name, d, err)
 	}
