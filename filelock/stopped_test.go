@@ -118,9 +118,8 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 
 	cancel(cause)
 	for range cap(result) {
-		err := <-result
-		outage(t, "cancelled", err, d.guardFile("guard", stripeOf("k")))
-		if !errors.Is(err, cause) {
+		// A call that begins after the cancel does not reach the guard.
+		if err := <-result; !errors.Is(err, cause) {
 			t.Errorf("got %v", err)
 		}
 	}
