@@ -164,10 +164,11 @@ func TestClosedConnectionsAreNotUsed(t *testing.T) {
 	p := srv.Proxy()
 	s := opened(t, "redis://"+p.Addr(), nil)
 	const rounds = 20
-	pings(t, s)
 	failed := 0
 	var err error
 	for range rounds {
+		_, _ = s.Do(t.Context(), "ping") // ends a connection that was cut before
+		pings(t, s)                      // leaves an idle one
 		p.Cut()
 		time.Sleep(time.Millisecond)
 		if _, err = s.Do(t.Context(), "ping"); err != nil {

@@ -2,14 +2,18 @@ package resp
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"reflect"
 	"runtime"
 	"strings"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
+	"time"
 )
 
 func TestReply(t *testing.T) {
@@ -121,4 +125,59 @@ func TestAPanicOfTheClientIsAnError(t *testing.T) {
 	if r := Do(t.Context(), nil, []any{"get", "k"}); r.Err == nil {
 		t.Errorf("got %v and no error", r.Value)
 	}
+}
+
+// answering returns a connection to a server that sends a reply to whatever it gets.
+func answering(t *testing.T, reply string) *Conn {
+	ours, theirs := net.Pipe()
+	t.Cleanup(func() { ours.Close() })
+	go func() {
+		defer theirs.Close()
+		for buf := make([]byte, 4096); ; {
+			if _, err := theirs.Read(buf); err != nil {
+				return
+			}
+			if _, err := io.WriteString(theirs, reply); err != nil {
+				return
+			}
+		}
+	}()
+	return NewConn(ours, ours)
+}
+
+// A reply that no command asked for must not become the reply to the next command.
+func TestConnWithAReplyTooManyIsNotUsedAgain(t *testing.T) {
+	for reply, want := range map[string]bool{"+OK\r\n": true, "-ERR no\r\n": true, "+OK\r\n+OK\r\n": false, "-READONLY no\r\n": false} {
+		if _, good := answering(t, reply).Do(t.Context(), []any{"ping"}); good != want {
+			t.Errorf("%q: got %v", reply, good)
+		}
+	}
+}
+
+// A server may be farther away than callers wait. The connection that one of them begins is for
+// the next one, and counts as one connection.
+func TestPoolKeepsAConnectionWhoseCallerHasLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool(t.Context(), "server:1", 1, func(ctx context.Context) (*Conn, error) {
+			time.Sleep(time.Second)
+			return answering(t, "+OK\r\n"), nil
+		})
+		defer p.Close()
+		do := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
+			defer cancel()
+			return p.Do(ctx, []any{"ping"})[0].Err
+		}
+		if err := do(); err == nil {
+			t.Error("answered before there was a connection")
+		}
+		for range 3 {
+			if err := do(); err != nil {
+				t.Error(err)
+			}
+		}
+		if all, idle := p.Count(); all != 1 || idle != 1 {
+			t.Errorf("%d connections, %d idle", all, idle)
+		}
+	})
 }
