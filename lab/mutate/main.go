@@ -175,6 +175,9 @@ func run(ctx context.Context) (bool, error) {
 	all = slices.DeleteFunc(all, func(m *mutant) bool {
 		return !match.MatchString(m.String()) || *reasoned && m.reason == ""
 	})
+	if len(all) == 0 {
+		return false, fmt.Errorf("no edit matches %q", *only)
+	}
 	all = all[min(*from, len(all)):]
 	all = all[:min(*n, len(all))]
 	if *printOnly {
