@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
@@ -71,6 +73,11 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 // pool returns the pool of a server, without connections. setup are the commands with which
 // each connection begins.
 func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
+	if d.tls != nil && len(setup) == 0 {
+		// TLS 1.3 sends tickets before the first reply. Unread, they would look like a reply
+		// that no command asked for.
+		setup = [][]any{{"ping"}}
+	}
 	return resp.NewPool(d.open, addr, d.size, func(ctx context.Context) (*resp.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
 		defer cancel()
@@ -79,15 +86,28 @@ func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 			return conn, err
 		}
 
-		replies, _ := conn.Do(ctx, setup...)
+		replies, good := conn.Do(ctx, setup...)
 		for i, r := range replies {
-			if r.Err == nil && setup[i][0] == "role" && !isMaster(r.Value) {
-				r.Err = errNotMaster
+			reply := redis.Error(nil)
+			switch {
+			case err != nil:
+			case setup[i][0] == "role" && r.Err == nil && !isMaster(r.Value):
+				err = errNotMaster
+			case setup[i][0] == "ping" && errors.As(r.Err, &reply): // the user may have no right to it
+			default:
+				err = r.Err
 			}
-			if r.Err != nil {
-				conn.Close()
-				return nil, r.Err
-			}
+		}
+		switch {
+		case err != nil || good:
+		case ctx.Err() != nil: // as the last reply came
+			err = ctx.Err()
+		default: // the rest would be taken for the reply to the first command
+			err = errors.New("the server sends more replies than it gets commands")
+		}
+		if err != nil {
+			conn.Close()
+			return nil, err
 		}
 		return conn, nil
 	})

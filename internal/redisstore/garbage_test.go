@@ -86,3 +86,17 @@ func TestAClientThatPanicsIsAnOutage(t *testing.T) {
 		t.Error("a channel: Listen succeeds")
 	}
 }
+
+// A reply too many to the login must not become the reply to the first command.
+func TestALoginWithAReplyTooManyFails(t *testing.T) {
+	addr := replier(t, func(said string) string {
+		if strings.Contains(said, "auth") {
+			return "+OK\r\n+OK\r\n"
+		}
+		return "$-1\r\n"
+	})
+	s, _ := prepared(t, "redis://:pw@"+addr, nil, 0)
+	if v, err := s.Do(t.Context(), "set", "k", "v", "nx"); err == nil {
+		t.Errorf("got %v", v)
+	}
+}

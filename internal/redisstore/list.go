@@ -186,7 +186,8 @@ func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, 
 	return func(yield func([]Candidate, error) bool) {
 		all, err := s.masters(ctx, timeout)
 		if err != nil {
-			yield(nil, endOr(ctx, s.fail(err))) // all is empty then
+			yield(nil, endOr(ctx, s.fail(err)))
+			return
 		}
 		sc := &scan{s: s, timeout: timeout, prefix: prefix, queue: l.Queue}
 		for _, sc.at = range all {

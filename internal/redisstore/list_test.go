@@ -1,6 +1,8 @@
 package redisstore
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -107,5 +109,27 @@ func TestRecordsOfAnyAttempt(t *testing.T) {
 		if hasToken(record) != want {
 			t.Errorf("%q is a record: %t", record, !want)
 		}
+	}
+}
+
+// masterless is a topology that knows no master.
+type masterless struct{ topology }
+
+var errMasterless = errors.New("no master is known")
+
+func (masterless) find(context.Context, string) (*server, error) { return nil, errMasterless }
+
+func (masterless) all(context.Context) ([]*server, error) { return []*server{nil}, errMasterless }
+
+func TestScanWithoutAMaster(t *testing.T) {
+	s := &Store{name: "redis", servers: masterless{}}
+	n := 0
+	for _, err := range s.Scan(t.Context(), "", time.Second, ByToken) {
+		if n++; !errors.Is(err, errMasterless) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d pages, want the error", n)
 	}
 }

@@ -92,6 +92,10 @@ func (p *Pool) takeIdle() *Conn {
 	return c
 }
 
+// staleTime is how long the making of a connection goes on after its caller has left. It takes
+// the room of other callers meanwhile, and the server may have swallowed a command of it.
+const staleTime = time.Second
+
 // getNew makes a connection. If its caller leaves, the connection is for the next one.
 // Otherwise callers with short deadlines would never get a connection to a server that is
 // far away.
@@ -101,8 +105,10 @@ func (p *Pool) getNew(ctx context.Context) (*Conn, error) {
 		error
 	}
 	made := make(chan result)
+	within, cancel := context.WithCancel(p.open)
 	go func() {
-		c, err := p.Connect(p.open)
+		defer cancel()
+		c, err := p.Connect(within)
 		if err != nil {
 			<-p.room
 		}
@@ -118,6 +124,7 @@ func (p *Pool) getNew(ctx context.Context) (*Conn, error) {
 	case r := <-made:
 		return r.Conn, r.error
 	case <-ctx.Done():
+		time.AfterFunc(staleTime, cancel)
 		return nil, ctx.Err()
 	}
 }

@@ -181,3 +181,26 @@ func TestPoolKeepsAConnectionWhoseCallerHasLeft(t *testing.T) {
 		}
 	})
 }
+
+// A connection whose making hangs does not take room for long after its caller has left.
+func TestPoolGivesUpAConnectionThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hangs := true
+		p := NewPool(t.Context(), "server:1", 1, func(ctx context.Context) (*Conn, error) {
+			if hangs {
+				hangs = false
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return answering(t, "+OK\r\n"), nil
+		})
+		defer p.Close()
+		for _, want := range []bool{false, true} {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			if err := p.Do(ctx, []any{"ping"})[0].Err; (err == nil) != want {
+				t.Errorf("got %v", err)
+			}
+		}
+	})
+}
