@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -178,5 +179,30 @@ func TestClosedConnectionsAreNotUsed(t *testing.T) {
 	// A busy kernel may report the end of a connection late, but not often.
 	if failed > rounds/2 {
 		t.Errorf("%d of %d commands were sent into closed connections: %v", failed, rounds, err)
+	}
+}
+
+// A connection whose caller has left while it was made is used by the next caller. With TLS 1.3,
+// the server has sent tickets over it.
+func TestAConnectionWithoutACommandIsUsed(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{TLS: true})
+	s := opened(t, srv.URL(), map[string]string{"ca": srv.CAFile})
+	pool := s.servers.(single).pool
+	get := func() *resp.Conn {
+		c, err := pool.Get(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	used := get() // by Open
+	defer pool.Put(used, true)
+	c := get()
+	pool.Put(c, true)
+	time.Sleep(20 * time.Millisecond) // the tickets arrive
+	next := get()
+	defer pool.Put(next, true)
+	if next != c {
+		t.Error("another connection was made")
 	}
 }
