@@ -160,6 +160,7 @@ func (p *Pool) Connect(ctx context.Context) (*Conn, error) {
 	if err == nil {
 		c.addr = p.Addr
 		p.all[c] = true
+		_ = c.base.SetDeadline(time.Time{}) // that of the login would end a subscription
 	}
 	return c, err
 }

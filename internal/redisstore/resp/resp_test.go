@@ -204,3 +204,29 @@ func TestPoolGivesUpAConnectionThatHangs(t *testing.T) {
 		}
 	})
 }
+
+// A connection for subscriptions waits for messages longer than its login may take.
+func TestConnectionOutlastsItsLogin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool(t.Context(), "server:1", 1, func(ctx context.Context) (*Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			c := answering(t, "+OK\r\n")
+			c.Do(ctx, []any{"auth", "password"})
+			return c, nil
+		})
+		c, err := p.Connect(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- c.Receive().Err }()
+		time.Sleep(time.Minute)
+		select {
+		case err := <-ended:
+			t.Errorf("it ended: %v", err)
+		default:
+		}
+		p.Close()
+	})
+}
