@@ -708,33 +708,33 @@ func TestChannelThatMovesLeavesItsOldServer(t *testing.T) {
 	})
 }
 
-// The store has closed the client of a server that has been replaced. A call of Listen that is
-// in progress goes on at the new server. The store is asked to find out.
+// goesOnAt fails the test unless a call of Listen goes on at the server that has the channel a
+// moment after the first one could not be used, and the store is asked to find out.
+func (s *moving) goesOnAt(first, next *redis.Client) {
+	s.t.Helper()
+	s.put("a", first)
+	time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", next) })
+	s.listen("a")
+	if s.reloads.Load() == 0 {
+		s.t.Error("the store does not look for the server")
+	}
+}
+
+// The store has closed the client of a server that has been replaced.
 func TestListenGoesOnAtTheNewServer(t *testing.T) {
 	movingBetween(t, 2, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
 		closed := servers[0].Client()
 		closed.Close()
-		s.put("a", closed)
-		time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", servers[1].Client()) })
-		s.listen("a")
-		if s.reloads.Load() == 0 {
-			t.Error("the store does not look for the server")
-		}
+		s.goesOnAt(closed, servers[1].Client())
 	})
 }
 
-// A server of a cluster that has given its slot away refuses the subscription with MOVED. Listen
-// goes on at the server that has the slot now.
+// A server of a cluster that has given its slot away refuses the subscription with MOVED.
 func TestListenFollowsMoved(t *testing.T) {
 	movingBetween(t, 2, true, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
 		servers[0].Direct().Ping(t.Context()) // starts the server
 		servers[0].Proxy.Answer("subscribe", "-MOVED 7 node2:6379\r\n")
-		s.put("a", servers[0].Client())
-		time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", servers[1].Client()) })
-		s.listen("a")
-		if s.reloads.Load() == 0 {
-			t.Error("the store does not look for the server")
-		}
+		s.goesOnAt(servers[0].Client(), servers[1].Client())
 	})
 }
 
