@@ -37,10 +37,3 @@ func raise(a *atomic.Int64, n int64) int64 {
 		}
 	}
 }
-
-// time converts at to Go's clock. A suspend during the call makes the result too early,
-// which is safe for the end of a term.
-func (k *clock) time(at time.Duration) time.Time {
-	now := time.Now()
-	return now.Add(at - k.now())
-}

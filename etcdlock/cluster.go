@@ -10,6 +10,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -66,8 +67,9 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			return v, nil
 		}
 
+		// If etcd has refused the token, the client has got another one.
 		notSent := isUnsent(err)
-		if try == 0 && (notSent || isStale(err)) { // isStale: and the client has got another token
+		if try == 0 && (notSent || is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)) {
 			continue
 		}
 		if err = explain(ctx, m.endpoint, err); notSent {
@@ -124,9 +126,10 @@ func (c *cluster) silentLocked() {
 // answer to another call. A member is given up if its connection has failed, if it has no leader, or
 // if it refuses the password.
 func (c *cluster) answered(m *member, err error) {
-	// A member that says that a request timed out has answered. It may mean this call's own
-	// deadline. To leave would close the connection under the calls of all others.
-	leave := isUnavailable(err) && !timedOut(err) || isRefused(err)
+	// A member that says that a request timed out has answered: it could not commit this one before
+	// the call's deadline, or within some seconds. To leave would close the connection under the
+	// calls of all others.
+	leave := isUnavailable(err) && !is(err, rpctypes.ErrTimeout) || isRefused(err)
 
 	c.mu.Lock()
 	c.pending--

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -104,12 +105,9 @@ func parseRecord(value []byte) (r record, ok bool) {
 // holders returns how many of the entries of a key, which are in the order of their create
 // revisions, hold the key. The others wait.
 func holders(kvs []*mvccpb.KeyValue) int {
-	n := 0
-	for n < len(kvs) && isShared(kvs[n].Key) {
-		n++
+	n := slices.IndexFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isShared(kv.Key) })
+	if n < 0 {
+		return len(kvs) // all are shared
 	}
-	if n == 0 && len(kvs) > 0 {
-		n = 1
-	}
-	return n
+	return max(n, 1)
 }

@@ -61,16 +61,6 @@ func is(err error, targets ...error) bool {
 // isRefused reports whether etcd has refused the password.
 func isRefused(err error) bool { return is(err, rpctypes.ErrAuthFailed) }
 
-// isStale reports whether etcd has refused a call because of its token. The call has changed
-// nothing, and the client has asked for another token.
-func isStale(err error) bool {
-	return is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)
-}
-
-// timedOut reports whether a member could not commit a request before the call's deadline, or
-// within some seconds. Other calls may be in flight to it.
-func timedOut(err error) bool { return is(err, rpctypes.ErrTimeout) }
-
 // isUnsent reports whether a call found no connection, so that it was not sent.
 func isUnsent(err error) bool {
 	return isUnavailable(err) && strings.Contains(status.Convert(err).Message(), "Error while dialing")
@@ -158,8 +148,5 @@ func plain(text string) string {
 
 // shown returns an endpoint without its scheme.
 func shown(endpoint string) string {
-	if _, host, ok := strings.Cut(endpoint, "://"); ok {
-		return host
-	}
-	return endpoint
+	return strings.TrimPrefix(strings.TrimPrefix(endpoint, "http://"), "https://")
 }

@@ -90,8 +90,8 @@ type Driver struct {
 	burials chan struct{}      // has room for the clean-ups that may be under way at once
 	active  atomic.Int64       // Waits and clean-ups
 	cancel  context.CancelFunc // ends the cluster's context, and everything with it
-	closed  chan struct{}      // closed when Close begins
-	once    sync.Once          // closes closed
+	open    context.Context    // ends when Close begins
+	shut    context.CancelFunc // ends open
 
 	mu     sync.Mutex        // guards queues, every queue, and the places of waiters
 	queues map[string]*queue // by key: the queues that callers wait in
@@ -130,9 +130,10 @@ func New(conf clientv3.Config, o *Options) *Driver {
 	if window < minTTL {
 		panic(fmt.Sprintf("etcdlock: New: window %v is below %v", window, minTTL))
 	}
-	d := &Driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), closed: make(chan struct{}), queues: map[string]*queue{}}
+	d := &Driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), queues: map[string]*queue{}}
 	d.pool = pool{d: d, idle: map[int64][]*lease{}}
 	conf.Context, d.cancel = context.WithCancel(context.Background())
+	d.open, d.shut = context.WithCancel(conf.Context)
 	d.cluster = &cluster{conf: settings(conf), all: conf.Endpoints, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context}
 	d.cluster.spawn(d.tick)
 	return d
@@ -213,19 +214,12 @@ func (d *Driver) checkKey(ctx context.Context, key string) error {
 }
 
 // isClosed reports whether Close has begun.
-func (d *Driver) isClosed() bool {
-	select {
-	case <-d.closed:
-		return true
-	default:
-		return false
-	}
-}
+func (d *Driver) isClosed() bool { return d.open.Err() != nil }
 
 // Close ends all waits, revokes the leases that no hold uses, and closes the connections.
 // It waits for etcd for a second at most: what is left then ends with its term.
 func (d *Driver) Close() error {
-	d.once.Do(func() { close(d.closed) })
+	d.shut()
 	d.pool.prune(0)
 
 	// Waits that end now leave the queue. What they and the pool begin may take a moment.

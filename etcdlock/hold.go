@@ -34,8 +34,9 @@ func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hol
 // grant returns the grant of h. The holder may trust it for ttl from the last beginning of the
 // lease's term on.
 func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
-	began := time.Duration(h.lease.began.Load())
-	g := backend.Grant{Until: h.d.clock.time(began).Add(ttl - backend.Drift(ttl)), Handle: h}
+	// Go's clock is read first, so that a suspend in between makes the end too early, which is safe.
+	now, age := time.Now(), h.d.age(h.lease)
+	g := backend.Grant{Until: now.Add(ttl - backend.Drift(ttl) - age), Handle: h}
 	if c.Fenced {
 		g.Fence = uint64(h.entry.CreateRevision)
 	}
@@ -67,8 +68,6 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		defer func() { <-d.turns }()
 	case <-ctx.Done():
 		return backend.Grant{}, &unsent{ctx.Err()}
-	case <-d.closed:
-		return backend.Grant{}, errClosed
 	}
 	for {
 		called := d.clock.now()
@@ -278,7 +277,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	}
 
 	// Whatever comes now, no other call ends the lease or gives it back.
-	err := d.remove(ctx, h.entry)
+	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
 		h.settle(true) // a move may have begun meanwhile
 		d.pool.give(h.lease)

@@ -44,25 +44,14 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 		return err
 	}
 	last := held[len(held)-1].CreateRevision // later entries waited, or came later
-	for again := true; again; {
-		again = false
-		for _, kv := range kvs {
-			if kv.CreateRevision > last {
-				break
-			}
-			if err := d.evict(ctx, kv); errors.Is(err, errGone) {
-				again = true // it has ended, or moved to another lease
-			} else if err != nil {
-				return err
-			}
-		}
-		if again {
-			if kvs, err = d.entries(ctx, key); err != nil {
-				return err
-			}
+	for err == nil && len(kvs) > 0 && kvs[0].CreateRevision <= last {
+		if err = d.evict(ctx, kvs[0]); err == nil {
+			kvs = kvs[1:]
+		} else if errors.Is(err, errGone) { // it has ended, or moved to another lease
+			kvs, err = d.entries(ctx, key)
 		}
 	}
-	return nil
+	return err
 }
 
 // listed is a key with its entries, in the order of the queue.
@@ -140,7 +129,10 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 		for from != "" {
 			page, next, err := d.page(ctx, from, end, timeout)
 			if err != nil {
-				yield(backend.Entry{}, ofCaller(ctx, err))
+				if ctx.Err() == nil && isContextEnd(err) {
+					err = errNoAnswer // the timeout has ended, but not the caller's context
+				}
+				yield(backend.Entry{}, err)
 				return
 			}
 			for i := range page {
@@ -189,12 +181,4 @@ func (d *Driver) page(ctx context.Context, from, end string, timeout time.Durati
 		}
 	}
 	return page, next, d.terms(ctx, page)
-}
-
-// ofCaller returns the error of a call whose timeout has ended, but not its caller's context.
-func ofCaller(ctx context.Context, err error) error {
-	if ctx.Err() == nil && isContextEnd(err) {
-		return errNoAnswer
-	}
-	return err
 }

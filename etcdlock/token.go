@@ -19,18 +19,15 @@ import (
 func (d *Driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	h := d.ownHold(c)
 	for {
-		known, kv := h != nil && !h.over.Load(), (*mvccpb.KeyValue)(nil)
+		var kv *mvccpb.KeyValue
+		known, holds, err := h != nil && !h.over.Load(), true, error(nil)
 		if known {
 			kv = h.entry
-		} else {
-			found, holds, err := d.find(ctx, c)
-			if err == nil && !holds {
-				err = backend.ErrLost
-			}
-			if err != nil {
-				return backend.Grant{}, err
-			}
-			kv = found
+		} else if kv, holds, err = d.find(ctx, c); err != nil {
+			return backend.Grant{}, err
+		}
+		if !holds {
+			return backend.Grant{}, backend.ErrLost
 		}
 
 		g, err := d.move(ctx, c, h, kv)
@@ -137,12 +134,6 @@ func (d *Driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op
 	return r.Header.Revision, nil
 }
 
-// remove removes an entry. It returns errGone if the entry has changed since it was read.
-func (d *Driver) remove(ctx context.Context, kv *mvccpb.KeyValue) error {
-	_, err := d.change(ctx, kv, clientv3.OpDelete(string(kv.Key)))
-	return err
-}
-
 // txn makes a transaction.
 func (d *Driver) txn(ctx context.Context, cond clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	return call(ctx, d.cluster, func(m *member) (*clientv3.TxnResponse, error) {
@@ -217,7 +208,7 @@ func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 // If the entry was removed here, the driver that made it finds that out at its Release, and
 // does not use the lease again. So the lease can be revoked without harm to another hold.
 func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
-	if err := d.remove(ctx, kv); err != nil {
+	if _, err := d.change(ctx, kv, clientv3.OpDelete(string(kv.Key))); err != nil {
 		return err
 	}
 	if err := d.revoke(ctx, kv.Lease); err != nil && !isGone(err) {

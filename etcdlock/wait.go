@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -39,6 +40,9 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 	d.active.Add(1)
 	defer d.active.Add(-1)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.open, cancel)()
 
 	w := &waiter{d: d, c: c, began: time.Now(), wake: make(chan struct{}, 1)}
 	w.q = d.join(w)
@@ -106,11 +110,12 @@ func (w *waiter) ended(ctx context.Context) error {
 	// An outage is one of this Wait's own calls, or of the driver's, or there is no watch.
 	since, err := w.since, w.err
 	if since.IsZero() {
-		if since, err = w.d.cluster.silence(); since.IsZero() {
-			w.d.mu.Lock()
-			since = w.q.blind
-			w.d.mu.Unlock()
-		}
+		since, err = w.d.cluster.silence()
+	}
+	if since.IsZero() {
+		w.d.mu.Lock()
+		since = w.q.blind
+		w.d.mu.Unlock()
 	}
 	silent := time.Duration(0)
 	if !since.IsZero() {
@@ -119,10 +124,7 @@ func (w *waiter) ended(ctx context.Context) error {
 		}
 		silent = time.Since(since)
 	}
-	if err == nil {
-		err = errNoAnswer
-	}
-	outage := &backend.UnavailableError{Since: since, Err: err}
+	outage := &backend.UnavailableError{Since: since, Err: cmp.Or(err, errNoAnswer)}
 
 	switch {
 	case ctx.Err() == nil && silent >= w.c.Timeout:
@@ -148,26 +150,21 @@ func (w *waiter) abandon() {
 }
 
 func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	<-ctx.Done()
 }
 
 // sleep waits for a signal on one of two channels, for room in turns, or for d. It reports whether it
 // has taken room.
 func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struct{}, turns chan<- struct{}) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
 	select {
 	case turns <- struct{}{}:
 		return true
 	case <-signal:
-	case <-t.C:
 	case <-ctx.Done():
-	case <-w.d.closed:
 	}
 	return false
 }
@@ -179,9 +176,7 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 	if !w.since.IsZero() {
 		left -= time.Since(w.since)
 	}
-	ctx, cancel := context.WithTimeout(ctx, left)
-	stop := context.AfterFunc(w.d.cluster.ctx, cancel)
-	return ctx, func() { stop(); cancel() }
+	return context.WithTimeout(ctx, left)
 }
 
 // ready waits until there is a watch, and for this waiter's turn to enter the queue. The watch
@@ -247,7 +242,7 @@ func (w *waiter) keepAlive() {
 		return
 	}
 	name := string(w.entry.Key)
-	if !w.d.cluster.spawn(func() {
+	w.d.cluster.spawn(func() {
 		defer w.beating.Store(false)
 		ctx, cancel := context.WithTimeout(w.d.cluster.ctx, l.term()/3)
 		defer cancel()
@@ -257,9 +252,7 @@ func (w *waiter) keepAlive() {
 		case b.err == nil:
 			w.q.deleted(name, ended)
 		}
-	}) {
-		w.beating.Store(false)
-	}
+	})
 }
 
 // grant returns the hold of an entry at the front of the queue. A hold that is not renewed
