@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -120,14 +121,16 @@ func New(dir string, n int, args ...string) ([]*Server, error) {
 	return all, nil
 }
 
-// freePort returns an address of the loopback interface on which nobody listens now.
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// freePort returns an address of the loopback interface on which no server listens now. The port is
+// below those that systems give to connections: one of those may be taken before the server starts.
+func freePort() (addr string, err error) {
+	for range 100 {
+		var l net.Listener
+		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", 22000+rand.N(10000))); err == nil {
+			return l.Addr().String(), l.Close()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	return "", err
 }
 
 // Start starts the process, and does not wait until it answers.
@@ -214,8 +217,21 @@ func (s *Server) Pid() int {
 	return s.cmd.Process.Pid
 }
 
-// Pause stops the process, which keeps its connections.
-func (s *Server) Pause() error { return s.Signal(syscall.SIGSTOP) }
+// Pause stops the process, which keeps its connections. On Linux it returns when all threads have
+// stopped: on a busy machine, some go on for a while after the signal.
+func (s *Server) Pause() error {
+	if err := s.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.Pid()))
+	for _, file := range threads {
+		for stat := "?"; stat != "" && !strings.Contains(stat, ") T "); time.Sleep(time.Millisecond) {
+			b, _ := os.ReadFile(file) // nothing if the thread has ended
+			stat = string(b)
+		}
+	}
+	return nil
+}
 
 // Resume ends a Pause.
 func (s *Server) Resume() error { return s.Signal(syscall.SIGCONT) }
