@@ -214,7 +214,7 @@ func TestATimeoutOfOneCallEndsNoOther(t *testing.T) {
 func TestNoSpace(t *testing.T) {
 	t.Parallel()
 	servers := startServers(t, 1, "--quota-backend-bytes", "1000000")
-	d, _ := openMeddled(t, hosts(servers), &etcdlock.Options{Window: time.Minute})
+	d, m := openMeddled(t, hosts(servers), &etcdlock.Options{Window: time.Minute})
 	client := plainClient(t, hosts(servers))
 	ctx := context.Background()
 	c := take(t, d, "before", 5*time.Minute)
@@ -237,11 +237,22 @@ func TestNoSpace(t *testing.T) {
 	if err == nil || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "etcdctl alarm disarm") {
 		t.Errorf("acquire without space: %v, want an outage that says what to do", err)
 	}
-	within, cancel := context.WithTimeout(ctx, 3*time.Second)
+
+	// The context ends during a later call.
+	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	var grants atomic.Int32
+	m.set(func(method string) error {
+		if method == "LeaseGrant" && grants.Add(1) == 2 {
+			cancel()
+			return lost
+		}
+		return nil
+	}, nil)
 	if _, err := d.Wait(within, claimFor("after", time.Minute)); err == nil || !strings.Contains(err.Error(), "etcdctl alarm disarm") {
 		t.Errorf("wait without space: %v, want an outage that says what to do", err)
 	}
+	m.set(nil, nil)
 	if err := renew(d, c); err != nil {
 		t.Errorf("renew without space: %v", err)
 	}

@@ -88,7 +88,7 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 			w.since, w.err = time.Time{}, nil
 		case errors.Is(err, errGone):
 			w.abandon()
-		case ctx.Err() == nil:
+		case ctx.Err() == nil: // otherwise ended says more, and an earlier failure still counts
 			// The last call may have had no answer only because ctx was about to end.
 			if w.err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 				w.err = err
@@ -201,7 +201,7 @@ func (w *waiter) enter(ctx context.Context) error {
 	if w.lease == nil {
 		l, err := w.d.pool.take(within, min(seconds(w.c.TTL), w.d.window))
 		if err != nil {
-			return w.failed(ctx, err)
+			return err
 		}
 		w.lease, w.entry = l, newEntry(w.c, l, time.Time{})
 	}
@@ -219,20 +219,12 @@ func (w *waiter) enter(ctx context.Context) error {
 		if !unchanged(err) {
 			w.lease.doubtful.Store(true)
 		}
-		return w.failed(ctx, err)
+		return err
 	}
 	read := r.Responses[len(r.Responses)-2:]
 	w.entry = read[0].GetResponseRange().Kvs[0]
 	w.q.end(w, w.entry.CreateRevision, r.Header.Revision, read[1].GetResponseRange().Kvs)
 	return nil
-}
-
-// failed returns err, or nil if the caller's context caused it.
-func (w *waiter) failed(ctx context.Context, err error) error {
-	if ctx.Err() != nil && !backend.Definite(err) {
-		return nil // ended says more
-	}
-	return err
 }
 
 // keepAlive begins the lease's term anew, in the background, if a third of it has passed.
@@ -277,7 +269,7 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 	if w.d.age(l) > term-enough {
 		w.d.prove(within, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
 		if err != nil {
-			return g, false, w.failed(ctx, err)
+			return g, false, err
 		}
 	}
 
