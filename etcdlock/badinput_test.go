@@ -230,6 +230,17 @@ func TestLongKey(t *testing.T) {
 			t.Errorf("renewal %d of many with long keys: %.300v", i, err)
 		}
 	}
+
+	// The entries of this key are more than gRPC takes by default, 4 MiB.
+	for i := range 5 {
+		c := claimFor("long", 5*time.Minute)
+		c.Shared, c.Owner = true, fmt.Sprint(i, strings.Repeat("o", 1_000_000))
+		_, err := acquire(d, c)
+		musts(t)(nil, err)
+	}
+	if st, err := inspect(d, "long"); err != nil || len(st.Shared) != 5 {
+		t.Errorf("inspect of a long answer: %d owners, want 5: %.300v", len(st.Shared), err)
+	}
 	long := claimFor("owner", time.Minute)
 	long.Owner = strings.Repeat("o", 1536<<10)
 	if _, err := d.Acquire(context.Background(), long); !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), "too long") {

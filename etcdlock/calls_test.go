@@ -18,14 +18,16 @@ import (
 // patience is for an event that must happen. A slow machine may take long for it.
 const patience = time.Minute
 
+func open(ctx context.Context, hosts string) (backend.Driver, error) {
+	return hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + hosts}, Params: hasp.Params{"timeout": "20s"}}.Driver(ctx)
+}
+
 func openDriver(tb testing.TB, hosts string) *etcdlock.Driver {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	d, err := hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + hosts}, Params: hasp.Params{"timeout": "20s"}}.Driver(ctx)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	d, err := open(ctx, hosts)
+	musts(tb)(d, err)
 	tb.Cleanup(func() { d.Close() })
 	return d.(*etcdlock.Driver)
 }
@@ -43,6 +45,10 @@ func bounded[T any](f func(ctx context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return f(ctx)
+}
+
+func inspect(d backend.Inspector, key string) (backend.Status, error) {
+	return bounded(func(ctx context.Context) (backend.Status, error) { return d.Inspect(ctx, key) })
 }
 
 func acquire(d backend.Driver, c backend.Claim) (backend.Grant, error) {
@@ -112,28 +118,35 @@ func waitFor(tb testing.TB, d backend.Waiter, key string, ttl time.Duration) bac
 	c := claimFor(key, ttl)
 	c.Renewed = true
 	g, err := d.Wait(context.Background(), c)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	musts(tb)(g, err)
 	c.Handle = g.Handle
 	return c
+}
+
+// isFree waits until d can take a key.
+func isFree(tb testing.TB, d backend.Driver, key string) {
+	tb.Helper()
+	eventually(tb, "a lock of "+key, func() error {
+		c := claimFor(key, time.Minute)
+		_, err := acquire(d, c)
+		if err == nil {
+			err = release(d, c)
+		}
+		return err
+	})
 }
 
 // linkTo returns a link that ends with the test.
 func linkTo(tb testing.TB, at string) *conformance.Link {
 	tb.Helper()
 	l, err := conformance.TCP(at)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	musts(tb)(l, err)
 	tb.Cleanup(l.Close)
 	return l
 }
 
 // waiting is a Wait that goes on over outages, as the engine does it.
-type waiting struct {
-	done chan backend.Claim
-}
+type waiting chan backend.Claim
 
 func wants(tb testing.TB, d backend.Waiter, key string) waiting {
 	return wantsAs(tb, d, claimFor(key, time.Minute))
@@ -143,13 +156,13 @@ func wantsAs(tb testing.TB, d backend.Waiter, c backend.Claim) waiting {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	tb.Cleanup(cancel)
-	w := waiting{make(chan backend.Claim, 1)}
+	w := make(waiting, 1)
 	go func() {
 		for ctx.Err() == nil {
 			g, err := d.Wait(ctx, c)
 			if err == nil {
 				c.Handle = g.Handle
-				w.done <- c
+				w <- c
 				return
 			}
 			_ = release(d, c)
@@ -162,7 +175,7 @@ func wantsAs(tb testing.TB, d backend.Waiter, c backend.Claim) waiting {
 func (w waiting) granted(tb testing.TB) backend.Claim {
 	tb.Helper()
 	select {
-	case c := <-w.done:
+	case c := <-w:
 		return c
 	case <-time.After(patience):
 		tb.Fatal("the waiter does not get the key")
@@ -185,7 +198,7 @@ func handOver(tb testing.TB, h, d *etcdlock.Driver, meanwhile func(held backend.
 func queued(tb testing.TB, d backend.Inspector, key string, n int) {
 	tb.Helper()
 	eventually(tb, "the waiters in the queue", func() error {
-		st, err := bounded(func(ctx context.Context) (backend.Status, error) { return d.Inspect(ctx, key) })
+		st, err := inspect(d, key)
 		if err == nil && len(st.Waiters) < n {
 			err = fmt.Errorf("waiters %q", st.Waiters)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"regexp"
 	"strconv"
 	"testing"
 	"time"
@@ -11,8 +12,6 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/etcdtest"
 )
@@ -21,7 +20,18 @@ func TestConformance(t *testing.T) {
 	if !conformance.Child() {
 		etcdtest.Need(t)
 	}
-	conformance.Run(t, harness(t))
+	t.Parallel()
+
+	// Two servers, because clauses that need a store for themselves run one after another.
+	long := regexp.MustCompile("^(restart|leftovers|fence-)")
+	for name, want := range map[string]bool{"restarts and leftovers": true, "others": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := harness(t)
+			h.Only = func(clause string) bool { return long.MatchString(clause) == want }
+			conformance.Run(t, h)
+		})
+	}
 }
 
 // harness is for one etcd process.
@@ -34,14 +44,9 @@ func harness(tb testing.TB) conformance.Harness {
 				return "", nil, err
 			}
 			s = all[0]
-			if err := s.Start(); err != nil {
-				return "", nil, err
-			}
-			return s.Client, s.Kill, s.Healthy(ctx)
+			return s.Client, s.Kill, start(ctx, s)
 		},
-		Open: func(ctx context.Context, store string) (backend.Driver, error) {
-			return hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + store}, Params: hasp.Params{"timeout": "20s"}}.Driver(ctx)
-		},
+		Open: open,
 		Link: func(_ context.Context, store string) (*conformance.Link, error) { return conformance.TCP(store) },
 		Stop: func(context.Context, string) error { s.Kill(); return nil },
 		Start: func(ctx context.Context, _ string, data bool) error {
@@ -50,10 +55,7 @@ func harness(tb testing.TB) conformance.Harness {
 					return err
 				}
 			}
-			if err := s.Start(); err != nil {
-				return err
-			}
-			return s.Healthy(ctx)
+			return start(ctx, s)
 		},
 
 		// A compaction is what etcd may do at any time.
@@ -111,11 +113,4 @@ func entries(ctx context.Context, store string) (all []string, err error) {
 		return nil
 	})
 	return all, err
-}
-
-func BenchmarkConformance(b *testing.B) {
-	if !conformance.Child() {
-		etcdtest.Need(b)
-	}
-	conformance.Bench(b, harness(b))
 }

@@ -18,17 +18,19 @@ import (
 )
 
 // survives takes a key and lets others wait for it, breaks something, and checks that the
-// hold and the waiter go on. fault gets the members that the holder and the waiter use, and
-// returns what mends it.
-func survives(t *testing.T, at string, fault func(holders, waiters string) (mend func())) {
+// hold and the waiter go on. fault gets the member that both use, and returns what mends it.
+func survives(t *testing.T, at string, fault func(member string) (mend func())) {
 	t.Helper()
 	a, b, other := openDriver(t, at), openDriver(t, at), openDriver(t, at)
+	for a.Member() != b.Member() {
+		b = openDriver(t, at)
+	}
 	key := t.Name()
 	c := take(t, a, key, 5*time.Minute)
 	w := wants(t, b, key)
 	queued(t, a, key, 1)
 
-	mend := fault(a.Member(), b.Member())
+	mend := fault(a.Member())
 	eventually(t, "a renewal after the fault", func() error {
 		err := renew(a, c)
 		if errors.Is(err, backend.ErrLost) {
@@ -57,14 +59,7 @@ func survives(t *testing.T, at string, fault func(holders, waiters string) (mend
 	eventually(t, "the waiter's renewal", func() error { return renew(b, next) })
 	mend()
 	eventually(t, "the waiter's release", func() error { return release(b, next) })
-	eventually(t, "the key after all that", func() error {
-		c := claimFor(key, time.Minute)
-		_, err := acquire(other, c)
-		if err == nil {
-			err = release(other, c)
-		}
-		return err
-	})
+	isFree(t, other, key)
 }
 
 // TestMembers breaks one of three members, or two.
@@ -81,37 +76,29 @@ func TestMembers(t *testing.T) {
 	killed := func(s *server) func() {
 		s.Kill()
 		return func() {
-			if err := s.Start(); err != nil {
-				t.Fatal(err)
-			}
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			if err := s.Healthy(ctx); err != nil {
-				t.Fatal(err)
-			}
+			musts(t)(nil, start(ctx, s))
 		}
 	}
 	stopped := func(s *server) func() { return pause(t, s) }
 
 	for name, fault := range map[string]func(s *server) (mend func()){"killed": killed, "stopped": stopped} {
-		t.Run("the holder's is "+name, func(t *testing.T) {
-			survives(t, hosts(servers), func(holders, _ string) func() { return fault(at(holders)) })
-		})
-		t.Run("the waiter's is "+name, func(t *testing.T) {
-			survives(t, hosts(servers), func(_, waiters string) func() { return fault(at(waiters)) })
+		t.Run("theirs is "+name, func(t *testing.T) {
+			survives(t, hosts(servers), func(member string) func() { return fault(at(member)) })
 		})
 		t.Run("the leader is "+name, func(t *testing.T) {
-			survives(t, hosts(servers), func(_, _ string) func() { return fault(leaderOf(t, servers)) })
+			survives(t, hosts(servers), func(string) func() { return fault(leaderOf(t, servers)) })
 		})
 	}
-	t.Run("the waiter's is cut off from the others", func(t *testing.T) {
+	t.Run("theirs is cut off from the others", func(t *testing.T) {
 		// Its peers are stopped, and then go on. It answers TCP all the time.
-		survives(t, hosts(servers), func(_, waiters string) func() {
-			lonely := etcdlock.New(clientv3.Config{Endpoints: []string{waiters}}, nil)
+		survives(t, hosts(servers), func(member string) func() {
+			lonely := etcdlock.New(clientv3.Config{Endpoints: []string{member}}, nil)
 			defer lonely.Close()
 			var mends []func()
 			for _, s := range servers {
-				if s.Client != waiters {
+				if s.Client != member {
 					mends = append(mends, pause(t, s))
 				}
 			}
@@ -136,13 +123,9 @@ func TestMembers(t *testing.T) {
 					links[l.Store] = l
 					all = append(all, l.Store)
 				}
-				survives(t, strings.Join(all, ","), func(holders, waiters string) func() {
-					links[holders].Set(state)
-					links[waiters].Set(state)
-					return func() {
-						links[holders].Set(conformance.Up)
-						links[waiters].Set(conformance.Up)
-					}
+				survives(t, strings.Join(all, ","), func(member string) func() {
+					links[member].Set(state)
+					return func() { links[member].Set(conformance.Up) }
 				})
 			})
 		}
@@ -258,14 +241,11 @@ func TestNoSpace(t *testing.T) {
 	}
 	free(t, d, c)
 	began := time.Now()
-	d.Renew(ctx, []backend.Claim{waited}, func(_ int, g backend.Grant, e error) {
-		if err = e; err == nil && (g.Until.Before(began.Add(30*time.Second)) || g.Until.After(time.Now().Add(time.Minute))) {
-			t.Errorf("renewal without space of a hold that was waited for: for %v, want the window of a minute", g.Until.Sub(began))
+	d.Renew(ctx, []backend.Claim{waited}, func(_ int, g backend.Grant, err error) {
+		if err != nil || g.Until.Before(began.Add(30*time.Second)) || g.Until.After(time.Now().Add(time.Minute)) {
+			t.Errorf("renewal without space of a hold that was waited for: %v, for %v, want the window of a minute", err, g.Until.Sub(began))
 		}
 	})
-	if err != nil {
-		t.Errorf("renewal without space of a hold that was waited for: %v", err)
-	}
 
 	r, err := client.Get(ctx, "filler")
 	if err != nil {
@@ -279,12 +259,31 @@ func TestNoSpace(t *testing.T) {
 	if err := renew(d, waited); err != nil {
 		t.Errorf("renewal with space again: %v", err)
 	}
-	eventually(t, "acquire with space again", func() error {
-		c := claimFor("after", time.Minute)
-		_, err := acquire(d, c)
-		if err == nil {
-			err = release(d, c)
-		}
-		return err
-	})
+	isFree(t, d, "after")
+}
+
+// TestWaitThatBeginsInAnOutage checks that the outage lasts for the timeout, and not for
+// twice that.
+func TestWaitThatBeginsInAnOutage(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	link := linkTo(t, s.Client)
+	d := openDriver(t, link.Store)
+	link.Set(conformance.Hung)
+
+	c := claimFor("outage", time.Minute)
+	c.Timeout = 4 * time.Second
+	began := time.Now()
+	_, err := d.Wait(context.Background(), c)
+	took := time.Since(began)
+	var outage *backend.UnavailableError
+	if !errors.As(err, &outage) {
+		t.Fatalf("wait in an outage: %v, want an outage", err)
+	}
+	if took > c.Timeout*3/2 {
+		t.Errorf("a Wait with a timeout of %v that began in an outage took %v", c.Timeout, took)
+	}
+	if late := outage.Since.Sub(began); late > c.Timeout/2 {
+		t.Errorf("the outage is said to have begun %v after the Wait", late)
+	}
 }

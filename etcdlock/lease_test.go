@@ -2,11 +2,13 @@ package etcdlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
 )
 
@@ -22,39 +24,78 @@ func nothingLeft(t *testing.T, at string) {
 	})
 }
 
-// TestDoubtfulLease loses the reply to a put and to a release. The lease must be revoked, and never
-// used again.
-func TestDoubtfulLease(t *testing.T) {
+// TestLostCalls loses a transaction, which may still arrive, or its reply. The lease whose put has no
+// known outcome is never used again. A hold goes on until its release, and then nothing is left.
+func TestLostCalls(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	for _, what := range []string{"release", "acquire"} {
-		t.Run(what, func(t *testing.T) {
-			link := linkTo(t, s.Client)
-			d := openDriver(t, link.Store)
-			c := take(t, d, "doubtful", 5*time.Minute)
-			if what == "acquire" {
-				free(t, d, c)
-				c = claimFor("doubtful", 5*time.Minute)
-			}
-
-			link.Set(conformance.Deaf)
-			ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-			defer cancel()
-			var err error
-			if what == "release" {
-				err = d.Release(ctx, c)
-			} else {
-				_, err = d.Acquire(ctx, c)
-			}
-			if err == nil {
-				t.Fatalf("%s without a reply: no error", what)
-			}
-			link.Set(conformance.Up)
-			if n := d.Idle(); n != 0 {
-				t.Errorf("%d idle leases after a %s of unknown outcome, want 0", n, what)
-			}
-			nothingLeft(t, s.Client)
-		})
+	type op = func(d *etcdlock.Driver, c *backend.Claim) error
+	wait := func(d *etcdlock.Driver, c *backend.Claim) error {
+		g, err := d.Wait(context.Background(), *c)
+		c.Handle = g.Handle
+		return err
+	}
+	lock := func(d *etcdlock.Driver, c *backend.Claim) error {
+		g, err := acquire(d, *c)
+		c.Handle = g.Handle
+		return err
+	}
+	unlock := func(d *etcdlock.Driver, c *backend.Claim) error { return release(d, *c) }
+	prolong := func(d *etcdlock.Driver, c *backend.Claim) error { return renew(d, *c) }
+	nothing := func(*etcdlock.Driver, *backend.Claim) error { return nil }
+	for _, tt := range []struct {
+		what         string
+		before, call op
+		lost         int32 // which transaction of the call
+		goesOn       bool  // the hold lives after the call
+		then         op
+		renewed      bool // Claim.Renewed
+	}{
+		{"acquire", nothing, lock, 1, false, nothing, false},
+		{"release", lock, unlock, 1, false, nothing, false},
+		{"place in the queue", nothing, wait, 1, true, nothing, true}, // the Wait repeats it
+		{"move at the grant", nothing, wait, 2, false, nothing, false},
+		{"first renewal", wait, prolong, 1, true, nothing, true}, // it moves the hold to a lease of the whole term
+		{"first renewal, and then the next", wait, prolong, 1, true, prolong, true},
+	} {
+		for _, what := range []string{"request", "reply"} {
+			t.Run(tt.what+", "+what, func(t *testing.T) {
+				t.Parallel()
+				d, m := openMeddled(t, s.Client, nil)
+				c := claimFor(t.Name(), 5*time.Minute)
+				c.Renewed = tt.renewed
+				if err := tt.before(d, &c); err != nil {
+					t.Fatal(err)
+				}
+				var txns atomic.Int32
+				lose := func(method string) error {
+					if method == "Txn" && txns.Add(1) == tt.lost {
+						return lost
+					}
+					return nil
+				}
+				if what == "request" {
+					m.set(lose, nil)
+				} else {
+					m.set(nil, lose)
+				}
+				if err := tt.call(d, &c); txns.Load() < tt.lost || (err == nil) != (tt.lost < txns.Load()) {
+					t.Errorf("%d transactions, of which one was lost: %v", txns.Load(), err)
+				}
+				m.set(nil, nil)
+				if err := tt.then(d, &c); err != nil {
+					t.Errorf("the next renewal: %v", err)
+				}
+				if err := release(d, c); err != nil && (tt.goesOn || !errors.Is(err, backend.ErrLost)) {
+					t.Errorf("release: %v", err)
+				}
+				if n := d.Idle(); n != 0 {
+					t.Errorf("%d leases would be used again, want 0", n)
+				}
+				d.Close()
+				nothingLeft(t, s.Client)
+			})
+		}
 	}
 }
 
@@ -68,20 +109,13 @@ func TestSuspend(t *testing.T) {
 	beats := func() float64 { return metric(t, s, `grpc_server_msg_received_total\{grpc_method="LeaseKeepAlive".*`) }
 
 	// A lease of the pool has lost a fifth of its term.
-	c := claimFor("suspend", time.Minute)
-	c.Renewed = true
-	g, err := acquire(d, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Handle = g.Handle
-	free(t, d, c)
+	free(t, d, take(t, d, "suspend", time.Minute))
 	suspend(12 * time.Second)
 	before := beats()
-	c.Token += "x"
-	if _, err := acquire(d, c); err != nil {
-		t.Fatal(err)
-	}
+	c := claimFor("suspend", time.Minute)
+	c.Renewed = true
+	_, err := acquire(d, c)
+	musts(t)(nil, err)
 	if after := beats(); after == before {
 		t.Error("the driver trusts a lease of the pool as it was before the suspend")
 	}
@@ -98,5 +132,116 @@ func TestSuspend(t *testing.T) {
 	w.granted(t)
 	if after := beats(); after == before {
 		t.Error("the driver trusts the lease of a place as it was before the suspend")
+	}
+}
+
+// TestEvictionCutOff lets a process die between the removal of an entry and the end of its
+// lease. The holder must learn of it at its next renewal.
+func TestEvictionCutOff(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	for what, evict := range map[string]func(d backend.Inspector, c backend.Claim) error{
+		"Break":   func(d backend.Inspector, c backend.Claim) error { return d.Break(context.Background(), c.Key) },
+		"Release": func(d backend.Inspector, c backend.Claim) error { c.Handle = nil; return release(d, c) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			holder := openDriver(t, s.Client)
+			other, meddler := openMeddled(t, s.Client, nil)
+			c, kept := take(t, holder, "cut off", 5*time.Minute), take(t, holder, "kept", 5*time.Minute)
+			meddler.set(losing("LeaseRevoke"), nil)
+			if err := evict(other, c); err == nil {
+				t.Errorf("%s returned no error, although the lease was not revoked", what)
+			}
+			other.Close()
+
+			errs := renewAll(t.Context(), holder, []backend.Claim{c, kept})
+			if !errors.Is(errs[0], backend.ErrLost) {
+				t.Errorf("renewal after a %s that was cut off: %v, want ErrLost", what, errs[0])
+			}
+			if errs[1] != nil {
+				t.Errorf("renewal of another hold: %v", errs[1])
+			}
+			if err := release(holder, c); !errors.Is(err, backend.ErrLost) {
+				t.Errorf("release after a %s that was cut off: %v, want ErrLost", what, err)
+			}
+			free(t, holder, kept)
+			holder.Close()
+			nothingLeft(t, s.Client)
+		})
+	}
+}
+
+// TestKeepUntilIsNotExceeded keeps a key for little longer than a second. A lease of etcd
+// lasts for 2 s at least, so the driver must end it.
+func TestKeepUntilIsNotExceeded(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, other := openDriver(t, s.Client), openDriver(t, s.Client)
+	var late time.Duration
+	for range 5 { // a slow machine may be late now and then
+		c := take(t, d, "kept", time.Minute)
+		c.KeepUntil = time.Now().Add(1050 * time.Millisecond)
+		free(t, d, c)
+		next := wants(t, other, "kept").granted(t)
+		if late = time.Since(c.KeepUntil); late < 0 {
+			t.Fatalf("the key was free %v before KeepUntil", -late)
+		}
+		free(t, other, next)
+		if late < 900*time.Millisecond {
+			return
+		}
+	}
+	t.Errorf("the key was free %v after KeepUntil", late)
+}
+
+// TestLastSecond inspects a hold until its term has ended. In its last second, of which etcd
+// says 0 s, the key is still held.
+func TestLastSecond(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, other := openDriver(t, s.Client), openDriver(t, s.Client)
+	take(t, d, "last second", 2*time.Second)
+	eventually(t, "the end of the term", func() error {
+		st, err := inspect(d, "last second")
+		if err != nil || st.Held && st.TTL > 0 && st.TTL <= 2*time.Second {
+			return fmt.Errorf("%+v, %v", st, err)
+		}
+		if st.Held {
+			t.Fatalf("inspect: %+v", st)
+		}
+		// It was said to be free, so it must be.
+		if _, err := acquire(other, claimFor("last second", time.Minute)); err != nil {
+			t.Errorf("acquire of a key that Inspect has called free: %v", err)
+		}
+		return nil
+	})
+}
+
+// The age of a hold does not count its wait. It is not known before the first renewal.
+func TestAgeOfAHoldThatWaited(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, h := openDriver(t, s.Client), openDriver(t, s.Client)
+	held := take(t, h, "key", 5*time.Minute)
+	c := claimFor("key", 5*time.Minute)
+	c.Renewed = true
+	w := wantsAs(t, d, c)
+	queued(t, h, "key", 1)
+	time.Sleep(100 * time.Millisecond)
+	before := time.Now()
+	free(t, h, held)
+	c = w.granted(t)
+	after := time.Now()
+	for i := range 2 {
+		st, err := inspect(h, "key")
+		if err != nil || !st.Held {
+			t.Fatal(st, err)
+		}
+		if i == 0 && !st.Since.IsZero() || i == 1 && (st.Since.Before(before.Truncate(time.Millisecond)) || st.Since.After(after)) {
+			t.Errorf("after %d renewals, the hold began at %v, want between %v and %v", i, st.Since, before, after)
+		}
+		if err := renew(d, c); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -3,7 +3,7 @@ package etcdlock_test
 import (
 	"context"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -14,33 +14,100 @@ import (
 	"github.com/hasplock/hasp/etcdlock"
 )
 
-// meddler spoils calls of one driver. Each of its functions gets the last part of a
-// method's name, such as Txn.
+// meddler spoils the calls and streams of one driver. A method is the last part of its name, such
+// as Txn.
 type meddler struct {
-	before atomic.Pointer[func(method string) error] // instead of the call, if it returns an error
-	after  atomic.Pointer[func(method string) error] // instead of the answer, if it returns an error
+	mu     sync.Mutex                // guards all below
+	before func(method string) error // instead of the call, if it returns an error
+	after  func(method string) error // instead of the answer, if it returns an error
+	change func(msg any)             // is called before a message of a stream is sent, and after one was received
+	mute   string                    // the method whose next stream sends nothing, so that no answer comes
 }
 
 func (m *meddler) set(before, after func(method string) error) {
-	for at, f := range map[*atomic.Pointer[func(string) error]]func(string) error{&m.before: before, &m.after: after} {
-		if at.Store(nil); f != nil {
-			at.Store(&f)
-		}
-	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.before, m.after = before, after
 }
 
+// changing sets what is done to each message of a stream.
+func (m *meddler) changing(change func(msg any)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.change = change
+}
+
+func (m *meddler) silence(method string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mute = method
+}
+
+func nameOf(method string) string { return method[strings.LastIndexByte(method, '/')+1:] }
+
 func (m *meddler) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	name := method[strings.LastIndexByte(method, '/')+1:]
-	if f := m.before.Load(); f != nil {
-		if err := (*f)(name); err != nil {
+	m.mu.Lock()
+	before := m.before
+	m.mu.Unlock()
+	if before != nil {
+		if err := before(nameOf(method)); err != nil {
 			return err
 		}
 	}
 	err := next(ctx, method, req, reply, conn, opts...)
-	if f := m.after.Load(); f != nil && err == nil {
-		err = (*f)(name)
+	m.mu.Lock()
+	after := m.after
+	m.mu.Unlock()
+	if after != nil && err == nil {
+		err = after(nameOf(method))
 	}
 	return err
+}
+
+func (m *meddler) stream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	stream, err := next(ctx, desc, conn, method, opts...)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	mute := m.mute == nameOf(method)
+	if mute {
+		m.mute = ""
+	}
+	return meddled{stream, m, mute}, nil
+}
+
+// meddled is a stream of a driver with a meddler.
+type meddled struct {
+	grpc.ClientStream
+	m    *meddler
+	mute bool
+}
+
+func (s meddled) SendMsg(msg any) error {
+	if s.mute {
+		return nil
+	}
+	s.m.see(msg)
+	return s.ClientStream.SendMsg(msg)
+}
+
+func (s meddled) RecvMsg(msg any) error {
+	err := s.ClientStream.RecvMsg(msg)
+	if err == nil {
+		s.m.see(msg)
+	}
+	return err
+}
+
+func (m *meddler) see(msg any) {
+	m.mu.Lock()
+	change := m.change
+	m.mu.Unlock()
+	if change != nil {
+		change(msg)
+	}
 }
 
 // lost is the error of a call whose answer does not come.
@@ -56,17 +123,12 @@ func losing(method string) func(string) error {
 	}
 }
 
-// openMeddled opens a driver whose calls the meddler may spoil.
+// openMeddled opens a driver whose calls and streams the meddler may spoil.
 func openMeddled(tb testing.TB, hosts string, o *etcdlock.Options) (*etcdlock.Driver, *meddler) {
 	tb.Helper()
 	m := &meddler{}
-	return openWith(tb, hosts, o, grpc.WithUnaryInterceptor(m.intercept)), m
-}
-
-// openWith opens a driver whose connections have an option.
-func openWith(tb testing.TB, hosts string, o *etcdlock.Options, dial grpc.DialOption) *etcdlock.Driver {
-	tb.Helper()
-	d := etcdlock.New(clientv3.Config{Endpoints: strings.Split(hosts, ","), DialOptions: []grpc.DialOption{dial}}, o)
+	d := etcdlock.New(clientv3.Config{Endpoints: strings.Split(hosts, ","),
+		DialOptions: []grpc.DialOption{grpc.WithUnaryInterceptor(m.intercept), grpc.WithStreamInterceptor(m.stream)}}, o)
 	tb.Cleanup(func() { d.Close() })
-	return d
+	return d, m
 }

@@ -3,6 +3,8 @@ package etcdlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -40,9 +42,10 @@ func TestRenewalOfARevokedLease(t *testing.T) {
 	client := plainClient(t, s.Client)
 	for _, name := range []string{"at once", "late", "not in time", "deposed leader"} {
 		t.Run(name, func(t *testing.T) {
-			d, m := openMuffled(t, s.Client)
+			t.Parallel()
+			d, m := openMeddled(t, s.Client, nil)
 			c := take(t, d, name, 5*time.Minute)
-			ctx, cancel := context.WithTimeout(context.Background(), patience/2)
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 			defer cancel()
 			m.changing(func(msg any) {
 				r, ok := msg.(*pb.LeaseKeepAliveResponse)
@@ -52,7 +55,7 @@ func TestRenewalOfARevokedLease(t *testing.T) {
 					r.Header.RaftTerm--
 				default:
 					if name == "late" {
-						time.Sleep(9 * time.Second)
+						time.Sleep(time.Second)
 					}
 					revoke(t, client, c.Key)
 					r.TTL = 300
@@ -86,7 +89,7 @@ func TestRenewalOfARevokedLease(t *testing.T) {
 func TestGrantOfARevokedLease(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d, m := openMuffled(t, s.Client)
+	d, m := openMeddled(t, s.Client, nil)
 	h := openDriver(t, s.Client)
 	suspend := etcdlock.Suspendable(d)
 	client := plainClient(t, s.Client)
@@ -134,4 +137,58 @@ func TestWaiterWhoseLeaseIsRevoked(t *testing.T) {
 		revoke(t, plainClient(t, s.Client), "key")
 		queued(t, h, "key", 1)
 	})
+}
+
+// One keep-alive of many is stuck. The other holds are renewed in time, and that one by the next
+// renewal.
+func TestStuckKeepAlives(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startServers(t, 1)[0].Client, nil)
+	var cs []backend.Claim
+	for i := range 64 {
+		cs = append(cs, take(t, d, fmt.Sprint("key-", i), 5*time.Minute))
+	}
+	renewals := func() (failed int) {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		failed = len(cs)
+		for _, err := range renewAll(ctx, d, cs) {
+			if err == nil {
+				failed--
+			}
+		}
+		return failed
+	}
+	m.silence("LeaseKeepAlive")
+	if n := renewals(); n != 1 {
+		t.Errorf("%d of 64 renewals failed, with one stuck", n)
+	}
+	eventually(t, "renewals after", func() (err error) {
+		if n := renewals(); n > 0 {
+			err = fmt.Errorf("%d renewals failed", n)
+		}
+		return err
+	})
+}
+
+// The keep-alive of a waiter is stuck. The waiter keeps its place.
+func TestStuckKeepAliveOfAWaiter(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, m := openMeddled(t, s.Client, nil)
+	h := openDriver(t, s.Client)
+	c := take(t, h, "key", 5*time.Minute)
+	m.silence("LeaseKeepAlive")
+	w := wants(t, d, "key")
+	queued(t, h, "key", 1)
+	before, err := entries(t.Context(), s.Client)
+	musts(t)(before, err)
+	time.Sleep(8 * time.Second) // the window is 5 s
+	after, err := entries(t.Context(), s.Client)
+	musts(t)(after, err)
+	if !slices.Equal(after, before) {
+		t.Errorf("the entries are %q, and were %q", after, before)
+	}
+	free(t, h, c)
+	free(t, d, w.granted(t))
 }

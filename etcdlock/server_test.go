@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,15 +23,23 @@ var (
 	startServers = etcdtest.Start // a cluster that ends with the test
 )
 
+// start starts a server, and waits until it answers.
+func start(ctx context.Context, s *server) error {
+	if err := s.Start(); err != nil {
+		return err
+	}
+	return s.Healthy(ctx)
+}
+
 func leaderOf(tb testing.TB, servers []*server) (leader *server) {
 	tb.Helper()
 	eventually(tb, "a leader", func() error {
-		i := slices.IndexFunc(servers, (*server).IsLeader)
-		if i < 0 {
-			return errors.New("no leader")
+		for _, leader = range servers {
+			if leader.IsLeader() {
+				return nil
+			}
 		}
-		leader = servers[i]
-		return nil
+		return errors.New("no leader")
 	})
 	return leader
 }
@@ -40,23 +47,16 @@ func leaderOf(tb testing.TB, servers []*server) (leader *server) {
 // pause stops the process, which keeps its connections.
 func pause(tb testing.TB, s *server) (resume func()) {
 	tb.Helper()
-	if err := s.Pause(); err != nil {
-		tb.Fatal(err)
-	}
-	return func() {
-		if err := s.Resume(); err != nil {
-			tb.Fatal(err)
-		}
-	}
+	must := musts(tb)
+	must(nil, s.Pause())
+	return func() { must(nil, s.Resume()) }
 }
 
 // metric returns the sum of the metrics whose lines begin with a pattern.
 func metric(tb testing.TB, s *server, pattern string) float64 {
 	tb.Helper()
 	x, err := sum(s, pattern)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	musts(tb)(x, err)
 	return x
 }
 
@@ -92,9 +92,7 @@ func newClient(hosts string) (*clientv3.Client, error) {
 func plainClient(tb testing.TB, hosts string) *clientv3.Client {
 	tb.Helper()
 	c, err := newClient(hosts)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	musts(tb)(c, err)
 	tb.Cleanup(func() { c.Close() })
 	return c
 }

@@ -116,12 +116,14 @@ func TestPauses(t *testing.T) {
 		}
 	}
 	t.Run("connections", func(t *testing.T) {
+		t.Parallel()
 		var made atomic.Int64
 		d := etcdlock.New(clientv3.Config{Endpoints: []string{serve(t, func(net.Conn) { made.Add(1) })}}, nil)
 		t.Cleanup(func() { d.Close() })
 		few(t, "connections", d, func() float64 { return float64(made.Load()) })
 	})
 	t.Run("passwords", func(t *testing.T) {
+		t.Parallel()
 		s := startServers(t, 1)[0]
 		root := enableUsers(t, s)
 		d := openDriver(t, "joe:hunter2@"+s.Client)

@@ -23,27 +23,20 @@ import (
 // certify writes a certificate, which is its own authority, and its key into files.
 func certify(t *testing.T) (certFile, keyFile string) {
 	t.Helper()
+	must := musts(t)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(nil, err)
 	cert := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "etcd.example"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
 		DNSNames: []string{"etcd.example"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, cert, cert, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(nil, err)
 	private, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(nil, err)
 	dir := t.TempDir()
 	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
 	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: der}, keyFile: {Type: "EC PRIVATE KEY", Bytes: private}} {
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(nil, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
 	}
 	return certFile, keyFile
 }
@@ -54,16 +47,12 @@ func TestTLS(t *testing.T) {
 	etcdtest.Need(t)
 	cert, key := certify(t)
 	all, err := newServers(t.TempDir(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	musts(t)(all, err)
 	s := all[0]
 	s.Args = append(s.Args, "--listen-client-urls", "https://"+s.Client, "--advertise-client-urls", "https://"+s.Client,
 		"--cert-file", cert, "--key-file", key, "--trusted-ca-file", cert, "--client-cert-auth")
 	t.Cleanup(s.Kill)
-	if err := s.Start(); err != nil {
-		t.Fatal(err)
-	}
+	musts(t)(nil, s.Start())
 
 	q := url.Values{"ca": {cert}, "cert": {cert}, "key": {key}}
 	eventually(t, "a lock over TLS", func() error {

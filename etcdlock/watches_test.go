@@ -22,7 +22,7 @@ func TestManyKeysWaitedFor(t *testing.T) {
 
 	var held []backend.Claim
 	var waits []waiting
-	for i := range 300 {
+	for i := range 120 {
 		key := fmt.Sprint("many-", i)
 		held = append(held, take(t, holder, key, 5*time.Minute))
 		waits = append(waits, wants(t, waiter, key))
@@ -41,7 +41,7 @@ func TestManyKeysWaitedFor(t *testing.T) {
 func TestLostEvent(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d, m := openMuffled(t, s.Client)
+	d, m := openMeddled(t, s.Client, nil)
 	h := openDriver(t, s.Client)
 	handOver(t, h, d, func(backend.Claim) {
 		m.changing(func(msg any) {
