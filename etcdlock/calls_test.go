@@ -112,17 +112,6 @@ func free(tb testing.TB, d backend.Driver, c backend.Claim) {
 	}
 }
 
-// waitFor waits for a key that is free, with a claim that the engine would renew.
-func waitFor(tb testing.TB, d backend.Waiter, key string, ttl time.Duration) backend.Claim {
-	tb.Helper()
-	c := claimFor(key, ttl)
-	c.Renewed = true
-	g, err := d.Wait(context.Background(), c)
-	musts(tb)(g, err)
-	c.Handle = g.Handle
-	return c
-}
-
 // isFree waits until d can take a key.
 func isFree(tb testing.TB, d backend.Driver, key string) {
 	tb.Helper()

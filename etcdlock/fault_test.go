@@ -204,7 +204,9 @@ func TestNoSpace(t *testing.T) {
 
 	// The lease of a hold that was waited for has the term of the window. The first renewal
 	// would move the hold to another lease.
-	waited := waitFor(t, d, "waited for", 5*time.Minute)
+	waited := claimFor("waited for", 5*time.Minute)
+	waited.Renewed = true
+	waited = wantsAs(t, d, waited).granted(t)
 
 	var full error
 	for range 1000 {
