@@ -23,7 +23,6 @@ type cluster struct {
 	servers map[string]*server // by address
 	slots   [slot.Count]*server
 	asked   time.Time // when slots was queried; zero if it was not
-	suspect *server   // the last server that failed; it is queried last
 }
 
 const (
@@ -33,19 +32,8 @@ const (
 
 func newCluster(a address, d *dialer) *cluster {
 	c := &cluster{a: a, d: d, servers: map[string]*server{}}
-	c.searches.run, c.searches.open = c.search, d.open
+	c.searches.run, c.searches.d = c.search, d
 	return c
-}
-
-func (c *cluster) close() error {
-	// Before mu is locked, because a search under way locks it.
-	c.searches.close()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range c.servers {
-		s.pool.Close()
-	}
-	return nil
 }
 
 func (c *cluster) find(ctx context.Context, key string) (*server, error) {
@@ -158,12 +146,8 @@ func (c *cluster) serverLocked(addr string) *server {
 }
 
 // failed starts a search if the slots may have moved.
-func (c *cluster) failed(at *server, err error) {
-	if !mayHaveMoved(err) {
-		return
+func (c *cluster) failed(_ *server, err error) {
+	if mayHaveMoved(err) {
+		c.searches.request()
 	}
-	c.mu.Lock()
-	c.suspect = at
-	c.mu.Unlock()
-	c.searches.request()
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,8 +24,12 @@ type dialer struct {
 	timeout atomic.Int64       // how long a dial or a search may take, as a time.Duration
 	size    int                // the most connections to a server for commands
 	open    context.Context    // ends with the Store
-	close   context.CancelFunc // ends open
+	end     context.CancelFunc // ends open
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	mu   sync.Mutex     // guards over
+	over bool           // add counts no more goroutines
+	wg   sync.WaitGroup // all goroutines of the Store but those of its subscriptions
 }
 
 // newDialer returns a dialer for up to size connections to a server. Zero stands for ten
@@ -42,8 +47,30 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	}
 
 	d.timeout.Store(int64(dialTimeout))
-	d.open, d.close = context.WithCancel(context.Background())
+	d.open, d.end = context.WithCancel(context.Background())
 	return d, nil
+}
+
+// add counts one more goroutine, which calls wg.Done at its end. It reports false after
+// close has begun: then no goroutine may start.
+func (d *dialer) add() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	// close sets over with mu held before it waits. During that wait, wg grows only if a
+	// counted goroutine starts another one.
+	if !d.over {
+		d.wg.Add(1)
+	}
+	return !d.over
+}
+
+// close closes all connections, and waits until all goroutines have ended.
+func (d *dialer) close() {
+	d.mu.Lock()
+	d.over = true
+	d.mu.Unlock()
+	d.end()
+	d.wg.Wait()
 }
 
 // tlsConfig reads the files that params name.
@@ -78,7 +105,7 @@ func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 		// that no command asked for.
 		setup = [][]any{{"ping"}}
 	}
-	return resp.NewPool(d.open, addr, d.size, func(ctx context.Context) (*resp.Conn, error) {
+	p := resp.NewPool(d.open, addr, d.size, func(ctx context.Context) (*resp.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
 		defer cancel()
 		conn, err := d.connect(ctx, a.network(), addr)
@@ -111,6 +138,14 @@ func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 		}
 		return conn, nil
 	})
+	// If the Store is being closed, the pool has ended, and makes no connection.
+	if d.add() {
+		go func() {
+			defer d.wg.Done()
+			p.CloseAtEnd()
+		}()
+	}
+	return p
 }
 
 // login returns the commands with which a connection begins.

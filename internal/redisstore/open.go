@@ -47,7 +47,7 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 		return nil, nil, err
 	}
 
-	s = &Store{isCluster: a.kind == aCluster, replicas: a.replicas, secrets: a.secrets()}
+	s = &Store{isCluster: a.kind == aCluster, replicas: a.replicas, secrets: a.secrets(), dialer: d}
 	var reload func()
 	switch a.kind {
 	case theSentinels:
@@ -61,23 +61,17 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 		s.servers, s.name = single{srv}, srv.name
 	}
 	s.subscribe(reload)
-	s.close = func() error {
-		// In this order: the searches end because the dialer is closed, and the
-		// topology waits for them.
-		d.close()
-		return s.servers.close()
-	}
-	return s, func(ctx context.Context) error { return s.probe(ctx, a, d) }, nil
+	return s, func(ctx context.Context) error { return s.probe(ctx, a) }, nil
 }
 
 // probe runs a script on the server, or on all masters of a cluster: every strategy
 // needs scripts.
-func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
+func (s *Store) probe(ctx context.Context, a address) error {
 	if end, ok := ctx.Deadline(); ok {
 		// The dialer ends before ctx does: its error has the cause, and the error
 		// of ctx has none.
-		d.timeout.Store(int64(time.Until(end) * 4 / 5))
-		defer d.timeout.Store(int64(dialTimeout))
+		s.dialer.timeout.Store(int64(time.Until(end) * 4 / 5))
+		defer s.dialer.timeout.Store(int64(dialTimeout))
 	}
 
 	at, err := s.servers.find(ctx, "")

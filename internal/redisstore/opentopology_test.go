@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -170,52 +171,28 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 // Close ends all goroutines of a topology, also while it searches for servers that do
 // not answer.
 func TestCloseLeavesNothing(t *testing.T) {
-	for _, scheme := range []string{"redis-sentinel", "redis-cluster"} {
+	for _, url := range []string{"redis-sentinel://%s/m", "redis-cluster://%s"} {
 		for _, hung := range []bool{true, false} {
 			addr := deadPort
 			if hung {
 				addr = redistest.Serve(t, hang)
 			}
-			a, err := parse(scheme + "://" + addr + "/" + map[string]string{"redis-sentinel": "m"}[scheme])
-			if err != nil {
-				t.Fatal(err)
-			}
-			d, err := newDialer(a, nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var found topology
-			if a.kind == theSentinels {
-				found = newSentinels(a, d)
-			} else {
-				found = newCluster(a, d)
-			}
+			s, _ := prepared(t, fmt.Sprintf(url, addr), nil, 0)
 			waits := make(chan error)
 			go func() {
-				_, err := found.find(t.Context(), "k")
+				_, err := s.servers.find(t.Context(), "k")
 				waits <- err
 			}()
-			eventually(t, "a search", func(context.Context) error {
-				if hung && !running() {
-					return errors.New("none is under way")
-				}
-				return nil
-			})
-			d.close()
-			returns(t, scheme, func() { found.close() })
-			returns(t, scheme+": a caller that waits", func() {
+			until(t, "a search", func() bool { return !hung || running() })
+			returns(t, url, func() { s.Close() })
+			returns(t, url+": a caller that waits", func() {
 				if err := <-waits; err == nil {
 					t.Error("a server was found")
 				}
 			})
-			eventually(t, "the end", func(context.Context) error {
-				if running() {
-					return errors.New("a goroutine goes on")
-				}
-				return nil
-			})
-			if _, err := found.find(t.Context(), "k"); !errors.Is(err, redis.ErrClosed) {
-				t.Errorf("%s: after it: got %v", scheme, err)
+			until(t, "the end", func() bool { return !running() })
+			if _, err := s.servers.find(t.Context(), "k"); !errors.Is(err, redis.ErrClosed) {
+				t.Errorf("%s: after it: got %v", url, err)
 			}
 		}
 	}

@@ -15,9 +15,8 @@ import (
 // searcher searches for the servers of a topology on behalf of all callers. One
 // search runs at a time.
 type searcher struct {
-	group                                 // all goroutines of the topology
-	run   func(ctx context.Context) error // makes one search
-	open  context.Context                 // ends with the Store
+	d   *dialer
+	run func(ctx context.Context, timeout time.Duration) error // makes one search
 
 	mu    sync.Mutex // guards the fields below
 	now   *search    // the search under way; nil if there is none
@@ -62,7 +61,7 @@ func (s *searcher) startLocked() *search {
 	}
 
 	k := &search{done: make(chan struct{})}
-	if s.open.Err() != nil || !s.add() {
+	if s.d.open.Err() != nil || !s.d.add() {
 		k.err = redis.ErrClosed
 		close(k.done)
 		return k
@@ -74,12 +73,15 @@ func (s *searcher) startLocked() *search {
 
 // search makes the search k after a pause.
 func (s *searcher) search(k *search, pause time.Duration) {
-	defer s.wg.Done()
+	defer s.d.wg.Done()
 	select {
 	case <-time.After(pause):
-	case <-s.open.Done():
+	case <-s.d.open.Done():
 	}
-	k.err = s.run(s.open)
+	timeout := time.Duration(s.d.timeout.Load())
+	ctx, cancel := context.WithTimeout(s.d.open, timeout)
+	defer cancel()
+	k.err = s.run(ctx, timeout)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,13 +91,13 @@ func (s *searcher) search(k *search, pause time.Duration) {
 	s.now, s.ended = nil, time.Now()
 }
 
-// grace is how long askAll waits for more answers after the first.
+// grace is how long a search waits for more answers after the first.
 const grace = time.Second
 
-// askAll calls ask for each of servers, all at the same time, and returns the answers
-// and errors in the order in which they came. When grace has passed since the first
-// answer, askAll cancels the calls that are left.
-func askAll[T any](ctx context.Context, servers []*server, ask func(context.Context, *server) (T, error)) (answers []T, errs []error) {
+// askAll calls ask for each of servers, and returns the answers and errors in the order in
+// which they came. The next call begins when pause has passed or one has failed. When grace
+// has passed since the first answer, askAll cancels the calls that are left.
+func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Duration, ask func(context.Context, *server) (T, error)) (answers []T, errs []error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type result struct {
@@ -103,27 +105,29 @@ func askAll[T any](ctx context.Context, servers []*server, ask func(context.Cont
 		err    error
 	}
 	results := make(chan result)
-	for _, at := range servers {
+	failed := make(chan struct{}, len(servers)) // has an element for each call that may begin early
+	for i, at := range servers {
 		go func() {
+			select {
+			case <-time.After(time.Duration(i) * pause):
+			case <-failed:
+			case <-ctx.Done(): // then ask returns at once
+			}
 			answer, err := ask(ctx, at)
 			results <- result{answer, err}
 		}()
 	}
 
-	var late <-chan time.Time
 	for len(answers)+len(errs) < len(servers) {
-		select {
-		case r := <-results:
-			if r.err != nil {
-				errs = append(errs, r.err)
-				continue
-			}
-			answers = append(answers, r.answer)
-			if len(answers) == 1 {
-				late = time.After(grace)
-			}
-		case <-late:
-			cancel() // the others then return errors, which the loop still counts
+		r := <-results
+		if r.err != nil {
+			errs = append(errs, r.err)
+			failed <- struct{}{}
+			continue
+		}
+		answers = append(answers, r.answer)
+		if len(answers) == 1 {
+			defer time.AfterFunc(grace, cancel).Stop() // the others then return errors
 		}
 	}
 	return answers, errs

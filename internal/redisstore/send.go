@@ -128,7 +128,6 @@ type single struct{ *server }
 func (s single) find(context.Context, string) (*server, error)           { return s.server, nil }
 func (s single) follow(*server, string, error) (to *server, asking bool) { return nil, false }
 func (s single) failed(*server, error)                                   {}
-func (s single) close() error                                            { return s.pool.Close() }
 
 // Script is a Lua script. A Store runs it by its hash. It sends the source to a server
 // that does not know the script, and Run sends it the first time.

@@ -38,25 +38,12 @@ const searchEvery = 10 * time.Second
 
 func newSentinels(a address, d *dialer) *sentinels {
 	t := &sentinels{a: a, d: d}
-	t.searches.run, t.searches.open = t.search, d.open
+	t.searches.run, t.searches.d = t.search, d
 	for _, addr := range a.addrs {
 		t.asked = append(t.asked, newServerOf(d.pool(a, addr, login(a.sentinelUser, a.sentinelPassword, 0))))
 	}
 	t.timer = time.AfterFunc(searchEvery, t.searches.request)
 	return t
-}
-
-func (t *sentinels) close() error {
-	// The searches end before the master is closed, because a search may replace it.
-	t.searches.close()
-	t.timer.Stop() // which a search may have reset
-	for _, s := range t.asked {
-		s.pool.Close()
-	}
-	if at := t.known(); at != nil {
-		return at.pool.Close()
-	}
-	return nil
 }
 
 func (t *sentinels) find(ctx context.Context, _ string) (*server, error) {
@@ -114,13 +101,9 @@ type claimed struct {
 }
 
 // search queries all sentinels for the master, and adopts it.
-func (t *sentinels) search(ctx context.Context) error {
+func (t *sentinels) search(ctx context.Context, timeout time.Duration) error {
 	defer t.timer.Reset(searchEvery)
-	timeout := time.Duration(t.d.timeout.Load())
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-
-	answers, errs := askAll(ctx, t.asked, func(ctx context.Context, s *server) (claimed, error) {
+	answers, errs := askAll(ctx, t.asked, 0, grace, func(ctx context.Context, s *server) (claimed, error) {
 		return t.ask(ctx, s, timeout)
 	})
 	if len(answers) == 0 {

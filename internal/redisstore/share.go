@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/internal/redisstore/resp"
@@ -36,10 +35,15 @@ func (s *Store) share(ctx context.Context, at *server, args []any) Reply {
 	for range 2 {
 		w := at.wire.Load()
 		if w == nil {
-			if end, ok := at.beginWire(); ok {
-				defer end()
+			made, cancel := context.WithTimeout(context.Background(), hesitation)
+			if at.making.CompareAndSwap(nil, &made) {
+				// The deferred calls run in reverse: making is clear before cancel wakes a
+				// caller, which may make a wire itself.
+				defer cancel()
+				defer at.making.Store(nil)
 				return s.sendAndShare(ctx, at, args)
 			}
+			cancel()
 			if others := at.making.Load(); others != nil {
 				select {
 				case <-(*others).Done():
@@ -62,26 +66,6 @@ func (s *Store) share(ctx context.Context, at *server, args []any) Reply {
 	return Reply{Err: resp.ErrUnsent}
 }
 
-// beginWire reports whether the caller is to make a wire: there is none, and no other
-// caller makes one. If so, the caller calls end when it has made the wire or has failed.
-func (at *server) beginWire() (end func(), ok bool) {
-	made, cancel := context.WithTimeout(context.Background(), hesitation)
-	if at.making.CompareAndSwap(nil, &made) {
-		// Since share loaded wire, another caller may have made one.
-		if at.wire.Load() == nil {
-			return func() {
-				// First clear making: a caller that cancel wakes may soon make a wire
-				// itself.
-				at.making.Store(nil)
-				cancel()
-			}, true
-		}
-		at.making.Store(nil)
-	}
-	cancel()
-	return nil, false
-}
-
 // sendAndShare sends a command over a connection of the pool. If the command
 // succeeds, the connection becomes the wire.
 func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) Reply {
@@ -99,17 +83,18 @@ func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) Reply 
 }
 
 // startWire makes a wire of a connection that a call has used. took is how long the call
-// lasted. If the Store is being closed, startWire returns false.
+// lasted. If the Store is being closed, startWire returns false. If another caller has made a
+// wire a moment ago, that one ends when its callers have their replies.
 func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool {
 	// Count before the goroutine starts, so that close waits for it.
-	if !s.wires.add() {
+	if !s.dialer.add() {
 		return false
 	}
 
 	w := resp.NewWire(conn, took, s.always, func(ok bool) { at.pool.Put(conn, ok) })
 	at.wire.Store(w)
 	go func() {
-		defer s.wires.wg.Done()
+		defer s.dialer.wg.Done()
 		w.Read()
 		// This comes before End, which waits for the writer. New callers need another
 		// wire now.
@@ -117,33 +102,4 @@ func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool 
 		w.End()
 	}()
 	return true
-}
-
-// group counts goroutines, so that close can wait for them.
-type group struct {
-	mu   sync.Mutex // guards over
-	over bool       // add counts no more goroutines
-	wg   sync.WaitGroup
-}
-
-// add counts one more goroutine, which calls wg.Done at its end. It reports false after
-// close has begun: then no goroutine may start.
-func (g *group) add() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	// close sets over with mu held before it waits. During that wait, wg grows only if a
-	// counted goroutine starts another one.
-	if !g.over {
-		g.wg.Add(1)
-	}
-	return !g.over
-}
-
-// close waits until all goroutines have ended. The caller has closed what they wait
-// for.
-func (g *group) close() {
-	g.mu.Lock()
-	g.over = true
-	g.mu.Unlock()
-	g.wg.Wait()
 }

@@ -45,7 +45,7 @@ func bubble(t *testing.T, f func(t *testing.T, s *Store, at *server, p *faultpro
 		}
 		d.dial = v.Proxy.Dialer()
 		at := newServer(address{}, d, "virtual:6379")
-		s := &Store{servers: single{at}, close: at.pool.Close}
+		s := &Store{servers: single{at}, dialer: d}
 		s.subscribe(nil)
 		defer s.Close()
 		f(t, s, at, v.Proxy)

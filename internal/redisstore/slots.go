@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -25,50 +26,21 @@ type span struct {
 	addr        string
 }
 
-// search queries one server after another for the slots, until one answers. It
-// queries the next one when one has failed or is slow.
-func (c *cluster) search(ctx context.Context) error {
-	timeout := time.Duration(c.d.timeout.Load())
-	within, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-
-	type found struct {
-		spans []span
-		err   error
+// search queries the servers for the slots, until one answers. It queries the next one when
+// one has failed or is slow.
+func (c *cluster) search(ctx context.Context, timeout time.Duration) error {
+	answers, errs := askAll(ctx, c.nodes(), hedgeAfter, 0, func(ctx context.Context, s *server) ([]span, error) {
+		return c.ask(ctx, s, timeout)
+	})
+	if len(answers) == 0 {
+		return worst(errs, "nodes")
 	}
-	nodes := c.nodes()
-	// There is room for all answers, because search returns after the first good one.
-	answers := make(chan found, len(nodes))
-
-	var errs []error
-	for next := 0; len(errs) < len(nodes); {
-		var hedge <-chan time.Time
-		if next < len(nodes) {
-			s := nodes[next]
-			next++
-			c.searches.wg.Go(func() {
-				spans, err := c.ask(within, s, timeout)
-				answers <- found{spans, err}
-			})
-			hedge = time.After(hedgeAfter)
-		}
-
-		select {
-		case a := <-answers:
-			if a.err == nil {
-				// cancel ends the queries that are still in flight.
-				c.adopt(a.spans)
-				return nil
-			}
-			errs = append(errs, a.err)
-		// This server is slow. It may still answer first.
-		case <-hedge:
-		}
-	}
-	return worst(errs, "nodes")
+	c.adopt(answers[0])
+	return nil
 }
 
-// nodes returns the servers to query, in this order.
+// nodes returns the servers to query, in a random order, so that the clients of a cluster do
+// not all query one server.
 func (c *cluster) nodes() []*server {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,16 +48,8 @@ func (c *cluster) nodes() []*server {
 		c.serverLocked(addr)
 	}
 
-	var all []*server
-	for _, s := range c.servers {
-		all = append(all, s)
-	}
-
-	// Random, so that the clients of a cluster do not all query one server.
+	all := slices.Collect(maps.Values(c.servers))
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	if i := slices.Index(all, c.suspect); i >= 0 {
-		all = append(slices.Delete(all, i, i+1), c.suspect)
-	}
 	return all
 }
 
@@ -158,7 +122,7 @@ func (c *cluster) adopt(spans []span) {
 // probe asks all masters. It returns an error if one refuses, or if none answers. If
 // only some do not answer, the others can be used.
 func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
-	answers, errs := askAll(ctx, c.masters(), func(ctx context.Context, s *server) (struct{}, error) {
+	answers, errs := askAll(ctx, c.masters(), 0, grace, func(ctx context.Context, s *server) (struct{}, error) {
 		err := ask(ctx, s)
 		if err == nil {
 			err = c.healthy(ctx, s)

@@ -36,14 +36,11 @@ type Store struct {
 	replicas  int      // how many replicas must confirm a hold
 	secrets   []string // no error has these
 	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
-	wires     group    // the readers of the shared connections
+	dialer    *dialer  // nil if the caller of hasp passed the client
 
 	// always is for tests. If it is true, a caller uses a wire even if there is no other
 	// caller, and the wire does not end by itself.
 	always bool
-
-	close func() error // nil if the caller of hasp passed the client
-	once  sync.Once    // calls close
 }
 
 // topology knows which server has which key.
@@ -61,9 +58,6 @@ type topology interface {
 
 	// failed reports an error of a server to the topology, which may search anew.
 	failed(at *server, err error)
-
-	// close closes the connections to all servers. The dialer is closed already.
-	close() error
 }
 
 // server is one Redis process that commands are sent to. If the caller passed a
@@ -176,15 +170,10 @@ func (s *Store) Close() error {
 	// Close the Subscriber before the connections that it uses.
 	s.Subscriber.Close()
 
-	var err error
-	if s.close != nil {
-		s.once.Do(func() {
-			err = s.close()
-			// The wires end because s.close has closed their connections.
-			s.wires.close()
-		})
+	if s.dialer != nil {
+		s.dialer.close()
 	}
-	return err
+	return nil
 }
 
 // Ends reports when a call returns at the latest if the server does not answer. If the
@@ -192,7 +181,7 @@ func (s *Store) Close() error {
 // CredentialsProvider or a StreamingCredentialsProvider gets no context. With one of
 // these, a call may outlast its context.
 func (s *Store) Ends() backend.Ends {
-	if s.close != nil {
+	if s.dialer != nil {
 		return backend.EndsPromptly
 	}
 

@@ -179,7 +179,6 @@ func TestCloseEndsWires(t *testing.T) {
 		until(t, "all are sent", func() bool { _, sent := w.Pending(); return sent == 10 })
 		returns(t, "Close", func() { s.Close() })
 		returns(t, "a call", wg.Wait)
-		returns(t, "a wire", s.wires.wg.Wait)
 		if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
@@ -195,10 +194,7 @@ func TestIdleWireGoesBackToThePool(t *testing.T) {
 			pings(t, s)
 			at.callers.Add(-1)
 			until(t, "idle", func() bool { return at.wire.Load() == nil })
-			returns(t, "a goroutine", s.wires.wg.Wait)
-			if all, idle := connections(s); all != 1 || idle != 1 {
-				t.Errorf("%d connections, %d idle", all, idle)
-			}
+			until(t, "one idle connection", func() bool { all, idle := connections(s); return all == 1 && idle == 1 })
 			pings(t, s)
 			if all, _ := connections(s); all != 1 {
 				t.Errorf("alone again: %d connections", all)
@@ -236,10 +232,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 		t.Errorf("over the wire: got %v", r)
 	}
 	until(t, "the wire's end", func() bool { return at.wire.Load() == nil })
-	returns(t, "a goroutine", s.wires.wg.Wait)
-	if all, _ := connections(s); all != 0 {
-		t.Errorf("%d connections are left", all)
-	}
+	until(t, "no connection", func() bool { all, _ := connections(s); return all == 0 })
 	if err := set(); !redis.HasErrorPrefix(err, "READONLY") || at.wire.Load() != nil {
 		t.Errorf("got %v, and the wire %p", err, at.wire.Load())
 	}
@@ -255,7 +248,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 func TestNoWireIsMadeAfterClose(t *testing.T) {
 	s := opened(t, redistest.Start(t, nil).URL(), nil)
 	s.always = true
-	s.wires.close()
+	s.dialer.over = true
 	for range 3 {
 		pings(t, s)
 		if all, idle := connections(s); all != 1 || idle != 1 {

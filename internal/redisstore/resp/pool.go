@@ -22,23 +22,26 @@ type Pool struct {
 	all  map[*Conn]bool // also those of Connect
 }
 
-// NewPool returns a Pool of up to size connections. dial makes one. The Pool ends with ctx,
-// and Close then closes its connections.
+// NewPool returns a Pool of up to size connections. dial makes one. The Pool ends with ctx.
+// The caller runs CloseAtEnd on a goroutine.
 func NewPool(ctx context.Context, addr string, size int, dial func(context.Context) (*Conn, error)) *Pool {
 	p := &Pool{Addr: addr, dial: dial, room: make(chan struct{}, size), all: map[*Conn]bool{}}
 	p.open, p.end = context.WithCancel(ctx)
 	return p
 }
 
-// Close closes all connections, also those that are in use.
-func (p *Pool) Close() error {
-	p.end()
+// Close ends the Pool.
+func (p *Pool) Close() { p.end() }
+
+// CloseAtEnd waits until the Pool has ended. Then it closes all connections, also those that
+// are in use.
+func (p *Pool) CloseAtEnd() {
+	<-p.open.Done()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.all {
 		c.Close()
 	}
-	return nil
 }
 
 // Do sends commands over a connection of the Pool, as [Conn.Do] does. If it returns
@@ -57,6 +60,9 @@ func (p *Pool) Do(ctx context.Context, commands ...[]any) []Reply {
 func (p *Pool) Get(ctx context.Context) (*Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	if p.open.Err() != nil {
+		return nil, redis.ErrClosed
 	}
 	select {
 	case p.room <- struct{}{}:

@@ -154,15 +154,21 @@ func TestConnWithAReplyTooManyIsNotUsedAgain(t *testing.T) {
 	}
 }
 
+// newPool returns a Pool with room for one connection, until the end of the test.
+func newPool(t *testing.T, dial func(context.Context) (*Conn, error)) *Pool {
+	p := NewPool(t.Context(), "server:1", 1, dial)
+	go p.CloseAtEnd()
+	return p
+}
+
 // A server may be farther away than callers wait. The connection that one of them begins is for
 // the next one, and counts as one connection.
 func TestPoolKeepsAConnectionWhoseCallerHasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := NewPool(t.Context(), "server:1", 1, func(ctx context.Context) (*Conn, error) {
+		p := newPool(t, func(ctx context.Context) (*Conn, error) {
 			time.Sleep(time.Second)
 			return answering(t, "+OK\r\n"), nil
 		})
-		defer p.Close()
 		do := func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
 			defer cancel()
@@ -186,7 +192,7 @@ func TestPoolKeepsAConnectionWhoseCallerHasLeft(t *testing.T) {
 func TestPoolGivesUpAConnectionThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := true
-		p := NewPool(t.Context(), "server:1", 1, func(ctx context.Context) (*Conn, error) {
+		p := newPool(t, func(ctx context.Context) (*Conn, error) {
 			if hangs {
 				hangs = false
 				<-ctx.Done()
@@ -194,7 +200,6 @@ func TestPoolGivesUpAConnectionThatHangs(t *testing.T) {
 			}
 			return answering(t, "+OK\r\n"), nil
 		})
-		defer p.Close()
 		for _, want := range []bool{false, true} {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
@@ -208,7 +213,7 @@ func TestPoolGivesUpAConnectionThatHangs(t *testing.T) {
 // A connection for subscriptions waits for messages longer than its login may take.
 func TestConnectionOutlastsItsLogin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := NewPool(t.Context(), "server:1", 1, func(ctx context.Context) (*Conn, error) {
+		p := newPool(t, func(ctx context.Context) (*Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
 			c := answering(t, "+OK\r\n")
@@ -227,6 +232,5 @@ func TestConnectionOutlastsItsLogin(t *testing.T) {
 			t.Errorf("it ended: %v", err)
 		default:
 		}
-		p.Close()
 	})
 }
