@@ -58,7 +58,7 @@ func (s *Store) share(ctx context.Context, at *server, args []any) Reply {
 		}
 
 		r := w.Do(ctx, args)
-		if r.Err != resp.ErrUnsent || !w.Over() {
+		if r.Err != resp.ErrUnsent {
 			return r
 		}
 		at.wire.CompareAndSwap(w, nil) // so that the next caller makes another

@@ -124,7 +124,7 @@ func (c *Conn) leadsAstray(err error) bool {
 
 // replyOf returns the Reply for a decoded reply.
 func replyOf(v any) Reply {
-	if refused, ok := v.(replyError); ok {
+	if refused, ok := v.(ReplyError); ok {
 		return Reply{Err: refused}
 	}
 	return Reply{Value: v}
@@ -133,10 +133,7 @@ func replyOf(v any) Reply {
 func (c *Conn) write(commands ...[]any) error {
 	out := c.out[:0]
 	for _, args := range commands {
-		var ok bool
-		if out, ok = appendCommand(out, args); !ok {
-			return errors.New("an argument is neither a string nor an integer")
-		}
+		out = appendCommand(out, args)
 	}
 	if cap(out) <= bufferSize {
 		c.out = out

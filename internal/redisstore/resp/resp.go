@@ -16,10 +16,9 @@ import (
 // and decodes replies
 // (https://redis.io/docs/latest/develop/reference/protocol-spec/).
 
-// appendCommand appends a command to out. It reports false if an argument has a
-// type that strategies do not use. The types that they use are immutable, so the
-// caller may leave before its command is encoded.
-func appendCommand(out []byte, args []any) ([]byte, bool) {
+// appendCommand appends a command to out. Strategies use the types string, int and int64,
+// which are immutable. So the caller may leave before its command is encoded.
+func appendCommand(out []byte, args []any) []byte {
 	out = appendHead(out, '*', len(args))
 	var digits [20]byte
 	for _, arg := range args {
@@ -33,24 +32,25 @@ func appendCommand(out []byte, args []any) ([]byte, bool) {
 			n := strconv.AppendInt(digits[:0], v, 10)
 			out = append(appendHead(out, '$', len(n)), n...)
 		default:
-			return nil, false
+			text := fmt.Append(nil, v)
+			out = append(appendHead(out, '$', len(text)), text...)
 		}
 		out = append(out, '\r', '\n')
 	}
-	return out, true
+	return out
 }
 
 func appendHead(out []byte, kind byte, n int) []byte {
 	return append(strconv.AppendInt(append(out, kind), int64(n), 10), '\r', '\n')
 }
 
-// replyError is an error that a server replied.
-type replyError string
+// ReplyError is an error that a server replied, or what hasp read in its replies.
+type ReplyError string
 
-func (e replyError) Error() string { return string(e) }
+func (e ReplyError) Error() string { return string(e) }
 
 // RedisError marks the error as a reply, as go-redis' own errors do: the server answers.
-func (replyError) RedisError() {}
+func (ReplyError) RedisError() {}
 
 // Limits of a reply. The longest reply that hasp asks for lists the waiters of a key. It is
 // far below these limits. A line must also fit into the buffer of its reader. The longest
@@ -78,7 +78,7 @@ func newReader(r io.Reader, size int) *reader {
 	return &reader{Reader: bufio.NewReaderSize(r, size)}
 }
 
-// reply reads one reply: nil, an int64, a string, a []any or a replyError. In the version of
+// reply reads one reply: nil, an int64, a string, a []any or a ReplyError. In the version of
 // the protocol that a connection begins with, there is no other.
 func (r *reader) reply() (any, error) {
 	r.bytes, r.items = maxReply, maxItems
@@ -100,7 +100,7 @@ func (r *reader) value(depth int) (any, error) {
 		}
 		return string(text), nil
 	case '-':
-		return replyError(text), nil
+		return ReplyError(text), nil
 	case ':', '$', '*':
 	default:
 		return nil, errProtocol

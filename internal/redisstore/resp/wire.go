@@ -37,10 +37,6 @@ type Wire struct {
 	wake    time.Time  // when the reader wakes if nothing arrives
 	writers sync.WaitGroup
 
-	// requests has blank *request. Each wire has a pool of its own, because a
-	// channel must stay in its bubble of testing/synctest.
-	requests sync.Pool
-
 	// Only the writer uses these.
 	out   []byte
 	batch []*request
@@ -83,27 +79,11 @@ type request struct {
 	done  chan Reply  // has room for one, for a caller that has not left
 }
 
-// newRequest returns a blank request.
-func (w *Wire) newRequest() *request {
-	if r, ok := w.requests.Get().(*request); ok {
-		return r
+// answer ends a request. If the caller has left, the reply is dropped.
+func (r *request) answer(reply Reply) {
+	if !r.met.Swap(true) {
+		r.done <- reply
 	}
-	return &request{done: make(chan Reply, 1)}
-}
-
-// recycle is called by the last user of a request.
-func (w *Wire) recycle(r *request) {
-	*r = request{done: r.done}
-	w.requests.Put(r)
-}
-
-// answer ends a request.
-func (w *Wire) answer(r *request, reply Reply) {
-	if r.met.Swap(true) { // the caller has left
-		w.recycle(r)
-		return
-	}
-	r.done <- reply
 }
 
 // maxKept is the largest buffer for commands that a wire keeps for the next batch.
@@ -120,35 +100,28 @@ var (
 	errIdle = errors.New("idle")
 )
 
-// Do sends a command and returns its reply. If the wire is over, or an argument has a
-// type that a wire cannot encode, it returns ErrUnsent.
+// Do sends a command and returns its reply. If the wire is over, it returns ErrUnsent.
 func (w *Wire) Do(ctx context.Context, args []any) Reply {
-	r := w.newRequest()
-	r.args = args
+	r := &request{args: args, done: make(chan Reply, 1)}
 	r.until, _ = ctx.Deadline()
 	if !w.put(r) {
-		w.recycle(r)
 		return Reply{Err: ErrUnsent}
 	}
 
 	// The reader enforces the deadline, so the caller needs no timer.
 	parent, quit, _, _ := lazyctx.Split(ctx)
-	var res Reply
 	select {
-	case res = <-r.done:
-		w.recycle(r)
-		return res
+	case reply := <-r.done:
+		return reply
 	case <-parent.Done():
 	case <-quit.Done():
 	}
 
-	// The caller leaves. From the swap on, the request belongs to the wire.
+	// The caller leaves.
 	if !r.met.Swap(true) {
 		return Reply{Err: ErrNoReply}
 	}
-	res = <-r.done // the reply was first
-	w.recycle(r)
-	return res
+	return <-r.done // the reply was first
 }
 
 // put queues a request, and reports false if the wire is over.
@@ -207,7 +180,7 @@ func (w *Wire) nextBatch() bool {
 	w.batch, w.queue = w.queue, w.batch[:0]
 	if w.over != nil {
 		for _, r := range w.batch {
-			w.answer(r, Reply{Err: ErrUnsent})
+			r.answer(Reply{Err: ErrUnsent})
 		}
 		w.batch = nil
 	}
@@ -230,16 +203,10 @@ func (w *Wire) encode() {
 	sent := w.batch[:0]
 	for _, r := range w.batch {
 		if r.met.Load() { // the caller has left: do not send
-			w.recycle(r)
-			continue
-		}
-		out, ok := appendCommand(w.out, r.args)
-		if !ok {
-			w.answer(r, Reply{Err: ErrUnsent})
 			continue
 		}
 		r.sent = now
-		w.out, sent = out, append(sent, r)
+		w.out, sent = appendCommand(w.out, r.args), append(sent, r)
 	}
 
 	// Before the write: a reply can arrive before Write returns.
@@ -265,17 +232,10 @@ func (w *Wire) giveUpLocked(err error) {
 	}
 	w.over = err
 	for _, r := range w.queue {
-		w.answer(r, Reply{Err: ErrUnsent})
+		r.answer(Reply{Err: ErrUnsent})
 	}
 	clear(w.queue)
 	w.queue = w.queue[:0]
-}
-
-// Over reports whether the wire takes no more commands.
-func (w *Wire) Over() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.over != nil
 }
 
 // fail gives the wire up and closes the connection, which ends the reader.

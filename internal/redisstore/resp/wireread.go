@@ -54,8 +54,7 @@ func (w *Wire) Read() {
 		if w.conn.leadsAstray(answer.Err) {
 			w.GiveUp(errAstray)
 		}
-		// After answer, r may be in use for another command already.
-		w.answer(r, answer)
+		r.answer(answer)
 	}
 }
 
@@ -151,17 +150,12 @@ func (w *Wire) checkTime() error {
 
 	next := w.tickEnd
 	for _, some := range [][]*request{w.due[w.answered:], w.sent, w.queue} {
-		for i, r := range some {
+		for _, r := range some {
 			switch {
 			case r.until.IsZero() || r.met.Load():
 			case !now.Before(r.until):
-				// The reply can still arrive, so a request without a caller
-				// takes the place.
-				gone := w.newRequest()
-				gone.args, gone.until, gone.sent = r.args, r.until, r.sent
-				gone.met.Store(true)
-				some[i] = gone
-				w.answer(r, Reply{Err: ErrNoReply})
+				// The request keeps its place, because its reply can still arrive.
+				r.answer(Reply{Err: ErrNoReply})
 			case r.until.Before(next):
 				next = r.until
 			}
@@ -227,6 +221,6 @@ func (w *Wire) End() {
 	// longer changes.
 	w.writers.Wait()
 	for _, r := range append(w.due[w.answered:], w.sent...) {
-		w.answer(r, Reply{Err: w.over})
+		r.answer(Reply{Err: w.over})
 	}
 }
