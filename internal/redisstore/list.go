@@ -184,7 +184,9 @@ func isPrivate(err error) bool {
 // page may be empty. After each call it rests for as long as the call took.
 func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, l Listing) iter.Seq2[[]Candidate, error] {
 	return func(yield func([]Candidate, error) bool) {
-		all, err := s.masters(ctx, timeout)
+		within, cancel := context.WithTimeout(ctx, timeout)
+		all, err := s.servers.all(within)
+		cancel()
 		if err != nil {
 			yield(nil, endOr(ctx, s.fail(err)))
 			return
@@ -208,16 +210,6 @@ func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, 
 			}
 		}
 	}
-}
-
-// masters returns the servers to scan.
-func (s *Store) masters(ctx context.Context, timeout time.Duration) ([]*server, error) {
-	within, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	if err := within.Err(); err != nil {
-		return nil, err
-	}
-	return s.servers.all(within)
 }
 
 // scan is a Scan that is under way.
@@ -300,48 +292,29 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 	var all []any
 	for some := range slices.Chunk(names, peeksAtOnce) {
 		began := time.Now()
-		replies, err := sc.pipeline(ctx, some, command)
-		if err != nil {
-			return nil, err
+		within, cancel := context.WithTimeout(ctx, sc.timeout)
+		defer cancel()
+		commands := make([][]any, len(some))
+		for i, name := range some {
+			commands[i] = command(name)
 		}
-		all = append(all, replies...)
+		for i, r := range sc.s.pipeline(within, sc.at, false, false, commands...) {
+			var v any
+			var err error
+			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
+				// The slot of this key moves, or this server is no master any more.
+				v, err = sc.s.Send(within, some[i], false, commands[i]...)
+			} else {
+				v, err = sc.s.outcome(sc.at, r)
+			}
+			if err != nil && !isPrivate(err) {
+				return nil, err
+			}
+			all = append(all, v)
+		}
 		rest(ctx, began)
 	}
 	return all, nil
-}
-
-// pipeline sends one command for each key.
-func (sc *scan) pipeline(ctx context.Context, names []string, command func(name string) []any) ([]any, error) {
-	within, cancel := context.WithTimeout(ctx, sc.timeout)
-	defer cancel()
-	commands := make([][]any, len(names))
-	for i, name := range names {
-		commands[i] = command(name)
-	}
-	all := make([]any, len(names))
-	replies := sc.s.pipeline(within, sc.at, false, false, commands...)
-	for i, r := range replies {
-		var err error
-		if isRedirection(r.Err) && sc.s.isCluster {
-			// The slot of this key moves, or this server is no master any more.
-			all[i], err = sc.s.Send(within, names[i], false, commands[i]...)
-		} else {
-			all[i], err = sc.s.outcome(sc.at, r)
-		}
-		if err != nil && !isPrivate(err) {
-			return nil, err
-		}
-	}
-	return all, nil
-}
-
-func isRedirection(err error) bool {
-	if err == nil {
-		return false
-	}
-	_, moved := redis.IsMovedError(err)
-	_, ask := redis.IsAskError(err)
-	return moved || ask
 }
 
 // keyOf returns the key to which a Redis key belongs. Kind is empty if a lock is stored
