@@ -29,14 +29,7 @@ func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, com
 		all = append(slices.Clip(all), []any{"wait", s.replicas, patience(ctx)})
 	}
 
-	var replies []Reply
-	if at.pool != nil {
-		replies = at.pool.Do(ctx, all...)
-	} else {
-		// This is a pipeline even for one command, because a client has a second pool,
-		// for pipelines. There a renewal does not queue behind callers that want locks.
-		replies = resp.Pipeline(ctx, at.rdb, all)
-	}
+	replies := at.Pipeline(ctx, all...)
 
 	wait := replies[len(replies)-1]
 	if asking {
@@ -76,11 +69,8 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]any) []Reply {
 	return replies
 }
 
-// answer is the reply to one of the calls that RunEach runs.
-type answer struct {
-	i int // the index of the call
-	Reply
-}
+// answerer passes on the reply to the call with the index i.
+type answerer func(i int, v any, err error)
 
 // RunEach runs sc once for each of calls, in one pipeline for each server. It passes
 // each reply to done. It returns when done has all replies, or when ctx has ended.
@@ -90,32 +80,34 @@ type answer struct {
 // The pipelines run on goroutines of their own, because a client that the caller
 // passed may not obey ctx. Then they run on until the client's own timeouts.
 func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func(i int, v any, err error)) {
-	answers := make(chan answer, len(calls))
-	go s.runEach(ctx, sc, calls, answers)
+	answers := make(chan func(), len(calls))
+	go s.runEach(ctx, sc, calls, func(i int, v any, err error) {
+		answers <- func() { done(i, v, err) }
+	})
 	for range calls {
-		var a answer
 		select {
-		case a = <-answers:
+		case answer := <-answers:
+			answer()
 		case <-ctx.Done():
 			select {
-			case a = <-answers: // one that has arrived
+			case answer := <-answers: // one that has arrived
+				answer()
 			default:
 				return
 			}
 		}
-		done(a.i, a.Value, a.Err)
 	}
 }
 
 // runEach starts a pipeline for each process, so that a server of a cluster that hangs
 // does not delay the renewals on the others.
-func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers chan<- answer) {
+func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answer answerer) {
 	groups := map[pubsub.Server][]int{}
 	at := make([]*server, len(calls))
 	for i, c := range calls {
 		srv, err := s.servers.find(ctx, c.Keys[0])
 		if err != nil {
-			answers <- answer{i, Reply{Err: s.fail(err)}}
+			answer(i, nil, s.fail(err))
 			continue
 		}
 		at[i] = srv
@@ -125,7 +117,7 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers c
 		groups[process] = append(groups[process], i)
 	}
 	for _, which := range groups {
-		go s.runGroup(ctx, at[which[0]], sc, calls, which, answers)
+		go s.runGroup(ctx, at[which[0]], sc, calls, which, answer)
 	}
 }
 
@@ -133,7 +125,7 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers c
 // script. If the server does not know the script for some calls, runGroup sends these
 // again with the source. A call that the server redirects runs alone on the other
 // server.
-func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Call, which []int, answers chan<- answer) {
+func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Call, which []int, answer answerer) {
 	kept := sc.kept && s.replicas > 0
 	for _, whole := range []bool{false, true} {
 		commands := make([][]any, len(which))
@@ -148,7 +140,7 @@ func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Ca
 			if to, _ := s.servers.follow(at, calls[i].Keys[0], r.Err); to != nil {
 				go func() {
 					v, err := s.Run(ctx, sc, calls[i])
-					answers <- answer{i, Reply{Value: v, Err: err}}
+					answer(i, v, err)
 				}()
 				continue
 			}
@@ -157,7 +149,7 @@ func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Ca
 				again = append(again, i)
 				continue
 			}
-			answers <- answer{i, Reply{Value: v, Err: err}}
+			answer(i, v, err)
 		}
 		if which = again; len(which) == 0 {
 			s.ran.Store(sc, nil)

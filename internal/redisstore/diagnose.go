@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // hints are the hints for the errors of servers of one kind.
@@ -66,8 +68,6 @@ func findReason(err error, h hints, took time.Duration) (hint string, reason err
 	// The order matters, from the most specific cause to the least: a TLS handshake
 	// that timed out is also a timeout.
 	switch {
-	case errors.As(err, new(shortfall)):
-		hint = "are there as many replicas as the parameter replicas says, and do they keep up?"
 	case errors.Is(err, errNotMaster): // its text has a hint
 	case errors.As(err, &reply):
 		err, hint = firstSentence(reply), replyHint(reply.Error(), h)
@@ -113,6 +113,8 @@ func replyHint(text string, h hints) string {
 	switch {
 	case word == "WRONGPASS", strings.Contains(text, "invalid password"), strings.Contains(text, "AUTH"):
 		return h.auth
+	case strings.Contains(text, "replicas confirmed"):
+		return "are there as many replicas as the parameter replicas says, and do they keep up?"
 	case word == "DENIED":
 		return "give Redis a password, or have it listen on the loopback only"
 	case word == "NOPERM":
@@ -131,16 +133,19 @@ func replyHint(text string, h hints) string {
 	return ""
 }
 
-// unfit returns why a server must not have locks, by its replies to INFO replication and INFO
-// memory, or nil. A user who may not ask, or a server that knows no INFO, gives no such reply.
-func unfit(replication, memory any, mayEvict bool) error {
+// unfit returns why a server must not have locks, by its replies to INFO replication, INFO
+// memory and CLUSTER INFO, or nil. A user who may not ask, or a server that knows no INFO, gives
+// no such reply.
+func unfit(replication, memory, cluster any, mayEvict bool) error {
 	policy := InfoField(memory, "maxmemory_policy")
 	switch {
 	case InfoField(replication, "role") == "slave":
 		master := net.JoinHostPort(InfoField(replication, "master_host"), InfoField(replication, "master_port"))
-		return fmt.Errorf("it is a replica of %s (name the master in the URL, or the sentinels: redis-sentinel://host:port,host:port/NAME)", master)
+		return resp.ReplyError("it is a replica of " + master + " (name the master in the URL, or the sentinels: redis-sentinel://host:port,host:port/NAME)")
+	case InfoField(cluster, "cluster_state") == "fail":
+		return resp.ReplyError("CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)")
 	case !mayEvict && policy != "" && policy != "noeviction" && InfoField(memory, "maxmemory") != "0":
-		return fmt.Errorf("it may evict locks, its maxmemory-policy is %s (set noeviction; or allow_eviction=true, if two holders at once do no harm)", policy)
+		return resp.ReplyError("it may evict locks, its maxmemory-policy is " + policy + " (set noeviction; or allow_eviction=true, if two holders at once do no harm)")
 	}
 	return nil
 }

@@ -90,14 +90,19 @@ func (s *Store) probe(ctx context.Context, a address) error {
 }
 
 // probeServer runs a script on a server, and has as many replicas confirm it as the
-// parameter replicas wants. It refuses a replica, and a server that may evict keys.
+// parameter replicas wants. It refuses a replica, a server that may evict keys, and one whose
+// cluster is down.
 func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
-	replies := s.pipeline(ctx, at, false, s.replicas > 0, []any{"eval", "return 1", 0}, []any{"info", "replication"}, []any{"info", "memory"})
+	commands := [][]any{{"eval", "return 1", 0}, {"info", "replication"}, {"info", "memory"}}
+	if s.isCluster {
+		commands = append(commands, []any{"cluster", "info"})
+	}
+	replies := append(s.pipeline(ctx, at, false, s.replicas > 0, commands...), Reply{})
 	err := replies[0].Err
 	switch {
 	case err == nil:
-		if reason := unfit(replies[1].Value, replies[2].Value, a.mayEvict); reason != nil {
+		if reason := unfit(replies[1].Value, replies[2].Value, replies[3].Value, a.mayEvict); reason != nil {
 			return s.named(at.name, reason)
 		}
 		return nil

@@ -161,8 +161,16 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	away.Resume()
 	expect(t, s, "set", "OK", "set", "k", "v")
 
+	// Open refuses a cluster of which one master may evict keys.
+	rdb := away.Client()
+	rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	rdb.ConfigSet(t.Context(), "maxmemory", "100mb")
+	if _, err := open(t, set.URL(), nil); err == nil || !strings.Contains(err.Error(), away.Addr+": it may evict") {
+		t.Errorf("a master that may evict: %v", err)
+	}
+
 	// If the URL names the server alone, the error explains the redirection.
-	one := opened(t, away.URL(), nil)
+	one := opened(t, away.URL(), map[string]string{"allow_eviction": "true"})
 	if _, err := one.Do(t.Context(), "get", key); err == nil || !strings.Contains(err.Error(), "redis-cluster://") {
 		t.Errorf("got %v", err)
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/internal/redisstore/resp"
@@ -53,7 +52,7 @@ func (s *Store) confirm(replies []Reply, wait Reply) {
 	case !ok:
 		err = resp.Unexpected(wait.Value, s.secrets...)
 	case n < int64(s.replicas):
-		err = shortfall{n, s.replicas}
+		err = resp.ReplyError(fmt.Sprintf("%d of %d replicas confirmed in time", n, s.replicas))
 	default:
 		return
 	}
@@ -63,19 +62,6 @@ func (s *Store) confirm(replies []Reply, wait Reply) {
 		}
 	}
 }
-
-// shortfall reports that too few replicas have confirmed in time.
-type shortfall struct {
-	got  int64
-	want int
-}
-
-func (e shortfall) Error() string {
-	return fmt.Sprintf("%d of %d replicas confirmed in time", e.got, e.want)
-}
-
-// RedisError marks the error as a reply, as go-redis' own errors do: the server answers.
-func (shortfall) RedisError() {}
 
 // A line sends the holds that replicas must confirm. WAIT blocks its connection until the
 // replicas have what that connection wrote. If each hold had a connection of its own, many
@@ -90,16 +76,14 @@ type line struct {
 
 // item is a command that waits for its reply.
 type item struct {
-	args  []any
-	until time.Time   // when its caller leaves; zero if the caller has no deadline
-	met   atomic.Bool // set by the reply or by the caller that leaves; the first one decides
-	done  chan Reply  // has room for one
+	ctx  context.Context // of the caller
+	args []any
+	done chan Reply // has room for one, for a caller that has left
 }
 
 // hold sends a command, and has the replicas of the server confirm it.
 func (l *line) hold(ctx context.Context, s *Store, at *server, args []any) Reply {
-	it := &item{args: args, done: make(chan Reply, 1)}
-	it.until, _ = ctx.Deadline()
+	it := &item{ctx, args, make(chan Reply, 1)}
 	l.mu.Lock()
 	l.waiting = append(l.waiting, it)
 	if !l.moving {
@@ -113,10 +97,7 @@ func (l *line) hold(ctx context.Context, s *Store, at *server, args []any) Reply
 		return r
 	case <-ctx.Done():
 		// If the command was not sent yet, it is not sent any more.
-		if !it.met.Swap(true) {
-			return Reply{Err: resp.ErrNoReply}
-		}
-		return <-it.done // the reply came first
+		return Reply{Err: resp.ErrNoReply}
 	}
 }
 
@@ -139,7 +120,7 @@ func (l *line) move(s *Store, at *server) {
 // sendTogether sends the commands whose callers still wait, in one pipeline.
 func (s *Store) sendTogether(at *server, some []*item) {
 	// A caller that leaves after this check has an unknown outcome.
-	some = slices.DeleteFunc(some, func(it *item) bool { return it.met.Load() })
+	some = slices.DeleteFunc(some, func(it *item) bool { return it.ctx.Err() != nil })
 	if len(some) == 0 {
 		return
 	}
@@ -150,11 +131,12 @@ func (s *Store) sendTogether(at *server, some []*item) {
 	commands := make([][]any, len(some))
 	for i, it := range some {
 		commands[i] = it.args
-		if it.until.IsZero() || it.until.After(end) {
-			it.until = end
+		until, ok := it.ctx.Deadline()
+		if !ok || until.After(end) {
+			until = end
 		}
-		if it.until.After(last) {
-			last = it.until
+		if until.After(last) {
+			last = until
 		}
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), last)
@@ -162,10 +144,6 @@ func (s *Store) sendTogether(at *server, some []*item) {
 	replies := s.pipeline(ctx, at, false, true, commands...)
 
 	for i, it := range some {
-		// If the caller has left, it has reported an unknown outcome, and the reply
-		// is dropped.
-		if !it.met.Swap(true) {
-			it.done <- replies[i]
-		}
+		it.done <- replies[i]
 	}
 }

@@ -82,7 +82,7 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 			return r
 		}
 	}
-	return at.do(ctx, args...)
+	return at.Do(ctx, args...)
 }
 
 // cancelled reports whether err is the error of a call that was interrupted
@@ -109,7 +109,7 @@ func (s *Store) outcome(at *server, r Reply) (any, error) {
 	if resp.IsReadOnly(err) {
 		// The address leads to another master now, or soon will. The new master's
 		// messages do not arrive on the connection to the old one.
-		s.Demoted(at.self())
+		s.Demoted(at.Server)
 	}
 
 	if s.servers == (single{at}) {

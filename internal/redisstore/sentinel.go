@@ -119,7 +119,7 @@ func (t *sentinels) search(ctx context.Context, timeout time.Duration) error {
 func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (claimed, error) {
 	var replies [2][]any
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
-		r := s.do(ctx, "sentinel", what, t.a.master)
+		r := s.Do(ctx, "sentinel", what, t.a.master)
 		if r.Err != nil {
 			return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, diagnose(r.Err, sentinelHints(t.a), took))
 		}
@@ -157,7 +157,7 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	began := time.Now()
 	// The reply is not needed: each new connection is checked. If it is an error, the
 	// known master stays.
-	if r := to.do(ctx, "role"); r.Err != nil {
+	if r := to.Do(ctx, "role"); r.Err != nil {
 		to.pool.Close()
 		return fmt.Errorf("master %s: %w", w.addr, diagnose(r.Err, lockHints(t.a), time.Since(began)))
 	}

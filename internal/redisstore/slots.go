@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -55,7 +54,7 @@ func (c *cluster) nodes() []*server {
 
 // ask queries one server for the slots.
 func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]span, error) {
-	reply := s.do(ctx, "cluster", "slots")
+	reply := s.Do(ctx, "cluster", "slots")
 	if reply.Err != nil {
 		return nil, fmt.Errorf("%s: %w", s.addr, diagnose(reply.Err, lockHints(c.a), took))
 	}
@@ -123,11 +122,7 @@ func (c *cluster) adopt(spans []span) {
 // only some do not answer, the others can be used.
 func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
 	answers, errs := askAll(ctx, c.masters(), 0, grace, func(ctx context.Context, s *server) (struct{}, error) {
-		err := ask(ctx, s)
-		if err == nil {
-			err = c.healthy(ctx, s)
-		}
-		return struct{}{}, err
+		return struct{}{}, ask(ctx, s)
 	})
 	if len(errs) == 0 {
 		return nil
@@ -150,22 +145,3 @@ func (c *cluster) masters() []*server {
 	}
 	return all
 }
-
-// healthy returns an error if a server reports that the cluster is down. If the user has
-// no right to ask for this, healthy returns nil: the user can still use the cluster.
-func (c *cluster) healthy(ctx context.Context, s *server) error {
-	// The error does not matter: the server has run a script, so it can be used.
-	info, _ := s.do(ctx, "cluster", "info").Value.(string)
-	if !strings.Contains(info, "cluster_state:fail") {
-		return nil
-	}
-	return clusterDown{s.name}
-}
-
-// clusterDown reports that a server's cluster is down.
-type clusterDown struct{ node string }
-
-func (e clusterDown) Error() string {
-	return e.node + ": CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)"
-}
-func (clusterDown) RedisError() {}

@@ -63,6 +63,7 @@ type topology interface {
 // server is one Redis process that commands are sent to. If the caller passed a
 // cluster client, one server stands for the whole cluster.
 type server struct {
+	pubsub.Server
 	pool *resp.Pool            // nil if the caller passed the client
 	rdb  redis.UniversalClient // the client that the caller passed, or nil
 	addr string
@@ -85,23 +86,7 @@ func newServer(a address, d *dialer, addr string) *server {
 }
 
 func newServerOf(p *resp.Pool) *server {
-	return &server{pool: p, addr: p.Addr, name: "redis " + p.Addr}
-}
-
-// do sends one command over a connection that no other caller uses.
-func (at *server) do(ctx context.Context, args ...any) Reply {
-	if at.pool == nil {
-		return resp.Do(ctx, at.rdb, args)
-	}
-	return at.pool.Do(ctx, args)[0]
-}
-
-// self returns the server for subscriptions.
-func (at *server) self() pubsub.Server {
-	if at.pool != nil {
-		return pubsub.Own(at.pool)
-	}
-	return pubsub.Passed(at.rdb)
+	return &server{Server: pubsub.Own(p), pool: p, addr: p.Addr, name: "redis " + p.Addr}
 }
 
 // process returns the process that has the slot of key. If the caller passed a cluster
@@ -111,7 +96,7 @@ func (at *server) process(ctx context.Context, key string) (pubsub.Server, error
 		client, err := cluster.MasterForKey(ctx, key)
 		return pubsub.Passed(client), err
 	}
-	return at.self(), nil
+	return at.Server, nil
 }
 
 // New returns a Store that uses a client of the caller. The client keeps its
@@ -139,7 +124,7 @@ func New(rdb redis.UniversalClient) *Store {
 		s.secrets = []string{password}
 	}
 
-	s.servers = single{&server{rdb: rdb, name: s.name}}
+	s.servers = single{&server{Server: pubsub.Passed(rdb), rdb: rdb, name: s.name}}
 	s.subscribe(reload)
 	return s
 }

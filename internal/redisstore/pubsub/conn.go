@@ -10,13 +10,17 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// Server is a server that has channels. Equal Servers are the same server.
+// Server is a server, by connections of hasp's own or by a client that the caller passed. Equal
+// Servers are the same server.
 type Server interface {
+	// Do sends one command over a connection that no other caller uses.
+	Do(ctx context.Context, args ...any) resp.Reply
+
+	// Pipeline sends commands in one pipeline, each once.
+	Pipeline(ctx context.Context, commands ...[]any) []resp.Reply
+
 	// connect makes a connection for subscriptions, and sends a PING over it.
 	connect(ctx context.Context) (conn, error)
-
-	// do sends one command.
-	do(ctx context.Context, args ...any) resp.Reply
 
 	// addr returns the address, or "" if it is not known.
 	addr() string
@@ -35,21 +39,25 @@ type conn interface {
 }
 
 // own is a server to which hasp has connections of its own.
-type own struct{ *resp.Pool }
+type own struct{ pool *resp.Pool }
 
 // Own returns the Server of a pool.
 func Own(p *resp.Pool) Server { return own{p} }
 
-func (s own) addr() string { return s.Addr }
+func (s own) addr() string { return s.pool.Addr }
 
-func (s own) do(ctx context.Context, args ...any) resp.Reply { return s.Do(ctx, args)[0] }
+func (s own) Do(ctx context.Context, args ...any) resp.Reply { return s.pool.Do(ctx, args)[0] }
+
+func (s own) Pipeline(ctx context.Context, commands ...[]any) []resp.Reply {
+	return s.pool.Do(ctx, commands...)
+}
 
 func (s own) connect(ctx context.Context) (conn, error) {
-	c, err := s.Connect(ctx)
+	c, err := s.pool.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	k := ownConn{c, s.Pool}
+	k := ownConn{c, s.pool}
 	if err := k.send("ping", ""); err != nil {
 		k.close()
 		return nil, err
@@ -104,24 +112,30 @@ func (c ownConn) receive() (kind, channel, payload string, err error) {
 }
 
 // passed is a server whose client the caller passed.
-type passed struct{ redis.UniversalClient }
+type passed struct{ rdb redis.UniversalClient }
 
 // Passed returns the Server of a client that the caller passed.
 func Passed(rdb redis.UniversalClient) Server { return passed{rdb} }
 
 func (s passed) addr() string {
-	if client, ok := s.UniversalClient.(*redis.Client); ok {
+	if client, ok := s.rdb.(*redis.Client); ok {
 		return client.Options().Addr
 	}
 	return ""
 }
 
-func (s passed) do(ctx context.Context, args ...any) resp.Reply {
-	return resp.Do(ctx, s.UniversalClient, args)
+func (s passed) Do(ctx context.Context, args ...any) resp.Reply {
+	return resp.Do(ctx, s.rdb, args)
+}
+
+// Pipeline makes a pipeline even of one command, because a client has a second pool, for
+// pipelines. There a renewal does not queue behind callers that want locks.
+func (s passed) Pipeline(ctx context.Context, commands ...[]any) []resp.Reply {
+	return resp.Pipeline(ctx, s.rdb, commands)
 }
 
 func (s passed) connect(ctx context.Context) (conn, error) {
-	ps := s.Subscribe(ctx)
+	ps := s.rdb.Subscribe(ctx)
 	if err := resp.Survive(func() error { return ps.Ping(ctx) }); err != nil { // makes the connection
 		ps.Close()
 		return nil, err

@@ -78,8 +78,7 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	defer b.mu.Unlock()
 	lost := ch.link == nil || ch.link.ctx.Err() != nil
 	switch {
-	// Meanwhile the channel may have been removed, or replaced by one with its name.
-	case b.closed || b.channels[ch.name] != ch:
+	case b.closed:
 	case err != nil && lost:
 		// Calls of Listen return now. A Listener that stays waits for the next try.
 		ch.failLocked(err)
@@ -144,7 +143,7 @@ func (b *Subscriber) isSharded() bool {
 // and subscribe must agree. The command has no effect, because it lacks its arguments. A
 // server finds that out before anything else, also while it loads its data.
 func (b *Subscriber) learnKind(ctx context.Context, server Server) error {
-	err := server.do(ctx, "spublish").Err
+	err := server.Do(ctx, "spublish").Err
 	// Without a reply the kind stays unknown, and the next call asks again.
 	if err != nil && !resp.IsReply(err) {
 		return err
