@@ -70,21 +70,14 @@ func TestNamesAreDistinct(t *testing.T) {
 	}
 }
 
-func TestAnOrdinaryKeyIsItsOwnLock(t *testing.T) {
-	for _, key := range []string{"order:7", "hasp", "hasp:7", "{a}b", "a}b"} {
-		if got := LockKey(key); got != key {
-			t.Errorf("%q: got %q", key, got)
-		}
-	}
-}
-
 // The names are a protocol: programs of all versions must agree on them.
 func TestNamesNeverChange(t *testing.T) {
-	for key, want := range map[string]string{
-		"k": "hasp:{k}:fence:k", "a{b}c": "hasp:{b}:fence:a{b}c", "a}b": "hasp:{20658}:fence:a}b", "": "hasp:{3560}:fence:",
+	for _, c := range []struct{ key, lock, fence string }{
+		{"k", "k", "hasp:{k}:fence:k"}, {"a{b}c", "a{b}c", "hasp:{b}:fence:a{b}c"}, {"a}b", "a}b", "hasp:{20658}:fence:a}b"},
+		{"", "", "hasp:{3560}:fence:"}, {"hasp:7", "hasp:7", "hasp:{hasp:7}:fence:hasp:7"}, {"{a}b", "{a}b", "hasp:{a}:fence:{a}b"},
 	} {
-		if got := DerivedKey("fence", key); got != want {
-			t.Errorf("%q: got %q, want %q", key, got, want)
+		if lock, fence := LockKey(c.key), DerivedKey("fence", c.key); lock != c.lock || fence != c.fence {
+			t.Errorf("%q: got %q and %q", c.key, lock, fence)
 		}
 	}
 }

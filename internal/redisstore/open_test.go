@@ -190,49 +190,37 @@ func wantsOutage(t *testing.T, err error, secret string, want ...string) {
 
 // A user who presses Ctrl-C does not wait for a server that hangs.
 func TestOpenEndsWhenCancelled(t *testing.T) {
-	asked := make(chan bool, 9)
-	addr := redistest.Serve(t, func(c net.Conn) {
-		c.Read(make([]byte, 100))
-		asked <- true
-		select {}
-	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() {
-		_, err := Open(ctx, "redis://"+addr, nil)
-		done <- err
-	}()
-	<-asked
-	cancel()
-	select {
-	case err := <-done:
-		if !errors.Is(err, context.Canceled) {
+	addr := redistest.Serve(t, func(c net.Conn) {
+		c.Read(make([]byte, 100))
+		cancel()
+		select {}
+	})
+	returns(t, "Open", func() {
+		if _, err := Open(ctx, "redis://"+addr, nil); !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)
 		}
-	case <-time.After(soon):
-		t.Error("Open goes on")
-	}
+	})
 }
 
 // A server that comes back is found at once, however often dials to it have failed.
 func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	s := opened(t, srv.URL(), nil)
-	srv.Kill()
-	findsServerAgain(t, s, srv)
-}
-
-// findsServerAgain restarts srv, which is dead, and tests that s finds it at once.
-func findsServerAgain(t *testing.T, s *Store, srv *redistest.Server) {
-	t.Helper()
-	for range 100 {
-		if _, err := s.Do(t.Context(), "ping"); err == nil {
-			t.Fatal("a dead server answers")
+	for _, wires := range []bool{false, true} {
+		srv := redistest.Start(t, &redistest.Options{Own: true})
+		s := opened(t, srv.URL(), nil)
+		s.always = wires
+		pings(t, s)
+		srv.Kill()
+		until(t, "the wire's end", func() bool { return s.servers.(single).wire.Load() == nil })
+		for range 100 {
+			if _, err := s.Do(t.Context(), "ping"); err == nil {
+				t.Fatal("a dead server answers")
+			}
 		}
+		srv.Restart()
+		pings(t, s)
 	}
-	srv.Restart()
-	pings(t, s)
 }
 
 func TestOpenRefusesBadFiles(t *testing.T) {

@@ -205,39 +205,8 @@ func TestRunEachOnAClusterWaitsForEachMasterAlone(t *testing.T) {
 			}, nil
 		},
 	})
-	s := New(rdb)
-	var calls []Call
-	want := 0
-	for i := range 20 {
-		key := fmt.Sprint("k", i)
-		calls = append(calls, Call{[]string{key}, []any{1}})
-		if slot.Of(key) < slot.Count/2 {
-			want++
-		}
-	}
-	s.RunEach(t.Context(), counting, calls, func(int, any, error) {})
-	bad.Pause()
-	for round := range 8 { // the order of the servers is random
-		ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
-		got := 0
-		s.RunEach(ctx, counting, calls, func(i int, v any, err error) {
-			if ctx.Err() != nil && err != nil {
-				return // it had no connection by then
-			}
-			if v != int64(2+round) || slot.Of(calls[i].Keys[0]) >= slot.Count/2 {
-				t.Errorf("%s: got %v, %v", calls[i].Keys[0], v, err)
-			}
-			if got++; got == want {
-				cancel()
-			}
-		})
-		cancel()
-		if got != want || want == 0 || want == 20 {
-			t.Fatalf("%d of %d answered", got, want)
-		}
-	}
+	spread(t, New(rdb), bad, func(key string) bool { return slot.Of(key) >= slot.Count/2 })
 	rdb.Close()
-	bad.Resume()
 }
 
 func TestErrorsNameTheServerAndKeepTheCause(t *testing.T) {
@@ -410,21 +379,16 @@ func TestDoAllIsInterrupted(t *testing.T) {
 	proxy := srv.Proxy()
 	s := opened(t, "redis://"+proxy.Addr(), nil)
 	proxy.Stall()
+	defer proxy.Flow()
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan []Reply, 1)
-	go func() { done <- s.DoAll(ctx, []any{"get", "a"}, []any{"get", "b"}) }()
-	cancel()
-	select {
-	case replies := <-done:
-		for i, r := range replies {
+	time.AfterFunc(10*time.Millisecond, cancel)
+	returns(t, "a call whose caller has gone", func() {
+		for i, r := range s.DoAll(ctx, []any{"get", "a"}, []any{"get", "b"}) {
 			if r.Err == nil || !strings.Contains(r.Err.Error(), context.Canceled.Error()) {
 				t.Errorf("reply %d: %v, %v", i, r.Value, r.Err)
 			}
 		}
-	case <-time.After(20 * time.Second):
-		t.Error("a call whose caller has gone does not end")
-	}
-	proxy.Flow()
+	})
 }
 
 func TestEnds(t *testing.T) {

@@ -42,47 +42,45 @@ func TestALoneCallerMakesNoWire(t *testing.T) {
 	}
 }
 
-// While one caller waits for the server, another makes a wire.
-func TestTwoCallersMakeAWire(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	p := srv.Proxy()
+// stuck returns a Store by a proxy, and its server. A caller of it gets no reply until the test
+// ends.
+func stuck(t *testing.T, always bool) (*Store, *server) {
+	p := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
 	s := opened(t, "redis://"+p.Addr(), nil)
+	s.always = always
 	at := s.servers.(single).server
 	first, cancel := context.WithCancel(t.Context())
 	p.Fail("first", faultproxy.HangReply)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Do(first, "get", "first") })
-	until(t, "the first", func() bool { return at.callers.Load() == 1 })
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	until(t, "the first", func() bool { return at.callers.Load() == 1 && p.Pending() == 0 })
+	return s, at
+}
+
+// While one caller waits for the server, another makes a wire.
+func TestTwoCallersMakeAWire(t *testing.T) {
+	s, at := stuck(t, false)
 	until(t, "a wire", func() bool { // the wire is not kept
 		if _, err := s.Do(t.Context(), "get", "second"); err != nil {
 			t.Error(err)
 		}
 		return at.wire.Load() != nil
 	})
-	cancel()
-	wg.Wait()
 }
 
-// A caller that makes a wire and gets no reply does not delay the others.
+// A caller that makes a wire and gets no reply does not delay the others, and makes none.
 func TestACallerThatMakesAWireDelaysNoOther(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	p := srv.Proxy()
-	s := opened(t, "redis://"+p.Addr(), nil)
-	s.always = true
-	at := s.servers.(single).server
-	first, cancel := context.WithCancel(t.Context())
-	p.Fail("first", faultproxy.HangReply)
-	var wg sync.WaitGroup
-	wg.Go(func() { s.Do(first, "get", "first") })
-	until(t, "the first", func() bool { return at.making.Load() != nil && p.Pending() == 0 })
+	s, at := stuck(t, true)
 	returns(t, "the second", func() {
 		if _, err := s.Do(t.Context(), "get", "second"); err != nil {
 			t.Error(err)
 		}
 	})
-	cancel()
-	wg.Wait()
-	if at.wire.Load() != nil {
+	if at.making.Load() == nil || at.wire.Load() != nil {
 		t.Error("a connection that hangs has become a wire")
 	}
 }
@@ -104,15 +102,6 @@ func TestCommandsThatAWireDidNotSendUseThePool(t *testing.T) {
 		t.Errorf("got %v", r)
 	}
 	pings(t, s)
-}
-
-func TestServerThatComesBackIsFoundAtOnceWithWires(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	s := opened(t, srv.URL(), nil)
-	at, w := wired(t, s)
-	srv.Kill()
-	until(t, "the wire's end", func() bool { return at.wire.Load() != w })
-	findsServerAgain(t, s, srv)
 }
 
 // Errors, unknown scripts and huge replies on a wire concern their own callers only.

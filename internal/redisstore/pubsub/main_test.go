@@ -5,8 +5,6 @@ import (
 	"os"
 	"testing"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -40,12 +38,4 @@ func stores(t *testing.T, f func(t *testing.T, s *redisstore.Store, srv *rediste
 		}
 		f(t, s, srv)
 	})
-}
-
-type hook struct{ err error }
-
-func (hook) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (h hook) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(context.Context, []redis.Cmder) error { return h.err }
 }

@@ -122,21 +122,21 @@ func (e *recorder) count() int {
 	return e.agains
 }
 
-func (e *recorder) isEmpty() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return len(e.all) == 0
+// listen listens in virtual time, until the test ends.
+func listen(t *testing.T, b *pubsub.Subscriber, name string) *recorder {
+	t.Helper()
+	e := &recorder{}
+	l, err := b.Listen(t.Context(), name, name, e.record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Listener = l
+	return e
 }
 
 func (s *listening) listen(name string) *recorder {
 	s.t.Helper()
-	e := &recorder{}
-	l, err := s.Listen(s.t.Context(), name, name, e.record)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	e.Listener = l
-	return e
+	return listen(s.t, s.Subscriber, name)
 }
 
 // listenTo listens in real time. On a busy machine a connection may take several
@@ -333,7 +333,7 @@ func TestPongIsDemanded(t *testing.T) {
 		s.wants(a, "") // a connection that works is not replaced
 		s.srv.Proxy.Fail("ping", faultproxy.HangReply)
 		began := time.Now()
-		for b.isEmpty() && time.Since(began) < time.Minute {
+		for b.count() == 0 && time.Since(began) < time.Minute {
 			time.Sleep(time.Millisecond)
 			synctest.Wait()
 		}
@@ -675,25 +675,14 @@ func (s *moving) put(slotKey string, rdb *redis.Client) {
 	s.at[slotKey] = rdb
 }
 
-func (s *moving) listen(name string) *recorder {
-	s.t.Helper()
-	e := &recorder{}
-	l, err := s.Listen(s.t.Context(), name, name, e.record)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	e.Listener = l
-	return e
-}
-
 // A channel that has moved is not left at its old server, whose connection others still use.
 func TestChannelThatMovesLeavesItsOldServer(t *testing.T) {
 	movingBetween(t, 2, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
 		from, to := servers[0].Client(), servers[1].Client()
 		s.put("a", from)
 		s.put("b", from)
-		a := s.listen("a")
-		s.listen("b")
+		a := listen(t, s.Subscriber, "a")
+		listen(t, s.Subscriber, "b")
 		s.put("a", to)
 		time.Sleep(soon)
 		synctest.Wait()
@@ -708,41 +697,33 @@ func TestChannelThatMovesLeavesItsOldServer(t *testing.T) {
 	})
 }
 
-// goesOnAt fails the test unless a call of Listen goes on at the server that has the channel a
-// moment after the first one could not be used, and the store is asked to find out.
-func (s *moving) goesOnAt(first, next *redis.Client) {
-	s.t.Helper()
-	s.put("a", first)
-	time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", next) })
-	s.listen("a")
-	if s.reloads.Load() == 0 {
-		s.t.Error("the store does not look for the server")
-	}
-}
-
-// The store has closed the client of a server that has been replaced.
+// The store has closed the client of a server that has been replaced. A server of a cluster that
+// has given its slot away refuses the subscription with MOVED.
 func TestListenGoesOnAtTheNewServer(t *testing.T) {
-	movingBetween(t, 2, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
-		closed := servers[0].Client()
-		closed.Close()
-		s.goesOnAt(closed, servers[1].Client())
-	})
-}
-
-// A server of a cluster that has given its slot away refuses the subscription with MOVED.
-func TestListenFollowsMoved(t *testing.T) {
-	movingBetween(t, 2, true, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
-		servers[0].Direct().Ping(t.Context()) // starts the server
-		servers[0].Proxy.Answer("subscribe", "-MOVED 7 node2:6379\r\n")
-		s.goesOnAt(servers[0].Client(), servers[1].Client())
-	})
+	for _, moved := range []bool{false, true} {
+		movingBetween(t, 2, moved, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
+			old := servers[0].Client()
+			if moved {
+				servers[0].Direct().Ping(t.Context()) // starts the server
+				servers[0].Proxy.Answer("subscribe", "-MOVED 7 node2:6379\r\n")
+			} else {
+				old.Close()
+			}
+			s.put("a", old)
+			time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", servers[1].Client()) })
+			listen(t, s.Subscriber, "a")
+			if s.reloads.Load() == 0 {
+				t.Error("the store does not look for the server")
+			}
+		})
+	}
 }
 
 // While no server can be found, Listen returns the error, also if the channel had one before.
 func TestListenWhileNoServerIsFound(t *testing.T) {
 	movingBetween(t, 1, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
 		s.put("a", servers[0].Client())
-		a := s.listen("a")
+		a := listen(t, s.Subscriber, "a")
 		s.put("a", nil)
 		servers[0].Proxy.Down()
 		time.Sleep(soon)

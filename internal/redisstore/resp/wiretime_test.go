@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"sync"
 	"testing"
@@ -26,32 +27,24 @@ func asked(w *Wire, ctx context.Context) <-chan error {
 	return done
 }
 
-// On a dead connection, a caller without a deadline gets an error after a while. A caller
-// with a deadline leaves by then. No later caller waits for the dead connection.
-func TestSilentWireIsDead(t *testing.T) {
+// overWire runs f in virtual time, with a wire whose server reads and answers nothing.
+func overWire(t *testing.T, kept bool, f func(t *testing.T, w *Wire, server net.Conn, back <-chan bool)) {
 	synctest.Test(t, func(t *testing.T) {
-		w, server, back := piped(t, false)
+		w, server, back := piped(t, kept)
 		go io.Copy(io.Discard, server)
-		began := time.Now()
-		patient := asked(w, t.Context())
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		if err := <-asked(w, ctx); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("with a deadline: got %v", err)
-		}
-		between(t, "with a deadline", began, 100*time.Millisecond, 100*time.Millisecond)
-		if err := <-patient; !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("without: got %v", err)
-		}
-		between(t, "without", began, silence, silence+2*tick)
-		if <-back {
-			t.Error("the connection counts as good")
-		}
-		if err := <-asked(w, t.Context()); err != ErrUnsent {
-			t.Errorf("after it: got %v", err)
-		}
+		f(t, w, server, back)
 	})
+}
+
+// answered fails the test unless a caller gets what the server sends after a while.
+func answered(t *testing.T, w *Wire, server net.Conn, after time.Duration, reply string) {
+	t.Helper()
+	caller := asked(w, t.Context())
+	time.Sleep(after)
+	server.Write([]byte(reply))
+	if err := <-caller; err != nil {
+		t.Errorf("after %v: got %v", after, err)
+	}
 }
 
 // diesOfSilence fails unless a wire ends because nothing has arrived since began. A caller
@@ -61,7 +54,9 @@ func diesOfSilence(t *testing.T, caller <-chan error, back <-chan bool, began ti
 	if err := <-caller; !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a caller without a deadline: got %v", err)
 	}
-	<-back
+	if <-back {
+		t.Error("the connection counts as good")
+	}
 	between(t, "the end", began, silence, silence+2*tick)
 }
 
@@ -71,10 +66,8 @@ func TestSilentWireIsGivenUpAfterAFewRoundTrips(t *testing.T) {
 	for trip, after := range map[time.Duration]time.Duration{
 		0: 2 * tick, time.Millisecond: 2 * tick, 100 * time.Millisecond: 400 * time.Millisecond, time.Second: impatience,
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			w, server, back := piped(t, false)
+		overWire(t, false, func(t *testing.T, w *Wire, server net.Conn, back <-chan bool) {
 			w.trip = trip
-			go io.Copy(io.Discard, server)
 			time.Sleep(rest / 2) // silence before the first command does not count
 			began := time.Now()
 			patient := asked(w, t.Context())
@@ -96,19 +89,12 @@ func TestSilentWireIsGivenUpAfterAFewRoundTrips(t *testing.T) {
 // The round trips of a wire are measured. So a server that is far away does not count as
 // dead.
 func TestServerFarAwayIsNotGivenUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, server, _ := piped(t, false)
+	overWire(t, false, func(t *testing.T, w *Wire, server net.Conn, _ <-chan bool) {
 		const away = 40 * time.Millisecond
 		w.trip = away / 2 // so far
-		go io.Copy(io.Discard, server)
 		for far := away; far < impatience; far = far * 3 / 2 {
 			for range 10 {
-				answered := asked(w, t.Context())
-				time.Sleep(far)
-				server.Write([]byte("$1\r\nv\r\n"))
-				if err := <-answered; err != nil {
-					t.Fatalf("%v away: %v", far, err)
-				}
+				answered(t, w, server, far, "$1\r\nv\r\n")
 			}
 		}
 	})
@@ -163,9 +149,7 @@ func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 
 // When its Client is closed, a caller leaves at once, before its context ends.
 func TestCallersLeaveWhenTheirClientIsClosed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, server, back := piped(t, false)
-		go io.Copy(io.Discard, server)
+	overWire(t, false, func(t *testing.T, w *Wire, server net.Conn, back <-chan bool) {
 		closing, closeClient := context.WithCancel(t.Context())
 		ctx := lazyctx.WithTimeout(t.Context(), closing, time.Second)
 		defer ctx.End()
@@ -185,9 +169,7 @@ func TestCallersLeaveWhenTheirClientIsClosed(t *testing.T) {
 // A caller with a late deadline gets the reply of a server that was silent for a while, as
 // on a connection of its own.
 func TestSilentWireStillAnswersCallersThatWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, server, back := piped(t, false)
-		go io.Copy(io.Discard, server)
+	overWire(t, false, func(t *testing.T, w *Wire, server net.Conn, back <-chan bool) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		first, second := asked(w, ctx), asked(w, ctx)
@@ -207,60 +189,23 @@ func TestSilentWireStillAnswersCallersThatWait(t *testing.T) {
 
 // A connection on which a part of a message has arrived does not go back to the pool.
 func TestWireThatIsIdleInTheMiddleOfAMessageIsDead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, server, back := piped(t, false)
-		go io.Copy(io.Discard, server)
-		answered := asked(w, t.Context())
-		synctest.Wait()
-		fmt.Fprint(server, "$2\r\nOK\r\n*2\r\n+more\r\n")
-		if err := <-answered; err != nil {
-			t.Errorf("got %v", err)
-		}
+	overWire(t, false, func(t *testing.T, w *Wire, server net.Conn, back <-chan bool) {
+		answered(t, w, server, tick, "$2\r\nOK\r\n*2\r\n+more\r\n")
 		if <-back {
 			t.Error("the connection counts as good")
 		}
 	})
 }
 
-// Callers that leave, by cancellation or by a short deadline, do not end the wire.
-func TestCallersThatLeaveDoNotEndAWire(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, server, _ := piped(t, true)
-		go io.Copy(io.Discard, server)
-		patient := asked(w, t.Context())
-		synctest.Wait()
-		for range 10 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			<-asked(w, ctx)
-			cancel()
-		}
-		for range 11 {
-			fmt.Fprint(server, "$1\r\nv\r\n")
-		}
-		if err := <-patient; err != nil {
-			t.Errorf("got %v", err)
-		}
-		synctest.Wait()
-		answered := asked(w, t.Context())
-		synctest.Wait()
-		fmt.Fprint(server, "$1\r\nv\r\n")
-		if err := <-answered; err != nil {
-			t.Errorf("the next: got %v", err)
-		}
-	})
-}
-
 // A reply that arrives slowly does not count as silence.
 func TestSlowReplyIsNoSilence(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, server, back := piped(t, false)
-		go io.Copy(io.Discard, server)
-		answered := asked(w, t.Context())
+	overWire(t, false, func(t *testing.T, w *Wire, server net.Conn, back <-chan bool) {
+		caller := asked(w, t.Context())
 		for _, b := range []byte("$12\r\nhello, world\r\n") {
 			time.Sleep(silence - time.Millisecond)
 			server.Write([]byte{b})
 		}
-		if err := <-answered; err != nil {
+		if err := <-caller; err != nil {
 			t.Errorf("got %v", err)
 		}
 		if !<-back { // no caller sends another command
@@ -287,16 +232,9 @@ func TestWireWhoseServerDoesNotReadIsDead(t *testing.T) {
 
 // A wire ends a moment after the last reply.
 func TestIdleWireEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, server, back := piped(t, false)
-		go io.Copy(io.Discard, server)
+	overWire(t, false, func(t *testing.T, w *Wire, server net.Conn, back <-chan bool) {
 		for range 10 {
-			answered := asked(w, t.Context())
-			time.Sleep(tick / 2)
-			server.Write([]byte("+OK\r\n"))
-			if err := <-answered; err != nil {
-				t.Fatal(err)
-			}
+			answered(t, w, server, tick/2, "+OK\r\n")
 		}
 		began := time.Now()
 		if !<-back {
