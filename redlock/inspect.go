@@ -152,7 +152,8 @@ func (d *Driver) sum(all []report, key int, reader bool) survey {
 		fs := slices.DeleteFunc(slices.Clone(s.taken), func(f redisstore.Found) bool { return !f.Shared() })
 		slices.SortFunc(fs, longestFirst)
 		slices.Sort(members)
-		holder := fs[d.quorum()-1].Of(members[:min(len(members), maxShared)])
+		holder := fs[d.quorum()-1]
+		holder.Members = members[:min(len(members), maxShared)]
 		s.holder = &holder
 	}
 	return s
@@ -166,9 +167,9 @@ func longestFirst(a, b redisstore.Found) int { return -cmp.Compare(remaining(a),
 // records returns the records on a node: the members of a shared record, or its one record.
 func records(f redisstore.Found) []string {
 	if f.Shared() {
-		return f.Members()
+		return f.Members
 	}
-	return []string{f.Record()}
+	return []string{f.Record}
 }
 
 // shared reports whether node i has a shared record.
@@ -236,11 +237,11 @@ func (s survey) record(i int) (record string, most int) {
 	}
 	most = s.silent()
 	for _, other := range s.taken {
-		if other.Record() == s.on[i].Record() {
+		if other.Record == s.on[i].Record {
 			most++
 		}
 	}
-	return s.on[i].Record(), most
+	return s.on[i].Record, most
 }
 
 // unheld reports whether no holder is in the caller's way: no record has a quorum,

@@ -205,7 +205,7 @@ func (w *waiting) strayed(lead int, s survey) bool {
 	} else if lead != noLead && s.on[lead] != nil && s.on[lead].Free() && s.holder != nil && w.answer == leadYes {
 		seen, odd = "lacks a shared record", true // its members may change, and the lead has none of them
 		if !s.holder.Shared() {
-			seen = "lacks " + s.holder.Record()
+			seen = "lacks " + s.holder.Record
 		}
 	}
 	if seen != w.leftover {

@@ -264,7 +264,7 @@ func (d *Driver) take(ctx context.Context, c backend.Claim, key string) (backend
 	d.trip.Store(int64(time.Since(began)))
 	g, err := d.store.Granted(reply, c)
 	if found, ok := redisstore.Refusal(reply); ok {
-		err.(*backend.HeldError).Waited = waited(found.Record())
+		err.(*backend.HeldError).Waited = waited(found.Record)
 	}
 	return g, err
 }

@@ -100,7 +100,7 @@ func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, 
 }
 
 // IsOurs reports whether the key has a record of hasp's. Each has an end.
-func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.record)) }
+func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.Record)) }
 
 // ListBy is List for a script with other keys and another reply. status reads the reply,
 // and reports whether to list the key.

@@ -96,9 +96,10 @@ func Term(pttl int64) time.Duration {
 // Found is a script's report on a key: {PTTL, start of the record, fence}. If the record is
 // shared, members of it follow, and the start of the record is empty.
 type Found struct {
-	pttl          int64
-	record, fence string
-	members       []string
+	Record  string   // its start; empty if the key is free
+	Members []string // the starts of the members of a shared record
+	pttl    int64
+	fence   string
 }
 
 // Decode decodes the reply of such a script, and reports whether it is valid.
@@ -110,11 +111,11 @@ func Decode(reply any) (Found, bool) {
 	pttl, ok1 := parts[0].(int64)
 	record, ok2 := parts[1].(string)
 	fence, ok3 := parts[2].(string)
-	f := Found{pttl: pttl, record: record, fence: fence}
+	f := Found{Record: record, pttl: pttl, fence: fence}
 	ok := ok1 && ok2 && ok3 && pttl >= -2
 	for _, part := range parts[3:] {
 		member, isText := part.(string)
-		f.members = append(f.members, member)
+		f.Members = append(f.Members, member)
 		ok = ok && isText
 	}
 	return f, ok
@@ -131,28 +132,16 @@ func Refusal(reply any) (Found, bool) {
 }
 
 // Shared reports whether the record is shared.
-func (f Found) Shared() bool { return len(f.members) > 0 }
-
-// Members returns the starts of the members of a shared record.
-func (f Found) Members() []string { return f.members }
-
-// Record returns the start of the record. It is empty if the key is free.
-func (f Found) Record() string { return f.record }
-
-// Of returns f with these members of a shared record.
-func (f Found) Of(members []string) Found {
-	f.members = members
-	return f
-}
+func (f Found) Shared() bool { return len(f.Members) > 0 }
 
 // Free reports whether the key did not exist.
 func (f Found) Free() bool { return f.pttl == -2 }
 
 // Held returns the error for a key that is held.
 func (f Found) Held() *backend.HeldError {
-	e := &backend.HeldError{Owner: Owner(f.record)}
-	if len(f.members) > 0 {
-		e.Owner, e.Shared = Owner(f.members[0]), true
+	e := &backend.HeldError{Owner: Owner(f.Record)}
+	if len(f.Members) > 0 {
+		e.Owner, e.Shared = Owner(f.Members[0]), true
 	}
 	if f.pttl >= 0 {
 		// A PTTL of 0 still means held, but a RetryAfter of 0 would mean that the
@@ -166,9 +155,9 @@ func (f Found) Held() *backend.HeldError {
 func (f Found) Status() backend.Status {
 	var s backend.Status
 	if f.pttl != -2 {
-		s.Held, s.Owner, s.TTL = true, Owner(f.record), Term(f.pttl)
+		s.Held, s.Owner, s.TTL = true, Owner(f.Record), Term(f.pttl)
 	}
-	for _, m := range f.members {
+	for _, m := range f.Members {
 		s.Shared = append(s.Shared, Owner(m))
 	}
 

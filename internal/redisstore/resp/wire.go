@@ -86,9 +86,6 @@ func (r *request) answer(reply Reply) {
 	}
 }
 
-// maxKept is the largest buffer for commands that a wire keeps for the next batch.
-const maxKept = 256 << 10
-
 var (
 	// ErrUnsent means that the command was not sent and will not be sent.
 	ErrUnsent = errors.New("not sent")
@@ -166,7 +163,8 @@ func (w *Wire) write() {
 		_ = w.conn.SetWriteDeadline(time.Now().Add(silence))
 		if _, err := w.conn.Write(w.out); err != nil {
 			// A command may be cut in two, so nothing more can be written.
-			w.fail(err)
+			w.GiveUp(err)
+			w.conn.Close() // ends the reader
 		}
 	}
 }
@@ -193,9 +191,6 @@ func (w *Wire) nextBatch() bool {
 // passes it to the reader.
 func (w *Wire) encode() {
 	w.out = w.out[:0]
-	if cap(w.out) > maxKept {
-		w.out = nil
-	}
 
 	// For this moment the reader finds the batch in no list. If the deadline of a request
 	// passes now, the reader ends the request later, at the end of the tick at the latest.
@@ -236,10 +231,4 @@ func (w *Wire) giveUpLocked(err error) {
 	}
 	clear(w.queue)
 	w.queue = w.queue[:0]
-}
-
-// fail gives the wire up and closes the connection, which ends the reader.
-func (w *Wire) fail(err error) {
-	w.GiveUp(err)
-	w.conn.Close()
 }
