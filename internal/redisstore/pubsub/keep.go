@@ -85,6 +85,12 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	case err != nil:
 	case lost || ch.link.server != server || ch.state == isRefused:
 		b.placeLocked(ch, server)
+		if lost {
+			// When the channel lost its link, the store may have asked a server that had not
+			// learned yet that the slot has moved. The old server, a replica now, confirms the
+			// subscription again, so nothing else would show the mistake.
+			b.reload()
+		}
 	}
 }
 
@@ -108,8 +114,13 @@ func (b *Subscriber) placeLocked(ch *channel, server Server) {
 // movedLocked notes that the server of a channel has to be found again.
 func (b *Subscriber) movedLocked(ch *channel) {
 	ch.state, ch.link = isPending, nil
+	b.reload()
+}
+
+// reload has the store find out in the background where channels are.
+func (b *Subscriber) reload() {
 	if b.store.Reload != nil {
-		b.store.Reload() // works in the background
+		b.store.Reload()
 	}
 }
 

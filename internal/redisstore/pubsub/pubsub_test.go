@@ -719,6 +719,19 @@ func TestListenGoesOnAtTheNewServer(t *testing.T) {
 	}
 }
 
+// The first answer about a slot that has moved may be of a server that has not learned of it.
+func TestStoreLooksTwiceForALostChannel(t *testing.T) {
+	movingBetween(t, 1, true, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
+		s.put("a", servers[0].Client())
+		a := listen(t, s.Subscriber, "a")
+		servers[0].Proxy.Cut()
+		time.Sleep(2 * soon)
+		if n := s.reloads.Load(); n != 2 || a.take() != "again" {
+			t.Errorf("looked %d times", n)
+		}
+	})
+}
+
 // While no server can be found, Listen returns the error, also if the channel had one before.
 func TestListenWhileNoServerIsFound(t *testing.T) {
 	movingBetween(t, 1, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
