@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
@@ -366,7 +367,7 @@ func (s single) all(ctx context.Context) ([]*server, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		addr := rdb.Options().Addr
-		all = append(all, &server{rdb: rdb, addr: addr, name: "redis " + addr})
+		all = append(all, &server{Server: pubsub.Passed(rdb), rdb: rdb, addr: addr, name: "redis " + addr})
 		return nil
 	})
 	return all, err
