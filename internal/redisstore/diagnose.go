@@ -141,7 +141,8 @@ func unfit(replication, memory, cluster any, mayEvict bool) error {
 	switch {
 	case InfoField(replication, "role") == "slave":
 		master := net.JoinHostPort(InfoField(replication, "master_host"), InfoField(replication, "master_port"))
-		return resp.ReplyError("it is a replica of " + master + " (name the master in the URL, or the sentinels: redis-sentinel://host:port,host:port/NAME)")
+		// No reply, because a master of a cluster that was demoted just now must not end Open.
+		return fmt.Errorf("it is a replica of %s (name the master in the URL, or the sentinels: redis-sentinel://host:port,host:port/NAME)", master)
 	case InfoField(cluster, "cluster_state") == "fail":
 		return resp.ReplyError("CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)")
 	case !mayEvict && policy != "" && policy != "noeviction" && InfoField(memory, "maxmemory") != "0":
