@@ -9,36 +9,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp/internal/redistest"
 )
-
-// fill writes n records, and a shared one.
-func fill(t *testing.T, rdb *redis.Client, n int) {
-	t.Helper()
-	pipe := rdb.Pipeline()
-	token := strings.Repeat("A", 22)
-	for i := range n {
-		pipe.Set(t.Context(), fmt.Sprint("key ", i), token+"#me", time.Hour)
-	}
-	pipe.ZAdd(t.Context(), "shared", redis.Z{Score: 1e15, Member: token + "#me"})
-	pipe.Expire(t.Context(), "shared", time.Hour)
-	if _, err := pipe.Exec(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // If the sentinels name another master, the rest of a list would be of a server that may
 // have lost keys.
 func TestListOfAMasterThatIsReplaced(t *testing.T) {
 	set := redistest.StartSentinel(t, nil)
-	s, err := Open(t.Context(), set.URL(), nil)
-	if err != nil {
+	s := opened(t, set.URL(), nil)
+	pipe := set.Servers[0].Client().Pipeline()
+	for i := range 1200 {
+		pipe.Set(t.Context(), fmt.Sprint("key ", i), "v", time.Hour)
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
-	fill(t, set.Servers[0].Client(), 1200)
 	servers := s.servers.(*sentinels)
 	pages, last := 0, error(nil)
 	for _, err := range s.Scan(t.Context(), "", time.Second, ByToken) {
