@@ -14,9 +14,14 @@ import (
 	"github.com/hasplock/hasp/pglock"
 )
 
-// open opens a driver by URL.
+// urlOf returns the URL of a database. Params begin with &.
+func urlOf(addr, params string) string {
+	return "pglock+postgres://postgres@" + addr + "/postgres?sslmode=disable" + params
+}
+
+// open opens a driver with eight connections.
 func open(ctx context.Context, addr string) (backend.Driver, error) {
-	c, err := hasp.ParseURL("pglock+postgres://postgres@" + addr + "/postgres?sslmode=disable&pool_size=8")
+	c, err := hasp.ParseURL(urlOf(addr, "&pool_size=8"))
 	if err != nil {
 		return nil, err
 	}
@@ -27,12 +32,12 @@ func open(ctx context.Context, addr string) (backend.Driver, error) {
 func harness(settings ...string) (h conformance.Harness, server func() *pgtest.Server) {
 	var s *pgtest.Server
 	return conformance.Harness{
-		Store: func(context.Context) (string, func(), error) {
+		Store: func(ctx context.Context) (string, func(), error) {
 			var err error
 			if s, err = pgtest.New(settings...); err != nil {
 				return "", nil, err
 			}
-			return s.Addr, s.Remove, nil
+			return s.Addr, s.Remove, s.Exec(ctx, "SELECT 1") // the first connection takes long
 		},
 		Open: open,
 		Link: func(_ context.Context, store string) (*conformance.Link, error) { return conformance.TCP(store) },

@@ -20,6 +20,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
 )
@@ -66,9 +67,9 @@ func TestFencesGrowAfterSweeps(t *testing.T) {
 	s := pgtest.Start(t)
 	var clients []*hasp.Client
 	for range 64 {
-		clients = append(clients, client(t, s.Addr, "&pool_size=2", &hasp.Options{Timeout: 30 * time.Second}))
+		clients = append(clients, client(t, s.Addr, "&pool_size=2"))
 	}
-	d := newDriver(t, s.Addr)
+	d := newDriver(t, s.Addr, "")
 	ctx, stop := context.WithCancel(t.Context())
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() {
@@ -90,7 +91,7 @@ func TestSweep(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	c := client(t, s.Addr, "", nil)
+	c := client(t, s.Addr, "")
 	held, err := c.Lock(ctx, "held")
 	must(t, err)
 	defer held.Unlock(ctx)
@@ -101,7 +102,7 @@ func TestSweep(t *testing.T) {
 	// The fence of a clock that was ahead. If its row went, the next fence could be smaller.
 	s.Must(t, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('fence', now() - interval '2 h', extract(epoch FROM now()) * 1000000, true)`)
 
-	d := newDriver(t, s.Addr)
+	d := newDriver(t, s.Addr, "")
 	keys := func() []string {
 		rows, err := s.Rows(ctx, `SELECT encode(key, 'escape') FROM hasp_locks WHERE length(key) > 0 ORDER BY key`)
 		must(t, err)
@@ -134,14 +135,12 @@ func TestIsolation(t *testing.T) {
 			var clients []*hasp.Client
 			for i := range 8 {
 				if i%2 == 0 {
-					clients = append(clients, client(t, s.Addr, "", nil))
+					clients = append(clients, client(t, s.Addr, ""))
 					continue
 				}
 				d, err := pglock.New(t.Context(), newPool(t, s.URL()), nil)
 				must(t, err)
-				c := hasp.New(d, nil)
-				t.Cleanup(func() { c.Close() })
-				clients = append(clients, c)
+				clients = append(clients, overDriver(t, d, patient))
 			}
 			contend(t, clients, 20)
 		})
@@ -153,7 +152,7 @@ func TestRenewalsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Addr)
+	d := newDriver(t, s.Addr, "")
 	cs := make([]backend.Claim, 256)
 	for i := range cs {
 		cs[i] = backend.Claim{Key: fmt.Sprint("k", i), Token: fmt.Sprint("t", i), TTL: time.Hour, Timeout: time.Minute, Shared: i%4 == 0}
@@ -192,8 +191,8 @@ func TestKilled(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	a, b := client(t, s.Addr, "", &hasp.Options{TTL: time.Minute}), client(t, s.Addr, "", nil)
-	lease, err := a.Lock(ctx, "key", hasp.WithFence())
+	a, b := client(t, s.Addr, ""), client(t, s.Addr, "")
+	lease, err := a.Lock(ctx, "key", hasp.WithFence(), hasp.WithTTL(time.Hour))
 	must(t, err)
 	s.Kill()
 	if _, err := b.TryLock(ctx, "key"); !errors.Is(err, hasp.ErrUnavailable) {
@@ -205,19 +204,14 @@ func TestKilled(t *testing.T) {
 		_, err := b.TryLock(ctx, "key")
 		return errors.Is(err, hasp.ErrHeld)
 	})
-	must(t, lease.Extend(ctx, time.Minute))
-	waits := make(chan uint64, 1)
-	go func() {
-		if next, err := b.Lock(ctx, "key", hasp.WithFence()); err == nil {
-			waits <- next.Fence()
-		}
-		close(waits)
-	}()
-	time.Sleep(50 * time.Millisecond)
+	must(t, lease.Extend(ctx, time.Hour))
 	must(t, lease.Unlock(ctx))
-	if fence := <-waits; fence <= lease.Fence() {
-		t.Errorf("fence %d after %d and a crash", fence, lease.Fence())
+	next, err := b.Lock(ctx, "key", hasp.WithFence())
+	must(t, err)
+	if next.Fence() <= lease.Fence() {
+		t.Errorf("fence %d after %d and a crash", next.Fence(), lease.Fence())
 	}
+	must(t, next.Unlock(ctx))
 }
 
 // A failover to a replica that lags loses the newest locks: the key is granted again, with a
@@ -228,38 +222,38 @@ func TestFailover(t *testing.T) {
 	r := s.Replica(t)
 	ctx := t.Context()
 	both := s.Addr + "," + r.Addr
-	a, b := client(t, both, "", &hasp.Options{TTL: 3 * time.Second}), client(t, both, "", nil)
+	a, b := client(t, both, ""), client(t, both, "")
 
-	old, err := a.Lock(ctx, "old", hasp.WithFence())
+	old, err := a.Lock(ctx, "old", hasp.WithFence(), hasp.WithTTL(5*time.Second))
 	must(t, err)
+	defer old.Unlock(ctx)
 	until(t, "the replica has the first lock", func() bool {
 		rows, err := r.Rows(ctx, `SELECT token FROM hasp_locks WHERE key = 'old' AND token IS NOT NULL`)
 		return err == nil && len(rows) == 1
 	})
 	must(t, r.Signal("walreceiver", syscall.SIGSTOP))
-	lost, err := a.Lock(ctx, "lost", hasp.WithFence())
+	lost, err := a.Lock(ctx, "lost", hasp.WithFence(), hasp.WithTTL(5*time.Second))
 	must(t, err)
 
 	s.Kill()
 	must(t, r.Signal("walreceiver", syscall.SIGKILL))
 	promote(t, r)
 
-	next, err := lockAgain(t, b, "lost")
+	next, err := b.Lock(ctx, "lost", hasp.WithFence())
 	must(t, err)
+	defer next.Unlock(ctx)
 	if next.Fence() <= lost.Fence() {
 		t.Errorf("fence %d after %d and a failover", next.Fence(), lost.Fence())
 	}
 	select {
 	case <-lost.Context().Done():
-	case <-time.After(time.Minute):
+	case <-time.After(await.Patience):
 		t.Error("the first holder did not learn of the loss")
 	}
 
 	// The lock that the replica had was renewed by the new primary, or has ended in time.
-	if old.Err() == nil {
-		if _, err := b.TryLock(ctx, "old"); !errors.Is(err, hasp.ErrHeld) {
-			t.Errorf("TryLock of a lock that the replica had: %v, want ErrHeld", err)
-		}
+	if _, err := b.TryLock(ctx, "old"); !errors.Is(err, hasp.ErrHeld) && old.Err() == nil {
+		t.Errorf("TryLock of a lock that the replica had: %v, want ErrHeld", err)
 	}
 }
 
@@ -276,39 +270,27 @@ func TestSynchronousFailover(t *testing.T) {
 		rows, err := s.Rows(ctx, `SELECT sync_state FROM pg_stat_replication`)
 		return err == nil && len(rows) == 1 && rows[0] == "sync"
 	})
-	a := client(t, s.Addr+","+r.Addr, "", &hasp.Options{TTL: 5 * time.Minute})
-	b := client(t, s.Addr+","+r.Addr, "", nil)
-
+	d := newDriver(t, s.Addr+","+r.Addr, "")
 	fences := map[string]uint64{}
 	for n := range 50 {
-		key := fmt.Sprint("key", n)
-		lease, err := a.Lock(ctx, key, hasp.WithFence())
+		c := backend.Claim{Key: fmt.Sprint("key", n), Token: "one", TTL: time.Hour, Timeout: time.Hour, Fenced: true}
+		g, err := d.Acquire(ctx, c)
 		must(t, err)
-		fences[key] = lease.Fence()
+		fences[c.Key] = g.Fence
 	}
+
 	s.Kill()
 	promote(t, r)
-	until(t, "an answer after the failover", func() bool {
-		_, err := b.TryLock(ctx, "key0")
-		return errors.Is(err, hasp.ErrHeld)
-	})
 	for key, fence := range fences {
-		if _, err := b.TryLock(ctx, key); !errors.Is(err, hasp.ErrHeld) {
-			t.Errorf("%s: %v, want ErrHeld", key, err)
-		}
-		if s, err := b.Inspect(ctx, key); err != nil || s.Fence != fence {
-			t.Errorf("%s has fence %d, want %d: %v", key, s.Fence, fence, err)
+		var s backend.Status
+		await.Success(t, "an answer after the failover", func() (err error) {
+			s, err = d.Inspect(ctx, key)
+			return err
+		})
+		if !s.Held || s.Fence != fence {
+			t.Errorf("%s is %+v, want it held with the fence %d", key, s, fence)
 		}
 	}
-}
-
-// lockAgain locks a key after an outage.
-func lockAgain(t *testing.T, c *hasp.Client, key string) (lease *hasp.Lease, err error) {
-	until(t, "Lock after the outage", func() bool {
-		lease, err = c.Lock(t.Context(), key, hasp.WithFence())
-		return err == nil
-	})
-	return lease, err
 }
 
 // When the server has no connection left, a Client goes on with those that it has, and seldom
@@ -319,7 +301,7 @@ func TestConnectionLimit(t *testing.T) {
 	s.Must(t, "CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app")
 	ctx := t.Context()
 	url := "postgres://app@" + s.Addr + "/postgres?sslmode=disable"
-	c, err := hasp.Open(ctx, "pglock+"+url, &hasp.Options{Timeout: time.Minute})
+	c, err := hasp.Open(ctx, "pglock+"+url, patient)
 	must(t, err)
 	defer c.Close()
 	for {
@@ -354,7 +336,7 @@ func TestConnectionLimit(t *testing.T) {
 		}
 	})
 
-	_, err = hasp.Open(ctx, "pglock+"+url, nil)
+	_, err = hasp.Open(ctx, "pglock+"+url, patient)
 	clear(t, err, "max_connections")
 
 	// It has no connection at all.
@@ -386,9 +368,8 @@ func TestTableLock(t *testing.T) {
 	o := &hasp.Options{Timeout: 2 * time.Second}
 	pd, err := pglock.New(ctx, newPool(t, s.URL()), nil)
 	must(t, err)
-	passed := hasp.New(pd, o)
-	defer passed.Close()
-	clients := map[string]*hasp.Client{"own": client(t, s.Addr, "", o), "pool": passed, "bouncer": client(t, b.Addr, "", o)}
+	clients := map[string]*hasp.Client{"own": overDriver(t, newDriver(t, s.Addr, ""), o), "pool": overDriver(t, pd, o),
+		"bouncer": overDriver(t, newDriver(t, b.Addr, ""), o)}
 
 	for _, mode := range []string{"SHARE", "ACCESS EXCLUSIVE"} {
 		tx := begin(t, s, "LOCK TABLE hasp_locks IN "+mode+" MODE")
@@ -399,13 +380,7 @@ func TestTableLock(t *testing.T) {
 		}
 		must(t, tx.Rollback(ctx))
 		for name, c := range clients {
-			lease, err := c.TryLock(ctx, "free")
-			if err == nil {
-				err = lease.Unlock(ctx)
-			}
-			if err != nil {
-				t.Errorf("%s: after the table lock: %v", name, err)
-			}
+			until(t, name+": a key after the table lock", func() bool { return <-locks(ctx, c, "free") == nil })
 		}
 	}
 }
@@ -416,7 +391,7 @@ func TestOtherLocks(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	c := client(t, s.Addr, "", nil)
+	c := client(t, s.Addr, "")
 	lockOnce(t, c, "other") // there is a connection
 	tx := begin(t, s, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('free', now(), 1, true)`)
 
@@ -475,11 +450,11 @@ func TestSilentHost(t *testing.T) {
 	must(t, err)
 	defer silent.Close()
 	ctx := t.Context()
-	c := client(t, silent.Addr().String()+","+s.Addr, "", nil)
+	c := client(t, silent.Addr().String()+","+s.Addr, "")
 	lease, err := c.Lock(ctx, "key")
 	must(t, err)
 
-	got := locks(ctx, client(t, silent.Addr().String()+","+s.Addr, "", nil), "key")
+	got := locks(ctx, client(t, silent.Addr().String()+","+s.Addr, ""), "key")
 	until(t, "listening", func() bool {
 		rows, err := s.Rows(ctx, `SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN hasp%'`)
 		must(t, err)
@@ -489,27 +464,52 @@ func TestSilentHost(t *testing.T) {
 	must(t, <-got)
 }
 
+// The old primary lives on, and refuses writes. A Client whose callers wait listens at the new one.
+func TestListensAtTheNewPrimary(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	r := s.Replica(t)
+	ctx := t.Context()
+	both := s.Addr + "," + r.Addr
+	a, b := client(t, both, ""), client(t, both, "")
+	lease, err := a.Lock(ctx, "key")
+	must(t, err)
+	got := locks(ctx, b, "key")
+	listens := func(at *pgtest.Server) func() bool {
+		return func() bool {
+			rows, err := at.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND application_name <> 'psql'")
+			return err == nil && len(rows) > 0
+		}
+	}
+	until(t, "a listener at the primary", listens(s))
+
+	s.Must(t, "ALTER SYSTEM SET default_transaction_read_only = on")
+	s.Must(t, "SELECT pg_reload_conf()")
+	promote(t, r)
+	until(t, "a listener at the new primary", listens(r))
+	_ = lease.Unlock(ctx)
+	must(t, <-got)
+}
+
 // A connection that listens exists only while callers wait.
 func TestListensOnlyWhileWaiting(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Addr)
-	c := hasp.New(d, nil)
-	defer c.Close()
+	d := newDriver(t, s.Addr, "")
+	c := overDriver(t, d, patient)
 	lockOnce(t, c, "key")
 	if d.Listens() {
 		t.Error("listens although nobody waits")
 	}
-	other := client(t, s.Addr, "", nil)
+	other := client(t, s.Addr, "")
 	held, err := other.Lock(ctx, "held")
 	must(t, err)
-	if _, err := c.Lock(ctx, "held", hasp.WithMaxWait(200*time.Millisecond)); !errors.Is(err, hasp.ErrHeld) {
-		t.Error(err)
-	}
-	if !d.Listens() {
-		t.Error("does not listen right after a wait")
-	}
+	waiting, leave := context.WithCancel(ctx)
+	got := locks(waiting, c, "held")
+	until(t, "listening", d.Listens)
+	leave()
+	<-got
 	// Also while others hand keys over.
 	until(t, "the end of listening", func() bool {
 		s.Must(t, "NOTIFY "+d.Channel()+", 'other'")

@@ -4,14 +4,18 @@ package pglock_test
 
 import (
 	"context"
+	"net"
 	"os"
 	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
 )
@@ -26,13 +30,55 @@ func own(t testing.TB, path string, like os.FileInfo) {
 	}
 }
 
-// newDriver opens a driver that ends with the test.
-func newDriver(t *testing.T, addr string) *pglock.Driver {
+// newDriver opens a driver that ends with the test. On a busy machine the first connection to a
+// server may take longer than Open has, so it tries again. Params begin with &.
+func newDriver(t testing.TB, addr, params string) *pglock.Driver {
 	t.Helper()
-	d, err := open(t.Context(), addr)
+	c, err := hasp.ParseURL(urlOf(addr, params))
 	must(t, err)
+	var d backend.Driver
+	await.Success(t, "Open", func() error {
+		d, err = c.Driver(t.Context())
+		return err
+	})
 	t.Cleanup(func() { d.Close() })
 	return d.(*pglock.Driver)
+}
+
+// patient has a Timeout that the slowest machine keeps. Close may wait for as long, so a test
+// unlocks what it has locked.
+var patient = &hasp.Options{Timeout: await.Patience}
+
+// client is a patient Client over newDriver.
+func client(t testing.TB, addr, params string) *hasp.Client {
+	t.Helper()
+	return overDriver(t, newDriver(t, addr, params), patient)
+}
+
+// overDriver returns a Client that ends with the test.
+func overDriver(t testing.TB, d backend.Driver, o *hasp.Options) *hasp.Client {
+	t.Helper()
+	c := hasp.New(d, o)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// newPool returns a pool that ends with the test.
+func newPool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	p, err := pgxpool.New(t.Context(), url)
+	must(t, err)
+	t.Cleanup(p.Close)
+	return p
+}
+
+// relay returns a proxy to a server.
+func relay(t *testing.T, server string) *faultproxy.Proxy {
+	t.Helper()
+	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", server) })
+	must(t, err)
+	t.Cleanup(p.Close)
+	return p
 }
 
 // begin begins a transaction, which the end of the test rolls back, and runs a statement in it.

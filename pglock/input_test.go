@@ -92,7 +92,7 @@ func TestBadInput(t *testing.T) {
 	s.Must(t, "SELECT pg_reload_conf()")
 	ctx := t.Context()
 	open := func(user, password, rest string) (*hasp.Client, error) {
-		return hasp.Open(ctx, "pglock+postgres://"+user+":"+password+"@"+s.Addr+"/"+rest, nil)
+		return hasp.Open(ctx, "pglock+postgres://"+user+":"+password+"@"+s.Addr+"/"+rest, patient)
 	}
 	fails := func(user, password, rest string, texts ...string) {
 		t.Helper()
@@ -139,7 +139,7 @@ func TestBadInput(t *testing.T) {
 	lockOnce(t, c, strings.Repeat("k", pglock.MaxKey))
 
 	// Tables apart have locks apart. Names are taken literally.
-	other, err := hasp.Open(ctx, "pglock+postgres://postgres@"+s.Addr+`/postgres?schema=locks&table=My%20"Locks"`, nil)
+	other, err := hasp.Open(ctx, "pglock+postgres://postgres@"+s.Addr+`/postgres?schema=locks&table=My%20"Locks"`, patient)
 	must(t, err)
 	defer other.Close()
 	for _, c := range []*hasp.Client{c, other} {
@@ -158,7 +158,7 @@ func TestOddRows(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	c := client(t, s.Addr, "", nil)
+	c := client(t, s.Addr, "")
 	fine, err := c.Lock(ctx, "a")
 	must(t, err)
 	defer fine.Unlock(ctx)
@@ -205,10 +205,10 @@ func TestReplica(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	r := s.Replica(t)
-	_, err := hasp.Open(t.Context(), "pglock+postgres://postgres@"+r.Addr+"/postgres?sslmode=disable", nil)
+	_, err := hasp.Open(t.Context(), urlOf(r.Addr, ""), patient)
 	clear(t, err, "replica", "primary")
 
-	c := client(t, s.Addr, "", nil)
+	c := client(t, s.Addr, "")
 	s.Must(t, "ALTER ROLE postgres SET default_transaction_read_only = on")
 	must(t, s.Kick(t.Context()))
 	until(t, "new connections", func() bool {

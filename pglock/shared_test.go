@@ -18,7 +18,7 @@ import (
 func TestMarkOfAWrongClock(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Start(t), t.Context()
-	a, b := client(t, s.Addr, "", nil), client(t, s.Addr, "", nil)
+	a, b := client(t, s.Addr, ""), client(t, s.Addr, "")
 	first, err := a.Lock(ctx, "key", hasp.WithShared())
 	must(t, err)
 	s.Must(t, `UPDATE hasp_locks SET wanted = now() + interval '1 h', writer = 'gone', writer_until = now() + interval '1 h' WHERE key = 'key'`)
@@ -52,7 +52,7 @@ func shareMany(t *testing.T, s *pgtest.Server, holds int, end string) {
 func TestLeaveAtTheEndOfOthers(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Start(t), t.Context()
-	d := newDriver(t, s.Addr)
+	d := newDriver(t, s.Addr, "")
 	for n := range 20 {
 		shareMany(t, s, 3000, "300 ms")
 		c := backend.Claim{Key: "k", Token: "leaves", TTL: time.Minute, Timeout: 5 * time.Second, Shared: true}
@@ -78,7 +78,7 @@ func TestLeaveAtTheEndOfOthers(t *testing.T) {
 func TestRenewalAtTheEndOfASharedHold(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Start(t), t.Context()
-	d := newDriver(t, s.Addr)
+	d := newDriver(t, s.Addr, "")
 	renewed := 0
 	for n := range 60 {
 		shareMany(t, s, 300, "4 s")

@@ -4,68 +4,75 @@ package pglock_test
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/pgtest"
 )
 
-// Connections that callers begin in a short outage do not keep the pool full for long after
-// it. So no lease is lost.
-func TestConnectionsBegunInAnOutage(t *testing.T) {
+// Connections that went silent cost the calls under way their time, and no later call. Silent
+// connections do not keep their places in the pool.
+func TestSilence(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
-	f := relay(t, s.Addr, nil)
-	ctx := t.Context()
-	o := &hasp.Options{Timeout: time.Second, TTL: 9 * time.Second}
-	c := client(t, f.Addr(), "", o)
-	lease, err := c.Lock(ctx, "key")
-	must(t, err)
+	for name, tt := range map[string]struct {
+		size   string // of the pool
+		calls  int
+		outage func(p *faultproxy.Proxy)
+	}{
+		"a firewall forgets all connections": {"8", 1, (*faultproxy.Proxy).Forget},
+		"connections are begun in an outage": {"8", 16, func(p *faultproxy.Proxy) { p.Stall(); p.Forget() }},
+		"a new connection is silent after its login": {"1", 4, func(p *faultproxy.Proxy) {
+			p.Cut()
+			p.SetAfter(1, faultproxy.State{Stalled: true})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := relay(t, pgtest.Start(t).Addr)
+			ctx := t.Context()
+			d := newDriver(t, p.Addr(), "&pool_size="+tt.size)
+			must(t, d.Fill(ctx))
 
-	f.Stall() // of new connections; those that are there stay silent
-	f.Forget()
-	var wg sync.WaitGroup
-	for i := range 12 {
-		wg.Go(func() {
-			for range 2 {
-				c.TryLock(ctx, fmt.Sprint("other-", i))
+			tt.outage(p)
+			outage, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			var wg sync.WaitGroup
+			for range tt.calls {
+				wg.Go(func() {
+					for outage.Err() == nil {
+						if _, err := d.Inspect(outage, "key"); err == nil {
+							t.Error("an answer in the outage")
+						}
+					}
+				})
 			}
+			wg.Wait()
+
+			p.Forget() // those that were begun in the outage stay silent
+			p.Flow()
+			later, cancel := context.WithTimeout(ctx, await.Patience)
+			defer cancel()
+			_, err := d.Inspect(later, "key")
+			must(t, err)
 		})
 	}
-	time.Sleep(3 * o.Timeout / 2)
-	f.Forget()
-	f.Flow()
-	wg.Wait()
-	select {
-	case <-lease.Context().Done():
-		t.Fatalf("the lease was lost: %v", context.Cause(lease.Context()))
-	case <-time.After(o.TTL):
-	}
-	must(t, lease.Unlock(ctx))
 }
 
-// A firewall forgets all connections of a pool. One call loses its time, and no lease is lost.
-func TestForgottenConnections(t *testing.T) {
+// A round trip takes more than half of a call's time. A new connection works nevertheless: its
+// first statement takes one.
+func TestFirstStatementOverASlowLink(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
-	f := relay(t, s.Addr, nil)
-	ctx := t.Context()
-	o := &hasp.Options{Timeout: time.Second, TTL: 4 * time.Second}
-	d := newDriver(t, f.Addr())
-	c := hasp.New(d, o)
-	defer c.Close()
-	must(t, d.Fill(ctx))
-
-	lease, err := c.Lock(ctx, "key")
-	must(t, err)
-	f.Forget()
-	select {
-	case <-lease.Context().Done():
-		t.Fatalf("the lease was lost: %v", context.Cause(lease.Context()))
-	case <-time.After(2 * o.TTL):
-	}
-	must(t, lease.Unlock(ctx))
+	p := relay(t, pgtest.Start(t).Addr)
+	d := newDriver(t, p.Addr(), "&connect_timeout=60")
+	p.Delay(1200 * time.Millisecond)
+	p.Cut()
+	until(t, "an answer over a new connection", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err := d.Inspect(ctx, "key")
+		return err == nil
+	})
 }

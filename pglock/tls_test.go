@@ -47,13 +47,13 @@ func TestTLS(t *testing.T) {
 	must(t, s.Start())
 	url := "pglock+postgres://postgres@" + s.Addr + "/postgres?sslmode=verify-full"
 
-	_, err = hasp.Open(ctx, url, nil)
+	_, err = hasp.Open(ctx, url, patient)
 	clear(t, err, "certificate", "sslrootcert=")
 	url += "&sslrootcert=" + authority
-	_, err = hasp.Open(ctx, strings.Replace(url, "127.0.0.1", "localhost", 1), nil)
+	_, err = hasp.Open(ctx, strings.Replace(url, "127.0.0.1", "localhost", 1), patient)
 	clear(t, err, "name the host that the certificate is for")
 
-	c, err := hasp.Open(ctx, url, nil)
+	c, err := hasp.Open(ctx, url, patient)
 	must(t, err)
 	defer c.Close()
 	for range 2 {
