@@ -14,6 +14,7 @@ import (
 // The suite passes through a PgBouncer in transaction mode, which keeps no session of ours, and
 // whatever the text of values looks like.
 func TestConformanceBouncer(t *testing.T) {
+	t.Parallel()
 	if !conformance.Child() {
 		pgtest.Need(t, "pgbouncer")
 	}
@@ -46,9 +47,9 @@ func TestBouncer(t *testing.T) {
 	s := pgtest.Start(t)
 	b := s.Bouncer(t)
 	ctx := t.Context()
-	d := newDriver(t, b.Addr, "")
+	d := newDriver(t, b.Where(), "")
 	c := overDriver(t, d, patient)
-	direct := client(t, s.Addr, "")
+	direct := client(t, s.Where(), "")
 
 	held, err := direct.Lock(ctx, "key")
 	must(t, err)

@@ -14,14 +14,14 @@ import (
 	"github.com/hasplock/hasp/pglock"
 )
 
-// urlOf returns the URL of a database. Params begin with &.
-func urlOf(addr, params string) string {
-	return "pglock+postgres://postgres@" + addr + "/postgres?sslmode=disable" + params
+// urlOf returns the URL of a database at host:port/database. Params begin with &.
+func urlOf(where, params string) string {
+	return "pglock+postgres://postgres@" + where + "?sslmode=disable" + params
 }
 
 // open opens a driver with eight connections.
 func open(ctx context.Context, addr string) (backend.Driver, error) {
-	c, err := hasp.ParseURL(urlOf(addr, "&pool_size=8"))
+	c, err := hasp.ParseURL(urlOf(addr+"/postgres", "&pool_size=8"))
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +52,7 @@ func harness(settings ...string) (h conformance.Harness, server func() *pgtest.S
 			return s.Start()
 		},
 		Kick:     func(ctx context.Context, _ string) error { return s.Kick(ctx) },
-		Commands: func(context.Context, string) (int64, error) { return pglock.Statements.Load(), nil },
+		Commands: func(_ context.Context, store string) (int64, error) { return pglock.Statements(store).Load(), nil },
 		Cost:     conformance.Cost{Renew: 0.1, Waiting: 4},
 		Entries: func(ctx context.Context, _ string) ([]string, error) {
 			return s.Rows(ctx, `SELECT encode(key, 'escape') || ' ' || concat_ws(' ', token, readers, expires) FROM hasp_locks
@@ -70,6 +70,7 @@ func harness(settings ...string) (h conformance.Harness, server func() *pgtest.S
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	if !conformance.Child() {
 		pgtest.Need(t)
 	}

@@ -2,22 +2,28 @@ package pglock
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// Statements is how many statements the drivers of this process have sent.
-var Statements atomic.Int64
+var statementsSent sync.Map // by host:port, *atomic.Int64
+
+// Statements is how many statements the drivers of this process have sent to an address.
+func Statements(addr string) *atomic.Int64 {
+	n, _ := statementsSent.LoadOrStore(addr, new(atomic.Int64))
+	return n.(*atomic.Int64)
+}
 
 // MaxBlocked is how long an attempt waits for a row.
 const MaxBlocked = maxBlocked
 
 type counter struct{}
 
-func (counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	Statements.Add(1)
+func (counter) TraceQueryStart(ctx context.Context, c *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	Statements(c.PgConn().Conn().RemoteAddr().String()).Add(1)
 	return ctx
 }
 

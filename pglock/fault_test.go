@@ -64,12 +64,12 @@ func contend(t *testing.T, clients []*hasp.Client, rounds int) {
 // Fences grow although all rows are deleted all the time.
 func TestFencesGrowAfterSweeps(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	var clients []*hasp.Client
 	for range 64 {
-		clients = append(clients, client(t, s.Addr, "&pool_size=2"))
+		clients = append(clients, client(t, s.Where(), "&pool_size=2"))
 	}
-	d := newDriver(t, s.Addr, "")
+	d := newDriver(t, s.Where(), "")
 	ctx, stop := context.WithCancel(t.Context())
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() {
@@ -89,9 +89,9 @@ func TestFencesGrowAfterSweeps(t *testing.T) {
 // sweeps in a minute.
 func TestSweep(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	ctx := t.Context()
-	c := client(t, s.Addr, "")
+	c := client(t, s.Where(), "")
 	held, err := c.Lock(ctx, "held")
 	must(t, err)
 	defer held.Unlock(ctx)
@@ -102,7 +102,7 @@ func TestSweep(t *testing.T) {
 	// The fence of a clock that was ahead. If its row went, the next fence could be smaller.
 	s.Must(t, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('fence', now() - interval '2 h', extract(epoch FROM now()) * 1000000, true)`)
 
-	d := newDriver(t, s.Addr, "")
+	d := newDriver(t, s.Where(), "")
 	keys := func() []string {
 		rows, err := s.Rows(ctx, `SELECT encode(key, 'escape') FROM hasp_locks WHERE length(key) > 0 ORDER BY key`)
 		must(t, err)
@@ -131,11 +131,11 @@ func TestIsolation(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {
-			s := pgtest.Start(t, "default_transaction_isolation="+level)
+			s := pgtest.Shared(t, "default_transaction_isolation = '"+level+"'")
 			var clients []*hasp.Client
 			for i := range 8 {
 				if i%2 == 0 {
-					clients = append(clients, client(t, s.Addr, ""))
+					clients = append(clients, client(t, s.Where(), ""))
 					continue
 				}
 				d, err := pglock.New(t.Context(), newPool(t, s.URL()), nil)
@@ -150,9 +150,9 @@ func TestIsolation(t *testing.T) {
 // Renewals in any order never deadlock.
 func TestRenewalsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Addr, "")
+	d := newDriver(t, s.Where(), "")
 	cs := make([]backend.Claim, 256)
 	for i := range cs {
 		cs[i] = backend.Claim{Key: fmt.Sprint("k", i), Token: fmt.Sprint("t", i), TTL: time.Hour, Timeout: time.Minute, Shared: i%4 == 0}
@@ -179,7 +179,7 @@ func TestRenewalsDoNotDeadlock(t *testing.T) {
 	wg.Wait()
 	// The driver repeats what a deadlock has undone, so ask the server. It counts with delay.
 	time.Sleep(time.Second)
-	rows, err := s.Rows(ctx, `SELECT deadlocks::text FROM pg_stat_database WHERE datname = 'postgres'`)
+	rows, err := s.Rows(ctx, `SELECT deadlocks::text FROM pg_stat_database WHERE datname = current_database()`)
 	must(t, err)
 	if len(rows) != 1 || rows[0] != "0" {
 		t.Errorf("deadlocks: %v", rows)
@@ -191,7 +191,7 @@ func TestKilled(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	a, b := client(t, s.Addr, ""), client(t, s.Addr, "")
+	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
 	lease, err := a.Lock(ctx, "key", hasp.WithFence(), hasp.WithTTL(time.Hour))
 	must(t, err)
 	s.Kill()
@@ -221,7 +221,7 @@ func TestFailover(t *testing.T) {
 	s := pgtest.Start(t)
 	r := s.Replica(t)
 	ctx := t.Context()
-	both := s.Addr + "," + r.Addr
+	both := s.Addr + "," + r.Where()
 	a, b := client(t, both, ""), client(t, both, "")
 
 	old, err := a.Lock(ctx, "old", hasp.WithFence(), hasp.WithTTL(5*time.Second))
@@ -252,8 +252,8 @@ func TestFailover(t *testing.T) {
 	}
 
 	// The lock that the replica had was renewed by the new primary, or has ended in time.
-	if _, err := b.TryLock(ctx, "old"); !errors.Is(err, hasp.ErrHeld) && old.Err() == nil {
-		t.Errorf("TryLock of a lock that the replica had: %v, want ErrHeld", err)
+	if st, err := b.Inspect(ctx, "old"); (err != nil || !st.Held) && old.Err() == nil {
+		t.Errorf("a lock that the replica had is %+v, want it held: %v", st, err)
 	}
 }
 
@@ -270,7 +270,7 @@ func TestSynchronousFailover(t *testing.T) {
 		rows, err := s.Rows(ctx, `SELECT sync_state FROM pg_stat_replication`)
 		return err == nil && len(rows) == 1 && rows[0] == "sync"
 	})
-	d := newDriver(t, s.Addr+","+r.Addr, "")
+	d := newDriver(t, s.Addr+","+r.Where(), "")
 	fences := map[string]uint64{}
 	for n := range 50 {
 		c := backend.Claim{Key: fmt.Sprint("key", n), Token: "one", TTL: time.Hour, Timeout: time.Hour, Fenced: true}
@@ -362,14 +362,14 @@ func TestConnectionLimit(t *testing.T) {
 // the server has a lock_timeout. That is an outage.
 func TestTableLock(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t, "lock_timeout=100ms")
+	s := pgtest.Shared(t, "lock_timeout = 100")
 	b := s.Bouncer(t)
 	ctx := t.Context()
 	o := &hasp.Options{Timeout: 2 * time.Second}
 	pd, err := pglock.New(ctx, newPool(t, s.URL()), nil)
 	must(t, err)
-	clients := map[string]*hasp.Client{"own": overDriver(t, newDriver(t, s.Addr, ""), o), "pool": overDriver(t, pd, o),
-		"bouncer": overDriver(t, newDriver(t, b.Addr, ""), o)}
+	clients := map[string]*hasp.Client{"own": overDriver(t, newDriver(t, s.Where(), ""), o), "pool": overDriver(t, pd, o),
+		"bouncer": overDriver(t, newDriver(t, b.Where(), ""), o)}
 
 	for _, mode := range []string{"SHARE", "ACCESS EXCLUSIVE"} {
 		tx := begin(t, s, "LOCK TABLE hasp_locks IN "+mode+" MODE")
@@ -389,9 +389,9 @@ func TestTableLock(t *testing.T) {
 // not mean that the key is held.
 func TestOtherLocks(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	ctx := t.Context()
-	c := client(t, s.Addr, "")
+	c := client(t, s.Where(), "")
 	lockOnce(t, c, "other") // there is a connection
 	tx := begin(t, s, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('free', now(), 1, true)`)
 
@@ -404,7 +404,7 @@ func TestOtherLocks(t *testing.T) {
 		got <- err
 	}()
 	until(t, "an attempt that waits", func() bool {
-		rows, err := s.Rows(ctx, `SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND now() - query_start > interval '100 ms'`)
+		rows, err := s.Rows(ctx, `SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND now() - query_start > interval '100 ms'`)
 		must(t, err)
 		return len(rows) > 0 || len(got) > 0
 	})
@@ -416,7 +416,7 @@ func TestOtherLocks(t *testing.T) {
 // for it.
 func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	d, err := pglock.New(t.Context(), newPool(t, s.URL()), nil)
 	must(t, err)
 	defer d.Close()
@@ -445,18 +445,18 @@ func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
 // its callers are woken by releases.
 func TestSilentHost(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nothing
 	must(t, err)
 	defer silent.Close()
 	ctx := t.Context()
-	c := client(t, silent.Addr().String()+","+s.Addr, "")
+	c := client(t, silent.Addr().String()+","+s.Where(), "")
 	lease, err := c.Lock(ctx, "key")
 	must(t, err)
 
-	got := locks(ctx, client(t, silent.Addr().String()+","+s.Addr, ""), "key")
+	got := locks(ctx, client(t, silent.Addr().String()+","+s.Where(), ""), "key")
 	until(t, "listening", func() bool {
-		rows, err := s.Rows(ctx, `SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN hasp%'`)
+		rows, err := s.Rows(ctx, `SELECT query FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN hasp%'`)
 		must(t, err)
 		return len(rows) == 1
 	})
@@ -470,11 +470,11 @@ func TestListensAtTheNewPrimary(t *testing.T) {
 	s := pgtest.Start(t)
 	r := s.Replica(t)
 	ctx := t.Context()
-	both := s.Addr + "," + r.Addr
-	a, b := client(t, both, ""), client(t, both, "")
-	lease, err := a.Lock(ctx, "key")
+	both := s.Addr + "," + r.Where()
+	d := newDriver(t, both, "")
+	_, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: "one", TTL: time.Hour, Timeout: time.Hour})
 	must(t, err)
-	got := locks(ctx, b, "key")
+	got := locks(ctx, client(t, both, ""), "key")
 	listens := func(at *pgtest.Server) func() bool {
 		return func() bool {
 			rows, err := at.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND application_name <> 'psql'")
@@ -487,22 +487,22 @@ func TestListensAtTheNewPrimary(t *testing.T) {
 	s.Must(t, "SELECT pg_reload_conf()")
 	promote(t, r)
 	until(t, "a listener at the new primary", listens(r))
-	_ = lease.Unlock(ctx)
+	await.Success(t, "Break at the new primary", func() error { return d.Break(ctx, "key") })
 	must(t, <-got)
 }
 
 // A connection that listens exists only while callers wait.
 func TestListensOnlyWhileWaiting(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Addr, "")
+	d := newDriver(t, s.Where(), "")
 	c := overDriver(t, d, patient)
 	lockOnce(t, c, "key")
 	if d.Listens() {
 		t.Error("listens although nobody waits")
 	}
-	other := client(t, s.Addr, "")
+	other := client(t, s.Where(), "")
 	held, err := other.Lock(ctx, "held")
 	must(t, err)
 	waiting, leave := context.WithCancel(ctx)

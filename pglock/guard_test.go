@@ -45,10 +45,10 @@ func guarded(ctx context.Context, db *pgxpool.Pool, lease *hasp.Lease, write fun
 // end of the transaction, and a holder whose successor has come writes nothing.
 func TestGuard(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	s.Must(t, "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL); INSERT INTO accounts VALUES (7, 100)")
 	ctx, db := t.Context(), newPool(t, s.URL())
-	a, b := client(t, s.Addr, ""), client(t, s.Addr, "")
+	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
 
 	lease, err := a.Lock(ctx, "account/7", hasp.WithFence(), hasp.WithTTL(time.Hour))
 	must(t, err)
@@ -118,17 +118,17 @@ func TestGuard(t *testing.T) {
 // free when the transaction ends.
 func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) {
 	t.Helper()
-	ctx, c := t.Context(), client(t, s.Addr, "")
+	ctx, d := t.Context(), newDriver(t, s.Where(), "")
 	tx = begin(t, s, "SELECT 1")
 	for i := range n {
 		key := fmt.Sprint("guarded/", i)
-		lease, err := c.Lock(ctx, key, hasp.WithFence())
+		g, err := d.Acquire(ctx, backend.Claim{Key: key, Token: "one", TTL: time.Hour, Timeout: time.Hour, Fenced: true})
 		must(t, err)
-		tag, err := tx.Exec(ctx, guard, []byte(key), int64(lease.Fence()))
+		tag, err := tx.Exec(ctx, guard, []byte(key), int64(g.Fence))
 		if err != nil || tag.RowsAffected() != 1 {
 			t.Fatal(tag, err)
 		}
-		must(t, c.Break(ctx, key))
+		must(t, d.Break(ctx, key))
 		keys = append(keys, key)
 	}
 	return keys, tx
@@ -138,9 +138,9 @@ func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) 
 // before, and an attempt at a guarded key is refused.
 func TestGuardsLeaveOthersPrompt(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	ctx := t.Context()
-	c := client(t, s.Addr, "")
+	c := client(t, s.Where(), "")
 	pairs := func() time.Duration {
 		var all []time.Duration
 		for range 50 {
@@ -161,7 +161,7 @@ func TestGuardsLeaveOthersPrompt(t *testing.T) {
 	time.Sleep(time.Second)
 	look := newPool(t, s.URL())
 	waiting := func() (n int) {
-		must(t, look.QueryRow(ctx, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'").Scan(&n))
+		must(t, look.QueryRow(ctx, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&n))
 		return n
 	}
 	await.Undisturbed(t, 50*time.Millisecond, func() { waiting() }, func() string {
@@ -193,9 +193,9 @@ func TestGuardsLeaveOthersPrompt(t *testing.T) {
 // attempts are taken: others need them.
 func TestAttemptsMakeRoom(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Addr, "")
+	d := newDriver(t, s.Where(), "")
 	keys, _ := guardAll(t, s, 1)
 	attempt := func() time.Duration {
 		began := time.Now()
@@ -217,7 +217,7 @@ func TestAttemptsMakeRoom(t *testing.T) {
 // that is an outage.
 func TestFullQueueIsNoOutage(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, pgtest.Start(t).Addr, "")
+	d := newDriver(t, pgtest.Shared(t).Where(), "")
 	defer d.TakePlaces(0)()
 	attempt := func(meanwhile func()) error {
 		ctx, leave := context.WithCancel(t.Context())
@@ -286,9 +286,9 @@ func Example_fence() {
 // would otherwise lose its other leases.
 func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Addr, "")
+	d := newDriver(t, s.Where(), "")
 	held := func(key string) backend.Claim {
 		c := backend.Claim{Key: key, Token: key, TTL: time.Hour, Timeout: time.Hour}
 		_, err := d.Acquire(ctx, c)
@@ -308,7 +308,7 @@ func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
 		go func() { released <- d.Release(ctx, c) }()
 	}
 	until(t, "releases that wait for rows", func() bool {
-		rows, err := s.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+		rows, err := s.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 		must(t, err)
 		return len(rows) >= 9 // of ten connections
 	})
@@ -330,9 +330,9 @@ func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
 // attempt usually waits.
 func TestAReaderWaitsForAnotherOnesCommit(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
+	s := pgtest.Shared(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Addr, "")
+	d := newDriver(t, s.Where(), "")
 	reader := func(token string) backend.Claim {
 		return backend.Claim{Key: "k", Token: token, TTL: time.Hour, Timeout: time.Hour, Shared: true}
 	}
@@ -350,7 +350,7 @@ func TestAReaderWaitsForAnotherOnesCommit(t *testing.T) {
 		}()
 		_, err = tx.Exec(ctx, fmt.Sprintf(`DO $$ BEGIN
 			WHILE clock_timestamp() < now() + interval '20 s' AND NOT EXISTS (SELECT FROM pg_stat_activity
-					WHERE wait_event_type = 'Lock' AND clock_timestamp() - query_start > interval '%d ms') LOOP
+					WHERE datname = current_database() AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > interval '%d ms') LOOP
 				PERFORM pg_sleep(0.005), pg_stat_clear_snapshot();
 			END LOOP;
 		END $$`, 2*pglock.MaxBlocked.Milliseconds()))

@@ -32,9 +32,9 @@ func own(t testing.TB, path string, like os.FileInfo) {
 
 // newDriver opens a driver that ends with the test. On a busy machine the first connection to a
 // server may take longer than Open has, so it tries again. Params begin with &.
-func newDriver(t testing.TB, addr, params string) *pglock.Driver {
+func newDriver(t testing.TB, where, params string) *pglock.Driver {
 	t.Helper()
-	c, err := hasp.ParseURL(urlOf(addr, params))
+	c, err := hasp.ParseURL(urlOf(where, params))
 	must(t, err)
 	var d backend.Driver
 	await.Success(t, "Open", func() error {
@@ -50,9 +50,9 @@ func newDriver(t testing.TB, addr, params string) *pglock.Driver {
 var patient = &hasp.Options{Timeout: await.Patience}
 
 // client is a patient Client over newDriver.
-func client(t testing.TB, addr, params string) *hasp.Client {
+func client(t testing.TB, where, params string) *hasp.Client {
 	t.Helper()
-	return overDriver(t, newDriver(t, addr, params), patient)
+	return overDriver(t, newDriver(t, where, params), patient)
 }
 
 // overDriver returns a Client that ends with the test.

@@ -8,17 +8,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/pgtest"
+	"github.com/hasplock/hasp/pglock"
 )
 
 // A clock that was ahead has left a mark of a caller that waits for the end of shared holds. It
 // keeps no shared hold out, and no such caller from its own mark.
 func TestMarkOfAWrongClock(t *testing.T) {
 	t.Parallel()
-	s, ctx := pgtest.Start(t), t.Context()
-	a, b := client(t, s.Addr, ""), client(t, s.Addr, "")
+	s, ctx := pgtest.Shared(t), t.Context()
+	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
 	first, err := a.Lock(ctx, "key", hasp.WithShared())
 	must(t, err)
 	s.Must(t, `UPDATE hasp_locks SET wanted = now() + interval '1 h', writer = 'gone', writer_until = now() + interval '1 h' WHERE key = 'key'`)
@@ -37,38 +40,42 @@ func TestMarkOfAWrongClock(t *testing.T) {
 	must(t, <-got)
 }
 
-// shareMany gives the key "k" many shared holds, which end after an interval. They make a
-// statement about one more slow, so that an end may come while it runs.
-func shareMany(t *testing.T, s *pgtest.Server, holds int, end string) {
+// sharedRace gives the key "k" a shared hold c beside many others that end after an interval, so
+// that a statement about c is slow. It returns when c or the others end, by the server's clock.
+func sharedRace(t *testing.T, db *pgxpool.Pool, d *pglock.Driver, c backend.Claim, others int, interval, whose string) (end time.Time) {
 	t.Helper()
-	s.Must(t, fmt.Sprintf(`INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)
+	_, err := db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)
 		SELECT 'k', jsonb_object_agg('f' || i, jsonb_build_object('owner', '', 'end', clock_timestamp() + interval '%s')),
 			now(), clock_timestamp() + interval '5 s', 1, true
 		FROM generate_series(1, %d) i
-		ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, writer_until = NULL`, end, holds))
+		ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, writer_until = NULL`, interval, others))
+	must(t, err)
+	_, err = d.Acquire(t.Context(), c)
+	must(t, err)
+	must(t, db.QueryRow(t.Context(), `SELECT coalesce(max((r.value ->> 'end')::timestamptz), clock_timestamp())
+		FROM hasp_locks, jsonb_each(readers) r WHERE r.key LIKE $1`, whose).Scan(&end))
+	return end
+}
+
+// wrong reports whether the row of the key "k" has a condition.
+func wrong(t *testing.T, db *pgxpool.Pool, condition string) (yes bool) {
+	t.Helper()
+	must(t, db.QueryRow(t.Context(), "SELECT count("+condition+" OR NULL) > 0 FROM hasp_locks WHERE key = 'k'").Scan(&yes))
+	return yes
 }
 
 // The last other shared holds end while one leaves: the key is free, or they have it.
 func TestLeaveAtTheEndOfOthers(t *testing.T) {
 	t.Parallel()
-	s, ctx := pgtest.Start(t), t.Context()
-	d := newDriver(t, s.Addr, "")
+	s := pgtest.Shared(t)
+	d, db := newDriver(t, s.Where(), ""), newPool(t, s.URL())
+	c := backend.Claim{Key: "k", Token: "leaves", TTL: time.Minute, Timeout: time.Minute, Shared: true}
 	for n := range 20 {
-		shareMany(t, s, 3000, "300 ms")
-		c := backend.Claim{Key: "k", Token: "leaves", TTL: time.Minute, Timeout: 5 * time.Second, Shared: true}
-		_, err := d.Acquire(ctx, c)
-		must(t, err)
-		rows, err := s.Rows(ctx, `SELECT (extract(epoch FROM max((r.value ->> 'end')::timestamptz)) * 1000000)::bigint::text
-			FROM hasp_locks, jsonb_each(readers) r WHERE r.key LIKE 'f%'`)
-		must(t, err)
-		var end int64
-		fmt.Sscan(rows[0], &end)
-		time.Sleep(time.Until(time.UnixMicro(end)) - time.Duration(n%20)*time.Millisecond)
-		must(t, d.Release(ctx, c))
-		rows, err = s.Rows(ctx, `SELECT ((readers IS NULL) = (expires IS NULL))::text FROM hasp_locks WHERE key = 'k'`)
-		must(t, err)
-		if len(rows) != 1 || rows[0] != "true" {
-			t.Fatalf("round %d: shared holds without an end: %v", n, rows)
+		end := sharedRace(t, db, d, c, 3000, "100 ms", "f%")
+		time.Sleep(time.Until(end) - time.Duration(n)*time.Millisecond)
+		must(t, d.Release(t.Context(), c))
+		if wrong(t, db, "(readers IS NULL) <> (expires IS NULL)") {
+			t.Fatalf("round %d: shared holds without an end", n)
 		}
 	}
 }
@@ -77,33 +84,22 @@ func TestLeaveAtTheEndOfOthers(t *testing.T) {
 // its whole term.
 func TestRenewalAtTheEndOfASharedHold(t *testing.T) {
 	t.Parallel()
-	s, ctx := pgtest.Start(t), t.Context()
-	d := newDriver(t, s.Addr, "")
+	s := pgtest.Shared(t)
+	d, db := newDriver(t, s.Where(), ""), newPool(t, s.URL())
 	renewed := 0
 	for n := range 60 {
-		shareMany(t, s, 300, "4 s")
-		c := backend.Claim{Key: "k", Token: fmt.Sprint("reader", n), TTL: backend.MinTTL, Timeout: 5 * time.Second, Shared: true}
-		_, err := d.Acquire(ctx, c)
-		must(t, err)
-		var end int64
-		rows, err := s.Rows(ctx, `SELECT (extract(epoch FROM (readers -> '`+c.Token+`' ->> 'end')::timestamptz) * 1000000)::bigint::text FROM hasp_locks WHERE key = 'k'`)
-		must(t, err)
-		if len(rows) == 0 {
-			continue // this machine was too slow
-		}
-		fmt.Sscan(rows[0], &end)
-		time.Sleep(time.Until(time.UnixMicro(end)) - time.Duration(300+n%24*100)*time.Microsecond)
+		c := backend.Claim{Key: "k", Token: fmt.Sprint("reader", n), TTL: backend.MinTTL, Timeout: time.Minute, Shared: true}
+		end := sharedRace(t, db, d, c, 300, "4 s", c.Token)
+		time.Sleep(time.Until(end) - time.Duration(300+n%24*100)*time.Microsecond)
 
 		c.TTL = 20 * time.Second
-		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
-		if err != nil {
-			continue
-		}
-		renewed++
-		rows, err = s.Rows(ctx, `SELECT ((readers -> '`+c.Token+`' ->> 'end')::timestamptz > expires)::text FROM hasp_locks WHERE key = 'k'`)
-		must(t, err)
-		if len(rows) != 1 || rows[0] != "false" {
-			t.Fatalf("round %d: a hold that was renewed ends after its key: %v", n, rows)
+		d.Renew(t.Context(), []backend.Claim{c}, func(_ int, _ backend.Grant, err error) {
+			if err == nil {
+				renewed++
+			}
+		})
+		if wrong(t, db, "(readers -> '"+c.Token+"' ->> 'end')::timestamptz > expires") {
+			t.Fatalf("round %d: a hold that was renewed ends after its key", n)
 		}
 	}
 	t.Logf("%d of 60 renewals came in time", renewed)

@@ -31,9 +31,9 @@ func TestSilence(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := relay(t, pgtest.Start(t).Addr)
+			p := relay(t, pgtest.Shared(t).Addr)
 			ctx := t.Context()
-			d := newDriver(t, p.Addr(), "&pool_size="+tt.size)
+			d := newDriver(t, p.Addr()+"/postgres", "&pool_size="+tt.size)
 			must(t, d.Fill(ctx))
 
 			tt.outage(p)
@@ -65,8 +65,8 @@ func TestSilence(t *testing.T) {
 // first statement takes one.
 func TestFirstStatementOverASlowLink(t *testing.T) {
 	t.Parallel()
-	p := relay(t, pgtest.Start(t).Addr)
-	d := newDriver(t, p.Addr(), "&connect_timeout=60")
+	p := relay(t, pgtest.Shared(t).Addr)
+	d := newDriver(t, p.Addr()+"/postgres", "&connect_timeout=60")
 	p.Delay(1200 * time.Millisecond)
 	p.Cut()
 	until(t, "an answer over a new connection", func() bool {

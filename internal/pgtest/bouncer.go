@@ -15,7 +15,8 @@ func (s *Server) Bouncer(t testing.TB) *Server {
 	t.Helper()
 	Need(t, "pgbouncer")
 	b, err := s.NewBouncer()
-	return endsWith(t, b, err)
+	endsWith(t, b, err).Database = s.Database
+	return b
 }
 
 // NewBouncer is Bouncer without a test. The caller calls Remove.

@@ -7,6 +7,7 @@ package pgtest
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -28,7 +30,8 @@ const host = "127.0.0.1"
 
 // Server is a PostgreSQL or a PgBouncer. Its user postgres needs no password.
 type Server struct {
-	Addr string // host:port
+	Addr     string // host:port
+	Database string // of Where, URL, Rows and Exec
 
 	dir     string          // for all of its files
 	program string          // postgres or pgbouncer
@@ -45,6 +48,45 @@ func Start(t testing.TB, options ...string) *Server {
 	Need(t)
 	s, err := New(options...)
 	return endsWith(t, s, err)
+}
+
+// shared is the server of all tests that need none of their own. It runs while there are such tests.
+var shared struct {
+	mu    sync.Mutex // guards all below
+	s     *Server
+	tests int
+}
+
+// Shared returns a database of its own on a server that other tests use as well. To start a server
+// takes seconds of a processor. Settings are those of the database, such as "lock_timeout = 100".
+func Shared(t testing.TB, settings ...string) *Server {
+	t.Helper()
+	Need(t)
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.tests == 0 {
+		s, err := New("max_connections=1000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared.s = s
+	}
+	shared.tests++
+	t.Cleanup(func() {
+		shared.mu.Lock()
+		defer shared.mu.Unlock()
+		if shared.tests--; shared.tests == 0 {
+			shared.s.Remove()
+		}
+	})
+
+	own := *shared.s
+	own.Database = "t" + strings.ToLower(rand.Text())
+	shared.s.Must(t, "CREATE DATABASE "+own.Database)
+	for _, set := range settings {
+		shared.s.Must(t, "ALTER DATABASE "+own.Database+" SET "+set)
+	}
+	return &own
 }
 
 func endsWith(t testing.TB, s *Server, err error) *Server {
@@ -89,7 +131,7 @@ func (s *Server) Replica(t testing.TB, options ...string) *Server {
 // start makes the files of a server and starts it.
 func start(program string, options []string, files func(*Server) error) (s *Server, err error) {
 	for range 5 { // another program may take the port
-		s = &Server{program: program, options: options}
+		s = &Server{Database: "postgres", program: program, options: options}
 		if err = s.place(); err == nil {
 			err = files(s)
 		}
@@ -189,8 +231,11 @@ func (s *Server) Empty() error {
 // File returns the path of one of the server's files, such as pg_hba.conf.
 func (s *Server) File(name string) string { return filepath.Join(s.data(), name) }
 
-// URL is the URL of the database postgres.
-func (s *Server) URL() string { return "postgres://postgres@" + s.Addr + "/postgres?sslmode=disable" }
+// Where is host:port/database.
+func (s *Server) Where() string { return s.Addr + "/" + s.Database }
+
+// URL is the URL of the database.
+func (s *Server) URL() string { return "postgres://postgres@" + s.Where() + "?sslmode=disable" }
 
 // Log returns what the server has logged.
 func (s *Server) Log() string {

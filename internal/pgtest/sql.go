@@ -28,7 +28,7 @@ func (s *Server) Must(t testing.TB, sql string) {
 // Rows returns the rows of a query, as text without spaces around the values. A NULL is
 // empty, and columns are separated by |. Nothing is prepared.
 func (s *Server) Rows(ctx context.Context, sql string) ([]string, error) {
-	out, err := s.command(ctx, "psql", "-XqAt", "-h", host, "-p", s.port(), "-U", "postgres", "-d", "postgres", "-c", sql).Output()
+	out, err := s.command(ctx, "psql", "-XqAt", "-h", host, "-p", s.port(), "-U", "postgres", "-d", s.Database, "-c", sql).Output()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		return nil, fmt.Errorf("psql: %w: %s", err, exit.Stderr)
