@@ -68,7 +68,6 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil
 	}
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		d.scarce.note(nil)
 		// ctx has no deadline, and the connection has its place in the pool already.
 		within, cancel := context.WithTimeout(ctx, cfg.ConnConfig.ConnectTimeout)
 		defer cancel()

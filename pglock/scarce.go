@@ -3,66 +3,53 @@ package pglock
 import (
 	"context"
 	"errors"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Bounds of the pause between two requests for a connection that the server may not grant.
+// Pauses of a driver whose server grants no further connection.
 const (
-	firstProbe = 100 * time.Millisecond
-	lastProbe  = 2 * time.Second
-	nextLook   = 5 * time.Millisecond // for a connection that another statement has given back
+	nextProbe = time.Second          // between two requests for a connection
+	ownLook   = 5 * time.Millisecond // for a connection that another statement has given back
+	otherLook = nextProbe / 10       // the same in a pool that was passed, which asks each time
 )
 
-// scarce bounds how often a driver asks for connections that the server does not grant. After a
-// refusal, statements use the connections that there are. After each pause, one asks for another. If
-// the caller passed the pool, each statement asks again after the shortest pause.
-type scarce struct {
-	mu      sync.Mutex    // guards all below
-	refusal error         // the last one
-	pause   time.Duration // after it; 0 if the server grants connections
-	again   time.Time     // nobody asks before then
-}
+// scarce has the last refusal of a connection. For a second after it, statements use the
+// connections that there are, and no statement asks for another.
+type scarce struct{ last atomic.Pointer[early] }
 
 // early is the error of a connection that the server was not asked for, because of a refusal.
-type early struct{ error }
+type early struct {
+	error
+	until time.Time
+}
 
 func (e *early) Unwrap() error { return e.error }
 
-// ask returns an error during a pause. After it, the caller asks, and the next one after a longer
-// pause.
+// ask returns an error during a pause.
 func (s *scarce) ask() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	if now.Before(s.again) {
-		return &early{s.refusal}
-	}
-	if s.pause > 0 {
-		s.pause = min(2*s.pause, lastProbe)
-		s.again = now.Add(s.pause)
+	if e := s.last.Load(); e != nil && time.Now().Before(e.until) {
+		return e
 	}
 	return nil
 }
 
-// note takes in the answer of the server: a refusal, or nil. Several statements may have asked
-// before the first refusal.
+// note notes a refusal.
 func (s *scarce) note(refusal error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.refusal = refusal
-	if refusal == nil {
-		s.pause, s.again = 0, time.Time{}
-	} else if s.pause == 0 {
-		s.pause, s.again = firstProbe, time.Now().Add(firstProbe)
+	if !errors.As(refusal, new(*early)) {
+		s.last.Store(&early{oneLine(refusal), time.Now().Add(nextProbe)})
 	}
 }
 
 // acquire returns a connection of the pool. It closes those that are in doubt. The caller calls
 // release.
 func (d *Driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	look := otherLook
+	if d.own {
+		look = ownLook
+	}
 	for {
 		c, err := d.pool.Acquire(ctx)
 		switch {
@@ -76,19 +63,13 @@ func (d *Driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 			return nil, oneLine(err)
 		}
 
-		if !errors.As(err, new(*early)) {
-			d.scarce.note(oneLine(err))
-		}
+		d.scarce.note(err)
 		if s := d.pool.Stat(); s.TotalConns() == s.ConstructingConns() {
 			return nil, oneLine(err)
 		}
 		// There are other connections. One of them will be idle when a statement has ended.
-		wait := nextLook
-		if !d.own {
-			wait = firstProbe
-		}
 		select {
-		case <-time.After(wait):
+		case <-time.After(look):
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
