@@ -299,30 +299,28 @@ func term(left *int64) time.Duration {
 	return time.Duration(min(*left, most)) * time.Microsecond
 }
 
-// guards remembers since when the rows of free keys are locked by other transactions.
+// guards remembers since when the rows of free keys are locked by other transactions. A key stays
+// there until an attempt at it has another outcome.
 type guards struct {
-	mu   sync.Mutex // guards seen
-	seen map[string]guarded
+	mu    sync.Mutex // guards since
+	since map[string]time.Time
 }
-
-type guarded struct{ first, last time.Time }
 
 const (
 	maxGuards   = 256         // keys; at one that is forgotten, the next attempt waits for maxBlocked
 	longestRest = time.Second // between two attempts at a guarded key
 )
 
-// lately reports whether key was guarded a moment ago.
-func (g *guards) lately(key string) bool {
+func (g *guards) has(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return time.Since(g.seen[key].last) < 2*longestRest
+	return !g.since[key].IsZero()
 }
 
 func (g *guards) forget(key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.seen, key)
+	delete(g.since, key)
 }
 
 // refusal notes that key is guarded. The end of a guard wakes nobody, so the error has the
@@ -330,17 +328,13 @@ func (g *guards) forget(key string) {
 func (g *guards) refusal(key string) *backend.HeldError {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := time.Now()
-	at, ok := g.seen[key]
-	if !ok || now.Sub(at.last) >= 2*longestRest {
-		at.first = now.Add(-maxBlocked)
+	if g.since[key].IsZero() {
+		if len(g.since) >= maxGuards || g.since == nil {
+			g.since = map[string]time.Time{} // each that is in use is soon noted again
+		}
+		g.since[key] = time.Now().Add(-maxBlocked)
 	}
-	at.last = now
-	if len(g.seen) >= maxGuards || g.seen == nil {
-		g.seen = map[string]guarded{} // each that is in use is soon noted again
-	}
-	g.seen[key] = at
-	return &backend.HeldError{RetryAfter: rand.N(min(now.Sub(at.first), longestRest))}
+	return &backend.HeldError{RetryAfter: rand.N(min(time.Since(g.since[key]), longestRest))}
 }
 
 // take makes one attempt. The caller has a slot of d.takes.
@@ -349,7 +343,7 @@ func (d *Driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 		return backend.Grant{}, refusal{}, err
 	}
 	most := maxBlocked
-	if len(d.takes) == cap(d.takes) && cap(d.takes) > 1 || d.guards.lately(c.Key) {
+	if len(d.takes) == cap(d.takes) && cap(d.takes) > 1 || d.guards.has(c.Key) {
 		most = stillBlocked
 	}
 
@@ -494,26 +488,27 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	key, message, wait := []byte(c.Key), message(c.Key), lockWait(c.Timeout)
 
 	var err error
-	rest := time.Until(c.KeepUntil)
-	switch {
-	case c.Shared:
+	if c.Shared {
 		err = d.exec(ctx, d.sql.leave, key, c.Token, d.channel, message, wait)
-	case !c.KeepUntil.IsZero() && rest > 0:
-		err = d.exec(ctx, d.sql.keep, key, c.Token, micros(rest), d.channel, message, wait)
-	default:
-		err = d.exec(ctx, d.sql.release, key, c.Token, d.channel, message, wait)
-	}
-	if !errors.Is(err, errNoRow) {
-		return err
-	}
+	} else {
+		var while *int64
+		if rest := time.Until(c.KeepUntil); rest > 0 {
+			while = new(micros(rest))
+		}
+		err = d.exec(ctx, d.sql.release, key, c.Token, while, d.channel, message, wait)
 
-	// The token may belong to a caller that has waited, and that keeps readers out.
-	if !c.Shared {
-		if err := d.exec(ctx, d.sql.unmark, key, c.Token, d.channel, message, wait); err != nil && !errors.Is(err, errNoRow) {
-			return err
+		// The token may belong to a caller that has waited, and that keeps readers out.
+		if errors.Is(err, errNoRow) {
+			err = d.exec(ctx, d.sql.unmark, key, c.Token, d.channel, message, wait)
+			if err == nil {
+				err = errNoRow // it was no hold
+			}
 		}
 	}
-	return backend.ErrLost
+	if errors.Is(err, errNoRow) {
+		return backend.ErrLost
+	}
+	return err
 }
 
 // checkKey returns ErrInvalid if key is too long.

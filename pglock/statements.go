@@ -14,7 +14,7 @@ var files embed.FS
 type statements struct {
 	name string // of the table, in quotes
 
-	table, take, join, blocked, mark, renew, renewShared, release, keep, leave, unmark, breakKey, inspect, list, sweep string
+	table, take, join, blocked, mark, renew, renewShared, release, leave, unmark, breakKey, inspect, list, sweep string
 }
 
 // newStatements returns the statements for a table. An empty schema leaves it to the search
@@ -37,7 +37,7 @@ func newStatements(schema, table string) *statements {
 		name:  name,
 		table: text("table"), take: text("take"), join: text("join"), blocked: text("blocked"), mark: text("mark"),
 		renew: text("renew"), renewShared: text("renewshared"),
-		release: text("release"), keep: text("keep"), leave: text("leave"), unmark: text("unmark"),
+		release: text("release"), leave: text("leave"), unmark: text("unmark"),
 		breakKey: text("break"), inspect: text("inspect"), list: text("list"), sweep: text("sweep"),
 	}
 }
