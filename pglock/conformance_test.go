@@ -19,13 +19,19 @@ func urlOf(where, params string) string {
 	return "pglock+postgres://postgres@" + where + "?sslmode=disable" + params
 }
 
-// open opens a driver with eight connections.
-func open(ctx context.Context, addr string) (backend.Driver, error) {
+// open opens a driver with eight connections. On a busy machine a first connection may take longer
+// than Open has, so it tries again.
+func open(ctx context.Context, addr string) (d backend.Driver, err error) {
 	c, err := hasp.ParseURL(urlOf(addr+"/postgres", "&pool_size=8"))
 	if err != nil {
 		return nil, err
 	}
-	return c.Driver(ctx)
+	for range 5 {
+		if d, err = c.Driver(ctx); err == nil {
+			break
+		}
+	}
+	return d, err
 }
 
 // harness runs the suite on a server of its own, with these settings.
