@@ -10,15 +10,11 @@ import (
 
 var keepClauses = append(given(keeps, []clause{
 	{name: "keep-refuses", says: saysKeeps, check: pair(keepRefuses),
-		why: "A Release with KeepUntil leaves the key taken until then. Then others get it."},
-	{name: "keep-shortens", says: saysKeepEnds, check: func(e *env) { e.keptTo(e.long, e.term, nil) },
-		why: "KeepUntil ends a longer term sooner."},
-	{name: "keep-prolongs", says: saysKeepEnds, check: func(e *env) { e.keptTo(e.term, 3*e.term, nil) },
-		why: "KeepUntil ends a shorter term later."},
-	{name: "keep-renew", says: saysKeepLoses, check: keepRenew,
-		why: "After a Release with KeepUntil, a late Renew returns ErrLost and does not prolong the term."},
-	{name: "keep-release", says: saysKeepLoses, check: keepRelease,
-		why: "After a Release with KeepUntil, a repeated Release, with it or without, frees nothing early."},
+		why: "A Release with KeepUntil leaves the key taken until then, also for Inspect and List. Then others get it."},
+	{name: "keep-end", says: saysKeepEnds, check: pair(keepEnd),
+		why: "KeepUntil ends a longer term sooner, and a shorter term later."},
+	{name: "keep-loses", says: saysKeepLoses, check: pair(keepLoses),
+		why: "After a Release with KeepUntil, a late Renew returns ErrLost and prolongs nothing, and a repeated Release, with it or without, frees nothing early."},
 	{name: "keep-foreign", says: saysRefuses, check: pair(keepForeign),
 		why: "A Release with KeepUntil and a token that does not hold the key returns ErrLost and changes nothing."},
 	{name: "keep-past", says: saysKeepPast, check: pair(keepPast),
@@ -88,40 +84,32 @@ func keepRefuses(e *env, a, b *driver) {
 		requireInTime(time.Until(c.KeepUntil) > e.term/2, "%v until the end of KeepUntil", time.Until(c.KeepUntil))
 		d.taken(c.Key, 2*e.term)
 	}
-	if e.inspector {
-		s := a.inspect(c.Key)
-		requireInTime(s.Held, "inspect %s, which was released with KeepUntil: %+v", brief(c.Key), s)
-		require(s.Owner == "" || s.Owner == c.Owner, "inspect %s: owner %q, want %q", brief(c.Key), s.Owner, c.Owner)
-		require(s.TTL <= 2*e.term+time.Second, "inspect %s: %v left, want %v at most", brief(c.Key), s.TTL, 2*e.term)
+	for call, s := range a.statuses(c.Key) {
+		requireInTime(s.Held, "%s %s, which was released with KeepUntil: %+v", call, brief(c.Key), s)
+		require(s.Owner == "" || s.Owner == c.Owner, "%s %s: owner %q, want %q", call, brief(c.Key), s.Owner, c.Owner)
+		require(s.TTL <= 2*e.term+time.Second, "%s %s: %v left, want %v at most", call, brief(c.Key), s.TTL, 2*e.term)
 	}
 	b.endsAt(c.Key, c.KeepUntil)
 }
 
-// keptTo checks that a hold of ttl that was released with KeepUntil after rest ends then.
-// Before that, two drivers run meanwhile.
-func (e *env) keptTo(ttl, rest time.Duration, meanwhile func(d *driver, c backend.Claim)) {
-	a, b := e.open(), e.open()
-	c := a.keptHold(ttl, rest)
-	if meanwhile != nil {
-		meanwhile(a, c)
-		meanwhile(b, c)
+func keepEnd(e *env, a, b *driver) {
+	for _, ttl := range []time.Duration{e.long, e.term} {
+		c := a.keptHold(ttl, 2*e.term)
+		b.endsAt(c.Key, c.KeepUntil)
 	}
-	b.endsAt(c.Key, c.KeepUntil)
 }
 
-func keepRenew(e *env) {
-	e.keptTo(e.long, 2*e.term, func(d *driver, c backend.Claim) {
+func keepLoses(e *env, a, b *driver) {
+	c := a.keptHold(e.long, 2*e.term)
+	for _, d := range []*driver{a, b} {
 		must(is("renewal after a release with KeepUntil", d.renews(c), backend.ErrLost))
-	})
-}
-
-func keepRelease(e *env) {
-	e.keptTo(e.long, 2*e.term, func(d *driver, c backend.Claim) {
-		for _, again := range []time.Time{c.KeepUntil, {}} {
-			c.KeepUntil = again
-			must(is("repeat of a release with KeepUntil", d.release(c), backend.ErrLost))
+		for _, end := range []time.Time{c.KeepUntil, {}} {
+			again := c
+			again.KeepUntil = end
+			must(is("repeat of a release with KeepUntil", d.release(again), backend.ErrLost))
 		}
-	})
+	}
+	b.endsAt(c.Key, c.KeepUntil)
 }
 
 func keepForeign(e *env, a, b *driver) {

@@ -14,12 +14,6 @@ import (
 var listClauses = given(lister, []clause{
 	{name: "list-held", says: saysList, check: pair(listHeld),
 		why: "List yields a held key with its owner, the remaining term and the fence. It does not yield a key that was released or whose hold has expired."},
-	{name: "list-kept", need: keeps, says: saysList, check: listKept,
-		why: "List yields a key that was released with KeepUntil, until its term ends."},
-	{name: "list-waiters", need: ordered, says: saysList, check: pair(listWaiters),
-		why: "List yields the waiters of an Ordered driver, in order."},
-	{name: "list-shared", need: shares, says: saysSharedStatus, check: pair(listShared),
-		why: "List yields a shared key with the owners of its holders, and not those that have ended."},
 	{name: "list-prefix", says: saysListPrefix, check: listPrefix,
 		why: "List yields the keys that begin with the prefix, whatever bytes it has, and no others."},
 	{name: "list-foreign", need: all(inspector, others), says: saysListOurs, check: listForeign,
@@ -48,6 +42,18 @@ func (d *driver) listing(ctx context.Context, prefix string) iter.Seq2[backend.E
 func (d *driver) list(prefix string) map[string]backend.Status {
 	all, err := listed(d.listing(d.e.ctx, prefix))
 	mustf(err, "list")
+	return all
+}
+
+// statuses returns what Inspect and List say of key, as far as the driver has them.
+func (d *driver) statuses(key string) map[string]backend.Status {
+	all := map[string]backend.Status{}
+	if d.e.inspector {
+		all["inspect"] = d.inspect(key)
+	}
+	if d.e.lister {
+		all["list"] = d.list(key)[key]
+	}
 	return all
 }
 
@@ -94,44 +100,6 @@ func listHeld(e *env, a, b *driver) {
 	a.outlast(e.term)
 	all = b.list(prefix)
 	require(len(all) == 1 && all[c.Key].Held, "list after the others were released or expired: %+v", all)
-}
-
-func listKept(e *env) {
-	a := e.open()
-	prefix, keys := e.keysFor(1)
-	c := e.claimOf(keys[0], e.long)
-	a.take(c)
-	c.KeepUntil = time.Now().Add(e.long)
-	a.give(c)
-	all := a.list(prefix)
-	require(len(all) == 1 && all[c.Key].Held, "list of a key that was released with KeepUntil: %+v", all)
-}
-
-func listWaiters(e *env, a, b *driver) {
-	prefix, keys := e.keysFor(1)
-	a.take(e.claimOf(keys[0], e.long))
-	owners := e.ownersInLine(keys[0], a, b)
-	all := a.list(prefix)
-	require(len(all) == 1 && slices.Equal(all[keys[0]].Waiters, owners), "list of a key with the waiters %q: %+v", owners, all)
-}
-
-func listShared(e *env, a, b *driver) {
-	prefix, keys := e.keysFor(1)
-	var owners []string
-	for _, d := range []*driver{a, b} {
-		c := shared(e.claimOf(keys[0], e.long))
-		d.take(c)
-		owners = append(owners, c.Owner)
-	}
-	gone := shared(e.claimOf(keys[0], e.long))
-	a.take(gone)
-	a.give(gone)
-
-	all := b.list(prefix)
-	s := all[keys[0]]
-	slices.Sort(owners)
-	slices.Sort(s.Shared)
-	require(len(all) == 1 && s.Held && s.Owner == "" && slices.Equal(s.Shared, owners), "list of a key that %q hold shared: %+v", owners, all)
 }
 
 func listPrefix(e *env) {
@@ -267,8 +235,8 @@ func listClient(e *env) {
 var inspectClauses = []clause{
 	{name: "inspect-holder", need: inspector, says: saysInspect, check: pair(inspectHolder),
 		why: "Inspect returns whether a key is held, its owner, the remaining term and the fence."},
-	{name: "inspect-waiters", need: all(inspector, ordered), says: saysInspect, check: pair(inspectWaiters),
-		why: "Inspect returns the waiters of an Ordered driver, in order."},
+	{name: "inspect-waiters", need: all(shown, ordered), says: saysInspect, check: pair(inspectWaiters),
+		why: "Inspect and List return the waiters of an Ordered driver, in order."},
 	{name: "break-frees", need: inspector, says: saysBreak, check: pair(breakFrees),
 		why: "Break removes a hold, whichever token has it. Others get the key, and the holder gets ErrLost. Break of a free key is not an error."},
 	{name: "break-wakes", need: all(inspector, waiter), says: saysWaitGets, check: pair(breakWakes),
@@ -308,8 +276,9 @@ func inspectHolder(e *env, a, b *driver) {
 func inspectWaiters(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	owners := e.ownersInLine(c.Key, a, b)
-	s := a.inspect(c.Key)
-	require(slices.Equal(s.Waiters, owners), "waiters %q, want %q", s.Waiters, owners)
+	for call, s := range a.statuses(c.Key) {
+		require(slices.Equal(s.Waiters, owners), "%s: waiters %q, want %q", call, s.Waiters, owners)
+	}
 }
 
 func breakFrees(e *env, a, b *driver) {

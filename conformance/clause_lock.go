@@ -12,10 +12,8 @@ import (
 // lockClauses use the driver through package hasp, as programs do. What the engine does by
 // itself, without the help of the driver, is tested in package hasp.
 var lockClauses = []clause{
-	{name: "lock-held", says: saysHasp, check: lockHeld,
-		why: "TryLock of a held key returns ErrHeld. Lock returns it when WithMaxWait has passed."},
 	{name: "lock-waits", says: saysHasp, check: lockWaits,
-		why: "Lock gets a key that another Client unlocks, and a key whose holder died."},
+		why: "TryLock of a held key returns ErrHeld, and Lock does when WithMaxWait has passed. Lock gets a key that another Client unlocks, and a key whose holder died."},
 	{name: "lock-cancelled-waiting", says: saysHasp, check: lockCancelledWaiting,
 		why: "If its context ends, a waiting Lock returns promptly. The error matches ErrHeld and the cause, and nothing is left."},
 	{name: "lease-renewed", says: saysHasp, check: leaseRenewed,
@@ -23,19 +21,18 @@ var lockClauses = []clause{
 	{name: "lease-loss-before-others", says: saysHasp, check: tapOn(leaseLossBeforeOthers),
 		why: "A lease that cannot be renewed ends with cause ErrLost before another caller holds the key, for its context and for Err. " +
 			"Its Unlock returns ErrLost and does not affect the successor."},
-	{name: "lease-extend", says: saysHasp, check: leaseExtend,
-		why: "After Extend the lease lasts at least that long, also in the store."},
 	{name: "client-close", says: saysHasp, check: clientClose,
 		why: "Close ends waits and every lease's context with ErrClosed. After it no caller can lock."},
 	{name: "client-leaves-nothing", says: saysHasp, check: clientLeavesNothing,
 		why: "After Close no goroutine is left."},
 }
 
-func lockHeld(e *env) {
-	a, b := e.newClient(), e.newClient()
+func lockWaits(e *env) {
+	a, b, dead := e.newClient(), e.newClient(), e.open()
+	orphan := dead.hold(e.term)
 	key := e.key()
-	lease := e.lock(a, key)
 
+	lease := e.lock(a, key)
 	for _, c := range []*hasp.Client{a, b} {
 		must(is("TryLock of a held key", errOf(c.TryLock(e.ctx, key)), hasp.ErrHeld))
 		err := errOf(c.Lock(e.ctx, key, hasp.WithMaxWait(e.term/4)))
@@ -45,18 +42,6 @@ func lockHeld(e *env) {
 		require(!errors.Is(err, context.DeadlineExceeded), "lock of a held key with MaxWait, whose context goes on: %w", err)
 	}
 
-	must(lease.Unlock(e.ctx))
-	// TryLock might find the key held: a Lock that gave up may have a place in a queue, or a
-	// request under way that arrives after the Unlock. Both are released in the background.
-	must(e.lock(b, key).Unlock(e.ctx))
-}
-
-func lockWaits(e *env) {
-	a, b, dead := e.newClient(), e.newClient(), e.open()
-	orphan := dead.hold(e.term)
-	key := e.key()
-
-	lease := e.lock(a, key)
 	done := e.locks(b, key)
 	e.sleep(e.term / 8)
 	must(lease.Unlock(e.ctx))
@@ -139,20 +124,6 @@ func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string
 	b.outlast(e.term) // for what goes on in the background
 	mustf(b.renews(next), "renewal by the successor after the Unlock of a lost lease")
 	b.give(next)
-}
-
-func leaseExtend(e *env) {
-	c, b, key := e.newClient(), e.open(), e.key()
-	lease := e.lock(c, key, hasp.WithTTL(e.term), hasp.WithoutRenewal())
-	called := time.Now()
-	mustInTime(lease.Extend(e.ctx, e.long), "Extend right after Lock") // a try lasts a tenth of the term
-	left := lease.Expires().Sub(called)
-	require(left >= e.long, "after Extend by %v the lease lasts %v", e.long, left)
-
-	b.outlast(e.term)
-	mustf(lease.Err(), "%v after Extend by %v", e.term, e.long)
-	mustf(b.refused(key), "%v after Extend by %v", e.term, e.long)
-	must(lease.Unlock(e.ctx))
 }
 
 func clientClose(e *env) {

@@ -13,12 +13,8 @@ import (
 )
 
 var releaseClauses = []clause{
-	{name: "release-foreign", says: saysRefuses, check: pair(releaseForeign),
-		why: "Release with a token that does not hold the key returns ErrLost and changes nothing."},
-	{name: "release-double", says: saysRefuses, check: releaseDouble,
-		why: "Release of a key that was never held, was released, or has expired returns ErrLost, even if no caller has held it since."},
-	{name: "release-stale", says: saysRefuses, check: pair(releaseStale),
-		why: "A late Release by a holder whose term has ended returns ErrLost and does not affect the successor."},
+	{name: "release-lost", says: saysRefuses, check: func(e *env) { e.lostHolds("release", (*driver).release) },
+		why: "Release with a token that does not hold the key returns ErrLost and changes nothing, whether the key was never held, was released, has expired, or has a new holder."},
 	{name: "release-for-good", says: saysEnds, check: pair(releaseForGood),
 		why: "After a Release the token holds nothing, and others get the key with terms of their own."},
 	{name: "token-whole", says: saysToken, check: pair(tokenWhole),
@@ -27,36 +23,30 @@ var releaseClauses = []clause{
 		why: "Renew and Release work with the token alone, without a handle, in every driver on the store."},
 }
 
-func releaseForeign(e *env, a, b *driver) {
-	c := a.hold(e.long)
-	for _, d := range []*driver{a, b} {
-		must(is("release with a foreign token", d.release(e.claimOf(c.Key, e.long)), backend.ErrLost))
+// lostHolds makes a call with tokens that do not hold their key, and checks that it harms no
+// successor and takes no key.
+func (e *env) lostHolds(what string, call func(d *driver, c backend.Claim) error) {
+	a, b := e.open(), e.open()
+	never, released, expired := e.claim(e.long), a.hold(e.long), a.hold(e.term)
+	a.give(released)
+	beforeLong, beforeShort := a.hold(e.term), a.hold(e.term)
+
+	// When these two have ended, the hold of the same term that began before them has as well.
+	long, short := b.succeed(beforeLong.Key, e.long), b.succeed(beforeShort.Key, e.term)
+	for state, c := range map[string]backend.Claim{
+		"never was": never, "was released": released, "has expired": expired,
+		"expired before a long hold": beforeLong, "expired before a short hold": beforeShort,
+	} {
+		c.TTL = e.long
+		must(is(what+" of a hold that "+state, call(a, c), backend.ErrLost))
 	}
-	mustf(b.refused(c.Key), "after a release with a foreign token")
-	a.give(c)
-}
 
-func releaseDouble(e *env) {
-	a := e.open()
-	c := e.claim(e.long)
-	must(is("release of a key that was never held", a.release(c), backend.ErrLost))
-
-	a.take(c)
-	a.give(c)
-	must(is("second release", a.release(c), backend.ErrLost))
-
-	c = a.hold(e.term)
-	a.outlast(e.term)
-	must(is("release of a hold that has expired", a.release(c), backend.ErrLost))
-}
-
-func releaseStale(e *env, a, b *driver) {
-	c := a.hold(e.term)
-	next := b.succeed(c.Key, e.long)
-
-	must(is("release by the previous holder", a.release(c), backend.ErrLost))
-	mustf(a.refused(c.Key), "after a late release by the previous holder")
-	b.give(next)
+	mustf(a.refused(long.Key), "after a late %s by the previous holder", what)
+	mustf(b.release(long), "release by the successor after a late %s by the previous holder", what)
+	for _, c := range []backend.Claim{never, released, expired, short} {
+		// After a loss a store may refuse the key to every caller for a while.
+		mustf(b.grantedAtLast(c.Key), "after a late %s", what)
+	}
 }
 
 func releaseForGood(e *env, a, b *driver) {
@@ -112,10 +102,8 @@ var renewClauses = []clause{
 		why: "After a renewal at least its TTL is left, even if it is longer than the term before."},
 	{name: "renew-never-shortens", says: saysNoShorter, check: pair(renewNeverShortens),
 		why: "A renewal never shortens a term, in whatever order renewals arrive."},
-	{name: "renew-never-revives", says: saysNoShorter, check: pair(renewNeverRevives),
-		why: "A renewal with a token that had lost its key returns ErrLost and does not take the key again, even if no caller has held it since."},
-	{name: "renew-stale", says: saysNoShorter, check: pair(renewStale),
-		why: "A late renewal by a holder whose term has ended returns ErrLost, and neither ends nor prolongs the successor's hold."},
+	{name: "renew-lost", says: saysNoShorter, check: func(e *env) { e.lostHolds("renewal", (*driver).renews) },
+		why: "A renewal with a token that has lost its key returns ErrLost. It does not take the key again, and neither ends nor prolongs a successor's hold."},
 	{name: "renew-many", says: saysOutcomes, check: pair(renewMany),
 		why: "Renew answers every claim of a batch once, each with its own outcome."},
 	{name: "renew-answers", says: saysDone, check: renewAnswers,
@@ -184,32 +172,6 @@ func renewNeverShortens(e *env, a, b *driver) {
 		mustf(b.refused(c.Key), "after a renewal for %v a hold of %v ended", e.term, e.long)
 		a.give(c)
 	}
-}
-
-func renewNeverRevives(e *env, a, b *driver) {
-	expired, released, never := a.hold(e.term), a.hold(e.long), e.claim(e.long)
-	a.give(released)
-	a.outlast(e.term)
-	expired.TTL = e.long
-
-	for what, c := range map[string]backend.Claim{"has expired": expired, "was released": released, "never was": never} {
-		must(is("renewal of a hold that "+what, a.renews(c), backend.ErrLost))
-
-		// After a loss a store may refuse the key to every caller for a while.
-		mustf(b.grantedAtLast(c.Key), "after the renewal of a hold that %s", what)
-	}
-}
-
-func renewStale(e *env, a, b *driver) {
-	c, d := a.hold(e.term), a.hold(e.term)
-	long, short := b.succeed(c.Key, e.long), b.succeed(d.Key, e.term)
-	c.TTL, d.TTL = e.long, e.long
-	for _, c := range []backend.Claim{c, d} {
-		must(is("renewal by the previous holder", a.renews(c), backend.ErrLost))
-	}
-
-	mustf(b.release(long), "release by the successor after a late renewal by the previous holder")
-	mustf(a.grantedAtLast(short.Key), "the successor's term after a late renewal by the previous holder")
 }
 
 // answers are the answers to a Renew.

@@ -19,12 +19,8 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A refusal by a shared hold is a HeldError that says so. A refusal by another hold does not."},
 	{name: "shared-wait", need: waiter, says: saysWaitGets, check: pair(sharedWait),
 		why: "A Wait gets a key when its last shared hold ends. A shared Wait gets it when the other hold ends."},
-	{name: "shared-last", says: saysSharedLast, check: pairOn(sharedLast),
-		why: "The key is free when the last shared hold is released or runs out, and not before."},
-	{name: "shared-shorter", says: saysSharedOwn, check: func(e *env) { e.sharedShorter(false, func(_, _ *driver, _, _ backend.Claim) {}) },
-		why: "A shorter shared hold does not shorten a longer one. After the release of the longer one, the key is free when the shorter one ends."},
-	{name: "shared-term", says: saysSharedOwn, check: func(e *env) { e.sharedShorter(false, func(a, _ *driver, long, _ backend.Claim) { a.keep(long) }) },
-		why: "The renewal of one shared hold does not keep another whose term has ended."},
+	{name: "shared-terms", says: saysSharedLast, check: sharedTerms,
+		why: "A shared hold ends with its own term, whichever of several begins first or is renewed, and the key is free when the last has ended."},
 	{name: "shared-foreign", says: saysSharedOwn, check: pairOn(sharedForeign),
 		why: "A token that has released its shared hold, or that never had one, gets ErrLost and changes nothing, although others hold the key."},
 	{name: "shared-fence", need: fenced, says: saysFence, check: pair(sharedFence),
@@ -35,18 +31,12 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A Wait that is not shared gets the key although shared claims keep coming."},
 	{name: "shared-writer-gone", says: saysSharedGone, check: pairOn(sharedWriterGone),
 		why: "Shared claims are granted again after a caller that they made wait has left or died."},
-	{name: "shared-inspect", need: inspector, says: saysSharedStatus, check: pairOn(sharedInspect),
-		why: "Inspect lists the owners of all shared holds, and the longest rest of a term."},
+	{name: "shared-inspect", need: shown, says: saysSharedStatus, check: pairOn(sharedInspect),
+		why: "Inspect and List name the owners of all shared holds, and the longest rest of a term."},
 	{name: "shared-break", need: inspector, says: saysBreak, check: pairOn(sharedBreak),
 		why: "Break ends all shared holds of a key."},
-	{name: "lock-shared", says: saysHasp, check: lockShared,
-		why: "Leases WithShared of one Client and of several hold a key at once, and exclude others. The last Unlock frees the key."},
-	{name: "shared-longer", says: saysSharedLast, check: func(e *env) { e.sharedShorter(true, func(_, _ *driver, _, _ backend.Claim) {}) },
-		why: "A shared hold that begins later and lasts longer is not ended with the first one."},
 	{name: "shared-renew-raises", says: saysProlongs, check: func(e *env) { e.renewRaises(true) },
 		why: "A renewal of a shared hold with a longer term prolongs it beside others."},
-	{name: "shared-renew-never-shortens", says: saysNoShorter, check: sharedRenewNeverShortens,
-		why: "A renewal of a shared hold with a short term ends neither this hold nor a longer one sooner."},
 	{name: "shared-keep", says: saysSharedKeep, check: pairOn(sharedKeep),
 		why: "A Release of a shared hold frees the key although KeepUntil is set."},
 	{name: "shared-wait-together", need: waiter, says: saysTogether, check: sharedWaitTogether,
@@ -181,19 +171,6 @@ func (w *wanted) stillWaits(what string) {
 	}
 }
 
-func sharedLast(e *env, a, b *driver, key string) {
-	one, two := a.join(key, e.long), b.join(key, e.long)
-	a.give(one)
-	mustf(a.refused(key), "after the release of one of two shared holds")
-	b.keep(two)
-	b.give(two)
-	mustf(a.granted(key), "after the release of both shared holds")
-
-	a.give(a.join(key, e.long))
-	b.join(key, e.term)
-	must(a.grantedAtLast(key))
-}
-
 func sharedForeign(e *env, a, b *driver, key string) {
 	one, two := a.join(key, e.long), a.join(key, e.long)
 	a.give(one)
@@ -292,26 +269,28 @@ func sharedWriterGone(e *env, a, b *driver, key string) {
 func sharedInspect(e *env, a, b *driver, key string) {
 	cs := []backend.Claim{a.join(key, e.long), b.join(key, e.long/2), a.join(key, e.long/2)}
 	for len(cs) > 0 {
-		s := b.inspect(key)
 		var want []string
 		for _, c := range cs {
 			want = append(want, c.Owner)
 		}
 		slices.Sort(want)
-		got := slices.Sorted(slices.Values(s.Shared))
-		require(s.Held && slices.Equal(got, want), "inspect a key with shared holds of %q: %+v", want, s)
-		require(s.Owner == "" && s.Since.IsZero(), "inspect a key with shared holds: owner %q, since %v", s.Owner, s.Since)
+		for call, s := range b.statuses(key) {
+			got := slices.Sorted(slices.Values(s.Shared))
+			require(s.Held && slices.Equal(got, want), "%s of a key with shared holds of %q: %+v", call, want, s)
+			require(s.Owner == "" && s.Since.IsZero(), "%s of a key with shared holds: owner %q, since %v", call, s.Owner, s.Since)
 
-		// The longest is the last to be released.
-		require(s.TTL > e.long/2+time.Second && s.TTL <= e.long+time.Second,
-			"inspect a key with shared holds: %v left, want the longest term, which began with %v", s.TTL, e.long)
+			// The longest is the last to be released.
+			require(s.TTL > e.long/2+time.Second && s.TTL <= e.long+time.Second,
+				"%s of a key with shared holds: %v left, want the longest term, which began with %v", call, s.TTL, e.long)
+		}
 		last := len(cs) - 1
 		a.give(cs[last])
 		cs = cs[:last]
 	}
 
-	s := b.inspect(key)
-	require(!s.Held && len(s.Shared) == 0, "inspect a key whose shared holds were released: %+v", s)
+	for call, s := range b.statuses(key) {
+		require(!s.Held && len(s.Shared) == 0, "%s of a key whose shared holds were released: %+v", call, s)
+	}
 }
 
 func sharedBreak(e *env, a, b *driver, key string) {
@@ -337,67 +316,37 @@ func sharedUnclaimed(e *env, a, b *driver) {
 	}
 }
 
-func lockShared(e *env) {
-	a, b, key := e.newClient(), e.newClient(), e.key()
-	for range 2 {
-		var leases []*hasp.Lease
-		for _, c := range []*hasp.Client{a, a, b} {
-			leases = append(leases, e.lock(c, key, hasp.WithShared()))
+// sharedTerms lets a shared hold end beside a longer one. The longer one begins first or last, or
+// both are renewed meanwhile, with terms that end neither of them sooner or later.
+func sharedTerms(e *env) {
+	must(e.each(3, func(n int) {
+		a, b, key := e.open(), e.open(), e.key()
+		var long, short backend.Claim
+		if n == 0 {
+			short = b.join(key, e.term)
+			long = a.join(key, e.long)
+		} else {
+			long = a.join(key, e.long)
+			short = b.join(key, e.term)
 		}
-		var done <-chan error
-		for i, lease := range leases {
-			for _, c := range []*hasp.Client{a, b} {
-				must(is("TryLock of a key with shared leases", errOf(c.TryLock(e.ctx, key)), hasp.ErrHeld))
-			}
-			if i == len(leases)-1 {
-				done = e.locks(a, key)
-				e.sleep(e.term / 8)
-			}
-			must(lease.Unlock(e.ctx))
+		if n == 2 {
+			a.keep(long)
+			mustInTime(b.renews(short), "renewal of a shared hold of %v", e.term)
+			once := long
+			once.TTL = e.term
+			a.keep(once)
 		}
-		must(e.arrives("Lock of a key whose last shared lease was unlocked", done))
 
-		lease := e.lock(b, key)
-		for _, c := range []*hasp.Client{a, b} {
-			must(is("TryLock WithShared of a held key", errOf(c.TryLock(e.ctx, key, hasp.WithShared())), hasp.ErrHeld))
-		}
-		done = e.locks(a, key, hasp.WithShared())
-		must(lease.Unlock(e.ctx))
-		must(e.arrives("Lock WithShared of a key that was unlocked", done))
-	}
-}
-
-// sharedShorter lets a shared hold end beside a longer one, which begins later if
-// longLast. Before that it runs meanwhile.
-func (e *env) sharedShorter(longLast bool, meanwhile func(a, b *driver, long, short backend.Claim)) {
-	a, b, key := e.open(), e.open(), e.key()
-	var long, short backend.Claim
-	if longLast {
-		short = b.join(key, e.term)
-		long = a.join(key, e.long)
-	} else {
-		long = a.join(key, e.long)
-		short = b.join(key, e.term)
-	}
-	meanwhile(a, b, long, short)
-
-	a.outlast(e.term)
-	mustf(b.refused(key), "after the end of the shorter of two shared holds")
-	b.lost(short, "a shared hold that has expired beside a longer one")
-	a.keep(long)
-
-	// The release of the longer hold leaves the key to the end of the next short one.
-	b.join(key, e.term)
-	a.give(long)
-	must(b.grantedAtLast(key))
-}
-
-func sharedRenewNeverShortens(e *env) {
-	e.sharedShorter(false, func(a, b *driver, long, short backend.Claim) {
-		mustInTime(b.renews(short), "renewal of a shared hold of %v", e.term)
-		long.TTL = e.term // the long hold also asks for a short term once
+		a.outlast(e.term)
+		mustf(b.refused(key), "after the end of the shorter of two shared holds")
+		b.lost(short, "a shared hold that has expired beside a longer one")
 		a.keep(long)
-	})
+
+		// The release of the longer hold leaves the key to the end of the next short one.
+		b.join(key, e.term)
+		a.give(long)
+		must(b.grantedAtLast(key))
+	}))
 }
 
 func sharedKeep(e *env, a, b *driver, key string) {

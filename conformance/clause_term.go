@@ -9,18 +9,12 @@ import (
 )
 
 var termClauses = []clause{
-	{name: "expiry-frees", says: saysFree, check: expiryFrees,
-		why: "A hold that is not renewed ends with its term, and others get the key."},
-	{name: "expiry-not-early", says: saysLasts, check: expiryNotEarly,
-		why: "A hold lasts for the whole term that was asked for."},
-	{name: "expiry-own-term", says: saysLasts, check: pair(expiryOwnTerm),
-		why: "Each hold has the term that its own claim asked for."},
+	{name: "expiry", says: saysLasts, check: expiry,
+		why: "A hold that is not renewed lasts for the whole term that its own claim asked for, whatever others asked for. Then others get the key."},
 	{name: "expiry-rounded", says: saysRounds, check: pair(expiryRounded),
 		why: "A term that the store does not count exactly is rounded up, to Traits.MinTTL and Traits.TTLUnit and no further."},
-	{name: "deadline-in-time", says: saysUntil, check: func(e *env) { e.deadlineInTime(false) },
-		why: "Grant.Until, or call start + TTL − drift, has passed before another token is granted the key."},
-	{name: "deadline-after-renewal", says: saysUntil, check: func(e *env) { e.deadlineInTime(true) },
-		why: "Grant.Until of a renewal has passed before another token is granted the key."},
+	{name: "deadline-in-time", says: saysUntil, check: deadlineInTime,
+		why: "Grant.Until, also of a renewal, or call start + TTL − drift, has passed before another token is granted the key."},
 	{name: "expiry-long-term", need: advance, alone: true, optional: yes, says: saysLasts, check: pair(expiryLongTerm),
 		why: "A term of a day lasts a day by the store's clock, and no longer."},
 }
@@ -58,20 +52,13 @@ func (d *driver) succeedsAfter(deadline time.Time, key string) (at time.Time, er
 	return at, err
 }
 
-func expiryFrees(e *env) { e.succession(false) }
-
-func expiryNotEarly(e *env) {
+func expiry(e *env) {
+	a := e.open()
+	long := a.hold(e.long)
 	called, next, _ := e.succession(false)
 	early := called.Add(e.term - backend.Drift(e.term)).Sub(next)
 	require(early <= 0, "another token was granted the key %v before the end of a term of %v", early, e.term)
-}
-
-func expiryOwnTerm(e *env, a, b *driver) {
-	long, short := a.hold(e.long), a.hold(e.term)
-	b.succeed(short.Key, e.long)
-	a.outlast(e.term)
-	mustf(b.refused(long.Key), "a hold of %v, after two terms of %v", e.long, e.term)
-	a.give(long)
+	mustf(a.refused(long.Key), "a hold of %v, after a term of %v", e.long, e.term)
 }
 
 func expiryRounded(e *env, a, b *driver) {
@@ -89,9 +76,11 @@ func expiryRounded(e *env, a, b *driver) {
 	}
 }
 
-func (e *env) deadlineInTime(renewed bool) {
-	_, _, err := e.succession(renewed)
-	must(err)
+func deadlineInTime(e *env) {
+	for _, renewed := range []bool{false, true} {
+		_, _, err := e.succession(renewed)
+		must(err)
+	}
 }
 
 func expiryLongTerm(e *env, a, b *driver) {

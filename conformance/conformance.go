@@ -165,7 +165,7 @@ func (s Status) String() string {
 
 // Result is the outcome of one clause.
 type Result struct {
-	Name     string        // of the clause, such as "release-foreign"
+	Name     string        // of the clause, such as "release-lost"
 	Why      string        // the promise that it checks
 	Contract string        // the sentence of package backend that makes it
 	Status   Status        // Pass, Fail or Skip

@@ -40,9 +40,7 @@ func ExampleCheck() {
 	})
 	fmt.Println("error:", err)
 	// Output:
-	// pass release-foreign
-	// pass release-double
-	// pass release-stale
+	// pass release-lost
 	// pass release-for-good
 	// error: <nil>
 }

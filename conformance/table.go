@@ -110,6 +110,7 @@ var (
 	waiter    = needs("the driver is neither a Waiter nor a Waker", func(s *suite) bool { return s.waiter })
 	wakes     = needs("the driver is not a Waker", func(s *suite) bool { return s.waker })
 	inspector = needs("the driver is not an Inspector", func(s *suite) bool { return s.inspector })
+	shown     = needs("the driver is neither an Inspector nor a Lister", func(s *suite) bool { return s.inspector || s.lister })
 	lister    = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })
 	ordered   = needs("not Ordered by its Traits", func(s *suite) bool { return s.traits.Ordered })
 	unordered = all(needs("Ordered by its Traits", func(s *suite) bool { return !s.traits.Ordered }), waiter)

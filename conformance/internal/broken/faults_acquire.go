@@ -79,34 +79,34 @@ func halfATermLate(_ *driver, c backend.Claim, g *backend.Grant) { g.Until = g.U
 func twoTermsLong(c backend.Claim, called time.Time) time.Time { return called.Add(2 * c.TTL) }
 
 var termFaults = []Fault{
-	{Name: "holds never end", Clause: "expiry-frees",
+	{Name: "holds never end", Clause: "expiry",
 		spoil: terms(func(backend.Claim) time.Duration { return 1000 * time.Hour })},
-	{Name: "terms are cut short", Clause: "expiry-not-early",
+	{Name: "terms are cut short", Clause: "expiry",
 		spoil: terms(func(c backend.Claim) time.Duration { return c.TTL * 3 / 4 })},
-	{Name: "all holds have the same term", Clause: "expiry-own-term",
+	{Name: "all holds have the same term", Clause: "expiry",
 		spoil: terms(func(backend.Claim) time.Duration { return 400 * time.Millisecond })},
 	{Name: "long terms overflow", Clause: "expiry-long-term",
 		spoil: terms(func(c backend.Claim) time.Duration { return min(c.TTL, time.Hour) })},
 	{Name: "the deadline is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onAcquire.grants(halfATermLate)},
-	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-after-renewal", kind: waits, spoil: onRenew.grants(halfATermLate)},
+	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onRenew.grants(halfATermLate)},
 	{Name: "a late deadline lets a lease live on", Clause: "lease-loss-before-others", spoil: deadlines(twoTermsLong)},
 	{Name: "the deadline counts from the reply", Clause: "link-deadline",
 		spoil: deadlines(func(c backend.Claim, _ time.Time) time.Time { return time.Now().Add(c.TTL - backend.Drift(c.TTL)) })},
 }
 
 var releaseFaults = []Fault{
-	{Name: "Release ignores the token", Clause: "release-foreign",
+	{Name: "Release ignores the token", Clause: "token-whole",
 		spoil: onRelease.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			return 0, s.release(c, anyToken, now)
 		})},
-	{Name: "Release by a foreign token is reported as an outage", Clause: "release-foreign",
+	{Name: "Release by a foreign token is reported as an outage", Clause: "token-whole",
 		spoil: onRelease.turns(backend.ErrLost, errNoReply)},
 	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
 		spoil: spoils(onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 			return d.soundBreak(ctx, c)
 		}), onRelease.first(checkIsOwn))},
-	{Name: "a second Release is not an error", Clause: "release-double", spoil: onRelease.turns(backend.ErrLost, nil)},
-	{Name: "Release of an expired hold is not an error", Clause: "release-double",
+	{Name: "a second Release is not an error", Clause: "release-lost", spoil: onRelease.turns(backend.ErrLost, nil)},
+	{Name: "Release of an expired hold is not an error", Clause: "release-lost",
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			defer delete(d.granted, c.Token)
 			_, own := d.granted[c.Token]

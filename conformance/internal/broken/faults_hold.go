@@ -30,7 +30,7 @@ func wholeSeconds(c backend.Claim) time.Duration {
 var renewFaults = []Fault{
 	{Name: "Renew needs the handle", Clause: "token-alone", spoil: spoils(givesHandles, onRenew.by(withoutHandle))},
 	{Name: "Release needs the handle", Clause: "token-alone", spoil: spoils(givesHandles, onRelease.by(withoutHandle))},
-	{Name: "Release goes by the handle and not by the token", Clause: "release-stale",
+	{Name: "Release goes by the handle and not by the token", Clause: "release-lost",
 		spoil: spoils(givesHandles, onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 			if c.Handle != nil {
 				return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
@@ -57,7 +57,7 @@ var renewFaults = []Fault{
 			r.until = now.Add(c.TTL)
 			return 0, nil
 		})},
-	{Name: "Renew takes a free key again", Clause: "renew-never-revives",
+	{Name: "Renew takes a free key again", Clause: "renew-lost",
 		spoil: onRenew.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 			g, err := next(ctx, c)
 			if errors.Is(err, backend.ErrLost) {
@@ -67,7 +67,7 @@ var renewFaults = []Fault{
 			}
 			return g, err
 		})},
-	{Name: "Renew takes the key from the successor", Clause: "renew-stale",
+	{Name: "Renew takes the key from the successor", Clause: "renew-lost",
 		spoil: onRenew.after(backend.ErrLost, func(_ *driver, s *store, c backend.Claim, now time.Time) {
 			s.with(c.Key, now, func(r *record) {
 				if r.token != "" {
@@ -182,23 +182,23 @@ var keepFaults = []Fault{
 		spoil: onRelease.asks(func(c *backend.Claim) { c.KeepUntil = time.Time{} })},
 	{Name: "a kept key has another holder's name", Clause: "keep-refuses", kind: waits,
 		spoil: keepsBy(func(r *record, until time.Time) { r.owner, r.until = "nobody", until })},
-	{Name: "KeepUntil does not end a longer term", Clause: "keep-shortens", kind: waits,
+	{Name: "KeepUntil does not end a longer term", Clause: "keep-end", kind: waits,
 		spoil: keepsBy(func(r *record, until time.Time) {
 			if until.After(r.until) {
 				r.until = until
 			}
 		})},
-	{Name: "KeepUntil does not prolong a term", Clause: "keep-prolongs", kind: waits,
+	{Name: "KeepUntil does not prolong a term", Clause: "keep-end", kind: waits,
 		spoil: keepsBy(func(r *record, until time.Time) {
 			if until.Before(r.until) {
 				r.until = until
 			}
 		})},
-	{Name: "Renew prolongs a kept record", Clause: "keep-renew", kind: waits,
+	{Name: "Renew prolongs a kept record", Clause: "keep-loses", kind: waits,
 		spoil: onRenew.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			return 0, s.renew(c, func(token string) bool { return token == c.Token || token == keptToken }, now)
 		})},
-	{Name: "a second release frees a kept key", Clause: "keep-release", kind: waits,
+	{Name: "a second release frees a kept key", Clause: "keep-loses", kind: waits,
 		spoil: onRelease.after(backend.ErrLost, func(_ *driver, s *store, c backend.Claim, now time.Time) {
 			s.quit(backend.Claim{Key: c.Key, Token: keptToken}, now)
 		})},

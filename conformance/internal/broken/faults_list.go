@@ -30,16 +30,16 @@ var listFaults = []Fault{
 		spoil: yields(func(_ *driver, e *backend.Entry) bool { e.Fence = 0; return true })},
 	{Name: "List yields no term", Clause: "list-held", kind: waits,
 		spoil: yields(func(_ *driver, e *backend.Entry) bool { e.TTL = 0; return true })},
-	{Name: "List leaves out a key that is kept", Clause: "list-kept", kind: waits,
+	{Name: "List leaves out a key that is kept", Clause: "keep-refuses", kind: waits,
 		spoil: yields(func(d *driver, e *backend.Entry) bool {
 			token, err := d.holder(context.Background(), e.Key)
 			return err != nil || token != keptToken
 		})},
-	{Name: "List yields the waiters in reverse order", Clause: "list-waiters", kind: orders,
+	{Name: "List yields the waiters in reverse order", Clause: "inspect-waiters", kind: orders,
 		spoil: yields(func(_ *driver, e *backend.Entry) bool { slices.Reverse(e.Waiters); return true })},
-	{Name: "List yields one holder of a shared key", Clause: "list-shared", kind: waits,
+	{Name: "List yields one holder of a shared key", Clause: "shared-inspect", kind: waits,
 		spoil: yields(func(_ *driver, e *backend.Entry) bool { e.Shared = e.Shared[:min(1, len(e.Shared))]; return true })},
-	{Name: "List yields the holder of a shared key as its owner", Clause: "list-shared", kind: waits,
+	{Name: "List yields the holder of a shared key as its owner", Clause: "shared-inspect", kind: waits,
 		spoil: yields(func(_ *driver, e *backend.Entry) bool {
 			if len(e.Shared) > 0 {
 				e.Owner = e.Shared[0]

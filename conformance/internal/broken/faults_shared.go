@@ -39,11 +39,11 @@ var sharedFaults = []Fault{
 		spoil: onWait.by(joins(false))},
 	{Name: "a shared Wait joins a hold that is not shared", Clause: "shared-wait", kind: waits,
 		spoil: onWait.by(joins(true))},
-	{Name: "the release of one reader frees the key", Clause: "shared-last", kind: waits,
+	{Name: "the release of one reader frees the key", Clause: "shared-together", kind: waits,
 		spoil: onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
 			s.with(c.Key, now, func(r *record) { r.readers = nil })
 		})},
-	{Name: "the key stays held for the longest term although that reader has released", Clause: "shared-shorter", kind: waits,
+	{Name: "the key stays held for the longest term although that reader has released", Clause: "shared-terms", kind: waits,
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			r := s.get(c.Key, now)
 			last := r.lastReader()
@@ -53,14 +53,14 @@ var sharedFaults = []Fault{
 			}
 			return 0, err
 		})},
-	{Name: "a renewal prolongs all readers", Clause: "shared-term", kind: waits,
+	{Name: "a renewal prolongs all readers", Clause: "shared-terms", kind: waits,
 		spoil: onRenew.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
 			r := s.get(c.Key, now)
 			for i := range r.readers {
 				r.readers[i].until = r.lastReader()
 			}
 		})},
-	{Name: "the term of the key follows the newest reader, not the longest", Clause: "shared-shorter", kind: waits,
+	{Name: "the term of the key follows the newest reader, not the longest", Clause: "shared-terms", kind: waits,
 		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.endsNoLaterThan(c.Key, now.Add(c.TTL)) })},
 	{Name: "any token renews and releases a shared hold", Clause: "shared-foreign", kind: waits,
 		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool { return c.Shared || token == c.Token })},
@@ -114,7 +114,7 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "shared claims are obeyed, but Shared is not claimed", Clause: "shared-unclaimed", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Shared = false })},
-	{Name: "the term of the key follows the first reader", Clause: "shared-longer", kind: waits,
+	{Name: "the term of the key follows the first reader", Clause: "shared-terms", kind: waits,
 		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) {
 			if c.Shared {
 				s.endsNoLaterThan(c.Key, s.keys[c.Key].readers[0].until)
@@ -126,7 +126,7 @@ var sharedFaults = []Fault{
 				c.TTL = 0
 			}
 		})},
-	{Name: "the term of the key follows the reader that was renewed last", Clause: "shared-renew-never-shortens", kind: waits,
+	{Name: "the term of the key follows the reader that was renewed last", Clause: "shared-terms", kind: waits,
 		spoil: onRenew.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.endsNoLaterThan(c.Key, now.Add(c.TTL)) })},
 	{Name: "a shared hold is kept after its release", Clause: "shared-keep", kind: waits,
 		spoil: onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
