@@ -124,7 +124,7 @@ func Child() bool {
 // request is a message from the parent.
 type request struct {
 	ID    int64
-	Op    string // "acquire", "wait", "renew", "release"; "lock", "min-hold", "err", "unlock"; "turns"
+	Op    string // "acquire", "wait", "release"; "lock", "min-hold", "err", "unlock"; "turns"
 	Claim backend.Claim
 	Dir   string // of turns
 	Times int
@@ -227,8 +227,6 @@ func (a *agent) do(ctx context.Context, rq request) error {
 		return errOf(a.d.Acquire(ctx, c))
 	case "wait":
 		return errOf(wait(ctx, a.d, c))
-	case "renew":
-		return errOf(renewBy(ctx, a.d, c))
 	case "release":
 		return a.d.Release(ctx, c)
 	case "lock":

@@ -19,16 +19,12 @@ var keepClauses = append(given(keeps, []clause{
 		why: "A Release with KeepUntil and a token that does not hold the key returns ErrLost and changes nothing."},
 	{name: "keep-past", says: saysKeepPast, check: pair(keepPast),
 		why: "If KeepUntil has passed, Release frees the key at once."},
-	{name: "keep-fence", need: fenced, says: saysFence, check: pair(keepFence),
-		why: "Fences grow also over a hold that was released with KeepUntil."},
 	{name: "keep-wait", need: waiter, says: saysKeepWait, check: pair(keepWait),
 		why: "A waiter gets a key at the end of KeepUntil, not before, and not only at the end of the term."},
 	{name: "keep-break", need: inspector, says: saysKeepBreak, check: pair(keepBreak),
 		why: "A Break frees a key that was released with KeepUntil."},
-	{name: "lock-min-hold", says: saysHasp, check: lockMinHold,
-		why: "After the Unlock of a lease WithMinHold, the key is free at the end of the min hold."},
 	{name: "process-min-hold", need: processes, says: saysHasp, check: processMinHold,
-		why: "The min hold goes on after the end of the process that unlocked."},
+		why: "After the Unlock of a lease WithMinHold, the key is free at the end of the min hold, also if the process that unlocked has ended."},
 }),
 	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: pair(keepUnclaimed),
 		why: "A driver without Keeps frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
@@ -135,13 +131,6 @@ func keepPast(e *env, a, b *driver) {
 	}
 }
 
-func keepFence(e *env, a, b *driver) {
-	f := e.fences()
-	c := f.take("first", a)
-	mustf(a.release(keptFor(c, e.term)), "release with KeepUntil")
-	f.seize("after KeepUntil", b, e.long)
-}
-
 func keepWait(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{e.long, 2 * e.term} {
 		c := a.hold(ttl)
@@ -159,14 +148,6 @@ func keepBreak(e *env, a, b *driver) {
 	a.taken(c.Key, e.long)
 	b.breakKey(c.Key)
 	must(a.granted(c.Key))
-}
-
-func lockMinHold(e *env) {
-	c, b, key := e.newClient(), e.open(), e.key()
-	began := time.Now()
-	lease := e.lock(c, key, hasp.WithMinHold(2*e.term))
-	must(lease.Unlock(e.ctx))
-	b.endsAt(key, began.Add(2*e.term))
 }
 
 func processMinHold(e *env) {

@@ -18,9 +18,7 @@ var leftoverClauses = alone(given(entries, []clause{
 	{name: "leftovers-close", says: saysCleansUp, check: leftoversClose,
 		why: "If the Client is closed right after Unlock, the store keeps nothing, one timeout later."},
 	{name: "leftovers-expired", says: saysLeaves, check: leftoversExpired,
-		why: "What an expired or broken hold leaves disappears by itself, even if no caller wants the key again."},
-	{name: "leftovers-shared", need: shares, says: saysLeaves, check: leftoversShared,
-		why: "What shared holds leave, and callers that waited for their end, disappears by itself."},
+		why: "What expired, broken and shared holds leave, and callers that waited for them, disappears by itself, even if no caller wants the key again."},
 }))
 
 // entries lists the store's entries.
@@ -128,12 +126,9 @@ func leftoversExpired(e *env) {
 	e.untilDone(lease.Context(), "the end of a lease that is not renewed")
 	must(c.Close())
 
-	e.leavesNothing(d, before)
-}
-
-// leavesNothing waits for the end of a term that begins now, and then until the store has
-// no more entries than before.
-func (e *env) leavesNothing(d *driver, before []string) {
+	if e.traits.Shared {
+		e.leaveShared(d)
+	}
 	d.outlast(e.term)
 	e.retry("the end of what the holds have left", func() error {
 		if e.h.Sweep != nil {
@@ -143,10 +138,8 @@ func (e *env) leavesNothing(d *driver, before []string) {
 	})
 }
 
-// leftoversShared ends shared holds in every way, and leaves no caller that waits.
-func leftoversShared(e *env) {
-	before := e.entries()
-	d := e.open()
+// leaveShared ends shared holds in every way, and leaves no caller that waits.
+func (e *env) leaveShared(d *driver) {
 	d.join(e.key(), e.term)
 
 	one, two := d.join(e.key(), e.long), e.fencedIfCan(shared(e.claim(e.term)))
@@ -166,8 +159,6 @@ func leftoversShared(e *env) {
 		d.join(broken.Key, e.long)
 		d.breakKey(broken.Key)
 	}
-
-	e.leavesNothing(d, before)
 }
 
 // costClauses count the calls to the store.

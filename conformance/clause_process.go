@@ -20,8 +20,6 @@ var processClauses = []clause{
 		why: "Drivers that reach the host or the network exclude callers in other processes. Drivers that reach the process do not."},
 	{name: "process-exclusion", need: processes, says: saysOneHolder, check: processExclusion,
 		why: "Clients in several processes hold one key one at a time."},
-	{name: "process-woken", need: all(processes, waiter), says: saysWaitGets, check: processWoken,
-		why: "A waiter gets a key that another process releases."},
 	{name: "process-killed-holder", need: processes, says: saysFree, check: processKilledHolder,
 		why: "If a process that holds a key is killed, the key is free after its term."},
 	{name: "process-killed-waiter", need: all(processes, waiter), says: saysDeadWaiter, check: processKilledWaiter,
@@ -88,26 +86,6 @@ func processExclusion(e *env) {
 		// It ends by itself, later than arrives would allow.
 		must(<-children[i].begin(request{Op: "turns", Claim: e.claimOf(key, e.long), Dir: dir, Times: times}))
 	}))
-}
-
-func processWoken(e *env) {
-	a, p, key := e.open(), e.spawn(), e.key()
-	for range 5 {
-		// The key goes there and back.
-		mine, theirs := e.claimOf(key, e.long), e.claimOf(key, e.long)
-		a.take(mine)
-		waits := p.begin(request{Op: "wait", Claim: theirs})
-		e.sleep(e.term / 8)
-		a.give(mine)
-		must(e.arrives("Wait in another process for a key that was released", waits))
-
-		must(p.do("renew", theirs))
-		must(a.refused(key))
-		w := a.wants(key)
-		e.sleep(e.term / 8)
-		must(p.do("release", theirs))
-		w.served("Wait for a key that another process released")
-	}
 }
 
 func processKilledHolder(e *env) {

@@ -96,9 +96,7 @@ func expiryLongTerm(e *env, a, b *driver) {
 
 var fenceClauses = []clause{
 	{name: "fence-grows", need: fenced, says: saysFence, check: fenceGrows,
-		why: "Every new hold of a key has a larger fence, whichever client takes it, also after all drivers that asked for one are closed. A fence is never zero."},
-	{name: "fence-after-expiry", need: fenced, says: saysFence, check: fenceAfterExpiry,
-		why: "A fence is larger than the fence of a hold that expired."},
+		why: "Every new hold of a key has a larger fence, also after an expiry, KeepUntil or a Wait, and when all drivers that asked for one are closed. A fence is never zero."},
 	{name: "fence-when-asked", says: saysFence, check: fenceWhenAsked,
 		why: "A fence is zero unless the claim asked for it."},
 	{name: "fence-unsupported", need: unfenced, says: saysUnfenced, check: fenceUnsupported,
@@ -132,10 +130,11 @@ func (f *fences) take(how string, d *driver) backend.Claim {
 }
 
 // seize acquires the key with a fence when its hold has ended.
-func (f *fences) seize(how string, d *driver, ttl time.Duration) {
-	_, g, err := d.seize(func() backend.Claim { return f.claim(ttl) })
+func (f *fences) seize(how string, d *driver, ttl time.Duration) backend.Claim {
+	c, g, err := d.seize(func() backend.Claim { return f.claim(ttl) })
 	mustf(err, "%s", how)
 	f.add(how, g)
+	return c
 }
 
 func fenceGrows(e *env) {
@@ -152,6 +151,26 @@ func fenceGrows(e *env) {
 		must(drivers[i%2].granted(f.key)) // unfenced, in between
 	}
 
+	a, b := drivers[0], drivers[1]
+	f.add("first", a.take(f.claim(e.term)))
+	for _, d := range []*driver{b, a} {
+		f.seize("after the end of a term", d, e.term)
+	}
+	if e.traits.Keeps {
+		c := f.seize("before KeepUntil", b, e.long)
+		mustf(b.release(keptFor(c, e.term)), "release with KeepUntil")
+	}
+	d, c := a, f.seize("after KeepUntil or the end of a term", a, e.long)
+	if e.waiter {
+		w := b.want(f.claim(e.long))
+		e.sleep(e.term / 8)
+		a.give(c)
+		w.granted("Wait")
+		f.add("by Wait", w.grant)
+		d, c = b, w.c
+	}
+	d.give(c)
+
 	for range 2 {
 		d := e.open()
 		for _, before := range drivers {
@@ -159,16 +178,6 @@ func fenceGrows(e *env) {
 		}
 		drivers = []*driver{d}
 		d.give(f.take("by a new driver", d))
-	}
-}
-
-func fenceAfterExpiry(e *env) {
-	drivers := []*driver{e.open(), e.open()}
-	f := e.fences()
-	f.add("first", drivers[0].take(f.claim(e.term)))
-
-	for i := range 2 {
-		f.seize("after the end of a term", drivers[(i+1)%2], e.term)
 	}
 }
 

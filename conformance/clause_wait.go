@@ -20,10 +20,8 @@ var waitClauses = given(waiter, []clause{
 		why: "A waiter gets the key at whatever moment it is released: no release falls between Wait's signal and its attempt."},
 	{name: "wait-dead-holder", says: saysWaitGets, check: pair(waitDeadHolder),
 		why: "If the holder has died, a waiter gets the key when the term has ended, and not before."},
-	{name: "wait-dead-successor", says: saysWaitGets, check: pair(waitDeadSuccessor),
-		why: "A waiter also gets the key after a holder that got it by waiting and died."},
 	{name: "wait-deadline", says: saysUntil, check: pair(waitDeadline),
-		why: "The deadline of a grant by Wait is after the release before it, and has passed before another token is granted the key."},
+		why: "The deadline of a grant by Wait is after the release before it, and has passed before another waiter is granted the key."},
 	{name: "wait-cancelled", says: saysWaitHeld, check: pair(waitCancelled),
 		why: "If its context ends, a Wait returns ErrHeld. After a release of its token, as after an unknown outcome, no hold and no place in a queue is left."},
 	{name: "wait-dead-context", says: saysWaitCtx, check: waitDeadContext,
@@ -34,8 +32,6 @@ var waitClauses = given(waiter, []clause{
 		why: "All waiters of several drivers get the key, one at a time."},
 	{name: "wait-independent", says: saysIndependent, check: pair(waitIndependent),
 		why: "A Wait for one key does not delay callers that want another key. Its end does not end another Wait for the same key."},
-	{name: "wait-fence", need: fenced, says: saysFence, check: pair(waitFence),
-		why: "A hold by Wait has a larger fence than the hold before."},
 })
 
 func waitFree(e *env, a, b *driver) {
@@ -73,18 +69,6 @@ func waitDeadHolder(e *env, a, b *driver) {
 	w.use()
 }
 
-func waitDeadSuccessor(e *env, a, b *driver) {
-	c := a.hold(e.long)
-	w := b.want(e.claimOf(c.Key, e.term))
-	e.sleep(e.term / 8)
-	a.give(c)
-
-	// The hold may expire before the driver has confirmed it.
-	mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
-
-	a.wants(c.Key).served("Wait for a key whose holder got it by waiting and died")
-}
-
 func waitDeadline(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	called := time.Now()
@@ -97,7 +81,10 @@ func waitDeadline(e *env, a, b *driver) {
 
 	deadline := until(w.grant, w.c, called)
 	requireInTime(deadline.After(released), "the deadline of a grant is %v before the release of the previous hold", released.Sub(deadline))
-	must(errOf(a.succeedsAfter(deadline, c.Key)))
+	next := a.wants(c.Key)
+	next.granted("Wait for a key whose holder got it by waiting and died")
+	require(!deadline.After(time.Now()), "the deadline of a hold by Wait is %v after the grant to the next waiter", time.Until(deadline))
+	next.use()
 }
 
 func waitCancelled(e *env, a, b *driver) {
@@ -203,19 +190,6 @@ func waitIndependent(e *env, a, b *driver) {
 	stopped.abandon(stopped.cancel())
 	a.give(blocked)
 	left.served("Wait after the end of another for the same key")
-}
-
-func waitFence(e *env, a, b *driver) {
-	f := e.fences()
-	for range 3 {
-		c := f.take("by Acquire", a)
-		w := b.want(f.claim(e.long))
-		e.sleep(e.term / 8)
-		a.give(c)
-		w.granted("Wait")
-		f.add("by Wait", w.grant)
-		b.give(w.c)
-	}
 }
 
 var orderClauses = []clause{

@@ -37,19 +37,15 @@ func Run(t *testing.T, h Harness) {
 		results = s.start(ctx)
 	}
 
-	counts, hopeless := map[Status]int{}, false
+	counts := map[Status]int{}
 	for i, c := range cs {
 		t.Run(c.name, func(t *testing.T) {
 			var r Result
-			switch {
-			case results != nil:
+			if results != nil {
 				r = <-results[i]
-			case hopeless:
-				r = c.skipped(whyHopeless)
-			default:
+			} else {
 				r = s.run(ctx, c)
 			}
-			hopeless = hopeless || r.hopeless()
 			counts[r.Status]++
 			report(t, r)
 		})

@@ -57,6 +57,7 @@ type suite struct {
 	lister    bool
 	id        string       // makes this run's keys unique
 	serial    atomic.Int64 // of keys
+	hopeless  atomic.Bool  // the first clause has failed, so that the others would fail as well
 	childArgs []string     // arguments of child processes; nil for the program's own
 }
 
@@ -144,24 +145,17 @@ func (s *suite) start(ctx context.Context) []chan Result {
 func (s *suite) runAll(ctx context.Context, cs []*clause, results []chan Result) {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, concurrent)
-	hopeless := false
-
 	for i, c := range cs {
-		switch {
-		case hopeless:
-			results[i] <- c.skipped(whyHopeless)
-		case c.alone || c.name == firstClause:
+		if c.alone || c.name == firstClause {
 			wg.Wait()
-			r := s.run(ctx, c)
-			hopeless = r.hopeless()
-			results[i] <- r
-		default:
-			room <- struct{}{}
-			wg.Go(func() {
-				results[i] <- s.run(ctx, c)
-				<-room
-			})
+			results[i] <- s.run(ctx, c)
+			continue
 		}
+		room <- struct{}{}
+		wg.Go(func() {
+			results[i] <- s.run(ctx, c)
+			<-room
+		})
 	}
 
 	wg.Wait()
@@ -170,21 +164,17 @@ func (s *suite) runAll(ctx context.Context, cs []*clause, results []chan Result)
 // whyHopeless is the reason of the skips after the first clause has failed.
 const whyHopeless = `not tried, since "` + firstClause + `" has failed`
 
-// hopeless reports whether the first clause has failed, so that the others would
-// fail as well.
-func (r Result) hopeless() bool { return r.Name == firstClause && r.Status == Fail }
-
-func (c *clause) skipped(reason string) Result {
-	return Result{Name: c.name, Why: c.why, Contract: c.says, Status: Skip, Reason: reason}
-}
-
 // run runs one clause.
 func (s *suite) run(ctx context.Context, c *clause) Result {
-	if reason := c.need.missing(s); reason != "" {
-		return c.skipped(reason)
+	r := Result{Name: c.name, Why: c.why, Contract: c.says}
+	if r.Reason = c.need.missing(s); s.hopeless.Load() {
+		r.Reason = whyHopeless
+	}
+	if r.Reason != "" {
+		r.Status = Skip
+		return r
 	}
 
-	r := Result{Name: c.name, Why: c.why, Contract: c.says}
 	began := time.Now()
 	earlier, err := s.repeat(ctx, c)
 	r.Elapsed = time.Since(began)
@@ -205,6 +195,9 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 		r.Status, r.Err = Fail, fmt.Errorf("%w (a store that cannot meet this clause may declare it in Harness.Cannot)", err)
 	case err != nil:
 		r.Status, r.Err = Fail, err
+	}
+	if r.Status == Fail && c.name == firstClause {
+		s.hopeless.Store(true)
 	}
 	return r
 }

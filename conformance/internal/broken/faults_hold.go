@@ -153,7 +153,7 @@ var fenceFaults = []Fault{
 		spoil: onAcquire.grants(func(_ *driver, _ backend.Claim, g *backend.Grant) { g.Fence = 0 })},
 	{Name: "fences are granted, but Fenced is not claimed", Clause: "fence-unsupported", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Fenced = false })},
-	{Name: "a fence repeats after the end of a term", Clause: "fence-after-expiry", kind: waits,
+	{Name: "a fence repeats after the end of a term", Clause: "fence-grows", kind: waits,
 		spoil: spoils(changes(func(s *store) { s.count = func(last uint64, _ time.Time) uint64 { return max(last, 1) } }),
 			onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) { s.fences[c.Key]++ }))},
 	{Name: "each driver counts fences of its own", Clause: "fence-grows", kind: waits,
@@ -216,7 +216,7 @@ var keepFaults = []Fault{
 			}
 			return d.releaseIn(s, c, now)
 		})},
-	{Name: "a kept hold begins the fences again", Clause: "keep-fence", kind: waits,
+	{Name: "a kept hold begins the fences again", Clause: "fence-grows", kind: waits,
 		spoil: spoils(changes(countByOne), onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			if !c.KeepUntil.IsZero() {
 				delete(s.fences, c.Key)

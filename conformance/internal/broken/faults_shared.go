@@ -172,8 +172,8 @@ var sharedFaults = []Fault{
 			}
 			return next(ctx, c)
 		})},
-	{Name: "an intent stays although its caller has left", Clause: "leftovers-shared", kind: waits, spoil: placesStay},
-	{Name: "a shared hold leaves a name of its owner", Clause: "leftovers-shared", kind: waits,
+	{Name: "an intent stays although its caller has left", Clause: "leftovers-expired", kind: waits, spoil: placesStay},
+	{Name: "a shared hold leaves a name of its owner", Clause: "leftovers-expired", kind: waits,
 		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
 			if c.Shared {
 				s.leave("owner of "+c.Token, now)

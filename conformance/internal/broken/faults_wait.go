@@ -3,7 +3,6 @@ package broken
 import (
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -22,7 +21,7 @@ var waitFaults = []Fault{
 	{Name: "Wait makes its attempt before it listens, and misses wake-ups", Clause: "wait-woken", kind: waits,
 		spoil: sleeps(true, func(*driver, string) <-chan struct{} { return nil })},
 	{Name: "Wait does not notice the end of a term", Clause: "wait-dead-holder", kind: waits, spoil: sleeps(false, listen)},
-	{Name: "a hold by Wait lasts an hour", Clause: "wait-dead-successor", kind: waits,
+	{Name: "a hold by Wait lasts an hour", Clause: "wait-deadline", kind: waits,
 		spoil: onWait.asks(func(c *backend.Claim) { c.TTL = max(c.TTL, time.Hour) })},
 	{Name: "a hold by Wait cannot be renewed", Clause: "wait-free", kind: waits,
 		spoil: onRenew.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
@@ -71,8 +70,8 @@ var waitFaults = []Fault{
 		spoil: neverQuits},
 	{Name: "a second waiter removes the signal of the first", Clause: "wait-everyone", kind: waits, spoil: sleeps(true, listenAlone)},
 	{Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits, spoil: waitInTurn},
-	{Name: "the end of a Wait ends the other Waits for its key", Clause: "wait-independent", kind: waits, spoil: waitTogether},
-	{Name: "Wait grants no fence", Clause: "wait-fence", kind: waits,
+	{Name: "the end of a Wait ends the other Waits of its driver", Clause: "wait-independent", kind: waits, spoil: waitTogether},
+	{Name: "Wait grants no fence", Clause: "fence-grows", kind: waits,
 		spoil: onWait.asks(func(c *backend.Claim) { c.Fenced = false })},
 }
 
@@ -113,25 +112,34 @@ var wakeFaults = []Fault{
 			}
 			return fence, err
 		})},
-	{Name: "a caller that waits gets the key only if it listens", Clause: "wake-deaf", kind: wakes, spoil: grantsListeners},
-	{Name: "a caller is not woken although a signal was missed", Clause: "wake-missed", kind: wakes,
-		spoil: listens(func(d *driver, c backend.Claim, wake <-chan struct{}) <-chan struct{} {
-			_, moved := d.way.now()
-			heard := make(chan struct{}, 1)
-			go func() {
-				select {
-				case <-wake:
-				case <-d.way.store.ended.Done():
-					return
-				}
-				select {
-				case <-moved: // and so wake is about that
-				default:
-					heard <- struct{}{}
-				}
-			}()
-			return heard
+	{Name: "a caller that waits gets no key", Clause: "wake-deaf", kind: wakes,
+		spoil: onAcquire.first(func(_ context.Context, _ *driver, c backend.Claim) error {
+			if c.Waiting {
+				return backend.ErrHeld
+			}
+			return nil
 		})},
+	{Name: "a caller is not woken although a signal was missed", Clause: "wake-missed", kind: wakes,
+		spoil: func(d *driver) {
+			d.listen = func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+				wake, stop, err := d.soundListen(ctx, c)
+				_, moved := d.way.now()
+				heard := make(chan struct{}, 1)
+				go func() {
+					select {
+					case <-wake:
+					case <-d.way.store.ended.Done():
+						return
+					}
+					select {
+					case <-moved: // and so wake is about that
+					default:
+						heard <- struct{}{}
+					}
+				}()
+				return heard, stop, err
+			}
+		}},
 	{Name: "Listen does not say that it has failed", Clause: "wake-down", kind: wakes,
 		spoil: func(d *driver) {
 			d.listen = func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
@@ -156,40 +164,6 @@ func (s *store) unheard(key string) (end func()) {
 	kept := s.changed[key]
 	delete(s.changed, key)
 	return func() { s.changed[key] = kept }
-}
-
-// listens changes the channel of each caller that listens.
-func listens(f func(d *driver, c backend.Claim, wake <-chan struct{}) <-chan struct{}) spoil {
-	return func(d *driver) {
-		next := d.listen
-		d.listen = func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
-			wake, stop, err := next(ctx, c)
-			if err == nil {
-				wake = f(d, c, wake)
-			}
-			return wake, stop, err
-		}
-	}
-}
-
-// grantsListeners makes Acquire refuse a caller that waits and does not listen.
-func grantsListeners(d *driver) {
-	var mu sync.Mutex // guards listening
-	listening := map[string]bool{}
-	listens(func(_ *driver, c backend.Claim, wake <-chan struct{}) <-chan struct{} {
-		mu.Lock()
-		defer mu.Unlock()
-		listening[c.Key] = true
-		return wake
-	})(d)
-	onAcquire.first(func(_ context.Context, _ *driver, c backend.Claim) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if c.Waiting && !listening[c.Key] {
-			return backend.ErrHeld
-		}
-		return nil
-	})(d)
 }
 
 // sleeps makes Wait poll only when the key is signalled and, if byTerm, when the
@@ -260,24 +234,18 @@ func waitInTurn(d *driver) {
 	})(d)
 }
 
-// waitTogether ends all Waits of a driver for a key with the first of them.
+// waitTogether ends all Waits of a driver when one of them ends without the key.
 func waitTogether(d *driver) {
-	var mu sync.Mutex // guards all
-	all := map[string][]context.CancelFunc{}
+	ended, end := context.WithCancel(d.way.store.ended)
 	onWait.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		mu.Lock()
-		all[c.Key] = append(all[c.Key], cancel)
-		mu.Unlock()
-		defer func() {
-			mu.Lock()
-			defer mu.Unlock()
-			for _, cancel := range all[c.Key] {
-				cancel()
-			}
-		}()
-		return next(ctx, c)
+		defer context.AfterFunc(ended, cancel)()
+		g, err := next(ctx, c)
+		if err != nil {
+			end()
+		}
+		return g, err
 	})(d)
 }
 
