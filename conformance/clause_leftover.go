@@ -122,7 +122,7 @@ func leftoversExpired(e *env) {
 
 	c, t := e.tapped(hasp.Options{Timeout: e.term})
 	t.cut.Store(true)
-	lease := e.lockInTime(c, e.key(), hasp.WithTTL(e.term))
+	lease := e.lock(c, e.key(), hasp.WithTTL(e.term))
 	e.untilDone(lease.Context(), "the end of a lease that is not renewed")
 	must(c.Close())
 

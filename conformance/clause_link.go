@@ -127,7 +127,7 @@ func linkHungStore(e *env) {
 	l := e.cable()
 	b := e.open()
 	c, t := e.tappedAt(l.Store, hasp.Options{Timeout: e.term})
-	lease, other := e.lockInTime(c, e.key(), hasp.WithTTL(e.term)), e.lockInTime(c, e.key())
+	lease, other := e.lock(c, e.key(), hasp.WithTTL(e.term)), e.lock(c, e.key())
 
 	// No renewal arrives, so the short lease ends in the store.
 	l.Set(Hung)

@@ -181,7 +181,7 @@ func flushUnnoticed(e *env) {
 // kickRiddenOut ends idle connections, and connections of waits and renewals.
 func kickRiddenOut(e *env, a, b *driver) {
 	holder, waiting := e.newClient(), e.newClient()
-	lease := e.lockInTime(holder, e.key(), hasp.WithTTL(e.term))
+	lease := e.lock(holder, e.key(), hasp.WithTTL(e.term))
 
 	for range 3 {
 		c, k := a.hold(e.long), a.hold(e.long)

@@ -35,16 +35,9 @@ func (e *env) clientBy(open opener) *hasp.Client {
 	return e.client(e.openOwn(open, e.store), hasp.Options{})
 }
 
-// lock locks key. It ends the try if that fails.
+// lock locks key. It ends the try if that fails. A slow machine may make a Lock with a short term
+// or a short timeout fail.
 func (e *env) lock(c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease {
-	lease, err := c.Lock(e.ctx, key, opts...)
-	must(err)
-	return lease
-}
-
-// lockInTime is lock with a short term or a short timeout. A slow machine may make
-// that fail.
-func (e *env) lockInTime(c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease {
 	lease, err := c.Lock(e.ctx, key, opts...)
 	mustInTime(err, "Lock")
 	return lease

@@ -17,7 +17,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -168,23 +167,6 @@ func TestTable(t *testing.T) {
 	}
 }
 
-func TestLeavesFindsItsOwnGoroutines(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newTestSuite(t)
-		e := newEnv(t.Context(), s, s.paceOf(0))
-		end := make(chan struct{})
-		go func() { <-end }() // not started by the clause
-		if err := e.leaves(func() { go time.Sleep(time.Second) }); err != nil {
-			t.Errorf("a goroutine that ends: %v", err)
-		}
-		err := e.leaves(func() { go func() { <-end }() })
-		if err == nil || !strings.Contains(err.Error(), "TestLeavesFindsItsOwnGoroutines") {
-			t.Errorf("a goroutine that stays: %v", err)
-		}
-		close(end)
-	})
-}
-
 func TestAChildOfAnotherHarnessIsRefused(t *testing.T) {
 	t.Setenv("HASP_CREW_ROLE", childRole+"\x1f"+`{"Name":"another","Store":"x"}`)
 	if !Child() {
@@ -197,26 +179,6 @@ func TestAChildOfAnotherHarnessIsRefused(t *testing.T) {
 	}}, func(Result) {})
 	if err == nil || opened {
 		t.Errorf("a child of another harness: %v, opened a driver: %v", err, opened)
-	}
-}
-
-func TestRemoteErrorsKeepTheirKind(t *testing.T) {
-	for _, kind := range []error{nil, hasp.ErrHeld, hasp.ErrLost} {
-		got := replyOf(1, kind).error()
-		for _, other := range []error{nil, hasp.ErrHeld, hasp.ErrLost} {
-			if errors.Is(got, other) != (kind == other) {
-				t.Errorf("%v became %v", kind, got)
-			}
-		}
-	}
-	if err := unknown("it", replyOf(1, errors.New("outage")).error()); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestArgumentsOfAChild(t *testing.T) {
-	if got, want := testArgs("TestA/b.c")[0], `-test.run=^TestA$/^b\.c$`; got != want {
-		t.Errorf("got %s, want %s", got, want)
 	}
 }
 
