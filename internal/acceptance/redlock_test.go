@@ -3,6 +3,7 @@ package acceptance
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
 
@@ -49,7 +51,9 @@ func leaveThree(ctx context.Context, nodes strategytest.Nodes, url string) error
 // down and one takes 200 ms. It has the clauses that a minority could disturb. The containers
 // need not write to disk, because they are never all stopped.
 func TestRedlockConformsOnABareMajority(t *testing.T) {
-	needContainers(t)
+	if os.Getenv(redistest.Env) != "container" {
+		t.Skipf("needs containers: set %s=container", redistest.Env)
+	}
 	t.Parallel()
 	conformance.Run(t, conformance.Harness{
 		Store: func(ctx context.Context) (string, func(), error) {

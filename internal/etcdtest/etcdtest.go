@@ -59,7 +59,7 @@ func Need(t testing.TB) {
 	t.Skip("no etcd is installed: apt-get install etcd-server")
 }
 
-// Start starts a cluster of n servers, which ends with the test.
+// Start starts a cluster of n servers, which ends with the test, and waits until they answer.
 func Start(t testing.TB, n int, args ...string) []*Server {
 	t.Helper()
 	Need(t)
@@ -72,13 +72,6 @@ func Start(t testing.TB, n int, args ...string) []*Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	Run(t, all)
-	return all
-}
-
-// Run starts servers, which end with the test, and waits until they answer.
-func Run(t testing.TB, all []*Server) {
-	t.Helper()
 	for _, s := range all {
 		t.Cleanup(s.Kill)
 		if err := s.Start(); err != nil {
@@ -92,6 +85,7 @@ func Run(t testing.TB, all []*Server) {
 			t.Fatal(err)
 		}
 	}
+	return all
 }
 
 // New returns n servers of one cluster, which do not run yet. Their files are in dir. What

@@ -19,13 +19,6 @@ func Shared(key string) backend.Claim {
 	return c
 }
 
-// SharedFor is Shared with a term.
-func SharedFor(key string, term time.Duration) backend.Claim {
-	c := Shared(key)
-	c.TTL = term
-	return c
-}
-
 // real is a server that has ACLs and compiles scripts as Redis does.
 var real = &redistest.Options{Own: true, Real: true}
 
@@ -45,7 +38,8 @@ func refused(t *testing.T, what string, r rig, c backend.Claim, shared bool) bac
 func (s Strategy) SharedHolds(t *testing.T) {
 	r := s.setup(t, real)
 	for kind, claim := range kinds {
-		a, b := Shared("k"), SharedFor("k", 2*Term)
+		a, b := Shared("k"), Shared("k")
+		b.TTL = 2 * Term
 		r.Acquire(t, a)
 		r.Acquire(t, b)
 		for range 3 { // the first refusal may be read by other commands than the next
