@@ -56,6 +56,7 @@ func ExampleNew() {
 	}
 	_, err = two.TryLock(ctx, "nightly")
 	fmt.Println(err)
+	fmt.Println(errors.Is(err, hasp.ErrHeld)) // skip a run rather than queue behind it
 
 	if err := lease.Unlock(ctx); err != nil {
 		fmt.Println(err)
@@ -69,6 +70,7 @@ func ExampleNew() {
 	fmt.Println("process 2 has", lease.Key(), lease.Unlock(ctx))
 	// Output:
 	// hasp: trylock "nightly": held by "process 1"
+	// true
 	// process 2 has nightly <nil>
 }
 
@@ -259,26 +261,6 @@ func ExampleWithMinHold() {
 	// b is late: true
 }
 
-// Skip a run rather than queue behind the one under way.
-func ExampleClient_TryLock() {
-	ctx := context.Background()
-	c := hasp.New(memlock.New(), &hasp.Options{Owner: "worker 1"})
-	defer c.Close()
-	lease, err := c.TryLock(ctx, "report")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer lease.Unlock(ctx)
-
-	_, err = c.TryLock(ctx, "report")
-	fmt.Println(err)
-	fmt.Println(errors.Is(err, hasp.ErrHeld))
-	// Output:
-	// hasp: trylock "report": held by "worker 1"
-	// true
-}
-
 // At most two downloads at a time, in all processes together.
 func ExampleWithSlots() {
 	ctx := context.Background()
@@ -325,23 +307,21 @@ func ExampleWithShared() {
 	// beside a writer: true
 }
 
-// Transfers between accounts in both directions. LockAll sorts the keys, so two
+// Transfers between accounts in both directions. DoAll and LockAll sort the keys, so two
 // transfers that name them in another order do not block each other for ever.
-func ExampleLockAll() {
+func ExampleDoAll() {
 	ctx := context.Background()
 	c := hasp.New(memlock.New(), nil)
 	defer c.Close()
 
 	balance := map[string]int{"account/3": 100, "account/7": 100}
 	transfer := func(from, to string, amount int) {
-		both, err := hasp.LockAll(ctx, c, []string{from, to}, hasp.WithMaxWait(time.Minute))
+		err := hasp.DoAll(ctx, c, []string{from, to}, func(ctx context.Context, leases *hasp.Leases) error {
+			balance[from] -= amount
+			balance[to] += amount
+			return ctx.Err() // ended if one of the leases was lost
+		}, hasp.WithMaxWait(time.Minute))
 		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		balance[from] -= amount
-		balance[to] += amount
-		if err := both.Unlock(ctx); err != nil {
 			fmt.Println(err)
 		}
 	}
@@ -352,44 +332,8 @@ func ExampleLockAll() {
 	}
 	transfers.Wait()
 	fmt.Println(balance)
-
-	// All returns the leases in the order of their keys.
-	both, err := hasp.LockAll(ctx, c, []string{"account/7", "account/3"})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for _, l := range both.All() {
-		fmt.Println(l.Key())
-	}
-	fmt.Println(both.Unlock(ctx))
 	// Output:
 	// map[account/3:90 account/7:110]
-	// account/3
-	// account/7
-	// <nil>
-}
-
-// A report over several accounts, which no transfer changes meanwhile.
-func ExampleDoAll() {
-	ctx := context.Background()
-	c := hasp.New(memlock.New(), nil)
-	defer c.Close()
-
-	balance := map[string]int{"account/3": 100, "account/7": 50}
-	accounts := []string{"account/3", "account/7"}
-	err := hasp.DoAll(ctx, c, accounts, func(ctx context.Context, leases *hasp.Leases) error {
-		sum := 0
-		for _, account := range accounts {
-			sum += balance[account]
-		}
-		fmt.Println(len(leases.All()), "accounts,", sum)
-		return ctx.Err() // ended if one of the leases was lost
-	}, hasp.WithMaxWait(time.Minute))
-	fmt.Println(err)
-	// Output:
-	// 2 accounts, 150
-	// <nil>
 }
 
 // One of two workers leads. When it must stop, it finishes what it has begun. The
