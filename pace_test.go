@@ -250,41 +250,49 @@ func TestGapOutlastsACallerThatLeaves(t *testing.T) {
 	})
 }
 
-// A busy machine delays answers. They still show the same hold, so the Client does not
-// poll more often.
-func TestLateAnswersAreOfTheSameHold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := heldByAnother(t, newFaulty(), time.Hour)
-		n := 0
-		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			g, err := send()
-			if n++; n%2 == 0 {
-				time.Sleep(20 * time.Millisecond)
-			}
-			return g, err
+// A caller that waits at one hold asks seldom. It is still the same hold if a busy machine
+// delays answers, and if its end differs with each attempt: readers renew, or a writer repeats
+// its intent. Options.Backoff replaces the pace.
+func TestAttemptsAtOneHold(t *testing.T) {
+	answers := 0
+	late := func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		g, err := send()
+		if answers++; answers%2 == 0 {
+			time.Sleep(20 * time.Millisecond)
 		}
-		c := hasp.New(f, nil)
-		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(10*time.Second))
-		want(t, "Lock", err, hasp.ErrHeld)
-		// Some 55 attempts until the sleep is 50 ms, and then one in about 60 ms.
-		if a, _, _ := f.calls(); a > 230 {
-			t.Errorf("%d attempts in 10 s at one hold", a)
-		}
-		c.Close()
-	})
-}
-
-// Options.Backoff replaces the pace.
-func TestBackoffReplacesThePace(t *testing.T) {
-	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Second }}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
-		heldByAnother(t, f, time.Hour)
-		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))), hasp.ErrHeld)
+		return g, err
+	}
+	otherTerm := func(cl backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+		answers++
+		term := time.Duration(1+answers%10) * time.Second
+		return backend.Grant{}, &backend.HeldError{RetryAfter: term, Shared: !cl.Shared}
+	}
+	for _, tc := range []struct {
+		name        string
+		acquire     acquireHook
+		backoff     func(int) time.Duration
+		opts        []hasp.Option
+		least, most int // attempts in a minute
+	}{
+		// The sleeps grow to 25 to 75 ms, which is 50 ms in the mean.
+		{name: "the pace", least: 900, most: 1600},
+		{name: "late answers", acquire: late, least: 600, most: 1250},
+		{name: "a writer beside readers", acquire: otherTerm, least: 900, most: 1600},
+		{name: "a reader beside a writer", acquire: otherTerm, opts: []hasp.Option{hasp.WithShared()}, least: 900, most: 1600},
 		// Each sleep is shortened by up to a half.
-		if a, _, _ := f.calls(); a < 60 || a > 125 {
-			t.Errorf("%d attempts in a minute", a)
-		}
-	})
+		{name: "Backoff", backoff: func(int) time.Duration { return time.Second }, least: 70, most: 125},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			withClient(t, &hasp.Options{Backoff: tc.backoff}, func(t *testing.T, f *faulty, c *hasp.Client) {
+				heldByAnother(t, f, time.Hour)
+				f.acquire = tc.acquire
+				want(t, "Lock", errOf(c.Lock(t.Context(), "k", append(tc.opts, hasp.WithMaxWait(time.Minute))...)), hasp.ErrHeld)
+				if a, _, _ := f.calls(); a < tc.least || a > tc.most {
+					t.Errorf("%d attempts in a minute, want %d to %d", a, tc.least, tc.most)
+				}
+			})
+		})
+	}
 }
 
 // afterTrip makes a call that takes a round trip. The first also takes what it takes to dial.

@@ -89,25 +89,3 @@ func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 		}
 	})
 }
-
-// The end of the term that a caller finds differs with each attempt: readers renew, or a
-// writer repeats its intent. The caller does not take that for another hold, and polls slowly.
-func TestTermsOfReadersDoNotSetThePace(t *testing.T) {
-	for who, o := range map[string][]hasp.Option{"a writer": nil, "a reader": {hasp.WithShared()}} {
-		t.Run(who, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				attempts := 0
-				f.acquire = func(cl backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
-					attempts++
-					term := time.Duration(1+attempts%10) * time.Second
-					return backend.Grant{}, &backend.HeldError{RetryAfter: term, Shared: !cl.Shared}
-				}
-				want(t, "Lock", errOf(c.Lock(t.Context(), "k", append(o, hasp.WithMaxWait(10*time.Second))...)), hasp.ErrHeld)
-				// Some 55 attempts until the sleep is 50 ms, and then 20 a second.
-				if attempts > 280 {
-					t.Errorf("%d attempts in 10 s", attempts)
-				}
-			})
-		})
-	}
-}

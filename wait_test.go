@@ -256,17 +256,6 @@ func TestPollingSleepsAreBoundedByTheHoldersTerm(t *testing.T) {
 	})
 }
 
-func TestAttemptsOfALongWait(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		heldByAnother(t, f, time.Hour)
-		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))), hasp.ErrHeld)
-		// The sleeps grow to 25 to 75 ms, which is 50 ms in the mean.
-		if a, _, _ := f.calls(); a < 900 || a > 1600 {
-			t.Errorf("%d attempts in a minute", a)
-		}
-	})
-}
-
 // A caller that finds a key held, which was held by others a moment ago, takes
 // its place in the queue at once, rather than make an attempt that is refused.
 func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
