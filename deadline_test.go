@@ -3,7 +3,6 @@ package hasp_test
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -98,26 +97,6 @@ func TestExtendOfALeaseThatASuspendHasEnded(t *testing.T) {
 		close(answer)
 		want(t, "Extend", <-extended, hasp.ErrLost)
 		l.Unlock(t.Context())
-	})
-}
-
-// If Close has ended while Observe still ran with EventAcquired, the loss is reported
-// after it.
-func TestLossIsReportedAfterASlowObserver(t *testing.T) {
-	var kinds []hasp.EventKind
-	o := &hasp.Options{Timeout: time.Second, Observe: func(_ context.Context, e hasp.Event) {
-		if e.Kind == hasp.EventAcquired {
-			time.Sleep(10 * time.Second)
-		}
-		kinds = append(kinds, e.Kind)
-	}}
-	withClient(t, o, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		leases := lockSoon(t, c, t.Context(), "k")
-		c.Close()
-		want(t, "Unlock", (<-leases).Unlock(t.Context()), hasp.ErrClosed)
-		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventLost}) {
-			t.Errorf("got %v", kinds)
-		}
 	})
 }
 

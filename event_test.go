@@ -166,26 +166,39 @@ func TestLaggingObserverIsBounded(t *testing.T) {
 	})
 }
 
-// An Unlock may learn of a loss when Close has ended, and with it the goroutine that
-// reports losses.
-func TestLossThatUnlockFindsAfterCloseIsReported(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		f.ends = backend.EndsByDeadline
-		f.release = func(backend.Claim, func() error) error {
-			time.Sleep(time.Second) // longer than the term, which is how long Close waits
-			return backend.ErrLost
-		}
+// A loss is reported although Close has ended, and with it the goroutine that reports losses:
+// Observe still ran with EventAcquired, or an Unlock has found the loss.
+func TestLossIsReportedAfterClose(t *testing.T) {
+	for _, tc := range []struct {
+		observer, release time.Duration // how long they take
+		unlock            error
+	}{
+		{observer: 10 * time.Second, unlock: hasp.ErrClosed},
+		{release: 500 * time.Millisecond, unlock: hasp.ErrLost}, // longer than the term, which is how long Close waits
+	} {
 		var kinds []hasp.EventKind
-		c := hasp.New(f, &hasp.Options{TTL: hasp.MinTTL, Observe: func(_ context.Context, e hasp.Event) { kinds = append(kinds, e.Kind) }})
-		l := lockNow(t, c, "k")
-		unlocked := make(chan error)
-		go func() { unlocked <- l.Unlock(t.Context()) }()
-		synctest.Wait()
-		c.Close()
-		want(t, "Unlock", <-unlocked, hasp.ErrLost)
-		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventLost}) {
-			t.Errorf("got events %v, want requested, acquired and lost", kinds)
-		}
-	})
+		o := &hasp.Options{TTL: hasp.MinTTL, Timeout: time.Second, Observe: func(_ context.Context, e hasp.Event) {
+			if e.Kind == hasp.EventAcquired {
+				time.Sleep(tc.observer)
+			}
+			kinds = append(kinds, e.Kind)
+		}}
+		withEnds(t, backend.EndsByDeadline, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+			f.release = func(backend.Claim, func() error) error {
+				time.Sleep(tc.release)
+				return backend.ErrLost
+			}
+			unlocked := make(chan error)
+			go func() {
+				l := lockNow(t, c, "k")
+				unlocked <- l.Unlock(t.Context())
+			}()
+			synctest.Wait()
+			c.Close()
+			want(t, "Unlock", <-unlocked, tc.unlock)
+			if !slices.Equal(kinds, []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventLost}) {
+				t.Errorf("got events %v, want requested, acquired and lost", kinds)
+			}
+		})
+	}
 }

@@ -312,23 +312,3 @@ func want(t *testing.T, what string, err, target error) {
 		t.Errorf("%s: got %v, want %v", what, err, target)
 	}
 }
-
-// If the driver cleans up after its calls, the Client does not.
-func TestDriverThatCleans(t *testing.T) {
-	for _, cleans := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
-			f.cleans = cleans
-			c := hasp.New(f, nil)
-			defer c.Close()
-			f.set(func(f *faulty) { f.acquire = lostReply })
-			if _, err := c.TryLock(t.Context(), "k"); err == nil {
-				t.Fatal("locked, although the reply was lost")
-			}
-			time.Sleep(time.Hour)
-			if _, _, n := f.calls(); (n == 0) != cleans {
-				t.Errorf("driver that cleans: %v; %d releases", cleans, n)
-			}
-		})
-	}
-}

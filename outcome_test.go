@@ -40,34 +40,19 @@ func TestReplyLostOnTryLock(t *testing.T) {
 				t.Errorf("%d releases, want one at once and one after Timeout, %d times", releases, times)
 			}
 		}
+
+		// If the driver cleans up after its calls, the Client does not.
+		f.cleans = true
+		cleans := hasp.New(f, nil)
+		defer cleans.Close()
+		_, _, before := f.calls()
+		onlyOnce(f, lostReply)
+		wantOutage(t, "TryLock", errOf(cleans.TryLock(t.Context(), "k")), errNet)
+		time.Sleep(time.Minute)
+		if _, _, after := f.calls(); after != before {
+			t.Errorf("%d releases beside the driver's own", after-before)
+		}
 	})
-}
-
-// The grant of a call that the engine has left behind is released when it comes.
-// A driver that ends its calls by itself leaves it to the release after Timeout.
-func TestCancelAfterTheCommandWasSent(t *testing.T) {
-	for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsPromptly} {
-		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			onlyOnce(f, slowAcquire(2*time.Second))
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			start := time.Now()
-			_, err := c.Lock(ctx, "k")
-			within(t, "Lock with a context that ends after a second", start, time.Second+50*time.Millisecond)
-			want(t, "Lock", err, context.DeadlineExceeded)
-
-			time.Sleep(1500 * time.Millisecond)
-			synctest.Wait()
-			if ends == backend.EndsPromptly {
-				if free(t, f, "k") {
-					t.Fatal("the late command did not land: nothing is tested")
-				}
-				time.Sleep(hasp.DefaultTimeout)
-				synctest.Wait()
-			}
-			freed(t, f, "k", "the grant that came after the caller had left was not released")
-		})
-	}
 }
 
 func TestReplyLostOnRelease(t *testing.T) {
@@ -249,14 +234,24 @@ func TestHandleIsPassedBack(t *testing.T) {
 }
 
 // A grant that arrives after its caller has left is released with its handle. So is one
-// that arrives after the end of its term.
+// that arrives after the end of its term. A driver that ends its calls by itself leaves a late
+// grant to the release after Timeout, which has no handle.
 func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
-	for what, late := range map[string]time.Duration{"left": 2 * time.Second, "too late": 25 * time.Second} {
-		t.Run(what, func(t *testing.T) {
-			withClient(t, &hasp.Options{TTL: 20 * time.Second, Timeout: time.Minute}, func(t *testing.T, f *faulty, c *hasp.Client) {
+	for name, tc := range map[string]struct {
+		ends   backend.Ends
+		leaves bool // the caller, after a second
+		late   time.Duration
+		handle any
+	}{
+		"left":            {leaves: true, late: 2 * time.Second, handle: "late"},
+		"left, and ended": {ends: backend.EndsPromptly, leaves: true, late: 2 * time.Second},
+		"too late":        {late: 25 * time.Second, handle: "late"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withEnds(t, tc.ends, &hasp.Options{TTL: 20 * time.Second, Timeout: time.Minute}, func(t *testing.T, f *faulty, c *hasp.Client) {
 				var seen []any
 				f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-					time.Sleep(late)
+					time.Sleep(tc.late)
 					g, err := send()
 					g.Handle, g.Until = "late", time.Time{}
 					return g, err
@@ -265,22 +260,24 @@ func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
 					seen = append(seen, c.Handle)
 					return send()
 				}
-				ctx := t.Context()
-				if what == "left" {
-					var cancel context.CancelFunc
-					ctx, cancel = context.WithTimeout(ctx, time.Second)
-					defer cancel()
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if tc.leaves {
+					time.AfterFunc(time.Second, cancel)
 				}
-				if err := errOf(c.TryLock(ctx, "k")); what == "left" {
-					want(t, "TryLock", err, context.DeadlineExceeded)
+				start := time.Now()
+				if err := errOf(c.TryLock(ctx, "k")); tc.leaves {
+					want(t, "TryLock", err, context.Canceled)
+					within(t, "a TryLock that is cancelled after a second", start, time.Second)
 				} else {
 					wantOutage(t, "TryLock", err)
 				}
 				time.Sleep(2 * time.Minute)
 				synctest.Wait()
-				if len(seen) == 0 || seen[0] != "late" {
-					t.Errorf("releases with the handles %v, want the grant's", seen)
+				if len(seen) == 0 || seen[0] != tc.handle {
+					t.Errorf("releases with the handles %v, want %v", seen, tc.handle)
 				}
+				freed(t, f, "k", "the late grant was not released")
 			})
 		})
 	}
