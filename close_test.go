@@ -188,11 +188,9 @@ func TestIdleClientLeavesNoGoroutine(t *testing.T) {
 func TestCloseInEveryState(t *testing.T) {
 	hangRelease := func(f *faulty) { f.release = hungRelease }
 	hangRenew := func(f *faulty) {
-		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if f.ends == backend.EndsSometime {
-				return hungAcquire(c, send)
-			}
-			return hungRenew(ctx, c, send)
+		f.renew = hungRenew
+		if f.ends == backend.EndsSometime {
+			f.renew = renewal(hungAcquire)
 		}
 	}
 	for name, prepare := range map[string]func(t *testing.T, f *faulty, c *hasp.Client, spawn func(func())){

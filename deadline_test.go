@@ -113,9 +113,7 @@ func slow(f *faulty) {
 		time.Sleep(oneWay)
 		return backend.Grant{}, err
 	}
-	f.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		return f.acquire(c, send)
-	}
+	f.renew = renewal(f.acquire)
 }
 
 // If the deadline counted from the reply, or did not subtract the drift, it could

@@ -166,15 +166,15 @@ func TestLaggingObserverIsBounded(t *testing.T) {
 	})
 }
 
-// A loss is reported although Close has ended, and with it the goroutine that reports losses:
-// Observe still ran with EventAcquired, or an Unlock has found the loss.
+// A loss is reported although Close has begun: an Unlock has found it, or Observe still ran with
+// EventAcquired when Close had ended, and with it the goroutine that reports losses.
 func TestLossIsReportedAfterClose(t *testing.T) {
 	for _, tc := range []struct {
 		observer, release time.Duration // how long they take
 		unlock            error
 	}{
 		{observer: 10 * time.Second, unlock: hasp.ErrClosed},
-		{release: 500 * time.Millisecond, unlock: hasp.ErrLost}, // longer than the term, which is how long Close waits
+		{release: 500 * time.Millisecond, unlock: hasp.ErrLost},
 	} {
 		var kinds []hasp.EventKind
 		o := &hasp.Options{TTL: hasp.MinTTL, Timeout: time.Second, Observe: func(_ context.Context, e hasp.Event) {

@@ -165,31 +165,27 @@ func hungRenew(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, er
 	return backend.Grant{}, ctx.Err()
 }
 
-// lostReply carries the command out and loses the answer. So does lostRenewal.
+// lostReply carries the command out and loses the answer.
 func lostReply(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 	send()
 	return backend.Grant{}, errNet
 }
 
-func lostRenewal(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-	send()
-	return backend.Grant{}, errNet
-}
-
-// failAcquire does not reach the store, and neither does failRenew.
+// failAcquire does not reach the store.
 func failAcquire(err error) acquireHook {
 	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) { return backend.Grant{}, err }
 }
 
-func failRenew(err error) callHook {
-	return func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-		return backend.Grant{}, err
+// renewal does with a renewal what hook does with an attempt.
+func renewal(hook acquireHook) callHook {
+	return func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		return hook(c, send)
 	}
 }
 
 // failWith makes every call fail with err, without reaching the store.
 func failWith(f *faulty, err error) {
-	f.acquire, f.renew = failAcquire(err), failRenew(err)
+	f.acquire, f.renew = failAcquire(err), renewal(failAcquire(err))
 	f.release = func(backend.Claim, func() error) error { return err }
 }
 

@@ -15,7 +15,7 @@ import (
 // Each way to lose a lease has a reason. The lease, its context, its Unlock and its event
 // agree on it. A context derived from the lease's learns of the loss in time.
 func TestReasonOfALoss(t *testing.T) {
-	lostAtOnce := func(f *faulty) { f.renew = failRenew(backend.ErrLost) }
+	lostAtOnce := func(f *faulty) { f.renew = renewal(failAcquire(backend.ErrLost)) }
 	const term = hasp.DefaultTTL * 99 / 100 // less the drift
 	for name, tc := range map[string]struct {
 		opts   []hasp.Option
@@ -42,11 +42,7 @@ func TestReasonOfALoss(t *testing.T) {
 			reason: hasp.LostUnanswered, text: "no renewal was answered before its term ended (connection reset)"},
 		"renewals hang, in spite of their contexts": {
 			lose: func(_ *testing.T, f *faulty, _ func(time.Duration), _ *hasp.Lease) {
-				f.set(func(f *faulty) {
-					f.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-						return hungAcquire(c, send)
-					}
-				})
+				f.set(func(f *faulty) { f.renew = renewal(hungAcquire) })
 			},
 			within: term,
 			reason: hasp.LostUnanswered, text: "(no answer from the store within 3s: i/o timeout)"},

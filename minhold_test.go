@@ -215,7 +215,7 @@ func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
 		l := lockNow(t, c, "k", hasp.WithMinHold(time.Minute))
 		var kept atomic.Bool
 		f.set(func(f *faulty) {
-			f.renew = failRenew(hasp.ErrLost)
+			f.renew = renewal(failAcquire(hasp.ErrLost))
 			f.release = func(c backend.Claim, send func() error) error {
 				if !c.KeepUntil.IsZero() {
 					kept.Store(true)

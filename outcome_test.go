@@ -164,7 +164,7 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
-		f.set(func(f *faulty) { f.renew = lostRenewal })
+		f.set(func(f *faulty) { f.renew = renewal(lostReply) })
 		want(t, "Extend", l.Extend(t.Context(), 10*time.Minute), errNet)
 		f.set(down)
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -100,10 +99,14 @@ func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
 // leases.
 func TestSlowContextDelaysNoRenewal(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		slow := &slowContext{Context: t.Context()}
-		l := lockIn(t, c, slow, "slow")
+		var slow atomic.Bool
+		l := lockIn(t, c, trap{t.Context(), func(method string) {
+			if method == "Err" && slow.Load() {
+				time.Sleep(time.Hour)
+			}
+		}}, "slow")
 		other := lockNow(t, c, "other")
-		slow.slow.Store(true)
+		slow.Store(true)
 		time.Sleep(10 * hasp.DefaultTTL)
 		for _, l := range []*hasp.Lease{l, other} {
 			if err := l.Unlock(t.Context()); err != nil {
@@ -111,18 +114,6 @@ func TestSlowContextDelaysNoRenewal(t *testing.T) {
 			}
 		}
 	})
-}
-
-type slowContext struct {
-	context.Context
-	slow atomic.Bool
-}
-
-func (s *slowContext) Err() error {
-	if s.slow.Load() {
-		time.Sleep(time.Hour)
-	}
-	return s.Context.Err()
 }
 
 func TestReentryOptions(t *testing.T) {
@@ -169,17 +160,6 @@ func TestReentryOptions(t *testing.T) {
 	})
 }
 
-// askedContext calls f when it is asked for its channel.
-type askedContext struct {
-	context.Context
-	f func()
-}
-
-func (a askedContext) Done() <-chan struct{} {
-	a.f()
-	return a.Context.Done()
-}
-
 // whileTheLastRenewalAsks takes a hold all of whose contexts end. When the renewal that would be
 // the last asks them, it calls asked. It returns the lease that has the hold, and a context
 // that re-enters it.
@@ -191,7 +171,11 @@ func whileTheLastRenewalAsks(t *testing.T, c *hasp.Client, asked func(live conte
 	time.Sleep(320 * time.Millisecond) // the next renewal is the last
 
 	second, cancelSecond := context.WithCancel(live)
-	lockIn(t, c, askedContext{second, func() { asked(live) }}, "k", hasp.WithTTL(300*time.Millisecond))
+	lockIn(t, c, trap{second, func(method string) {
+		if method == "Done" {
+			asked(live)
+		}
+	}}, "k", hasp.WithTTL(300*time.Millisecond))
 	cancelSecond()
 	return outer, ctx
 }
@@ -214,10 +198,7 @@ func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
 // Re-entry asks for a longer term while a renewal for the shorter one is in flight.
 func TestLongerTermDuringARenewal(t *testing.T) {
 	withClient(t, &hasp.Options{TTL: 3 * time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(100 * time.Millisecond)
-			return send()
-		}
+		f.renew = renewal(slowAcquire(100 * time.Millisecond))
 		l := lockNow(t, c, "k")
 		for _, renews, _ := f.calls(); renews == 0; _, renews, _ = f.calls() {
 			time.Sleep(time.Millisecond)

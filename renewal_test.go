@@ -127,10 +127,7 @@ func TestExtendByLessThanWasAskedFor(t *testing.T) {
 
 func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.renew = func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(time.Second)
-			return send()
-		}
+		f.renew = renewal(slowAcquire(time.Second))
 		l := lockNow(t, c, "k")
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
@@ -367,7 +364,7 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 // How often a renewal is tried depends on the term that runs, which may be much shorter than
 // the term that is asked for.
 func TestRenewalOfAShortTermForALongOne(t *testing.T) {
-	for name, fail := range map[string]callHook{"connection reset": failRenew(errNet), "no answer": hungRenew} {
+	for name, fail := range map[string]callHook{"connection reset": renewal(failAcquire(errNet)), "no answer": hungRenew} {
 		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			outer := lockNow(t, c, "k", hasp.WithTTL(time.Second))
 			f.set(func(f *faulty) { f.renew = fail })
