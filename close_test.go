@@ -62,9 +62,7 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 
 // Close names each key of a lease that was not unlocked, and of no other lease.
 func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		for i := range 12 {
 			lockIn(t, c, lockNow(t, c, fmt.Sprint("key ", 10+i)).Context(), fmt.Sprint("key ", 10+i))
 		}

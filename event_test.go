@@ -18,15 +18,14 @@ import (
 // Lock's context, which has ended.
 func TestObserveGetsTheContext(t *testing.T) {
 	type keyOf struct{}
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		got := map[hasp.EventKind]string{}
-		f := newFaulty()
-		c := hasp.New(f, &hasp.Options{TTL: time.Second, Observe: func(ctx context.Context, e hasp.Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			got[e.Kind] = fmt.Sprint(ctx.Value(keyOf{}), " ", ctx.Err() != nil)
-		}})
+	var mu sync.Mutex
+	got := map[hasp.EventKind]string{}
+	o := &hasp.Options{TTL: time.Second, Observe: func(ctx context.Context, e hasp.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		got[e.Kind] = fmt.Sprint(ctx.Value(keyOf{}), " ", ctx.Err() != nil)
+	}}
+	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
 		named := func(name string) context.Context { return context.WithValue(t.Context(), keyOf{}, name) }
 
 		l := lockIn(t, c, named("lock"), "k")
@@ -86,15 +85,14 @@ func TestErrorsOfEvents(t *testing.T) {
 // An observer that blocks costs no lease, delays no context, and has Close wait
 // for Timeout at most.
 func TestBlockedObserverCostsNoLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		var told atomic.Int32
-		c := hasp.New(f, &hasp.Options{TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) {
-			if e.Kind == hasp.EventLost {
-				told.Add(1)
-				time.Sleep(10 * time.Second)
-			}
-		}})
+	var told atomic.Int32
+	o := &hasp.Options{TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) {
+		if e.Kind == hasp.EventLost {
+			told.Add(1)
+			time.Sleep(10 * time.Second)
+		}
+	}}
+	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
 		var healthy []*hasp.Lease
 		for i := range 20 {
 			healthy = append(healthy, lockNow(t, c, fmt.Sprint(i)))
@@ -108,29 +106,21 @@ func TestBlockedObserverCostsNoLease(t *testing.T) {
 			t.Fatalf("%d losses told while the observer blocks on the first, want 1", n)
 		}
 		for _, l := range healthy {
-			if err := l.Err(); err != nil {
-				t.Errorf("%s: %v", l.Key(), err)
-			}
+			want(t, l.Key(), l.Err(), nil)
 		}
 		l := healthy[0]
 		ctx := l.Context()
 		f.Break(t.Context(), l.Key())
 		lost := time.Now()
 		<-ctx.Done()
-		if d := time.Since(lost); d > time.Second {
-			t.Errorf("a context ended %v after the loss", d)
-		}
+		within(t, "the end of a context after the loss", lost, time.Second)
 		for _, l := range healthy[1:] {
-			if err := l.Unlock(t.Context()); err != nil {
-				t.Errorf("%s: %v", l.Key(), err)
-			}
+			unlock(t, l)
 		}
 
 		began := time.Now()
 		c.Close()
-		if d := time.Since(began); d > 2*hasp.DefaultTimeout {
-			t.Errorf("Close took %v", d)
-		}
+		within(t, "Close", began, 2*hasp.DefaultTimeout)
 		time.Sleep(time.Minute) // until the observer has returned
 		if n := told.Load(); n != 3 {
 			t.Errorf("%d losses told, want 3", n)

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -46,11 +45,9 @@ func (r *records) Handle(ctx context.Context, rec slog.Record) error {
 }
 
 func TestLogEvents(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &records{least: slog.LevelDebug}
-		f := newFaulty()
+	r := &records{least: slog.LevelDebug}
+	withClient(t, &hasp.Options{TTL: 10 * time.Second, Observe: hasp.LogEvents(slog.New(r))}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.acquire = slowAcquire(time.Second)
-		c := hasp.New(f, &hasp.Options{TTL: 10 * time.Second, Observe: hasp.LogEvents(slog.New(r))})
 		l := lockNow(t, c, "a b", hasp.WithFence())
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "a b")), hasp.ErrHeld)
 		time.Sleep(2 * time.Second)
@@ -93,9 +90,8 @@ func TestLogEvents(t *testing.T) {
 
 // A lease that is held for ten terms is logged once, unless a function holds it.
 func TestLogEventsOfALeaseThatIsNotUnlocked(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &records{least: slog.LevelInfo}
-		c := hasp.New(newFaulty(), &hasp.Options{Observe: hasp.LogEvents(slog.New(r))})
+	r := &records{least: slog.LevelInfo}
+	withClient(t, &hasp.Options{Observe: hasp.LogEvents(slog.New(r))}, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "forgotten")
 		hasp.Do(t.Context(), c, "used", func(context.Context, *hasp.Lease) error {
 			time.Sleep(time.Hour)

@@ -178,10 +178,7 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 // them holds the key.
 func TestALineThatFormsBehindAHolderGetsTheKey(t *testing.T) {
 	for _, hold := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
-		synctest.Test(t, func(t *testing.T) {
-			c := hasp.New(newFaulty(), nil)
-			defer c.Close()
-
+		withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 			time.Sleep(time.Hour)
 			first := lockNow(t, c, "k")
 			var wg sync.WaitGroup

@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -242,10 +241,9 @@ func (p plainDriver) Close() error                                       { retur
 // A lease that re-enters says so in each of its events, and has Tries 0 as one that was handed
 // over, which does not.
 func TestEventsOfACall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var s seen
-		c := hasp.New(&faulty{Driver: memlock.New(), acquire: slowAcquire(time.Millisecond)}, &hasp.Options{Observe: s.observe})
-		defer c.Close()
+	var s seen
+	withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.acquire = slowAcquire(time.Millisecond)
 		l := lockNow(t, c, "k", hasp.WithFence())
 		c.TryLock(t.Context(), "k")
 		unlock(t, lockIn(t, c, l.Context(), "k"))

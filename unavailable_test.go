@@ -215,10 +215,7 @@ func TestDefiniteErrorsAreNotUnavailable(t *testing.T) {
 // The loss of a lease around the call ends it while the store is down. The error
 // matches ErrLost, and so not ErrUnavailable. The details can still be had.
 func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, &hasp.Options{TTL: time.Second, Timeout: time.Minute})
-		defer c.Close()
+	withClient(t, &hasp.Options{TTL: time.Second, Timeout: time.Minute}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "outer")
 		f.set(func(f *faulty) { failWith(f, &backend.UnavailableError{Err: errNet}) })
 		err := errOf(c.Lock(outer.Context(), "inner"))

@@ -47,6 +47,17 @@ func (w *waking) Listen(ctx context.Context, _ backend.Claim) (<-chan struct{}, 
 	}, nil
 }
 
+// withWaker runs a test in a bubble, with a Client over a driver that is a Waker.
+func withWaker(t *testing.T, o *hasp.Options, run func(t *testing.T, w *waking, c *hasp.Client)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &waking{faulty: newFaulty(), listening: map[chan struct{}]bool{}}
+		c := hasp.New(w, o)
+		defer c.Close()
+		run(t, w, c)
+	})
+}
+
 // wake wakes all callers.
 func (w *waking) wake() {
 	w.mu.Lock()
@@ -86,42 +97,34 @@ func TestCallersThatListen(t *testing.T) {
 		"Listen is left alone": {listen: func(context.Context, chan struct{}) error { time.Sleep(5 * time.Second); return nil }, within: 1100 * time.Millisecond, listens: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFaulty()
-				w := &waking{faulty: f, listening: map[chan struct{}]bool{}, listen: tc.listen}
-				c := hasp.New(w, &hasp.Options{Timeout: 6 * time.Second})
-				defer c.Close()
+			withWaker(t, &hasp.Options{Timeout: 6 * time.Second}, func(t *testing.T, w *waking, c *hasp.Client) {
+				w.listen = tc.listen
 				free := at
 				if tc.ttl > 0 {
 					free = tc.ttl
-					heldByAnother(t, f, tc.ttl)
+					heldByAnother(t, w.faulty, tc.ttl)
 				} else {
-					heldByAnother(t, f, time.Hour)
+					heldByAnother(t, w.faulty, time.Hour)
 					time.AfterFunc(at, func() {
-						f.Driver.Release(context.Background(), backend.Claim{Key: "k", Token: "stranger"})
+						w.Driver.Release(context.Background(), backend.Claim{Key: "k", Token: "stranger"})
 						if tc.told {
 							w.wake()
 						}
 					})
 				}
 				began := time.Now()
-				lease, err := c.Lock(t.Context(), "k", tc.opts...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				lease := lockNow(t, c, "k", tc.opts...)
 				if d := time.Since(began) - free; d < 0 || d > tc.within {
 					t.Errorf("granted %v after the key was free, want %v at most", d, tc.within)
 				}
-				if err := lease.Unlock(t.Context()); err != nil {
-					t.Error(err)
-				}
+				unlock(t, lease)
 				time.Sleep(10 * time.Second) // for a Listen that was left behind
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				if len(w.listening) > 0 || len(w.begun) < tc.listens || len(w.begun) > tc.listens+1 {
 					t.Errorf("%d still listen; Listen was called %d times, want %d", len(w.listening), len(w.begun), tc.listens)
 				}
-				if n := len(f.acquired); tc.asked > 0 && n > tc.asked {
+				if n := len(w.acquired); tc.asked > 0 && n > tc.asked {
 					t.Errorf("%d attempts, want %d at most", n, tc.asked)
 				}
 			})
@@ -131,21 +134,15 @@ func TestCallersThatListen(t *testing.T) {
 
 // A key that is released after the refusal, and before the caller listens, is taken at once.
 func TestReleaseBeforeACallerListens(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := heldByAnother(t, newFaulty(), time.Hour)
-		w := &waking{faulty: f, listening: map[chan struct{}]bool{}, listen: func(ctx context.Context, _ chan struct{}) error {
-			return f.Driver.Release(ctx, backend.Claim{Key: "k", Token: "stranger"})
-		}}
-		c := hasp.New(w, nil)
-		defer c.Close()
+	withWaker(t, nil, func(t *testing.T, w *waking, c *hasp.Client) {
+		heldByAnother(t, w.faulty, time.Hour)
+		w.listen = func(ctx context.Context, _ chan struct{}) error {
+			return w.Driver.Release(ctx, backend.Claim{Key: "k", Token: "stranger"})
+		}
 		began := time.Now()
 		lease := lockNow(t, c, "k")
-		if d := time.Since(began); d > 0 {
-			t.Errorf("granted after %v", d)
-		}
-		if err := lease.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		within(t, "Lock", began, 0)
+		unlock(t, lease)
 	})
 }
 
@@ -154,15 +151,11 @@ func TestReleaseBeforeACallerListens(t *testing.T) {
 func TestCallersThatListenAndLeave(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		for _, shared := range []bool{false, true} {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFaulty()
-				w := &waking{faulty: f, listening: map[chan struct{}]bool{}}
+			withWaker(t, nil, func(t *testing.T, w *waking, c *hasp.Client) {
 				if fails {
 					w.listen = func(context.Context, chan struct{}) error { return errNet }
 				}
-				c := hasp.New(w, nil)
-				defer c.Close()
-				if _, err := f.Driver.Acquire(t.Context(), backend.Claim{Key: "k", Token: "stranger", TTL: time.Hour, Shared: shared}); err != nil {
+				if _, err := w.Driver.Acquire(t.Context(), backend.Claim{Key: "k", Token: "stranger", TTL: time.Hour, Shared: shared}); err != nil {
 					t.Fatal(err)
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -178,10 +171,10 @@ func TestCallersThatListenAndLeave(t *testing.T) {
 				}
 				want := []string(nil)
 				if shared {
-					want = f.acquired[len(f.acquired)-2 : len(f.acquired)-1] // the last one does not wait
+					want = w.acquired[len(w.acquired)-2 : len(w.acquired)-1] // the last one does not wait
 				}
-				if !slices.Equal(f.released, want) {
-					t.Errorf("fails %t, shared %t: released %q, want %q", fails, shared, f.released, want)
+				if !slices.Equal(w.released, want) {
+					t.Errorf("fails %t, shared %t: released %q, want %q", fails, shared, w.released, want)
 				}
 			})
 		}
