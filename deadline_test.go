@@ -190,16 +190,3 @@ func TestErrAsksTheClock(t *testing.T) {
 		})
 	}
 }
-
-// The first of several leases of one hold is held to its max hold as well.
-func TestMaxHoldOfAnInnerLeaseThatIsLeft(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		outer := lockNow(t, c, "k")
-		inner := lockIn(t, c, outer.Context(), "k", hasp.WithMaxHold(5*time.Second))
-		unlock(t, outer)
-
-		time.Sleep(6 * time.Second)
-		want(t, "Err of the inner lease", inner.Err(), hasp.ErrLost)
-		want(t, "Unlock of it", inner.Unlock(t.Context()), hasp.ErrLost)
-	})
-}

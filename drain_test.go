@@ -277,14 +277,3 @@ func TestDoAll(t *testing.T) {
 		}
 	})
 }
-
-func TestNilFnIsInvalid(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		want(t, "Do", hasp.Do(t.Context(), c, "k", nil), hasp.ErrInvalid)
-		want(t, "DoAll", hasp.DoAll(t.Context(), c, []string{"k"}, nil), hasp.ErrInvalid)
-		want(t, "Lead", hasp.Lead(t.Context(), c, "k", nil), hasp.ErrInvalid)
-		if a, _, _ := f.calls(); a != 0 {
-			t.Errorf("%d attempts, want none", a)
-		}
-	})
-}

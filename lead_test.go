@@ -25,6 +25,7 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 			{"fn is nil", "k", nil, nil, "pass the function"},
 			{"a max wait", "k", fn, hasp.WithMaxWait(time.Second), "bound that instead"},
 			{"a max wait of zero", "k", fn, hasp.WithMaxWait(0), "bound that instead"},
+			{"shared", "k", fn, hasp.WithShared(), "several would lead"},
 			{"an empty key", "", fn, nil, "empty key"},
 			{"a short term", "k", fn, hasp.WithTTL(time.Millisecond), "below"},
 		} {

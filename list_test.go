@@ -159,8 +159,7 @@ func TestCloseDuringAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := hasp.New(memlock.New(), nil)
 		for i := range 3 {
-			_, err := c.Lock(t.Context(), fmt.Sprint(i), hasp.WithMaxHold(time.Second))
-			want(t, "lock", err, nil)
+			lockNow(t, c, fmt.Sprint(i), hasp.WithMaxHold(time.Second))
 		}
 		turns, last := 0, error(nil)
 		for _, err := range c.List(t.Context(), "") {
@@ -181,16 +180,14 @@ func TestListWhileKeysComeAndGo(t *testing.T) {
 	defer c.Close()
 	var leases []*hasp.Lease
 	for i := range keys {
-		l, err := c.Lock(t.Context(), fmt.Sprint("key ", i), hasp.WithoutRenewal())
-		want(t, "lock", err, nil)
-		leases = append(leases, l)
+		leases = append(leases, lockNow(t, c, fmt.Sprint("key ", i), hasp.WithoutRenewal()))
 	}
 	seen := map[string]bool{}
 	for e, err := range c.List(t.Context(), "") {
 		want(t, "list", err, nil)
 		if seen[e.Key] = true; len(seen) == 10 {
 			for _, l := range leases[100:] { // so many that the store makes a new map
-				want(t, "unlock", l.Unlock(t.Context()), nil)
+				unlock(t, l)
 			}
 		}
 	}
@@ -203,6 +200,6 @@ func TestListWhileKeysComeAndGo(t *testing.T) {
 		t.Errorf("%d keys seen, most of which were free", len(seen))
 	}
 	for _, l := range leases[:100] {
-		want(t, "unlock", l.Unlock(t.Context()), nil)
+		unlock(t, l)
 	}
 }

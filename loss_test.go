@@ -135,7 +135,12 @@ func TestReasonOfALossAtUnlock(t *testing.T) {
 		<-inner.Context().Done()
 		wantLoss(t, "Err", inner.Err(), hasp.LostMaxHold, "max hold is over")
 		want(t, "Err", outer.Err(), nil)
+
+		// So is that of an inner lease that is left alone.
+		inner = lockIn(t, c, outer.Context(), "k", hasp.WithMaxHold(time.Second))
 		unlock(t, outer)
+		time.Sleep(time.Second + time.Millisecond)
+		wantLoss(t, "Unlock", inner.Unlock(t.Context()), hasp.LostMaxHold, "max hold is over")
 
 		// After the end of Lock's context, the hold is renewed for one more term at most.
 		ctx, cancel := context.WithCancel(t.Context())

@@ -221,6 +221,8 @@ func TestBadArguments(t *testing.T) {
 	l := lockNow(t, c, "k", hasp.WithMinHold(0))
 	want(t, "a min hold by re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithMinHold(time.Minute))), errors.ErrUnsupported)
 	unlock(t, l)
+	want(t, "Do without fn", hasp.Do(t.Context(), c, "k", nil), hasp.ErrInvalid)
+	want(t, "DoAll without fn", hasp.DoAll(t.Context(), c, []string{"k"}, nil), hasp.ErrInvalid)
 	want(t, "Inspect", errOf(c.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 	want(t, "Break", c.Break(t.Context(), "k"), errors.ErrUnsupported)
 }

@@ -1,7 +1,6 @@
 package hasp_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -30,8 +29,6 @@ func TestSharedWithOtherOptions(t *testing.T) {
 		for name, o := range map[string]hasp.Option{"min hold": hasp.WithMinHold(time.Second), "slots": hasp.WithSlots(2)} {
 			want(t, name, errOf(c.Lock(t.Context(), "k", hasp.WithShared(), o)), hasp.ErrInvalid)
 		}
-		err := hasp.Lead(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }, hasp.WithShared())
-		want(t, "Lead", err, hasp.ErrInvalid)
 	})
 }
 

@@ -343,11 +343,7 @@ func TestTryLockBesideABriefLookWithAShortTerm(t *testing.T) {
 
 // RetryAfter is until the first of the slots is free.
 func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		mine, other := hasp.New(store.Driver(), nil), hasp.New(store.Driver(), nil)
-		defer mine.Close()
-		defer other.Close()
+	withTwo(t, nil, func(t *testing.T, _ *faulty, other, mine *hasp.Client) {
 		a := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Minute))
 		b := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Hour))
 		for range 20 {
@@ -431,12 +427,7 @@ func TestTryLockComesAfterALockThatLooks(t *testing.T) {
 
 // While many slots are held, the caller that looks asks for about a hundred a second.
 func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		f := &faulty{Driver: store.Driver()}
-		other, c := hasp.New(store.Driver(), nil), hasp.New(f, nil)
-		defer other.Close()
-		defer c.Close()
+	withTwo(t, nil, func(t *testing.T, f *faulty, c, other *hasp.Client) {
 		var taken []*hasp.Lease
 		for range 100 {
 			taken = append(taken, lockNow(t, other, "k", hasp.WithSlots(100)))
