@@ -108,11 +108,8 @@ func TestSlowContextDelaysNoRenewal(t *testing.T) {
 		other := lockNow(t, c, "other")
 		slow.Store(true)
 		time.Sleep(10 * hasp.DefaultTTL)
-		for _, l := range []*hasp.Lease{l, other} {
-			if err := l.Unlock(t.Context()); err != nil {
-				t.Errorf("%s: %v", l.Key(), err)
-			}
-		}
+		unlock(t, l)
+		unlock(t, other)
 	})
 }
 

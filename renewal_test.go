@@ -354,9 +354,7 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 				t.Error("Extend: no error")
 			}
 			time.Sleep(20 * time.Second)
-			if err := l.Unlock(t.Context()); err != nil {
-				t.Errorf("extended %v: %v", extend, err)
-			}
+			want(t, fmt.Sprint("Unlock, extended: ", extend), l.Unlock(t.Context()), nil)
 		})
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -478,60 +477,6 @@ func TestWaitWithoutAnAnswerIsNotHeld(t *testing.T) {
 			t.Errorf("got %v, want only the end of the context", err)
 		}
 	})
-}
-
-// A store that hangs does not mean that the key is held. Neither the callers in
-// line nor a head whose context ends may report it as held.
-func TestHungStoreIsNotHeldForThoseInLine(t *testing.T) {
-	for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsPromptly} {
-		for _, before := range []string{"nothing", "held", "held here"} {
-			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				switch before { // the store has answered before it hangs
-				case "held":
-					heldByAnother(t, f, time.Hour)
-					c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
-				case "held here":
-					l := lockNow(t, c, "k")
-					time.AfterFunc(time.Minute, func() { l.Unlock(t.Context()) })
-				}
-				f.set(func(f *faulty) { f.acquire = hungAcquire })
-
-				var wg sync.WaitGroup
-				var held, bounded atomic.Int32
-				for i := range 2400 { // one every 50 ms, for two minutes
-					wg.Go(func() {
-						began := time.Now()
-						ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-						defer cancel()
-						var err error
-						if i%2 == 0 {
-							_, err = c.Lock(ctx, "k")
-						} else {
-							_, err = c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
-							bounded.Add(1)
-						}
-						within(t, fmt.Sprint(err), began, 1050*time.Millisecond)
-						if errors.Is(err, hasp.ErrHeld) {
-							held.Add(1)
-						}
-						if i%2 == 1 && (err == nil || errors.Is(err, context.DeadlineExceeded)) {
-							t.Errorf("max wait: %v", err)
-						}
-					})
-					time.Sleep(50 * time.Millisecond)
-				}
-				wg.Wait()
-				most := int32(20) // those who began before the head was not answered
-				if before == "held here" {
-					most += 1200 // and all of the first minute
-				}
-				if n := held.Load(); n > most {
-					t.Errorf("ends %v, %s before: %d of 2400 were told that the key is held, want at most %d", ends, before, n, most)
-				}
-				time.Sleep(2 * time.Hour) // for calls that hang
-			})
-		}
-	}
 }
 
 // A caller of an ordered driver waits at once on a contended key. A wait that
