@@ -54,21 +54,31 @@ type Client struct {
 
 var _ Locker = (*Client)(nil)
 
-// New returns a Client over d. The Client owns d, and Close closes it. New panics if
-// d is nil or the options are out of range.
-func New(d backend.Driver, o *Options) *Client {
+// New returns a Client over d. Most programs call New of a strategy's package instead, or [Open].
+// The Client owns d: Close closes it, and New closes it if New fails. If d is nil, an option is out
+// of range, or the TTL is above the longest term that the store grants, the error is ErrInvalid.
+func New(d backend.Driver, o *Options) (*Client, error) {
 	if d == nil {
-		panic("hasp: New: driver is nil")
+		return nil, fmt.Errorf("hasp: new: %w: driver is nil", ErrInvalid)
 	}
-	opts, err := o.withDefaults()
+	c, err := newClient(d, o)
 	if err != nil {
-		panic("hasp: New: " + err.Error())
+		return nil, fmt.Errorf("hasp: new: %w", err)
 	}
-	return newClient(d, opts)
+	return c, nil
 }
 
-func newClient(d backend.Driver, opts Options) *Client {
+// newClient returns a Client over d, which it closes if it fails.
+func newClient(d backend.Driver, o *Options) (*Client, error) {
 	traits := d.Traits()
+	opts, err := o.withDefaults()
+	if err == nil {
+		err = checkLongest(traits, opts.TTL)
+	}
+	if err != nil {
+		d.Close()
+		return nil, err
+	}
 	c := &Client{
 		driver:  d,
 		traits:  traits,
@@ -88,7 +98,7 @@ func newClient(d backend.Driver, opts Options) *Client {
 	c.closing, c.close = context.WithCancelCause(context.Background())
 	c.renewer.wake = make(chan struct{}, 1)
 	c.reaper.wake = make(chan struct{}, 1)
-	return c
+	return c, nil
 }
 
 // Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld
@@ -118,21 +128,24 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 	return c.lock(ctx, "trylock", key, opts)
 }
 
+// Status is what a store says about a key.
+type Status = backend.Status
+
 // Inspect returns what the store knows about key: the holder, when the hold began,
 // the rest of its term, the fence, and the waiters. If the driver cannot inspect, the
 // error is errors.ErrUnsupported.
-func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	s, err := c.inspect(ctx, key)
 	return s, newError("inspect", key, err)
 }
 
-func (c *Client) inspect(ctx context.Context, key string) (backend.Status, error) {
+func (c *Client) inspect(ctx context.Context, key string) (Status, error) {
 	in, err := c.inspector(key)
 	if err != nil {
-		return backend.Status{}, err
+		return Status{}, err
 	}
 	defer c.leave()
-	return call(c, ctx, c.opts.Timeout, func(ctx context.Context) (backend.Status, error) {
+	return call(c, ctx, c.opts.Timeout, func(ctx context.Context) (Status, error) {
 		return in.Inspect(ctx, c.opts.Prefix+key)
 	}, nil)
 }

@@ -12,17 +12,18 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
 func TestCloseWithHoldersAndWaiters(t *testing.T) {
 	for name, driver := range map[string]func() backend.Driver{
 		"polling": func() backend.Driver { return newFaulty() },
-		"waiter":  func() backend.Driver { return memlock.New() },
+		"waiter":  func() backend.Driver { return memlock.NewDriver() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := hasp.New(driver(), nil)
+				c := await.Value(hasp.New(driver(), nil))
 				good := lockNow(t, c, "good")
 				bad := lockNow(t, c, "bad")
 				goodCtx := good.Context()
@@ -92,7 +93,7 @@ func TestCloseWaitsForCalls(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := &closable{faulty: newFaulty()}
 				d.ends = ends
-				c := hasp.New(d, nil)
+				c := await.Value(hasp.New(d, nil))
 				l := lockNow(t, c, "k")
 				d.lag = time.Second
 				if name != "Extend" && name != "Unlock" {
@@ -173,7 +174,7 @@ func TestCloseDuringAnOutage(t *testing.T) {
 
 func TestIdleClientLeavesNoGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), nil)
+		c := await.Value(hasp.New(newFaulty(), nil))
 		unlock(t, lockNow(t, c, "k"))
 		time.Sleep(2 * time.Second)
 		// No Close: synctest fails if the renewer is still there.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // The store must not keep a key for longer than WithMaxHold allows either: a dead holder would
@@ -43,7 +44,7 @@ func TestMaxHoldIsPassedByNoRenewal(t *testing.T) {
 func TestSuspendIsNoRoundTrip(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		suspend := hasp.Suspendable(c)
-		other := hasp.New(&faulty{Driver: f.Driver}, nil)
+		other := await.Value(hasp.New(&faulty{Driver: f.Driver}, nil))
 		defer other.Close()
 		holder, away := lockNow(t, other, "k"), lockNow(t, other, "away")
 		leases := lockSoon(t, c, t.Context(), "k")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -170,7 +171,7 @@ func TestZeroLeasesHoldNothing(t *testing.T) {
 
 // A panic at a later key leaves none of the keys locked.
 func TestLockAllUnlocksIfALockerPanics(t *testing.T) {
-	c := hasp.New(memlock.New(), nil)
+	c := await.Value(memlock.New(nil))
 	defer c.Close()
 	func() {
 		defer func() {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -21,8 +22,8 @@ func withTwo(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c,
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
-		f := &faulty{Driver: store.Driver()}
-		c, rival := hasp.New(f, o), hasp.New(store.Driver(), nil)
+		f := &faulty{Driver: store.Driver().(Driver)}
+		c, rival := await.Value(hasp.New(f, o)), await.Value(hasp.New(store.Driver(), nil))
 		defer c.Close()
 		defer rival.Close()
 		run(t, f, c, rival)

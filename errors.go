@@ -17,7 +17,7 @@ import (
 // ErrUnavailable.
 var (
 	// ErrHeld says that another caller holds the key, or comes first. errors.As with a
-	// *backend.HeldError returns the holder and the rest of its term, if they are
+	// [*HeldError] returns the holder and the rest of its term, if they are
 	// known. If the end of a context ended the wait, the error also matches the
 	// context's error and cause.
 	ErrHeld = backend.ErrHeld
@@ -51,6 +51,9 @@ var (
 	// before, the error matches both. So test the context first.
 	ErrUnavailable = backend.ErrUnavailable
 )
+
+// HeldError is ErrHeld with the holder and the rest of its term, if they are known.
+type HeldError = backend.HeldError
 
 // LostError is ErrLost with the reason of the loss.
 type LostError struct {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // The events of a call have its context, and those without a call have the values of
@@ -135,12 +136,12 @@ func TestLaggingObserverIsBounded(t *testing.T) {
 		f := newFaulty()
 		block := make(chan struct{})
 		counts := map[hasp.EventKind]int{}
-		c := hasp.New(f, &hasp.Options{TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) {
+		c := await.Value(hasp.New(f, &hasp.Options{TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) {
 			if e.Kind == hasp.EventLost || e.Kind == hasp.EventRenewFailed {
 				<-block
 				counts[e.Kind]++
 			}
-		}})
+		}}))
 		const n = 3000
 		for i := range n {
 			lockNow(t, c, fmt.Sprint(i))

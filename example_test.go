@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"os"
 	"sync"
@@ -40,13 +41,19 @@ func Example() {
 // two Clients over one memlock.Store stand for two processes. Over a Redis
 // client that the program has already, it is
 //
-//	hasp.New(spinlock.New(rdb, nil), &hasp.Options{Prefix: "app:"})
+//	spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "app:"}})
 func ExampleNew() {
 	ctx := context.Background()
 	store := memlock.NewStore()
-	one := hasp.New(store.Driver(), &hasp.Options{Owner: "process 1"})
+	one, err := hasp.New(store.Driver(), &hasp.Options{Owner: "process 1"})
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer one.Close()
-	two := hasp.New(store.Driver(), &hasp.Options{Owner: "process 2"})
+	two, err := hasp.New(store.Driver(), &hasp.Options{Owner: "process 2"})
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer two.Close()
 
 	lease, err := one.Lock(ctx, "nightly")
@@ -128,7 +135,10 @@ func ExampleOptions_observe() {
 	}
 
 	ctx := context.Background()
-	c := hasp.New(memlock.New(), &hasp.Options{Observe: observe})
+	c, err := memlock.New(&hasp.Options{Observe: observe})
+	if err != nil {
+		log.Fatal(err)
+	}
 	for range 3 {
 		err := hasp.Do(ctx, c, "report", func(ctx context.Context, _ *hasp.Lease) error {
 			time.Sleep(20 * time.Millisecond)
@@ -168,7 +178,10 @@ func ExampleLogEvents() {
 	logger := slog.New(slog.NewTextHandler(os.Stdout, withoutTime))
 
 	ctx := context.Background()
-	c := hasp.New(memlock.New(), &hasp.Options{Observe: hasp.LogEvents(logger)})
+	c, err := memlock.New(&hasp.Options{Observe: hasp.LogEvents(logger)})
+	if err != nil {
+		log.Fatal(err)
+	}
 	lease, err := c.Lock(ctx, "report", hasp.WithMaxHold(10*time.Millisecond))
 	if err != nil {
 		fmt.Println(err)
@@ -185,7 +198,10 @@ func ExampleLogEvents() {
 // nothing renews it. Extend never shortens a term.
 func ExampleLease_Extend() {
 	ctx := context.Background()
-	c := hasp.New(memlock.New(), nil)
+	c, err := memlock.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 	lease, err := c.Lock(ctx, "migration", hasp.WithoutRenewal(), hasp.WithTTL(time.Minute))
 	if err != nil {
@@ -224,7 +240,10 @@ func ExampleWithFence() {
 	}
 
 	ctx := context.Background()
-	c := hasp.New(memlock.New(), nil)
+	c, err := memlock.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 	first, _ := c.Lock(ctx, "account", hasp.WithFence())
 	c.Break(ctx, "account") // as if its holder had been stopped for too long
@@ -244,7 +263,10 @@ func ExampleWithMinHold() {
 	ctx := context.Background()
 	store := memlock.NewStore()
 	for _, name := range []string{"a", "b"} {
-		c := hasp.New(store.Driver(), nil)
+		c, err := hasp.New(store.Driver(), nil)
+		if err != nil {
+			log.Fatal(err)
+		}
 		defer c.Close()
 		lease, err := c.TryLock(ctx, "cron/report", hasp.WithMinHold(30*time.Second))
 		if err != nil {
@@ -264,13 +286,16 @@ func ExampleWithMinHold() {
 // At most two downloads at a time, in all processes together.
 func ExampleWithSlots() {
 	ctx := context.Background()
-	c := hasp.New(memlock.New(), nil)
+	c, err := memlock.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 
 	first, _ := c.Lock(ctx, "download", hasp.WithSlots(2))
 	second, _ := c.Lock(ctx, "download", hasp.WithSlots(2))
 	fmt.Println(first.Slot()+second.Slot() == 1) // slots 0 and 1, in either order
-	_, err := c.TryLock(ctx, "download", hasp.WithSlots(2))
+	_, err = c.TryLock(ctx, "download", hasp.WithSlots(2))
 	fmt.Println(errors.Is(err, hasp.ErrHeld))
 
 	first.Unlock(ctx)
@@ -288,12 +313,15 @@ func ExampleWithSlots() {
 // table alone. New readers wait behind it.
 func ExampleWithShared() {
 	ctx := context.Background()
-	c := hasp.New(memlock.New(), nil)
+	c, err := memlock.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 
 	one, _ := c.Lock(ctx, "table", hasp.WithShared())
 	two, _ := c.Lock(ctx, "table", hasp.WithShared())
-	_, err := c.TryLock(ctx, "table")
+	_, err = c.TryLock(ctx, "table")
 	fmt.Println("beside readers:", errors.Is(err, hasp.ErrHeld))
 
 	one.Unlock(ctx)
@@ -311,7 +339,10 @@ func ExampleWithShared() {
 // transfers that name them in another order do not block each other for ever.
 func ExampleDoAll() {
 	ctx := context.Background()
-	c := hasp.New(memlock.New(), nil)
+	c, err := memlock.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 
 	balance := map[string]int{"account/3": 100, "account/7": 100}
@@ -339,7 +370,10 @@ func ExampleDoAll() {
 // One of two workers leads. When it must stop, it finishes what it has begun. The
 // other worker leads after that, and not sooner.
 func ExampleLead() {
-	c := hasp.New(memlock.New(), nil) // in a program: hasp.Open
+	c, err := memlock.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 
 	work := func(ctx context.Context, name string, began func()) error {
@@ -380,7 +414,10 @@ func ExampleLead() {
 // A context derived from a lease's re-enters its key.
 func ExampleLease_Context() {
 	ctx := context.Background()
-	c := hasp.New(memlock.New(), nil)
+	c, err := memlock.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 	save := func(ctx context.Context) error {
 		return hasp.Do(ctx, c, "document", func(context.Context, *hasp.Lease) error { return nil })

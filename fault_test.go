@@ -11,15 +11,23 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
 var errNet = errors.New("connection reset")
 
+// Driver is all that a driver of memlock can do.
+type Driver interface {
+	backend.Waiter
+	backend.Inspector
+	backend.Lister
+}
+
 // faulty is a driver over the network whose store is in memory and works; what
 // goes wrong on the way is up to the hooks. It polls, and records all calls.
 type faulty struct {
-	*memlock.Driver
+	Driver
 
 	mu       sync.Mutex // guards all below
 	acquire  acquireHook
@@ -32,7 +40,7 @@ type faulty struct {
 	cleans   bool // before New
 }
 
-func newFaulty() *faulty { return &faulty{Driver: memlock.New()} }
+func newFaulty() *faulty { return &faulty{Driver: memlock.NewDriver().(Driver)} }
 
 func (f *faulty) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: f.ends, Cleans: f.cleans}
@@ -206,7 +214,7 @@ func withEnds(t *testing.T, ends backend.Ends, o *hasp.Options, run func(t *test
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
 		f.ends = ends
-		c := hasp.New(f, o)
+		c := await.Value(hasp.New(f, o))
 		defer c.Close()
 		run(t, f, c)
 	})

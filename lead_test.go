@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -43,7 +44,7 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 		want(t, "closed", hasp.Lead(t.Context(), c, "k", fn), hasp.ErrClosed)
 	})
 	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(&bulk{Driver: memlock.New()}, nil)
+		c := await.Value(hasp.New(&bulk{Driver: memlock.NewDriver().(Driver)}, nil))
 		defer c.Close()
 		err := hasp.Lead(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }, hasp.WithFence())
 		want(t, "no fences", err, errors.ErrUnsupported)

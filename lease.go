@@ -388,7 +388,7 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.
 	}
 	cl = h.claim
 	cl.TTL = termFor(ttl)
-	if err := c.checkLongest(cl.TTL); err != nil {
+	if err := checkLongest(c.traits, cl.TTL); err != nil {
 		// The store would refuse it as well, but that would count as a failed renewal.
 		return cl, 0, err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // queue starts n callers one after another that lock key, note their number
@@ -128,7 +129,7 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 
 // Callers that give up at the very moment they are handed the key pass it on.
 func TestCancelAgainstHandOver(t *testing.T) {
-	c := hasp.New(newFaulty(), nil)
+	c := await.Value(hasp.New(newFaulty(), nil))
 	defer c.Close()
 	var wg sync.WaitGroup
 	inside := 0
@@ -189,7 +190,7 @@ func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		suspend(time.Hour)
 		f.Driver.Break(t.Context(), "k") // its term ended an hour ago, and another host has it now
-		other := hasp.New(&faulty{Driver: f.Driver}, nil)
+		other := await.Value(hasp.New(&faulty{Driver: f.Driver}, nil))
 		defer other.Close()
 		o := lockNow(t, other, "k")
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
@@ -231,7 +232,7 @@ func TestEventsAddUp(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var s seen
 				f := newFaulty()
-				c := hasp.New(f, &hasp.Options{TTL: 200 * time.Millisecond, Observe: s.observe})
+				c := await.Value(hasp.New(f, &hasp.Options{TTL: 200 * time.Millisecond, Observe: s.observe}))
 				l := lockNow(t, c, "k")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()

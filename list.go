@@ -10,6 +10,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
+// Entry is a key and its Status.
+type Entry = backend.Entry
+
 // List yields the keys that begin with prefix and are held or waited for, in no particular
 // order. Each slot of WithSlots is a key of its own: KEY#0, KEY#1 and so on. While a caller
 // waits for a slot, KEY#queue is held too. Options.Prefix is put before prefix and taken
@@ -19,9 +22,9 @@ import (
 // may come twice. List asks the store page by page as the loop goes on, and
 // Options.Timeout bounds each call. An error is yielded once, last. It is of type [*Error].
 // If the driver cannot list, the error is errors.ErrUnsupported.
-func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
-	return func(yield func(backend.Entry, error) bool) {
-		fail := func(err error) { yield(backend.Entry{}, newError("list", prefix, err)) }
+func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		fail := func(err error) { yield(Entry{}, newError("list", prefix, err)) }
 		in, ok := c.driver.(backend.Lister)
 		if !ok {
 			fail(fmt.Errorf("%T cannot list: %w", c.driver, errUnsupported))
@@ -73,7 +76,7 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[backend.Entr
 
 // listed is what a driver yields, or the end of its list if more is false.
 type listed struct {
-	backend.Entry
+	Entry
 	err  error
 	more bool
 }

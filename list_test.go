@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -28,7 +29,7 @@ func listOf(c *hasp.Client, ctx context.Context, prefix string) (all []backend.E
 }
 
 func TestListErrors(t *testing.T) {
-	c := hasp.New(plainDriver{memlock.New()}, nil)
+	c := await.Value(hasp.New(plainDriver{memlock.NewDriver()}, nil))
 	_, err := listOf(c, t.Context(), "p")
 	wantOnly(t, "a driver that is no Lister", err, errors.ErrUnsupported)
 	var e *hasp.Error
@@ -37,7 +38,7 @@ func TestListErrors(t *testing.T) {
 	}
 	c.Close()
 
-	c = hasp.New(memlock.New(), nil)
+	c = await.Value(memlock.New(nil))
 	ended, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")
 	cancel(why)
@@ -82,7 +83,7 @@ func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				steps := 0
 				down := errors.New("connection refused")
-				c := hasp.New(lister{memlock.New(), ends, &steps, func(context.Context) error { return down }}, nil)
+				c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(context.Context) error { return down }}, nil))
 				defer c.Close()
 				list := c.List(t.Context(), "")
 				time.Sleep(time.Second)
@@ -119,14 +120,14 @@ func TestListIsLeft(t *testing.T) {
 			t.Run(fmt.Sprint(ends, how), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					steps, stuck := 0, make(chan struct{})
-					c := hasp.New(lister{memlock.New(), ends, &steps, func(ctx context.Context) error {
+					c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(ctx context.Context) error {
 						if ends == backend.EndsPromptly {
 							<-ctx.Done()
 							return ctx.Err()
 						}
 						<-stuck
 						return errors.New("late")
-					}}, &hasp.Options{Timeout: time.Minute})
+					}}, &hasp.Options{Timeout: time.Minute}))
 					ctx, cancel := context.WithCancel(t.Context())
 					target := context.Canceled
 					switch how {
@@ -157,7 +158,7 @@ func TestListIsLeft(t *testing.T) {
 // Close in the loop's body ends the list, and does not wait for it.
 func TestCloseDuringAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(memlock.New(), nil)
+		c := await.Value(memlock.New(nil))
 		for i := range 3 {
 			lockNow(t, c, fmt.Sprint(i), hasp.WithMaxHold(time.Second))
 		}
@@ -176,7 +177,7 @@ func TestCloseDuringAList(t *testing.T) {
 // The store of memlock changes while its keys are listed, page by page.
 func TestListWhileKeysComeAndGo(t *testing.T) {
 	const keys = 5000
-	c := hasp.New(memlock.New(), &hasp.Options{TTL: time.Hour})
+	c := await.Value(memlock.New(&hasp.Options{TTL: time.Hour}))
 	defer c.Close()
 	var leases []*hasp.Lease
 	for i := range keys {

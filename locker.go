@@ -32,8 +32,20 @@ import (
 	"time"
 )
 
-// Locker takes named locks. [*Client] implements it. A wrapper that adds traces or
-// metrics can implement it as well.
+// Locker takes named locks. [*Client] implements it, and every strategy makes a Client:
+//
+//	memlock.New(options)               // one process
+//	filelock.New(dir, options)         // the processes of one host
+//	spinlock.New(rdb, options)         // one Redis, by polling
+//	pubsublock.New(rdb, options)       // one Redis, with messages
+//	fairlock.New(rdb, options)         // one Redis, first come, first served
+//	redlock.New(masters, options)      // several Redis masters, by quorum
+//	pglock.New(ctx, pool, options)     // PostgreSQL
+//	etcdlock.New(config, options)      // etcd
+//	hasp.Open(ctx, "spinlock+redis://localhost:6379", options) // any of them, by URL
+//
+// Pass a Locker on, and not a Client: so the strategy can be swapped, and a wrapper that adds
+// traces or metrics can stand in between. A wrapper returns the leases of the Locker inside it.
 type Locker interface {
 	// Lock waits until it holds key, or until ctx ends, WithMaxWait has
 	// passed, or the store could not be reached for Options.Timeout.

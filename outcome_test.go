@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // onlyOnce has hook apply to the first attempt.
@@ -43,7 +44,7 @@ func TestReplyLostOnTryLock(t *testing.T) {
 
 		// If the driver cleans up after its calls, the Client does not.
 		f.cleans = true
-		cleans := hasp.New(f, nil)
+		cleans := await.Value(hasp.New(f, nil))
 		defer cleans.Close()
 		_, _, before := f.calls()
 		onlyOnce(f, lostReply)
@@ -78,7 +79,7 @@ func TestReplyLostOnRelease(t *testing.T) {
 // An answer counts although the engine's own context of the call has ended by
 // the time its caller looks: that takes long where many contexts derive from it.
 func TestAnswerIsHeardHoweverLongItsContextTakesToEnd(t *testing.T) {
-	c := hasp.New(prolific{newFaulty()}, &hasp.Options{TTL: time.Hour, Timeout: 10 * time.Minute})
+	c := await.Value(hasp.New(prolific{newFaulty()}, &hasp.Options{TTL: time.Hour, Timeout: 10 * time.Minute}))
 	defer c.Close()
 	unlock(t, lockNow(t, c, "k", hasp.WithMaxWait(0)))
 }

@@ -42,13 +42,13 @@ func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 
 	var wg sync.WaitGroup
 	for i := range w.clients {
-		f := &faulty{Driver: store.Driver()}
+		f := &faulty{Driver: store.Driver().(Driver)}
 		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			time.Sleep(w.trip)
 			count(func() { w.attempts++ })
 			return send()
 		}
-		c := hasp.New(f, nil)
+		c := await.Value(hasp.New(f, nil))
 		defer c.Close()
 		for j := i; j < w.callers; j += w.clients {
 			wg.Go(func() {
@@ -130,7 +130,7 @@ func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 	for _, trip := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {
 			store := memlock.NewStore()
-			first := hasp.New(store.Driver(), nil)
+			first := await.Value(hasp.New(store.Driver(), nil))
 			defer first.Close()
 			long := lockNow(t, first, "k")
 			time.AfterFunc(5*time.Second, func() { long.Unlock(context.Background()) })
@@ -152,7 +152,7 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 			t.Errorf("%v holds of 10 ms in 10 s, by a Client that is alone", holds)
 		}
 
-		later := hasp.New(&faulty{Driver: store.Driver()}, nil)
+		later := await.Value(hasp.New(&faulty{Driver: store.Driver().(Driver)}, nil))
 		defer later.Close()
 		found := &crowd{clients: 1, callers: 16, hold: 10 * time.Millisecond, lasts: time.Minute}
 		var wg sync.WaitGroup

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -67,17 +68,17 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 					}
 
 					store, f := memlock.NewStore(), newFaulty()
-					f.Driver = store.Driver()
+					f.Driver = store.Driver().(Driver)
 					var d backend.Driver = f
 					if ordered {
 						d = store.Driver()
 					}
-					c := hasp.New(d, &hasp.Options{
+					c := await.Value(hasp.New(d, &hasp.Options{
 						Observe: func(_ context.Context, e hasp.Event) { spring(e.Kind.String()) },
 						Backoff: func(int) time.Duration { spring("Backoff"); return time.Second },
-					})
+					}))
 					defer c.Close()
-					other := hasp.New(store.Driver(), nil)
+					other := await.Value(hasp.New(store.Driver(), nil))
 					defer other.Close()
 
 					for range 2 {

@@ -34,7 +34,7 @@ func (c *Client) join(ctx context.Context, r *request, outer *Lease) (*Lease, er
 	if r.fenced && !h.claim.Fenced {
 		return nil, fmt.Errorf("%w: the outer lease has no fence; pass WithFence to its Lock as well", ErrInvalid)
 	}
-	if err := c.checkLongest(r.ttl); err != nil {
+	if err := checkLongest(c.traits, r.ttl); err != nil {
 		// The store would refuse renewals for that term, and both leases would be lost.
 		return nil, err
 	}

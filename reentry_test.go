@@ -119,7 +119,7 @@ func TestReentryOptions(t *testing.T) {
 		want(t, "a fence where the outer has none", errOf(c.Lock(outer.Context(), "k", hasp.WithFence())), hasp.ErrInvalid)
 
 		// Another Client has the key by its own store, whatever leases are in the context.
-		another := hasp.New(memlock.New(), nil)
+		another := await.Value(memlock.New(nil))
 		defer another.Close()
 		apart := lockIn(t, another, outer.Context(), "k")
 		want(t, "TryLock of what another Client holds", errOf(another.TryLock(t.Context(), "k")), hasp.ErrHeld)
@@ -212,7 +212,7 @@ func TestLongerTermDuringARenewal(t *testing.T) {
 
 // The context of a lease inside others has the deadline of the outermost Lock's context.
 func TestDeadlineInsideManyLeases(t *testing.T) {
-	c := hasp.New(memlock.New(), nil)
+	c := await.Value(memlock.New(nil))
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()

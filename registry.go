@@ -199,9 +199,8 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	client := newClient(d, opts)
-	if err := client.checkLongest(opts.TTL); err != nil {
-		d.Close()
+	client, err := newClient(d, &opts)
+	if err != nil {
 		return nil, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
 	}
 	return client, nil

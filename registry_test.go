@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -34,13 +35,13 @@ func TestParseURL(t *testing.T) {
 }
 
 // short is a strategy that grants no term above 5 s.
-type short struct{ *memlock.Driver }
+type short struct{ Driver }
 
 func (short) Traits() backend.Traits { return backend.Traits{MaxTTL: 5 * time.Second} }
 
 func init() {
 	hasp.Register("short", func(context.Context, hasp.Config) (backend.Driver, error) {
-		return short{memlock.New()}, nil
+		return short{memlock.NewDriver().(Driver)}, nil
 	})
 }
 
@@ -175,7 +176,7 @@ func panics(t *testing.T, what string, f func()) {
 }
 
 func TestRegisterPanics(t *testing.T) {
-	opener := func(context.Context, hasp.Config) (backend.Driver, error) { return memlock.New(), nil }
+	opener := func(context.Context, hasp.Config) (backend.Driver, error) { return memlock.NewDriver(), nil }
 	panics(t, "nil", func() { hasp.Register("nothing", nil) })
 	panics(t, "twice", func() { hasp.Register("memlock", opener) })
 	if got := hasp.Strategies(); !reflect.DeepEqual(got, []string{"memlock", "short", "zone"}) {
@@ -183,14 +184,28 @@ func TestRegisterPanics(t *testing.T) {
 	}
 }
 
-func TestNewPanics(t *testing.T) {
-	panics(t, "nil driver", func() { hasp.New(nil, nil) })
-	panics(t, "ttl", func() { hasp.New(memlock.New(), &hasp.Options{TTL: time.Millisecond}) })
-	panics(t, "negative timeout", func() { hasp.New(memlock.New(), &hasp.Options{Timeout: -1}) })
+// New closes a driver that it does not keep.
+func TestNewRefusesWhatItCannotUse(t *testing.T) {
+	if _, err := await.Value(hasp.New(nil, nil)); !errors.Is(err, hasp.ErrInvalid) {
+		t.Errorf("nil driver: %v", err)
+	}
+	for what, o := range map[string]hasp.Options{
+		"short ttl":           {TTL: time.Millisecond},
+		"negative timeout":    {Timeout: -1},
+		"more than the store": {TTL: 6 * time.Second},
+	} {
+		d := short{memlock.NewDriver().(Driver)}
+		if _, err := await.Value(hasp.New(d, &o)); !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := d.Acquire(t.Context(), backend.Claim{Key: "k", Token: "t", TTL: time.Second}); err == nil {
+			t.Errorf("%s: the driver is open", what)
+		}
+	}
 }
 
 func TestBadArguments(t *testing.T) {
-	c := hasp.New(plainDriver{memlock.New()}, nil)
+	c := await.Value(hasp.New(plainDriver{memlock.NewDriver()}, nil))
 	defer c.Close()
 	for name, tc := range map[string]struct {
 		key  string

@@ -219,7 +219,7 @@ func TestAHungPartDelaysNoShorterTerm(t *testing.T) {
 func TestDriverThatAnswersTwiceAndLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &chatty{faulty: newFaulty()}
-		c := hasp.New(d, nil)
+		c := await.Value(hasp.New(d, nil))
 		l := lockNow(t, c, "k")
 		time.Sleep(5 * hasp.DefaultTTL)
 		unlock(t, l)
@@ -242,7 +242,7 @@ func (d *chatty) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 
 // bulk renews a whole batch in one round trip.
 type bulk struct {
-	*memlock.Driver
+	Driver
 	calls, claims atomic.Int64
 }
 
@@ -272,8 +272,8 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				d := &bulk{Driver: memlock.New()}
-				c := hasp.New(d, nil)
+				d := &bulk{Driver: memlock.NewDriver().(Driver)}
+				c := await.Value(hasp.New(d, nil))
 				defer c.Close()
 				before := runtime.NumGoroutine()
 				leases := make([]*hasp.Lease, n)
@@ -323,7 +323,7 @@ func TestFailedRenewalsAreSpaced(t *testing.T) {
 func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s seen
-		c := hasp.New(short{memlock.New()}, &hasp.Options{TTL: 5 * time.Second, Observe: s.observe})
+		c := await.Value(hasp.New(short{memlock.NewDriver().(Driver)}, &hasp.Options{TTL: 5 * time.Second, Observe: s.observe}))
 		defer c.Close()
 		l := lockNow(t, c, "k")
 		want(t, "Extend", l.Extend(t.Context(), 6*time.Second), hasp.ErrInvalid)
@@ -381,7 +381,7 @@ func TestRenewalOfAShortTermForALongOne(t *testing.T) {
 func TestRenewalOfAShortHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
-		c := hasp.New(handsOver{f}, &hasp.Options{TTL: 5 * time.Minute})
+		c := await.Value(hasp.New(handsOver{f}, &hasp.Options{TTL: 5 * time.Minute}))
 		defer c.Close()
 		f.acquire = failAcquire(hasp.ErrHeld) // so that the caller waits
 		f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {

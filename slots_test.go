@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -33,7 +34,7 @@ func TestSlotsAreShared(t *testing.T) {
 				for i := range clients {
 					var d backend.Driver = store.Driver()
 					if !ordered {
-						d = &faulty{Driver: store.Driver(), acquire: func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+						d = &faulty{Driver: store.Driver().(Driver), acquire: func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 							time.Sleep(200 * time.Microsecond)
 							mu.Lock()
 							attempts++
@@ -41,7 +42,7 @@ func TestSlotsAreShared(t *testing.T) {
 							return send()
 						}}
 					}
-					c := hasp.New(d, nil)
+					c := await.Value(hasp.New(d, nil))
 					defer c.Close()
 					for j := i; j < callers; j += clients {
 						wg.Go(func() {
@@ -98,8 +99,8 @@ func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, 
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
-		other := &faulty{Driver: store.Driver()}
-		holder := hasp.New(other, nil)
+		other := &faulty{Driver: store.Driver().(Driver)}
+		holder := await.Value(hasp.New(other, nil))
 		defer holder.Close()
 		var taken []*hasp.Lease
 		for range 2 {
@@ -109,8 +110,8 @@ func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, 
 			t.Errorf("slots %d and %d", taken[0].Slot(), taken[1].Slot())
 		}
 
-		f := &faulty{Driver: store.Driver()}
-		c := hasp.New(f, o)
+		f := &faulty{Driver: store.Driver().(Driver)}
+		c := await.Value(hasp.New(f, o))
 		defer func() {
 			for _, l := range taken {
 				l.Unlock(context.Background())
@@ -326,7 +327,7 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 func TestTryLockBesideABriefLookWithAShortTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
-		mine, other := hasp.New(store.Driver(), &hasp.Options{TTL: time.Second}), hasp.New(store.Driver(), &hasp.Options{TTL: time.Second})
+		mine, other := await.Value(hasp.New(store.Driver(), &hasp.Options{TTL: time.Second})), await.Value(hasp.New(store.Driver(), &hasp.Options{TTL: time.Second}))
 		defer mine.Close()
 		defer other.Close()
 		for range 20 {
@@ -361,14 +362,14 @@ func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 // A Lock with slots asks for no term that is longer than its own.
 func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &hooked{Driver: memlock.New(), traits: backend.Traits{Reach: backend.Network, MaxTTL: time.Second}}
+		d := &hooked{Driver: memlock.NewDriver().(Driver), traits: backend.Traits{Reach: backend.Network, MaxTTL: time.Second}}
 		d.acquire = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			if cl.TTL > time.Second {
 				return backend.Grant{}, backend.ErrInvalid
 			}
 			return send()
 		}
-		c := hasp.New(d, &hasp.Options{TTL: time.Second})
+		c := await.Value(hasp.New(d, &hasp.Options{TTL: time.Second}))
 		defer c.Close()
 		unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
 		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(1), hasp.WithTTL(2*time.Second))), hasp.ErrInvalid)
@@ -378,8 +379,8 @@ func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
 func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		d := &hooked{Driver: memlock.New(), traits: memlock.New().Traits()}
-		c := hasp.New(d, nil)
+		d := &hooked{Driver: memlock.NewDriver().(Driver), traits: memlock.NewDriver().Traits()}
+		c := await.Value(hasp.New(d, nil))
 		defer c.Close()
 		l := lockNow(t, c, "k", hasp.WithSlots(1))
 		synctest.Wait() // the queue is unlocked in the background
@@ -400,7 +401,7 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 // another.
 func TestTryLockComesAfterALockThatLooks(t *testing.T) {
 	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
-		other := hasp.New(&faulty{Driver: f.Driver}, nil)
+		other := await.Value(hasp.New(&faulty{Driver: f.Driver}, nil))
 		defer other.Close()
 		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(2))
 		time.Sleep(time.Second)

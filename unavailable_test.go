@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -71,7 +72,7 @@ func TestEveryFailureOfTheStoreIsUnavailable(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFaulty()
 				f.ends = ends
-				c := hasp.New(inspected{f, err}, nil)
+				c := await.Value(hasp.New(inspected{f, err}, nil))
 				defer c.Close()
 				l := lockNow(t, c, "held")
 				f.set(func(f *faulty) { failWith(f, err) })
@@ -207,7 +208,7 @@ func TestDefiniteErrorsAreNotUnavailable(t *testing.T) {
 		wantOnly(t, "closed", errOf(c.Inspect(t.Context(), "k")), hasp.ErrClosed)
 	})
 
-	c := hasp.New(plainDriver{memlock.New()}, nil)
+	c := await.Value(hasp.New(plainDriver{memlock.NewDriver()}, nil))
 	defer c.Close()
 	wantOnly(t, "unsupported", errOf(c.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -27,7 +28,7 @@ func heldByAnother(t *testing.T, f *faulty, ttl time.Duration) *faulty {
 
 // hooked is a driver in memory with other traits, and with hooks that may be nil.
 type hooked struct {
-	*memlock.Driver
+	Driver
 	traits        backend.Traits
 	acquire, wait callHook
 	release       func(c backend.Claim, send func() error) error
@@ -71,8 +72,8 @@ func withRival(t *testing.T, d hooked, run func(t *testing.T, c *hasp.Client, ri
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
-		d.Driver = store.Driver()
-		c, other := hasp.New(&d, nil), hasp.New(store.Driver(), nil)
+		d.Driver = store.Driver().(Driver)
+		c, other := await.Value(hasp.New(&d, nil)), await.Value(hasp.New(store.Driver(), nil))
 		defer other.Close()
 		defer c.Close()
 		run(t, c, lockNow(t, other, "k"))
@@ -264,13 +265,13 @@ func TestPollingSleepsAreBoundedByTheHoldersTerm(t *testing.T) {
 func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
-		d := &hooked{Driver: store.Driver(), traits: store.Driver().Traits()}
+		d := &hooked{Driver: store.Driver().(Driver), traits: store.Driver().Traits()}
 		attempts := 0
 		d.acquire = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			attempts++
 			return send()
 		}
-		a, b := hasp.New(store.Driver(), nil), hasp.New(d, nil)
+		a, b := await.Value(hasp.New(store.Driver(), nil)), await.Value(hasp.New(d, nil))
 		for round, want := range []int{1, 0, 0, 1} { // the last after a pause
 			l := lockNow(t, a, "k")
 			attempts = 0
@@ -291,7 +292,7 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stuck{faulty: heldByAnother(t, newFaulty(), time.Hour), release: make(chan struct{})}
-		c := hasp.New(d, nil)
+		c := await.Value(hasp.New(d, nil))
 		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // the refusal still counts
 		defer cancel()
 		start := time.Now()
@@ -451,7 +452,7 @@ func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 
 // A Waiter that is cut short before the store's first word.
 func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
-	withRival(t, hooked{traits: memlock.New().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		first := lockLater(t, c, t.Context(), hasp.WithMaxWait(900*time.Millisecond))
 		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(100*time.Millisecond))
 		if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
@@ -469,7 +470,7 @@ func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 // The store refuses an attempt, and does not answer the Wait for most of a Timeout. Its
 // refusal is too old to report.
 func TestWaitWithoutAnAnswerIsNotHeld(t *testing.T) {
-	withRival(t, hooked{traits: memlock.New().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
+	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err := c.Lock(ctx, "k")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // waking is a faulty driver that is a Waker.
@@ -52,7 +53,7 @@ func withWaker(t *testing.T, o *hasp.Options, run func(t *testing.T, w *waking, 
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &waking{faulty: newFaulty(), listening: map[chan struct{}]bool{}}
-		c := hasp.New(w, o)
+		c := await.Value(hasp.New(w, o))
 		defer c.Close()
 		run(t, w, c)
 	})

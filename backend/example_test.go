@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"sync"
 	"time"
 
@@ -71,7 +72,10 @@ func (t *table) Close() error { return nil }
 // conformance.Run.
 func Example() {
 	ctx := context.Background()
-	c := hasp.New(&table{rows: map[string]row{}}, &hasp.Options{Owner: "example"})
+	c, err := hasp.New(&table{rows: map[string]row{}}, &hasp.Options{Owner: "example"})
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 
 	lease, err := c.Lock(ctx, "k")

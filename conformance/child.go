@@ -215,8 +215,8 @@ func (a *agent) open(ctx context.Context, h Harness, spec childSpec) (err error)
 	if a.d, err = h.Open(ctx, spec.Store); err != nil {
 		return err
 	}
-	a.client = hasp.New(a.d, &hasp.Options{TTL: spec.Long, Timeout: spec.Timeout})
-	return nil
+	a.client, err = hasp.New(a.d, &hasp.Options{TTL: spec.Long, Timeout: spec.Timeout})
+	return err
 }
 
 // do executes a request.

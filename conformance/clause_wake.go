@@ -189,7 +189,10 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	w := &loan{Waker: d.(backend.Waker), c: c, end: end}
-	client := hasp.New(w, &hasp.Options{Owner: c.Owner, TTL: c.TTL, Timeout: c.Timeout})
+	client, err := hasp.New(w, &hasp.Options{Owner: c.Owner, TTL: c.TTL, Timeout: c.Timeout})
+	if err != nil {
+		return backend.Grant{}, err
+	}
 	defer func() { go client.Close() }() // it waits for calls that hang
 
 	opts := []hasp.Option{hasp.WithoutRenewal()}

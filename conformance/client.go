@@ -17,7 +17,8 @@ func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
 	if o.Timeout == 0 {
 		o.Timeout = e.timeout
 	}
-	c := hasp.New(d, &o)
+	c, err := hasp.New(d, &o)
+	must(err)
 	e.onEnd(func() { c.Close() })
 	return c
 }

@@ -79,9 +79,9 @@ const maxAtOnce = 64
 // closing is how long Close waits for the end of leases, in all.
 const closing = time.Second
 
-// Driver is a [backend.Waiter] that keeps its locks in an etcd and serves waiters in order
+// driver is a [backend.Waiter] that keeps its locks in an etcd and serves waiters in order
 // of arrival.
-type Driver struct {
+type driver struct {
 	cluster *cluster
 	pool    pool
 	window  int64 // Options.Window in seconds
@@ -98,16 +98,19 @@ type Driver struct {
 }
 
 var (
-	_ backend.Waiter    = (*Driver)(nil)
-	_ backend.Inspector = (*Driver)(nil)
-	_ backend.Lister    = (*Driver)(nil)
+	_ backend.Waiter    = (*driver)(nil)
+	_ backend.Inspector = (*driver)(nil)
+	_ backend.Lister    = (*driver)(nil)
 )
 
-// DefaultWindow is the default of [Options.Window].
-const DefaultWindow = 5 * time.Second
+// defaultWindow is the default of [Options.Window].
+const defaultWindow = 5 * time.Second
 
-// Options are the settings of a [Driver]. Nil and the zero value mean the defaults.
+// Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
+	// Client is the options of the Client that New returns. NewDriver ignores it.
+	Client hasp.Options
+
 	// Window is how long a waiter keeps its place in the queue without a sign of life
 	// from its process. So it is how long a waiter that has died, or is cut off, can delay
 	// those behind it. It is rounded up to whole seconds. The default is 5 s, the minimum
@@ -115,32 +118,53 @@ type Options struct {
 	Window time.Duration
 }
 
-// New returns a Driver over the etcd that conf is for. The Driver makes clients of its own, one at a
-// time, each for one of the endpoints. Of conf it takes the endpoints, the user, and the settings of
-// connections; its Logger is not used if it is nil. New panics if conf has no endpoints, or if the
-// options are out of range.
-func New(conf clientv3.Config, o *Options) *Driver {
-	if len(conf.Endpoints) == 0 {
-		panic("etcdlock: New: conf has no endpoints")
+// New returns a Client whose locks are in the etcd that conf is for. It makes clients of its own, one
+// at a time, each for one of the endpoints. Of conf it takes the endpoints, the user, and the settings
+// of connections; its Logger is not used if it is nil. If conf has no endpoints or o is out of range,
+// the error is hasp.ErrInvalid.
+func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
+	d, err := NewDriver(conf, o)
+	if err != nil {
+		return nil, err
 	}
-	window := DefaultWindow
+	if o == nil {
+		o = &Options{}
+	}
+	return hasp.New(d, &o.Client)
+}
+
+// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
+// passed to [hasp.New].
+func NewDriver(conf clientv3.Config, o *Options) (backend.Driver, error) {
+	d, err := newDriver(conf, o)
+	if err != nil {
+		return nil, fmt.Errorf("etcdlock: %w", err)
+	}
+	return d, nil
+}
+
+func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
+	if len(conf.Endpoints) == 0 {
+		return nil, invalid("conf has no endpoints")
+	}
+	window := defaultWindow
 	if o != nil && o.Window != 0 {
 		window = o.Window
 	}
 	if window < minTTL {
-		panic(fmt.Sprintf("etcdlock: New: window %v is below %v", window, minTTL))
+		return nil, invalid("window %v is below %v", window, minTTL)
 	}
-	d := &Driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), queues: map[string]*queue{}}
+	d := &driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), queues: map[string]*queue{}}
 	d.pool = pool{d: d, idle: map[int64][]*lease{}}
 	conf.Context, d.cancel = context.WithCancel(context.Background())
 	d.open, d.shut = context.WithCancel(conf.Context)
 	d.cluster = &cluster{conf: settings(conf), all: conf.Endpoints, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context}
 	d.cluster.spawn(d.tick)
-	return d
+	return d, nil
 }
 
 // tick looks after etcd and the pool until the driver is closed.
-func (d *Driver) tick() {
+func (d *driver) tick() {
 	t := time.NewTicker(lookEvery)
 	defer t.Stop()
 	for d.cluster.ctx.Err() == nil {
@@ -184,13 +208,13 @@ func failFast(ctx context.Context, method string, req, reply any, conn *grpc.Cli
 // and shared holds, obeys KeepUntil, and cleans up after calls that fail, that terms are whole
 // seconds of 2 or more, that it excludes all clients of the same etcd, and that its calls end
 // promptly.
-func (d *Driver) Traits() backend.Traits {
+func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Cleans: true,
 		MinTTL: minTTL, TTLUnit: ttlUnit, MaxTTL: maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 // check returns an error if c can never be granted.
-func (d *Driver) check(ctx context.Context, c backend.Claim) error {
+func (d *driver) check(ctx context.Context, c backend.Claim) error {
 	switch {
 	case c.Key == "" || c.Token == "":
 		return fmt.Errorf("%w: empty key or token", backend.ErrInvalid)
@@ -203,7 +227,7 @@ func (d *Driver) check(ctx context.Context, c backend.Claim) error {
 }
 
 // checkKey returns an error if a call about key makes no sense.
-func (d *Driver) checkKey(ctx context.Context, key string) error {
+func (d *driver) checkKey(ctx context.Context, key string) error {
 	if n := len(queueOf(key)); n > maxName {
 		return fmt.Errorf("%w: the key is too long: etcd takes about %d bytes, and this one has %d", backend.ErrInvalid, maxName, n)
 	}
@@ -214,11 +238,11 @@ func (d *Driver) checkKey(ctx context.Context, key string) error {
 }
 
 // isClosed reports whether Close has begun.
-func (d *Driver) isClosed() bool { return d.open.Err() != nil }
+func (d *driver) isClosed() bool { return d.open.Err() != nil }
 
 // Close ends all waits, revokes the leases that no hold uses, and closes the connections.
 // It waits for etcd for a second at most: what is left then ends with its term.
-func (d *Driver) Close() error {
+func (d *driver) Close() error {
 	d.shut()
 	d.pool.prune(0)
 

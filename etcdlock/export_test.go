@@ -5,8 +5,11 @@ import (
 	"time"
 )
 
+// Driver is the type of the drivers.
+type Driver = driver
+
 // Member returns the endpoint of the member in use, or "".
-func (d *Driver) Member() string {
+func (d *driver) Member() string {
 	d.cluster.mu.Lock()
 	defer d.cluster.mu.Unlock()
 	if d.cluster.current == nil {
@@ -16,7 +19,7 @@ func (d *Driver) Member() string {
 }
 
 // CutMember closes the connection to the member in use, so that each call on it fails at once.
-func (d *Driver) CutMember() {
+func (d *driver) CutMember() {
 	d.cluster.mu.Lock()
 	defer d.cluster.mu.Unlock()
 	d.cluster.current.client.ActiveConnection().Close()
@@ -24,7 +27,7 @@ func (d *Driver) CutMember() {
 
 // LeaveInSearch begins a search and gives up the member in use when it has answered the search.
 // It calls pause before and resume after the search has begun, and returns when the search ends.
-func (d *Driver) LeaveInSearch(pause func() (resume func())) {
+func (d *driver) LeaveInSearch(pause func() (resume func())) {
 	c := d.cluster
 	resume := pause()
 	c.mu.Lock()
@@ -43,7 +46,7 @@ func (d *Driver) LeaveInSearch(pause func() (resume func())) {
 }
 
 // Idle returns how many leases the pool has.
-func (d *Driver) Idle() int {
+func (d *driver) Idle() int {
 	d.pool.mu.Lock()
 	defer d.pool.mu.Unlock()
 	n := 0
@@ -54,7 +57,7 @@ func (d *Driver) Idle() int {
 }
 
 // Burials returns how many leases are still to be ended.
-func (d *Driver) Burials() int {
+func (d *driver) Burials() int {
 	return int(d.active.Load())
 }
 
@@ -63,7 +66,7 @@ func CheckVersion(version string, user bool) error { return checkVersion(version
 
 // Suspendable returns a function that makes d's clock see that the machine has slept for
 // some more time. It is called before the first claim.
-func Suspendable(d *Driver) func(time.Duration) {
+func Suspendable(d *driver) func(time.Duration) {
 	before := d.clock.suspended
 	var slept atomic.Int64
 	d.clock.suspended = func() time.Duration { return before() + time.Duration(slept.Load()) }
@@ -71,7 +74,7 @@ func Suspendable(d *Driver) func(time.Duration) {
 }
 
 // Behind returns how many waiters have read their queues.
-func (d *Driver) Behind() (n int) {
+func (d *driver) Behind() (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, q := range d.queues {

@@ -15,6 +15,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // survives takes a key and lets others wait for it, breaks something, and checks that the
@@ -94,7 +95,7 @@ func TestMembers(t *testing.T) {
 	t.Run("theirs is cut off from the others", func(t *testing.T) {
 		// Its peers are stopped, and then go on. It answers TCP all the time.
 		survives(t, hosts(servers), func(member string) func() {
-			lonely := etcdlock.New(clientv3.Config{Endpoints: []string{member}}, nil)
+			lonely := await.Value(etcdlock.NewDriver(clientv3.Config{Endpoints: []string{member}}, nil))
 			defer lonely.Close()
 			var mends []func()
 			for _, s := range servers {

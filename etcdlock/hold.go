@@ -15,7 +15,7 @@ import (
 
 // hold is the Handle of a hold of this driver.
 type hold struct {
-	d       *Driver
+	d       *driver
 	token   string
 	entry   *mvccpb.KeyValue // as this driver has written it
 	lease   *lease
@@ -27,7 +27,7 @@ type hold struct {
 	ended  bool       // the entry is gone
 }
 
-func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hold {
+func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hold {
 	return &hold{d: d, token: c.Token, entry: entry, lease: l, granted: time.Now()}
 }
 
@@ -45,7 +45,7 @@ func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
 
 // ownHold returns the hold that c is about, also if it is over, or nil if another driver
 // made it.
-func (d *Driver) ownHold(c backend.Claim) *hold {
+func (d *driver) ownHold(c backend.Claim) *hold {
 	h, _ := c.Handle.(*hold)
 	if h == nil || h.d != d || h.token != c.Token {
 		return nil
@@ -59,7 +59,7 @@ const maxAge = time.Second
 
 // Acquire takes a key whose queue is empty. A shared claim also takes a key whose queue has
 // shared holds only.
-func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.check(ctx, c); err != nil {
 		return backend.Grant{}, err
 	}
@@ -85,7 +85,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // acquire makes an attempt with a lease. It returns errGone if the lease has ended.
-func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Duration) (backend.Grant, error) {
+func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Duration) (backend.Grant, error) {
 	// A lease of the pool has run for a while. If the hold will be renewed, a little less
 	// than its term will do. Otherwise the term begins anew beside the put.
 	var renewed chan beat
@@ -136,7 +136,7 @@ func refusal(kvs []*mvccpb.KeyValue) error {
 
 // Renew begins the terms of the leases anew, and reads the entries: see prove. A hold that needs
 // a longer term than its lease has moves to another lease.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	var open []*renewal
 	var others []int // go by the token, or move
 	for i, c := range cs {
@@ -177,7 +177,7 @@ type renewal struct {
 // prove sends keep-alives for the leases of holds, then reads the entries, and calls done for each,
 // with errGone if the hold is lost. A keep-alive without an answer in half of the time fails its
 // renewal. It delays the others no longer than that, and does not hide that an entry is gone.
-func (d *Driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
+func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if end, ok := ctx.Deadline(); ok {
 		within, cancel = context.WithTimeout(ctx, time.Until(end)/2)
@@ -196,7 +196,7 @@ func (d *Driver) prove(ctx context.Context, open []*renewal, done func(*renewal,
 }
 
 // read reads the entries of holds.
-func (d *Driver) read(ctx context.Context, open []*renewal) {
+func (d *driver) read(ctx context.Context, open []*renewal) {
 	var wg sync.WaitGroup
 	for len(open) > 0 {
 		var reads []clientv3.Op
@@ -264,7 +264,7 @@ func (h *hold) abandon() {
 }
 
 // Release removes the entry of the hold or of the place in the queue.
-func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if d.isClosed() {
 		return errClosed
 	}

@@ -23,7 +23,7 @@ const (
 
 // Inspect returns the holder and the queue. It takes one call, and one for the rest of each
 // holder's term.
-func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	kvs, err := d.entries(ctx, key)
 	if err != nil {
 		return backend.Status{}, err
@@ -37,7 +37,7 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 
 // Break removes the entries that hold the key, and ends their leases, so that the holders
 // learn of it at their next renewals.
-func (d *Driver) Break(ctx context.Context, key string) error {
+func (d *driver) Break(ctx context.Context, key string) error {
 	kvs, err := d.entries(ctx, key)
 	held := kvs[:holders(kvs)]
 	if err != nil || len(held) == 0 {
@@ -62,7 +62,7 @@ type listed struct {
 }
 
 // terms asks for the rest of the holders' terms, rounded up to seconds.
-func (d *Driver) terms(ctx context.Context, all []listed) (failed error) {
+func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, atOnce)
 	var once sync.Once
@@ -122,7 +122,7 @@ func (l *listed) status() (st backend.Status) {
 
 // List yields the keys in the order of their names. It reads 1,000 entries at a time, and
 // asks for the rest of each holder's term.
-func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		from := root + escape(prefix)
 		end := clientv3.GetPrefixRangeEnd(from)
@@ -147,7 +147,7 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 }
 
 // page reads the keys of a page of entries. Next is where the next page begins, or "".
-func (d *Driver) page(ctx context.Context, from, end string, timeout time.Duration) (page []listed, next string, err error) {
+func (d *driver) page(ctx context.Context, from, end string, timeout time.Duration) (page []listed, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r, err := d.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize))

@@ -29,7 +29,7 @@ type lease struct {
 
 // foreign returns a lease that this driver only ends. Its term is not known, and counts from
 // now.
-func (d *Driver) foreign(id int64) *lease {
+func (d *driver) foreign(id int64) *lease {
 	l := &lease{id: id, ttl: 1}
 	l.began.Store(int64(d.clock.now()))
 	return l
@@ -43,7 +43,7 @@ const (
 
 // pool keeps leases that nobody uses, so that a hold need not wait for a new one.
 type pool struct {
-	d    *Driver
+	d    *driver
 	mu   sync.Mutex         // guards idle
 	idle map[int64][]*lease // by the term that was asked for, in the order of their return
 }
@@ -57,10 +57,10 @@ func seconds(ttl time.Duration) int64 {
 func (l *lease) term() time.Duration { return time.Duration(l.ttl) * time.Second }
 
 // age returns how long ago the term of l began, at most.
-func (d *Driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
+func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
 // old reports whether less than a third of a term is left for certain.
-func (d *Driver) old(l *lease) bool { return d.age(l) > l.term()*2/3 }
+func (d *driver) old(l *lease) bool { return d.age(l) > l.term()*2/3 }
 
 // beganAt notes that the term of l began anew at a time of the driver's clock, or later.
 func (l *lease) beganAt(at time.Duration) { raise(&l.began, int64(at)) }
@@ -125,7 +125,7 @@ func (p *pool) prune(unused time.Duration) {
 }
 
 // bury ends a lease that may not be used again, in the background.
-func (d *Driver) bury(l *lease) {
+func (d *driver) bury(l *lease) {
 	l.doubtful.Store(true)
 	d.active.Add(1)
 	if !d.cluster.spawn(func() {
@@ -139,7 +139,7 @@ func (d *Driver) bury(l *lease) {
 }
 
 // end tries to revoke a lease. It reports whether the lease has ended, or does so in any case.
-func (d *Driver) end(l *lease) bool {
+func (d *driver) end(l *lease) bool {
 	select {
 	case d.burials <- struct{}{}:
 		defer func() { <-d.burials }()
@@ -155,7 +155,7 @@ func (d *Driver) end(l *lease) bool {
 }
 
 // revoke ends a lease of any driver. It returns errGone if the lease has ended before.
-func (d *Driver) revoke(ctx context.Context, id int64) error {
+func (d *driver) revoke(ctx context.Context, id int64) error {
 	_, err := call(ctx, d.cluster, func(m *member) (*pb.LeaseRevokeResponse, error) {
 		return m.leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: id})
 	})

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // meddler spoils the calls and streams of one driver. A method is the last part of its name, such
@@ -127,8 +128,8 @@ func losing(method string) func(string) error {
 func openMeddled(tb testing.TB, hosts string, o *etcdlock.Options) (*etcdlock.Driver, *meddler) {
 	tb.Helper()
 	m := &meddler{}
-	d := etcdlock.New(clientv3.Config{Endpoints: strings.Split(hosts, ","),
-		DialOptions: []grpc.DialOption{grpc.WithUnaryInterceptor(m.intercept), grpc.WithStreamInterceptor(m.stream)}}, o)
+	d := await.Value(etcdlock.NewDriver(clientv3.Config{Endpoints: strings.Split(hosts, ","),
+		DialOptions: []grpc.DialOption{grpc.WithUnaryInterceptor(m.intercept), grpc.WithStreamInterceptor(m.stream)}}, o))
 	tb.Cleanup(func() { d.Close() })
 	return d, m
 }

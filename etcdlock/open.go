@@ -43,7 +43,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if text, ok := c.Params["window"]; ok {
 		var err error
 		if o.Window, err = time.ParseDuration(text); err != nil || o.Window < minTTL {
-			return nil, invalid("parameter window=%q: want a duration of %v or more, such as %v", text, minTTL, DefaultWindow)
+			return nil, invalid("parameter window=%q: want a duration of %v or more, such as %v", text, minTTL, defaultWindow)
 		}
 	}
 	if len(c.Nodes) != 1 {
@@ -60,7 +60,10 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if name := c.Params["server_name"]; name != "" {
 		conf.DialOptions = append(conf.DialOptions, grpc.WithAuthority(name)) // the name that gRPC checks
 	}
-	d := New(conf, o)
+	d, err := newDriver(conf, o)
+	if err != nil {
+		return nil, err
+	}
 	if err := d.probe(ctx); err != nil {
 		d.Close()
 		return nil, err
@@ -71,7 +74,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 // probe checks the version of etcd, the user, and whether the user may read. It refuses etcd's
 // grpc-proxy, which sends keep-alives when it is time by its own reckoning, and lets its clients wait
 // meanwhile.
-func (d *Driver) probe(ctx context.Context) error {
+func (d *driver) probe(ctx context.Context) error {
 	conf := &d.cluster.conf
 	_, err := call(ctx, d.cluster, func(m *member) (any, error) {
 		r, err := pb.NewMaintenanceClient(m.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})

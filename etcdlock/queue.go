@@ -20,7 +20,7 @@ import (
 // a waiter reads the queue only then. A watch from a revision of the past would have to wait
 // for a loop of etcd that runs ten times a second.
 type queue struct {
-	d       *Driver
+	d       *driver
 	prefix  string
 	stop    context.CancelFunc
 	waiters map[*waiter]bool
@@ -55,7 +55,7 @@ func (w *waiter) signal() {
 
 // join adds a waiter to the queue of its key. The first one starts the watch, and the last that
 // leaves ends it.
-func (d *Driver) join(w *waiter) *queue {
+func (d *driver) join(w *waiter) *queue {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	q := d.queues[w.c.Key]
@@ -267,7 +267,7 @@ func (q *queue) deleted(name string, revision int64) {
 
 // checkHead reads the first entry of a queue that callers wait in, which is another one each
 // time. If the entry is gone, but its event has not come, the event may be lost.
-func (d *Driver) checkHead() {
+func (d *driver) checkHead() {
 	d.mu.Lock()
 	var q *queue
 	name := root

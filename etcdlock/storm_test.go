@@ -13,6 +13,7 @@ import (
 
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // Calls that found no connection leave nothing to clean up.
@@ -118,7 +119,7 @@ func TestPauses(t *testing.T) {
 	t.Run("connections", func(t *testing.T) {
 		t.Parallel()
 		var made atomic.Int64
-		d := etcdlock.New(clientv3.Config{Endpoints: []string{serve(t, func(net.Conn) { made.Add(1) })}}, nil)
+		d := await.Value(etcdlock.NewDriver(clientv3.Config{Endpoints: []string{serve(t, func(net.Conn) { made.Add(1) })}}, nil)).(*etcdlock.Driver)
 		t.Cleanup(func() { d.Close() })
 		few(t, "connections", d, func() float64 { return float64(made.Load()) })
 	})

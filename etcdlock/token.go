@@ -16,7 +16,7 @@ import (
 
 // renewOther moves a hold to a new lease. It needs a longer term than its lease has, or it is not
 // known by its lease.
-func (d *Driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	h := d.ownHold(c)
 	for {
 		var kv *mvccpb.KeyValue
@@ -49,7 +49,7 @@ func (d *Driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 
 // move puts a hold under a new lease with the whole term. h is nil if the hold is not this
 // driver's. move returns errGone if the entry has changed since it was read as kv.
-func (d *Driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, error) {
+func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, error) {
 	l, err := d.pool.grant(ctx, seconds(c.TTL))
 	if err != nil {
 		return backend.Grant{}, err
@@ -116,14 +116,14 @@ func (h *hold) settle(ended bool) {
 // rewrite puts an entry again, with a value and under a lease, and returns it. The entry keeps its
 // name and its create revision, and so its place and its fence. rewrite returns errGone if the
 // entry has changed since it was read.
-func (d *Driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64) (*mvccpb.KeyValue, error) {
+func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64) (*mvccpb.KeyValue, error) {
 	at, err := d.change(ctx, kv, put(string(kv.Key), value, lease))
 	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: at}, err
 }
 
 // change changes an entry by op, and returns the revision at which that happened. It returns
 // errGone if the entry has changed since it was read.
-func (d *Driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op) (int64, error) {
+func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op) (int64, error) {
 	r, err := d.txn(ctx, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision), []clientv3.Op{op})
 	switch {
 	case err != nil:
@@ -135,7 +135,7 @@ func (d *Driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op
 }
 
 // txn makes a transaction.
-func (d *Driver) txn(ctx context.Context, cond clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (*clientv3.TxnResponse, error) {
+func (d *driver) txn(ctx context.Context, cond clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	return call(ctx, d.cluster, func(m *member) (*clientv3.TxnResponse, error) {
 		return m.client.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
 	})
@@ -148,7 +148,7 @@ func put(name string, value []byte, lease int64) clientv3.Op {
 
 // find returns the entry of a claim's token, and whether it holds the key. If there is
 // none, it returns ErrLost.
-func (d *Driver) find(ctx context.Context, c backend.Claim) (kv *mvccpb.KeyValue, holds bool, err error) {
+func (d *driver) find(ctx context.Context, c backend.Claim) (kv *mvccpb.KeyValue, holds bool, err error) {
 	kvs, err := d.entries(ctx, c.Key)
 	if err != nil {
 		return nil, false, err
@@ -162,7 +162,7 @@ func (d *Driver) find(ctx context.Context, c backend.Claim) (kv *mvccpb.KeyValue
 }
 
 // entries returns the entries of a key, in the order of the queue.
-func (d *Driver) entries(ctx context.Context, key string) ([]*mvccpb.KeyValue, error) {
+func (d *driver) entries(ctx context.Context, key string) ([]*mvccpb.KeyValue, error) {
 	if err := d.checkKey(ctx, key); err != nil {
 		return nil, err
 	}
@@ -174,12 +174,12 @@ func (d *Driver) entries(ctx context.Context, key string) ([]*mvccpb.KeyValue, e
 }
 
 // get reads entries. It never asks for keys only, because etcd 3.7 then leaves out the lease.
-func (d *Driver) get(ctx context.Context, name string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+func (d *driver) get(ctx context.Context, name string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	return call(ctx, d.cluster, func(m *member) (*clientv3.GetResponse, error) { return m.client.Get(ctx, name, opts...) })
 }
 
 // releaseByToken removes the entry of the token, or leaves it until c.KeepUntil.
-func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
+func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 	for {
 		kv, holds, err := d.find(ctx, c)
 		switch {
@@ -207,7 +207,7 @@ func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 //
 // If the entry was removed here, the driver that made it finds that out at its Release, and
 // does not use the lease again. So the lease can be revoked without harm to another hold.
-func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
+func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 	if _, err := d.change(ctx, kv, clientv3.OpDelete(string(kv.Key))); err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 // keep leaves the key taken until c.KeepUntil, by no token: it puts the entry under another
 // lease. This process ends the lease at that time. If it cannot, because it has ended, or the
 // driver is closed, the lease ends with its term, up to 2.5 s later.
-func (d *Driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) error {
+func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) error {
 	l, err := d.pool.grant(ctx, seconds(time.Until(c.KeepUntil)))
 	if err != nil {
 		return err

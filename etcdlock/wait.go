@@ -17,7 +17,7 @@ import (
 
 // waiter is the state of one Wait.
 type waiter struct {
-	d *Driver
+	d *driver
 	c backend.Claim
 	q *queue
 
@@ -34,7 +34,7 @@ type waiter struct {
 
 // Wait puts an entry into the queue of the key, and returns when all entries before it that
 // exclude it are gone.
-func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.check(ctx, c); err != nil {
 		return backend.Grant{}, err
 	}

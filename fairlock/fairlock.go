@@ -94,16 +94,18 @@ import (
 
 // The defaults of Options.
 const (
-	DefaultWindow   = 5 * time.Second
-	DefaultFenceTTL = 30 * 24 * time.Hour
+	defaultWindow   = 5 * time.Second
+	defaultFenceTTL = 30 * 24 * time.Hour
 )
 
 // minWindow leaves room for a poll and its repeat over an ordinary network.
 const minWindow = 300 * time.Millisecond
 
-// Options are the settings of a [Driver]. Nil and the zero value mean the
-// defaults.
+// Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
+	// Client is the options of the Client that New returns. NewDriver ignores it.
+	Client hasp.Options
+
 	// Window is how long a waiter keeps its place in the queue without a poll
 	// by its process. Processes poll every third of it. A key is handed over
 	// for a window at most, until its first renewal. So Window is also how long
@@ -117,9 +119,9 @@ type Options struct {
 	FenceTTL time.Duration
 }
 
-// Driver is a [backend.Waiter] that stores its locks in one Redis and serves
+// driver is a [backend.Waiter] that stores its locks in one Redis and serves
 // waiters in order of arrival.
-type Driver struct {
+type driver struct {
 	store    *redisstore.Store
 	window   time.Duration // Options.Window
 	fenceTTL time.Duration // Options.FenceTTL
@@ -142,30 +144,43 @@ type Driver struct {
 }
 
 var (
-	_ backend.Waiter    = (*Driver)(nil)
-	_ backend.Inspector = (*Driver)(nil)
-	_ backend.Lister    = (*Driver)(nil)
+	_ backend.Waiter    = (*driver)(nil)
+	_ backend.Inspector = (*driver)(nil)
+	_ backend.Lister    = (*driver)(nil)
 )
 
-// New returns a Driver over rdb: a client of one server, of a cluster, or of the
-// master that sentinels name. A redis.Ring does not fit: it moves keys to other
-// servers while one is down. The client remains the caller's. The Driver leaves
-// its settings as they are, but has go-redis retry no command, and Close does not
-// close the client. New panics if rdb is nil or the options are out of range.
-func New(rdb redis.UniversalClient, o *Options) *Driver {
+// New returns a Client whose locks are in the Redis of rdb. That is a client of one server, of a
+// cluster, or of the master that sentinels name. A redis.Ring does not fit: it moves keys to other
+// servers while one is down. rdb remains the caller's: its settings stay as they are, except that
+// hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
+// the error is hasp.ErrInvalid.
+func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
+	d, err := NewDriver(rdb, o)
+	if err != nil {
+		return nil, err
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	return hasp.New(d, &o.Client)
+}
+
+// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
+// passed to [hasp.New].
+func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	if rdb == nil {
-		panic("fairlock: New: client is nil")
+		return nil, fmt.Errorf("fairlock: %w: client is nil", hasp.ErrInvalid)
 	}
 	d, err := newDriver(redisstore.New(rdb), o)
 	if err != nil {
-		panic("fairlock: New: " + err.Error())
+		return nil, fmt.Errorf("fairlock: %w", err)
 	}
-	return d
+	return d, nil
 }
 
-func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
-	d := &Driver{
-		store: s, window: DefaultWindow, id: rand.Text(), began: time.Now(),
+func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
+	d := &driver{
+		store: s, window: defaultWindow, id: rand.Text(), began: time.Now(),
 		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
 	}
 
@@ -191,7 +206,7 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 
 // Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
 // over a *redis.Client with ContextTimeoutEnabled end at their deadlines.
-func (d *Driver) Traits() backend.Traits {
+func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
@@ -201,7 +216,7 @@ const closing = time.Second
 
 // Close ends all waits and the driver's background work. If the Driver was opened
 // by URL, it closes the connections too.
-func (d *Driver) Close() error {
+func (d *driver) Close() error {
 	// begin adds to background with mu held. Once open has ended, only activities that
 	// are counted already may add more, so Wait misses none.
 	d.mu.Lock()
@@ -238,13 +253,13 @@ var errClosed = errors.New("fairlock: driver is closed")
 
 // begin counts an activity that Close waits for; background.Done ends it. It
 // returns false once Close has begun.
-func (d *Driver) begin() bool {
+func (d *driver) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.beginLocked()
 }
 
-func (d *Driver) beginLocked() bool {
+func (d *driver) beginLocked() bool {
 	if d.open.Err() != nil {
 		return false
 	}

@@ -21,13 +21,13 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 var strategy = strategytest.Strategy{
 	Name: "fairlock",
-	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) backend.Inspector {
-		return fairlock.New(rdb, &fairlock.Options{FenceTTL: fenceTTL})
+	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error) {
+		return fairlock.NewDriver(rdb, &fairlock.Options{FenceTTL: fenceTTL})
 	},
 	DefaultFenceTTL: fairlock.DefaultFenceTTL,
-	Misuse: map[string]func(){
-		"window": func() {
-			fairlock.New(redis.NewClient(&redis.Options{}), &fairlock.Options{Window: 299 * time.Millisecond})
+	Misuse: map[string]func() (backend.Driver, error){
+		"window": func() (backend.Driver, error) {
+			return fairlock.NewDriver(redis.NewClient(&redis.Options{}), &fairlock.Options{Window: 299 * time.Millisecond})
 		},
 	},
 	BadURLs: map[string][]string{
@@ -61,10 +61,19 @@ func TestConformance(t *testing.T) {
 
 // rig is a driver on a Redis, and a client of the same Redis.
 type rig struct {
-	strategytest.Rig[*fairlock.Driver]
+	strategytest.Rig[Driver]
 }
 
-func open(rdb redis.UniversalClient) *fairlock.Driver { return fairlock.New(rdb, nil) }
+// Driver is all that the driver can do.
+type Driver interface {
+	backend.Waiter
+	backend.Inspector
+	backend.Lister
+}
+
+func open(rdb redis.UniversalClient) Driver {
+	return await.Value(fairlock.NewDriver(rdb, nil)).(Driver)
+}
 
 func setup(t *testing.T, o *redistest.Options) rig {
 	t.Helper()

@@ -11,7 +11,7 @@ import (
 
 // received handles a message. It is about a grant: token, round, and fence, or - if there
 // can be no fence. Or it is a token and "look": the term of the holder has another end now.
-func (d *Driver) received(payload string) {
+func (d *driver) received(payload string) {
 	f := strings.Fields(payload)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -45,7 +45,7 @@ func (d *Driver) received(payload string) {
 
 // deliver handles the return values of handOver, from the reply to a call that was
 // sent at the given time.
-func (d *Driver) deliver(handed []any, sent time.Time) {
+func (d *driver) deliver(handed []any, sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for grant := range slices.Chunk(handed, 4) {
@@ -54,7 +54,7 @@ func (d *Driver) deliver(handed []any, sent time.Time) {
 }
 
 // deliverLocked handles one grant.
-func (d *Driver) deliverLocked(grant []any, sent time.Time) {
+func (d *driver) deliverLocked(grant []any, sent time.Time) {
 	var kind int64
 	var token, round, fence string
 	_, ok := decode(grant, &kind, &token, &round, &fence)

@@ -64,16 +64,16 @@ func keysOf(key string) []string {
 }
 
 // call returns the call of a script that may hand the key over.
-func (d *Driver) call(key string, args ...any) redisstore.Call { return d.callOn(keysOf(key), args...) }
+func (d *driver) call(key string, args ...any) redisstore.Call { return d.callOn(keysOf(key), args...) }
 
 // callOn is call for keys that the caller has already.
-func (d *Driver) callOn(keys []string, args ...any) redisstore.Call {
+func (d *driver) callOn(keys []string, args ...any) redisstore.Call {
 	return redisstore.Call{Keys: keys, Args: append([]any{redisstore.Millis(d.fenceTTL)}, args...)}
 }
 
 // Acquire takes c.Key if nothing is stored under it and no caller waits for it. A
 // shared claim may also join a shared hold.
-func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	reply, err := d.store.Run(ctx, acquireScript, d.call(c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flags(c)))
 	if err != nil {
 		return backend.Grant{}, noQueue(c.Key, err)
@@ -82,14 +82,14 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	d.store.Renew(ctx, renewScript, cs, "", done)
 }
 
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a
 // place in the queue, Release gives up that place. With c.KeepUntil, the next waiter
 // gets the key then.
-func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	// An enqueue of the token may still arrive: see Wait. While the token holds the key, it
 	// changes nothing. After the release it would take a new place, so the release is repeated.
 	if late, ok := c.Handle.(time.Time); ok && time.Until(late) > 0 {

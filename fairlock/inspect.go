@@ -12,7 +12,7 @@ import (
 
 // Inspect returns the holder of key, or its shared holders, the start of the hold, and the waiters in
 // order. For a holder of another strategy, Owner and Since are zero.
-func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: keysOf(key)})
 	if err != nil {
 		return backend.Status{}, err
@@ -24,7 +24,7 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 
 // status decodes the reply of inspect.lua. It reports whether the record is fairlock's, or
 // shared.
-func (d *Driver) status(reply any) (s backend.Status, own bool, err error) {
+func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 	var pttl, shared int64
 	var since, fence string
 	names, ok := decode(reply, &pttl, &s.Owner, &since, &fence, &shared)
@@ -60,7 +60,7 @@ var records = redisstore.Listing{Type: "string", Peek: []any{"getrange", 0, 9}, 
 
 // List returns the keys with a record of fairlock, with shared holds, or with waiters. If
 // callers wait for a key that another strategy or another program holds, it has no Owner.
-func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	call := func(c redisstore.Candidate) redisstore.Call { return redisstore.Call{Keys: keysOf(c.Key)} }
 	return d.store.ListBy(ctx, prefix, timeout, records, inspectScript, call, func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
 		s, own, err := d.status(reply)
@@ -71,7 +71,7 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 
 // Break removes whatever is stored under key, and hands the key to the next
 // waiter.
-func (d *Driver) Break(ctx context.Context, key string) error {
+func (d *driver) Break(ctx context.Context, key string) error {
 	// The hold is gone, whatever the reply says.
 	_, err := d.store.Run(ctx, breakScript, d.call(key))
 	return err

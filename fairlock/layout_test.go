@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
@@ -49,11 +48,11 @@ func TestCommandsOfAPair(t *testing.T) {
 	}
 
 	const waiters, rounds = 64, 100
-	var ds []*fairlock.Driver
+	var ds []Driver
 	for range 4 {
 		ds = append(ds, r.another(t)) // they poll after 20 s
 	}
-	release := func(d *fairlock.Driver, c backend.Claim) { want(t, "release", d.Release(t.Context(), c), nil) }
+	release := func(d Driver, c backend.Claim) { want(t, "release", d.Release(t.Context(), c), nil) }
 	holder := r.hold(t)
 	var xs []*waiting
 	for i := range waiters {

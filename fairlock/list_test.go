@@ -14,7 +14,7 @@ import (
 // holds is listed once, with its waiters.
 func TestListOfKeysThatCallersWaitFor(t *testing.T) {
 	r := onServer(t)
-	other := spinlock.New(r.Server.Client(), nil)
+	other := await.Value(spinlock.NewDriver(r.Server.Client(), nil))
 	defer other.Close()
 	foreign := strategytest.ListClaim("k")
 	want(t, "acquire", errOf(other.Acquire(t.Context(), foreign)), nil)

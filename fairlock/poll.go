@@ -23,7 +23,7 @@ const (
 // group is the waiters of this Driver for one key. It exists while there are any,
 // and polls the key for all of them.
 type group struct {
-	d    *Driver
+	d    *driver
 	key  string
 	keys []string // in the Redis
 	sub  *subscription
@@ -44,7 +44,7 @@ type group struct {
 
 // join adds w to the group of its key. The subscription is confirmed before, if it
 // can be.
-func (d *Driver) join(ctx context.Context, w *waiter) {
+func (d *driver) join(ctx context.Context, w *waiter) {
 	s := d.subscribe(ctx, w.c) // may call the server, so not with mu held
 
 	// Another waiter may have begun the group meanwhile. Its subscription is s as well,
@@ -63,7 +63,7 @@ func (d *Driver) join(ctx context.Context, w *waiter) {
 }
 
 // leave removes w from its group, which ends with its last waiter.
-func (d *Driver) leave(w *waiter) {
+func (d *driver) leave(w *waiter) {
 	g := w.group
 	if g == nil {
 		return
@@ -175,7 +175,7 @@ type place struct {
 // pollDue polls for all groups that are due. The polls travel as renewals do: each
 // server has its own pipeline, so that a server that hangs delays no poll of
 // another.
-func (d *Driver) pollDue() {
+func (d *driver) pollDue() {
 	defer d.background.Done()
 
 	// mu covers the choice of places to poll for, and not the calls.
@@ -215,7 +215,7 @@ func (d *Driver) pollDue() {
 }
 
 // send makes the calls of some polls.
-func (d *Driver) send(polls []*poll, timeout time.Duration) {
+func (d *driver) send(polls []*poll, timeout time.Duration) {
 	calls := make([]redisstore.Call, len(polls))
 	for i, p := range polls {
 		args := []any{p.command, p.g.sub.channel, redisstore.Millis(d.window)}
@@ -243,7 +243,7 @@ func (d *Driver) send(polls []*poll, timeout time.Duration) {
 }
 
 // polled handles the outcome of a poll that was sent at the given time.
-func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
+func (d *driver) polled(p *poll, reply any, err error, sent time.Time) {
 	g := p.g
 	r, ok := reportOf(reply)
 	switch {

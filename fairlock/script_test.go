@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
@@ -26,16 +27,16 @@ const (
 
 // another returns one more driver on the same Redis. Its window is longer than the
 // test.
-func (r rig) another(t *testing.T) *fairlock.Driver {
-	d := fairlock.New(r.Server.Client(), &fairlock.Options{Window: time.Minute})
+func (r rig) another(t *testing.T) Driver {
+	d := await.Value(fairlock.NewDriver(r.Server.Client(), &fairlock.Options{Window: time.Minute})).(Driver)
 	t.Cleanup(func() { d.Close() })
 	return d
 }
 
 // driver returns a driver over a client with those options.
-func (r rig) driver(t *testing.T, o *redis.Options) *fairlock.Driver {
+func (r rig) driver(t *testing.T, o *redis.Options) Driver {
 	rdb := redis.NewClient(o)
-	d := fairlock.New(rdb, nil)
+	d := await.Value(fairlock.NewDriver(rdb, nil)).(Driver)
 	t.Cleanup(func() { d.Close(); rdb.Close() })
 	return d
 }
@@ -43,13 +44,13 @@ func (r rig) driver(t *testing.T, o *redis.Options) *fairlock.Driver {
 // waiting is one Wait.
 type waiting struct {
 	c     backend.Claim
-	d     *fairlock.Driver
+	d     Driver
 	done  chan error
 	grant backend.Grant
 }
 
 // wait begins a Wait for c and returns when n wait.
-func (r rig) wait(t *testing.T, d *fairlock.Driver, c backend.Claim, n int) *waiting {
+func (r rig) wait(t *testing.T, d Driver, c backend.Claim, n int) *waiting {
 	t.Helper()
 	x := &waiting{c: c, d: d, done: make(chan error, 1)}
 	go func() {

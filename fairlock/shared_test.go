@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -71,7 +70,7 @@ func (x *waiting) waits(t *testing.T) {
 func TestOrderOfReadersAndWriters(t *testing.T) {
 	r := onServer(t)
 	holder := r.hold(t)
-	ds := []*fairlock.Driver{r.another(t), r.another(t)}
+	ds := []Driver{r.another(t), r.another(t)}
 	var xs []*waiting
 	for i, c := range []backend.Claim{sharedFenced(), sharedFenced(), fenced("k"), sharedFenced(), sharedFenced(), sharedFenced(), fenced("k")} {
 		xs = append(xs, r.wait(t, ds[i%2], c, i+1))

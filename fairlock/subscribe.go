@@ -42,7 +42,7 @@ func (s *subscription) receives() string {
 // subscribe returns the subscription to the channel of c.Key, for one more waiter.
 // It blocks until the server confirms the subscription, for a third of c.Timeout
 // and subscribeWithin at most.
-func (d *Driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
+func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	channel := d.store.Channel("grant:"+d.id, c.Key)
 	if s := d.shareSubscription(channel, nil); s != nil {
 		return s
@@ -77,7 +77,7 @@ func (d *Driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 
 // shareSubscription returns the subscription to channel, for one more waiter. If
 // there is none, it stores and returns s, which may be nil.
-func (d *Driver) shareSubscription(channel string, s *subscription) *subscription {
+func (d *driver) shareSubscription(channel string, s *subscription) *subscription {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
@@ -94,7 +94,7 @@ func (d *Driver) shareSubscription(channel string, s *subscription) *subscriptio
 }
 
 // unsubscribe ends the use of s by one waiter.
-func (d *Driver) unsubscribe(s *subscription) {
+func (d *driver) unsubscribe(s *subscription) {
 	d.mu.Lock()
 	s.waiters--
 	last := s.waiters == 0
@@ -110,7 +110,7 @@ func (d *Driver) unsubscribe(s *subscription) {
 }
 
 // messagesMissed makes all waiters of s poll, because s was interrupted.
-func (d *Driver) messagesMissed(s *subscription) {
+func (d *driver) messagesMissed(s *subscription) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -45,7 +46,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 // proc is a driver with connections of its own to the Redis, as in a process of
 // its own.
 type proc struct {
-	*fairlock.Driver
+	Driver
 	w     *world
 	proxy *faultproxy.Proxy
 
@@ -155,7 +156,7 @@ func (w *world) proc(change ...func(o *fairlock.Options)) *proc {
 	for _, f := range change {
 		f(o)
 	}
-	p.Driver = fairlock.New(rdb, o)
+	p.Driver = await.Value(fairlock.NewDriver(rdb, o)).(Driver)
 	w.Cleanup(func() { p.Close() })
 	return p
 }
@@ -305,7 +306,7 @@ func (p *proc) renew(c backend.Claim) error {
 // owners returns the owners of the waiters for "k".
 func (w *world) owners() []string {
 	w.Helper()
-	d := fairlock.New(w.rdb, nil)
+	d := await.Value(fairlock.NewDriver(w.rdb, nil)).(Driver)
 	defer d.Close()
 	s, err := d.Inspect(w.Context(), "k")
 	if err != nil {

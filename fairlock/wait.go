@@ -14,7 +14,7 @@ import (
 
 // waiter is one claim that waits for its key.
 type waiter struct {
-	d    *Driver
+	d    *driver
 	c    backend.Claim
 	term time.Duration // of a key that is handed over: the claim's, but at most the window
 	wake chan struct{} // receives when a field has changed that Driver.mu guards; has room for one
@@ -44,7 +44,7 @@ type handedOver struct {
 }
 
 // Wait takes a place in the queue and returns when the key is handed over.
-func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := ctx.Err(); err != nil {
 		return backend.Grant{}, err
 	}

@@ -68,8 +68,8 @@ func (s *swappable) entries(context.Context, string) (names []string, err error)
 func harness() conformance.Harness {
 	var s swappable
 	var ahead atomic.Int64 // how far the clock was moved
-	open := func(store string) *Driver {
-		d := New(store, nil)
+	open := func(store string) *driver {
+		d := on(store, nil)
 		d.clock = func() instant {
 			now, by := readClock(), time.Duration(ahead.Load())
 			now.up, now.wall = now.up+by, now.wall.Add(by)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"os"
 
 	"github.com/hasplock/hasp"
@@ -23,10 +24,13 @@ func Example() {
 	var job func(name string)
 	job = func(name string) {
 		ctx := context.Background()
-		client := hasp.New(filelock.New(dir, nil), &hasp.Options{Owner: name})
+		client, err := filelock.New(dir, &filelock.Options{Client: hasp.Options{Owner: name}})
+		if err != nil {
+			log.Fatal(err)
+		}
 		defer client.Close()
 
-		err := hasp.Do(ctx, client, "nightly", func(ctx context.Context, lease *hasp.Lease) error {
+		err = hasp.Do(ctx, client, "nightly", func(ctx context.Context, lease *hasp.Lease) error {
 			fmt.Println(name, "works")
 			if name == "first" {
 				job("second")

@@ -50,7 +50,7 @@ var strangers = map[string]func(t *testing.T, path string){
 func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 	for name, plant := range strangers {
 		t.Run(name, func(t *testing.T) {
-			d := New(t.TempDir(), nil)
+			d := on(t.TempDir(), nil)
 			c := claim("k")
 			acquire(t, d, c)
 			path := d.path("k")
@@ -95,7 +95,7 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 func TestHalfWrittenFilesOfTheDeadAreCleared(t *testing.T) {
 	whole := sample().encode()
 	for n := 0; n <= len(whole); n += 20 {
-		d := New(t.TempDir(), nil)
+		d := on(t.TempDir(), nil)
 		write(t, d.guardFile("temp", stripeOf("k")), whole[:n])
 		write(t, d.guardFile("temp", fenceGuard), whole[:n])
 		write(t, d.guardFile("stripe", stripeOf("k")), []byte("pid 47"))
@@ -115,7 +115,7 @@ func TestHalfWrittenFilesOfTheDeadAreCleared(t *testing.T) {
 func TestPlantedLinksAreNotFollowed(t *testing.T) {
 	for _, kind := range []string{"guard", "stripe", "temp"} {
 		for _, exists := range []bool{true, false} {
-			d := New(t.TempDir(), nil)
+			d := on(t.TempDir(), nil)
 			target := filepath.Join(t.TempDir(), "precious")
 			if exists {
 				write(t, target, []byte("precious"))
@@ -149,7 +149,7 @@ func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
 		"long text": append([]byte("pid 47\n"), make([]byte, maxStripe)...),
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := New(t.TempDir(), nil)
+			d := on(t.TempDir(), nil)
 			other := filepath.Join(t.TempDir(), "precious")
 			write(t, other, content)
 			path := d.guardFile("stripe", stripeOf("k"))
@@ -170,7 +170,7 @@ func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
 // A cleaner may remove the guard's file while a process waits to lock it. A process
 // that then locks the file without a name does not have the guard.
 func TestGuardThatWasRemovedIsNotHad(t *testing.T) {
-	d := New(t.TempDir(), nil)
+	d := on(t.TempDir(), nil)
 	path := d.guardFile("guard", 3)
 	g, err := d.lockGuard(t.Context(), 3)
 	must(t, err)
@@ -191,7 +191,7 @@ func TestGuardThatWasRemovedIsNotHad(t *testing.T) {
 func TestDirectoryIsMadeWhenItIsMissing(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "a", "b")
-	d := New(dir, nil)
+	d := on(dir, nil)
 	notHeld(t, d, "k")
 	c := claim("k")
 	lost(t, "release", d.Release(t.Context(), c))
@@ -210,7 +210,7 @@ func TestManyMakeTheDirectoryAtOnce(t *testing.T) {
 			errs := make(chan error, 8)
 			for range cap(errs) {
 				go func() {
-					_, err := New(dir, &Options{Mode: mode}).Acquire(t.Context(), claim("k"))
+					_, err := on(dir, &Options{Mode: mode}).Acquire(t.Context(), claim("k"))
 					errs <- err
 				}()
 			}
@@ -257,7 +257,7 @@ func TestDirectoryThatIsAFileIsAnError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, []byte("precious"))
 	for _, dir := range []string{file, filepath.Join(file, "below")} {
-		d := New(dir, nil)
+		d := on(dir, nil)
 		_, err := d.Acquire(t.Context(), claim("k"))
 		outage(t, "acquire", err, file)
 		outage(t, "release", d.Release(t.Context(), claim("k")), file)

@@ -52,7 +52,7 @@ func minFence(now instant) uint64 { return uint64(max(now.wall.UnixMicro(), 0)) 
 // reserveFences raises the ceiling above the fences of the next half a minute, if
 // it is lower. It is called without a stripe's guard, so that other callers do not
 // wait for the flush.
-func (d *Driver) reserveFences(ctx context.Context, now instant) error {
+func (d *driver) reserveFences(ctx context.Context, now instant) error {
 	if now.boot == "" {
 		return nil // each fence raises the ceiling itself
 	}
@@ -61,7 +61,7 @@ func (d *Driver) reserveFences(ctx context.Context, now instant) error {
 
 // raiseCeiling does nothing if the ceiling is at least least. Otherwise it raises
 // it to least + reserve or more.
-func (d *Driver) raiseCeiling(ctx context.Context, now instant, least, reserve uint64) error {
+func (d *driver) raiseCeiling(ctx context.Context, now instant, least, reserve uint64) error {
 	// A ceiling only grows, so one that this process has read from the disk before
 	// is still a lower bound.
 	if c := d.ceiling.Load(); c.boot == now.boot && c.top >= least {
@@ -99,12 +99,12 @@ func (d *Driver) raiseCeiling(ctx context.Context, now instant, least, reserve u
 	return nil
 }
 
-func (d *Driver) ceilingPath() string { return filepath.Join(d.dir, "fence") }
+func (d *driver) ceilingPath() string { return filepath.Join(d.dir, "fence") }
 
 // readCeiling returns the ceiling. If the file cannot be read, that is an error,
 // because a guess might be too small. A crash does not damage the file: it is
 // flushed before it has its name.
-func (d *Driver) readCeiling() (ceiling, error) {
+func (d *driver) readCeiling() (ceiling, error) {
 	path := d.ceilingPath()
 	b, _, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -11,7 +11,7 @@ import (
 )
 
 // fence takes and releases key, and checks that its fence is above last.
-func fence(t *testing.T, d *Driver, key string, last uint64) uint64 {
+func fence(t *testing.T, d *driver, key string, last uint64) uint64 {
 	t.Helper()
 	c := fenced(claim(key))
 	f := acquire(t, d, c).Fence
@@ -80,7 +80,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 }
 
 // damage overwrites the last fence of key's stripe.
-func damage(t *testing.T, d *Driver, key string, with []byte) {
+func damage(t *testing.T, d *driver, key string, with []byte) {
 	t.Helper()
 	f, err := os.OpenFile(d.guardFile("stripe", stripeOf(key)), os.O_RDWR, 0)
 	must(t, err)
@@ -170,7 +170,7 @@ func TestDamagedCeilingGivesNoFence(t *testing.T) {
 		"no reason": string(seal([]byte(ceilingHeader + "boot \"b\"\nfloor 18\ntop 17\n"))),
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := New(t.TempDir(), nil)
+			d := on(t.TempDir(), nil)
 			write(t, d.ceilingPath(), []byte(content))
 			_, err := d.Acquire(t.Context(), fenced(claim("k")))
 			if err == nil || !strings.Contains(err.Error(), d.ceilingPath()) {
@@ -224,7 +224,7 @@ func TestFencesOfProcessesThatRaiseTheCeilingAtOnce(t *testing.T) {
 }
 
 func TestFailedFenceLeavesTheKeyFree(t *testing.T) {
-	d := New(t.TempDir(), nil)
+	d := on(t.TempDir(), nil)
 	must(t, os.MkdirAll(d.guardFile("temp", fenceGuard)+"/x", 0o700))
 	if _, err := d.Acquire(t.Context(), fenced(claim("k"))); err == nil {
 		t.Fatal("a fence was given without a ceiling")

@@ -51,7 +51,7 @@
 //
 // The directory is created if it is missing. Its files have its permissions without
 // the right to execute. A user who may write may lock. A user who may only read may
-// inspect with a Driver of [New]; opening a URL tests that the directory can be
+// inspect with a Client of [New]; opening a URL tests that the directory can be
 // written. For several users, create it with mode=0770 and the group that they
 // share; hasp sets the setgid bit. Parents that are missing are created for this
 // user only. A sticky directory serves one user only, because other users cannot
@@ -87,25 +87,27 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
-// Options are the settings of a [Driver]. Nil and the zero value mean the
-// defaults.
+// Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
+	// Client is the options of the Client that New returns. NewDriver ignores it.
+	Client hasp.Options
+
 	// Mode is the mode of the directory if it has to be created. Its files get the
 	// same mode without the right to execute. The default is 0700: only this user.
 	// All bits of the owner must be set, and none above 0777.
 	Mode fs.FileMode
 }
 
-// Driver is a [backend.Driver] on a directory. It is fenced, an Inspector and a Lister,
+// driver is a [backend.Driver] on a directory. It is fenced, an Inspector and a Lister,
 // and reaches all processes of the host.
-type Driver struct {
-	dir    string
-	dirErr error       // why dir or mode cannot be used; every call returns it
-	mode   fs.FileMode // of dir, if it has to be created
-	clock  func() instant
+type driver struct {
+	dir   string
+	mode  fs.FileMode // of dir, if it has to be created
+	clock func() instant
 
 	// turns has one token for each guard. A goroutine that wants a guard takes the
 	// token first, so only one goroutine of this process polls the guard's file.
@@ -119,8 +121,8 @@ type Driver struct {
 }
 
 var (
-	_ backend.Inspector = (*Driver)(nil)
-	_ backend.Lister    = (*Driver)(nil)
+	_ backend.Inspector = (*driver)(nil)
+	_ backend.Lister    = (*driver)(nil)
 )
 
 // defaultTimeout bounds the wait for a guard if the call has no bound of its own.
@@ -128,41 +130,64 @@ const defaultTimeout = 3 * time.Second
 
 var errClosed = errors.New("filelock: driver is closed")
 
-// New returns a driver on dir, which is created when it is first used. If dir is
-// empty, New uses the directory of the URL filelock://. A relative dir is resolved
-// against the present working directory. If dir or opts cannot be used, every call
-// of the driver returns the error.
-func New(dir string, opts *Options) *Driver {
-	d := &Driver{clock: readClock, mode: 0o700, unswept: make(chan *os.File, 1)}
+// New returns a Client whose locks are files in dir, which is created when it is first used. If dir
+// is empty, it is the directory of the URL filelock://. A relative dir is resolved against the
+// present working directory. If dir or o cannot be used, the error is hasp.ErrInvalid.
+func New(dir string, o *Options) (*hasp.Client, error) {
+	d, err := NewDriver(dir, o)
+	if err != nil {
+		return nil, err
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	return hasp.New(d, &o.Client)
+}
+
+// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
+// passed to [hasp.New].
+func NewDriver(dir string, o *Options) (backend.Driver, error) {
+	d, err := newDriver(dir, o)
+	if err != nil {
+		return nil, fmt.Errorf("filelock: %w", err)
+	}
+	return d, nil
+}
+
+func newDriver(dir string, o *Options) (*driver, error) {
+	d := &driver{clock: readClock, mode: 0o700, unswept: make(chan *os.File, 1)}
 	d.unswept <- nil
 	d.ceiling.Store(&ceiling{})
 	for i := range d.turns {
 		d.turns[i] = make(chan struct{}, 1)
 	}
 
+	var err error
 	if dir == "" {
-		dir, d.dirErr = userDir()
+		if dir, err = userDir(); err != nil {
+			return nil, err
+		}
 	}
-	if d.dirErr == nil {
-		d.dir, d.dirErr = filepath.Abs(dir)
+	if d.dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
 	}
 
-	if opts != nil && opts.Mode != 0 {
-		d.mode = opts.Mode
+	if o != nil && o.Mode != 0 {
+		d.mode = o.Mode
 	}
-	if d.dirErr == nil && (d.mode&^0o777 != 0 || d.mode&0o700 != 0o700) {
-		d.dirErr = fmt.Errorf("%w: mode=%04o: want 0700 to 0777, the permissions of the directory", backend.ErrInvalid, d.mode)
+	if d.mode&^0o777 != 0 || d.mode&0o700 != 0o700 {
+		return nil, fmt.Errorf("%w: mode=%04o: want 0700 to 0777, the permissions of the directory", backend.ErrInvalid, d.mode)
 	}
-	return d
+	return d, nil
 }
 
 // Traits returns Fenced, Keeps, Host.
-func (d *Driver) Traits() backend.Traits {
+func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Reach: backend.Host}
 }
 
 // Acquire takes c.Key if no record says that it is held.
-func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.check(ctx); err != nil {
 		return backend.Grant{}, err
 	}
@@ -225,7 +250,7 @@ func (g *guard) acquire(ctx context.Context, c backend.Claim) (backend.Grant, er
 // Release removes the record if it is c.Token's and its term has not ended. It
 // works on a full disk. With c.KeepUntil it writes a record without the token, which
 // ends then. On a full disk it may fail to do so, and the record stays for its term.
-func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
 		now := d.clock()
 		r, err := d.load(c.Key, now)
@@ -253,7 +278,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 // Break removes the record of key, whichever token has it. It also removes a file
 // that cannot be read or is of another kind, such as a symbolic link or an empty
 // directory.
-func (d *Driver) Break(ctx context.Context, key string) error {
+func (d *driver) Break(ctx context.Context, key string) error {
 	return d.guarded(ctx, key, 0, func(*guard) error {
 		err := os.Remove(d.path(key))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -264,7 +289,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 }
 
 // guarded calls f while it holds the guard of key.
-func (d *Driver) guarded(ctx context.Context, key string, timeout time.Duration, f func(g *guard) error) error {
+func (d *driver) guarded(ctx context.Context, key string, timeout time.Duration, f func(g *guard) error) error {
 	ctx, cancel := withTimeout(ctx, timeout)
 	defer cancel()
 	g, err := d.lockGuard(ctx, stripeOf(key))
@@ -277,7 +302,7 @@ func (d *Driver) guarded(ctx context.Context, key string, timeout time.Duration,
 
 // Inspect returns what the record of key says. If the platform can read a record
 // without its guard, Inspect needs no permission to write.
-func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := d.check(ctx); err != nil {
 		return backend.Status{}, err
 	}
@@ -293,7 +318,7 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return s, err
 }
 
-func (d *Driver) status(key string) (backend.Status, error) {
+func (d *driver) status(key string) (backend.Status, error) {
 	now := d.clock()
 	r, err := d.load(key, now)
 	if r == nil {
@@ -309,7 +334,7 @@ func (r *record) status(now instant) backend.Status {
 
 // Close makes every later call return an error. Between calls a driver has at most one
 // file open: the directory, if a sweep has not reached its end.
-func (d *Driver) Close() error {
+func (d *driver) Close() error {
 	d.closed.Store(true)
 	if dir := <-d.unswept; dir != nil {
 		dir.Close()
@@ -319,14 +344,14 @@ func (d *Driver) Close() error {
 }
 
 // check returns an error if a call with ctx cannot succeed.
-func (d *Driver) check(ctx context.Context) error {
+func (d *driver) check(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case d.closed.Load():
 		return errClosed
 	}
-	return d.dirErr
+	return nil
 }
 
 // withTimeout bounds ctx by one call's timeout.

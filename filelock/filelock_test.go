@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
@@ -46,7 +47,7 @@ func TestLongestTermDoesNotWrapRound(t *testing.T) {
 }
 
 func TestClaimThatIsTooLongForARecordIsInvalid(t *testing.T) {
-	d := New(t.TempDir(), nil)
+	d := on(t.TempDir(), nil)
 	key, owner := claim(strings.Repeat("k", maxRecord)), claim("k")
 	owner.Owner = strings.Repeat("o", maxRecord)
 	for _, c := range []backend.Claim{key, owner} {
@@ -63,10 +64,10 @@ func TestCallsThatAskNothing(t *testing.T) {
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
 	dir := filepath.Join(t.TempDir(), "never")
-	closed := New(dir, nil)
+	closed := on(dir, nil)
 	must(t, closed.Close())
 
-	calls := func(ctx context.Context, d *Driver, want error) {
+	calls := func(ctx context.Context, d *driver, want error) {
 		t.Helper()
 		c := claim("k")
 		_, acquired := d.Acquire(ctx, c)
@@ -79,10 +80,12 @@ func TestCallsThatAskNothing(t *testing.T) {
 			}
 		}
 	}
-	calls(ended, New(dir, nil), enough)
+	calls(ended, on(dir, nil), enough)
 	calls(t.Context(), closed, errClosed)
 	for _, mode := range []fs.FileMode{0o600, 0o77, 0o1777, 0o10700, fs.ModeDir | 0o700} {
-		calls(t.Context(), New(dir, &Options{Mode: mode}), backend.ErrInvalid)
+		if _, err := New(dir, &Options{Mode: mode}); !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("mode %o: %v", mode, err)
+		}
 	}
 	if _, err := os.Stat(dir); err == nil {
 		t.Error("the directory was made")
@@ -91,7 +94,7 @@ func TestCallsThatAskNothing(t *testing.T) {
 
 // done may call the driver for the same key.
 func TestRenewalIsToldWithoutTheGuard(t *testing.T) {
-	d := New(t.TempDir(), nil)
+	d := on(t.TempDir(), nil)
 	cs := []backend.Claim{claim("k"), claim(neighbour("k"))}
 	for _, c := range cs {
 		acquire(t, d, c)
@@ -103,7 +106,7 @@ func TestRenewalIsToldWithoutTheGuard(t *testing.T) {
 }
 
 func TestRecordIsThereAtEveryMomentOfARenewal(t *testing.T) {
-	d := New(t.TempDir(), nil)
+	d := on(t.TempDir(), nil)
 	c := claim("k")
 	acquire(t, d, c)
 	stop := make(chan struct{})

@@ -115,7 +115,7 @@ func create(path string) (*os.File, error) {
 // path gets all of the old content or all of the new, even if this process is
 // killed at any point. With flush, the content is on the disk before the file has
 // its name. Temp is the temporary file of a guard that the caller holds.
-func (d *Driver) replace(path, temp string, content []byte, flush bool) error {
+func (d *driver) replace(path, temp string, content []byte, flush bool) error {
 	f, err := create(temp)
 	if errors.Is(err, fs.ErrExist) {
 		// Its guard is ours, so the process that made it has died.
@@ -150,7 +150,7 @@ func fill(f *os.File, content []byte, flush bool) error {
 
 // withFile calls open, which opens the file at path. If there is no such file,
 // withFile creates it and calls open again.
-func (d *Driver) withFile(path string, open func() error) error {
+func (d *driver) withFile(path string, open func() error) error {
 	err := open()
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = d.ensureFile(path); err == nil {
@@ -162,7 +162,7 @@ func (d *Driver) withFile(path string, open func() error) error {
 
 // ensureFile creates an empty file at path if there is no file, and the directory
 // if it does not exist.
-func (d *Driver) ensureFile(path string) error {
+func (d *driver) ensureFile(path string) error {
 	err := createEmpty(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = d.ensureDir(); err == nil {
@@ -203,7 +203,7 @@ func createEmpty(path string) error {
 }
 
 // ensureDir creates the directory if it does not exist.
-func (d *Driver) ensureDir() error {
+func (d *driver) ensureDir() error {
 	if err := os.MkdirAll(filepath.Dir(d.dir), 0o700); err != nil {
 		return err
 	}
@@ -222,7 +222,7 @@ func (d *Driver) ensureDir() error {
 }
 
 // createDir creates the directory, unless another process is faster.
-func (d *Driver) createDir() error {
+func (d *driver) createDir() error {
 	// The umask takes bits away, so the mode is set afterwards. A process that is
 	// killed in between must not leave a directory that other users cannot enter. So
 	// the directory gets its mode first and its name last.
@@ -262,7 +262,7 @@ func (d *Driver) createDir() error {
 }
 
 // explain returns err with advice on errors of the file system.
-func (d *Driver) explain(err error) error {
+func (d *driver) explain(err error) error {
 	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
 	case err == nil:

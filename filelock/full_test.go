@@ -24,7 +24,7 @@ func limited(args []string) error {
 	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
 		return err
 	}
-	d := New(args[0], nil)
+	d := on(args[0], nil)
 	_, err := d.Acquire(context.Background(), claim("free"))
 	fmt.Println(err)
 	_, err = d.Acquire(context.Background(), fenced(claim("free")))
@@ -46,7 +46,7 @@ func set[T int64 | uint64](to *T, n int) { *to = T(n) }
 func TestWriteThatEndsHalfWay(t *testing.T) {
 	for _, bytes := range []int{0, 1, 20, 150} {
 		t.Run(fmt.Sprint(bytes, " bytes"), func(t *testing.T) {
-			d := New(t.TempDir(), nil)
+			d := on(t.TempDir(), nil)
 			kept, back := claim("kept"), claim("given back")
 			acquire(t, d, kept)
 			acquire(t, d, back)
@@ -85,7 +85,7 @@ func TestWriteThatEndsHalfWay(t *testing.T) {
 
 // A disk that is full for a moment takes no pid into a new stripe, and then a fence.
 func TestStripeWithoutAPid(t *testing.T) {
-	d := New(t.TempDir(), nil)
+	d := on(t.TempDir(), nil)
 	must(t, d.reserveFences(t.Context(), d.clock()))
 	g, err := d.lockGuard(t.Context(), stripeOf("k"))
 	must(t, err)

@@ -26,7 +26,7 @@ import (
 // platforms do not let other processes read a locked file. Some end the lock when
 // the process closes any descriptor of the file.
 type guard struct {
-	d      *Driver
+	d      *driver
 	n      int          // which guard: a stripe, or fenceGuard
 	lock   *flock.Flock // the guard's file, locked
 	stripe *os.File     // the stripe's file; nil until openStripe
@@ -36,7 +36,7 @@ type guard struct {
 const fenceGuard = stripes
 
 // guardFile returns the path of a file of guard n. Kind is guard, stripe or temp.
-func (d *Driver) guardFile(kind string, n int) string {
+func (d *driver) guardFile(kind string, n int) string {
 	if n == fenceGuard {
 		return filepath.Join(d.dir, kind+"-fence")
 	}
@@ -53,7 +53,7 @@ const (
 // lockGuard blocks until it has guard n or ctx ends. It polls, because a call that
 // blocks in the kernel cannot be cancelled. A guard is held for about ten
 // microseconds, or for one flush of the disk.
-func (d *Driver) lockGuard(ctx context.Context, n int) (*guard, error) {
+func (d *driver) lockGuard(ctx context.Context, n int) (*guard, error) {
 	if err := d.check(ctx); err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func (d *Driver) lockGuard(ctx context.Context, n int) (*guard, error) {
 }
 
 // tryGuard locks guard n if it is free. Otherwise it returns nil, nil.
-func (d *Driver) tryGuard(ctx context.Context, n int) (*guard, error) {
+func (d *driver) tryGuard(ctx context.Context, n int) (*guard, error) {
 	if err := d.check(ctx); err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (d *Driver) tryGuard(ctx context.Context, n int) (*guard, error) {
 
 // tryFlock locks the file of guard n. It returns nil, nil if another process has
 // it. The caller has this process's turn, which the guard takes over.
-func (d *Driver) tryFlock(n int) (*guard, error) {
+func (d *driver) tryFlock(n int) (*guard, error) {
 	path := d.guardFile("guard", n)
 	var l *flock.Flock
 	var ok bool
@@ -225,7 +225,7 @@ func (g *guard) unlock() {
 }
 
 // guardBusy returns the error of a call whose ctx ended before it got guard n.
-func (d *Driver) guardBusy(ctx context.Context, n int, start time.Time) error {
+func (d *driver) guardBusy(ctx context.Context, n int, start time.Time) error {
 	holder := "another process"
 	if b, _, err := readFile(d.guardFile("stripe", n)); err == nil {
 		line, _, _ := bytes.Cut(b, []byte("\n"))

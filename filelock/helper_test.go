@@ -38,8 +38,8 @@ func (c *dial) set(f func(*instant)) {
 }
 
 // on returns a driver on dir that reads this clock.
-func (c *dial) on(dir string) *Driver {
-	d := New(dir, nil)
+func (c *dial) on(dir string) *driver {
+	d := on(dir, nil)
 	d.clock = c.read
 	return d
 }
@@ -60,7 +60,10 @@ func claim(key string) backend.Claim {
 
 func fenced(c backend.Claim) backend.Claim { c.Fenced = true; return c }
 
-func acquire(t *testing.T, d *Driver, c backend.Claim) backend.Grant {
+// on returns a driver on dir.
+func on(dir string, o *Options) *driver { return await.Value(newDriver(dir, o)) }
+
+func acquire(t *testing.T, d *driver, c backend.Claim) backend.Grant {
 	t.Helper()
 	g, err := d.Acquire(t.Context(), c)
 	if err != nil {
@@ -69,7 +72,7 @@ func acquire(t *testing.T, d *Driver, c backend.Claim) backend.Grant {
 	return g
 }
 
-func release(t *testing.T, d *Driver, c backend.Claim) {
+func release(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
 	if err := d.Release(t.Context(), c); err != nil {
 		t.Fatalf("release %q: %v", c.Key, err)
@@ -77,7 +80,7 @@ func release(t *testing.T, d *Driver, c backend.Claim) {
 }
 
 // refused checks that c does not get its key, and that the error is want.
-func refused(t *testing.T, d *Driver, c backend.Claim, want error) {
+func refused(t *testing.T, d *driver, c backend.Claim, want error) {
 	t.Helper()
 	if _, err := d.Acquire(t.Context(), c); !errors.Is(err, want) {
 		t.Fatalf("acquire %q: %v, want %v", c.Key, err, want)
@@ -93,7 +96,7 @@ func lost(t *testing.T, what string, err error) {
 }
 
 // notHeld checks that key is free by Inspect.
-func notHeld(t *testing.T, d *Driver, key string) {
+func notHeld(t *testing.T, d *driver, key string) {
 	t.Helper()
 	if s, err := d.Inspect(t.Context(), key); s.Held || err != nil {
 		t.Errorf("inspect %.20q: %+v, %v", key, s, err)
@@ -102,7 +105,7 @@ func notHeld(t *testing.T, d *Driver, key string) {
 
 var must = await.Must
 
-func renew(d *Driver, cs ...backend.Claim) []error {
+func renew(d *driver, cs ...backend.Claim) []error {
 	errs := make([]error, len(cs))
 	for i := range errs {
 		errs[i] = errors.New("not answered")
@@ -112,7 +115,7 @@ func renew(d *Driver, cs ...backend.Claim) []error {
 }
 
 // left returns the rest of the term by Inspect.
-func left(t *testing.T, d *Driver, key string) time.Duration {
+func left(t *testing.T, d *driver, key string) time.Duration {
 	t.Helper()
 	s, err := d.Inspect(t.Context(), key)
 	must(t, err)
@@ -130,7 +133,7 @@ func files(t *testing.T, dir string) (names []string) {
 }
 
 // poll repeats the attempt until it has the key.
-func poll(d *Driver, c backend.Claim) (backend.Grant, error) {
+func poll(d *driver, c backend.Claim) (backend.Grant, error) {
 	for delay := 50 * time.Microsecond; ; delay = min(2*delay, 2*time.Millisecond) {
 		g, err := d.Acquire(context.Background(), c)
 		if !errors.Is(err, backend.ErrHeld) {

@@ -22,7 +22,7 @@ const listFiles = 256
 // List yields the keys whose records are in the directory, in no particular order. A file
 // that is damaged, or is no record, is left out, although it may block a key. If the
 // directory does not exist, no key is held.
-func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		if err := d.listDir(ctx, prefix, timeout, func(e backend.Entry) bool { return yield(e, nil) }); err != nil {
 			yield(backend.Entry{}, d.explain(err))
@@ -31,7 +31,7 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 }
 
 // listDir passes each entry to f, until f returns false.
-func (d *Driver) listDir(ctx context.Context, prefix string, timeout time.Duration, f func(backend.Entry) bool) error {
+func (d *driver) listDir(ctx context.Context, prefix string, timeout time.Duration, f func(backend.Entry) bool) error {
 	if err := d.check(ctx); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (d *Driver) listDir(ctx context.Context, prefix string, timeout time.Durati
 }
 
 // named returns the record in the file of that name, or nil if it has none.
-func (d *Driver) named(ctx context.Context, name string, timeout time.Duration) (*record, error) {
+func (d *driver) named(ctx context.Context, name string, timeout time.Duration) (*record, error) {
 	if !readsNeedNoGuard {
 		stripe, ok := stripeOfName(name)
 		if !ok {
@@ -94,7 +94,7 @@ func (d *Driver) named(ctx context.Context, name string, timeout time.Duration) 
 }
 
 // recordIn is named without a guard.
-func (d *Driver) recordIn(name string) (*record, error) {
+func (d *driver) recordIn(name string) (*record, error) {
 	b, _, err := readFile(filepath.Join(d.dir, name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotFile) {
 		return nil, nil // the key is free by now, or there was none

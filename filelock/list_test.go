@@ -10,7 +10,7 @@ import (
 )
 
 // listed returns the keys of a list, in order.
-func listed(t *testing.T, d *Driver, prefix string) (keys []string) {
+func listed(t *testing.T, d *driver, prefix string) (keys []string) {
 	t.Helper()
 	for e, err := range d.List(t.Context(), prefix, time.Second) {
 		must(t, err)
@@ -21,8 +21,8 @@ func listed(t *testing.T, d *Driver, prefix string) (keys []string) {
 }
 
 func TestListOfOddKeys(t *testing.T) {
-	d := New(t.TempDir(), nil)
-	if keys := listed(t, New(filepath.Join(d.dir, "missing"), nil), ""); keys != nil {
+	d := on(t.TempDir(), nil)
+	if keys := listed(t, on(filepath.Join(d.dir, "missing"), nil), ""); keys != nil {
 		t.Errorf("a directory that does not exist: %q", keys)
 	}
 	for _, key := range oddKeys {
@@ -47,7 +47,7 @@ func TestListOfOddKeys(t *testing.T) {
 
 // What is not a record of its file's key is left out.
 func TestListLeavesStrangersOut(t *testing.T) {
-	d := New(t.TempDir(), nil)
+	d := on(t.TempDir(), nil)
 	acquire(t, d, claim("k"))
 	whole, _, err := readFile(d.path("k"))
 	must(t, err)

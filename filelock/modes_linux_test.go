@@ -17,7 +17,7 @@ func TestAFileHasItsModeBeforeItsName(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "locks")
-	d := New(dir, &Options{Mode: 0o770})
+	d := on(dir, &Options{Mode: 0o770})
 
 	changed := watchModes(t, parent)
 	must(t, d.ensureDir())

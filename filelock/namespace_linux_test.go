@@ -24,7 +24,7 @@ func TestWallClockDoesNotCountBetweenTimeNamespaces(t *testing.T) {
 			t.Fatalf("%v, %s", err, out)
 		}
 
-		d := New(dir, nil)
+		d := on(dir, nil)
 		for _, step := range []time.Duration{0, time.Hour, -time.Hour} {
 			d.clock = func() instant {
 				now := readClock()

@@ -45,7 +45,10 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		opts.Mode = fs.FileMode(mode)
 	}
 
-	d := New(dir, &opts)
+	d, err := newDriver(dir, &opts)
+	if err != nil {
+		return nil, err
+	}
 	if err := d.probe(ctx); err != nil {
 		return nil, err
 	}
@@ -88,7 +91,7 @@ func userDir() (string, error) {
 
 // probe creates the directory if it does not exist, and then creates, writes and locks a
 // temporary file in it. So Open reports a wrong configuration, and not the first Lock.
-func (d *Driver) probe(ctx context.Context) (err error) {
+func (d *driver) probe(ctx context.Context) (err error) {
 	defer func() { err = d.explain(err) }()
 	if err := d.check(ctx); err != nil {
 		return err

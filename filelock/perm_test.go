@@ -39,7 +39,7 @@ func user(args []string) error {
 	if err := beNobody(); err != nil {
 		return err
 	}
-	d := New(args[0], nil)
+	d := on(args[0], nil)
 	c := claim(args[1])
 	_, err := d.Acquire(context.Background(), c)
 	fmt.Println(err)
@@ -52,7 +52,7 @@ func user(args []string) error {
 }
 
 // asUser returns the four answers.
-func asUser(t *testing.T, d *Driver, key string) (acquire, inspect, release, open string) {
+func asUser(t *testing.T, d *driver, key string) (acquire, inspect, release, open string) {
 	t.Helper()
 	c := play(t, "user", d.dir, key)
 	acquire, inspect, release, open = c.Line(t), c.Line(t), c.Line(t), c.Line(t)
@@ -102,7 +102,7 @@ func denied(t *testing.T, what, answer, path string) {
 func TestDirectoryThatCannotBeReadOrWritten(t *testing.T) {
 	for _, mode := range []fs.FileMode{0, 0o444, 0o555} {
 		t.Run(fmt.Sprintf("%O", mode), func(t *testing.T) {
-			d := New(reachable(t, mode), nil)
+			d := on(reachable(t, mode), nil)
 			acquire, inspect, release, open := asUser(t, d, "k")
 			denied(t, "acquire", acquire, d.dir)
 			denied(t, "release", release, d.dir)
@@ -117,7 +117,7 @@ func TestDirectoryThatCannotBeReadOrWritten(t *testing.T) {
 }
 
 func TestStateFileThatCannotBeReadIsNotGranted(t *testing.T) {
-	d := New(reachable(t, 0o777), nil)
+	d := on(reachable(t, 0o777), nil)
 	acquire(t, d, claim("k"))
 	must(t, os.Chmod(d.path("k"), 0))
 	before, err := os.Lstat(d.path("k"))
@@ -141,7 +141,7 @@ func TestUsersShareADirectory(t *testing.T) {
 		t.Skip("needs root, to be two users")
 	}
 	defer syscall.Umask(syscall.Umask(0o077))
-	d := New(reachable(t, 0o777), nil)
+	d := on(reachable(t, 0o777), nil)
 	c := fenced(claim("k"))
 	acquire(t, d, c)
 	got, inspect, lost, open := asUser(t, d, "k")
@@ -177,7 +177,7 @@ func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 		{0o777, 0, fs.ModeDir | 0o700, 0o600},
 	} {
 		dir := filepath.Join(t.TempDir(), "parent", "locks")
-		d := New(dir, &Options{Mode: c.mode})
+		d := on(dir, &Options{Mode: c.mode})
 		syscall.Umask(0o027)
 		must(t, d.ensureDir())
 		syscall.Umask(c.umask)
@@ -203,7 +203,7 @@ func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 // from an empty file, here one from before this boot.
 func TestFIFOOrDirectoryInPlaceOfAFile(t *testing.T) {
 	dir, n := t.TempDir(), stripeOf("k")
-	d := New(dir, nil)
+	d := on(dir, nil)
 	for _, path := range []string{d.path("k"), d.guardFile("stripe", n), d.guardFile("guard", n), d.ceilingPath()} {
 		for _, make := range []func(string, uint32) error{syscall.Mkfifo, syscall.Mkdir} {
 			os.Remove(path)

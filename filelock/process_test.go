@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 
 // take takes a key for a minute, and ends.
 func take(args []string) error {
-	_, err := New(args[0], nil).Acquire(context.Background(), claim(args[1]))
+	_, err := on(args[0], nil).Acquire(context.Background(), claim(args[1]))
 	return err
 }
 
@@ -35,7 +35,7 @@ func play(t *testing.T, role, dir string, args ...string) *crew.Child {
 // work takes, renews and releases until it is killed. It prints each fence before it
 // goes on.
 func work(args []string) error {
-	d := New(args[0], nil)
+	d := on(args[0], nil)
 	for {
 		for _, key := range args[1:] {
 			c := fenced(claim(key))
@@ -62,7 +62,7 @@ func work(args []string) error {
 
 // holdGuard holds the guard of a key.
 func holdGuard(args []string) error {
-	g, err := New(args[0], nil).lockGuard(context.Background(), stripeOf(args[1]))
+	g, err := on(args[0], nil).lockGuard(context.Background(), stripeOf(args[1]))
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func holdGuard(args []string) error {
 // larger fence.
 func TestProcessesThatAreKilledLeaveWhatOthersCanRead(t *testing.T) {
 	dir := t.TempDir()
-	d := New(dir, nil)
+	d := on(dir, nil)
 	keys := []string{"a", "b", neighbour("a")}
 	last := map[string]uint64{}
 	for round := range 20 {

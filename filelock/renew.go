@@ -10,7 +10,7 @@ import (
 
 // Renew prolongs the terms of cs. It locks each guard once, for all claims of its
 // stripe. If another process has a guard, only the claims of that stripe wait.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	if len(cs) == 0 {
 		return
 	}

@@ -11,12 +11,12 @@ import (
 )
 
 // path returns the path of key's state file.
-func (d *Driver) path(key string) string { return filepath.Join(d.dir, stateName(key)) }
+func (d *driver) path(key string) string { return filepath.Join(d.dir, stateName(key)) }
 
 // load returns the record that holds key. It returns nil, nil if the key is free:
 // there is no record, or its term has ended. Any other state file is an error that
 // is not ErrHeld. So it neither frees the key nor counts as contention.
-func (d *Driver) load(key string, now instant) (*record, error) {
+func (d *driver) load(key string, now instant) (*record, error) {
 	path := d.path(key)
 	b, fi, err := readFile(path)
 	switch {

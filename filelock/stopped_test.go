@@ -15,7 +15,7 @@ import (
 
 func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
 	dir := t.TempDir()
-	d := New(dir, nil)
+	d := on(dir, nil)
 	held := claim("k")
 	acquire(t, d, held)
 	c := play(t, "guard", dir, "k")
@@ -53,14 +53,14 @@ func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
 // anothersGuard locks the guard of key by another Driver, as another process would.
 func anothersGuard(t *testing.T, dir, key string) *guard {
 	t.Helper()
-	g, err := New(dir, nil).lockGuard(t.Context(), stripeOf(key))
+	g, err := on(dir, nil).lockGuard(t.Context(), stripeOf(key))
 	must(t, err)
 	return g
 }
 
 func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
 	dir := t.TempDir()
-	d := New(dir, nil)
+	d := on(dir, nil)
 	cs := []backend.Claim{claim("k"), claim(neighbour("k"))}
 	stuck := len(cs)
 	for i := range 40 {
@@ -100,7 +100,7 @@ func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
 func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	defer anothersGuard(t, dir, "k").drop()
-	d := New(dir, nil)
+	d := on(dir, nil)
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	c := claim("k")

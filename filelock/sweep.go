@@ -19,7 +19,7 @@ const (
 // sweepOften calls sweep before d takes its first and each sweepEvery-th key.
 // A sweep checks twice as many files as the directory may have got since the sweep
 // before. So at most about half of the files have expired records.
-func (d *Driver) sweepOften(ctx context.Context) {
+func (d *driver) sweepOften(ctx context.Context) {
 	if d.taken.Add(1)%sweepEvery == 1 {
 		d.sweep(ctx, sweepFiles)
 	}
@@ -28,7 +28,7 @@ func (d *Driver) sweepOften(ctx context.Context) {
 // sweep checks the next n files of the directory. It removes records whose terms have
 // ended, and old temporary files of processes that died. If sweep cannot remove a file,
 // it leaves the file. A call that needs the file reports the error.
-func (d *Driver) sweep(ctx context.Context, n int) {
+func (d *driver) sweep(ctx context.Context, n int) {
 	var dir *os.File
 	select {
 	case dir = <-d.unswept:
@@ -60,7 +60,7 @@ func (d *Driver) sweep(ctx context.Context, n int) {
 	}
 }
 
-func (d *Driver) sweepFile(ctx context.Context, e os.DirEntry) {
+func (d *driver) sweepFile(ctx context.Context, e os.DirEntry) {
 	path := filepath.Join(d.dir, e.Name())
 	if strings.HasPrefix(e.Name(), probePrefix) || strings.HasPrefix(e.Name(), newPrefix) {
 		// If the process was only stopped, it notices that the file is missing.
@@ -79,7 +79,7 @@ func (d *Driver) sweepFile(ctx context.Context, e os.DirEntry) {
 }
 
 // removeExpired removes the record of key if its term has ended.
-func (d *Driver) removeExpired(ctx context.Context, key string) {
+func (d *driver) removeExpired(ctx context.Context, key string) {
 	g, err := d.tryGuard(ctx, stripeOf(key))
 	if g == nil || err != nil {
 		return

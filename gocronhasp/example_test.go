@@ -2,11 +2,11 @@ package gocronhasp_test
 
 import (
 	"fmt"
+	"log"
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/gocronhasp"
 	"github.com/hasplock/hasp/memlock"
 )
@@ -14,7 +14,10 @@ import (
 // Two schedulers of one store. In a program each is in a process of its own, and the
 // store is a Redis or a directory.
 func ExampleNewLocker() {
-	c := hasp.New(memlock.New(), nil)
+	c, err := memlock.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 
 	at := gocron.OneTimeJobStartDateTime(time.Now().Add(100 * time.Millisecond))

@@ -21,11 +21,11 @@ var must = await.Must
 // open returns a Client of its own, as that of another process. A loss fails the test.
 func open(t *testing.T, s *memlock.Store) *hasp.Client {
 	t.Helper()
-	c := hasp.New(s.Driver(), &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
+	c := await.Value(hasp.New(s.Driver(), &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
 		if e.Kind == hasp.EventLost {
 			t.Errorf("a lease was lost: %+v", e)
 		}
-	}})
+	}}))
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -197,7 +197,7 @@ func TestElectorReturnsErrors(t *testing.T) {
 // A Client that is closed ends its Elector.
 func TestElectorEndsWithItsClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(memlock.New(), nil)
+		c := await.Value(memlock.New(nil))
 		e := gocronhasp.NewElector(t.Context(), c, "leader")
 		synctest.Wait()
 		must(t, e.IsLeader(t.Context()))

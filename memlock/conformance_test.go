@@ -15,7 +15,7 @@ import (
 func harness() conformance.Harness {
 	s := NewStore()
 	return conformance.Harness{
-		Open: func(context.Context, string) (backend.Driver, error) { return s.Driver(), nil },
+		Open: func(context.Context, string) (backend.Driver, error) { return newDriver(s), nil },
 		Entries: func(context.Context, string) ([]string, error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()

@@ -3,6 +3,7 @@ package memlock_test
 import (
 	"context"
 	"fmt"
+	"log"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/memlock"
@@ -13,13 +14,19 @@ import (
 func Example() {
 	ctx := context.Background()
 	store := memlock.NewStore()
-	a := hasp.New(store.Driver(), &hasp.Options{Owner: "a"})
-	b := hasp.New(store.Driver(), &hasp.Options{Owner: "b"})
+	a, err := hasp.New(store.Driver(), &hasp.Options{Owner: "a"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	b, err := hasp.New(store.Driver(), &hasp.Options{Owner: "b"})
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer a.Close()
 	defer b.Close()
 
 	lease, _ := a.Lock(ctx, "k")
-	_, err := b.TryLock(ctx, "k")
+	_, err = b.TryLock(ctx, "k")
 	fmt.Println(err)
 	fmt.Println(lease.Unlock(ctx))
 	// Output:

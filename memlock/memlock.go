@@ -48,23 +48,29 @@ func NewStore() *Store {
 }
 
 // Driver returns a new driver on s. Each Client needs a driver of its own.
-func (s *Store) Driver() *Driver { return &Driver{store: s, closed: make(chan struct{})} }
+func (s *Store) Driver() backend.Driver { return newDriver(s) }
 
-// New returns a driver on a store of its own.
-func New() *Driver { return NewStore().Driver() }
+func newDriver(s *Store) *driver { return &driver{store: s, closed: make(chan struct{})} }
 
-// Driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the
+// New returns a Client whose locks are in a store of its own. Nil means the defaults.
+func New(o *hasp.Options) (*hasp.Client, error) { return hasp.New(NewDriver(), o) }
+
+// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
+// passed to [hasp.New].
+func NewDriver() backend.Driver { return NewStore().Driver() }
+
+// driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the
 // order of arrival, fenced, an Inspector, and a Lister.
-type Driver struct {
+type driver struct {
 	store  *Store
 	once   sync.Once     // closes closed
 	closed chan struct{} // closed by Close
 }
 
 var (
-	_ backend.Waiter    = (*Driver)(nil)
-	_ backend.Inspector = (*Driver)(nil)
-	_ backend.Lister    = (*Driver)(nil)
+	_ backend.Waiter    = (*driver)(nil)
+	_ backend.Inspector = (*driver)(nil)
+	_ backend.Lister    = (*driver)(nil)
 )
 
 var errClosed = errors.New("memlock: driver is closed")
@@ -98,12 +104,12 @@ type waiter struct {
 }
 
 // Traits returns Ordered, Fenced, Keeps, Shared, Process.
-func (d *Driver) Traits() backend.Traits {
+func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Reach: backend.Process}
 }
 
 // Acquire takes the key if it has no waiter, and is free for c.
-func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.closedErr(); err != nil {
 		return backend.Grant{}, err
 	}
@@ -122,7 +128,7 @@ func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, err
 }
 
 // Wait queues for the key, and returns when the key is handed to c.
-func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.closedErr(); err != nil {
 		return backend.Grant{}, err
 	}
@@ -164,7 +170,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 // wait. If neither is so and w is first in the queue, poll returns the rest of a
 // holder's term: then the first waiter takes the key, or waits for the term of another
 // reader. The other waiters get 0.
-func (d *Driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, left time.Duration, err error) {
+func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, left time.Duration, err error) {
 	s := d.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +208,7 @@ func (d *Driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 }
 
 // Renew prolongs the terms of cs.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	for i, c := range cs {
 		if ctx.Err() != nil {
 			return
@@ -212,7 +218,7 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	}
 }
 
-func (d *Driver) renew(c backend.Claim) (backend.Grant, error) {
+func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	if err := d.closedErr(); err != nil {
 		return backend.Grant{}, err
 	}
@@ -244,7 +250,7 @@ const keptToken = "(kept)"
 
 // Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it
 // then.
-func (d *Driver) Release(_ context.Context, c backend.Claim) error {
+func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	if err := d.closedErr(); err != nil {
 		return err
 	}
@@ -269,7 +275,7 @@ func (d *Driver) Release(_ context.Context, c backend.Claim) error {
 }
 
 // Inspect returns the holder and the queue.
-func (d *Driver) Inspect(_ context.Context, key string) (backend.Status, error) {
+func (d *driver) Inspect(_ context.Context, key string) (backend.Status, error) {
 	var st backend.Status
 	if err := d.closedErr(); err != nil {
 		return st, err
@@ -288,7 +294,7 @@ func (d *Driver) Inspect(_ context.Context, key string) (backend.Status, error) 
 const pageSize = 256
 
 // List yields the keys in no particular order. It looks at 256 keys at a time.
-func (d *Driver) List(ctx context.Context, prefix string, _ time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string, _ time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		s := d.store
 		if err := cmp.Or(ctx.Err(), d.closedErr()); err != nil {
@@ -327,7 +333,7 @@ func (d *Driver) List(ctx context.Context, prefix string, _ time.Duration) iter.
 }
 
 // Break takes the key from its holder and hands it to the first waiter.
-func (d *Driver) Break(_ context.Context, key string) error {
+func (d *driver) Break(_ context.Context, key string) error {
 	if err := d.closedErr(); err != nil {
 		return err
 	}
@@ -343,13 +349,13 @@ func (d *Driver) Break(_ context.Context, key string) error {
 }
 
 // Close ends every Wait of this driver. The store keeps its holds.
-func (d *Driver) Close() error {
+func (d *driver) Close() error {
 	d.once.Do(func() { close(d.closed) })
 	return nil
 }
 
 // closedErr returns errClosed after Close, and nil before.
-func (d *Driver) closedErr() error {
+func (d *driver) closedErr() error {
 	select {
 	case <-d.closed:
 		return errClosed

@@ -17,14 +17,14 @@ func claim(key, token string) backend.Claim {
 	return backend.Claim{Key: key, Token: token, Owner: "owner of " + token, TTL: 10 * time.Second, Timeout: time.Second}
 }
 
-func acquire(t *testing.T, d *Driver, c backend.Claim) {
+func acquire(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
 	if _, err := d.Acquire(t.Context(), c); err != nil {
 		t.Fatalf("acquire %q: %v", c.Key, err)
 	}
 }
 
-func release(t *testing.T, d *Driver, c backend.Claim) {
+func release(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
 	if err := d.Release(t.Context(), c); err != nil {
 		t.Fatalf("release %q: %v", c.Key, err)
@@ -32,7 +32,7 @@ func release(t *testing.T, d *Driver, c backend.Claim) {
 }
 
 // wait begins a Wait, whose error comes from the channel.
-func wait(t *testing.T, d *Driver, c backend.Claim) <-chan error {
+func wait(t *testing.T, d *driver, c backend.Claim) <-chan error {
 	ended := make(chan error)
 	go func() {
 		_, err := d.Wait(t.Context(), c)
@@ -52,7 +52,7 @@ func want(t *testing.T, what string, err, target error) {
 func TestKeysThatAreFreeTakeNoMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
-		d := s.Driver()
+		d := newDriver(s)
 		for i := range 100_000 {
 			c := claim(fmt.Sprint(i), "t")
 			acquire(t, d, c)
@@ -79,7 +79,7 @@ func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return int64(m.HeapAlloc)
 	}
-	d := New()
+	d := newDriver(NewStore())
 	before := heap()
 	const n = 100_000
 	for i := range n {
@@ -102,7 +102,7 @@ func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
 func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
-		d := s.Driver()
+		d := newDriver(s)
 		acquire(t, d, claim("k", "holder"))
 		woken := wait(t, d, claim("k", "late"))
 		synctest.Wait()
@@ -151,7 +151,7 @@ func TestNamedStoresAreShared(t *testing.T) {
 func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
-		a, b := s.Driver(), s.Driver()
+		a, b := newDriver(s), newDriver(s)
 		a.Acquire(t.Context(), claim("k", "holder"))
 		ended := wait(t, a, claim("k", "1"))
 		served := wait(t, b, claim("k", "2"))
@@ -170,7 +170,7 @@ func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 // or die.
 func TestLastTermOfTheReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := New()
+		d := newDriver(NewStore())
 		r := rand.New(rand.NewPCG(1, 2))
 		ends := map[string]time.Time{} // of the readers that have not left
 		for i := range 5000 {

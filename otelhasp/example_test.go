@@ -3,6 +3,7 @@ package otelhasp_test
 import (
 	"context"
 	"fmt"
+	"log"
 	"strings"
 
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -25,9 +26,12 @@ func ExampleObserve() {
 		before, _, _ := strings.Cut(key, "/")
 		return before
 	}
-	c := hasp.New(memlock.New(), &hasp.Options{
+	c, err := memlock.New(&hasp.Options{
 		Observe: otelhasp.Observe(nil, otelhasp.WithMeterProvider(provider), otelhasp.WithKey(class)),
 	})
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer c.Close()
 	for _, key := range []string{"invoices/2024-06", "invoices/2024-07", "ledger"} {
 		err := hasp.Do(ctx, c, key, func(context.Context, *hasp.Lease) error { return nil })

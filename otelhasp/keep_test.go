@@ -25,7 +25,7 @@ func TestNoSpanIsKeptAfterItsEnd(t *testing.T) {
 				o.spans.holds.Range(func(any, any) bool { n++; return true })
 				return n
 			}
-			c := hasp.New(memlock.New(), &hasp.Options{Observe: o.observe})
+			c := await.Value(memlock.New(&hasp.Options{Observe: o.observe}))
 			want := 0
 			if sampler == sdktrace.AlwaysSample() {
 				want = 1

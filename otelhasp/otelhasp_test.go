@@ -98,7 +98,7 @@ func TestInstruments(t *testing.T) {
 		t.Errorf("before the first lock: %d metrics, of which %v; want 7, all 0", len(m.collect(t)), got)
 	}
 
-	c := hasp.New(memlock.New(), &hasp.Options{Observe: observe})
+	c := await.Value(memlock.New(&hasp.Options{Observe: observe}))
 	defer c.Close()
 	must(t, hasp.Do(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }))
 	got := map[string]string{}
@@ -237,7 +237,7 @@ func wantErr(t *testing.T, got, want error) {
 func TestGaugesAndTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMeter()
-		c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithMeterProvider(m))})
+		c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithMeterProvider(m))}))
 		defer c.Close()
 		l, err := c.Lock(t.Context(), "k")
 		must(t, err)
@@ -274,7 +274,7 @@ func TestGaugesAndTimes(t *testing.T) {
 func TestLeadersAndFollowers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMeter()
-		c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithMeterProvider(m))})
+		c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithMeterProvider(m))}))
 		defer c.Close()
 		ctx, cancel := context.WithCancel(t.Context())
 		for range 3 {
@@ -305,8 +305,8 @@ func TestKeyIfAsked(t *testing.T) {
 	class := func(key string) string { return key[:len(key)-2] }
 	m := newMeter()
 	tracer, spans := newTracer()
-	c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithKey(class),
-		otelhasp.WithAttributes(attribute.String("a", "b")), otelhasp.WithMeterProvider(m), otelhasp.WithTracerProvider(tracer))})
+	c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithKey(class),
+		otelhasp.WithAttributes(attribute.String("a", "b")), otelhasp.WithMeterProvider(m), otelhasp.WithTracerProvider(tracer))}))
 	defer c.Close()
 	for _, key := range []string{"invoice/1", "invoice/2", "/3"} {
 		must(t, hasp.Do(t.Context(), c, key, func(context.Context, *hasp.Lease) error { return nil }))
@@ -341,7 +341,7 @@ func TestGlobalProvider(t *testing.T) {
 	defer otel.SetMeterProvider(before)
 	m := newMeter()
 	otel.SetMeterProvider(m)
-	c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, nil)})
+	c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(nil, nil)}))
 	defer c.Close()
 	must(t, hasp.Do(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }))
 	m.want(t, map[string]int64{"wait_time hasp.operation.name=lock": 1, "use_time": 1})
@@ -352,7 +352,7 @@ func TestNext(t *testing.T) {
 	type ctxKey struct{}
 	m := newMeter()
 	var kinds []hasp.EventKind
-	c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(func(ctx context.Context, e hasp.Event) {
+	c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(func(ctx context.Context, e hasp.Event) {
 		kinds = append(kinds, e.Kind)
 		if ctx.Value(ctxKey{}) != "v" {
 			t.Errorf("%v has another context", e.Kind)
@@ -360,7 +360,7 @@ func TestNext(t *testing.T) {
 		if got, _ := m.figures(t); e.Kind == hasp.EventAcquired && got["count hasp.client.lock.state=used"] != 1 {
 			t.Errorf("next comes before the metrics: %v", got)
 		}
-	}, otelhasp.WithMeterProvider(m))})
+	}, otelhasp.WithMeterProvider(m))}))
 	defer c.Close()
 	ctx := context.WithValue(t.Context(), ctxKey{}, "v")
 	must(t, hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { return nil }))

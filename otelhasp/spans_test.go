@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 	"github.com/hasplock/hasp/otelhasp"
 )
@@ -47,8 +48,8 @@ func text(s tracetest.SpanStub) string {
 func TestSpans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracer, spans := newTracer()
-		c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithTracerProvider(tracer),
-			otelhasp.WithMeterProvider(newMeter()), otelhasp.WithHoldSpans())})
+		c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithTracerProvider(tracer),
+			otelhasp.WithMeterProvider(newMeter()), otelhasp.WithHoldSpans())}))
 		defer c.Close()
 
 		first, parent := tracer.Tracer("test").Start(t.Context(), "parent")

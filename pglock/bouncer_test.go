@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/pgtest"
 )
 

@@ -32,26 +32,26 @@ func (counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) 
 func init() { tracer = counter{} }
 
 // Sweep deletes the rows of keys that were not used for age.
-func (d *Driver) Sweep(ctx context.Context, age time.Duration) error { return d.sweepAll(ctx, age) }
+func (d *driver) Sweep(ctx context.Context, age time.Duration) error { return d.sweepAll(ctx, age) }
 
 // SweepInTurn is what a driver does from time to time.
-func (d *Driver) SweepInTurn(ctx context.Context) { d.sweepInTurn(ctx) }
+func (d *driver) SweepInTurn(ctx context.Context) { d.sweepInTurn(ctx) }
 
 // Polls reports whether the driver has noticed a connection pooler.
-func (d *Driver) Polls() bool { return d.bouncer.Load() }
+func (d *driver) Polls() bool { return d.bouncer.Load() }
 
 // Listens reports whether the driver has a connection for messages.
-func (d *Driver) Listens() bool {
+func (d *driver) Listens() bool {
 	d.listener.mu.Lock()
 	defer d.listener.mu.Unlock()
 	return d.listener.running
 }
 
 // Channel is the channel of the driver's messages.
-func (d *Driver) Channel() string { return d.channel }
+func (d *driver) Channel() string { return d.channel }
 
 // Fill makes all connections of the pool.
-func (d *Driver) Fill(ctx context.Context) error {
+func (d *driver) Fill(ctx context.Context) error {
 	for range d.pool.Config().MaxConns {
 		c, err := d.acquire(ctx)
 		if err != nil {
@@ -63,10 +63,10 @@ func (d *Driver) Fill(ctx context.Context) error {
 }
 
 // TakePlaces takes all places of attempts but some, until vacate is called.
-func (d *Driver) TakePlaces(but int) (vacate func()) { return occupy(d.takes, cap(d.takes)-but) }
+func (d *driver) TakePlaces(but int) (vacate func()) { return occupy(d.takes, cap(d.takes)-but) }
 
 // TakeOthers takes the places of all statements except renewals, until vacate is called.
-func (d *Driver) TakeOthers() (vacate func()) { return occupy(d.others, cap(d.others)) }
+func (d *driver) TakeOthers() (vacate func()) { return occupy(d.others, cap(d.others)) }
 
 // occupy takes n slots, until vacate is called.
 func occupy(slots chan struct{}, n int) (vacate func()) {
@@ -81,7 +81,7 @@ func occupy(slots chan struct{}, n int) (vacate func()) {
 }
 
 // LockTimeout returns the lock_timeout of a statement that may wait for most, in ms.
-func (d *Driver) LockTimeout(ctx context.Context, most time.Duration) (string, error) {
+func (d *driver) LockTimeout(ctx context.Context, most time.Duration) (string, error) {
 	var ms string
 	err := d.query(ctx, "SELECT $1::text", func(rows pgx.Rows) error { return rows.Scan(&ms) }, lockWait(most))
 	return ms, err

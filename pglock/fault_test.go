@@ -138,7 +138,7 @@ func TestIsolation(t *testing.T) {
 					clients = append(clients, client(t, s.Where(), ""))
 					continue
 				}
-				d, err := pglock.New(t.Context(), newPool(t, s.URL()), nil)
+				d, err := pglock.NewDriver(t.Context(), newPool(t, s.URL()), nil)
 				must(t, err)
 				clients = append(clients, overDriver(t, d, patient))
 			}
@@ -366,7 +366,7 @@ func TestTableLock(t *testing.T) {
 	b := s.Bouncer(t)
 	ctx := t.Context()
 	o := &hasp.Options{Timeout: 2 * time.Second}
-	pd, err := pglock.New(ctx, newPool(t, s.URL()), nil)
+	pd, err := pglock.NewDriver(ctx, newPool(t, s.URL()), nil)
 	must(t, err)
 	clients := map[string]*hasp.Client{"own": overDriver(t, newDriver(t, s.Where(), ""), o), "pool": overDriver(t, pd, o),
 		"bouncer": overDriver(t, newDriver(t, b.Where(), ""), o)}
@@ -419,6 +419,7 @@ func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
 	s := pgtest.Shared(t)
 	d, err := pglock.New(t.Context(), newPool(t, s.URL()), nil)
 	must(t, err)
+	d := made.(*pglock.Driver)
 	defer d.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -248,12 +248,11 @@ func TestFullQueueIsNoOutage(t *testing.T) {
 func Example_fence() {
 	var db *pgxpool.Pool // the database that has both the locks and the accounts
 	ctx := context.Background()
-	d, err := pglock.New(ctx, db, nil)
+	locks, err := await.Value(pglock.NewDriver(ctx, db, nil))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	locks := hasp.New(d, nil)
 	defer locks.Close()
 
 	lease, err := locks.Lock(ctx, "account/7", hasp.WithFence())

@@ -58,7 +58,7 @@ func client(t testing.TB, where, params string) *hasp.Client {
 // overDriver returns a Client that ends with the test.
 func overDriver(t testing.TB, d backend.Driver, o *hasp.Options) *hasp.Client {
 	t.Helper()
-	c := hasp.New(d, o)
+	c := await.Value(hasp.New(d, o))
 	t.Cleanup(func() { c.Close() })
 	return c
 }

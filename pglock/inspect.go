@@ -55,7 +55,7 @@ func owners(readers string, now time.Time) (owners []string) {
 
 // Inspect returns the holder of key. The waiters are not recorded. Every hold raises the fence,
 // but the Fence is zero if the last hold did not ask for one.
-func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := checkKey(key); err != nil {
 		return backend.Status{}, err
 	}
@@ -71,7 +71,7 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 }
 
 // Break ends every hold of key, and wakes the callers that wait for it.
-func (d *Driver) Break(ctx context.Context, key string) error {
+func (d *driver) Break(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 }
 
 // List returns the keys that are held. Each statement looks at 1,000 rows.
-func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		for after, end := []byte(nil), afterPrefix(prefix); ; {
 			page, last, err := d.page(ctx, []byte(prefix), after, end, timeout)
@@ -107,7 +107,7 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 }
 
 // page returns the held ones of the next rows, and the last key, or nil if there is no row.
-func (d *Driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
+func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err = d.query(within, d.sql.list, func(rows pgx.Rows) error {

@@ -32,7 +32,7 @@ func message(key string) string {
 // listener is the connection by which a driver learns of releases. It exists only while
 // callers wait, because each NOTIFY costs every session that listens some time.
 type listener struct {
-	d *Driver
+	d *driver
 
 	mu      sync.Mutex                        // guards all below
 	waits   map[string]map[chan struct{}]bool // by message
@@ -46,7 +46,7 @@ var errDeaf = errors.New("pglock: releases cannot be listened for")
 
 // Listen registers a caller. The mark of its refused attempt has the next release wake it. The
 // connection may still be under way: as soon as it listens, all callers are woken.
-func (d *Driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
+func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	return d.listener.add(message(c.Key))
 }
 
@@ -206,7 +206,7 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 }
 
 // connect makes a connection beside the pool, with the pool's settings.
-func (d *Driver) connect(ctx context.Context) (*pgx.Conn, error) {
+func (d *driver) connect(ctx context.Context) (*pgx.Conn, error) {
 	cfg := d.pool.Config()
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = hasp.DefaultTimeout // for each host; a pool that was handed in may have none

@@ -59,7 +59,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		// takes a millisecond and no round trip. It is deprecated because it finds no silent server.
 		return p.IdleDuration > checkIdle && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}
-	var d *Driver
+	var d *driver
 	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
 		if err := d.scarce.ask(); err != nil {
 			return err

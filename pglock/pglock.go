@@ -75,26 +75,30 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
-// DefaultTable is the name of the table, unless Options.Table is set.
-const DefaultTable = "hasp_locks"
+// defaultTable is the name of the table, unless Options.Table is set.
+const defaultTable = "hasp_locks"
 
 // MaxKey is the longest key in bytes. A longer one is backend.ErrInvalid. PostgreSQL
 // has no index on longer values.
 const MaxKey = 2000
 
-// Options are the settings of a [Driver]. Nil and the zero value mean the defaults.
+// Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
+	// Client is the options of the Client that New returns. NewDriver ignores it.
+	Client hasp.Options
+
 	// Schema and Table name the table of the locks. All clients that share locks must use
 	// the same. They are taken literally: case counts. The default of Schema is the schema
 	// in the search path that has the table, or else the first schema of the search path.
 	Schema, Table string
 }
 
-// Driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
-type Driver struct {
+// driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
+type driver struct {
 	pool    *pgxpool.Pool
 	own     bool    // Close closes the pool
 	options Options // as they were passed
@@ -124,19 +128,32 @@ type Driver struct {
 }
 
 var (
-	_ backend.Waker     = (*Driver)(nil)
-	_ backend.Inspector = (*Driver)(nil)
-	_ backend.Lister    = (*Driver)(nil)
+	_ backend.Waker     = (*driver)(nil)
+	_ backend.Inspector = (*driver)(nil)
+	_ backend.Lister    = (*driver)(nil)
 )
 
-// New returns a Driver over pool. It calls the database to find the table, and creates the
-// table if there is none. If the database cannot be used, the error says what to do; it has
-// no password. The pool remains the caller's: Close does not close it. While callers wait,
-// the Driver makes one more connection with the settings of the pool. New panics if pool is
-// nil.
-func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*Driver, error) {
+// New returns a Client whose locks are in the database of pool. It calls the database to find the
+// table, and creates the table if there is none. If the database cannot be used, the error says what
+// to do; it has no password. If pool is nil or o is out of range, the error is hasp.ErrInvalid. The
+// pool remains the caller's: Close does not close it. While callers wait, the Client makes one more
+// connection with the settings of the pool.
+func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*hasp.Client, error) {
+	d, err := NewDriver(ctx, pool, o)
+	if err != nil {
+		return nil, err
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	return hasp.New(d, &o.Client)
+}
+
+// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
+// passed to [hasp.New].
+func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Driver, error) {
 	if pool == nil {
-		panic("pglock: New: pool is nil")
+		return nil, fmt.Errorf("pglock: %w: pool is nil", hasp.ErrInvalid)
 	}
 	if o == nil {
 		o = &Options{}
@@ -152,10 +169,10 @@ func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-func newDriver(pool *pgxpool.Pool, own bool, o Options) *Driver {
+func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
 	size := int(pool.Config().MaxConns)
 	kept := max(size/8, 1) // for renewals alone; attempts leave as many again, to releases
-	d := &Driver{pool: pool, own: own, options: o,
+	d := &driver{pool: pool, own: own, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
 	d.silence.began = time.Now()
@@ -166,7 +183,7 @@ func newDriver(pool *pgxpool.Pool, own bool, o Options) *Driver {
 
 // Traits reports that the driver excludes all clients of the same table, draws fences, and
 // obeys KeepUntil and Shared. Its calls end promptly.
-func (d *Driver) Traits() backend.Traits {
+func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
@@ -175,7 +192,7 @@ const closeGrace = time.Second
 
 // Close closes the driver's connections: all that it has opened, and none of a pool that was
 // passed to New. If the server does not answer, some of them are closed up to 15 s later.
-func (d *Driver) Close() error {
+func (d *driver) Close() error {
 	d.stop()
 	if d.own {
 		closed := make(chan struct{})
@@ -194,7 +211,7 @@ func (d *Driver) Close() error {
 
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a
 // caller waits for their end. If the caller waits, it leaves a mark.
-func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began, answered := time.Now(), d.silence.last.Load()
 	if err := takeSlot(ctx, d.takes); err != nil {
 		if c.Waiting && time.Since(began) >= c.Timeout/2 && d.silence.last.Load() != answered {
@@ -231,7 +248,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 // mark has the next release wake those who wait. If c waits for the end of shared holds, it also
 // keeps out new ones, until a Release of its token. Marked says that there is a mark already.
-func (d *Driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
+func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
 	var held *backend.HeldError
 	intends := errors.As(refusal, &held) && held.Shared && !c.Shared
 	if !intends && (marked || !d.listener.hears()) {
@@ -338,7 +355,7 @@ func (g *guards) refusal(key string) *backend.HeldError {
 }
 
 // take makes one attempt. The caller has a slot of d.takes.
-func (d *Driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refusal, error) {
+func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refusal, error) {
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, refusal{}, err
 	}
@@ -369,7 +386,7 @@ func joinable(c backend.Claim, err error) bool {
 }
 
 // takeOnce is one statement of take.
-func (d *Driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
+func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // leaves time to ask what was locked
 	}
@@ -408,7 +425,7 @@ func (d *Driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 // lock. The table lock ends an attempt only if the server, the role or the database has a
 // lock_timeout; the attempt sets its own after PostgreSQL has locked the table. The error is
 // nil if the lock was another one, or is gone. Then the attempt is due again.
-func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
+func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
 	var (
 		held, shared, table bool
 		owner               string
@@ -434,7 +451,7 @@ func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) (row b
 
 // Renew raises the term of each hold to at least its claim's TTL, all in one statement, and
 // all shared ones in another.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var exclusive, shared []int
 	for i, c := range cs {
 		if c.Shared {
@@ -448,7 +465,7 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 }
 
 // renew renews the claims of cs with these indexes.
-func (d *Driver) renew(ctx context.Context, sql string, cs []backend.Claim, which []int, done func(i int, g backend.Grant, err error)) {
+func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, which []int, done func(i int, g backend.Grant, err error)) {
 	if len(which) == 0 {
 		return
 	}
@@ -481,7 +498,7 @@ func (d *Driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 
 // Release frees c.Key and wakes the callers that wait for it. With c.KeepUntil it leaves the
 // key taken until then. A release of a shared hold leaves the others.
-func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if checkKey(c.Key) != nil {
 		return backend.ErrLost
 	}

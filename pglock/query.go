@@ -51,7 +51,7 @@ const maxConflicts = 10
 
 // query is queryUnbounded for every statement except a renewal: it waits for a slot of
 // d.others, so that renewals always find a connection.
-func (d *Driver) query(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
+func (d *driver) query(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
 	if err := takeSlot(ctx, d.others); err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func (d *Driver) query(ctx context.Context, sql string, scan func(pgx.Rows) erro
 // conflict, or the table is missing. Conflicts are deadlocks and, if the default isolation level is
 // above read committed, serialization failures. After any other error the statement is not
 // repeated, because it may have been carried out.
-func (d *Driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
+func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
 	for conflicts, made := 0, false; ; {
 		err := d.queryOnce(ctx, sql, scan, args)
 		switch {
@@ -85,11 +85,11 @@ func (d *Driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 }
 
 // exec is query for a statement whose values do not matter.
-func (d *Driver) exec(ctx context.Context, sql string, args ...any) error {
+func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
 	return d.query(ctx, sql, func(pgx.Rows) error { return nil }, args...)
 }
 
-func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) error, args []any) (err error) {
+func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) error, args []any) (err error) {
 	c, err := d.acquire(ctx)
 	if err != nil {
 		return err
@@ -139,7 +139,7 @@ func hangUp(c *pgx.Conn) {
 }
 
 // failed returns the error of a statement.
-func (d *Driver) failed(c *pgx.Conn, err error) error {
+func (d *driver) failed(c *pgx.Conn, err error) error {
 	if code(err) == readOnlyTransaction {
 		// The server may be a former primary. The next connection may reach the new one.
 		hangUp(c)

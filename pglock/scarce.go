@@ -45,7 +45,7 @@ func (s *scarce) note(refusal error) {
 
 // acquire returns a connection of the pool. It closes those that are in doubt. The caller calls
 // release.
-func (d *Driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	look := otherLook
 	if d.own {
 		look = ownLook

@@ -22,7 +22,7 @@ const (
 
 // sweepSeldom is called after each grant. Seldom, it deletes the rows of keys that nobody uses.
 // The number of grants decides when, so that programs that live for a second also do their part.
-func (d *Driver) sweepSeldom() {
+func (d *driver) sweepSeldom() {
 	now, next := time.Now(), d.nextSweep.Load()
 	if mathrand.N(sweepOneIn) != 0 || now.UnixNano() < next || d.closing.Err() != nil {
 		return
@@ -34,7 +34,7 @@ func (d *Driver) sweepSeldom() {
 
 // sweepInTurn sweeps unless a client has swept within the last minute. The clients agree on
 // that by a lock on the empty key, which no caller can have. Its term ends by itself.
-func (d *Driver) sweepInTurn(ctx context.Context) {
+func (d *driver) sweepInTurn(ctx context.Context) {
 	turn := backend.Claim{Token: rand.Text(), TTL: sweepEvery, Timeout: sweepCall}
 	within, cancel := context.WithTimeout(ctx, sweepCall)
 	defer cancel()
@@ -44,7 +44,7 @@ func (d *Driver) sweepInTurn(ctx context.Context) {
 }
 
 // sweepAll deletes the rows of all keys that were not used for age.
-func (d *Driver) sweepAll(ctx context.Context, age time.Duration) error {
+func (d *driver) sweepAll(ctx context.Context, age time.Duration) error {
 	for n := int64(sweepBatch); n == sweepBatch; {
 		within, cancel := context.WithTimeout(ctx, sweepCall)
 		err := d.query(within, d.sql.sweep, func(rows pgx.Rows) error {

@@ -54,13 +54,13 @@ func (o *Options) check() error {
 		}
 	}
 	if o.Table == "" {
-		o.Table = DefaultTable
+		o.Table = defaultTable
 	}
 	return nil
 }
 
 // setUp finds the table, or creates it. Then the driver is ready.
-func (d *Driver) setUp(ctx context.Context) error {
+func (d *driver) setUp(ctx context.Context) error {
 	c, err := d.pool.Acquire(ctx)
 	if err != nil {
 		return diagnose(err)
@@ -91,7 +91,7 @@ func (d *Driver) setUp(ctx context.Context) error {
 }
 
 // find looks for the table.
-func (d *Driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
+func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
 	name := pgx.Identifier{d.options.Table}
 	if d.options.Schema != "" {
 		name = pgx.Identifier{d.options.Schema, d.options.Table}
@@ -119,7 +119,7 @@ func noRights(err error, user, schema, table string) error {
 }
 
 // create creates the table. It is no error if another client has just done so.
-func (d *Driver) create(ctx context.Context, c *pgx.Conn, f found) error {
+func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 	schema := d.options.Schema
 	if schema == "" {
 		schema = f.current
@@ -142,7 +142,7 @@ func (d *Driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 }
 
 // makeTable creates the table again after it has vanished. The driver keeps its statements.
-func (d *Driver) makeTable(ctx context.Context) error {
+func (d *driver) makeTable(ctx context.Context) error {
 	err := d.queryOnce(ctx, d.sql.table, func(pgx.Rows) error { return nil }, nil)
 	if errors.Is(err, errNoRow) || code(err) == duplicateObject || code(err) == uniqueViolation {
 		return nil
@@ -170,7 +170,7 @@ func (f found) check(table string) error {
 // there is a pooler. Then it gets the isolation level that has no conflicts, and waits for table
 // locks as long as its caller does: a lock_timeout of the server, the role or the database could
 // otherwise end a wait for a table lock, which looks like one for a row. See blocked.
-func (d *Driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
+func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
 		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) END`
 	var pooled bool

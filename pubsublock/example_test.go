@@ -18,10 +18,13 @@ import (
 func Example() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 	defer rdb.Close()
-	locks := hasp.New(pubsublock.New(rdb, nil), &hasp.Options{Prefix: "app:"})
+	locks, err := pubsublock.New(rdb, &pubsublock.Options{Client: hasp.Options{Prefix: "app:"}})
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer locks.Close()
 
-	err := hasp.Do(context.Background(), locks, "orders", func(ctx context.Context, lease *hasp.Lease) error {
+	err = hasp.Do(context.Background(), locks, "orders", func(ctx context.Context, lease *hasp.Lease) error {
 		return book(ctx) // ends with ctx, which ends with the lease
 	}, hasp.WithMaxWait(time.Minute))
 	switch {

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/pubsublock"
 )
@@ -26,7 +27,7 @@ func TestCommandsPerContendedAcquisition(t *testing.T) {
 				var wg sync.WaitGroup
 				var clients []*hasp.Client
 				for range shape.processes {
-					c := hasp.New(pubsublock.New(v.Client(), nil), nil)
+					c := await.Value(pubsublock.New(v.Client(), nil))
 					defer c.Close()
 					clients = append(clients, c)
 					unlock(t, lock(t, c)) // scripts and connections are there from now on
@@ -107,7 +108,7 @@ func TestUserWithoutChannels(t *testing.T) {
 	o.Addr, o.Username, o.Password, o.ContextTimeoutEnabled = p.Addr(), "ann", "pw", true
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
-	ann := hasp.New(pubsublock.New(rdb, nil), nil)
+	ann := await.Value(pubsublock.New(rdb, nil))
 	defer ann.Close()
 	other := byURL(t, r.Server)
 

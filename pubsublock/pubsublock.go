@@ -88,16 +88,18 @@ import (
 
 // The defaults of Options.
 const (
-	DefaultChannel  = "redisson_lock__channel"
-	DefaultFenceTTL = 30 * 24 * time.Hour
+	defaultChannel  = "redisson_lock__channel"
+	defaultFenceTTL = 30 * 24 * time.Hour
 )
 
-// Options are the settings of a [Driver]. Nil and the zero value mean the
-// defaults.
+// Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
+	// Client is the options of the Client that New returns. NewDriver ignores it.
+	Client hasp.Options
+
 	// Channel is the prefix of every channel's name; a colon and the key follow.
 	// All clients that share a lock must use the same one. It may not contain an
-	// opening brace. The default is DefaultChannel, which is Redisson's.
+	// opening brace. The default is defaultChannel, which is Redisson's.
 	Channel string
 
 	// FenceTTL is how long the fence counter of a key is kept after its last
@@ -106,8 +108,8 @@ type Options struct {
 	FenceTTL time.Duration
 }
 
-// Driver is a [backend.Driver] that stores its locks in one Redis.
-type Driver struct {
+// driver is a [backend.Driver] that stores its locks in one Redis.
+type driver struct {
 	store    *redisstore.Store
 	channel  string // the prefix of the channels' names
 	fenceTTL time.Duration
@@ -122,25 +124,38 @@ type Driver struct {
 }
 
 var (
-	_ backend.Waker     = (*Driver)(nil)
-	_ backend.Inspector = (*Driver)(nil)
-	_ backend.Lister    = (*Driver)(nil)
+	_ backend.Waker     = (*driver)(nil)
+	_ backend.Inspector = (*driver)(nil)
+	_ backend.Lister    = (*driver)(nil)
 )
 
-// New returns a Driver over rdb: a client of one server, of a cluster, or of the
-// master that sentinels name. A redis.Ring does not fit: it moves keys to other
-// servers while one is down. The client remains the caller's. The Driver leaves
-// its settings as they are, but has go-redis retry no command, and Close does not
-// close the client. New panics if rdb is nil or the options are out of range.
-func New(rdb redis.UniversalClient, o *Options) *Driver {
+// New returns a Client whose locks are in the Redis of rdb. That is a client of one server, of a
+// cluster, or of the master that sentinels name. A redis.Ring does not fit: it moves keys to other
+// servers while one is down. rdb remains the caller's: its settings stay as they are, except that
+// hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
+// the error is hasp.ErrInvalid.
+func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
+	d, err := NewDriver(rdb, o)
+	if err != nil {
+		return nil, err
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	return hasp.New(d, &o.Client)
+}
+
+// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
+// passed to [hasp.New].
+func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	if rdb == nil {
-		panic("pubsublock: New: client is nil")
+		return nil, fmt.Errorf("pubsublock: %w: client is nil", hasp.ErrInvalid)
 	}
 	d, err := newDriver(redisstore.New(rdb), o)
 	if err != nil {
-		panic("pubsublock: New: " + err.Error())
+		return nil, fmt.Errorf("pubsublock: %w", err)
 	}
-	return d
+	return d, nil
 }
 
 // open is the Opener of this strategy.
@@ -165,12 +180,12 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return newDriver(s, &o)
 }
 
-func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
+func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	if o == nil {
 		o = &Options{}
 	}
 
-	d := &Driver{store: s, channel: cmp.Or(o.Channel, DefaultChannel)}
+	d := &driver{store: s, channel: cmp.Or(o.Channel, defaultChannel)}
 	if strings.Contains(d.channel, "{") {
 		return nil, fmt.Errorf("%w: channel %q has an opening brace, which would decide the cluster slot in place of the key", backend.ErrInvalid, d.channel)
 	}
@@ -184,13 +199,13 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 
 // Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
 // over a *redis.Client with ContextTimeoutEnabled end at their deadlines.
-func (d *Driver) Traits() backend.Traits {
+func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // Close closes the connections of the subscriptions. If the Driver was opened by
 // URL, it closes all other connections too.
-func (d *Driver) Close() error { return d.store.Close() }
+func (d *driver) Close() error { return d.store.Close() }
 
 // The scripts. The header of each describes its arguments and replies.
 var (
@@ -212,7 +227,7 @@ var (
 // Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
 // readers, unless a caller has left an intent. If readers refuse a claim that is not shared and
 // whose caller waits, it leaves one. The first time, that takes a command more.
-func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Shared {
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
@@ -243,7 +258,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 // ask sends one attempt of a claim that is not shared. After readers have refused the
 // driver, the script also gets the intent's key.
-func (d *Driver) ask(ctx context.Context, c backend.Claim, refused bool) (backend.Grant, error) {
+func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backend.Grant, error) {
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
 		Args: []any{c.Token + redisstore.Mark + c.Owner, redisstore.Millis(c.TTL), ""},
@@ -269,14 +284,14 @@ func (d *Driver) ask(ctx context.Context, c backend.Claim, refused bool) (backen
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	d.store.Renew(ctx, renewScript, cs, redisstore.Mark, done)
 }
 
 // Release removes the record of c.Token and wakes the waiters. With c.KeepUntil it
 // replaces the token in the record, which ends then. Of a shared record it removes the
 // member of c.Token, and wakes the waiters if that was the last one.
-func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	name, publish := d.channelOf(ctx, c.Key)
 	if c.Shared {
 		return d.store.ReleaseShared(ctx, c, "0", name, publish)
@@ -307,7 +322,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 
 // Inspect returns the holder of key. Since and the waiters are not recorded. A
 // holder that does not use hasp has no Owner.
-func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)
 }
 
@@ -316,12 +331,12 @@ var records = redisstore.Listing{Type: "hash", Peek: []any{"hlen"}, Ours: func(f
 
 // List returns the keys with a record of pubsublock, or with shared holds. The holds of
 // other strategies and of other programs, such as Redisson, are not listed.
-func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return d.store.List(ctx, prefix, timeout, records, inspectScript)
 }
 
 // Break removes whatever is stored under key, and wakes the waiters.
-func (d *Driver) Break(ctx context.Context, key string) error {
+func (d *driver) Break(ctx context.Context, key string) error {
 	lock := redisstore.LockKey(key)
 	removed, err := d.store.Do(ctx, "unlink", lock) // a value of any type
 	if removed == int64(1) {
@@ -334,7 +349,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 
 // channelOf returns the channel on which a release of key is published, and the
 // command that publishes it.
-func (d *Driver) channelOf(ctx context.Context, key string) (name, publish string) {
+func (d *driver) channelOf(ctx context.Context, key string) (name, publish string) {
 	// If the server does not answer, this is a guess, and the message may be lost.
 	if d.store.Sharded(ctx, redisstore.LockKey(key)) {
 		return channel(d.channel, key, true), "spublish"

@@ -30,12 +30,14 @@ func hash(fields ...string) func(ctx context.Context, rdb *redis.Client, key str
 
 var strategy = strategytest.Strategy{
 	Name: "pubsublock",
-	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) backend.Inspector {
-		return pubsublock.New(rdb, &pubsublock.Options{FenceTTL: fenceTTL})
+	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error) {
+		return pubsublock.NewDriver(rdb, &pubsublock.Options{FenceTTL: fenceTTL})
 	},
 	DefaultFenceTTL: pubsublock.DefaultFenceTTL,
-	Misuse: map[string]func(){
-		"channel": func() { pubsublock.New(redis.NewClient(&redis.Options{}), &pubsublock.Options{Channel: "a{b}"}) },
+	Misuse: map[string]func() (backend.Driver, error){
+		"channel": func() (backend.Driver, error) {
+			return pubsublock.NewDriver(redis.NewClient(&redis.Options{}), &pubsublock.Options{Channel: "a{b}"})
+		},
 	},
 	BadURLs: map[string][]string{
 		"+redis://joe:hunter2@h?channel={x}": {"channel", "brace"},
@@ -62,11 +64,20 @@ func TestConformance(t *testing.T) {
 
 // rig is a driver on a Redis, and clients of both.
 type rig struct {
-	strategytest.Rig[*pubsublock.Driver]
+	strategytest.Rig[Driver]
 	client *hasp.Client // if over has made the rig
 }
 
-func open(rdb redis.UniversalClient) *pubsublock.Driver { return pubsublock.New(rdb, nil) }
+// Driver is all that the driver can do.
+type Driver interface {
+	backend.Waker
+	backend.Inspector
+	backend.Lister
+}
+
+func open(rdb redis.UniversalClient) Driver {
+	return await.Value(pubsublock.NewDriver(rdb, nil)).(Driver)
+}
 
 func setup(t *testing.T, o *redistest.Options) rig {
 	return rig{Rig: strategytest.Setup(t, o, open)}

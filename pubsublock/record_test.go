@@ -30,7 +30,7 @@ func TestChannelIsRedissonsIfThatIsInTheSlotOfTheKey(t *testing.T) {
 // channel, because a release of one would wake the waiters of the other.
 func FuzzChannelIsInTheSlotOfTheLock(f *testing.F) {
 	for _, key := range []string{"k", "a{b}c", "a}b", "a{b", "{}", "}{", "{", "}", "{}x", "{{a}}", "hasp:{k}:lock:k", "\x00\xff", strings.Repeat("}", 100)} {
-		f.Add(DefaultChannel, key)
+		f.Add(defaultChannel, key)
 	}
 	f.Fuzz(func(t *testing.T, prefix, key string) {
 		if key == "" || strings.Contains(prefix, "{") {

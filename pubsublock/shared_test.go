@@ -14,7 +14,6 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
-	"github.com/hasplock/hasp/pubsublock"
 )
 
 var shared = strategytest.Shared
@@ -105,7 +104,7 @@ func TestIntentOnlyAfterReaders(t *testing.T) {
 	o.Addr = p.Addr()
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
-	r := rig{Rig: strategytest.Rig[*pubsublock.Driver]{Server: srv, Redis: srv.Client(), Driver: open(rdb)}}
+	r := rig{Rig: strategytest.Rig[Driver]{Server: srv, Redis: srv.Client(), Driver: open(rdb)}}
 	c := claim("k")
 	c.Waiting = true
 	r.Acquire(t, c)

@@ -39,7 +39,7 @@ type listening struct {
 
 // Listen subscribes to the channel on which releases of c.Key are published. If the
 // connection is lost, the callers are woken when there is another one.
-func (d *Driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
+func (d *driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	l := &listening{wake: make(chan struct{}, 1), woken: time.Now()}
 	if clients, ok := d.crowds.get(c.Key, crowdFor); ok && !c.Shared { // readers get the key together, so they take no turns
 		l.ahead = clients - 1

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/pubsublock"
@@ -30,9 +31,9 @@ func bubble(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b 
 // over returns a driver over rdb, with a Client.
 func over(t *testing.T, rdb *redis.Client) rig {
 	d := open(rdb)
-	c := hasp.New(d, &hasp.Options{TTL: term, Timeout: 3 * time.Second})
+	c := await.Value(hasp.New(d, &hasp.Options{TTL: term, Timeout: 3 * time.Second}))
 	t.Cleanup(func() { c.Close() })
-	return rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: d}, c}
+	return rig{strategytest.Rig[Driver]{Redis: rdb, Driver: d}, c}
 }
 
 // waiter is a Lock in progress.
@@ -209,7 +210,7 @@ func TestReleasesOnAClusterArePublishedSharded(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	d := pubsublock.New(rdb, &pubsublock.Options{Channel: "free"})
+	d := await.Value(pubsublock.NewDriver(rdb, &pubsublock.Options{Channel: "free"})).(Driver)
 	for _, free := range []func(backend.Claim) error{
 		func(c backend.Claim) error { return d.Release(t.Context(), c) },
 		func(c backend.Claim) error { return d.Break(t.Context(), c.Key) },

@@ -27,7 +27,7 @@ var errNotAsked = errors.New("not asked")
 // A record belongs to one attempt: token#owner, or token~n#owner. So the clean-up
 // of one attempt never removes a vote for another attempt with the same token.
 type attempt struct {
-	d       *Driver
+	d       *driver
 	c       backend.Claim
 	lockKey string // on the nodes
 	record  string
@@ -59,7 +59,7 @@ type onNode struct {
 }
 
 // newAttempt returns the attempt of that number with c's token.
-func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attempt {
+func (d *driver) newAttempt(c backend.Claim, number, lead int, p *place) *attempt {
 	a := &attempt{
 		d:         d,
 		c:         c,
@@ -88,7 +88,7 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 // tryAcquire makes the nodes vote, and returns as soon as the votes decide the
 // result. Calls in flight continue. If the attempt wins nothing, each of them
 // releases its record when it ends.
-func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int, p *place) (backend.Grant, error) {
+func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int, p *place) (backend.Grant, error) {
 	if err := d.checkTTL(c.TTL); err != nil {
 		return backend.Grant{}, err
 	}
@@ -151,7 +151,7 @@ func (a *attempt) won(ctx context.Context) bool {
 // register adds an attempt to the driver, for as long as its commands are in
 // flight or its hold lasts. It counts the caller as work. It returns false if
 // Close has begun.
-func (d *Driver) register(a *attempt) bool {
+func (d *driver) register(a *attempt) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closing.Err() != nil {
@@ -357,7 +357,7 @@ func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
 
 // settled returns a channel that is closed when no command in flight may still
 // write the record of a to node i.
-func (d *Driver) settled(a *attempt, i int) <-chan struct{} {
+func (d *driver) settled(a *attempt, i int) <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return a.on[i].inFlight

@@ -144,7 +144,7 @@ func (b *ballot) result() verdict {
 // poll asks all nodes at once about a hold, and returns the error of the verdict. If there is
 // a lead, it waits for the lead's answer as well, but not longer than for a vote of the lead.
 // The caller counts as work. If ctx ends, the calls go on.
-func (d *Driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, error)) error {
+func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, error)) error {
 	b := newBallot(d.nodes, holdRule)
 	gather(ctx, d, func(n *node) int {
 		v, err := ask(n)

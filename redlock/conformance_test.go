@@ -8,6 +8,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
@@ -24,6 +25,6 @@ func TestConformance(t *testing.T) {
 		"history-refusals": "rivals that ask at the same moment may split the vote, and are refused though nobody holds the key",
 	}}
 	strategytest.Conform(t, 3, h, func(nodes []redis.UniversalClient) backend.Driver {
-		return New(nodes, &Options{Durable: true})
+		return await.Value(NewDriver(nodes, &Options{Durable: true})).(*driver)
 	})
 }

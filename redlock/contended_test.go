@@ -21,7 +21,7 @@ import (
 type crowd struct {
 	t       *testing.T
 	vs      redistest.VirtualServers
-	drivers []*Driver
+	drivers []*driver
 	number  atomic.Int64 // of tokens
 
 	mu     sync.Mutex // guards all below

@@ -23,10 +23,13 @@ func Example() {
 		defer rdb.Close()
 		masters = append(masters, rdb)
 	}
-	locks := hasp.New(redlock.New(masters, nil), &hasp.Options{Prefix: "app:"})
+	locks, err := redlock.New(masters, &redlock.Options{Client: hasp.Options{Prefix: "app:"}})
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer locks.Close()
 
-	err := hasp.Do(context.Background(), locks, "ledger", func(ctx context.Context, lease *hasp.Lease) error {
+	err = hasp.Do(context.Background(), locks, "ledger", func(ctx context.Context, lease *hasp.Lease) error {
 		return closeBooks(ctx, lease.Fence()) // ends with ctx, which ends with the lease
 	}, hasp.WithFence(), hasp.WithMaxWait(time.Minute))
 	switch {

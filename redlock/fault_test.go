@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -23,7 +24,7 @@ import (
 // their proxies.
 type trial struct {
 	vs redistest.VirtualServers
-	d  *Driver
+	d  *driver
 }
 
 // try runs f with n nodes, all of which vote.
@@ -40,14 +41,14 @@ func try(t *testing.T, n int, o *Options, f func(t *testing.T, tr trial)) {
 }
 
 // drives returns a driver that the end of the test closes.
-func drives(t *testing.T, clients []redis.UniversalClient, o *Options) *Driver {
-	d := New(clients, o)
+func drives(t *testing.T, clients []redis.UniversalClient, o *Options) *driver {
+	d := await.Value(NewDriver(clients, o)).(*driver)
 	t.Cleanup(func() { d.Close() })
 	return d
 }
 
 // direct returns another driver, which does not use the proxies.
-func (tr trial) direct(t *testing.T, o *Options) *Driver {
+func (tr trial) direct(t *testing.T, o *Options) *driver {
 	var all redistest.VirtualServers = tr.vs
 	clients := all.Clients()
 	for i, v := range all {
@@ -70,7 +71,7 @@ func aFenced(key string) backend.Claim {
 }
 
 // acquire takes c.Key, or stops the test.
-func (tr trial) acquire(t *testing.T, d *Driver, c backend.Claim) {
+func (tr trial) acquire(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
 	if _, err := d.Acquire(t.Context(), c); err != nil {
 		t.Fatalf("acquire: %v", err)
@@ -78,7 +79,7 @@ func (tr trial) acquire(t *testing.T, d *Driver, c backend.Claim) {
 }
 
 // release frees c.Key, or fails the test.
-func (tr trial) release(t *testing.T, d *Driver, c backend.Claim) {
+func (tr trial) release(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
 	if err := d.Release(t.Context(), c); err != nil {
 		t.Errorf("release: %v", err)
@@ -86,7 +87,7 @@ func (tr trial) release(t *testing.T, d *Driver, c backend.Claim) {
 }
 
 // warm takes c.Key and releases it on all nodes, so that d knows them.
-func (tr trial) warm(t *testing.T, d *Driver, c backend.Claim) {
+func (tr trial) warm(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
 	tr.acquire(t, d, c)
 	synctest.Wait()
@@ -95,7 +96,7 @@ func (tr trial) warm(t *testing.T, d *Driver, c backend.Claim) {
 }
 
 // renewOne renews one hold. It returns an error if no answer comes in time.
-func renewOne(d *Driver, c backend.Claim, within time.Duration) error {
+func renewOne(d *driver, c backend.Claim, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	err := errors.New("not answered")

@@ -22,12 +22,12 @@ func TestFencesGrowOverAnyMajoritiesThroughClocksThatDiffer(t *testing.T) {
 	for seed := range uint64(4) {
 		synctest.Test(t, func(t *testing.T) {
 			r, n := rand.New(rand.NewPCG(seed, 1)), []int{3, 5}[seed%2]
-			vs, drivers := redistest.VirtualNodes(t, n), make([]*Driver, 3)
+			vs, drivers := redistest.VirtualNodes(t, n), make([]*driver, 3)
 			for i := range drivers {
 				drivers[i] = drives(t, vs.Clients(), nil)
 			}
 			holds, last := 0, uint64(0)
-			hold := func(d *Driver) {
+			hold := func(d *driver) {
 				c := aFenced("k")
 				c.TTL = time.Second
 				g, err := d.Acquire(t.Context(), c)

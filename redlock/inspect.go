@@ -21,7 +21,7 @@ const forever = time.Duration(math.MaxInt64)
 // gather asks all nodes at once, and returns the answers when all nodes have answered, or ctx is
 // done. After each answer, more returns how long to wait for the others at most. The caller
 // counts as work.
-func gather[T any](ctx context.Context, d *Driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
+func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// There is room for all answers, because gather may return before the last one.
@@ -54,7 +54,7 @@ type report struct {
 }
 
 // query asks all nodes about some keys, for as long as more says.
-func (d *Driver) query(ctx context.Context, keys []string, timeout time.Duration, more func([]report) time.Duration) []report {
+func (d *driver) query(ctx context.Context, keys []string, timeout time.Duration, more func([]report) time.Duration) []report {
 	if !d.beginWork() {
 		return []report{{err: errClosed}}
 	}
@@ -103,7 +103,7 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
 
 // survey is the sum of the nodes' reports about a key.
 type survey struct {
-	d       *Driver
+	d       *driver
 	reader  bool                // shared records are not in the caller's way
 	on      []*redisstore.Found // by node; nil if the node has not answered yet, or with an error
 	errs    []error             // by node
@@ -114,7 +114,7 @@ type survey struct {
 }
 
 // sum returns the survey of what the nodes report about one of their keys.
-func (d *Driver) sum(all []report, key int, reader bool) survey {
+func (d *driver) sum(all []report, key int, reader bool) survey {
 	s := survey{d: d, reader: reader, reports: len(all), on: make([]*redisstore.Found, len(d.nodes)), errs: make([]error, len(d.nodes))}
 	byRecord := map[string][]redisstore.Found{}
 	for _, r := range all {
@@ -285,7 +285,7 @@ func (s survey) heldError() error {
 // there is none. When a quorum has answered, it waits a moment longer: for the lead, and
 // for nodes whose answers decide whether there is a holder. A node that hangs must not
 // make callers wait while the others hand the key on.
-func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
+func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	return d.sum(d.query(ctx, []string{c.Key}, c.Timeout, func(all []report) time.Duration {
 		s := d.sum(all, 0, c.Shared)
 		switch {
@@ -302,7 +302,7 @@ func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 // answers of the others neither show the holder nor show that there is none, it asks again,
 // for 160 ms or for what slow nodes need: a late node may be free, and a record may be about to
 // be released.
-func (d *Driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
+func (d *driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 	s, end := d.survey(ctx, c, noLead), time.Now().Add(max(8*leadTimeout, 4*d.patience()))
 	for pause := minSleep; s.reports < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause = min(2*pause, leadTimeout) {
 		if time.Now().After(end) || ctx.Err() != nil {
@@ -317,7 +317,7 @@ func (d *Driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 // Inspect reports the holder of key, whose record a quorum of the nodes has. Status
 // has no Since and no waiters, because the record does not contain them. A holder
 // that is not a program of hasp has no Owner.
-func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	s := d.sum(d.query(ctx, []string{key}, inspectTimeout, func(all []report) time.Duration {
 		switch s := d.sum(all, 0, false); {
 		case s.holder != nil && s.holder.Shared():
@@ -352,7 +352,7 @@ func (s survey) status() (st backend.Status) {
 // Break removes whatever is stored under key from all nodes that answer, and
 // publishes the release. It returns nil as soon as a quorum has answered. A caller that
 // takes the key on some nodes before Break has reached the others may lose it again.
-func (d *Driver) Break(ctx context.Context, key string) error {
+func (d *driver) Break(ctx context.Context, key string) error {
 	if !d.beginWork() {
 		return errClosed
 	}

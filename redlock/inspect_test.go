@@ -68,7 +68,7 @@ func TestAKeyHasNoHolderIfNoRecordCanHaveAQuorum(t *testing.T) {
 		return report{found: []redisstore.Found{f}}
 	}
 	a, b, free, silent := found(1000, "a#"), found(1000, "b#"), found(-2, ""), report{err: errors.New("silent")}
-	d := &Driver{nodes: make([]*node, 3)}
+	d := &driver{nodes: make([]*node, 3)}
 	for name, c := range map[string]struct {
 		all    []report
 		unheld bool

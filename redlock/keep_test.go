@@ -9,6 +9,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
@@ -49,7 +50,7 @@ func TestKeepThatAMinorityMisses(t *testing.T) {
 			c = strategytest.Kept(c, 5*time.Second)
 			tr.release(t, tr.d, c)
 			tr.kept(t, "released", c, "kxkxk", 5*time.Second)
-			for _, d := range []*Driver{tr.d, other} {
+			for _, d := range []*driver{tr.d, other} {
 				if err := renewOne(d, c, time.Second); !errors.Is(err, backend.ErrLost) {
 					t.Errorf("late renewal: got %v, want ErrLost", err)
 				}
@@ -111,7 +112,7 @@ func TestMinHoldOfAnUnlockThatIsNotAnswered(t *testing.T) {
 	for name, fault := range losses {
 		t.Run(name, func(t *testing.T) {
 			try(t, 5, nil, func(t *testing.T, tr trial) {
-				c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second})
+				c := await.Value(hasp.New(tr.d, &hasp.Options{Timeout: time.Second}))
 				defer c.Close()
 				lease := strategytest.Lock(t, c, hasp.WithMinHold(20*time.Second))
 				end := time.Now().Add(20 * time.Second)
@@ -142,7 +143,7 @@ func TestMinHoldOfAnUnlockThatIsNotAnswered(t *testing.T) {
 func TestKeepAboveMaxTTL(t *testing.T) {
 	const keep = 12 * time.Hour
 	try(t, 3, &Options{MaxTTL: time.Minute}, func(t *testing.T, tr trial) {
-		c := hasp.New(tr.direct(t, &Options{MaxTTL: time.Minute}), nil)
+		c := await.Value(hasp.New(tr.direct(t, &Options{MaxTTL: time.Minute}), nil))
 		defer c.Close()
 		if err := strategytest.Lock(t, c, hasp.WithMinHold(keep)).Unlock(t.Context()); err != nil {
 			t.Fatal(err)

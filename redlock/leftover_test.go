@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
@@ -88,12 +89,12 @@ func TestCloseLeavesNothing(t *testing.T) {
 							}
 							d := tr.d
 							if fresh {
-								d = New(tr.vs.Clients(), nil)
+								d = await.Value(NewDriver(tr.vs.Clients(), nil)).(*driver)
 							}
 							for i, v := range tr.vs {
 								v.Proxy.Delay(time.Duration(i) * slow)
 							}
-							c := hasp.New(d, nil)
+							c := await.Value(hasp.New(d, nil))
 							end(t, c)
 							c.Close()
 							for i, v := range tr.vs {
@@ -113,7 +114,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 func TestCloseReleasesAVoteThatWasNotAnswered(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[2].Proxy.Fail("k", faultproxy.HangReply)
-		c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second})
+		c := await.Value(hasp.New(tr.d, &hasp.Options{Timeout: time.Second}))
 		strategytest.Unlock(t, strategytest.Lock(t, c))
 		c.Close()
 		nothingLeft(t, "after Close", tr.vs)

@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-var _ backend.Lister = (*Driver)(nil)
+var _ backend.Lister = (*driver)(nil)
 
 // recordsAtOnce is how many keys List asks each node about in one pipeline.
 const recordsAtOnce = 50
@@ -18,7 +18,7 @@ const recordsAtOnce = 50
 // List returns the keys whose record a quorum of the nodes has. It scans one node after
 // another, until the nodes that are not scanned are fewer than a quorum. It asks all nodes
 // about the keys of each page. It remembers the keys that it has seen, so that none comes twice.
-func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		seen := map[string]bool{}
 		errs := make([]error, len(d.nodes))
@@ -68,7 +68,7 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 }
 
 // joined asks all nodes about some keys, and returns those that programs of hasp hold.
-func (d *Driver) joined(ctx context.Context, some []redisstore.Candidate, timeout time.Duration) (entries []backend.Entry, err error) {
+func (d *driver) joined(ctx context.Context, some []redisstore.Candidate, timeout time.Duration) (entries []backend.Entry, err error) {
 	keys := make([]string, len(some))
 	for i, c := range some {
 		keys[i] = c.Key

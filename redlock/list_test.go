@@ -12,7 +12,7 @@ import (
 )
 
 // listed returns a list by key, and its error.
-func listed(ctx context.Context, d *Driver, prefix string) (map[string]backend.Status, error) {
+func listed(ctx context.Context, d *driver, prefix string) (map[string]backend.Status, error) {
 	all := map[string]backend.Status{}
 	for e, err := range d.List(ctx, prefix, time.Second) {
 		if err != nil {

@@ -195,7 +195,7 @@ func runOfMark(mark string) string {
 // raiseLongestTTL records the longest term, in ms, that a mark names. A node that
 // has lost its own mark must also wait for that term, and learns of it only from a
 // driver.
-func (d *Driver) raiseLongestTTL(longest int64) {
+func (d *driver) raiseLongestTTL(longest int64) {
 	for {
 		old := d.longestTTL.Load()
 		// If another caller raises it at the same moment, compare again.
@@ -278,7 +278,7 @@ func (n *node) completeStanding(s *standing, reply any) error {
 // majority of its nodes answers and no node that answers has a mark. If only some
 // nodes have none, n among them, another process may be about to mark the set.
 // Then markNewSet asks once more after a pause.
-func (d *Driver) markNewSet(ctx context.Context, n *node) {
+func (d *driver) markNewSet(ctx context.Context, n *node) {
 	select {
 	case d.markTurn <- struct{}{}:
 		defer func() { <-d.markTurn }()
@@ -350,7 +350,7 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 
 // impostor returns another node than n that is known to be of a run, or whose mark is known to name
 // it, or nil. If n's address leads to that node's server, an answer counts for that node only.
-func (d *Driver) impostor(n *node, run string) *node {
+func (d *driver) impostor(n *node, run string) *node {
 	if d.opts.AllowUnsafeNodes || run == "" || run == unknownRun {
 		return nil
 	}

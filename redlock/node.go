@@ -23,7 +23,7 @@ const probeEvery = 200 * time.Millisecond
 
 // node is one of the masters.
 type node struct {
-	d       *Driver
+	d       *driver
 	i       int // in Driver.nodes
 	store   *redisstore.Store
 	name    string       // as the store's errors name it
@@ -133,7 +133,7 @@ func (n *node) patience() time.Duration {
 }
 
 // patience is how long a caller waits for the slowest node.
-func (d *Driver) patience() (most time.Duration) {
+func (d *driver) patience() (most time.Duration) {
 	for _, n := range d.nodes {
 		most = max(most, n.patience())
 	}

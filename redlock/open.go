@@ -141,7 +141,7 @@ func options(p hasp.Params) (*Options, error) {
 // probe asks all nodes once. It returns nil if a quorum answers without an error, and waits
 // openGrace longer for the others. The probe of a node that is late continues in the
 // background.
-func (d *Driver) probe(ctx context.Context, probes []func(context.Context) error) error {
+func (d *driver) probe(ctx context.Context, probes []func(context.Context) error) error {
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {
 		// The error of a node whose result does not arrive in time.

@@ -121,7 +121,7 @@ func TestConfigReportsWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestNewPanicsOnMisuse(t *testing.T) {
+func TestNewRefusesMisuse(t *testing.T) {
 	clients := func(addrs ...string) []redis.UniversalClient {
 		var all []redis.UniversalClient
 		for _, addr := range addrs {
@@ -142,17 +142,12 @@ func TestNewPanicsOnMisuse(t *testing.T) {
 		"a past FenceTTL": {clients("a:1", "b:1", "c:1"), &redlock.Options{FenceTTL: -time.Minute}, "fence_ttl"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			defer func() {
-				p := recover()
-				if p == nil || !strings.Contains(fmt.Sprint(p), c.want) || !strings.HasPrefix(fmt.Sprint(p), "redlock: ") {
-					t.Errorf("got %v, want a panic about %q", p, c.want)
-				}
-			}()
-			redlock.New(c.clients, c.o)
+			_, err := await.Value(redlock.NewDriver(c.clients, c.o))
+			says(t, name, err, true, "redlock: ", c.want)
 		})
 	}
 	for name, all := range map[string][]redis.UniversalClient{"one": clients("a:1"), "four": clients("a:1", "b:1", "c:1", "d:1"), "the same": clients("a:1", "b:1", "a:1")} {
-		if err := redlock.New(all, &redlock.Options{AllowUnsafeNodes: true}).Close(); err != nil {
+		if err := await.Value(redlock.NewDriver(all, &redlock.Options{AllowUnsafeNodes: true})).Close(); err != nil {
 			t.Errorf("%s, allowed: %v", name, err)
 		}
 	}
@@ -166,7 +161,7 @@ func TestNewTakesNodesThatSentinelsName(t *testing.T) {
 		defer rdb.Close()
 		all = append(all, rdb)
 	}
-	if err := redlock.New(all, nil).Close(); err != nil {
+	if err := await.Value(redlock.NewDriver(all, nil)).Close(); err != nil {
 		t.Error(err)
 	}
 }

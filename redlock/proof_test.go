@@ -13,7 +13,7 @@ import (
 )
 
 // linked returns a driver with links of its own.
-func (tr trial) linked(t *testing.T) (*Driver, []*faultproxy.Proxy) {
+func (tr trial) linked(t *testing.T) (*driver, []*faultproxy.Proxy) {
 	clients, links := tr.vs.Clients(), make([]*faultproxy.Proxy, len(tr.vs))
 	for i, v := range tr.vs {
 		clients[i], links[i] = v.Link()

@@ -143,7 +143,7 @@ func (n *node) refuses(a *attempt, says []any) bool {
 // leave removes a waiter from the queue on node i, in the background. If the key is free,
 // the node wakes the next waiter. If leave fails, or a vote in flight makes a place after it,
 // the waiter counts as gone a second after its last look.
-func (d *Driver) leave(i int, c backend.Claim, waiter string) {
+func (d *driver) leave(i int, c backend.Claim, waiter string) {
 	d.spawn(func() {
 		_, _ = d.nodes[i].ask(c.Timeout, leaveScript, redisstore.Call{
 			Keys: append([]string{redisstore.LockKey(c.Key)}, queueKeys(c.Key)...),

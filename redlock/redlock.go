@@ -97,8 +97,8 @@ import (
 
 // The defaults of Options.
 const (
-	DefaultMaxTTL   = 2 * time.Minute
-	DefaultFenceTTL = 30 * 24 * time.Hour
+	defaultMaxTTL   = 2 * time.Minute
+	defaultFenceTTL = 30 * 24 * time.Hour
 )
 
 // closeTimeout is how long Close waits for calls in flight, and for the releases
@@ -107,19 +107,21 @@ const closeTimeout = 3 * time.Second
 
 var errClosed = errors.New("redlock: driver is closed")
 
-// Options are the settings of a [Driver]. Nil and the zero value mean the
-// defaults.
+// Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
+	// Client is the options of the Client that New returns. NewDriver ignores it.
+	Client hasp.Options
+
 	// MaxTTL is the longest term that any caller may ask for. Lock and Extend
 	// refuse a longer one. A node that was restarted or has lost its data does not
-	// vote for this time. Default DefaultMaxTTL, at least backend.MinTTL. A min hold may
+	// vote for this time. Default defaultMaxTTL, at least backend.MinTTL. A min hold may
 	// be longer, but then the key is free early if a majority of the nodes lose their data
 	// during it, even one after another.
 	MaxTTL time.Duration
 
 	// FenceTTL is how long a node keeps the fence counter of a key after the last
 	// fenced hold was taken or renewed. Later fences still grow as long as the
-	// servers' clocks advance. Default DefaultFenceTTL, at least a millisecond.
+	// servers' clocks advance. Default defaultFenceTTL, at least a millisecond.
 	FenceTTL time.Duration
 
 	// Durable says that the nodes write each command to disk before they answer it
@@ -133,8 +135,8 @@ type Options struct {
 	AllowUnsafeNodes bool
 }
 
-// Driver is a [backend.Driver] that keeps its locks on several masters.
-type Driver struct {
+// driver is a [backend.Driver] that keeps its locks on several masters.
+type driver struct {
 	id    string // of the channels on which this driver's waiters are woken
 	nodes []*node
 	opts  Options // with the defaults
@@ -154,27 +156,39 @@ type Driver struct {
 }
 
 var (
-	_ backend.Waiter    = (*Driver)(nil)
-	_ backend.Inspector = (*Driver)(nil)
+	_ backend.Waiter    = (*driver)(nil)
+	_ backend.Inspector = (*driver)(nil)
 )
 
 func init() { hasp.Register("redlock", openConfig) }
 
-// New returns a Driver over the masters that clients lead to, one client for each
-// master. The clients belong to the caller: Close does not close them. Their
-// settings apply, except that no command of hasp is retried. New panics if a client
-// is nil, a redis.ClusterClient or a redis.Ring, and if Options are out of range.
-// Unless Options allow it, New also panics if there are fewer than three clients,
-// an even number, or two with the same address.
-func New(clients []goredis.UniversalClient, o *Options) *Driver {
+// New returns a Client whose locks are on the masters that clients lead to, one client for each
+// master. The clients belong to the caller: Close does not close them. Their settings apply, except
+// that no command of hasp is retried. The error is hasp.ErrInvalid if a client is nil, a
+// redis.ClusterClient or a redis.Ring, and if o is out of range. Unless o allows it, it is also
+// ErrInvalid if there are fewer than three clients, an even number, or two with the same address.
+func New(clients []goredis.UniversalClient, o *Options) (*hasp.Client, error) {
+	d, err := NewDriver(clients, o)
+	if err != nil {
+		return nil, err
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	return hasp.New(d, &o.Client)
+}
+
+// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
+// passed to [hasp.New].
+func NewDriver(clients []goredis.UniversalClient, o *Options) (backend.Driver, error) {
 	stores := make([]*redisstore.Store, len(clients))
 	names := make([]string, len(clients))
 	for i, rdb := range clients {
 		switch rdb := rdb.(type) {
 		case nil:
-			panic("redlock: New: client is nil")
+			return nil, fmt.Errorf("redlock: %w: client %d is nil", hasp.ErrInvalid, i+1)
 		case *goredis.ClusterClient, *goredis.Ring:
-			panic("redlock: New: a node is one server, not a cluster or a ring")
+			return nil, fmt.Errorf("redlock: %w: a node is one server, not a cluster or a ring", hasp.ErrInvalid)
 		case *goredis.Client:
 			// A client of sentinels has no address: go-redis reports the same word for
 			// all such clients.
@@ -187,25 +201,25 @@ func New(clients []goredis.UniversalClient, o *Options) *Driver {
 
 	d, err := newDriver(stores, names, o)
 	if err != nil {
-		panic("redlock: New: " + err.Error())
+		return nil, fmt.Errorf("redlock: %w", err)
 	}
-	return d
+	return d, nil
 }
 
 // newDriver returns a Driver over stores. Names are the addresses of the nodes, or
 // "" where the address is not known yet.
-func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver, error) {
+func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	d := &Driver{
+	d := &driver{
 		id:       rand.Text(),
 		opts:     *o,
 		markTurn: make(chan struct{}, 1),
 		attempts: map[string]*attempt{},
 		wants:    map[string]*rivalry{},
 	}
-	d.opts.MaxTTL = cmp.Or(o.MaxTTL, DefaultMaxTTL)
+	d.opts.MaxTTL = cmp.Or(o.MaxTTL, defaultMaxTTL)
 	d.closing, d.beginClose = context.WithCancel(context.Background())
 
 	if d.opts.MaxTTL < backend.MinTTL {
@@ -255,16 +269,16 @@ func checkNodes(names []string, allowUnsafe bool) error {
 }
 
 // Traits describes the driver.
-func (d *Driver) Traits() backend.Traits {
+func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Shared: true, MaxTTL: d.opts.MaxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 // quorum is the smallest majority of the nodes.
-func (d *Driver) quorum() int { return len(d.nodes)/2 + 1 }
+func (d *driver) quorum() int { return len(d.nodes)/2 + 1 }
 
 // checkTTL returns an error if a term is longer than MaxTTL. A restarted node does
 // not vote for MaxTTL, so a longer term could outlast that.
-func (d *Driver) checkTTL(ttl time.Duration) error {
+func (d *driver) checkTTL(ttl time.Duration) error {
 	if ttl > d.opts.MaxTTL {
 		return fmt.Errorf("%w: a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs", backend.ErrInvalid, ttl, d.opts.MaxTTL)
 	}
@@ -277,7 +291,7 @@ func (d *Driver) checkTTL(ttl time.Duration) error {
 // first, which also refuses a free key if others wait for it. It does not wait for the
 // key. But if the answers are not clear, it asks again: as long as only the queue refuses
 // it, and after the votes of a key that nobody seems to hold.
-func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	// Rivals that ask one node first do not split the votes. Readers are no rivals of each
 	// other, and the queue is not for them.
 	lead := noLead
@@ -335,7 +349,7 @@ func isHeld(err error) bool {
 
 // spawn runs f on a goroutine that Close waits for. It returns false, and does not
 // run f, if Close has begun.
-func (d *Driver) spawn(f func()) bool {
+func (d *driver) spawn(f func()) bool {
 	if !d.beginWork() {
 		return false
 	}
@@ -346,7 +360,7 @@ func (d *Driver) spawn(f func()) bool {
 
 // beginWork counts the caller as work that Close waits for. It returns false if Close has
 // begun.
-func (d *Driver) beginWork() bool {
+func (d *driver) beginWork() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// Close ends closing with mu held before it waits. So work never grows from zero during
@@ -362,7 +376,7 @@ func (d *Driver) beginWork() bool {
 // records that they leave on a node. A record that stays blocks its key for a
 // term. Close then closes the connections of waiters, and all connections of a
 // Driver that was opened by URL.
-func (d *Driver) Close() error {
+func (d *driver) Close() error {
 	d.mu.Lock()
 	d.beginClose() // from here on work only grows from within work
 	d.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/redlock"
 )
@@ -30,7 +31,7 @@ func held(t *testing.T, what string, c *hasp.Client, rs *redsync.Redsync, key st
 
 func TestRedsyncAndHaspExcludeEachOther(t *testing.T) {
 	nodes := redistest.StartNodes(t, 3, nil)
-	c := hasp.New(redlock.New(nodes.Clients(), nil), &hasp.Options{Timeout: 20 * time.Second})
+	c := await.Value(redlock.New(nodes.Clients(), &redlock.Options{Client: hasp.Options{Timeout: 20 * time.Second}}))
 	defer c.Close()
 	pools := make([]redsyncredis.Pool, 3)
 	for i, rdb := range nodes.Clients() {

@@ -24,7 +24,7 @@ const (
 // It returns as soon as a quorum has answered, and after a long hold, the lead. The other
 // nodes are released in the background. With c.KeepUntil each node keeps a record until then, without the token.
 // On a node that does not answer, the old record stays for its term.
-func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	a, err := d.beginRelease(c)
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 // beginRelease prevents further commands for the hold of c. It returns the attempt
 // that took the hold, or nil if the driver does not know of it. It counts the
 // Release as work.
-func (d *Driver) beginRelease(c backend.Claim) (*attempt, error) {
+func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closing.Err() != nil {

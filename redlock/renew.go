@@ -49,7 +49,7 @@ type proof struct {
 // Renew asks all nodes to prolong the holds, with one batch for each node. A hold is
 // renewed if a quorum has records of it that count: see proof. The nodes that lack it are then
 // repaired, if this driver took the hold.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var renewals []*renewal
 	for i, c := range cs {
 		r, err := d.newRenewal(c)
@@ -93,7 +93,7 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 
 // newRenewal returns a renewal of the hold of c, or an error if the term is too long
 // or the hold is lost.
-func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
+func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
 	if err := d.checkTTL(c.TTL); err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -228,9 +229,9 @@ func TestNodeIsUsedAgainByItself(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			try(t, 3, nil, func(t *testing.T, tr trial) {
 				cut(tr.vs[1].Proxy)
-				late := New(tr.vs.Clients(), nil)
+				late := await.Value(NewDriver(tr.vs.Clients(), nil)).(*driver)
 				defer late.Close()
-				for _, d := range []*Driver{tr.d, late} {
+				for _, d := range []*driver{tr.d, late} {
 					for range 5 { // until it is suspect, and longer
 						c := aClaim("k")
 						began := time.Now()
@@ -242,7 +243,7 @@ func TestNodeIsUsedAgainByItself(t *testing.T) {
 				}
 				tr.vs[1].Proxy.Flow()
 				tr.vs[1].Proxy.Up()
-				for _, d := range []*Driver{tr.d, late} {
+				for _, d := range []*driver{tr.d, late} {
 					// The first call after the node is back uses it.
 					time.Sleep(2 * time.Second)
 					first := aClaim("first")
@@ -475,13 +476,13 @@ func TestReleaseAfterALossRemovesWhatIsLeft(t *testing.T) {
 // would be refused, and the outer lease would be lost with the inner one.
 func TestReentryAboveMaxTTLIsRefused(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
-		c := hasp.New(New(tr.vs.Clients(), nil), nil)
+		c := await.Value(New(tr.vs.Clients(), nil))
 		defer c.Close()
 		outer, err := c.Lock(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Lock(outer.Context(), "k", hasp.WithTTL(2*DefaultMaxTTL)); !errors.Is(err, hasp.ErrInvalid) {
+		if _, err := c.Lock(outer.Context(), "k", hasp.WithTTL(2*defaultMaxTTL)); !errors.Is(err, hasp.ErrInvalid) {
 			t.Errorf("got %v, want ErrInvalid", err)
 		}
 		time.Sleep(time.Minute)

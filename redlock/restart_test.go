@@ -21,12 +21,12 @@ import (
 
 // absence is how long a node that has forgotten its votes does not vote: the longest
 // term, and a drift.
-const absence = DefaultMaxTTL + DefaultMaxTTL/100 + 2*time.Millisecond
+const absence = defaultMaxTTL + defaultMaxTTL/100 + 2*time.Millisecond
 
 // abstains asks for keys until an error reports that all nodes that which lists do not
 // vote. It fails the test unless the error is an outage and the reported time is about
 // left. It returns when that time ends.
-func (tr trial) abstains(t *testing.T, what string, d *Driver, claim func(string) backend.Claim, which string, left time.Duration) (end time.Time) {
+func (tr trial) abstains(t *testing.T, what string, d *driver, claim func(string) backend.Claim, which string, left time.Duration) (end time.Time) {
 	t.Helper()
 	var err error
 	for range 12 { // first over connections that are dead
@@ -86,7 +86,7 @@ func TestNoSecondHolderByANodeThatHasForgotten(t *testing.T) {
 						}
 						tr.vs[2].Proxy.Stall()
 						c := kind("k")
-						c.TTL = DefaultMaxTTL
+						c.TTL = defaultMaxTTL
 						tr.acquire(t, tr.d, c)
 						tr.want(t, "A", c, "xx-")
 						tr.vs[2].Proxy.Flow()
@@ -414,7 +414,7 @@ func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 
 			tr.vs[2].Proxy.Down()
 			c := kind("k")
-			c.TTL = DefaultMaxTTL
+			c.TTL = defaultMaxTTL
 			tr.acquire(t, tr.d, c)
 			tr.want(t, "A", c, "xx-")
 			tr.vs[2].Proxy.Up()
@@ -490,7 +490,7 @@ func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 func TestRenewalsKeepMarks(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		c := aFenced("k")
-		c.TTL = DefaultMaxTTL
+		c.TTL = defaultMaxTTL
 		renewals := func() {
 			for range 4 {
 				time.Sleep(40 * time.Second)
@@ -535,7 +535,7 @@ func TestADurableReplicaThatTakesOverWaits(t *testing.T) {
 	o := &redistest.Options{Own: true, Real: true, Keep: true}
 	nodes := redistest.StartNodes(t, 3, o)
 	replica := redistest.Start(t, o)
-	open := func(first *redistest.Server) *Driver {
+	open := func(first *redistest.Server) *driver {
 		clients := nodes.Clients()
 		clients[0] = first.Client()
 		return drives(t, clients, &Options{Durable: true})

@@ -19,7 +19,7 @@ type rivalry struct {
 }
 
 // rivals returns the rivalry for a key, or a new one. The caller holds d.mu.
-func (d *Driver) rivals(key string) *rivalry {
+func (d *driver) rivals(key string) *rivalry {
 	r := d.wants[key]
 	if r == nil {
 		if len(d.wants) >= maxWanted {
@@ -33,7 +33,7 @@ func (d *Driver) rivals(key string) *rivalry {
 }
 
 // refused records that another caller had the key, or waits for it.
-func (d *Driver) refused(key string) {
+func (d *driver) refused(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.rivals(key).at = time.Now()
@@ -42,7 +42,7 @@ func (d *Driver) refused(key string) {
 // shun excludes node i from leading for a while. The node has a record that blocks only
 // callers that ask this node first; or it lacks the holder's record, so the release wakes
 // nobody there; or it cannot keep a queue.
-func (d *Driver) shun(key string, i int) {
+func (d *driver) shun(key string, i int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.rivals(key)
@@ -51,7 +51,7 @@ func (d *Driver) shun(key string, i int) {
 }
 
 // leads reports whether node i may lead.
-func (d *Driver) leads(key string, i int) bool {
+func (d *driver) leads(key string, i int) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.wants[key]
@@ -60,7 +60,7 @@ func (d *Driver) leads(key string, i int) bool {
 
 // rivalled reports whether another caller had the key, or waited for it, within the
 // last second. It is also true while a node must not lead.
-func (d *Driver) rivalled(key string) bool {
+func (d *driver) rivalled(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.wants[key]

@@ -16,7 +16,7 @@ type aWait struct {
 	err  error
 }
 
-func startWait(ctx context.Context, d *Driver, c backend.Claim) *aWait {
+func startWait(ctx context.Context, d *driver, c backend.Claim) *aWait {
 	w := &aWait{done: make(chan struct{})}
 	go func() {
 		defer close(w.done)

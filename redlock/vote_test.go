@@ -155,7 +155,7 @@ const secret = "hunter2"
 
 // guarded returns nodes in virtual time that require a password, and a driver that has
 // used them.
-func guarded(t *testing.T, n int) (guardedNodes, *Driver) {
+func guarded(t *testing.T, n int) (guardedNodes, *driver) {
 	vs := redistest.VirtualNodes(t, n)
 	clients := make([]redis.UniversalClient, n)
 	for i, v := range vs {
@@ -190,7 +190,7 @@ func spoilMark(v *redistest.VirtualServer) {
 
 // ready returns when all nodes vote again, and the clients have noticed all dead
 // connections.
-func (g guardedNodes) ready(t *testing.T, d *Driver) {
+func (g guardedNodes) ready(t *testing.T, d *driver) {
 	t.Helper()
 	for try := range 20 {
 		c := claim(fmt.Sprint("ready", try))
@@ -214,7 +214,7 @@ func claim(key string) backend.Claim {
 	return backend.Claim{Key: key, Token: "token-" + key, Owner: "me", TTL: time.Minute, Timeout: time.Second}
 }
 
-func take(t *testing.T, d *Driver, c backend.Claim) backend.Grant {
+func take(t *testing.T, d *driver, c backend.Claim) backend.Grant {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), c.Timeout)
 	defer cancel()
@@ -230,7 +230,7 @@ func settle() { time.Sleep(5 * time.Second); synctest.Wait() }
 
 // outageOf fails the test unless err is an outage with a line for at least that many
 // nodes, all of them bad, each line names its node, and err matches no other error.
-func outageOf(t *testing.T, what string, err error, d *Driver, bad []bool, least int) {
+func outageOf(t *testing.T, what string, err error, d *driver, bad []bool, least int) {
 	t.Helper()
 	var m *multierror.Error
 	if !errors.As(err, &m) {
@@ -277,7 +277,7 @@ func (g guardedNodes) prepare(key string, choice []int) (bad []bool) {
 }
 
 // restore undoes prepare. Records of failed attempts are released meanwhile.
-func (g guardedNodes) restore(t *testing.T, d *Driver, key string, choice []int) {
+func (g guardedNodes) restore(t *testing.T, d *driver, key string, choice []int) {
 	for i, v := range g.VirtualServers {
 		switch choice[i] {
 		case cut:

@@ -23,7 +23,7 @@ const (
 
 // waiting is one Wait.
 type waiting struct {
-	d    *Driver
+	d    *driver
 	c    backend.Claim
 	wake chan struct{} // has room for one
 
@@ -53,7 +53,7 @@ type waiting struct {
 // An attempt asks the lead first, and the others if the lead votes yes or does not answer
 // in time. Waiters usually agree on the lead, so they do not split the vote. If no quorum
 // answers a look, Wait returns the outage, and the engine asks again.
-func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1), waiter: d.id + "~" + crand.Text(), began: time.Now(), queue: noLead}
 	defer w.stand(context.Background(), noLead)
 	defer w.endIntent()
@@ -237,7 +237,7 @@ func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) 
 // leader returns the node that contended attempts ask first: the first one in order that
 // votes, is healthy, and is not much slower than the fastest. If clients disagree, they
 // may split a vote, and stand in different queues.
-func (d *Driver) leader(key string) int {
+func (d *driver) leader(key string) int {
 	fastest := time.Duration(1<<63 - 1)
 	for _, n := range d.nodes {
 		if trip := time.Duration(n.latency.Load()); trip > 0 && n.healthy() {

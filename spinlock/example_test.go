@@ -17,10 +17,13 @@ import (
 func Example() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 	defer rdb.Close()
-	locks := hasp.New(spinlock.New(rdb, nil), &hasp.Options{Prefix: "jobs:", TTL: 10 * time.Second})
+	locks, err := spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "jobs:", TTL: 10 * time.Second}})
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer locks.Close()
 
-	err := hasp.Do(context.Background(), locks, "nightly-report", func(ctx context.Context, lease *hasp.Lease) error {
+	err = hasp.Do(context.Background(), locks, "nightly-report", func(ctx context.Context, lease *hasp.Lease) error {
 		fmt.Println("writing with fence", lease.Fence())
 		return report(ctx) // ends with ctx, which ends with the lease
 	}, hasp.WithFence(), hasp.WithMaxWait(time.Minute))

@@ -18,7 +18,7 @@ var shared = strategytest.Shared
 // The last reader's release is published as Spring publishes its own. The others are not.
 func TestLastReaderWakesSpring(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	r.Driver = spinlock.New(r.Redis, &spinlock.Options{Registry: "registry"})
+	r.Driver = await.Value(spinlock.NewDriver(r.Redis, &spinlock.Options{Registry: "registry"})).(Driver)
 	sub := r.Redis.Subscribe(t.Context(), "registry-channel:k")
 	defer sub.Close()
 	if _, err := sub.Receive(t.Context()); err != nil {
@@ -85,7 +85,7 @@ func TestReadersAfterAWriter(t *testing.T) {
 // intent nevertheless, so that readers need not wait until the intent ends.
 func TestIntentOutlastsAnotherWriter(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	other := spinlock.New(r.Redis, nil)
+	other := await.Value(spinlock.NewDriver(r.Redis, nil)).(Driver)
 	defer other.Close()
 	reader, between := shared("k"), claim("k")
 	r.Acquire(t, reader)

@@ -72,6 +72,7 @@ package spinlock
 import (
 	"context"
 	_ "embed"
+	"fmt"
 	"iter"
 	"slices"
 	"strconv"
@@ -86,12 +87,14 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// DefaultFenceTTL is the default of Options.FenceTTL.
-const DefaultFenceTTL = 30 * 24 * time.Hour
+// defaultFenceTTL is the default of Options.FenceTTL.
+const defaultFenceTTL = 30 * 24 * time.Hour
 
-// Options are the settings of a [Driver]. Nil and the zero value mean the
-// defaults.
+// Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
+	// Client is the options of the Client that New returns. NewDriver ignores it.
+	Client hasp.Options
+
 	// Registry is the registryKey of the RedisLockRegistry of Spring that shares
 	// the keys, if its type is PUB_SUB_LOCK. Releases are then published as that
 	// registry publishes its own. By default nothing is published.
@@ -103,8 +106,8 @@ type Options struct {
 	FenceTTL time.Duration
 }
 
-// Driver is a [backend.Driver] that stores its locks in one Redis.
-type Driver struct {
+// driver is a [backend.Driver] that stores its locks in one Redis.
+type driver struct {
 	store    *redisstore.Store
 	registry string // see Options.Registry; if it is "", releases are not published
 	fenceTTL time.Duration
@@ -112,25 +115,37 @@ type Driver struct {
 }
 
 var (
-	_ backend.Inspector = (*Driver)(nil)
-	_ backend.Lister    = (*Driver)(nil)
+	_ backend.Inspector = (*driver)(nil)
+	_ backend.Lister    = (*driver)(nil)
 )
 
-// New returns a Driver over rdb: a client of one server, of a cluster, or of the
-// master that sentinels name. A redis.Ring does not fit: it moves keys to other
-// servers while one is down. The client remains the caller's: the Driver does not
-// change its settings, and Close does not close it. The Driver's commands are not
-// retried, whatever the settings. New panics if rdb is nil or the options are out of
-// range.
-func New(rdb redis.UniversalClient, o *Options) *Driver {
+// New returns a Client whose locks are in the Redis of rdb. That is a client of one server, of a
+// cluster, or of the master that sentinels name. A redis.Ring does not fit: it moves keys to other
+// servers while one is down. rdb remains the caller's: its settings stay as they are, except that
+// hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
+// the error is hasp.ErrInvalid.
+func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
+	d, err := NewDriver(rdb, o)
+	if err != nil {
+		return nil, err
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	return hasp.New(d, &o.Client)
+}
+
+// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
+// passed to [hasp.New].
+func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	if rdb == nil {
-		panic("spinlock: New: client is nil")
+		return nil, fmt.Errorf("spinlock: %w: client is nil", hasp.ErrInvalid)
 	}
 	d, err := newDriver(redisstore.New(rdb), o)
 	if err != nil {
-		panic("spinlock: New: " + err.Error())
+		return nil, fmt.Errorf("spinlock: %w", err)
 	}
-	return d
+	return d, nil
 }
 
 // open is the Opener of this strategy.
@@ -152,7 +167,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return newDriver(s, &o)
 }
 
-func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
+func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	if o == nil {
 		o = &Options{}
 	}
@@ -160,18 +175,18 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Driver{store: s, registry: o.Registry, fenceTTL: ttl}, nil
+	return &driver{store: s, registry: o.Registry, fenceTTL: ttl}, nil
 }
 
 // Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
 // over a *redis.Client end at their deadlines, if it has ContextTimeoutEnabled, no timeout of
 // -2, no Limiter, no CredentialsProvider and no StreamingCredentialsProvider.
-func (d *Driver) Traits() backend.Traits {
+func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // Close closes the connections of a Driver that was opened by URL.
-func (d *Driver) Close() error { return d.store.Close() }
+func (d *driver) Close() error { return d.store.Close() }
 
 // The scripts. The header of each describes its arguments and replies.
 var (
@@ -210,7 +225,7 @@ func waited(record string) time.Duration {
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
 // readers, unless a caller has left an intent.
-func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Shared {
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
@@ -238,7 +253,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 // later hold can get a smaller one. If readers hold the key and the caller waits, it leaves
 // an intent, which keeps new readers away. If the key is free, it removes any intent, also
 // another caller's.
-func (d *Driver) take(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
+func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
 	call := redisstore.Call{Keys: []string{key}, Args: []any{record(c), redisstore.Millis(c.TTL), ""}}
 	if c.Fenced {
 		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
@@ -270,13 +285,13 @@ func (d *Driver) take(ctx context.Context, c backend.Claim, key string) (backend
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	d.store.Renew(ctx, renewScript, cs, mark, done)
 }
 
 // Release removes the record of c.Token. With c.KeepUntil it replaces the token in the
 // record, which ends then. Of a shared record it removes the member of c.Token.
-func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	key := redisstore.LockKey(c.Key)
 	if c.Shared {
 		if d.registry == "" {
@@ -296,22 +311,22 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 
 // channel returns the channel on which Spring's registry listens for a release of
 // key.
-func (d *Driver) channel(key string) string { return d.registry + "-channel:" + key }
+func (d *driver) channel(key string) string { return d.registry + "-channel:" + key }
 
 // Inspect returns the holders of key. Since is not recorded. A holder that does not
 // use hasp has no Owner.
-func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)
 }
 
 // List returns the keys with a record of spinlock or redlock, or with shared holds. The
 // holds of other strategies and of other programs are not listed.
-func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return d.store.List(ctx, prefix, timeout, redisstore.ByToken, inspectScript)
 }
 
 // Break removes whatever is stored under key.
-func (d *Driver) Break(ctx context.Context, key string) error {
+func (d *driver) Break(ctx context.Context, key string) error {
 	key = redisstore.LockKey(key)
 	removed, err := d.store.Do(ctx, "unlink", key) // a value of any type
 	if removed == int64(1) && d.registry != "" {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -23,8 +24,8 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 var strategy = strategytest.Strategy{
 	Name: "spinlock",
-	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) backend.Inspector {
-		return spinlock.New(rdb, &spinlock.Options{FenceTTL: fenceTTL})
+	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error) {
+		return spinlock.NewDriver(rdb, &spinlock.Options{FenceTTL: fenceTTL})
 	},
 	DefaultFenceTTL: spinlock.DefaultFenceTTL,
 	Has: func(ctx context.Context, rdb *redis.Client, c backend.Claim) bool {
@@ -48,11 +49,19 @@ func TestConformance(t *testing.T) {
 	strategytest.Conform(t, 1, h, func(nodes []redis.UniversalClient) backend.Driver { return open(nodes[0]) })
 }
 
-type rig = strategytest.Rig[*spinlock.Driver]
+type rig = strategytest.Rig[Driver]
 
 var claim, fenced, outage = strategytest.Claim, strategytest.Fenced, strategytest.Outage
 
-func open(rdb redis.UniversalClient) *spinlock.Driver { return spinlock.New(rdb, nil) }
+// Driver is all that the driver can do.
+type Driver interface {
+	backend.Inspector
+	backend.Lister
+}
+
+func open(rdb redis.UniversalClient) Driver {
+	return await.Value(spinlock.NewDriver(rdb, nil)).(Driver)
+}
 
 func setup(t *testing.T, o *redistest.Options) rig { return strategytest.Setup(t, o, open) }
 

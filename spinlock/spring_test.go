@@ -10,6 +10,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/spinlock"
 )
@@ -125,7 +126,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 			t.Errorf("%s: spring was sent %v", what, all)
 		}
 	}
-	handedIn := spinlock.New(r.Redis, &spinlock.Options{Registry: "registry"})
+	handedIn := await.Value(spinlock.NewDriver(r.Redis, &spinlock.Options{Registry: "registry"})).(Driver)
 	for name, d := range map[string]backend.Driver{"by URL": byURL, "handed in": handedIn, "not asked": r.Driver} {
 		asked := name != "not asked"
 		c := claim(key)

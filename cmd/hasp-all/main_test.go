@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/etcdtest"
 	"github.com/hasplock/hasp/internal/pgtest"
 )
@@ -71,7 +72,7 @@ func holds(t *testing.T, strategy, url string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := hasp.New(d, nil)
+	c := await.Value(hasp.New(d, nil))
 	defer c.Close()
 	traits := d.Traits()
 	for _, s := range strategies {

@@ -17,6 +17,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
@@ -133,13 +134,13 @@ func byURL(t testing.TB, strategy, addr string) backend.Driver {
 func overClient(strategy string, rdb redis.UniversalClient) backend.Driver {
 	switch strategy {
 	case "spinlock":
-		return spinlock.New(rdb, nil)
+		return await.Value(spinlock.NewDriver(rdb, nil))
 	case "pubsublock":
-		return pubsublock.New(rdb, nil)
+		return await.Value(pubsublock.NewDriver(rdb, nil))
 	case "fairlock":
-		return fairlock.New(rdb, nil)
+		return await.Value(fairlock.NewDriver(rdb, nil))
 	}
-	return redlock.New([]redis.UniversalClient{rdb}, &redlock.Options{AllowUnsafeNodes: true, MaxTTL: time.Hour})
+	return await.Value(redlock.NewDriver([]redis.UniversalClient{rdb}, &redlock.Options{AllowUnsafeNodes: true, MaxTTL: time.Hour}))
 }
 
 // calls are all calls of a driver. None of them may succeed here.

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/spinlock"
 )
@@ -40,7 +41,7 @@ func TestListOverAClusterClient(t *testing.T) {
 	}
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
 	t.Cleanup(func() { rdb.Close() })
-	c := hasp.New(spinlock.New(rdb, nil), nil)
+	c := await.Value(spinlock.New(rdb, nil))
 	t.Cleanup(func() { c.Close() })
 
 	for i := range 40 {

@@ -21,6 +21,14 @@ func Must(t testing.TB, err error) {
 	}
 }
 
+// Value returns v, and panics if err is not nil.
+func Value[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
 // Crowd skips a test with -short. With the race detector, a crowd in virtual time takes up to a
 // hundred times as long.
 func Crowd(t testing.TB) {

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
@@ -76,7 +75,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 }
 
 // confirm asks the user whether to break key, and returns an error if not.
-func (a *app) confirm(ctx context.Context, key string, s backend.Status) error {
+func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	held := text.Quote(key) + " is held"
 	if s.Owner != "" {
 		held += " by " + text.Quote(s.Owner)
@@ -106,6 +105,6 @@ func (a *app) confirm(ctx context.Context, key string, s backend.Status) error {
 
 // sameHold reports whether a and b show the same hold, as far as the store
 // distinguishes holds.
-func sameHold(a, b backend.Status) bool {
+func sameHold(a, b hasp.Status) bool {
 	return a.Held == b.Held && a.Owner == b.Owner && a.Since.Equal(b.Since) && a.Fence == b.Fence
 }

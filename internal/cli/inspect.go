@@ -17,7 +17,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
@@ -48,7 +47,7 @@ The exit code is 0 whether or not the key is held. With --json, "held" says so.`
 				if err != nil {
 					return err
 				}
-				var slots map[int]backend.Status
+				var slots map[int]hasp.Status
 				if !status.Held {
 					slots = heldSlots(ctx, client, args[0])
 				}
@@ -58,8 +57,8 @@ The exit code is 0 whether or not the key is held. With --json, "held" says so.`
 				return a.printJSON(struct {
 					Key     string `json:"key"`
 					Foreign bool   `json:"foreign,omitempty"`
-					backend.Status
-					Slots map[int]backend.Status `json:"slots,omitempty"`
+					hasp.Status
+					Slots map[int]hasp.Status `json:"slots,omitempty"`
 				}{args[0], foreign(status), status, slots})
 			})
 		},
@@ -70,9 +69,9 @@ The exit code is 0 whether or not the key is held. With --json, "held" says so.`
 
 // heldSlots returns the slots of key that are held. It leaves out those that the store does
 // not answer for.
-func heldSlots(ctx context.Context, client *hasp.Client, key string) map[int]backend.Status {
+func heldSlots(ctx context.Context, client *hasp.Client, key string) map[int]hasp.Status {
 	const most = 100 // of WithSlots
-	held := map[int]backend.Status{}
+	held := map[int]hasp.Status{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for i := range most {
@@ -91,12 +90,12 @@ func heldSlots(ctx context.Context, client *hasp.Client, key string) map[int]bac
 
 // foreign reports whether the key is held by a value that the strategy did not write.
 // Every hold of a hasp Client has an owner and a term.
-func foreign(s backend.Status) bool {
+func foreign(s hasp.Status) bool {
 	return s.Held && (s.Owner == "" && len(s.Shared) == 0 || s.TTL < 0)
 }
 
 // printStatus prints s for people, and the slots that are held.
-func printStatus(out io.Writer, key string, s backend.Status, slots map[int]backend.Status) error {
+func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/memlock"
 )
@@ -99,7 +100,7 @@ func TestLeadRidesOutAnOutage(t *testing.T) {
 // begin.
 func TestSignalBeforeTheCommandBegins(t *testing.T) {
 	t.Parallel()
-	client := hasp.New(memlock.New(), nil)
+	client := await.Value(memlock.New(nil))
 	defer client.Close()
 	lease, err := client.Lock(t.Context(), "key")
 	must(t, err)

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
@@ -131,8 +130,8 @@ func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 }
 
 // list returns the entries in their order. A key that came twice has its last entry.
-func (l *ls) list(ctx context.Context, client *hasp.Client) ([]backend.Entry, error) {
-	byKey := map[string]backend.Entry{}
+func (l *ls) list(ctx context.Context, client *hasp.Client) ([]hasp.Entry, error) {
+	byKey := map[string]hasp.Entry{}
 	for e, err := range client.List(ctx, l.prefix) {
 		if err != nil {
 			return nil, err
@@ -142,11 +141,11 @@ func (l *ls) list(ctx context.Context, client *hasp.Client) ([]backend.Entry, er
 		}
 	}
 
-	all := make([]backend.Entry, 0, len(byKey))
+	all := make([]hasp.Entry, 0, len(byKey))
 	for _, e := range byKey {
 		all = append(all, e)
 	}
-	slices.SortFunc(all, func(a, b backend.Entry) int {
+	slices.SortFunc(all, func(a, b hasp.Entry) int {
 		order := 0
 		switch l.sort {
 		case "age":
@@ -160,7 +159,7 @@ func (l *ls) list(ctx context.Context, client *hasp.Client) ([]backend.Entry, er
 }
 
 // unknown returns 1 if it is not known when a hold began, and otherwise 0.
-func unknown(e backend.Entry) int {
+func unknown(e hasp.Entry) int {
 	if e.Since.IsZero() {
 		return 1
 	}
@@ -168,7 +167,7 @@ func unknown(e backend.Entry) int {
 }
 
 // print prints one list.
-func (l *ls) print(all []backend.Entry, now time.Time, first bool) error {
+func (l *ls) print(all []hasp.Entry, now time.Time, first bool) error {
 	width, stamp := 0, ""
 	switch {
 	case l.json:
@@ -189,14 +188,14 @@ func (l *ls) print(all []backend.Entry, now time.Time, first bool) error {
 }
 
 // printJSON prints a line of JSON for each entry.
-func (l *ls) printJSON(all []backend.Entry, now time.Time) error {
+func (l *ls) printJSON(all []hasp.Entry, now time.Time) error {
 	if !l.watch {
 		now = time.Time{}
 	}
 	for _, e := range all {
 		b, err := json.Marshal(struct {
 			At time.Time `json:"at,omitzero"` // of the list, with --watch
-			backend.Entry
+			hasp.Entry
 		}{now, e})
 		if err != nil {
 			return err
@@ -210,7 +209,7 @@ func (l *ls) printJSON(all []backend.Entry, now time.Time) error {
 
 // draw draws the table over the one before. It shows as many rows as the terminal has room
 // for.
-func (l *ls) draw(all []backend.Entry, now time.Time) error {
+func (l *ls) draw(all []hasp.Entry, now time.Time) error {
 	width, height := l.size()
 	head := fmt.Sprintf("%s  %s", now.Format(time.TimeOnly), text.Count(len(all), "key", "keys"))
 	room := max(height-3, 1) // without the head, the names of the columns, and the line of the cursor
@@ -242,7 +241,7 @@ const minCell = 8
 
 // table returns the lines of a table. If stamp is not empty, it begins each row. If width is
 // not 0, keys and owners are shortened so that the lines fit. All cells are printable ASCII.
-func table(all []backend.Entry, now time.Time, stamp string, width int, names bool) (lines []string) {
+func table(all []hasp.Entry, now time.Time, stamp string, width int, names bool) (lines []string) {
 	rows := [][]string{{"KEY", "OWNER", "AGE", "LEFT", "FENCE", "WAITERS"}}
 	for _, e := range all {
 		rows = append(rows, []string{label(e.Key), holder(e), age(e, now), left(e), number(e.Fence), number(uint64(len(e.Waiters)))})
@@ -317,7 +316,7 @@ func label(s string) string {
 }
 
 // holder returns the owner, or those of a shared hold.
-func holder(e backend.Entry) string {
+func holder(e hasp.Entry) string {
 	switch {
 	case !e.Held:
 		return "(free)"
@@ -334,14 +333,14 @@ func holder(e backend.Entry) string {
 	return label(e.Owner)
 }
 
-func age(e backend.Entry, now time.Time) string {
+func age(e hasp.Entry, now time.Time) string {
 	if !e.Held || e.Since.IsZero() {
 		return "-"
 	}
 	return seconds(now.Sub(e.Since))
 }
 
-func left(e backend.Entry) string {
+func left(e hasp.Entry) string {
 	switch {
 	case !e.Held:
 		return "-"

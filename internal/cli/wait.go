@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
@@ -46,7 +45,7 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 		return lease, err
 	}
 
-	held, within := &backend.HeldError{}, ""
+	held, within := &hasp.HeldError{}, ""
 	errors.As(err, &held) // names the holder, if the store does
 	if r.wait > 0 {
 		within = " and was not free within " + text.Duration(r.wait)

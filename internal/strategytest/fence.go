@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -21,7 +22,7 @@ const counter = "hasp:{k}:fence:k"
 // share the counter. An unfenced claim leaves it alone.
 func (s Strategy) FenceCounter(t *testing.T) {
 	r := s.setup(t, nil)
-	byOption := s.New(r.Redis, time.Hour)
+	byOption := await.Value(s.New(r.Redis, time.Hour)).(backend.Inspector)
 	for _, shared := range []bool{false, true} {
 		c := Claim("k")
 		c.Shared = shared

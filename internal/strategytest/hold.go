@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -19,7 +20,9 @@ import (
 // rig is a Rig for the shared tests, which know no more of a driver.
 type rig = Rig[backend.Inspector]
 
-func (s Strategy) open(rdb redis.UniversalClient) backend.Inspector { return s.New(rdb, 0) }
+func (s Strategy) open(rdb redis.UniversalClient) backend.Inspector {
+	return await.Value(s.New(rdb, 0)).(backend.Inspector)
+}
 
 func (s Strategy) setup(t *testing.T, o *redistest.Options) rig { return Setup(t, o, s.open) }
 
@@ -177,21 +180,16 @@ func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 	}
 }
 
-// NewPanicsOnMisuse proves that New panics with a text that names it.
-func (s Strategy) NewPanicsOnMisuse(t *testing.T) {
-	calls := map[string]func(){
-		"nil client": func() { s.New(nil, 0) },
-		"fence ttl":  func() { s.New(redis.NewClient(&redis.Options{}), -time.Second) },
+// NewRefusesMisuse proves that a constructor refuses what it cannot use, with a text that names it.
+func (s Strategy) NewRefusesMisuse(t *testing.T) {
+	calls := map[string]func() (backend.Driver, error){
+		"nil client": func() (backend.Driver, error) { return s.New(nil, 0) },
+		"fence ttl":  func() (backend.Driver, error) { return s.New(redis.NewClient(&redis.Options{}), -time.Second) },
 	}
 	maps.Copy(calls, s.Misuse)
 	for name, f := range calls {
-		func() {
-			defer func() {
-				if v := recover(); v == nil || !strings.HasPrefix(fmt.Sprint(v), s.Name+": New: ") {
-					t.Errorf("%s: got %v", name, v)
-				}
-			}()
-			f()
-		}()
+		if _, err := f(); !errors.Is(err, backend.ErrInvalid) || !strings.HasPrefix(err.Error(), s.Name+": ") {
+			t.Errorf("%s: got %v", name, err)
+		}
 	}
 }

@@ -24,14 +24,14 @@ type Strategy struct {
 	Name string
 
 	// New returns a driver over rdb. A fenceTTL of 0 is the default.
-	New func(rdb redis.UniversalClient, fenceTTL time.Duration) backend.Inspector
+	New func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error)
 
 	// DefaultFenceTTL is the default of the fence TTL.
 	DefaultFenceTTL time.Duration
 
-	// Misuse has calls of New that must panic, besides those with a nil client
+	// Misuse has calls of New that must be refused, besides those with a nil client
 	// or a bad fence TTL.
-	Misuse map[string]func()
+	Misuse map[string]func() (backend.Driver, error)
 
 	// BadURLs are URLs that Open must refuse as invalid, without the name of the
 	// strategy in front. Each has the texts that the error must contain.
@@ -55,7 +55,7 @@ type Strategy struct {
 func Run(t *testing.T, s Strategy) {
 	t.Parallel() // each test has a server of its own, and the slow ones wait
 	tests := []func(*testing.T){
-		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.NewPanicsOnMisuse,
+		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.NewRefusesMisuse,
 		s.FenceCounter, s.ForeignFenceCounterIsRefused,
 		s.RefusalsOfTheServerAreOutages,
 		s.ListNamesOnlyOurOwn,

@@ -17,17 +17,18 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/lab/internal/memetcd"
 )
 
 // etcd is the kind of store whose drivers wrap may replace by broken ones.
-func etcd(wrap func(*etcdlock.Driver) backend.Driver) Kind {
+func etcd(wrap func(Driver) backend.Driver) Kind {
 	return Kind{Name: "etcdlock", Open: openEtcd(wrap), Shortest: 2 * time.Second, Unit: time.Second}
 }
 
 // openEtcd starts an etcd of three members.
-func openEtcd(wrap func(*etcdlock.Driver) backend.Driver) func(*testing.T, *rand.Rand) Store {
+func openEtcd(wrap func(Driver) backend.Driver) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
 		s := &members{wrap: wrap, window: time.Duration(2+r.IntN(4)) * time.Second}
 		s.etcd = memetcd.New(3, rand.New(rand.NewPCG(r.Uint64(), 0)))
@@ -49,7 +50,7 @@ func init() { forever = nil }
 type members struct {
 	links
 	etcd   *memetcd.Cluster
-	wrap   func(*etcdlock.Driver) backend.Driver
+	wrap   func(Driver) backend.Driver
 	window time.Duration
 }
 
@@ -82,7 +83,7 @@ func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 	conf.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 		return dial[addr](ctx)
 	})}
-	return s.wrap(etcdlock.New(conf, &etcdlock.Options{Window: s.window})), w
+	return s.wrap(await.Value(etcdlock.NewDriver(conf, &etcdlock.Options{Window: s.window})).(Driver)), w
 }
 
 func (s *members) Skip(d time.Duration) { s.etcd.Skip(d) }

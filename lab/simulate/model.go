@@ -32,7 +32,7 @@ func inMemory(waits bool) func(*testing.T, *rand.Rand) Store {
 }
 
 func (m *model) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link) {
-	l := &lossy{Driver: m.mem.Driver(), traits: m.traits, timeout: timeout, r: r, bad: m.bad}
+	l := &lossy{Driver: m.mem.Driver().(Driver), traits: m.traits, timeout: timeout, r: r, bad: m.bad}
 	l.traits.Ends = backend.Ends(r.IntN(3))
 	m.links = append(m.links, l)
 	if m.waits {
@@ -55,7 +55,7 @@ func (m *model) Heal() {
 // Skip ends the holds whose term ends within d. It does not shorten the others: no run is
 // so long that a few short skips matter to a long term.
 func (m *model) Skip(d time.Duration) {
-	mem := m.mem.Driver()
+	mem := m.mem.Driver().(Driver)
 	for i := range KeyCount {
 		if st, err := mem.Inspect(context.Background(), Key(i)); err == nil && st.Held && st.TTL <= d {
 			_ = mem.Break(context.Background(), Key(i))
@@ -67,7 +67,7 @@ func (m *model) Longest() time.Duration { return LongTerm }
 
 func (m *model) Left() (held []string) {
 	for i := range KeyCount {
-		if st, err := m.mem.Driver().Inspect(context.Background(), Key(i)); err != nil || st.Held || len(st.Waiters) > 0 {
+		if st, err := m.mem.Driver().(Driver).Inspect(context.Background(), Key(i)); err != nil || st.Held || len(st.Waiters) > 0 {
 			held = append(held, fmt.Sprintf("%s: %+v, %v", Key(i), st, err))
 		}
 	}
@@ -80,7 +80,7 @@ var errNet = errors.New("connection reset")
 // lossy is a driver of a store that works, over a link that does not. The link
 // loses requests and replies, delivers requests late, and hangs.
 type lossy struct {
-	*memlock.Driver
+	Driver
 	traits  backend.Traits
 	timeout time.Duration
 

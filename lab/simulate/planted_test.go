@@ -8,7 +8,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/etcdlock"
 )
 
 type (
@@ -133,7 +132,7 @@ func TestPlantedCallsAreFound(t *testing.T) {
 
 // hasty counts each renewal as done without asking etcd, which is what a driver does that
 // takes a sent keep-alive for an answered one.
-type hasty struct{ *etcdlock.Driver }
+type hasty struct{ Driver }
 
 func (d hasty) Renew(_ context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	for i := range cs {
@@ -142,7 +141,7 @@ func (d hasty) Renew(_ context.Context, cs []backend.Claim, done func(int, backe
 }
 
 // impatient grants a key while another entry is ahead.
-type impatient struct{ *etcdlock.Driver }
+type impatient struct{ Driver }
 
 func (d impatient) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	short, cancel := context.WithTimeout(ctx, c.Timeout)
@@ -157,11 +156,11 @@ func (d impatient) Wait(ctx context.Context, c backend.Claim) (backend.Grant, er
 // The simulation finds drivers that are broken.
 func TestPlantedBugsAreFound(t *testing.T) {
 	for name, c := range map[string]struct {
-		wrap  func(*etcdlock.Driver) backend.Driver
+		wrap  func(Driver) backend.Driver
 		finds string // a part of an error that finds the bug
 	}{
-		"a renewal that asks nobody": {func(d *etcdlock.Driver) backend.Driver { return hasty{d} }, "two holders"},
-		"a grant before its turn":    {func(d *etcdlock.Driver) backend.Driver { return impatient{d} }, "two holders"},
+		"a renewal that asks nobody": {func(d Driver) backend.Driver { return hasty{d} }, "two holders"},
+		"a grant before its turn":    {func(d Driver) backend.Driver { return impatient{d} }, "two holders"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/etcdlock"
 	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/pubsublock"
@@ -21,17 +21,24 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
+// Driver is what the drivers of memlock and of etcdlock can do.
+type Driver interface {
+	backend.Waiter
+	backend.Inspector
+	backend.Lister
+}
+
 // kinds are the stores, sorted by their names.
 var kinds = []Kind{
-	etcd(func(d *etcdlock.Driver) backend.Driver { return d }),
+	etcd(func(d Driver) backend.Driver { return d }),
 	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
-		return fairlock.New(rdb, &fairlock.Options{Window: 2 * time.Second})
+		return await.Value(fairlock.NewDriver(rdb, &fairlock.Options{Window: 2 * time.Second}))
 	})},
 	{Name: "polled", Open: inMemory(false)},
-	{Name: "pubsublock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return pubsublock.New(rdb, nil) })},
+	{Name: "pubsublock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return await.Value(pubsublock.NewDriver(rdb, nil)) })},
 	{Name: "redlock3", Open: quorum(3), SameFences: true},
 	{Name: "redlock5", Open: quorum(5), SameFences: true},
-	{Name: "spinlock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return spinlock.New(rdb, nil) })},
+	{Name: "spinlock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return await.Value(spinlock.NewDriver(rdb, nil)) })},
 	{Name: "waiter", Open: inMemory(true)},
 }
 
@@ -60,7 +67,7 @@ func quorum(n int) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
 		most := []time.Duration{shortMax, LongTerm}[r.IntN(2)]
 		return &masters{servers{t: t, nodes: redistest.VirtualNodes(t, n), max: most, open: func(all []redis.UniversalClient) backend.Driver {
-			return redlock.New(all, &redlock.Options{MaxTTL: most})
+			return await.Value(redlock.NewDriver(all, &redlock.Options{MaxTTL: most}))
 		}}}
 	}
 }

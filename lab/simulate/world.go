@@ -15,6 +15,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
@@ -334,7 +335,7 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 		Owner: c.name, Observe: w.book.observe(c.name),
 	}
 
-	c.Client = hasp.New(driver, opts)
+	c.Client = await.Value(hasp.New(driver, opts))
 	return c
 }
 

@@ -40,7 +40,9 @@ func (r *run) open(ctx context.Context, seat int, term time.Duration) *hasp.Clie
 	s := r.store
 	d, err := persist(func() (backend.Driver, error) { return openDriver(ctx, s.urls[seat], r.plant, s.addrs(), s.dir) })
 	r.Check(err)
-	return hasp.New(d, &hasp.Options{TTL: term, Timeout: calmTimeout})
+	c, err := hasp.New(d, &hasp.Options{TTL: term, Timeout: calmTimeout})
+	r.Check(err)
+	return c
 }
 
 // busy runs a Client that keeps some keys while many of its callers take others. Their

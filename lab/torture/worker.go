@@ -143,7 +143,7 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 		return nil, err
 	}
 	w.shares.Store(d.Traits().Shared)
-	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner}), nil
+	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner})
 }
 
 // openDriver opens a driver, and puts a bug into it, if bug is not empty. The locks are on
