@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// On a terminal the demo draws a picture. It names the next worker, above the lanes
-// and in the worker's lane. At the end the cursor is shown again.
+// On a terminal the demo draws a picture. It names the next workers above the
+// lanes. At the end the cursor is shown again.
 func TestDemoOnATerminal(t *testing.T) {
 	t.Parallel()
 	url := "fairlock+" + redistest.Start(t, nil).URL() + "?prefix=" + t.Name() + ":" // has a queue
@@ -21,7 +21,7 @@ func TestDemoOnATerminal(t *testing.T) {
 	s.end()
 	text := s.String()
 	contains(t, text, "hasp demo", "█", "✗", "░", "40 of 40", "killed", "ok: the number is 40",
-		"  in line", "next ", ", then ", ", next", "\x1b[?25l")
+		"  next in line  ", "\x1b[?25l")
 	if strings.LastIndex(text, "\x1b[?25h") < strings.LastIndex(text, "\x1b[?25l") {
 		t.Error("the cursor stays hidden")
 	}
