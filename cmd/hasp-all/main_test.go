@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/cli"
 	"github.com/hasplock/hasp/internal/etcdtest"
 	"github.com/hasplock/hasp/internal/pgtest"
 )
@@ -76,7 +77,7 @@ func holds(t *testing.T, strategy, url string) {
 	defer c.Close()
 	traits := d.Traits()
 	for _, s := range strategies {
-		if s.Name == strategy && (traits.Reach.String() != s.Reach || traits.Fenced != s.Fence || traits.Ordered != (s.Order != "none")) {
+		if s.Name == strategy && (traits.Reach.String() != s.Reach || traits.Fenced != s.Fence || traits.Ordered != (s.Order == cli.InOrder)) {
 			t.Errorf("%+v has the traits %+v", s, traits)
 		}
 	}

@@ -87,7 +87,7 @@ func (l *lead) lead(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer l.close(client)
 	if err := l.refuseNested(cmd.Context(), client); err != nil {
 		return err
 	}

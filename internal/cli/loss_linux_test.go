@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
 func init() {
@@ -128,4 +130,14 @@ func TestWaitGoesOnIfStderrBlocks(t *testing.T) {
 	endsSoon(t, waiting[0], 128+int(unix.SIGTERM))
 	holder.free().want(t, 0)
 	endsSoon(t, waiting[1], 0)
+}
+
+// The server hangs, and hasp does not wait for its answer after the loss.
+func TestLossAtAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, &redistest.Options{Own: true})
+	p := script(t, redisURL(t, s)+"&timeout=10m", "echo ready; exec sleep 600", "--ttl", "2s")
+	s.Pause()
+	defer s.Resume()
+	endsSoon(t, p, exitLost)
 }

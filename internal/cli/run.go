@@ -180,7 +180,7 @@ func (r *run) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer r.close(client)
 	ctx := cmd.Context()
 	lease, err := r.acquire(ctx, client, r.options(cmd))
 	if err != nil {
@@ -250,9 +250,17 @@ func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 		r.complain("warning: %s; the key is free when its term is over", strings.TrimPrefix(unlock.Error(), "hasp: "))
 	}
 
+	r.close(client) // before the process ends
 	if r.code != exitLost {
-		client.Close() // before the process ends
 		result.DieAlike()
+	}
+}
+
+// close closes the Client, which waits for calls to the store. After a loss there is nothing
+// to wait for, and the store may hang.
+func (r *run) close(client *hasp.Client) {
+	if r.code != exitLost {
+		client.Close()
 	}
 }
 

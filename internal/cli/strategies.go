@@ -19,7 +19,7 @@ import (
 type Strategy struct {
 	Name  string `json:"name"`
 	Reach string `json:"reach,omitempty"` // process, host or network
-	Order string `json:"order,omitempty"` // of waiters: InOrder, or none
+	Order string `json:"order,omitempty"` // of waiters: InOrder, "usually arrival", or "none"
 	Fence bool   `json:"fence"`
 	URL   string `json:"url"` // an example
 	About string `json:"about,omitempty"`
@@ -35,7 +35,7 @@ var described = []Strategy{
 	{"spinlock", "network", "none", true, "spinlock+redis://localhost:6379/0", "one Redis; polls"},
 	{"pubsublock", "network", "none", true, "pubsublock+redis://localhost:6379/0", "one Redis; a release wakes the waiters; shares locks with Redisson"},
 	{"fairlock", "network", InOrder, true, "fairlock+redis://localhost:6379/0", "one Redis; first come, first served"},
-	{"redlock", "network", "none", true, "redlock+redis://host1:6379,host2:6379,host3:6379", "several Redis masters, of which a minority may fail"},
+	{"redlock", "network", "usually arrival", true, "redlock+redis://host1:6379,host2:6379,host3:6379", "several Redis masters, of which a minority may fail"},
 }
 
 // describe returns the description of a strategy, or the zero Strategy.
@@ -56,7 +56,8 @@ func (a *app) strategiesCommand() *cobra.Command {
 
   REACH   which programs share the locks: those in one process, those on one
           host, or those in a network that reach the same store
-  ORDER   whether waiters get a key in their order of arrival, or in no order
+  ORDER   whether waiters get a key in their order of arrival, usually in that
+          order, or in none
   FENCE   whether a lock can have a fence, see "hasp run --help"
   URL     an example`,
 		Args: noArgs,
