@@ -10,6 +10,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/text"
+	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
 func (a *app) breakCommand() *cobra.Command {
@@ -50,7 +51,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 		return nil
 	}
 	if !force {
-		if foreign(before) {
+		if ui.Foreign(before) {
 			return usagef("%s holds a value that is not a record of this strategy: "+
 				"it may be data of an application, or a lock of another strategy or library; --force deletes it", text.Quote(key))
 		}
@@ -63,7 +64,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 		if err != nil {
 			return err
 		}
-		if !sameHold(before, now) {
+		if !ui.SameHold(before, now) {
 			return failedf("%s has changed hands since the question, and was not broken", text.Quote(key))
 		}
 	}
@@ -101,10 +102,4 @@ func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 		fmt.Fprintln(a.err)
 		return ctx.Err()
 	}
-}
-
-// sameHold reports whether a and b show the same hold, as far as the store
-// distinguishes holds.
-func sameHold(a, b hasp.Status) bool {
-	return a.Held == b.Held && a.Owner == b.Owner && a.Since.Equal(b.Since) && a.Fence == b.Fence
 }

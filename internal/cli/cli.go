@@ -91,7 +91,7 @@ func (a *app) root() *cobra.Command {
 		Short:                      "Named locks that processes share",
 		Long:                       rootHelp,
 		Args:                       noArgs,
-		PersistentPreRun:           func(*cobra.Command, []string) { a.ran = true },
+		PersistentPreRun:           func(cmd *cobra.Command, _ []string) { a.ran = cmd.ValidateFlagGroups() == nil },
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:              true,
 		SilenceUsage:               true,

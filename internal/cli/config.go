@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -40,28 +39,22 @@ func readConfig(file string) (c hasp.Config, err error) {
 }
 
 // wantConfig is the form of a configuration.
-const wantConfig = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}"`
+const wantConfig = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}", each once; quote a value that begins with * or !`
 
-var unknownField = regexp.MustCompile(`field (.+) not found in type`)
+var (
+	lineOf       = regexp.MustCompile(`line \d+`)
+	unknownField = regexp.MustCompile(`field (\S+) not found in type`)
+)
 
-// yamlError returns err without the values that package yaml quotes, and without
-// its names of Go types.
+// yamlError names the line and the field that is wrong. The text of package yaml may quote any
+// value, and names types of Go.
 func yamlError(err error) error {
-	var te *yaml.TypeError
-	switch {
-	case errors.Is(err, io.EOF):
-		return errors.New("the file is empty; " + wantConfig)
-	case errors.As(err, &te):
-		line, what, _ := strings.Cut(te.Errors[0], ": ")
-		if m := unknownField.FindStringSubmatch(what); m != nil {
-			return fmt.Errorf("%s: unknown field %q (want strategy, nodes, params)", line, m[1])
-		}
-		if strings.HasPrefix(what, "mapping key") {
-			return errors.New(te.Errors[0])
-		}
-		return errors.New(line + ": " + wantConfig)
-	case strings.Contains(err.Error(), "anchor '"), strings.Contains(err.Error(), "`"): // its name, or the value of a tag
-		return errors.New("a value that begins with * or ! must be quoted")
+	what := wantConfig
+	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
+		what = fmt.Sprintf("unknown field %q (want strategy, nodes, params)", m[1])
 	}
-	return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+	if line := lineOf.FindString(err.Error()); line != "" {
+		what = line + ": " + what
+	}
+	return errors.New(what)
 }

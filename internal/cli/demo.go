@@ -60,6 +60,8 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
 	f.BoolVar(&d.NoLock, "no-lock", false, "use no lock, and see the number go wrong")
 	f.BoolVar(&page, "ui", false, "show the lock on a web page, as hasp ui does")
 	f.BoolVar(&asJSON, "json", false, "print only a summary, as JSON")
+	cmd.MarkFlagsMutuallyExclusive("ui", "no-lock")
+	cmd.MarkFlagsMutuallyExclusive("ui", "json")
 	return cmd
 }
 
@@ -69,9 +71,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo.Demo, asJSON, page bool) error {
 		return err
 	}
 	if page {
-		if err := a.demoPage(cmd, d); err != nil {
-			return err
-		}
+		a.demoPage(cmd, d)
 	}
 	// In "hasp demo | head", SIGPIPE would end hasp and leave its workers and
 	// files behind. While it is caught, a write returns an error instead, and the
@@ -130,13 +130,7 @@ const (
 )
 
 // demoPage makes d show itself on the page of hasp ui.
-func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) error {
-	if d.NoLock {
-		return usagef("--ui and --no-lock cannot be used together: without a lock there is nothing to show")
-	}
-	if err := exclusive(cmd, "ui", "json"); err != nil {
-		return err
-	}
+func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) {
 	if !cmd.Flag("work").Changed {
 		d.Work = pageWork
 	}
@@ -174,5 +168,4 @@ func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) error {
 		}
 		return end, err
 	}
-	return nil
 }

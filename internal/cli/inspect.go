@@ -18,6 +18,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/text"
+	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
 func (a *app) inspectCommand() *cobra.Command {
@@ -59,7 +60,7 @@ The exit code is 0 whether or not the key is held. With --json, "held" says so.`
 					Foreign bool   `json:"foreign,omitempty"`
 					hasp.Status
 					Slots map[int]hasp.Status `json:"slots,omitempty"`
-				}{args[0], foreign(status), status, slots})
+				}{args[0], ui.Foreign(status), status, slots})
 			})
 		},
 	}
@@ -88,12 +89,6 @@ func heldSlots(ctx context.Context, client *hasp.Client, key string) map[int]has
 	return held
 }
 
-// foreign reports whether the key is held by a value that the strategy did not write.
-// Every hold of a hasp Client has an owner and a term.
-func foreign(s hasp.Status) bool {
-	return s.Held && (s.Owner == "" && len(s.Shared) == 0 || s.TTL < 0)
-}
-
 // printStatus prints s for people, and the slots that are held.
 func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
@@ -105,7 +100,7 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	fence := "fence"
 	if s.Held {
 		row("state", "held")
-		if foreign(s) {
+		if ui.Foreign(s) {
 			row("value", "not a record of this strategy: of another strategy, another library, or an application")
 		}
 		if s.Owner != "" {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/ui"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -118,7 +119,7 @@ func TestSameHold(t *testing.T) {
 		{Held: true, Owner: "a", Since: now, Fence: 2}:        false,
 		{}: false,
 	} {
-		if got := sameHold(a, *b); got != want {
+		if got := ui.SameHold(a, *b); got != want {
 			t.Errorf("%+v and %+v are the same hold: %v, want %v", a, *b, got, want)
 		}
 	}

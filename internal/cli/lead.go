@@ -66,9 +66,6 @@ func (a *app) leadCommand() *cobra.Command {
   hasp lead mailer --ttl 10s --url spinlock+redis://redis:6379 -- ./mailer`,
 		Args: runArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if l.grace < 0 {
-				return usagef("--grace cannot be negative")
-			}
 			l.key, l.argv = args[0], args[1:]
 			return l.lead(cmd)
 		},

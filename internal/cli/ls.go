@@ -18,6 +18,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/text"
+	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
 // ls is hasp ls: its flags, and where it prints.
@@ -255,24 +256,23 @@ func table(all []hasp.Entry, now time.Time, stamp string, width int, names bool)
 		}
 	}
 
-	if !names {
-		rows = rows[1:]
-	}
 	for i, r := range rows {
+		if i == 0 && !names {
+			continue
+		}
 		var cells []string
 		if stamp != "" {
 			cells = append(cells, stamp)
-			if names && i == 0 {
+			if i == 0 {
 				cells[0] = fmt.Sprintf("%-*s", len(stamp), "TIME")
 			}
 		}
 		for j, cell := range r {
-			cell = shorten(cell, widths[j])
+			pad := widths[j]
 			if j < 2 {
-				cells = append(cells, fmt.Sprintf("%-*s", widths[j], cell))
-			} else {
-				cells = append(cells, fmt.Sprintf("%*s", widths[j], cell))
+				pad = -pad // to the left
 			}
+			cells = append(cells, fmt.Sprintf("%*s", pad, shorten(cell, widths[j])))
 		}
 		lines = append(lines, strings.Join(cells, gap))
 	}
@@ -290,17 +290,8 @@ func shorten(cell string, width int) string {
 	return cell[:width-len(dots)-end] + dots + cell[len(cell)-end:]
 }
 
-// label returns a key or an owner. It is quoted unless it is one line of ordinary text.
-func label(s string) string {
-	plain := s != "" && s == strings.TrimSpace(s) && !strings.Contains(s, gap) && !strings.ContainsAny(s, `"\`)
-	for _, c := range []byte(s) {
-		plain = plain && c >= ' ' && c < 0x7f
-	}
-	if plain {
-		return s
-	}
-	return text.Quote(s)
-}
+// label returns a key or an owner in ASCII.
+func label(s string) string { return text.Label(s, '~') }
 
 // holder returns the owner, or those of a shared hold.
 func holder(e hasp.Entry) string {
@@ -314,7 +305,7 @@ func holder(e hasp.Entry) string {
 		}
 		slices.Sort(owners)
 		return fmt.Sprintf("(%d shared) %s", len(owners), strings.Join(owners, ", "))
-	case foreign(e.Status):
+	case ui.Foreign(e.Status):
 		return "(not of this strategy)"
 	}
 	return label(e.Owner)

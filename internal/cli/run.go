@@ -104,14 +104,6 @@ func (a *app) runCommand() *cobra.Command {
   hasp run deploy --wait 5m --fence --url spinlock+redis://redis:6379 -- sh -c 'deploy --fence $HASP_FENCE'`,
 		Args: runArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			for _, pair := range [][2]string{{"wait", "no-wait"}, {"shared", "slots"}, {"shared", "min-hold"}} {
-				if err := exclusive(cmd, pair[0], pair[1]); err != nil {
-					return err
-				}
-			}
-			if r.wait < 0 || r.grace < 0 {
-				return usagef("--wait and --grace cannot be negative")
-			}
 			r.key, r.argv = args[0], args[1:]
 			return r.run(cmd)
 		},
@@ -121,6 +113,9 @@ func (a *app) runCommand() *cobra.Command {
 	f.BoolVar(&r.noWait, "no-wait", false, "make one attempt, and exit with 75 if the key is held")
 	f.BoolVar(&r.shared, "shared", false, "hold KEY together with others that are shared")
 	r.commonFlags(cmd)
+	cmd.MarkFlagsMutuallyExclusive("wait", "no-wait")
+	cmd.MarkFlagsMutuallyExclusive("shared", "slots")
+	cmd.MarkFlagsMutuallyExclusive("shared", "min-hold")
 	return cmd
 }
 
@@ -211,6 +206,9 @@ func (r *run) run(cmd *cobra.Command) error {
 
 // begin finds the command, before hasp waits for the key, and opens the store.
 func (r *run) begin(cmd *cobra.Command, observe func(context.Context, hasp.Event)) (_ *hasp.Client, err error) {
+	if r.wait < 0 || r.grace < 0 {
+		return nil, usagef("--wait and --grace cannot be negative")
+	}
 	if r.path, err = exec.LookPath(r.argv[0]); err != nil {
 		return nil, cannotRun(r.argv[0], err)
 	}

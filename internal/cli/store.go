@@ -30,6 +30,7 @@ func (s *storeFlags) register(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.StringVar(&s.url, "url", "", "where the locks are kept, such as spinlock+redis://localhost:6379 (default: `URL` in HASP_URL, or "+defaultURL+")")
 	f.StringVar(&s.file, "config", "", "read where the locks are kept from a YAML `FILE`, with the fields strategy, nodes and params")
+	root.MarkFlagsMutuallyExclusive("url", "config")
 }
 
 // given reports whether the user named a store, by a flag or by HASP_URL.
@@ -42,10 +43,6 @@ func (s *storeFlags) given(cmd *cobra.Command) bool {
 // warns about a password in --url, which every user of the host can read.
 func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	s := &a.store
-	if err := exclusive(cmd, "url", "config"); err != nil {
-		return hasp.Config{}, err
-	}
-
 	for _, name := range []string{"url", "config"} {
 		if f := cmd.Flag(name); f.Changed && f.Value.String() == "" {
 			return hasp.Config{}, usagef("--%s is empty: give it a value, or leave it out", name)
@@ -101,14 +98,6 @@ func registered(c hasp.Config) error {
 		return usagef("this hasp is built without %s: in the clone, \"go -C cmd/hasp-all install .\" installs hasp-all, which has it", c.Strategy)
 	}
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
-}
-
-// exclusive refuses two flags if both are given.
-func exclusive(cmd *cobra.Command, one, other string) error {
-	if cmd.Flag(one).Changed && cmd.Flag(other).Changed {
-		return usagef("--%s and --%s cannot both be given", one, other)
-	}
-	return nil
 }
 
 // open opens the store that the flags name. doing becomes part of the owner.

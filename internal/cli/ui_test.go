@@ -109,11 +109,8 @@ func TestUIOnAPortThatIsTaken(t *testing.T) {
 }
 
 func TestDemoOnThePage(t *testing.T) {
-	for _, c := range []struct {
-		flag, want string
-	}{{"--no-lock", "nothing to show"}, {"--json", "cannot both be given"}} {
-		o := call("demo", "--url", store(t), "--ui", c.flag).want(t, exitUsage)
-		contains(t, o.err, c.want)
+	for _, flag := range []string{"no-lock", "json"} {
+		call("demo", "--ui", "--"+flag).refused(t, exitUsage, "[ui "+flag+"] are set none of the others can be")
 	}
 
 	p, at := page(t, "", "demo", "--ui", "--workers", "2", "--increments", "1", "--work", "10ms")

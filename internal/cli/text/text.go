@@ -13,10 +13,24 @@ import (
 	"strings"
 	"time"
 	"unicode/utf16"
+	"unicode/utf8"
 )
 
 // Quote returns s as a Go string in ASCII.
 func Quote(s string) string { return strconv.QuoteToASCII(s) }
+
+// Label returns s as it is if it is one line of ordinary text with no rune beyond last, and
+// otherwise quoted. So two labels that look the same are the same.
+func Label(s string, last rune) string {
+	plain := s == strings.TrimSpace(s) && utf8.ValidString(s) && !strings.ContainsAny(s, `"\`) && !strings.Contains(s, "  ")
+	for _, c := range s {
+		plain = plain && c <= last && strconv.IsPrint(c)
+	}
+	if plain {
+		return s
+	}
+	return Quote(s)
+}
 
 // Plain returns s as one line of printable text.
 func Plain(s string) string {

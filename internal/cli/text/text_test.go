@@ -18,7 +18,7 @@ func FuzzPlain(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for how, shown := range map[string]string{"quote": Quote(s), "plain": Plain(s), "JSON": string(JSON(text))} {
+		for how, shown := range map[string]string{"quote": Quote(s), "plain": Plain(s), "label": Label(s, utf8.MaxRune), "JSON": string(JSON(text))} {
 			for _, r := range shown {
 				if !strconv.IsPrint(r) {
 					t.Fatalf("%s of %q: %q", how, s, shown)

@@ -8,11 +8,10 @@ import (
 
 // The bounds of a history.
 const (
-	maxSpans    = 20_000  // spans that have ended, of all keys
-	spanBytes   = 8 << 20 // of their keys and owners
-	maxGaps     = 50
-	maxLanes    = 64  // of one key in one answer
-	spansInLane = 300 // in one answer
+	maxSpans      = 20_000  // spans that have ended, of all keys
+	spanBytes     = 8 << 20 // of their keys and owners
+	maxGaps       = 50
+	spansInAnswer = 1000 // of one key that have ended
 )
 
 // What an owner did in a span.
@@ -46,7 +45,6 @@ type span struct {
 type lane struct {
 	Owner string `json:"owner"`
 	Spans []span `json:"spans"`
-	first int    // the index of its first span
 }
 
 // gap is a time for which nothing is known.
@@ -61,7 +59,6 @@ type history struct {
 	spans []span
 	start int // of the oldest span in spans; those before are forgotten
 	bytes int
-	lost  int64 // the end of the last span that was forgotten
 	gaps  []gap
 }
 
@@ -73,7 +70,7 @@ func (h *history) follow(old, l *lock, prev time.Time, blind bool) {
 	same := false
 	if old != nil {
 		before = slices.Clone(old.open)
-		same = sameHold(old, l)
+		same = l.Held && SameHold(old.Status, l.Status)
 	}
 
 	// The moment of a change, as well as it is known: between the two lists.
@@ -167,7 +164,6 @@ func (h *history) add(s span) {
 	for len(h.spans)-h.start > maxSpans || h.bytes > spanBytes {
 		old := &h.spans[h.start]
 		h.bytes -= len(old.key) + len(old.owner)
-		h.lost = max(h.lost, old.To)
 		*old = span{} // lets go of its text
 		h.start++
 	}
@@ -185,51 +181,30 @@ func (h *history) addGap(why string, from, to time.Time) {
 	h.gaps = append(h.gaps, gap{why, ms(from), ms(to)})
 }
 
-// gapsSince returns the gaps that end after a time.
-func (h *history) gapsSince(from int64) []gap {
-	gaps := []gap{}
-	for _, g := range h.gaps {
-		if g.To > from {
-			gaps = append(gaps, g)
-		}
-	}
-	return gaps
-}
-
-// lanes returns the spans of a key by owner, in the order in which the owners came, and
-// when the history of the key begins. l is nil if the key is free.
-func (h *history) lanes(key string, l *lock) (lanes []lane, from int64) {
+// lanes returns the latest spans of a key by owner, in the order in which the owners came. l
+// is nil if the key is free.
+func (h *history) lanes(key string, l *lock) []lane {
 	var spans []span
 	for _, s := range h.spans[h.start:] {
 		if s.key == key {
 			spans = append(spans, s)
 		}
 	}
+	spans = spans[max(0, len(spans)-spansInAnswer):]
 	if l != nil {
 		spans = append(spans, l.open...)
 	}
 	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.From, b.From) })
 
 	lanes, at := []lane{}, map[string]int{}
-	for n, s := range slices.Backward(spans) { // the latest owners, if there are too many
+	for _, s := range spans {
 		i, ok := at[s.owner]
 		if !ok {
-			if len(lanes) == maxLanes {
-				continue
-			}
 			i = len(lanes)
 			at[s.owner] = i
 			lanes = append(lanes, lane{Owner: shown(s.owner)})
 		}
-		if len(lanes[i].Spans) < spansInLane {
-			lanes[i].Spans = append(lanes[i].Spans, s)
-			lanes[i].first = n
-		}
-		from = s.From
+		lanes[i].Spans = append(lanes[i].Spans, s)
 	}
-	for _, l := range lanes {
-		slices.Reverse(l.Spans)
-	}
-	slices.SortStableFunc(lanes, func(a, b lane) int { return cmp.Compare(a.first, b.first) })
-	return lanes, from
+	return lanes
 }

@@ -3,10 +3,10 @@ package ui
 import (
 	"encoding/base64"
 	"strconv"
-	"strings"
 	"time"
 	"unicode/utf8"
 
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
@@ -57,6 +57,19 @@ type row struct {
 	Waiting int    `json:"waiting,omitempty"`
 }
 
+// Foreign reports whether a key is held by a value that the strategy did not write. Every
+// hold of a hasp Client has an owner and a term.
+func Foreign(s backend.Status) bool {
+	return s.Held && (s.Owner == "" && len(s.Shared) == 0 || s.TTL < 0)
+}
+
+// SameHold reports whether two entries of a key are one hold, as far as can be told. A
+// store that does not record when holds began may have had another hold of the same owner.
+func SameHold(a, b backend.Status) bool {
+	return a.Held == b.Held && a.Owner == b.Owner && len(a.Shared) > 0 == (len(b.Shared) > 0) &&
+		a.Since.Equal(b.Since) && a.Fence == b.Fence
+}
+
 // rowOf returns the row of a lock.
 func rowOf(l *lock) row {
 	r := row{ID: ID(l.Key), Key: shown(l.Key), Held: l.Held, Waiting: l.wait}
@@ -70,7 +83,7 @@ func rowOf(l *lock) row {
 	if len(l.Shared) > 0 {
 		r.Owner = shown(l.Shared[0])
 	}
-	r.Foreign = l.Owner == "" && l.share == 0 || l.TTL < 0
+	r.Foreign = Foreign(l.Status)
 	r.Since, r.Seen, r.Until, r.Late = ms(l.Since), ms(l.first), ms(l.until()), l.unrenewed()
 	return r
 }
@@ -85,14 +98,12 @@ func (r row) like(s row) bool {
 
 // detail is what is known of one key.
 type detail struct {
-	ID      string   `json:"id"`
 	Key     string   `json:"key"`
 	Now     int64    `json:"now"`
 	Listed  int64    `json:"listed"`
 	Row     *row     `json:"row"`     // nil if the key is free
 	Waiters []string `json:"waiters"` // the first of them
 	Shared  []string `json:"shared"`  // the first owners of a shared hold
-	From    int64    `json:"from"`    // when the history begins
 	Lanes   []lane   `json:"lanes"`
 	Gaps    []gap    `json:"gaps"`
 }
@@ -124,12 +135,5 @@ func shown(s string) string {
 	if len(s) > maxShown {
 		s, end = s[:maxShown], "…"
 	}
-	plain := s == strings.TrimSpace(s) && utf8.ValidString(s) && !strings.ContainsAny(s, `"\`) && !strings.Contains(s, "  ")
-	for _, c := range s {
-		plain = plain && strconv.IsPrint(c)
-	}
-	if !plain {
-		s = text.Quote(s)
-	}
-	return s + end
+	return text.Label(s, utf8.MaxRune) + end
 }

@@ -18,42 +18,31 @@ const (
 	writeTimeout = 10 * time.Second // for one message
 )
 
-// subscriber is one browser.
-type subscriber struct {
-	messages chan []byte
-	dropped  chan struct{} // closed if the browser is too slow
-}
+// subscriber is one browser: the messages for it, until it is closed because the browser is
+// too slow.
+type subscriber chan []byte
 
 // subscribe adds a browser. It returns the message with all keys, which the browser must get
 // first. It returns nil if there are too many browsers.
-func (w *watcher) subscribe() (*subscriber, []byte) {
+func (w *watcher) subscribe() (subscriber, []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.subs) >= maxBrowsers {
 		return nil, nil
 	}
-	sub := &subscriber{make(chan []byte, pending), make(chan struct{})}
+	sub := make(subscriber, pending)
 	w.subs[sub] = true
-	// mu is held, so only one browser closes came.
-	select {
-	case <-w.came:
-	default:
-		close(w.came)
-	}
+	w.first.Do(func() { close(w.came) })
 	select {
 	case w.wake <- struct{}{}:
 	default: // Run will wake up anyway
 	}
 
-	// Browsers that come at the same time share the message, which may be large.
-	if w.first == nil || time.Since(w.made) > 200*time.Millisecond { // it has the time of day
-		w.first, w.made = w.whole(), time.Now()
-	}
-	return sub, w.first
+	return sub, w.whole()
 }
 
 // unsubscribe removes a browser.
-func (w *watcher) unsubscribe(sub *subscriber) {
+func (w *watcher) unsubscribe(sub subscriber) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.subs, sub)
@@ -61,12 +50,11 @@ func (w *watcher) unsubscribe(sub *subscriber) {
 
 // broadcast sends a message to all browsers. It waits for none. The caller holds mu.
 func (w *watcher) broadcast(m []byte) {
-	w.first = nil
 	for sub := range w.subs {
 		select {
-		case sub.messages <- m:
+		case sub <- m:
 		default:
-			close(sub.dropped)
+			close(sub)
 			delete(w.subs, sub)
 		}
 	}
@@ -102,14 +90,14 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	beat := time.NewTimer(heartbeat)
 	defer beat.Stop()
 	for ok := send("retry: 1000\ndata: ", first); ok; beat.Reset(heartbeat) {
-		ok = false
+		var m []byte
 		select {
-		case m := <-sub.messages:
-			ok = send("data: ", m)
+		case m, ok = <-sub:
+			ok = ok && send("data: ", m)
 		case <-beat.C:
 			ok = send(": still here", nil)
-		case <-sub.dropped:
 		case <-r.Context().Done():
+			ok = false
 		}
 	}
 }

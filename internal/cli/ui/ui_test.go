@@ -81,13 +81,14 @@ func runs(t *testing.T, src Source, o Options) *Server {
 }
 
 // next returns the next message of a browser.
-func next(t *testing.T, sub *subscriber) changes {
+func next(t *testing.T, sub subscriber) changes {
 	t.Helper()
 	select {
-	case m := <-sub.messages:
+	case m, ok := <-sub:
+		if !ok {
+			t.Fatal("the browser was dropped")
+		}
 		return decode(t, m)
-	case <-sub.dropped:
-		t.Fatal("the browser was dropped")
 	case <-time.After(time.Minute):
 		t.Fatal("no message")
 	}
@@ -237,7 +238,7 @@ func TestHostileTextIsEscaped(t *testing.T) {
 		}
 		s := runs(t, src, Options{})
 		sub, _ := s.subscribe()
-		m := <-sub.messages
+		m := <-sub
 		if text := string(m); strings.ContainsAny(text, "<>\n\r\x1b\u202e\u2066\u2028\u0000") || strings.Contains(text, "\ufffd") {
 			t.Errorf("raw: %s", text)
 		}
@@ -277,12 +278,12 @@ func TestListsOnlyWhileABrowserWatches(t *testing.T) {
 			t.Fatalf("%d lists for nobody", n)
 		}
 
-		var subs []*subscriber
+		var subs []subscriber
 		for range 10 {
 			sub, _ := s.subscribe()
 			subs = append(subs, sub)
 			go func() {
-				for range sub.messages {
+				for range sub {
 				}
 			}()
 		}
@@ -293,7 +294,7 @@ func TestListsOnlyWhileABrowserWatches(t *testing.T) {
 
 		for _, sub := range subs {
 			s.unsubscribe(sub)
-			close(sub.messages)
+			close(sub)
 		}
 		time.Sleep(Every)
 		before := src.count()
@@ -380,9 +381,10 @@ func TestSlowBrowserIsDropped(t *testing.T) {
 		for range pending + 1 {
 			next(t, well)
 		}
-		select {
-		case <-slow.dropped:
-		default:
+		for range pending {
+			next(t, slow)
+		}
+		if _, ok := <-slow; ok {
 			t.Fatal("the slow browser is still served")
 		}
 		next(t, well)
@@ -456,10 +458,10 @@ func TestTimeline(t *testing.T) {
 		s := runs(t, src, Options{Ordered: true})
 		sub, _ := s.subscribe()
 		go func() {
-			for range sub.messages {
+			for range sub {
 			}
 		}()
-		defer func() { s.unsubscribe(sub); close(sub.messages) }()
+		defer func() { s.unsubscribe(sub); close(sub) }()
 		at := func(entries ...backend.Entry) {
 			src.set(nil, entries...)
 			time.Sleep(Every)

@@ -29,12 +29,12 @@ type watcher struct {
 	wake chan struct{} // has a value if a browser has come since Run last looked
 	came chan struct{} // closed when the first browser has come
 
+	first sync.Once // that browser
+
 	// mu guards all below. It is not held while the store is asked. Only the goroutine of
 	// Run changes the maps and the history.
 	mu      sync.Mutex
-	subs    map[*subscriber]bool
-	first   []byte           // all keys, for browsers that come before the next message
-	made    time.Time        // when first was made
+	subs    map[subscriber]bool
 	known   map[string]*lock // by key
 	bytes   int              // of known
 	more    int              // keys of the last list that are not in known
@@ -62,7 +62,7 @@ type lock struct {
 func newWatcher(src Source, o Options) *watcher {
 	return &watcher{
 		src: src, o: o, wake: make(chan struct{}, 1), came: make(chan struct{}),
-		subs: map[*subscriber]bool{}, known: map[string]*lock{},
+		subs: map[subscriber]bool{}, known: map[string]*lock{},
 	}
 }
 
@@ -214,13 +214,6 @@ func (l *lock) until() time.Time {
 // third of a term.
 func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/2 }
 
-// sameHold reports whether two entries of a key are one hold, as far as can be told. A
-// store that does not record when holds began may have had another hold of the same owner.
-func sameHold(a, b *lock) bool {
-	return a.Held && b.Held && a.Owner == b.Owner && len(a.Shared) > 0 == (len(b.Shared) > 0) &&
-		a.Since.Equal(b.Since) && a.Fence == b.Fence
-}
-
 // compare replaces what is known by next, and returns the rows that have changed and the
 // keys that are gone. The lists began at w.listed and at began. blind says that nothing was
 // seen in between. The caller holds mu.
@@ -230,7 +223,7 @@ func (w *watcher) compare(next map[string]*lock, began, now time.Time, blind boo
 		bytes += l.size
 		l.first, l.most = l.seen, l.TTL
 		old := w.known[key]
-		if old != nil && sameHold(old, l) {
+		if old != nil && SameHold(old.Status, l.Status) {
 			l.first, l.most = old.first, max(old.most, l.TTL)
 		}
 		w.history.follow(old, l, w.listed, blind)
@@ -257,7 +250,7 @@ func (w *watcher) detail(key string) detail {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	d := detail{ID: ID(key), Key: shown(key), Now: ms(now), Listed: ms(w.listed), Waiters: []string{}, Shared: []string{}}
+	d := detail{Key: shown(key), Now: ms(now), Listed: ms(w.listed), Waiters: []string{}, Shared: []string{}}
 	l := w.known[key]
 	if l != nil {
 		d.Row = &l.sent
@@ -268,8 +261,7 @@ func (w *watcher) detail(key string) detail {
 			d.Shared = append(d.Shared, shown(s))
 		}
 	}
-	d.Lanes, d.From = w.history.lanes(key, l)
-	d.Gaps = w.history.gapsSince(d.From)
+	d.Lanes, d.Gaps = w.history.lanes(key, l), append([]gap{}, w.history.gaps...)
 	if w.failed != "" && !w.listed.IsZero() {
 		d.Gaps = append(d.Gaps, gap{"outage", ms(w.listed), 0})
 	}

@@ -366,7 +366,7 @@ function drawTimeline() {
   const end = cut || status?.error ? Math.max(detail.now, detail.listed) : now();
   const begin = end - span;
   const x = (t) => LEFT + ((WIDTH - LEFT - 10) * (Math.min(Math.max(t, begin), end) - begin)) / span;
-  const lanes = detail.lanes.filter((l) => l.spans.some((s) => !s.to || s.to > begin));
+  const lanes = detail.lanes.filter((l) => l.spans.some((s) => !s.to || s.to > begin)).slice(-64);
   const bottom = TOP + Math.max(lanes.length, 1) * LANE;
 
   const parts = [];
