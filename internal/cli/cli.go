@@ -90,9 +90,7 @@ func (a *app) root() *cobra.Command {
 		Use:                        "hasp",
 		Short:                      "Named locks that processes share",
 		Long:                       rootHelp,
-		Args:                       noArgs,
 		PersistentPreRun:           func(cmd *cobra.Command, _ []string) { a.ran = cmd.ValidateFlagGroups() == nil },
-		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
@@ -103,32 +101,7 @@ func (a *app) root() *cobra.Command {
 	a.store.register(root)
 	root.AddCommand(a.runCommand(), a.leadCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
 		a.breakCommand(), a.strategiesCommand(), a.conformCommand(), a.versionCommand())
-
-	// Without this, "hasp help" prints the help of hasp for an unknown command.
-	root.InitDefaultHelpCmd()
-	help, _, _ := root.Find([]string{"help"})
-	help.Args = func(_ *cobra.Command, args []string) error {
-		cmd, rest, err := root.Find(args)
-		if err == nil && cmd == root {
-			err = noArgs(root, rest)
-		}
-		return err
-	}
 	return root
-}
-
-// noArgs refuses arguments. An argument of the root is an unknown command.
-func noArgs(cmd *cobra.Command, args []string) error {
-	switch {
-	case len(args) == 0:
-		return nil
-	case cmd.HasParent():
-		return fmt.Errorf("%s takes no arguments", cmd.CommandPath())
-	}
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		return fmt.Errorf("unknown command %q, did you mean %q?", args[0], near[0])
-	}
-	return fmt.Errorf("unknown command %q", args[0])
 }
 
 // interruptible returns a context that ends with the first of sigs, which its cause
@@ -158,7 +131,7 @@ func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  noArgs,
+		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			_, err := fmt.Fprintln(a.out, "hasp", version())
 			return printed(err)

@@ -50,7 +50,7 @@ or if the check would have to stop the store or move its clock. The exit code is
 1 if a clause failed.`,
 		Example: `  hasp conform
   hasp conform --url spinlock+redis://localhost:6379`,
-		Args: noArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.config(cmd)
 			if err != nil {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -49,7 +50,7 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
   hasp demo --no-lock
   hasp demo --ui
   hasp demo --url spinlock+redis://localhost:6379`,
-		Args: noArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd, &d, asJSON, page) },
 	}
 	f := cmd.Flags()
@@ -152,13 +153,12 @@ func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) {
 			Listen: ln.Addr().String(), Redact: a.store.redact})
 
 		serving, cancel := context.WithCancel(ctx)
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
+		var page sync.WaitGroup
+		page.Go(func() {
 			defer src.Close()
 			_ = s.Serve(serving, ln) // if it fails, the browser shows that
-		}()
-		end = func() { cancel(); <-ended }
+		})
+		end = func() { cancel(); page.Wait() }
 		_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n", ln.Addr(), ui.ID(d.Key))
 		if err = printed(err); err == nil {
 			err = s.AwaitBrowser(ctx)

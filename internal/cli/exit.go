@@ -91,7 +91,7 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 		return a.code
 	}
 	if !a.ran {
-		a.complain("%v (see %q)", err, cmd.CommandPath()+" --help")
+		a.complain("%s (see %q)", strings.Join(strings.Fields(err.Error()), " "), cmd.CommandPath()+" --help")
 		return exitUsage
 	}
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -264,19 +265,17 @@ func (s *stream) end() {
 // await waits until ok returns true. It fails if the output ends before.
 func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 	s.t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	await.Success(s.t, what, func() error {
 		s.mu.Lock()
 		text, ended := s.text.String(), s.ended
 		s.mu.Unlock()
-		switch {
-		case ok(text, ended):
-			return
-		case ended:
+		if ok(text, ended) {
+			return nil
+		} else if ended {
 			s.t.Fatalf("%s: missing in:\n%s", what, text)
-		case time.Now().After(deadline):
-			s.t.Fatalf("%s: missing after %v; so far:\n%s", what, patience, text)
 		}
-	}
+		return errors.New("so far:\n" + text)
+	})
 }
 
 // expect waits for a text.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -40,11 +39,12 @@ var described = []Strategy{
 
 // describe returns the description of a strategy, or the zero Strategy.
 func describe(name string) Strategy {
-	i := slices.IndexFunc(described, func(s Strategy) bool { return s.Name == name })
-	if i < 0 {
-		return Strategy{}
+	for _, s := range described {
+		if s.Name == name {
+			return s
+		}
 	}
-	return described[i]
+	return Strategy{}
 }
 
 func (a *app) strategiesCommand() *cobra.Command {
@@ -60,7 +60,7 @@ func (a *app) strategiesCommand() *cobra.Command {
           order, or in none
   FENCE   whether a lock can have a fence, see "hasp run --help"
   URL     an example`,
-		Args: noArgs,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if asJSON {
 				return a.printJSON(described)
@@ -68,10 +68,7 @@ func (a *app) strategiesCommand() *cobra.Command {
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "STRATEGY\tREACH\tORDER\tFENCE\tURL\tABOUT")
 			for _, s := range described {
-				fence := "no"
-				if s.Fence {
-					fence = "yes"
-				}
+				fence := map[bool]string{true: "yes", false: "no"}[s.Fence]
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Reach, s.Order, fence, s.URL, s.About)
 			}
 			return printed(w.Flush())

@@ -5,9 +5,10 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // whereAmI is a shell script that prints whether it is in the foreground.
@@ -99,14 +100,10 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	// others continue.
 	s := startSession(t, url, false, "run", "key", "--ttl", "3s", "--",
 		"sh", "-c", `exec dd if=/dev/zero of="$0" bs=1`, file)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if f, err := os.Stat(file); err == nil && f.Size() > 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the command has not begun")
-		}
-	}
+	await.Until(t, "the command begins", func() bool {
+		f, err := os.Stat(file)
+		return err == nil && f.Size() > 0
+	})
 	s.types("\x1a")
 	s.report.expect("stopped")
 	lock(t, url, 0, "--wait", "1m")

@@ -101,20 +101,15 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 		o.Hosts = append(o.Hosts, name)
 		shown = net.JoinHostPort(name, strconv.Itoa(at.Port))
 	}
-	if err := a.announce(o, shown); err != nil {
+	_, err = fmt.Fprintf(a.out, "hasp ui: the locks of %s are at http://%s/ until Ctrl-C\n", o.Store, shown)
+	if err == nil && o.Token != "" {
+		_, err = fmt.Fprintf(a.out, "hasp ui: open http://%s/?token=TOKEN with your token in place of TOKEN\n", shown)
+	}
+	if err != nil {
 		ln.Close()
-		return err
+		return printed(err)
 	}
 	return ui.New(src, o).Serve(cmd.Context(), ln)
-}
-
-// announce prints where the page is: at a host and port.
-func (a *app) announce(o ui.Options, at string) error {
-	_, err := fmt.Fprintf(a.out, "hasp ui: the locks of %s are at http://%s/ until Ctrl-C\n", o.Store, at)
-	if err == nil && o.Token != "" {
-		_, err = fmt.Fprintf(a.out, "hasp ui: open http://%s/?token=TOKEN with your token in place of TOKEN\n", at)
-	}
-	return printed(err)
 }
 
 // listenAt opens the address of the page.

@@ -50,6 +50,7 @@ func TestUIServesThePageUntilCtrlC(t *testing.T) {
 		contains(t, get(t, 200, at+path), want)
 	}
 	get(t, 404, at+"other")
+	get(t, 400, at+"key?id=%3Cb%3E")
 	get(t, 403, at, "Origin: http://evil.example")
 
 	// A browser that is connected does not keep hasp from ending.

@@ -93,7 +93,8 @@ func (r *run) environment(env []string, lease *hasp.Lease) []string {
 	held.Add(lease.Key(), r.owner)
 
 	env = slices.DeleteFunc(env, func(v string) bool {
-		return strings.HasPrefix(v, keyEnv) || strings.HasPrefix(v, fenceEnv) || strings.HasPrefix(v, slotEnv) || strings.HasPrefix(v, heldEnv)
+		name, _, _ := strings.Cut(v, "=")
+		return slices.Contains([]string{keyEnv, fenceEnv, slotEnv, heldEnv}, name+"=")
 	})
 	env = append(env, keyEnv+lease.Key(), heldEnv+held.Encode())
 	if fence := lease.Fence(); fence != 0 {
@@ -108,10 +109,7 @@ func (r *run) environment(env []string, lease *hasp.Lease) []string {
 // heldAround returns the owners, by key, of the locks that the hasp runs around this
 // process took.
 func heldAround() url.Values {
-	held, err := url.ParseQuery(os.Getenv(strings.TrimSuffix(heldEnv, "=")))
-	if err != nil { // no hasp has set it
-		return url.Values{}
-	}
+	held, _ := url.ParseQuery(os.Getenv(strings.TrimSuffix(heldEnv, "="))) // if it fails, no hasp has set it
 	return held
 }
 

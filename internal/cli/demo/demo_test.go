@@ -130,7 +130,7 @@ func TestScreen(t *testing.T) {
 
 func TestLinesShowTheLine(t *testing.T) {
 	t.Parallel()
-	for ordered, want := range map[bool]string{true: "; in line: 3, 2\n", false: "; waiting: 2, 3\n"} {
+	for ordered, want := range map[bool]string{true: "; in line: 3, 2\n", false: "; waiting: 3, 2\n"} {
 		var b bytes.Buffer
 		v := &lines{out: &b, d: &Demo{Workers: 3, Increments: 5, Ordered: ordered}}
 		await.Must(t, v.wrote(inLine(), 0, 5*ms, 1))

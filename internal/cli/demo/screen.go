@@ -82,7 +82,7 @@ func (s *screen) paint(t *timeline, from, step, now time.Duration) {
 			fmt.Sprintf("%d of %d", t.Number, all), now.Seconds()),
 	}
 	if s.d.Ordered {
-		rows = append(rows, fmt.Sprintf("%-*s%s", leftWidth, "  next in line", workers(t.inLine(now))))
+		rows = append(rows, fmt.Sprintf("%-*s%s", leftWidth, "  next in line", workers(t.in(waiting, now))))
 	}
 
 	rows = append(rows, "")

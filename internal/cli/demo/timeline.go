@@ -86,33 +86,22 @@ func (t *timeline) kill(i int, at time.Duration) {
 
 // at returns the span of a lane at a time.
 func (l *lane) at(d time.Duration) span {
-	i, _ := slices.BinarySearchFunc(l.Spans, d, func(s span, d time.Duration) int {
-		if s.From <= d {
-			return -1
+	for _, s := range slices.Backward(l.Spans) {
+		if s.From <= d && d < s.To {
+			return s
 		}
-		return 1
-	})
-
-	if i == 0 || l.Spans[i-1].To <= d {
-		return span{State: idle}
 	}
-	return l.Spans[i-1]
+	return span{}
 }
 
-// in returns the lanes that are in a state at a time.
+// in returns the lanes that are in a state at a time, in the order in which they entered it.
 func (t *timeline) in(s state, at time.Duration) []int {
-	var is []int
+	var lanes []int
 	for i := range t.Lanes {
 		if t.Lanes[i].at(at).State == s {
-			is = append(is, i)
+			lanes = append(lanes, i)
 		}
 	}
-	return is
-}
-
-// inLine returns the lanes that wait at a time, in order of arrival.
-func (t *timeline) inLine(at time.Duration) []int {
-	lanes := t.in(waiting, at)
 	slices.SortStableFunc(lanes, func(a, b int) int {
 		return cmp.Compare(t.Lanes[a].at(at).From, t.Lanes[b].at(at).From)
 	})

@@ -61,12 +61,13 @@ func (v *lines) wrote(t *timeline, i int, at time.Duration, n int) error {
 		}
 	}
 
-	if waiters := t.inLine(at); len(waiters) > 0 && v.d.Ordered {
-		line += "; in line: " + workers(waiters)
-	} else if len(waiters) > 0 {
-		line += "; waiting: " + workers(t.in(waiting, at))
+	if waiters := t.in(waiting, at); len(waiters) > 0 {
+		label := "waiting"
+		if v.d.Ordered {
+			label = "in line"
+		}
+		line += "; " + label + ": " + workers(waiters)
 	}
-
 	if writers := t.in(holding, at); v.d.NoLock && len(writers) > 1 {
 		line += "; writing at the same time: " + workers(writers)
 	}

@@ -62,10 +62,9 @@ type history struct {
 	gaps  []gap
 }
 
-// follow compares two entries of a key, from lists that began at prev and later. It sets
-// the open spans of l, and remembers those of old that have ended. blind says that nothing
-// was seen in between. old is nil if the key was not listed.
-func (h *history) follow(old, l *lock, prev time.Time, blind bool) {
+// follow compares two entries of a key, from two lists. It sets the open spans of l, and
+// remembers those of old that have ended. old is nil if the key was not listed.
+func (h *history) follow(old, l *lock) {
 	var before []span
 	same := false
 	if old != nil {
@@ -75,9 +74,6 @@ func (h *history) follow(old, l *lock, prev time.Time, blind bool) {
 
 	// The moment of a change, as well as it is known: between the two lists.
 	at := l.seen
-	if old != nil && old.Held && !same && blind && !old.until().IsZero() && old.until().Before(at) {
-		at = old.until()
-	}
 	began := l.seen
 	if !l.Since.IsZero() && l.Since.Before(began) {
 		began = l.Since

@@ -36,7 +36,6 @@ type watcher struct {
 	mu      sync.Mutex
 	subs    map[subscriber]bool
 	known   map[string]*lock // by key
-	bytes   int              // of known
 	more    int              // keys of the last list that are not in known
 	listed  time.Time        // when the last list that succeeded began; zero before the first
 	took    time.Duration    // by that list
@@ -144,37 +143,26 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	if gap != "" {
 		w.history.addGap(gap, w.listed, now)
 	}
-	set, gone := w.compare(next, began, now, gap != "")
+	set, gone := w.compare(next, now)
 	w.listed, w.took, w.more, w.failed = began, now.Sub(began), more, ""
 	w.broadcast(w.change(set, gone))
 }
 
 // list returns the locks of the store by key, and the number of keys beyond the bounds.
-// Keys that are known come before others, so that the same keys stay on the page.
 func (w *watcher) list(ctx context.Context) (next map[string]*lock, more int, err error) {
 	next = map[string]*lock{}
-	keys, bytes := maxKeys-len(w.known), maxBytes-w.bytes // room for keys that are not known
+	bytes := 0
 	for e, err := range w.src.List(ctx, w.o.Prefix) {
 		if err != nil {
 			return nil, 0, err
 		}
 		l := newLock(e)
-		old := w.known[e.Key]
-		_, again := next[e.Key]
-		switch {
-		case again:
-		case old != nil:
-			if l.size-old.size > bytes {
-				l.shorten()
-			}
-			bytes -= l.size - old.size
-		case keys <= 0 || bytes < l.size:
+		if len(next) == maxKeys || bytes+l.size > maxBytes {
 			more++
 			continue
-		default:
-			keys, bytes = keys-1, bytes-l.size
 		}
 		next[e.Key] = l
+		bytes += l.size
 	}
 	return next, more, nil
 }
@@ -196,12 +184,6 @@ func newLock(e backend.Entry) *lock {
 	return l
 }
 
-// shorten leaves out most names. Their numbers stay.
-func (l *lock) shorten() {
-	l.Waiters, l.Shared = nil, l.Shared[:min(len(l.Shared), 1)]
-	l.size = len(l.Key) + len(l.Owner) + len(strings.Join(l.Shared, ""))
-}
-
 // until is when the term ends; zero if it has no end or is not known.
 func (l *lock) until() time.Time {
 	if !l.Held || l.TTL < 0 {
@@ -215,18 +197,15 @@ func (l *lock) until() time.Time {
 func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/2 }
 
 // compare replaces what is known by next, and returns the rows that have changed and the
-// keys that are gone. The lists began at w.listed and at began. blind says that nothing was
-// seen in between. The caller holds mu.
-func (w *watcher) compare(next map[string]*lock, began, now time.Time, blind bool) (set []row, gone []string) {
-	bytes := 0
+// keys that are gone. The caller holds mu.
+func (w *watcher) compare(next map[string]*lock, now time.Time) (set []row, gone []string) {
 	for key, l := range next {
-		bytes += l.size
 		l.first, l.most = l.seen, l.TTL
 		old := w.known[key]
 		if old != nil && SameHold(old.Status, l.Status) {
 			l.first, l.most = old.first, max(old.most, l.TTL)
 		}
-		w.history.follow(old, l, w.listed, blind)
+		w.history.follow(old, l)
 
 		l.sent = rowOf(l)
 		if old != nil && l.sent.like(old.sent) {
@@ -237,11 +216,11 @@ func (w *watcher) compare(next map[string]*lock, began, now time.Time, blind boo
 	}
 	for key, old := range w.known {
 		if next[key] == nil {
-			w.history.follow(old, &lock{Entry: backend.Entry{Key: key}, seen: now}, w.listed, blind)
+			w.history.follow(old, &lock{Entry: backend.Entry{Key: key}, seen: now})
 			gone = append(gone, ID(key))
 		}
 	}
-	w.known, w.bytes = next, bytes
+	w.known = next
 	return set, gone
 }
 
