@@ -27,8 +27,6 @@ func TestLeadIsRunOfTheLeader(t *testing.T) {
 
 	runHasp(t, url, "lead", "key", "--", "no-such-command").want(t, exitNotFound)
 	runHasp(t, url, "lead", "key", "--", t.TempDir()).want(t, exitCannotRun)
-	runHasp(t, url, "lead", "key", "--ttl", "1ms", "--", "true").want(t, exitUsage)
-	runHasp(t, url, "lead", "key", "--grace", "-1s", "--", "true").want(t, exitUsage)
 }
 
 // A successor leads when the leader has ended, and only then.

@@ -154,8 +154,4 @@ func TestLs(t *testing.T) {
 	for range 3 {
 		s.out.expect("/hasp run sh ")
 	}
-
-	for flags, says := range map[string]string{"--sort size": `--sort "size": want key, age, waiters`, "--watch --every 1ms": "--every 1ms: want 100ms", "--every 1s": "--every is for --watch", "a b": "accepts at most 1 arg(s), received 2"} {
-		runHasp(t, url, append([]string{"ls"}, strings.Fields(flags)...)...).refused(t, exitUsage, says)
-	}
 }

@@ -65,6 +65,7 @@ func unwritable(t *testing.T, name string) string {
 
 func TestBadInput(t *testing.T) {
 	t.Setenv("HASP_URL", store(t))
+	t.Setenv(uiToken, "")
 	dir := t.TempDir()
 	config := func(content string) string { return file(t, "hasp.yaml", content, 0o600) }
 	redis := "spinlock+redis://user:" + secret + "@127.0.0.1"
@@ -141,6 +142,21 @@ func TestBadInput(t *testing.T) {
 		"shared slots":        {[]string{"run", "key", "--shared", "--slots", "2", "--", "true"}, exitUsage, "[shared slots] are set none of the others can be"},
 		"shared, kept":        {[]string{"run", "key", "--shared", "--min-hold", "2s", "--", "true"}, exitUsage, "[shared min-hold] are set none of the others can be"},
 		"fence, unsupported":  {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, "unsupported"},
+		"lead, grace":         {[]string{"lead", "key", "--grace", "-1s", "--", "true"}, exitUsage, "--grace cannot be negative"},
+		"lead, short ttl":     {[]string{"lead", "key", "--ttl", "1ms", "--", "true"}, exitUsage, "ttl 1ms is below 100ms"},
+		"ls, order":           {[]string{"ls", "--sort", "size"}, exitUsage, `--sort "size": want key, age, waiters`},
+		"ls, too often":       {[]string{"ls", "--watch", "--every", "1ms"}, exitUsage, "--every 1ms: want 100ms"},
+		"ls, often":           {[]string{"ls", "--every", "1s"}, exitUsage, "--every is for --watch"},
+		"ui, all addresses":   {[]string{"ui", "--listen", "0.0.0.0:0"}, exitUsage, "needs --token"},
+		"ui, no address":      {[]string{"ui", "--listen", ":0"}, exitUsage, "needs --token"},
+		"ui, IPv6":            {[]string{"ui", "--listen", "[::]:0"}, exitUsage, "needs --token"},
+		"ui, an address":      {[]string{"ui", "--listen", "192.0.2.1:0"}, exitUsage, "needs --token"},
+		"ui, a name":          {[]string{"ui", "--listen", "host.example:0"}, exitUsage, "needs --token"},
+		"ui, no port":         {[]string{"ui", "--listen", "127.0.0.1"}, exitUsage, "want HOST:PORT"},
+		"ui, short token":     {[]string{"ui", "--token", "short"}, exitUsage, "want 16 or more"},
+		"ui, two prefixes":    {[]string{"ui", "a", "b"}, exitUsage, "accepts at most 1 arg(s), received 2"},
+		"ui, demo without":    {[]string{"demo", "--ui", "--no-lock"}, exitUsage, "[ui no-lock] are set none of the others can be"},
+		"ui, demo for JSON":   {[]string{"demo", "--ui", "--json"}, exitUsage, "[ui json] are set none of the others can be"},
 		"break without asking": {[]string{"break", "key", "--url", "unfenced://"}, exitUsage,
 			`cannot inspect: unsupported operation`},
 	} {

@@ -62,26 +62,8 @@ func TestUIServesThePageUntilCtrlC(t *testing.T) {
 }
 
 func TestUIWantsATokenOffThisHost(t *testing.T) {
-	t.Setenv("HASP_URL", store(t))
-	t.Setenv(uiToken, "")
+	t.Parallel()
 	const token = "the-token-of-this-test"
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"--listen", "0.0.0.0:0"}, "needs --token"},
-		{[]string{"--listen", ":0"}, "needs --token"},
-		{[]string{"--listen", "[::]:0"}, "needs --token"},
-		{[]string{"--listen", "192.0.2.1:0"}, "needs --token"},
-		{[]string{"--listen", "host.example:0"}, "needs --token"},
-		{[]string{"--listen", "127.0.0.1"}, "want HOST:PORT"},
-		{[]string{"--token", "short"}, "want 16 or more"},
-		{[]string{"a", "b"}, "accepts at most 1 arg(s), received 2"},
-	} {
-		o := call(append([]string{"ui"}, c.args...)...).want(t, exitUsage)
-		contains(t, o.err, c.want)
-	}
-
 	_, named := page(t, store(t), "ui", "--listen", "0.0.0.0:0", "--token", token)
 	u, err := url.Parse(named)
 	must(t, err)
@@ -110,10 +92,6 @@ func TestUIOnAPortThatIsTaken(t *testing.T) {
 }
 
 func TestDemoOnThePage(t *testing.T) {
-	for _, flag := range []string{"no-lock", "json"} {
-		call("demo", "--ui", "--"+flag).refused(t, exitUsage, "[ui "+flag+"] are set none of the others can be")
-	}
-
 	p, at := page(t, "", "demo", "--ui", "--workers", "2", "--increments", "1", "--work", "10ms")
 	answer, err := http.Get(at + "events")
 	must(t, err)

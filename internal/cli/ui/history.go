@@ -9,7 +9,7 @@ import (
 // The bounds of a history.
 const (
 	maxSpans      = 20_000  // spans that have ended, of all keys
-	spanBytes     = 8 << 20 // of their keys and owners
+	maxSpanKey    = 1 << 10 // bytes of the key of a span
 	maxGaps       = 50
 	spansInAnswer = 1000 // of one key that have ended
 )
@@ -54,11 +54,10 @@ type gap struct {
 	To   int64  `json:"to,omitempty"` // 0 while it lasts
 }
 
-// history has the spans of all keys that have ended, the oldest first.
+// history has the spans of all keys that have ended, the oldest first: the last maxSpans, and
+// up to as many more.
 type history struct {
 	spans []span
-	start int // of the oldest span in spans; those before are forgotten
-	bytes int
 	gaps  []gap
 }
 
@@ -153,19 +152,15 @@ func how(old *lock, at time.Time) string {
 // of the term was measured before the answer arrived.
 const inexact = 250 * time.Millisecond
 
-// add remembers a span that has ended, and forgets the oldest ones if there are too many.
+// add remembers a span that has ended, and forgets the oldest ones if there are too many. It
+// remembers none of a very long key, which would take too much memory.
 func (h *history) add(s span) {
-	h.spans = append(h.spans, s)
-	h.bytes += len(s.key) + len(s.owner)
-	for len(h.spans)-h.start > maxSpans || h.bytes > spanBytes {
-		old := &h.spans[h.start]
-		h.bytes -= len(old.key) + len(old.owner)
-		*old = span{} // lets go of its text
-		h.start++
+	if len(s.key) > maxSpanKey {
+		return
 	}
-	if h.start > maxSpans {
-		h.spans = slices.Clone(h.spans[h.start:])
-		h.start = 0
+	h.spans = append(h.spans, s)
+	if len(h.spans) > 2*maxSpans {
+		h.spans = slices.Clone(h.spans[maxSpans:])
 	}
 }
 
@@ -181,7 +176,7 @@ func (h *history) addGap(why string, from, to time.Time) {
 // is nil if the key is free.
 func (h *history) lanes(key string, l *lock) []lane {
 	var spans []span
-	for _, s := range h.spans[h.start:] {
+	for _, s := range h.spans {
 		if s.key == key {
 			spans = append(spans, s)
 		}

@@ -194,37 +194,29 @@ func TestTokenBecomesACookie(t *testing.T) {
 	t.Parallel()
 	const token = "the-token-of-this-test"
 	s := New(&source{}, Options{Listen: "127.0.0.1:7420", Token: token})
-	get := func(path string, cookies ...*http.Cookie) *http.Response {
+	get := func(want int, path, cookie string) *http.Response {
+		t.Helper()
 		r := httptest.NewRequest("GET", path, nil)
 		r.Host = "127.0.0.1:7420"
-		for _, c := range cookies {
-			r.AddCookie(c)
-		}
+		r.Header.Set("Cookie", cookie)
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, r)
+		if w.Code != want || want != 303 && w.Header().Get("Set-Cookie") != "" {
+			t.Errorf("%s with %q: got %d, want %d", path, cookie, w.Code, want)
+		}
 		return w.Result()
 	}
-	for path, want := range map[string]int{"/": 401, "/?token=": 401, "/?token=" + token[1:]: 401, "/events": 401, "/key?id=YQ": 401, "/icon.svg": 401} {
-		if got := get(path); got.StatusCode != want || len(got.Cookies()) > 0 {
-			t.Errorf("%s: got %d, want %d", path, got.StatusCode, want)
-		}
+	for _, path := range []string{"/", "/?token=", "/?token=" + token[1:], "/events", "/key?id=YQ", "/icon.svg"} {
+		get(401, path, "")
 	}
 
-	answer := get("/?token=" + token)
-	if answer.StatusCode != 303 || answer.Header.Get("Location") != "/" || len(answer.Cookies()) != 1 {
-		t.Fatalf("got %d to %q with %v", answer.StatusCode, answer.Header.Get("Location"), answer.Cookies())
-	}
+	answer := get(303, "/?token="+token, "")
 	c := answer.Cookies()[0]
-	if !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || strings.Contains(c.Value, token) {
-		t.Errorf("the cookie: %v", c)
+	if answer.Header.Get("Location") != "/" || !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || strings.Contains(c.Value, token) {
+		t.Errorf("to %q with %v", answer.Header.Get("Location"), c)
 	}
-	if got := get("/", c); got.StatusCode != 200 {
-		t.Errorf("with the cookie: %d", got.StatusCode)
-	}
-	c.Value = strings.ToUpper(c.Value)
-	if got := get("/", c); got.StatusCode != 401 {
-		t.Errorf("with another cookie: %d", got.StatusCode)
-	}
+	get(200, "/", c.Name+"="+c.Value)
+	get(401, "/", c.Name+"="+strings.ToUpper(c.Value))
 }
 
 // The store is listed for all browsers at once, and only while there is one.
@@ -388,9 +380,8 @@ func TestMemoryIsBounded(t *testing.T) {
 		if len(w.known) > maxKeys || bytes > maxBytes || w.more != len(entries)-len(w.known) {
 			t.Fatalf("%d keys, %d bytes, %d more", len(w.known), bytes, w.more)
 		}
-		h := &w.history
-		if len(h.spans)-h.start > maxSpans || len(h.spans) > 2*maxSpans+1 || h.bytes > spanBytes {
-			t.Fatalf("history: %d spans from %d, %d bytes", len(h.spans), h.start, h.bytes)
+		if n := len(w.history.spans); n > 2*maxSpans {
+			t.Fatalf("%d spans", n)
 		}
 	}
 
