@@ -37,7 +37,8 @@ time overwrite each other's increments, and the lock prevents that.
 On the way, demo kills one worker with SIGKILL while it holds the lock. The key
 stays locked until its term ends; then another worker takes over. A new process
 makes the increments that the killed worker had left. At the end the number must
-be right. If the strategy serves waiters in order, demo shows who is next.
+be right. demo prints a line for each increment; the page of --ui has a picture of
+the same. If the strategy serves waiters in order, demo shows who is next.
 
 Without --url, --config or HASP_URL the lock is a file in a temporary directory.
 With --no-lock there is no lock, and the number goes wrong.

@@ -2,30 +2,11 @@ package cli
 
 import (
 	"os"
-	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/hasplock/hasp/internal/redistest"
 )
-
-// On a terminal the demo draws a picture. It names the next workers above the
-// lanes. At the end the cursor is shown again.
-func TestDemoOnATerminal(t *testing.T) {
-	t.Parallel()
-	url := "fairlock+" + redistest.Start(t, nil).URL() + "?prefix=" + t.Name() + ":" // has a queue
-	s := startSession(t, url, false, "demo", "--workers", "4", "--increments", "10", "--work", "20ms", "--ttl", "3s")
-	s.report.expect("exited 0")
-	s.end()
-	text := s.String()
-	contains(t, text, "hasp demo", "█", "✗", "░", "40 of 40", "killed", "ok: the number is 40",
-		"  next in line  ", "\x1b[?25l")
-	if strings.LastIndex(text, "\x1b[?25h") < strings.LastIndex(text, "\x1b[?25l") {
-		t.Error("the cursor stays hidden")
-	}
-}
 
 // A demo that is interrupted or killed leaves no process: they all inherit a
 // descriptor, which ends with the last of them.

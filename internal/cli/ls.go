@@ -31,7 +31,7 @@ type ls struct {
 	watch   bool
 	every   time.Duration
 	size    func() (width, height int) // of the terminal; nil if out is none
-	frame   text.Frame                 // the last table on the terminal
+	drawn   int                        // lines of the last table on the terminal
 	warn    func(format string, args ...any)
 }
 
@@ -119,7 +119,7 @@ func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 		case first || !errors.Is(err, hasp.ErrUnavailable):
 			return err
 		case !outage:
-			outage, l.frame = true, 0 // the next table comes below
+			outage, l.drawn = true, 0 // the next table comes below
 			l.warn("%v; --watch goes on", err)
 		}
 		select {
@@ -218,7 +218,20 @@ func (l *ls) draw(all []hasp.Entry, now time.Time) error {
 		all = all[:max(room-1, 1)]
 		head += fmt.Sprintf(", the first %d shown", len(all))
 	}
-	return l.frame.Draw(l.out, width, append([]string{head}, table(all, now, "", width, true)...))
+	lines := append([]string{head}, table(all, now, "", width, true)...)
+
+	var b strings.Builder
+	if l.drawn > 0 {
+		fmt.Fprintf(&b, "\x1b[%dA", l.drawn)
+	}
+	for _, line := range lines {
+		// A terminal that has become narrower must not wrap a line.
+		fmt.Fprintf(&b, "\r%s\x1b[K\n", line[:min(len(line), width)])
+	}
+	b.WriteString("\x1b[J")
+	l.drawn = len(lines)
+	_, err := io.WriteString(l.out, b.String())
+	return err
 }
 
 // gap is the space between two columns.

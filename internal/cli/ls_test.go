@@ -79,7 +79,7 @@ func TestLsShowsNothingRaw(t *testing.T) {
 		}
 		shown := b.String()
 		if l.watch && l.size != nil && !l.json {
-			for _, ours := range []string{"\x1b[K", "\x1b[J", fmt.Sprintf("\x1b[%dA", l.frame), "\r"} {
+			for _, ours := range []string{"\x1b[K", "\x1b[J", fmt.Sprintf("\x1b[%dA", l.drawn), "\r"} {
 				if !strings.Contains(shown, ours) {
 					t.Errorf("%q is missing", ours)
 				}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/cli/text"
 )
 
 // Demo says what to show.
@@ -78,10 +79,9 @@ func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
 		}
 		defer end() // before the directory of the locks is removed
 	}
-	r := &referee{Demo: d, view: d.view(out)}
-	err = r.run(ctx)
-	r.view.close(&r.timeline)
-	if err != nil {
+	fmt.Fprintf(out, "%s, one number in a file, %s\n", text.Count(d.Workers, "process", "processes"), d.place)
+	r := &referee{Demo: d, lines: lines{out, d}}
+	if err := r.run(ctx); err != nil {
 		return Summary{}, err
 	}
 

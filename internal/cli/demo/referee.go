@@ -15,8 +15,8 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// frameEvery is how often the view is drawn.
-const frameEvery = 40 * time.Millisecond
+// settleEvery is how often the referee handles what is older than the lag.
+const settleEvery = 40 * time.Millisecond
 
 // lag is how long after it happened the referee handles what happened. The reports of
 // different workers arrive in any order. Within the lag, the referee sorts them by time.
@@ -27,7 +27,7 @@ const lag = 100 * time.Millisecond
 type referee struct {
 	*Demo
 	timeline
-	view    view
+	lines
 	procs   []*crew.Process // by lane
 	ready   int             // processes that have been ready
 	running int             // processes that have not ended
@@ -100,9 +100,9 @@ func (r *referee) pass(ctx context.Context, what report) {
 	}
 }
 
-// watch handles reports and draws, until the last worker has ended.
+// watch handles reports until the last worker has ended.
 func (r *referee) watch(ctx context.Context) error {
-	tick := time.NewTicker(frameEvery)
+	tick := time.NewTicker(settleEvery)
 	defer tick.Stop()
 
 	for r.running > 0 {
@@ -112,9 +112,6 @@ func (r *referee) watch(ctx context.Context) error {
 			r.pending = append(r.pending, what)
 		case <-tick.C:
 			err = r.settle(time.Now().Add(-lag))
-			if !r.began.IsZero() && r.now() > 0 {
-				r.view.draw(&r.timeline)
-			}
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		}
@@ -150,12 +147,12 @@ func (r *referee) handle(ctx context.Context, i int, e event) error {
 		takesOver := r.Death != nil && r.Death.Heir < 0
 		r.enter(i, holding, at)
 		if takesOver {
-			return r.view.note(at, fmt.Sprintf("worker %d takes over, %s after the kill", i+1, text.Duration(r.Death.Takeover)))
+			return r.note(at, fmt.Sprintf("worker %d takes over, %s after the kill", i+1, text.Duration(r.Death.Takeover)))
 		}
 	case isWrote:
 		r.Lanes[i].done++
 		r.Number = e.Number
-		return r.view.wrote(&r.timeline, i, at, e.Number)
+		return r.wrote(&r.timeline, i, at, e.Number)
 	case isStalls:
 		return r.kill(ctx)
 	case isFrees:
@@ -195,8 +192,8 @@ func (r *referee) kill(ctx context.Context) error {
 		at := at.Sub(r.began)
 		r.timeline.kill(v, at)
 		return errors.Join(
-			r.view.note(at, fmt.Sprintf("worker %d (pid %d) is killed while it holds the lock", v+1, r.Lanes[v].PID)),
-			r.view.note(at, fmt.Sprintf("worker %d starts in its place; the key stays locked until the term ends", len(r.procs)+1)),
+			r.note(at, fmt.Sprintf("worker %d (pid %d) is killed while it holds the lock", v+1, r.Lanes[v].PID)),
+			r.note(at, fmt.Sprintf("worker %d starts in its place; the key stays locked until the term ends", len(r.procs)+1)),
 			r.start(ctx, order{Turns: r.Increments - r.Lanes[v].done}))
 	}})
 	return r.procs[v].Kill()
@@ -207,7 +204,6 @@ func (r *referee) kill(ctx context.Context) error {
 func (r *referee) ended(i int, err error) error {
 	r.running--
 	l := &r.Lanes[i]
-	l.ended = true
 	if l.killed || err == nil {
 		return nil
 	}

@@ -14,7 +14,6 @@ const (
 	idle    state = ""
 	waiting state = "waiting"
 	holding state = "holding"
-	dead    state = "dead" // killed while it held the lock, and the term has not ended
 )
 
 // span is a stretch of time in one state. All times of a timeline count from
@@ -31,7 +30,6 @@ type lane struct {
 	PID    int
 	done   int // increments
 	killed bool
-	ended  bool
 	failed string // why, as the worker has said
 	Spans  []span
 }
@@ -54,11 +52,8 @@ type death struct {
 	Takeover time.Duration
 }
 
-// now is the time up to which the timeline is complete, see lag.
-func (t *timeline) now() time.Duration { return time.Since(t.began) - lag }
-
-// enter begins a state of a lane, and ends the one before. The first hold after
-// the kill ends the killed worker's hold.
+// enter begins a state of a lane, and ends the one before. The first hold after the kill
+// takes over.
 func (t *timeline) enter(i int, s state, at time.Duration) {
 	l := &t.Lanes[i]
 	t.End = max(t.End, at)
@@ -73,7 +68,6 @@ func (t *timeline) enter(i int, s state, at time.Duration) {
 
 	if d := t.Death; s == holding && d != nil && d.Heir < 0 {
 		d.Heir, d.Takeover = i, at-d.At
-		t.enter(d.Lane, idle, at)
 	}
 }
 
@@ -81,7 +75,7 @@ func (t *timeline) enter(i int, s state, at time.Duration) {
 func (t *timeline) kill(i int, at time.Duration) {
 	t.Death = &death{Lane: i, At: at, Heir: -1}
 	t.Lanes[i].killed = true
-	t.enter(i, dead, at)
+	t.enter(i, idle, at)
 }
 
 // at returns the span of a lane at a time.

@@ -8,7 +8,6 @@ package text
 
 import (
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -81,26 +80,4 @@ func Count(n int, one, many string) string {
 		return "1 " + one
 	}
 	return strconv.Itoa(n) + " " + many
-}
-
-// Frame is what was last drawn on a terminal: so many lines, above the cursor.
-type Frame int
-
-// Draw draws lines over the frame before. It cuts off what is wider than the terminal, because
-// a line that wraps would put the next frame in the wrong place. Each rune must be one column
-// wide.
-func (f *Frame) Draw(out io.Writer, width int, lines []string) error {
-	var b strings.Builder
-	if *f > 0 {
-		fmt.Fprintf(&b, "\x1b[%dA", *f)
-	}
-	for _, line := range lines {
-		r := []rune(line)
-		fmt.Fprintf(&b, "\r%s\x1b[K\n", string(r[:min(len(r), width)]))
-	}
-	b.WriteString("\x1b[J")
-
-	*f = Frame(len(lines))
-	_, err := io.WriteString(out, b.String())
-	return err
 }

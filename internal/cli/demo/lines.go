@@ -3,38 +3,12 @@ package demo
 import (
 	"fmt"
 	"io"
-	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/term"
-
 	"github.com/hasplock/hasp/internal/cli/text"
 )
-
-// view shows a demo while it runs. An error means that no process reads it any more.
-type view interface {
-	draw(t *timeline)                                           // the present
-	note(at time.Duration, text string) error                   // an event that deserves a line
-	wrote(t *timeline, lane int, at time.Duration, n int) error // an increment
-	close(t *timeline)
-}
-
-// view returns a screen if out is a terminal that can show it, and lines
-// otherwise.
-func (d *Demo) view(out io.Writer) view {
-	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" && runtime.GOOS != "windows" {
-		width, height, _ := term.GetSize(int(f.Fd()))
-		if width >= minWidth && height > d.Workers+aroundLanes {
-			return newScreen(out, d, func() int { w, _, _ := term.GetSize(int(f.Fd())); return w })
-		}
-	}
-
-	fmt.Fprintf(out, "%s, one number in a file, %s\n", text.Count(d.Workers, "process", "processes"), d.place)
-	return &lines{out: out, d: d}
-}
 
 // lines shows a line for each increment.
 type lines struct {
@@ -42,9 +16,7 @@ type lines struct {
 	d   *Demo
 }
 
-func (*lines) draw(*timeline)  {}
-func (*lines) close(*timeline) {}
-
+// note shows an event that deserves a line. An error means that no process reads it any more.
 func (v *lines) note(at time.Duration, text string) error {
 	if _, err := fmt.Fprintf(v.out, "%8.3fs  %s\n", at.Seconds(), text); err != nil {
 		return failure{err, exitUnread}
@@ -52,6 +24,7 @@ func (v *lines) note(at time.Duration, text string) error {
 	return nil
 }
 
+// wrote shows an increment.
 func (v *lines) wrote(t *timeline, i int, at time.Duration, n int) error {
 	line := fmt.Sprintf("worker %d writes %d of %d", i+1, n, v.d.expected())
 	if s := t.Lanes[i].at(at); s.State == holding && !v.d.NoLock {
