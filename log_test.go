@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/internal/await"
 )
 
 // records is a slog.Handler that keeps what it is given, as text.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 

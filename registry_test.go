@@ -186,7 +186,7 @@ func TestRegisterPanics(t *testing.T) {
 
 // New closes a driver that it does not keep.
 func TestNewRefusesWhatItCannotUse(t *testing.T) {
-	if _, err := await.Value(hasp.New(nil, nil)); !errors.Is(err, hasp.ErrInvalid) {
+	if _, err := hasp.New(nil, nil); !errors.Is(err, hasp.ErrInvalid) {
 		t.Errorf("nil driver: %v", err)
 	}
 	for what, o := range map[string]hasp.Options{
@@ -195,7 +195,7 @@ func TestNewRefusesWhatItCannotUse(t *testing.T) {
 		"more than the store": {TTL: 6 * time.Second},
 	} {
 		d := short{memlock.NewDriver().(Driver)}
-		if _, err := await.Value(hasp.New(d, &o)); !errors.Is(err, hasp.ErrInvalid) {
+		if _, err := hasp.New(d, &o); !errors.Is(err, hasp.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
 		}
 		if _, err := d.Acquire(t.Context(), backend.Claim{Key: "k", Token: "t", TTL: time.Second}); err == nil {

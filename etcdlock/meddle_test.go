@@ -129,7 +129,7 @@ func openMeddled(tb testing.TB, hosts string, o *etcdlock.Options) (*etcdlock.Dr
 	tb.Helper()
 	m := &meddler{}
 	d := await.Value(etcdlock.NewDriver(clientv3.Config{Endpoints: strings.Split(hosts, ","),
-		DialOptions: []grpc.DialOption{grpc.WithUnaryInterceptor(m.intercept), grpc.WithStreamInterceptor(m.stream)}}, o))
+		DialOptions: []grpc.DialOption{grpc.WithUnaryInterceptor(m.intercept), grpc.WithStreamInterceptor(m.stream)}}, o)).(*etcdlock.Driver)
 	tb.Cleanup(func() { d.Close() })
 	return d, m
 }

@@ -92,11 +92,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// The defaults of Options.
-const (
-	defaultWindow   = 5 * time.Second
-	defaultFenceTTL = 30 * 24 * time.Hour
-)
+// defaultWindow is the default of [Options.Window].
+const defaultWindow = 5 * time.Second
 
 // minWindow leaves room for a poll and its repeat over an ordinary network.
 const minWindow = 300 * time.Millisecond

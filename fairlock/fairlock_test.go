@@ -24,7 +24,6 @@ var strategy = strategytest.Strategy{
 	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error) {
 		return fairlock.NewDriver(rdb, &fairlock.Options{FenceTTL: fenceTTL})
 	},
-	DefaultFenceTTL: fairlock.DefaultFenceTTL,
 	Misuse: map[string]func() (backend.Driver, error){
 		"window": func() (backend.Driver, error) {
 			return fairlock.NewDriver(redis.NewClient(&redis.Options{}), &fairlock.Options{Window: 299 * time.Millisecond})

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/conformance"
-	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/pgtest"
 )
 

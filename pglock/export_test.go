@@ -9,6 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// Driver is the type of the drivers.
+type Driver = driver
+
 var statementsSent sync.Map // by host:port, *atomic.Int64
 
 // Statements is how many statements the drivers of this process have sent to an address.

@@ -417,7 +417,7 @@ func TestOtherLocks(t *testing.T) {
 func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Shared(t)
-	d, err := pglock.New(t.Context(), newPool(t, s.URL()), nil)
+	made, err := pglock.NewDriver(t.Context(), newPool(t, s.URL()), nil)
 	must(t, err)
 	d := made.(*pglock.Driver)
 	defer d.Close()

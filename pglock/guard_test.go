@@ -248,7 +248,7 @@ func TestFullQueueIsNoOutage(t *testing.T) {
 func Example_fence() {
 	var db *pgxpool.Pool // the database that has both the locks and the accounts
 	ctx := context.Background()
-	locks, err := await.Value(pglock.NewDriver(ctx, db, nil))
+	locks, err := pglock.New(ctx, db, nil)
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -86,11 +86,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// The defaults of Options.
-const (
-	defaultChannel  = "redisson_lock__channel"
-	defaultFenceTTL = 30 * 24 * time.Hour
-)
+// defaultChannel is the default of [Options.Channel].
+const defaultChannel = "redisson_lock__channel"
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
@@ -99,7 +96,8 @@ type Options struct {
 
 	// Channel is the prefix of every channel's name; a colon and the key follow.
 	// All clients that share a lock must use the same one. It may not contain an
-	// opening brace. The default is defaultChannel, which is Redisson's.
+	// opening brace. The default is redisson_lock__channel, as
+	// Redisson has it.
 	Channel string
 
 	// FenceTTL is how long the fence counter of a key is kept after its last

@@ -33,7 +33,6 @@ var strategy = strategytest.Strategy{
 	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error) {
 		return pubsublock.NewDriver(rdb, &pubsublock.Options{FenceTTL: fenceTTL})
 	},
-	DefaultFenceTTL: pubsublock.DefaultFenceTTL,
 	Misuse: map[string]func() (backend.Driver, error){
 		"channel": func() (backend.Driver, error) {
 			return pubsublock.NewDriver(redis.NewClient(&redis.Options{}), &pubsublock.Options{Channel: "a{b}"})

@@ -142,7 +142,7 @@ func TestNewRefusesMisuse(t *testing.T) {
 		"a past FenceTTL": {clients("a:1", "b:1", "c:1"), &redlock.Options{FenceTTL: -time.Minute}, "fence_ttl"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := await.Value(redlock.NewDriver(c.clients, c.o))
+			_, err := redlock.New(c.clients, c.o)
 			says(t, name, err, true, "redlock: ", c.want)
 		})
 	}

@@ -95,11 +95,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// The defaults of Options.
-const (
-	defaultMaxTTL   = 2 * time.Minute
-	defaultFenceTTL = 30 * 24 * time.Hour
-)
+// defaultMaxTTL is the default of [Options.MaxTTL].
+const defaultMaxTTL = 2 * time.Minute
 
 // closeTimeout is how long Close waits for calls in flight, and for the releases
 // of the records that they leave on a node.
@@ -114,14 +111,14 @@ type Options struct {
 
 	// MaxTTL is the longest term that any caller may ask for. Lock and Extend
 	// refuse a longer one. A node that was restarted or has lost its data does not
-	// vote for this time. Default defaultMaxTTL, at least backend.MinTTL. A min hold may
+	// vote for this time. The default is two minutes, at least backend.MinTTL. A min hold may
 	// be longer, but then the key is free early if a majority of the nodes lose their data
 	// during it, even one after another.
 	MaxTTL time.Duration
 
 	// FenceTTL is how long a node keeps the fence counter of a key after the last
 	// fenced hold was taken or renewed. Later fences still grow as long as the
-	// servers' clocks advance. Default defaultFenceTTL, at least a millisecond.
+	// servers' clocks advance. The default is 30 days, at least a millisecond.
 	FenceTTL time.Duration
 
 	// Durable says that the nodes write each command to disk before they answer it

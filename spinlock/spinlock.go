@@ -87,9 +87,6 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// defaultFenceTTL is the default of Options.FenceTTL.
-const defaultFenceTTL = 30 * 24 * time.Hour
-
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
 	// Client is the options of the Client that New returns. NewDriver ignores it.

@@ -27,7 +27,6 @@ var strategy = strategytest.Strategy{
 	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error) {
 		return spinlock.NewDriver(rdb, &spinlock.Options{FenceTTL: fenceTTL})
 	},
-	DefaultFenceTTL: spinlock.DefaultFenceTTL,
 	Has: func(ctx context.Context, rdb *redis.Client, c backend.Claim) bool {
 		value := rdb.Get(ctx, c.Key).Val()
 		return strings.HasPrefix(value, c.Token+"~") && strings.HasSuffix(value, "#"+c.Owner)

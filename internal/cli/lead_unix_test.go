@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/memlock"

@@ -26,9 +26,6 @@ type Strategy struct {
 	// New returns a driver over rdb. A fenceTTL of 0 is the default.
 	New func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error)
 
-	// DefaultFenceTTL is the default of the fence TTL.
-	DefaultFenceTTL time.Duration
-
 	// Misuse has calls of New that must be refused, besides those with a nil client
 	// or a bad fence TTL.
 	Misuse map[string]func() (backend.Driver, error)
