@@ -103,6 +103,7 @@ func waitCancelled(e *env, a, b *driver) {
 		}
 
 		a.give(c)
+		e.sleep(e.term / 8) // for a Wait that goes on to take the key
 		mustf(a.grantedAtLast(c.Key), "after a cancelled Wait and the release")
 	}
 }
