@@ -65,8 +65,8 @@ func call[T any](c *Client, ctx context.Context, bound time.Duration,
 // false. The call ends with ctx, after d, or with quit. Only a call that ends promptly
 // ends with quit, which may be nil.
 func direct[T any](c *Client, ctx, quit context.Context, d time.Duration, f func(context.Context) (T, error)) (v T, ok bool, err error) {
-	ends := c.traits.Ends
-	if ends != backend.EndsPromptly && (ends != backend.EndsByDeadline || ctx.Done() != nil) {
+	ends := c.traits.Cancellation
+	if ends != backend.CancelPrompt && (ends != backend.CancelByDeadline || ctx.Done() != nil) {
 		return v, false, nil
 	}
 	within := lazyctx.WithTimeout(ctx, quit, d)
@@ -96,7 +96,7 @@ func direct[T any](c *Client, ctx, quit context.Context, d time.Duration, f func
 // caller's goroutine. Then it calls neither late nor after.
 func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
 	f func(context.Context) (T, error), late func(T, error), after func()) (v T, err error) {
-	if c.traits.Reach == backend.Process || c.traits.Ends == backend.EndsPromptly {
+	if c.traits.Reach == backend.Process || c.traits.Cancellation == backend.CancelPrompt {
 		return f(apart)
 	}
 

@@ -88,7 +88,7 @@ func TestCloseWaitsForCalls(t *testing.T) {
 		"Extend":  func(_ *hasp.Client, l *hasp.Lease) error { return l.Extend(context.Background(), time.Minute) },
 		"Unlock":  func(_ *hasp.Client, l *hasp.Lease) error { return l.Unlock(context.Background()) },
 	}
-	for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsPromptly} {
+	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
 		for name, call := range calls {
 			synctest.Test(t, func(t *testing.T) {
 				d := &closable{faulty: newFaulty()}
@@ -188,7 +188,7 @@ func TestCloseInEveryState(t *testing.T) {
 	hangRelease := func(f *faulty) { f.release = hungRelease }
 	hangRenew := func(f *faulty) {
 		f.renew = hungRenew
-		if f.ends == backend.EndsSometime {
+		if f.ends == backend.CancelNone {
 			f.renew = renewal(hungAcquire)
 		}
 	}
@@ -218,7 +218,7 @@ func TestCloseInEveryState(t *testing.T) {
 					spawn(func() {
 						want(t, "Lock", errOf(c.Lock(ctx, what)), hasp.ErrClosed)
 						// Close cannot end a call that ends by its deadline.
-						if f.ends != backend.EndsByDeadline || ctx.Done() != nil {
+						if f.ends != backend.CancelByDeadline || ctx.Done() != nil {
 							within(t, fmt.Sprintf("ends %v: a Lock whose context %s", f.ends, what), began, 50*time.Millisecond)
 						}
 					})

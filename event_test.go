@@ -174,7 +174,7 @@ func TestLossIsReportedAfterClose(t *testing.T) {
 			}
 			kinds = append(kinds, e.Kind)
 		}}
-		withEnds(t, backend.EndsByDeadline, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+		withEnds(t, backend.CancelByDeadline, o, func(t *testing.T, f *faulty, c *hasp.Client) {
 			f.release = func(backend.Claim, func() error) error {
 				time.Sleep(tc.release)
 				return backend.ErrLost

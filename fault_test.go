@@ -36,19 +36,19 @@ type faulty struct {
 	acquired []string // tokens
 	renewed  []time.Time
 	released []string
-	ends     backend.Ends
+	ends     backend.Cancellation
 	cleans   bool // before New
 }
 
 func newFaulty() *faulty { return &faulty{Driver: memlock.NewDriver().(Driver)} }
 
 func (f *faulty) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: f.ends, Cleans: f.cleans}
+	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: f.ends, Cleans: f.cleans}
 }
 
 // until is call, left behind when ctx ends if f is to end its calls by itself.
 func until[T any](f *faulty, ctx context.Context, call func() (T, error)) (T, error) {
-	if f.ends == backend.EndsSometime {
+	if f.ends == backend.CancelNone {
 		return call()
 	}
 	type answer struct {
@@ -205,11 +205,11 @@ func up(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil }
 // is closed at the end.
 func withClient(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
 	t.Helper()
-	withEnds(t, backend.EndsSometime, o, run)
+	withEnds(t, backend.CancelNone, o, run)
 }
 
 // withEnds is withClient with that trait, which the Client reads only once.
-func withEnds(t *testing.T, ends backend.Ends, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
+func withEnds(t *testing.T, ends backend.Cancellation, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()

@@ -53,13 +53,13 @@ func TestListErrors(t *testing.T) {
 // lister yields a page of two entries, and then what next yields. It counts the steps.
 type lister struct {
 	backend.Driver
-	ends  backend.Ends
+	ends  backend.Cancellation
 	steps *int
 	next  func(ctx context.Context) error
 }
 
 func (d lister) Traits() backend.Traits {
-	return backend.Traits{Reach: backend.Network, Ends: d.ends}
+	return backend.Traits{Reach: backend.Network, Cancellation: d.ends}
 }
 
 func (d lister) List(ctx context.Context, _ string, _ time.Duration) iter.Seq2[backend.Entry, error] {
@@ -121,7 +121,7 @@ func TestListIsLeft(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					steps, stuck := 0, make(chan struct{})
 					c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(ctx context.Context) error {
-						if ends == backend.EndsPromptly {
+						if ends == backend.CancelPrompt {
 							<-ctx.Done()
 							return ctx.Err()
 						}

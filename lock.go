@@ -128,7 +128,7 @@ func (w *wait) prepare(ctx context.Context) error {
 	case r.err != nil:
 	case r.fenced && !w.c.traits.Fenced:
 		r.err = fmt.Errorf("fence: %w", errUnsupported)
-	case r.minHold > 0 && !w.c.traits.Keeps:
+	case r.minHold > 0 && !w.c.traits.MinHold:
 		r.err = fmt.Errorf("min hold: %w", errUnsupported)
 	case r.shared && r.minHold > 0:
 		r.refuse("WithShared and WithMinHold: only an exclusive lease can keep the key")
@@ -335,7 +335,7 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	c, start := w.c, w.asked
 	cl, bound := c.claim(&w.r), w.beginAttempt()
-	cl.Waiting = !last
+	cl.WillRetry = !last
 	if c.polls {
 		c.mu.Lock()
 		cl.Waited = w.waitedLocked(start)
@@ -365,7 +365,7 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	}
 	if err != nil {
 		var held *backend.HeldError
-		if c.waker != nil && cl.Waiting && !cl.Shared && errors.As(err, &held) && held.Shared {
+		if c.waker != nil && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
 			left := cl // cl itself would be allocated for every attempt
 			w.intent = &left
 		}

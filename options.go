@@ -240,7 +240,7 @@ func WithMaxHold(d time.Duration) Option {
 // is lost, or if the store cannot be reached from Unlock until the term ends.
 //
 // Under re-entry the latest end counts. Zero is no minimum. A d below zero or above 36
-// years is ErrInvalid. If the driver has no [backend.Traits].Keeps, the error is
+// years is ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is
 // errors.ErrUnsupported, and the key is not locked.
 func WithMinHold(d time.Duration) Option {
 	return func(r *request) {

@@ -132,7 +132,7 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 		{time.Hour, 300, time.Millisecond, hasp.DefaultTimeout},
 		{hasp.DefaultTimeout, 3000, 10 * time.Millisecond, 100 * time.Millisecond},
 	} {
-		withEnds(t, backend.EndsPromptly, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		withEnds(t, backend.CancelPrompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			f.acquire = lostReply
 			f.release = func(c backend.Claim, send func() error) error {
 				if c.Key != "well" {
@@ -239,13 +239,13 @@ func TestHandleIsPassedBack(t *testing.T) {
 // grant to the release after Timeout, which has no handle.
 func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
 	for name, tc := range map[string]struct {
-		ends   backend.Ends
+		ends   backend.Cancellation
 		leaves bool // the caller, after a second
 		late   time.Duration
 		handle any
 	}{
 		"left":            {leaves: true, late: 2 * time.Second, handle: "late"},
-		"left, and ended": {ends: backend.EndsPromptly, leaves: true, late: 2 * time.Second},
+		"left, and ended": {ends: backend.CancelPrompt, leaves: true, late: 2 * time.Second},
 		"too late":        {late: 25 * time.Second, handle: "late"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -247,7 +247,7 @@ type bulk struct {
 }
 
 func (b *bulk) Traits() backend.Traits {
-	return backend.Traits{Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
 
 // Wait hides that memlock is a Waiter.

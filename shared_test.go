@@ -50,7 +50,7 @@ func TestReentryOfASharedLease(t *testing.T) {
 	})
 }
 
-// An exclusive caller that readers keep from the key asks again within AskAgain, whatever
+// An exclusive caller that readers keep from the key asks again within SharedRetryEvery, whatever
 // Backoff says, because drivers keep new readers away only for a while.
 func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
@@ -60,7 +60,7 @@ func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 		f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			if !cl.Shared {
 				asked = append(asked, time.Now())
-				if cl.Waiting {
+				if cl.WillRetry {
 					waiting++
 				}
 			}
@@ -70,7 +70,7 @@ func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 		time.AfterFunc(time.Second, func() { unlock(t, reader) })
 		unlock(t, lockNow(t, c, "k"))
 		for i := 1; i < len(asked); i++ {
-			if gap := asked[i].Sub(asked[i-1]); gap > backend.AskAgain {
+			if gap := asked[i].Sub(asked[i-1]); gap > backend.SharedRetryEvery {
 				t.Errorf("%v between two attempts", gap)
 			}
 		}

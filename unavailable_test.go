@@ -56,8 +56,8 @@ func (d inspected) Inspect(context.Context, string) (backend.Status, error) {
 
 func (d inspected) Break(context.Context, string) error { return d.err }
 
-// everyEnd is all values of Traits.Ends: the engine makes its calls in different ways.
-var everyEnd = []backend.Ends{backend.EndsSometime, backend.EndsByDeadline, backend.EndsPromptly}
+// everyEnd is all values of Traits.Cancellation: the engine makes its calls in different ways.
+var everyEnd = []backend.Cancellation{backend.CancelNone, backend.CancelByDeadline, backend.CancelPrompt}
 
 // What the driver returns, other than a definite error, is an outage in every call. The
 // driver need not say so, and its error stays wrapped.

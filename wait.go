@@ -246,7 +246,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	// New shared callers wait behind this one only for a while after each attempt.
 	if held.Shared && !w.r.shared && w.wake == nil {
-		d = min(d, backend.AskAgain)
+		d = min(d, backend.SharedRetryEvery)
 	}
 	// At the end of the term the key is free, if the holder has died.
 	if held.RetryAfter > 0 {

@@ -62,8 +62,8 @@ func (d *hooked) Release(ctx context.Context, c backend.Claim) error {
 
 // These are traits of Waiters over a network. Only the first keeps the order of arrival.
 var (
-	inOrderOfArrival = backend.Traits{Ordered: true, Fenced: true, Shared: true, Reach: backend.Network, Ends: backend.EndsPromptly}
-	inNoOrder        = backend.Traits{Reach: backend.Network, Ends: backend.EndsPromptly}
+	inOrderOfArrival = backend.Traits{Ordered: true, Fenced: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
+	inNoOrder        = backend.Traits{Reach: backend.Network, Cancellation: backend.CancelPrompt}
 )
 
 // withRival runs a test in a bubble. The driver of c is d, over a store in memory. Another
@@ -610,7 +610,7 @@ func TestHeldForThoseInLineBehindAWait(t *testing.T) {
 
 // A suspend is not a part of an outage: the store could not be asked.
 func TestSuspendIsNoOutage(t *testing.T) {
-	for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsPromptly} {
+	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
 		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			suspend := hasp.Suspendable(c)
 			tries := 0

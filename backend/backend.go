@@ -93,9 +93,9 @@ import (
 // renewal and its repeat over an ordinary network.
 const MinTTL = 100 * time.Millisecond
 
-// AskAgain bounds a sleep: an exclusive caller with Claim.Waiting that a shared hold has
+// SharedRetryEvery bounds a sleep: an exclusive caller with Claim.WillRetry that a shared hold has
 // refused asks again within this time. A caller that a [Waker] wakes asks within a second.
-const AskAgain = 100 * time.Millisecond
+const SharedRetryEvery = 100 * time.Millisecond
 
 var (
 	// ErrHeld says that another token holds the key, or is before the caller
@@ -193,9 +193,9 @@ type Driver interface {
 	// the same client holds it.
 	//
 	// Acquire returns when the store has answered or its connection is dead. If
-	// the store does not answer, Traits.Ends says when Acquire returns. Unless the
+	// the store does not answer, Traits.Cancellation says when Acquire returns. Unless the
 	// Reach is Process, the engine calls Acquire with a context that ends after
-	// c.Timeout at the latest. If Ends is EndsPromptly, that context also ends when
+	// c.Timeout at the latest. If Cancellation is CancelPrompt, that context also ends when
 	// the caller gives up. An error that ctx has caused is of unknown outcome: unless
 	// Traits.Cleans is set, the engine releases c.Token, at once and again after c.Timeout.
 	//
@@ -272,7 +272,7 @@ type Waiter interface {
 // calls Listen, asks once more at once, and then sleeps until it is woken. It also asks when the
 // holder's term ends, and once a second. The engine makes the attempts, bounds them, and cleans
 // up after them, as for a driver that polls. If shared holds have refused a caller that gives up,
-// the engine releases the token of its last claim with Waiting, so that new shared claims need
+// the engine releases the token of its last claim with WillRetry, so that new shared claims need
 // not wait for it. An Ordered driver cannot be a Waker.
 //
 // A wrapper around a Waker must be a Waker as well.
@@ -280,14 +280,14 @@ type Waker interface {
 	Driver
 
 	// Listen begins to listen for c.Key. After it has returned, and an Acquire with
-	// Claim.Waiting was refused, the next change that may let a caller in wakes the caller: a
+	// Claim.WillRetry was refused, the next change that may let a caller in wakes the caller: a
 	// release, a Break, or a new end of the term, whichever driver of the strategy made it. If
 	// messages may have been missed, that wakes the caller as well. A caller may be woken too
 	// often. Wake has room for one signal, which it keeps until the caller comes to it.
 	//
 	// If the driver cannot listen, Listen returns an error. If it can listen no more, it closes
 	// wake. In both cases the engine polls, and calls Listen again after a second. Listen returns
-	// as soon as ctx has ended, if Traits.Ends says so for other calls. It sends nothing with a
+	// as soon as ctx has ended, if Traits.Cancellation says so for other calls. It sends nothing with a
 	// token, and reads only Key, Shared and Timeout of c.
 	//
 	// Stop ends the listening. It does not block, and the engine calls it once, also after wake
@@ -342,9 +342,9 @@ type Traits struct {
 	// errors.ErrUnsupported and grant nothing.
 	Fenced bool
 
-	// Keeps drivers obey Claim.KeepUntil. Others ignore it, and the engine
+	// MinHold drivers obey Claim.KeepUntil. Others ignore it, and the engine
 	// returns errors.ErrUnsupported to a Lock that needs it.
-	Keeps bool
+	MinHold bool
 
 	// Shared drivers obey Claim.Shared. Others ignore it, and the engine returns
 	// errors.ErrUnsupported to a Lock that needs it.
@@ -366,31 +366,31 @@ type Traits struct {
 	// Reach is how far the exclusion goes.
 	Reach Reach
 
-	// Ends says when a call returns at the latest if the store does not
+	// Cancellation says when a call returns at the latest if the store does not
 	// answer. The zero value is always right. A larger value saves two switches
 	// between threads in each call.
-	Ends Ends
+	Cancellation Cancellation
 }
 
-// Ends says what ends a call whose store does not answer.
-type Ends int
+// Cancellation says what ends a call whose store does not answer.
+type Cancellation int
 
 const (
-	// EndsSometime: a call may outlast its context. The engine runs each call on a
+	// CancelNone: a call may outlast its context. The engine runs each call on a
 	// goroutine of its own, and does not wait for that goroutine if the call
 	// outlasts its context.
-	EndsSometime Ends = iota
+	CancelNone Cancellation = iota
 
-	// EndsByDeadline: a call returns a moment after the deadline of its
+	// CancelByDeadline: a call returns a moment after the deadline of its
 	// context, but may outlast a cancellation. The engine runs it on the
 	// caller's goroutine if the caller's context cannot be cancelled.
-	EndsByDeadline
+	CancelByDeadline
 
-	// EndsPromptly: a call returns a moment after its context has ended, by
+	// CancelPrompt: a call returns a moment after its context has ended, by
 	// deadline or by cancellation. The engine runs it on the caller's goroutine. The
 	// context of an Acquire also ends with the caller's context. The outcome of a call
 	// that its context ended is unknown, as if its reply had been lost.
-	EndsPromptly
+	CancelPrompt
 )
 
 // Reach says which callers a driver excludes from one another.
@@ -399,7 +399,7 @@ type Reach int
 const (
 	// Process drivers exclude callers within one process. Their calls never
 	// block on anything outside the process, so the engine runs them on the
-	// caller's goroutine, whatever Ends says.
+	// caller's goroutine, whatever Cancellation says.
 	Process Reach = iota
 
 	// Host drivers exclude all processes of one host.
@@ -454,19 +454,19 @@ type Claim struct {
 
 	// Shared asks for a shared hold, which other shared holds may join. A key with
 	// a shared hold is free for a shared claim and held for every other claim, unless
-	// callers wait: see Waiting. Each shared hold has its own token, term and fence: a
+	// callers wait: see WillRetry. Each shared hold has its own token, term and fence: a
 	// renewal or a release of one changes no other. The key is free when the last of
 	// them has ended. KeepUntil has no effect on a shared hold.
 	Shared bool
 
-	// Waiting says that the caller of Acquire will ask again if it is refused. If a
-	// shared hold refuses a claim that is not shared, the caller sleeps for [AskAgain] at
+	// WillRetry says that the caller of Acquire will ask again if it is refused. If a
+	// shared hold refuses a claim that is not shared, the caller sleeps for [SharedRetryEvery] at
 	// most, or for a second if it listens. A caller that waits for a key with a shared hold
 	// gets it although other shared claims keep coming: the driver refuses new shared
 	// claims until that caller has had the key or has left. If it has died, the driver
 	// grants shared claims again after some seconds at most. Callers of Wait are always
 	// waiting, so a Waiter need not obey the field.
-	Waiting bool
+	WillRetry bool
 
 	// Waited is how long the Client has waited for the key, since its last hold of it, when
 	// this attempt begins. It is zero for the first attempt of a caller, and if the driver is

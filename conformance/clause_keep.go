@@ -27,7 +27,7 @@ var keepClauses = append(given(keeps, []clause{
 		why: "After the Unlock of a lease WithMinHold, the key is free at the end of the min hold, also if the process that unlocked has ended."},
 }),
 	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: pair(keepUnclaimed),
-		why: "A driver without Keeps frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
+		why: "A driver without MinHold frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
 
 // keptFor returns c with a KeepUntil in d.
 func keptFor(c backend.Claim, d time.Duration) backend.Claim {
@@ -162,9 +162,9 @@ func processMinHold(e *env) {
 
 func keepUnclaimed(e *env, a, b *driver) {
 	c := keptFor(a.hold(e.long), e.long)
-	mustf(a.release(c), "release with KeepUntil by a driver without Keeps")
-	mustf(b.granted(c.Key), "after a release with KeepUntil by a driver without Keeps")
+	mustf(a.release(c), "release with KeepUntil by a driver without MinHold")
+	mustf(b.granted(c.Key), "after a release with KeepUntil by a driver without MinHold")
 
 	_, err := e.newClient().TryLock(e.ctx, e.key(), hasp.WithMinHold(e.term))
-	must(is("TryLock with a min hold over a driver without Keeps", err, errors.ErrUnsupported))
+	must(is("TryLock with a min hold over a driver without MinHold", err, errors.ErrUnsupported))
 }

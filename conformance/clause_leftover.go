@@ -201,7 +201,7 @@ func commandsPerOperation(e *env) {
 		d.keep(warm)
 		d.give(warm)
 	}
-	if e.traits.Keeps {
+	if e.traits.MinHold {
 		d.keptHold(e.long, e.term)
 	}
 
@@ -213,7 +213,7 @@ func commandsPerOperation(e *env) {
 	e.costs("Acquire", n, cost.Acquire, func(i int) { d.take(cs[i]) })
 	e.costs("Acquire of a held key", n, cost.Refused, func(i int) { must(d.refused(cs[i].Key)) })
 	e.costs(fmt.Sprintf("Renew of %d holds", n), 1, n*cost.Renew, func(int) { renewAll(e.ctx, d, cs).check() })
-	if e.traits.Keeps {
+	if e.traits.MinHold {
 		const kept = n / 2
 		e.costs("Release with KeepUntil", kept, cost.Keep, func(i int) { d.give(keptFor(cs[i], e.term)) })
 		cs = cs[kept:]

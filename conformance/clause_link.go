@@ -27,7 +27,7 @@ var linkClauses = given(link, []clause{
 	{name: "link-hung-store", says: saysHasp, check: linkHungStore,
 		why: "If the store hangs, every call of a Client ends within its timeout or with its context, and a lease ends at its deadline."},
 	{name: "link-ends", need: ends, says: saysEndsInTime, check: linkEnds,
-		why: "If Traits.Ends says so, a call to a store that hangs ends shortly after its context."},
+		why: "If Traits.Cancellation says so, a call to a store that hangs ends shortly after its context."},
 	{name: "link-cut-waiter", need: waiter, says: saysDeadWaiter, check: linkCutWaiter,
 		why: "A waiter that is cut off does not keep the others from the key. It still waits when its connection works again."},
 })

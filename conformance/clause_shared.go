@@ -26,7 +26,7 @@ var sharedClauses = append(given(shares, []clause{
 	{name: "shared-fence", need: fenced, says: saysFence, check: pair(sharedFence),
 		why: "A shared hold has a fence of its own. Fences grow over shared holds and others."},
 	{name: "shared-writer", need: polling, says: saysSharedWaiting, check: sharedWriter,
-		why: "A claim with Waiting that is not shared gets the key although shared claims keep coming."},
+		why: "A claim with WillRetry that is not shared gets the key although shared claims keep coming."},
 	{name: "shared-writer-waits", need: waiter, says: saysSharedWaiting, check: sharedWriterWaits,
 		why: "A Wait that is not shared gets the key although shared claims keep coming."},
 	{name: "shared-writer-gone", says: saysSharedGone, check: pairOn(sharedWriterGone),
@@ -63,7 +63,7 @@ func shared(c backend.Claim) backend.Claim {
 
 // waiting returns c as the claim of a caller that asks again if it is refused.
 func waiting(c backend.Claim) backend.Claim {
-	c.Waiting = true
+	c.WillRetry = true
 	return c
 }
 
@@ -239,7 +239,7 @@ func sharedWriter(e *env) {
 		c.Token = e.claimOf(key, e.long).Token
 		return c
 	})
-	mustf(err, "acquire with Waiting while readers keep coming")
+	mustf(err, "acquire with WillRetry while readers keep coming")
 	a.keep(c)
 	a.give(c)
 	must(stop())
@@ -257,7 +257,7 @@ func sharedWriterGone(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 	if !e.traits.Ordered {
 		must(b.refuses(waiting(e.claimOf(key, e.long))))
-		mustf(b.joinsAtLast(key), "after a caller with Waiting died")
+		mustf(b.joinsAtLast(key), "after a caller with WillRetry died")
 	}
 	if e.waiter {
 		w := e.queue(key, 1, a, b)[0]

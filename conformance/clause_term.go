@@ -156,7 +156,7 @@ func fenceGrows(e *env) {
 	for _, d := range []*driver{b, a} {
 		f.seize("after the end of a term", d, e.term)
 	}
-	if e.traits.Keeps {
+	if e.traits.MinHold {
 		c := f.seize("before KeepUntil", b, e.long)
 		mustf(b.release(keptFor(c, e.term)), "release with KeepUntil")
 	}

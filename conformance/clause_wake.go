@@ -79,7 +79,7 @@ func (l *listener) woken(what string) {
 
 func wakeChange(e *env, a, b *driver) {
 	for _, way := range []string{"a release", "a Break", "a release with KeepUntil"} {
-		if way == "a Break" && !e.inspector || way == "a release with KeepUntil" && !e.traits.Keeps {
+		if way == "a Break" && !e.inspector || way == "a release with KeepUntil" && !e.traits.MinHold {
 			continue
 		}
 		c := a.hold(e.long)

@@ -249,7 +249,7 @@ func (e *env) endsInTime(l *Link, n int, what string, call func(ctx context.Cont
 		pause := e.h.Term / 4 // not the term of the try, because a call may end by itself after some seconds
 		end := time.Now().Add(pause)
 		ctx, cancel := context.WithDeadline(e.ctx, end)
-		if e.traits.Ends == backend.EndsPromptly {
+		if e.traits.Cancellation == backend.CancelPrompt {
 			cancel()
 			ctx, cancel = context.WithTimeout(e.ctx, e.long)
 			time.AfterFunc(pause, cancel)

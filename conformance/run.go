@@ -37,7 +37,7 @@ func Run(t *testing.T, h Harness) {
 		results = s.start(ctx)
 	}
 
-	counts := map[Status]int{}
+	counts := map[string]int{}
 	for i, c := range cs {
 		t.Run(c.name, func(t *testing.T) {
 			var r Result
@@ -56,8 +56,8 @@ func Run(t *testing.T, h Harness) {
 
 // summary returns one line about how much a run has checked. It is printed even
 // without -v, because a suite passes although its clauses are skipped.
-func summary(h Harness, counts map[Status]int) string {
-	line := fmt.Sprintf("conformance: %s: %d clauses passed, %d failed, %d skipped", h.Name, counts[Pass], counts[Fail], counts[Skip])
+func summary(h Harness, counts map[string]int) string {
+	line := fmt.Sprintf("conformance: %s: %d clauses passed, %d failed, %d skipped", h.Name, counts[passed], counts[failed], counts[skipped])
 	var missing []string
 	for _, hook := range hooks {
 		if !hook.has(&h) {
@@ -74,9 +74,9 @@ func summary(h Harness, counts map[Status]int) string {
 func report(t *testing.T, r Result) {
 	t.Helper()
 	switch r.Status {
-	case Skip:
+	case skipped:
 		t.Skip(r.Reason)
-	case Fail:
+	case failed:
 		t.Errorf("%v\n%s: %s\nPackage backend: %q", r.Err, r.Name, r.Why, r.Contract)
 	default:
 		t.Logf("%s (%v)", r.Why, r.Elapsed.Round(time.Millisecond))

@@ -171,7 +171,7 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 		r.Reason = whyHopeless
 	}
 	if r.Reason != "" {
-		r.Status = Skip
+		r.Status = skipped
 		return r
 	}
 
@@ -182,21 +182,22 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 		r.Reason = "tried again: " + strings.Join(earlier, "; ")
 	}
 
+	r.Status = passed
 	cannot, declared := s.h.Cannot[c.name]
 	var skip *skipError
 	switch {
 	case errors.As(err, &skip):
-		r.Status, r.Reason = Skip, skip.reason
+		r.Status, r.Reason = skipped, skip.reason
 	case declared && err != nil:
-		r.Status, r.Reason = Skip, cannot+" ("+err.Error()+")"
+		r.Status, r.Reason = skipped, cannot+" ("+err.Error()+")"
 	case declared && c.optional == yes:
-		r.Status, r.Err = Fail, fmt.Errorf("the clause is met, although Harness.Cannot declares that it cannot be (%s): remove the declaration", cannot)
+		r.Status, r.Err = failed, fmt.Errorf("the clause is met, although Harness.Cannot declares that it cannot be (%s): remove the declaration", cannot)
 	case err != nil && c.optional != no:
-		r.Status, r.Err = Fail, fmt.Errorf("%w (a store that cannot meet this clause may declare it in Harness.Cannot)", err)
+		r.Status, r.Err = failed, fmt.Errorf("%w (a store that cannot meet this clause may declare it in Harness.Cannot)", err)
 	case err != nil:
-		r.Status, r.Err = Fail, err
+		r.Status, r.Err = failed, err
 	}
-	if r.Status == Fail && c.name == firstClause {
+	if r.Status == failed && c.name == firstClause {
 		s.hopeless.Store(true)
 	}
 	return r

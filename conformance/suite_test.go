@@ -35,37 +35,37 @@ func TestVerdicts(t *testing.T) {
 	for name, tt := range map[string]struct {
 		c      clause
 		cannot string
-		want   Status
+		want   string
 		text   string // in the reason or error
 		times  int    // tries
 	}{
-		"pass":                   {clause{check: func(*env) {}}, "", Pass, "", 1},
-		"fail":                   {clause{check: func(*env) { must(boom) }}, "", Fail, "boom", 1},
-		"setup fails":            {clause{check: func(*env) { mustf(boom, "set up") }}, "", Fail, "boom", 1},
-		"panic":                  {clause{check: func(*env) { panic("ouch") }}, "", Fail, "ouch", 1},
-		"not needed":             {clause{need: fenced, check: func(*env) { must(boom) }}, "", Skip, "not Fenced by its Traits", 0},
-		"no hook":                {clause{need: link, check: func(*env) { must(boom) }}, "", Skip, "Harness.Link is nil", 0},
-		"hook cannot":            {clause{check: func(*env) { hooked(fmt.Errorf("no disk: %w", errors.ErrUnsupported)) }}, "", Skip, "no disk", 1},
-		"hook fails":             {clause{check: func(*env) { hooked(boom) }}, "", Fail, "boom", 1},
-		"slow for ever":          {clause{check: func(*env) { mustInTime(boom, "late") }}, "", Fail, "boom", tries},
-		"slow in a joined error": {clause{check: func(*env) { must(errors.Join(nil, slow("late"))) }}, "", Fail, "late", tries},
+		"pass":                   {clause{check: func(*env) {}}, "", passed, "", 1},
+		"fail":                   {clause{check: func(*env) { must(boom) }}, "", failed, "boom", 1},
+		"setup fails":            {clause{check: func(*env) { mustf(boom, "set up") }}, "", failed, "boom", 1},
+		"panic":                  {clause{check: func(*env) { panic("ouch") }}, "", failed, "ouch", 1},
+		"not needed":             {clause{need: fenced, check: func(*env) { must(boom) }}, "", skipped, "not Fenced by its Traits", 0},
+		"no hook":                {clause{need: link, check: func(*env) { must(boom) }}, "", skipped, "Harness.Link is nil", 0},
+		"hook cannot":            {clause{check: func(*env) { hooked(fmt.Errorf("no disk: %w", errors.ErrUnsupported)) }}, "", skipped, "no disk", 1},
+		"hook fails":             {clause{check: func(*env) { hooked(boom) }}, "", failed, "boom", 1},
+		"slow for ever":          {clause{check: func(*env) { mustInTime(boom, "late") }}, "", failed, "boom", tries},
+		"slow in a joined error": {clause{check: func(*env) { must(errors.Join(nil, slow("late"))) }}, "", failed, "late", tries},
 		// A failure of a machine that is slow now and then does not count, and the result says so.
 		"slow once": {clause{check: func(e *env) {
 			requireInTime(e.term > e.h.Term, "late")
-		}}, "", Pass, "late", 2},
+		}}, "", passed, "late", 2},
 		"slow once, and long holds may have expired": {clause{check: func(e *env) {
 			if e.term == e.h.Term {
 				e.sleep(e.long * 2 / 3)
 				fail("late")
 			}
-		}}, "", Pass, "late", 2},
-		"declared":                {clause{optional: yes, check: func(*env) { must(boom) }}, "small", Skip, "small (boom)", 1},
-		"declared, but met":       {clause{optional: yes, check: func(*env) {}}, "small", Fail, "remove the declaration", 1},
-		"declared, met by chance": {clause{optional: chance, check: func(*env) {}}, "small", Pass, "", 1},
-		"does not return":         {clause{check: func(e *env) { <-time.After(time.Hour) }}, "", Fail, "TestVerdicts", 1},
+		}}, "", passed, "late", 2},
+		"declared":                {clause{optional: yes, check: func(*env) { must(boom) }}, "small", skipped, "small (boom)", 1},
+		"declared, but met":       {clause{optional: yes, check: func(*env) {}}, "small", failed, "remove the declaration", 1},
+		"declared, met by chance": {clause{optional: chance, check: func(*env) {}}, "small", passed, "", 1},
+		"does not return":         {clause{check: func(e *env) { <-time.After(time.Hour) }}, "", failed, "TestVerdicts", 1},
 		"one part does not return": {clause{check: func(e *env) {
 			must(e.within("the call", func() error { <-e.ctx.Done(); return nil }))
-		}}, "", Fail, "the call does not return", 1},
+		}}, "", failed, "the call does not return", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -189,10 +189,10 @@ func TestNothingIsTriedAfterTheFirstClause(t *testing.T) {
 	err := Check(t.Context(), Harness{Open: refuses}, func(r Result) {
 		switch {
 		case r.Name == firstClause:
-			if r.Status != Fail || tried > 0 {
+			if r.Status != failed || tried > 0 {
 				t.Errorf("the first clause: %v, want a failure before all others", r.Status)
 			}
-		case r.Status != Skip || r.Reason != whyHopeless:
+		case r.Status != skipped || r.Reason != whyHopeless:
 			t.Errorf("%s: %v %q, want it skipped", r.Name, r.Status, r.Reason)
 		}
 		tried++
@@ -212,7 +212,7 @@ func (refusing) Acquire(context.Context, backend.Claim) (backend.Grant, error) {
 func TestSummaryNamesTheHooksThatAreNil(t *testing.T) {
 	h := Harness{Name: "It", Stop: func(context.Context, string) error { return nil }, Others: []Other{{}}}
 	const want = "conformance: It: 3 clauses passed, 0 failed, 7 skipped; hooks that are nil: Store, Link, Flush, Kick, Advance, Commands, Entries, Sweep"
-	if got := summary(h, map[Status]int{Pass: 3, Skip: 7}); got != want {
+	if got := summary(h, map[string]int{passed: 3, skipped: 7}); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -209,8 +209,8 @@ func failFast(ctx context.Context, method string, req, reply any, conn *grpc.Cli
 // seconds of 2 or more, that it excludes all clients of the same etcd, and that its calls end
 // promptly.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Cleans: true,
-		MinTTL: minTTL, TTLUnit: ttlUnit, MaxTTL: maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Cleans: true,
+		MinTTL: minTTL, TTLUnit: ttlUnit, MaxTTL: maxTTL, Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
 
 // check returns an error if c can never be granted.

@@ -204,7 +204,7 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 // Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
 // over a *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: d.store.Cancellation()}
 }
 
 // closing is how long Close waits for calls in flight. After it has cancelled

@@ -181,9 +181,9 @@ func newDriver(dir string, o *Options) (*driver, error) {
 	return d, nil
 }
 
-// Traits returns Fenced, Keeps, Host.
+// Traits returns Fenced, MinHold, Host.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Reach: backend.Host}
+	return backend.Traits{Fenced: true, MinHold: true, Reach: backend.Host}
 }
 
 // Acquire takes c.Key if no record says that it is held.

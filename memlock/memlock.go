@@ -103,9 +103,9 @@ type waiter struct {
 	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one
 }
 
-// Traits returns Ordered, Fenced, Keeps, Shared, Process.
+// Traits returns Ordered, Fenced, MinHold, Shared, Process.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Reach: backend.Process}
+	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Process}
 }
 
 // Acquire takes the key if it has no waiter, and is free for c.

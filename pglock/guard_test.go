@@ -223,7 +223,7 @@ func TestFullQueueIsNoOutage(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		got := make(chan error, 1)
 		go func() {
-			_, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: "one", TTL: time.Minute, Timeout: 1, Waiting: true})
+			_, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: "one", TTL: time.Minute, Timeout: 1, WillRetry: true})
 			got <- err
 		}()
 		meanwhile()

@@ -184,7 +184,7 @@ func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
 // Traits reports that the driver excludes all clients of the same table, draws fences, and
 // obeys KeepUntil and Shared. Its calls end promptly.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
 
 // closeGrace is how long Close waits for the server, which may not answer.
@@ -214,7 +214,7 @@ func (d *driver) Close() error {
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began, answered := time.Now(), d.silence.last.Load()
 	if err := takeSlot(ctx, d.takes); err != nil {
-		if c.Waiting && time.Since(began) >= c.Timeout/2 && d.silence.last.Load() != answered {
+		if c.WillRetry && time.Since(began) >= c.Timeout/2 && d.silence.last.Load() != answered {
 			err = &backend.HeldError{} // a long queue is no outage, while the server answers others
 		}
 		return backend.Grant{}, err
@@ -223,12 +223,12 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	for {
 		g, last, err := d.take(ctx, c)
-		if err == backend.ErrHeld && c.Waiting {
+		if err == backend.ErrHeld && c.WillRetry {
 			// Another caller has taken the key during the attempt. All those that a release has
 			// woken get here but one. A look at the row spares each of them a mark.
 			g, last, err = d.take(ctx, c)
 		}
-		if !errors.Is(err, backend.ErrHeld) || !c.Waiting || last.blocked {
+		if !errors.Is(err, backend.ErrHeld) || !c.WillRetry || last.blocked {
 			return g, err
 		}
 

@@ -198,7 +198,7 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 // Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
 // over a *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: d.store.Cancellation()}
 }
 
 // Close closes the connections of the subscriptions. If the Driver was opened by
@@ -233,7 +233,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	_, noted := d.intents.get(c.Key, intendsFor)
 	g, err := d.ask(ctx, c, noted)
 	var held *backend.HeldError
-	if errors.As(err, &held) && held.Shared && c.Waiting {
+	if errors.As(err, &held) && held.Shared && c.WillRetry {
 		// Note the key before the intent is sent, so that a release finds the intent even if
 		// the reply is lost.
 		d.intents.note(c.Key, struct{}{})
@@ -268,7 +268,7 @@ func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backen
 	if refused {
 		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
 		var term int64
-		if c.Waiting {
+		if c.WillRetry {
 			term = redisstore.Millis(intentTTL)
 		}
 		call.Args = append(call.Args, c.Token, term)

@@ -82,7 +82,7 @@ func TestIntentOfAnotherStays(t *testing.T) {
 	r := setup(t, nil)
 	r.Acquire(t, shared("k"))
 	first, second := claim("k"), claim("k")
-	first.Waiting, second.Waiting = true, true
+	first.WillRetry, second.WillRetry = true, true
 	for _, c := range []backend.Claim{first, second} {
 		if _, err := r.Driver.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
 			t.Error(err)
@@ -106,7 +106,7 @@ func TestIntentOnlyAfterReaders(t *testing.T) {
 	defer rdb.Close()
 	r := rig{Rig: strategytest.Rig[Driver]{Server: srv, Redis: srv.Client(), Driver: open(rdb)}}
 	c := claim("k")
-	c.Waiting = true
+	c.WillRetry = true
 	r.Acquire(t, c)
 	r.Release(t, c)
 	p.Commands()

@@ -267,7 +267,7 @@ func checkNodes(names []string, allowUnsafe bool) error {
 
 // Traits describes the driver.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Shared: true, MaxTTL: d.opts.MaxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Fenced: true, MinHold: true, Shared: true, MaxTTL: d.opts.MaxTTL, Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
 
 // quorum is the smallest majority of the nodes.

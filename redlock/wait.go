@@ -271,7 +271,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	case w.ear == nil || w.ear.Command() == "":
 		longest = maxPoll // nothing wakes the waiter
 	case w.wants:
-		longest = backend.AskAgain // each look repeats the intent
+		longest = backend.SharedRetryEvery // each look repeats the intent
 	}
 
 	d := longest - rand.N(longest/6) // nothing but a look keeps the place in the queue

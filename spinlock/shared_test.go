@@ -41,7 +41,7 @@ func TestLastReaderWakesSpring(t *testing.T) {
 func attempt(t *testing.T, r rig, byReaders bool) {
 	t.Helper()
 	c := claim("k")
-	c.Waiting, c.Waited = true, time.Millisecond
+	c.WillRetry, c.Waited = true, time.Millisecond
 	var held *backend.HeldError
 	if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared != byReaders || held.Owner == "" {
 		t.Fatalf("got %#v", err)
@@ -103,7 +103,7 @@ func TestIntentOutlastsAnotherWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := claim("k")
-	c.Waiting, c.Waited = true, time.Millisecond
+	c.WillRetry, c.Waited = true, time.Millisecond
 	r.Acquire(t, c)
 	took := time.Since(began)
 	if n := r.Redis.Exists(t.Context(), redisstore.IntentKey("k")).Val(); n != 0 && took < redisstore.IntentTTL {
@@ -119,7 +119,7 @@ func TestIntentOfAFarWriter(t *testing.T) {
 	r.Acquire(t, shared("k"))
 	await.Until(t, "an intent of more than 300 ms", func() bool {
 		c := claim("k")
-		c.Waiting = true
+		c.WillRetry = true
 		if _, err := r.Driver.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
 			t.Fatal(err)
 		}

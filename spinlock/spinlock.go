@@ -179,7 +179,7 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 // over a *redis.Client end at their deadlines, if it has ContextTimeoutEnabled, no timeout of
 // -2, no Limiter, no CredentialsProvider and no StreamingCredentialsProvider.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: d.store.Cancellation()}
 }
 
 // Close closes the connections of a Driver that was opened by URL.
@@ -257,7 +257,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend
 		call.Args[2] = redisstore.Millis(d.fenceTTL)
 	}
 	plain := call
-	if c.Waiting {
+	if c.WillRetry {
 		// The next attempt repeats the intent, and arrives later if the server is far away.
 		term := redisstore.IntentTTL + min(2*time.Duration(d.trip.Load()), c.Timeout)
 		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
@@ -265,7 +265,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend
 	}
 	began := time.Now()
 	reply, err := d.store.Run(ctx, acquireScript, call)
-	if c.Waiting && (redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "TRYAGAIN")) {
+	if c.WillRetry && (redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "TRYAGAIN")) {
 		// This user may not leave intents, or the slot of the two keys is being moved. Redis
 		// refused the script before it wrote anything. Without an intent, readers may come first.
 		reply, err = d.store.Run(ctx, acquireScript, plain)

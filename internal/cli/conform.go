@@ -70,7 +70,7 @@ func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 	began := time.Now()
 	counts := map[string]int{}
 	err := conformance.Check(ctx, harness(c), func(r conformance.Result) {
-		c := clause{r.Name, r.Status.String(), float64(r.Elapsed.Microseconds()) / 1000, r.Why, r.Reason, ""}
+		c := clause{r.Name, r.Status, float64(r.Elapsed.Microseconds()) / 1000, r.Why, r.Reason, ""}
 		if r.Err != nil {
 			c.Error = a.store.redact(r.Err.Error())
 		}

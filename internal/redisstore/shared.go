@@ -13,7 +13,7 @@ import (
 
 // IntentTTL is how long an intent of Acquire keeps new shared holds away, unless the caller
 // that waits repeats it. It is three times as long as that caller sleeps.
-const IntentTTL = 3 * backend.AskAgain
+const IntentTTL = 3 * backend.SharedRetryEvery
 
 // SharedSrc is the beginning of a script that meets a shared record.
 //

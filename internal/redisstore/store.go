@@ -25,7 +25,7 @@ import (
 
 // Store is one Redis: a server, the master that sentinels name, or a cluster. Many
 // goroutines may use it at once. Its calls end with their contexts, unless the caller
-// passed the client: see Ends.
+// passed the client: see Cancellation.
 type Store struct {
 	// Subscriber has the subscriptions of the Store. Close closes it.
 	*pubsub.Subscriber
@@ -162,17 +162,17 @@ func (s *Store) Close() error {
 }
 
 // Ends reports when a call returns at the latest if the server does not answer. If the
-// caller passed the client, Ends assumes that its hooks obey their contexts. A Limiter, a
+// caller passed the client, Cancellation assumes that its hooks obey their contexts. A Limiter, a
 // CredentialsProvider or a StreamingCredentialsProvider gets no context. With one of
 // these, a call may outlast its context.
-func (s *Store) Ends() backend.Ends {
+func (s *Store) Cancellation() backend.Cancellation {
 	if s.dialer != nil {
-		return backend.EndsPromptly
+		return backend.CancelPrompt
 	}
 
 	rdb, ok := s.servers.(single).rdb.(*redis.Client)
 	if !ok {
-		return backend.EndsSometime
+		return backend.CancelNone
 	}
 
 	o := rdb.Options()
@@ -180,9 +180,9 @@ func (s *Store) Ends() backend.Ends {
 	case !o.ContextTimeoutEnabled,
 		o.ReadTimeout < 0, o.WriteTimeout < 0, // the caller set -2, so go-redis never sets a deadline
 		o.Limiter != nil, o.CredentialsProvider != nil, o.StreamingCredentialsProvider != nil:
-		return backend.EndsSometime
+		return backend.CancelNone
 	}
-	return backend.EndsByDeadline
+	return backend.CancelByDeadline
 }
 
 // fail adds the name of the Store to an error.

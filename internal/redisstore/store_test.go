@@ -394,38 +394,38 @@ func TestDoAllIsInterrupted(t *testing.T) {
 func TestEnds(t *testing.T) {
 	srv := redistest.Start(t, nil)
 	s := opened(t, srv.URL(), nil)
-	if got := s.Ends(); got != backend.EndsPromptly {
+	if got := s.Cancellation(); got != backend.CancelPrompt {
 		t.Errorf("by URL: got %v", got)
 	}
 	for name, c := range map[string]struct {
 		set  func(o *redis.Options)
-		want backend.Ends
+		want backend.Cancellation
 	}{
-		"by default":            {func(o *redis.Options) {}, backend.EndsSometime},
-		"with contexts":         {func(o *redis.Options) { o.ContextTimeoutEnabled = true }, backend.EndsByDeadline},
-		"without time-outs":     {func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout = true, -1, -1 }, backend.EndsByDeadline},
-		"reads without an end":  {func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout = true, -2 }, backend.EndsSometime},
-		"writes without an end": {func(o *redis.Options) { o.ContextTimeoutEnabled, o.WriteTimeout = true, -2 }, backend.EndsSometime},
+		"by default":            {func(o *redis.Options) {}, backend.CancelNone},
+		"with contexts":         {func(o *redis.Options) { o.ContextTimeoutEnabled = true }, backend.CancelByDeadline},
+		"without time-outs":     {func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout = true, -1, -1 }, backend.CancelByDeadline},
+		"reads without an end":  {func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout = true, -2 }, backend.CancelNone},
+		"writes without an end": {func(o *redis.Options) { o.ContextTimeoutEnabled, o.WriteTimeout = true, -2 }, backend.CancelNone},
 		"asks for a password": {func(o *redis.Options) {
 			o.ContextTimeoutEnabled, o.CredentialsProvider = true, func() (string, string) { return "", "" }
-		}, backend.EndsSometime},
+		}, backend.CancelNone},
 	} {
 		o := srv.ClientOptions()
 		c.set(o)
 		rdb := redis.NewClient(o)
 		defer rdb.Close()
-		if got := New(rdb).Ends(); got != c.want {
+		if got := New(rdb).Cancellation(); got != c.want {
 			t.Errorf("%s: got %v, want %v", name, got, c.want)
 		}
 	}
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{srv.Addr}, ContextTimeoutEnabled: true})
 	defer cluster.Close()
-	if got := New(cluster).Ends(); got != backend.EndsSometime {
+	if got := New(cluster).Cancellation(); got != backend.CancelNone {
 		t.Errorf("cluster: got %v", got)
 	}
 }
 
-// A call over a client that the caller passed ends as Ends says.
+// A call over a client that the caller passed ends as Cancellation says.
 func TestPassedClientEndsByDeadline(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	o := srv.ClientOptions()

@@ -74,7 +74,7 @@ func TestSentinel(t *testing.T) {
 	set := redistest.StartSentinel(t, nil)
 	s := opened(t, set.URL(), nil)
 	topology := s.servers.(*sentinels)
-	if got := s.Ends(); got != backend.EndsPromptly {
+	if got := s.Cancellation(); got != backend.CancelPrompt {
 		t.Errorf("ends %v", got)
 	}
 	first := set.Master()
@@ -201,7 +201,7 @@ func TestCluster(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartCluster(t, nil)
 	s := opened(t, set.URL(), nil)
-	if got := s.Ends(); got != backend.EndsPromptly {
+	if got := s.Cancellation(); got != backend.CancelPrompt {
 		t.Errorf("ends %v", got)
 	}
 	replicasConfirm(t, set)

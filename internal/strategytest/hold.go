@@ -154,7 +154,7 @@ func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 		before := r.Redis.Dump(ctx, kind).Val()
 		ends := r.Left(t, kind) > 0
 		waiting, exact := Claim(kind), Shared(kind)
-		waiting.Waiting = true
+		waiting.WillRetry = true
 		exact.Token, exact.Owner = "token", "owner"
 		for _, c := range []backend.Claim{Claim(kind), Fenced(kind), Shared(kind), waiting, exact, {Key: kind, Token: "token", TTL: time.Second}} {
 			var held *backend.HeldError

@@ -94,7 +94,7 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 		}
 
 		// A slow machine may let the intent lapse before it is read. Then w asks again.
-		w.Waiting, w.Waited = true, time.Millisecond
+		w.WillRetry, w.Waited = true, time.Millisecond
 		var left time.Duration
 		await.Until(t, kind+": an intent", func() bool {
 			refused(t, kind, r, w, true)

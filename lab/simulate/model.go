@@ -26,14 +26,14 @@ type model struct {
 func inMemory(waits bool) func(*testing.T, *rand.Rand) Store {
 	return func(_ *testing.T, r *rand.Rand) Store {
 		m := &model{mem: memlock.NewStore(), waits: waits, bad: r.Float64() * 0.3}
-		m.traits = backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
+		m.traits = backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
 		return m
 	}
 }
 
 func (m *model) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link) {
 	l := &lossy{Driver: m.mem.Driver().(Driver), traits: m.traits, timeout: timeout, r: r, bad: m.bad}
-	l.traits.Ends = backend.Ends(r.IntN(3))
+	l.traits.Cancellation = backend.Cancellation(r.IntN(3))
 	m.links = append(m.links, l)
 	if m.waits {
 		return waits{l}, l
@@ -126,10 +126,10 @@ func (l *lossy) send(ctx context.Context, request func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- l.travel(request) }()
 	var end <-chan struct{}
-	switch l.traits.Ends {
-	case backend.EndsPromptly:
+	switch l.traits.Cancellation {
+	case backend.CancelPrompt:
 		end = ctx.Done()
-	case backend.EndsByDeadline:
+	case backend.CancelByDeadline:
 		if at, ok := ctx.Deadline(); ok {
 			only, cancel := context.WithDeadline(context.Background(), at)
 			defer cancel()

@@ -123,7 +123,7 @@ func (b buggy) Release(ctx context.Context, c backend.Claim) error {
 
 func (b buggy) Traits() backend.Traits {
 	t := b.Driver.Traits()
-	t.Ends = backend.EndsSometime
+	t.Cancellation = backend.CancelNone
 	return t
 }
 

@@ -48,7 +48,7 @@ func Sound() []Fault {
 		{Name: "none, counts in seconds and gives handles", kind: waits, spoil: spoils(
 			claims(func(t *backend.Traits) { t.MinTTL, t.TTLUnit = 2*time.Second, time.Second }),
 			terms(wholeSeconds), givesHandles)},
-		{Name: "none, ends its calls", kind: waits, spoil: claimsEnds(backend.EndsPromptly)},
+		{Name: "none, ends its calls", kind: waits, spoil: claimsEnds(backend.CancelPrompt)},
 	}
 }
 

@@ -35,9 +35,9 @@ func TestSoundDriversPass(t *testing.T) {
 			t.Parallel()
 			for _, r := range check(t, f, func(string) bool { return true }) {
 				switch r.Status {
-				case conformance.Fail:
+				case "fail":
 					t.Errorf("%s: %v", r.Name, r.Err)
-				case conformance.Skip:
+				case "skip":
 					t.Logf("%s: skipped: %s", r.Name, r.Reason)
 				}
 			}
@@ -56,7 +56,7 @@ func TestFaultsAreCaught(t *testing.T) {
 				t.Parallel()
 				all = check(t, f, func(clause string) bool { return clause == f.Clause })
 			}
-			if len(all) != 1 || all[0].Status != conformance.Fail {
+			if len(all) != 1 || all[0].Status != "fail" {
 				t.Fatalf("not caught by %s: %+v", f.Clause, all)
 			}
 			t.Logf("%s: %v", f.Clause, all[0].Err)

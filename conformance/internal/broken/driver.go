@@ -66,7 +66,7 @@ func newDriver(w *way, k kind) *driver {
 	d.ttl = func(c backend.Claim) time.Duration { return c.TTL }
 	d.deadline = func(c backend.Claim, called time.Time) time.Time { return called.Add(c.TTL - backend.Drift(c.TTL)) }
 	d.traits = func() backend.Traits {
-		return backend.Traits{Ordered: k == orders, Fenced: k != polls, Keeps: k != polls, Shared: d.shares, Reach: backend.Network}
+		return backend.Traits{Ordered: k == orders, Fenced: k != polls, MinHold: k != polls, Shared: d.shares, Reach: backend.Network}
 	}
 	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
 	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
@@ -314,7 +314,7 @@ func (d *driver) soundRelease(ctx context.Context, c backend.Claim) (backend.Gra
 // releaseIn is the command of Release.
 func (d *driver) releaseIn(s *store, c backend.Claim, now time.Time) (uint64, error) {
 	if d.kind == polls {
-		c.KeepUntil = time.Time{} // not Keeps by its Traits
+		c.KeepUntil = time.Time{} // not MinHold by its Traits
 	}
 	if !c.KeepUntil.IsZero() {
 		c.KeepUntil = now.Add(time.Until(c.KeepUntil)) // by the store's clock

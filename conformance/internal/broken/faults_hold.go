@@ -178,7 +178,7 @@ var fenceFaults = []Fault{
 func countByOne(s *store) { s.count = func(last uint64, _ time.Time) uint64 { return last + 1 } }
 
 var keepFaults = []Fault{
-	{Name: "Keeps is claimed, but KeepUntil is ignored", Clause: "keep-refuses", kind: waits,
+	{Name: "MinHold is claimed, but KeepUntil is ignored", Clause: "keep-refuses", kind: waits,
 		spoil: onRelease.asks(func(c *backend.Claim) { c.KeepUntil = time.Time{} })},
 	{Name: "a kept key has another holder's name", Clause: "keep-refuses", kind: waits,
 		spoil: keepsBy(func(r *record, until time.Time) { r.owner, r.until = "nobody", until })},
@@ -245,8 +245,8 @@ var keepFaults = []Fault{
 			s.release(c, func(token string) bool { return token != keptToken }, now)
 			return 0, nil
 		})},
-	{Name: "KeepUntil is obeyed, but Keeps is not claimed", Clause: "keep-unclaimed", kind: waits,
-		spoil: claims(func(t *backend.Traits) { t.Keeps = false })},
+	{Name: "KeepUntil is obeyed, but MinHold is not claimed", Clause: "keep-unclaimed", kind: waits,
+		spoil: claims(func(t *backend.Traits) { t.MinHold = false })},
 }
 
 // keepsBy makes a release with KeepUntil leave the term as it was, and run f on the

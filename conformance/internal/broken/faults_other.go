@@ -97,11 +97,11 @@ var outageFaults = []Fault{
 			}
 			return next(ctx, c)
 		})},
-	{Name: "EndsPromptly is claimed, but the second command ignores the cancellation", Clause: "link-ends", cost: twice,
-		spoil: spoils(claimsEnds(backend.EndsPromptly), onRelease.by(byDeadline(0)), onRelease.first(extraCommand))},
+	{Name: "CancelPrompt is claimed, but the second command ignores the cancellation", Clause: "link-ends", cost: twice,
+		spoil: spoils(claimsEnds(backend.CancelPrompt), onRelease.by(byDeadline(0)), onRelease.first(extraCommand))},
 	{Name: "a waiter that is cut off keeps its place", Clause: "link-cut-waiter", kind: orders, spoil: placesStay},
-	{Name: "EndsByDeadline is claimed, but a call ends a second later", Clause: "link-ends",
-		spoil: spoils(claimsEnds(backend.EndsByDeadline), onAcquire.by(byDeadline(time.Second)))},
+	{Name: "CancelByDeadline is claimed, but a call ends a second later", Clause: "link-ends",
+		spoil: spoils(claimsEnds(backend.CancelByDeadline), onAcquire.by(byDeadline(time.Second)))},
 	{Name: "the deadline of a cut-off lease is late", Clause: "link-hung-store", spoil: deadlines(twoTermsLong)},
 	{Name: "a dropped script is not loaded again", Clause: "flush-unnoticed", kind: waits, spoil: loadOnce},
 	{Name: "a waiter does not notice that its connection has ended", Clause: "kick-ridden-out", kind: waits, spoil: onWait.by(waitUntilKicked)},

@@ -76,7 +76,7 @@ var sharedFaults = []Fault{
 	{Name: "a writer that asks again is not served while readers come", Clause: "shared-writer", kind: polls,
 		spoil: func(d *driver) {
 			sharesToo(d)
-			onAcquire.asks(func(c *backend.Claim) { c.Waiting = false })(d)
+			onAcquire.asks(func(c *backend.Claim) { c.WillRetry = false })(d)
 		}},
 	{Name: "a writer that waits is not served while readers come", Clause: "shared-writer-waits", kind: waits,
 		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {

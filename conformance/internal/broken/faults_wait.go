@@ -114,7 +114,7 @@ var wakeFaults = []Fault{
 		})},
 	{Name: "a caller that waits gets no key", Clause: "wake-deaf", kind: wakes,
 		spoil: onAcquire.first(func(_ context.Context, _ *driver, c backend.Claim) error {
-			if c.Waiting {
+			if c.WillRetry {
 				return backend.ErrHeld
 			}
 			return nil

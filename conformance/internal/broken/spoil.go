@@ -144,8 +144,8 @@ func claims(f func(t *backend.Traits)) spoil {
 }
 
 // claimsEnds makes the driver claim when its calls end.
-func claimsEnds(ends backend.Ends) spoil {
-	return claims(func(t *backend.Traits) { t.Ends = ends })
+func claimsEnds(ends backend.Cancellation) spoil {
+	return claims(func(t *backend.Traits) { t.Cancellation = ends })
 }
 
 // inspects changes what Inspect returns.

@@ -245,7 +245,7 @@ func (s *store) acquire(c backend.Claim, now time.Time) (fence uint64, err error
 	r := s.get(c.Key, now)
 	defer s.put(c.Key, r)
 	if !r.free(c) || len(r.queue) > 0 || now.Before(r.barred) || c.Shared && r.writer.token != "" {
-		return 0, s.refuse(r, c, c.Waiting, now)
+		return 0, s.refuse(r, c, c.WillRetry, now)
 	}
 	return s.give(r, c, now), nil
 }
