@@ -20,7 +20,7 @@ import (
 // env is what one try of a clause works with.
 type env struct {
 	*suite
-	pace
+	allowance
 	ctx context.Context
 
 	mu      sync.Mutex                           // guards all below
@@ -29,8 +29,8 @@ type env struct {
 	cleanup []func()
 }
 
-func newEnv(ctx context.Context, s *suite, p pace) *env {
-	return &env{suite: s, pace: p, ctx: ctx, held: map[string]func(ctx context.Context){}}
+func newEnv(ctx context.Context, s *suite, p allowance) *env {
+	return &env{suite: s, allowance: p, ctx: ctx, held: map[string]func(ctx context.Context){}}
 }
 
 // try runs f and returns the error of the step that failed in it.

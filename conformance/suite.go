@@ -22,8 +22,8 @@ const (
 	tries      = 4               // of a clause whose failure a slow machine may have caused; see paceOf
 )
 
-// pace is how much time a try of a clause has.
-type pace struct {
+// allowance is how much time a try of a clause has.
+type allowance struct {
 	term     time.Duration // of a hold that expires
 	long     time.Duration // of a hold that outlasts the try
 	timeout  time.Duration // of a call to the store
@@ -34,8 +34,8 @@ type pace struct {
 // paceOf returns the pace of the n-th try, from 0. Each has terms that are four times as
 // long as before. So the last has terms of half a minute, unless Traits.MaxTTL forbids
 // holds that outlast them.
-func (s *suite) paceOf(n int) pace {
-	p := pace{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
+func (s *suite) paceOf(n int) allowance {
+	p := allowance{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
 		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}
 	if most := s.traits.MaxTTL; most > 0 {
 		// Extend asks for more than what the lease is to last, because of the drift.
@@ -231,7 +231,7 @@ func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err er
 }
 
 // once tries a clause once, with all its goroutines under one label.
-func (s *suite) once(ctx context.Context, c *clause, p pace) error {
+func (s *suite) once(ctx context.Context, c *clause, p allowance) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	e := newEnv(ctx, s, p)

@@ -37,8 +37,8 @@ type view struct {
 	gone    map[string]int64   // the deletions while there are any
 }
 
-// place is what is known of the place of a waiter.
-type place struct {
+// entryState is what is known of the entry of a waiter, which is its place in the queue.
+type entryState struct {
 	view  *view  // of the queue when its read began; what was read is valid in this view only
 	name  string // of the entry
 	mine  int64  // the create revision of the entry; 0 until the queue was read
@@ -84,7 +84,7 @@ func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	v := q.view
-	if w.place = (place{view: v, name: name}); v == nil {
+	if w.place = (entryState{view: v, name: name}); v == nil {
 		return 0, false
 	}
 	if v.reading++; v.gone == nil {

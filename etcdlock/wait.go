@@ -28,7 +28,7 @@ type waiter struct {
 	since   time.Time        // when the first of the calls that failed began, or zero
 	err     error            // by which they failed
 
-	place place         // the driver's mu guards it
+	place entryState    // the driver's mu guards it
 	wake  chan struct{} // signals a change of place; has room for one
 }
 

@@ -162,12 +162,12 @@ func (g *group) poll() {
 type poll struct {
 	g       *group
 	command string // what subscription.receives returned when the poll was sent
-	places  []place
+	places  []polled
 	done    bool // answered
 }
 
-// place is a waiter that has a place in the queue, and its round when the poll was sent.
-type place struct {
+// polled is a waiter that has a place in the queue, and its round when the poll was sent.
+type polled struct {
 	w     *waiter
 	round int
 }
@@ -183,12 +183,12 @@ func (d *driver) pollDue() {
 	var polls []*poll
 	var timeout time.Duration // the shortest of all waiters
 	for _, g := range d.due {
-		var places []place
+		var places []polled
 		for _, w := range g.waiters {
 			// A poll might overtake an enqueue in flight, and find no place. So it asks only
 			// for places that are confirmed.
 			if w.queued && w.handed == nil {
-				places = append(places, place{w, w.round})
+				places = append(places, polled{w, w.round})
 				if timeout == 0 || w.c.Timeout < timeout {
 					timeout = w.c.Timeout
 				}
@@ -287,7 +287,7 @@ func (g *group) keptLocked(r report, sent time.Time) {
 
 // updateLocked handles the result for one place of a poll that was sent at the
 // given time.
-func (g *group) updateLocked(pl place, r report, found bool, sent time.Time) {
+func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	w := pl.w
 	switch {
 	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:

@@ -37,7 +37,7 @@ type attempt struct {
 	ballot  *ballot
 
 	lead      int           // the node that is asked first, or noLead
-	place     *place        // of the caller, for the lead
+	place     *queueState   // of the caller, for the lead
 	leadVoted chan struct{} // closed when the lead has voted
 	leadYes   bool          // the lead has voted yes; set before leadVoted is closed
 
@@ -59,7 +59,7 @@ type onNode struct {
 }
 
 // newAttempt returns the attempt of that number with c's token.
-func (d *driver) newAttempt(c backend.Claim, number, lead int, p *place) *attempt {
+func (d *driver) newAttempt(c backend.Claim, number, lead int, p *queueState) *attempt {
 	a := &attempt{
 		d:         d,
 		c:         c,
@@ -88,7 +88,7 @@ func (d *driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 // tryAcquire makes the nodes vote, and returns as soon as the votes decide the
 // result. Calls in flight continue. If the attempt wins nothing, each of them
 // releases its record when it ends.
-func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int, p *place) (backend.Grant, error) {
+func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int, p *queueState) (backend.Grant, error) {
 	if err := d.checkTTL(c.TTL); err != nil {
 		return backend.Grant{}, err
 	}

@@ -96,7 +96,7 @@ func TestACounterThatIsNotANumberIsReportedAndKept(t *testing.T) {
 func TestNoFenceFollowsTheLargest(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		for i, reply := range []string{"+9007199254740993\r\n+mark", "+0\r\n+mark", "+5\r\n:1"} {
-			a := tr.d.newAttempt(aFenced("k"), 0, noLead, &place{})
+			a := tr.d.newAttempt(aFenced("k"), 0, noLead, &queueState{})
 			tr.vs[i].Proxy.Answer(a.record, "*4\r\n:1\r\n"+reply+"\r\n+run\r\n")
 			if v, fence, _, err := tr.d.nodes[i].sendAcquire(t.Context(), a); v != unknown || err == nil {
 				t.Errorf("%q: vote %v, fence %d, %v", reply, v, fence, err)

@@ -31,8 +31,8 @@ func queueKeys(key string) []string {
 	return []string{redisstore.DerivedKey("turns", key), redisstore.DerivedKey("looks", key)}
 }
 
-// place is what an attempt tells the lead about its caller, and the lead's answer.
-type place struct {
+// queueState is what an attempt tells the lead about its caller, and the lead's answer.
+type queueState struct {
 	waiter string    // the name in the queue; empty for a caller that does not queue
 	since  time.Time // when the waiter arrived
 

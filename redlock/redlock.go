@@ -296,14 +296,14 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		lead = d.leader(c.Key)
 	}
 
-	p := &place{}
+	p := &queueState{}
 	g, err := d.tryAcquire(ctx, c, 0, lead, p)
 	number := 1
 	for pause := minSleep; p.answer.Load() == behindFree && isHeld(err) && pause < leadTimeout; pause *= 2 {
 		// Only the queue has refused: the key was free on the lead. The first waiter is about to
 		// take the key, or the last one has it no more and is about to leave the queue.
 		doze(ctx, pause)
-		p = &place{}
+		p = &queueState{}
 		g, err = d.tryAcquire(ctx, c, number, lead, p)
 		number++
 	}

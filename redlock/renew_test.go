@@ -358,7 +358,7 @@ func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 		time.Sleep(probeEvery)
 		c := aClaim("k")
 		began := time.Now()
-		_, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &place{})
+		_, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &queueState{})
 		if !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("got %v, want ErrHeld", err)
 		}
@@ -377,7 +377,7 @@ func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
 			synctest.Wait()
 		}
 		tr.vs[0].Proxy.Delay(5 * leadTimeout)
-		if _, err := tr.d.tryAcquire(t.Context(), aClaim("k"), 0, 0, &place{}); err != nil {
+		if _, err := tr.d.tryAcquire(t.Context(), aClaim("k"), 0, 0, &queueState{}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -367,7 +367,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		elsewhere(t, tr.vs[0], "k")
 		elsewhere(t, tr.vs[1], "k")
 		tr.vs[2].Proxy.Fail(c.Token, faultproxy.HoldRequest)
-		if _, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &place{}); !errors.Is(err, backend.ErrHeld) {
+		if _, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &queueState{}); !errors.Is(err, backend.ErrHeld) {
 			t.Fatalf("the first attempt: got %v, want ErrHeld", err)
 		}
 		synctest.Wait()
@@ -375,7 +375,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 			t.Fatal("node 3 was not asked")
 		}
 		tr.lose("01", "k")
-		if _, err := tr.d.tryAcquire(t.Context(), c, 1, noLead, &place{}); err != nil {
+		if _, err := tr.d.tryAcquire(t.Context(), c, 1, noLead, &queueState{}); err != nil {
 			t.Fatalf("the second attempt: %v", err)
 		}
 		tr.want(t, "held", c, "xxx")

@@ -223,7 +223,7 @@ func (w *waiting) strayed(lead int, s survey) bool {
 func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) {
 	w.number++
 	w.asked = time.Now()
-	p := &place{waiter: w.waiter, since: w.began}
+	p := &queueState{waiter: w.waiter, since: w.began}
 	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
 	answer := p.answer.Load()
 	if w.answer = answer; answer == behindFree {

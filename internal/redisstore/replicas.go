@@ -63,12 +63,12 @@ func (s *Store) confirm(replies []Reply, wait Reply) {
 	}
 }
 
-// A line sends the holds that replicas must confirm. WAIT blocks its connection until the
+// waitBatch sends the holds that replicas must confirm. WAIT blocks its connection until the
 // replicas have what that connection wrote. If each hold had a connection of its own, many
 // callers would take all of the pool, and renewals would queue behind them until healthy
 // leases were lost. So the holds that come while a WAIT is under way travel together after
 // it, with one WAIT for all of them.
-type line struct {
+type waitBatch struct {
 	mu      sync.Mutex // guards all below
 	moving  bool       // a goroutine sends what waits
 	waiting []*item
@@ -82,7 +82,7 @@ type item struct {
 }
 
 // hold sends a command, and has the replicas of the server confirm it.
-func (l *line) hold(ctx context.Context, s *Store, at *server, args []any) Reply {
+func (l *waitBatch) hold(ctx context.Context, s *Store, at *server, args []any) Reply {
 	it := &item{ctx, args, make(chan Reply, 1)}
 	l.mu.Lock()
 	l.waiting = append(l.waiting, it)
@@ -102,7 +102,7 @@ func (l *line) hold(ctx context.Context, s *Store, at *server, args []any) Reply
 }
 
 // move sends what waits, until nothing does.
-func (l *line) move(s *Store, at *server) {
+func (l *waitBatch) move(s *Store, at *server) {
 	for {
 		l.mu.Lock()
 		some := l.waiting

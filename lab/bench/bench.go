@@ -75,8 +75,8 @@ func (b *bench) locker(ctx context.Context, c contestant) (l locker, err error) 
 	return l, nil
 }
 
-// turn is one measurement of one contestant in one setting.
-type turn struct {
+// measurement is the measurement of one contestant in one setting.
+type measurement struct {
 	section
 	contestant
 	do func(context.Context) (figures, error)
@@ -84,13 +84,13 @@ type turn struct {
 
 // turns returns the turns of one round of a scenario. In each setting all
 // contestants follow each other. Each round begins with another contestant.
-func (b *bench) turns(round int, scenario string) (all []turn) {
+func (b *bench) turns(round int, scenario string) (all []measurement) {
 	first := round * len(b.all) / b.plan.rounds
 	order := slices.Concat(b.all[first:], b.all[:first])
 	add := func(s fmt.Stringer, c contestant, do func(context.Context) (figures, error)) {
 		lacks := func(word string) bool { return !strings.Contains(s.String(), word) }
 		if !slices.ContainsFunc(b.only, lacks) {
-			all = append(all, turn{section{scenario, s.String()}, c, do})
+			all = append(all, measurement{section{scenario, s.String()}, c, do})
 		}
 	}
 

@@ -33,7 +33,7 @@ func (n *nemesis) check() (f found) {
 		}
 	}
 	f.Holds, f.Refused = len(n.rec.turns), n.rec.refused
-	byKey := map[int][]*turn{}
+	byKey := map[int][]*lockCall{}
 	for _, t := range n.rec.turns {
 		byKey[t.key] = append(byKey[t.key], t)
 		f.Fenced += one(t.fenced)
@@ -59,7 +59,7 @@ func (n *nemesis) check() (f found) {
 }
 
 // inTime compares two turns by the times of their grants.
-func inTime(a, b *turn) int { return cmp.Compare(a.got, b.got) }
+func inTime(a, b *lockCall) int { return cmp.Compare(a.got, b.got) }
 
 func one(b bool) int {
 	if b {
@@ -75,7 +75,7 @@ func within(spans [][2]int64, from, to int64) bool {
 
 // checkLoss reports a lease that was lost before its end, and a use by a holder
 // that the resource refused.
-func (n *nemesis) checkLoss(t *turn) {
+func (n *nemesis) checkLoss(t *lockCall) {
 	lost := within(n.losses, t.asked, max(t.end, t.lost))
 	if t.lost != 0 && t.lost < t.expires && !lost && !within(n.thinned, t.asked, t.lost) {
 		how := "the lease"
@@ -91,9 +91,9 @@ func (n *nemesis) checkLoss(t *turn) {
 }
 
 // latest are the hold with the latest end and the hold with the largest fence, of some.
-type latest struct{ end, fence *turn }
+type latest struct{ end, fence *lockCall }
 
-func (l *latest) add(t *turn) {
+func (l *latest) add(t *lockCall) {
 	if l.end == nil || t.end > l.end.end {
 		l.end = t
 	}
@@ -104,10 +104,10 @@ func (l *latest) add(t *turn) {
 
 // checkOrder checks the holds of a key, in order of their begin: an exclusive one is alone, and
 // fences grow. Where locks were lost, it counts overlaps. A void lease has a fence, and excludes none.
-func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
-	var any, alone latest          // of all holds, and of the exclusive ones
-	top := make([]*turn, len(all)) // by hold, the largest fence of it and of those before
-	drawn := map[uint64]*turn{}
+func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
+	var any, alone latest              // of all holds, and of the exclusive ones
+	top := make([]*lockCall, len(all)) // by hold, the largest fence of it and of those before
+	drawn := map[uint64]*lockCall{}
 	for i, t := range all {
 		excluded := any
 		if t.shared {
@@ -125,7 +125,7 @@ func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
 		}
 
 		// Whatever was granted before t was asked for has a smaller fence.
-		if before, _ := slices.BinarySearchFunc(all[:i], t.asked, (*turn).begin); before > 0 {
+		if before, _ := slices.BinarySearchFunc(all[:i], t.asked, (*lockCall).begin); before > 0 {
 			n.checkFence(t, top[before-1])
 		}
 		// If one of two callers asked before the other got the key, the store may have granted
@@ -154,10 +154,10 @@ func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
 }
 
 // begin compares the begin of a hold with a time.
-func (t *turn) begin(at int64) int { return cmp.Compare(t.got, at) }
+func (t *lockCall) begin(at int64) int { return cmp.Compare(t.got, at) }
 
 // checkFence reports the fence of t if it is not larger than that of an earlier hold.
-func (n *nemesis) checkFence(t, last *turn) {
+func (n *nemesis) checkFence(t, last *lockCall) {
 	if t.fenced && t.fence <= last.fence {
 		n.fail("fence", t.got, fmt.Sprintf("%s: fence %d of %s (shared: %v) after %d of %s (shared: %v)",
 			title(t.key), t.fence, t.proc, t.shared, last.fence, last.proc, last.shared))

@@ -9,7 +9,7 @@ import (
 )
 
 // onVictim is a fault of one client. do disturbs the client.
-func onVictim(who victims, do func(n *nemesis, t *turn) *injection) inject {
+func onVictim(who victims, do func(n *nemesis, t *lockCall) *injection) inject {
 	return func(n *nemesis) *injection {
 		t := n.find(who)
 		if t == nil {
@@ -21,7 +21,7 @@ func onVictim(who victims, do func(n *nemesis, t *turn) *injection) inject {
 
 // killed kills a process. A new process takes its seat.
 func killed(who victims) inject {
-	return onVictim(mortal(who), func(n *nemesis, t *turn) *injection {
+	return onVictim(mortal(who), func(n *nemesis, t *lockCall) *injection {
 		t.proc.kill()
 		return &injection{from: true, key: t.key, seat: -1, heal: n.seats[t.proc.seat].fill}
 	})
@@ -29,7 +29,7 @@ func killed(who victims) inject {
 
 // stopped stops a process by SIGSTOP.
 func stopped(who victims) inject {
-	return onVictim(who, func(n *nemesis, t *turn) *injection {
+	return onVictim(who, func(n *nemesis, t *lockCall) *injection {
 		p := t.proc.Process.Process
 		if crew.Pause(p) != nil {
 			return nil
@@ -40,7 +40,7 @@ func stopped(who victims) inject {
 
 // linked disturbs the links of a client to all servers, or to a minority of them.
 func linked(who victims, fail, heal func(*faultproxy.Proxy)) inject {
-	return onVictim(who, func(n *nemesis, t *turn) *injection {
+	return onVictim(who, func(n *nemesis, t *lockCall) *injection {
 		links := n.store.links[t.proc.seat]
 		servers := n.rand.Perm(len(links))
 		if len(links) > 1 && n.rand.IntN(2) == 0 {

@@ -193,7 +193,7 @@ func (n *nemesis) everyone() {
 const search = 3 * time.Second
 
 // find returns a victim that no fault affects now, or nil if there is none.
-func (n *nemesis) find(who victims) (found *turn) {
+func (n *nemesis) find(who victims) (found *lockCall) {
 	until(search, time.Millisecond, func() bool {
 		for _, t := range who(n) {
 			if !n.busy[t.proc.seat] {
@@ -209,26 +209,26 @@ func (n *nemesis) find(who victims) (found *turn) {
 }
 
 // victims returns the turns that a fault may disturb, the best first.
-type victims func(n *nemesis) []turn
+type victims func(n *nemesis) []lockCall
 
 // holders returns the holders that will hold their keys for a while.
-func holders(n *nemesis) []turn {
+func holders(n *nemesis) []lockCall {
 	all, _ := n.rec.seen()
-	return slices.DeleteFunc(all, func(h turn) bool {
+	return slices.DeleteFunc(all, func(h lockCall) bool {
 		return !contended(h.key) || h.plan-hostclock.Now() <= int64(n.term/3)
 	})
 }
 
 // waiters returns the callers that wait.
-func waiters(n *nemesis) []turn {
+func waiters(n *nemesis) []lockCall {
 	_, all := n.rec.seen()
-	return slices.DeleteFunc(all, func(w turn) bool { return !contended(w.key) })
+	return slices.DeleteFunc(all, func(w lockCall) bool { return !contended(w.key) })
 }
 
 // mortal returns those of who that may be killed.
 func mortal(who victims) victims {
-	return func(n *nemesis) []turn {
-		return slices.DeleteFunc(who(n), func(t turn) bool { return t.proc.seat == spared })
+	return func(n *nemesis) []lockCall {
+		return slices.DeleteFunc(who(n), func(t lockCall) bool { return t.proc.seat == spared })
 	}
 }
 

@@ -13,9 +13,9 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// turn is one call of Lock and what followed it. Times are of hostclock, and
+// lockCall is one call of Lock and what followed it. Times are of hostclock, and
 // zero until known.
-type turn struct {
+type lockCall struct {
 	proc    *proc
 	key     int // of a slot, see slotted; slot 0 until the grant
 	fenced  bool
@@ -34,12 +34,12 @@ type turn struct {
 	mistaken int64 // when the resource last refused a use
 }
 
-func (t *turn) waiting() bool { return t.failed == 0 && t.got == 0 && !t.killed }
-func (t *turn) holding() bool { return t.got != 0 && t.end == 0 }
+func (t *lockCall) waiting() bool { return t.failed == 0 && t.got == 0 && !t.killed }
+func (t *lockCall) holding() bool { return t.got != 0 && t.end == 0 }
 
 // void reports whether the lease had ended when Lock returned, because the
 // process was stopped meanwhile.
-func (t *turn) void() bool { return t.end <= t.got }
+func (t *lockCall) void() bool { return t.end <= t.got }
 
 // turnID names a turn of a process.
 type turnID struct {
@@ -50,18 +50,18 @@ type turnID struct {
 // record is the history of a run. It is also the resource that the locks
 // protect.
 type record struct {
-	mu      sync.Mutex       // guards all below
-	history *os.File         // gets all reports, or nil
-	open    map[turnID]*turn // turns that have not ended
-	turns   []*turn          // turns that were granted, in the order of the reports
-	highest map[int]uint64   // by key, the largest fence that the resource has seen
-	written map[int]uint64   // by key, the largest fence of a write
-	uses    []use            // of the process that is never killed, one a second
-	refused int              // uses of the resource with an old fence
+	mu      sync.Mutex           // guards all below
+	history *os.File             // gets all reports, or nil
+	open    map[turnID]*lockCall // turns that have not ended
+	turns   []*lockCall          // turns that were granted, in the order of the reports
+	highest map[int]uint64       // by key, the largest fence that the resource has seen
+	written map[int]uint64       // by key, the largest fence of a write
+	uses    []use                // of the process that is never killed, one a second
+	refused int                  // uses of the resource with an old fence
 }
 
 func newRecord(history *os.File) *record {
-	return &record{history: history, open: map[turnID]*turn{}, highest: map[int]uint64{}, written: map[int]uint64{}}
+	return &record{history: history, open: map[turnID]*lockCall{}, highest: map[int]uint64{}, written: map[int]uint64{}}
 }
 
 // take records a report. For a use of the resource, it returns whether the
@@ -83,7 +83,7 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	case e.What == used && p.seat == spared:
 		r.uses = append(r.uses, *e.Use)
 	case e.What == asks:
-		r.open[id] = &turn{proc: p, key: e.Key, asked: e.T, fenced: e.Fenced, shared: e.Shared}
+		r.open[id] = &lockCall{proc: p, key: e.Key, asked: e.T, fenced: e.Fenced, shared: e.Shared}
 	case t == nil:
 	case e.What == touch:
 		refused = r.touchLocked(t)
@@ -101,7 +101,7 @@ func (r *record) take(p *proc, e report) (refused bool) {
 
 // touchLocked uses the resource, and reports whether the resource refused it. A read may be
 // older than another read, but not than a write.
-func (r *record) touchLocked(t *turn) (refused bool) {
+func (r *record) touchLocked(t *lockCall) (refused bool) {
 	least := r.highest[t.key]
 	if t.shared {
 		least = r.written[t.key]
@@ -119,7 +119,7 @@ func (r *record) touchLocked(t *turn) (refused bool) {
 }
 
 // noteLocked notes in a turn how its Lock and its lease have ended.
-func (r *record) noteLocked(t *turn, e report) {
+func (r *record) noteLocked(t *lockCall, e report) {
 	switch e.What {
 	case failed:
 		t.failed = e.T
@@ -154,7 +154,7 @@ func (r *record) died(p *proc, at int64) {
 
 // seen returns the turns that have not ended: the holders, the longest plan
 // first, and the waiters, the longest wait first.
-func (r *record) seen() (holders, waiters []turn) {
+func (r *record) seen() (holders, waiters []lockCall) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := hostclock.Now()
@@ -166,8 +166,8 @@ func (r *record) seen() (holders, waiters []turn) {
 			waiters = append(waiters, *t)
 		}
 	}
-	slices.SortFunc(holders, func(a, b turn) int { return cmp.Compare(b.plan, a.plan) })
-	slices.SortFunc(waiters, func(a, b turn) int { return cmp.Compare(a.asked, b.asked) })
+	slices.SortFunc(holders, func(a, b lockCall) int { return cmp.Compare(b.plan, a.plan) })
+	slices.SortFunc(waiters, func(a, b lockCall) int { return cmp.Compare(a.asked, b.asked) })
 	return holders, waiters
 }
 

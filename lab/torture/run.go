@@ -158,7 +158,7 @@ func (r *run) drain() {
 	for _, s := range r.seats {
 		s.proc.send(order{Op: "drain"})
 	}
-	var holders, waiters []turn
+	var holders, waiters []lockCall
 	over := until(r.patience, 5*time.Millisecond, func() bool {
 		holders, waiters = r.rec.seen()
 		return len(holders)+len(waiters) == 0

@@ -78,7 +78,7 @@ func findPlanted(t *testing.T, o options, promises []string) {
 }
 
 // history returns a run with turns of one key.
-func history(all ...turn) *nemesis {
+func history(all ...lockCall) *nemesis {
 	r := newRecord(nil)
 	for _, t := range all {
 		t.proc, t.fenced = &proc{}, t.fence != 0
@@ -97,36 +97,36 @@ func (n *nemesis) broken() (all []string) {
 }
 
 func TestCheckFindsWhatIsWrong(t *testing.T) {
-	sound := []turn{
+	sound := []lockCall{
 		{asked: 1, got: 2, end: 10, fence: 1},
 		{asked: 1, got: 11, end: 20},
 		{asked: 3, got: 50, end: 40, fence: 2}, // ended before Lock returned
 		{asked: 9, got: 41, end: 60, fence: 3, lost: 61},
 		{asked: 50, got: 61, end: 70, fence: 4, killed: true},
 	}
-	more := func(t ...turn) []turn { return append(slices.Clone(sound), t...) }
+	more := func(t ...lockCall) []lockCall { return append(slices.Clone(sound), t...) }
 	for name, c := range map[string]struct {
-		turns    []turn
+		turns    []lockCall
 		promises []string
 	}{
 		"nothing":          {sound, nil},
-		"shared":           {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 71, got: 73, end: 90, fence: 5, shared: true}, turn{asked: 74, got: 91, end: 92, fence: 7}), nil},
-		"shared beside it": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 79, end: 90}), []string{"one at a time"}},
-		"beside shared":    {more(turn{asked: 71, got: 72, end: 80}, turn{asked: 71, got: 79, end: 90, shared: true}), []string{"one at a time"}},
-		"behind a short one": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 73, end: 75, shared: true}, turn{asked: 71, got: 79, end: 90}),
+		"shared":           {more(lockCall{asked: 71, got: 72, end: 80, fence: 6, shared: true}, lockCall{asked: 71, got: 73, end: 90, fence: 5, shared: true}, lockCall{asked: 74, got: 91, end: 92, fence: 7}), nil},
+		"shared beside it": {more(lockCall{asked: 71, got: 72, end: 80, shared: true}, lockCall{asked: 71, got: 79, end: 90}), []string{"one at a time"}},
+		"beside shared":    {more(lockCall{asked: 71, got: 72, end: 80}, lockCall{asked: 71, got: 79, end: 90, shared: true}), []string{"one at a time"}},
+		"behind a short one": {more(lockCall{asked: 71, got: 72, end: 80, shared: true}, lockCall{asked: 71, got: 73, end: 75, shared: true}, lockCall{asked: 71, got: 79, end: 90}),
 			[]string{"one at a time"}},
-		"one fence for two":  {more(turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}, turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}), []string{"fence"}},
-		"a reader's fence":   {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 73, got: 74, end: 80, fence: 5, shared: true}), []string{"fence"}},
-		"two at once":        {more(turn{asked: 3, got: 15, end: 18}), []string{"one at a time"}},
-		"fence goes back":    {more(turn{asked: 71, got: 72, end: 80, fence: 3}), []string{"fence"}},
-		"fence stays":        {more(turn{asked: 71, got: 72, end: 80, fence: 4}), []string{"fence"}},
-		"void out of order":  {more(turn{asked: 71, got: 90, end: 80, fence: 1}), []string{"fence"}},
-		"lost early":         {more(turn{asked: 71, got: 72, end: 80, lost: 81, expires: 90}), []string{"kept until its end"}},
-		"two slots":          {more(turn{key: slotted, asked: 71, got: 72, end: 80, fence: 5}, turn{key: slotted + 1, asked: 71, got: 73, end: 90, fence: 5}, turn{key: slotted, asked: 74, got: 81, end: 90, fence: 6}), nil},
-		"three of two slots": {more(turn{key: slotted, asked: 71, got: 72, end: 80}, turn{key: slotted + 1, asked: 71, got: 73, end: 90}, turn{key: slotted + 2, asked: 74, got: 79, end: 90}), []string{"slots"}},
-		"one slot twice":     {more(turn{key: slotted, asked: 71, got: 72, end: 80}, turn{key: slotted, asked: 71, got: 79, end: 90}), []string{"one at a time"}},
-		"fence of a slot":    {more(turn{key: slotted + 1, asked: 71, got: 72, end: 80, fence: 9}, turn{key: slotted + 1, asked: 81, got: 82, end: 90, fence: 8}), []string{"fence"}},
-		"refused":            {more(turn{asked: 71, got: 72, end: 80, fence: 5, mistaken: 79}), []string{"fence"}},
+		"one fence for two":  {more(lockCall{asked: 71, got: 72, end: 80, fence: 5, shared: true}, lockCall{asked: 71, got: 72, end: 80, fence: 5, shared: true}), []string{"fence"}},
+		"a reader's fence":   {more(lockCall{asked: 71, got: 72, end: 80, fence: 6, shared: true}, lockCall{asked: 73, got: 74, end: 80, fence: 5, shared: true}), []string{"fence"}},
+		"two at once":        {more(lockCall{asked: 3, got: 15, end: 18}), []string{"one at a time"}},
+		"fence goes back":    {more(lockCall{asked: 71, got: 72, end: 80, fence: 3}), []string{"fence"}},
+		"fence stays":        {more(lockCall{asked: 71, got: 72, end: 80, fence: 4}), []string{"fence"}},
+		"void out of order":  {more(lockCall{asked: 71, got: 90, end: 80, fence: 1}), []string{"fence"}},
+		"lost early":         {more(lockCall{asked: 71, got: 72, end: 80, lost: 81, expires: 90}), []string{"kept until its end"}},
+		"two slots":          {more(lockCall{key: slotted, asked: 71, got: 72, end: 80, fence: 5}, lockCall{key: slotted + 1, asked: 71, got: 73, end: 90, fence: 5}, lockCall{key: slotted, asked: 74, got: 81, end: 90, fence: 6}), nil},
+		"three of two slots": {more(lockCall{key: slotted, asked: 71, got: 72, end: 80}, lockCall{key: slotted + 1, asked: 71, got: 73, end: 90}, lockCall{key: slotted + 2, asked: 74, got: 79, end: 90}), []string{"slots"}},
+		"one slot twice":     {more(lockCall{key: slotted, asked: 71, got: 72, end: 80}, lockCall{key: slotted, asked: 71, got: 79, end: 90}), []string{"one at a time"}},
+		"fence of a slot":    {more(lockCall{key: slotted + 1, asked: 71, got: 72, end: 80, fence: 9}, lockCall{key: slotted + 1, asked: 81, got: 82, end: 90, fence: 8}), []string{"fence"}},
+		"refused":            {more(lockCall{asked: 71, got: 72, end: 80, fence: 5, mistaken: 79}), []string{"fence"}},
 	} {
 		n := history(c.turns...)
 		f := n.check()
@@ -143,23 +143,23 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 // Where locks were taken away two may hold a key, and only the fence counts.
 func TestCheckAfterALoss(t *testing.T) {
 	for name, c := range map[string]struct {
-		turns    []turn
+		turns    []lockCall
 		overlaps int
 		promises []string
 	}{
-		"two at once": {[]turn{
+		"two at once": {[]lockCall{
 			{asked: 1, got: 2, end: 30, fence: 7, lost: 31, expires: 90},
 			{asked: 20, got: 25, end: 40, fence: 8},
 		}, 1, nil},
-		"a grant that arrives late": {[]turn{
+		"a grant that arrives late": {[]lockCall{
 			{asked: 1, got: 20, end: 30, fence: 8},
 			{asked: 10, got: 40, end: 50, fence: 7, lost: 51, expires: 90},
 		}, 0, nil},
-		"a grant that arrives while another caller holds": {[]turn{
+		"a grant that arrives while another caller holds": {[]lockCall{
 			{asked: 22, got: 25, end: 30, fence: 8},
 			{asked: 10, got: 28, end: 40, fence: 7, lost: 51, expires: 90},
 		}, 1, nil},
-		"a fence that goes back": {[]turn{
+		"a fence that goes back": {[]lockCall{
 			{asked: 1, got: 2, end: 30, fence: 7, lost: 31, expires: 90},
 			{asked: 20, got: 25, end: 40, fence: 6},
 		}, 1, []string{"fence"}},

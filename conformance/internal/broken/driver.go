@@ -353,7 +353,7 @@ func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Dura
 
 func (d *driver) soundBreak(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
-		s.with(c.Key, now, func(r *record) { r.readers, r.writer = nil, place{} })
+		s.with(c.Key, now, func(r *record) { r.readers, r.writer = nil, queued{} })
 		s.release(c, anyToken, now)
 		s.signal(c.Key)
 		return 0, nil

@@ -80,7 +80,7 @@ var sharedFaults = []Fault{
 		}},
 	{Name: "a writer that waits is not served while readers come", Clause: "shared-writer-waits", kind: waits,
 		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			s.with(c.Key, now, func(r *record) { r.writer = place{} })
+			s.with(c.Key, now, func(r *record) { r.writer = queued{} })
 			return d.acquireIn(s, c, now)
 		})},
 	{Name: "a writer that died keeps readers out", Clause: "shared-writer-gone", kind: waits, spoil: placesStay},
@@ -148,7 +148,7 @@ var sharedFaults = []Fault{
 		}},
 	{Name: "a reader that waits passes a writer that came before it", Clause: "shared-order", kind: orders,
 		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			return d.queues(ctx, c, func(queue []place) {
+			return d.queues(ctx, c, func(queue []queued) {
 				for i, p := range slices.Backward(queue) {
 					if i > 0 && p.shared && !queue[i-1].shared {
 						queue[i-1], queue[i] = p, queue[i-1]

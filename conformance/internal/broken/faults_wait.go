@@ -252,7 +252,7 @@ func waitTogether(d *driver) {
 var orderFaults = []Fault{
 	{Name: "Ordered is claimed, but the last waiter is served first", Clause: "order-of-arrival", kind: orders,
 		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			return d.queues(ctx, c, func(queue []place) { slices.Reverse(queue) })
+			return d.queues(ctx, c, func(queue []queued) { slices.Reverse(queue) })
 		})},
 	{Name: "Ordered is claimed, but there is no queue", Clause: "order-of-arrival", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Ordered = true })},
@@ -260,7 +260,7 @@ var orderFaults = []Fault{
 		spoil: func(d *driver) {
 			d.quit = func(c backend.Claim) {
 				d.record(context.Background(), c.Key, func(r *record, _ time.Time) {
-					at, last := slices.IndexFunc(r.queue, func(p place) bool { return p.token == c.Token }), len(r.queue)-1
+					at, last := slices.IndexFunc(r.queue, func(p queued) bool { return p.token == c.Token }), len(r.queue)-1
 					if at >= 0 {
 						r.queue[at], r.queue = r.queue[last], r.queue[:last]
 					}
@@ -281,7 +281,7 @@ var orderFaults = []Fault{
 }
 
 // queues takes the place of c, and then runs f on the queue.
-func (d *driver) queues(ctx context.Context, c backend.Claim, f func(queue []place)) error {
+func (d *driver) queues(ctx context.Context, c backend.Claim, f func(queue []queued)) error {
 	return d.at(ctx, func(s *store, now time.Time) {
 		c := d.asked(c)
 		s.look(c, true, now)

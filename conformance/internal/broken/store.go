@@ -46,9 +46,9 @@ type store struct {
 type record struct {
 	hold              // the one that is not shared
 	barred  time.Time // until then no caller gets the key
-	queue   []place
+	queue   []queued
 	readers []hold // the shared holds
-	writer  place  // a claim that readers refused and that waits; keeps new readers out while it is alive
+	writer  queued // a claim that readers refused and that waits; keeps new readers out while it is alive
 }
 
 // hold is one of a key, or has no token.
@@ -58,8 +58,8 @@ type hold struct {
 	fence        uint64
 }
 
-// place is one waiter's in a queue.
-type place struct {
+// queued is a waiter in a queue.
+type queued struct {
 	token, owner string
 	alive        time.Time
 	shared       bool
@@ -130,9 +130,9 @@ func (s *store) get(key string, now time.Time) *record {
 		}
 	}
 	r.readers = slices.DeleteFunc(r.readers, func(h hold) bool { return h.token == "" })
-	r.queue = slices.DeleteFunc(r.queue, func(p place) bool { return !now.Before(p.alive) })
+	r.queue = slices.DeleteFunc(r.queue, func(p queued) bool { return !now.Before(p.alive) })
 	if !now.Before(r.writer.alive) {
-		r.writer = place{}
+		r.writer = queued{}
 	}
 	return r
 }
@@ -220,7 +220,7 @@ func (r *record) free(c backend.Claim) bool {
 // are the last ones before it.
 func (s *store) refuse(r *record, c backend.Claim, waits bool, now time.Time) error {
 	if waits && !c.Shared && len(r.readers) > 0 {
-		r.writer = place{token: c.Token, owner: c.Owner, alive: now.Add(2 * s.stay)} // a caller that listens asks once a second
+		r.writer = queued{token: c.Token, owner: c.Owner, alive: now.Add(2 * s.stay)} // a caller that listens asks once a second
 	}
 	return r.refusal(now)
 }
@@ -235,7 +235,7 @@ func (s *store) give(r *record, c backend.Claim, now time.Time) (fence uint64) {
 	if c.Shared {
 		r.readers = append(r.readers, h)
 	} else {
-		r.hold, r.writer = h, place{}
+		r.hold, r.writer = h, queued{}
 	}
 	return fence
 }
@@ -260,14 +260,14 @@ func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64
 		return h.fence, nil
 	}
 
-	at := slices.IndexFunc(r.queue, func(p place) bool { return p.token == c.Token })
+	at := slices.IndexFunc(r.queue, func(p queued) bool { return p.token == c.Token })
 	before := r.queue
 	if at >= 0 {
 		before = r.queue[:at]
 	}
 
 	// Readers that stand together get the key together.
-	first := !slices.ContainsFunc(before, func(p place) bool { return !c.Shared || !p.shared })
+	first := !slices.ContainsFunc(before, func(p queued) bool { return !c.Shared || !p.shared })
 	if !inQueue && c.Shared && r.writer.token != "" {
 		first = false
 	}
@@ -283,11 +283,11 @@ func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64
 	}
 	if at < 0 {
 		at = len(r.queue)
-		r.queue = append(r.queue, place{})
+		r.queue = append(r.queue, queued{})
 	}
 
 	// Each poll keeps the place for another while.
-	r.queue[at] = place{c.Token, c.Owner, now.Add(s.stay), c.Shared}
+	r.queue[at] = queued{c.Token, c.Owner, now.Add(s.stay), c.Shared}
 	return 0, r.refusal(now)
 }
 
@@ -301,9 +301,9 @@ func (s *store) quit(c backend.Claim, now time.Time) {
 		}
 	}
 	if r.writer.token == c.Token {
-		r.writer = place{}
+		r.writer = queued{}
 	}
-	r.queue = slices.DeleteFunc(r.queue, func(p place) bool { return p.token == c.Token })
+	r.queue = slices.DeleteFunc(r.queue, func(p queued) bool { return p.token == c.Token })
 	s.signal(c.Key)
 }
 
@@ -326,7 +326,7 @@ func (s *store) release(c backend.Claim, mine func(token string) bool, now time.
 	r := s.get(c.Key, now)
 	defer s.put(c.Key, r)
 	if r.writer.token == c.Token {
-		r.writer = place{} // it waits no more
+		r.writer = queued{} // it waits no more
 	}
 	h := r.find(c.Shared, mine)
 	if h == nil {

@@ -14,7 +14,7 @@ const ms = time.Millisecond
 func TestWrongNumberIsNotOK(t *testing.T) {
 	t.Parallel()
 	r := &referee{Demo: &Demo{Workers: 2, Increments: 3}}
-	r.Lanes = make([]lane, 2)
+	r.Lanes = make([]track, 2)
 	for _, c := range []struct {
 		number, done int
 		want         bool
@@ -49,7 +49,7 @@ func TestCommandToPaste(t *testing.T) {
 
 func TestTimeline(t *testing.T) {
 	t.Parallel()
-	tl := &timeline{Lanes: make([]lane, 3)}
+	tl := &timeline{Lanes: make([]track, 3)}
 	check := func(lane int, at time.Duration, want state) {
 		t.Helper()
 		if got := tl.Lanes[lane].at(at).State; got != want {
@@ -84,7 +84,7 @@ func TestTimeline(t *testing.T) {
 // inLine returns a timeline in which worker 1 holds the lock, and worker 3 came
 // before worker 2.
 func inLine() *timeline {
-	tl := &timeline{began: time.Now().Add(-time.Second), Lanes: make([]lane, 3)}
+	tl := &timeline{began: time.Now().Add(-time.Second), Lanes: make([]track, 3)}
 	tl.enter(0, holding, 0)
 	tl.enter(1, waiting, 2*ms)
 	tl.enter(2, waiting, 1*ms)
@@ -109,7 +109,7 @@ func TestLinesAreInOrderOfTime(t *testing.T) {
 	var b bytes.Buffer
 	d := &Demo{Workers: 2, Increments: 2}
 	r := &referee{Demo: d, lines: lines{&b, d}}
-	r.began, r.Lanes = time.Now(), make([]lane, 2)
+	r.began, r.Lanes = time.Now(), make([]track, 2)
 	happens := func(i int, kind string, at time.Duration, number int) {
 		e := event{Kind: kind, At: r.began.Add(at), Number: number}
 		r.pending = append(r.pending, report{e.At, func() error { return r.handle(t.Context(), i, e) }})

@@ -80,7 +80,7 @@ func (r *referee) start(ctx context.Context, o order) error {
 	}
 
 	r.procs = append(r.procs, p)
-	r.Lanes = append(r.Lanes, lane{PID: p.Pid})
+	r.Lanes = append(r.Lanes, track{PID: p.Pid})
 	r.running++
 	r.live.Go(func() {
 		for e := (event{}); p.Receive(&e) == nil; e = (event{}) {

@@ -25,8 +25,8 @@ type span struct {
 
 const openEnd = time.Duration(math.MaxInt64)
 
-// lane is the part of one worker process in the timeline.
-type lane struct {
+// track is the part of one worker process in the timeline.
+type track struct {
 	PID    int
 	done   int // increments
 	killed bool
@@ -38,7 +38,7 @@ type lane struct {
 // and how the number grew.
 type timeline struct {
 	began  time.Time
-	Lanes  []lane
+	Lanes  []track
 	Number int           // that was written last
 	Death  *death        // nil before the kill
 	End    time.Duration // of the last change of a state
@@ -79,7 +79,7 @@ func (t *timeline) kill(i int, at time.Duration) {
 }
 
 // at returns the span of a lane at a time.
-func (l *lane) at(d time.Duration) span {
+func (l *track) at(d time.Duration) span {
 	for _, s := range slices.Backward(l.Spans) {
 		if s.From <= d && d < s.To {
 			return s

@@ -41,14 +41,14 @@ type span struct {
 	Stale      int64  `json:"late,omitempty"` // when a renewal was due that did not come
 }
 
-// lane is what one owner did with a key.
-type lane struct {
+// ownerHistory is what one owner did with a key.
+type ownerHistory struct {
 	Owner string `json:"owner"`
 	Spans []span `json:"spans"`
 }
 
-// gap is a time for which nothing is known.
-type gap struct {
+// unwatched is a time for which nothing is known.
+type unwatched struct {
 	Why  string `json:"why"` // outage or unwatched
 	From int64  `json:"from"`
 	To   int64  `json:"to,omitempty"` // 0 while it lasts
@@ -58,7 +58,7 @@ type gap struct {
 // up to as many more.
 type history struct {
 	spans []span
-	gaps  []gap
+	gaps  []unwatched
 }
 
 // follow compares two entries of a key, from two lists. It sets the open spans of l, and
@@ -169,12 +169,12 @@ func (h *history) addGap(why string, from, to time.Time) {
 	if len(h.gaps) == maxGaps {
 		h.gaps = slices.Delete(h.gaps, 0, 1)
 	}
-	h.gaps = append(h.gaps, gap{why, ms(from), ms(to)})
+	h.gaps = append(h.gaps, unwatched{why, ms(from), ms(to)})
 }
 
 // lanes returns the latest spans of a key by owner, in the order in which the owners came. l
 // is nil if the key is free.
-func (h *history) lanes(key string, l *lock) []lane {
+func (h *history) lanes(key string, l *lock) []ownerHistory {
 	var spans []span
 	for _, s := range h.spans {
 		if s.key == key {
@@ -187,13 +187,13 @@ func (h *history) lanes(key string, l *lock) []lane {
 	}
 	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.From, b.From) })
 
-	lanes, at := []lane{}, map[string]int{}
+	lanes, at := []ownerHistory{}, map[string]int{}
 	for _, s := range spans {
 		i, ok := at[s.owner]
 		if !ok {
 			i = len(lanes)
 			at[s.owner] = i
-			lanes = append(lanes, lane{Owner: shown(s.owner)})
+			lanes = append(lanes, ownerHistory{Owner: shown(s.owner)})
 		}
 		lanes[i].Spans = append(lanes[i].Spans, s)
 	}

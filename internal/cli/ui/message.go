@@ -15,12 +15,12 @@ import (
 
 // changes is a message of the stream.
 type changes struct {
-	Now    int64    `json:"now"`
-	Whole  bool     `json:"whole,omitempty"` // forget what you know: Set has all keys
-	Store  *store   `json:"store,omitempty"`
-	Set    []row    `json:"set,omitempty"`
-	Gone   []string `json:"gone,omitempty"` // IDs
-	Status status   `json:"status"`
+	Now    int64      `json:"now"`
+	Whole  bool       `json:"whole,omitempty"` // forget what you know: Set has all keys
+	Store  *store     `json:"store,omitempty"`
+	Set    []tableRow `json:"set,omitempty"`
+	Gone   []string   `json:"gone,omitempty"` // IDs
+	Status status     `json:"status"`
 }
 
 // store says what is listed.
@@ -41,8 +41,8 @@ type status struct {
 	Since  int64  `json:"since,omitempty"` // of the error
 }
 
-// row is a line of the table.
-type row struct {
+// tableRow is a line of the table.
+type tableRow struct {
 	ID      string `json:"id"`
 	Key     string `json:"key"`
 	Held    bool   `json:"held,omitempty"`
@@ -71,8 +71,8 @@ func SameHold(a, b backend.Status) bool {
 }
 
 // rowOf returns the row of a lock.
-func rowOf(l *lock) row {
-	r := row{ID: ID(l.Key), Key: shown(l.Key), Held: l.Held, Waiting: l.wait}
+func rowOf(l *lock) tableRow {
+	r := tableRow{ID: ID(l.Key), Key: shown(l.Key), Held: l.Held, Waiting: l.wait}
 	if l.Fence != 0 {
 		r.Fence = strconv.FormatUint(l.Fence, 10)
 	}
@@ -90,7 +90,7 @@ func rowOf(l *lock) row {
 
 // like reports whether a browser that has s need not be sent r. The end of a term is
 // measured, so it varies by the time of an answer.
-func (r row) like(s row) bool {
+func (r tableRow) like(s tableRow) bool {
 	d := r.Until - s.Until
 	r.Until, r.Seen = s.Until, s.Seen
 	return r == s && -300 <= d && d <= 300
@@ -98,14 +98,14 @@ func (r row) like(s row) bool {
 
 // detail is what is known of one key.
 type detail struct {
-	Key     string   `json:"key"`
-	Now     int64    `json:"now"`
-	Listed  int64    `json:"listed"`
-	Row     *row     `json:"row"`     // nil if the key is free
-	Waiters []string `json:"waiters"` // the first of them
-	Shared  []string `json:"shared"`  // the first owners of a shared hold
-	Lanes   []lane   `json:"lanes"`
-	Gaps    []gap    `json:"gaps"`
+	Key     string         `json:"key"`
+	Now     int64          `json:"now"`
+	Listed  int64          `json:"listed"`
+	Row     *tableRow      `json:"row"`     // nil if the key is free
+	Waiters []string       `json:"waiters"` // the first of them
+	Shared  []string       `json:"shared"`  // the first owners of a shared hold
+	Lanes   []ownerHistory `json:"lanes"`
+	Gaps    []unwatched    `json:"gaps"`
 }
 
 // ms returns a time for a message.

@@ -52,7 +52,7 @@ type lock struct {
 	first time.Time     // when this hold was seen first
 	most  time.Duration // the longest rest of the term of this hold so far
 	size  int           // in bytes
-	sent  row           // as the browsers know it
+	sent  tableRow      // as the browsers know it
 	open  []span        // that have not ended
 	wait  int           // callers that wait, of whom Waiters has the first
 	share int           // owners of a shared hold, of whom Shared has the first
@@ -198,7 +198,7 @@ func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/
 
 // compare replaces what is known by next, and returns the rows that have changed and the
 // keys that are gone. The caller holds mu.
-func (w *watcher) compare(next map[string]*lock, now time.Time) (set []row, gone []string) {
+func (w *watcher) compare(next map[string]*lock, now time.Time) (set []tableRow, gone []string) {
 	for key, l := range next {
 		l.first, l.most = l.seen, l.TTL
 		old := w.known[key]
@@ -240,21 +240,21 @@ func (w *watcher) detail(key string) detail {
 			d.Shared = append(d.Shared, shown(s))
 		}
 	}
-	d.Lanes, d.Gaps = w.history.lanes(key, l), append([]gap{}, w.history.gaps...)
+	d.Lanes, d.Gaps = w.history.lanes(key, l), append([]unwatched{}, w.history.gaps...)
 	if w.failed != "" && !w.listed.IsZero() {
-		d.Gaps = append(d.Gaps, gap{"outage", ms(w.listed), 0})
+		d.Gaps = append(d.Gaps, unwatched{"outage", ms(w.listed), 0})
 	}
 	return d
 }
 
 // change returns the message about the last list. The caller holds mu.
-func (w *watcher) change(set []row, gone []string) []byte {
+func (w *watcher) change(set []tableRow, gone []string) []byte {
 	return encode(changes{Now: ms(time.Now()), Set: set, Gone: gone, Status: w.status()})
 }
 
 // whole returns the message that tells a browser everything. The caller holds mu.
 func (w *watcher) whole() []byte {
-	set := make([]row, 0, len(w.known))
+	set := make([]tableRow, 0, len(w.known))
 	for _, l := range w.known {
 		set = append(set, l.sent)
 	}
