@@ -69,6 +69,10 @@ func (l *Lease) Key() string { return l.key }
 // without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
 
+// Slot returns which slot the lease holds, from 0 to n-1 for WithSlots(n). It returns 0
+// for a lease without slots.
+func (l *Lease) Slot() int { return max(l.slot-1, 0) }
+
 // Expires returns when the lease ends if no further renewal succeeds. Its context
 // ends then at the latest.
 func (l *Lease) Expires() time.Time { return l.c.clock.time(l.end()) }

@@ -295,3 +295,31 @@ func WithShared() Option {
 func WithFence() Option {
 	return func(r *request) { r.fenced = true }
 }
+
+// WithSlots lets up to n leases hold the key at once. Each has a slot, from 0 to n-1
+// ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that
+// key. Inspect of KEY itself says that it is free; hasp inspect KEY also shows its slots.
+// All callers of a key must use the same n; while a deployment changes it, up to the
+// larger n hold. The slot of a holder that died is free after its term. WithSlots(1) and a
+// lock without WithSlots do not exclude each other.
+//
+// Lock first locks the key KEY#queue, in the order of the strategy. Only the caller
+// that holds KEY#queue looks for a free slot. It asks for each slot in turn. It asks again
+// at most 80 ms later, or n times 10 ms if that is longer, or as soon as a lease of this
+// Client ends. So a Lock costs a lock and an unlock of KEY#queue, and one call for each
+// slot that it tries. It makes no call for a slot that this Client knows to be held.
+//
+// TryLock does not queue. If a Lock of this Client waits for a slot, or one of another
+// Client has waited for 100 ms, TryLock returns ErrHeld. Otherwise it asks for each slot
+// once. So it makes up to n+1 calls.
+//
+// A caller that holds a slot of KEY by its context re-enters that slot. Fences are per
+// slot. n below 1 or above 100 is ErrInvalid.
+func WithSlots(n int) Option {
+	return func(r *request) {
+		if n < 1 || n > maxSlots {
+			r.refuse("%d slots: give 1 to %d", n, maxSlots)
+		}
+		r.slots = n
+	}
+}
