@@ -70,7 +70,7 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 		until = c.clock.at(g.Until, slept)
 	}
 	if now >= until {
-		c.reap(cl, reapOnce)
+		c.reaper.add(cl, reapOnce)
 		return nil, errLate
 	}
 
@@ -190,14 +190,6 @@ type renewer struct {
 	wakesAt instant          // when it serves the holds next
 	well    [tryClasses]lane // of holds whose last renewal succeeded, or that were not renewed yet
 	suspect [tryClasses]lane // of the other holds
-}
-
-// poke wakes the goroutine of a renewer or a reaper.
-func poke(wake chan<- struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
-	}
 }
 
 // holdHeap orders holds by when the renewer must serve them. These times are not in the

@@ -234,7 +234,7 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 		if h.lapsed {
 			// The store may still have the hold, until the term ends by its clock.
 			h.lapsed = false
-			c.reapHoldLocked(h, h.keep, 0)
+			c.reaper.addHoldLocked(h, h.keep, 0)
 		}
 		return l.loss
 	case state == released && !l.unknown:
@@ -246,7 +246,7 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 // release releases the key in the store, and then promotes the next caller in line.
 func (l *Lease) release(ctx context.Context) error {
 	c, h := l.c, l.hold
-	err := c.callRelease(ctx, c.keeping(h.claim, h.keep))
+	err := c.store.release(ctx, h.claim, h.keep)
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -259,7 +259,7 @@ func (l *Lease) release(ctx context.Context) error {
 	c.changed.Broadcast()
 	c.leaveHeadLocked(h)
 	if l.unknown {
-		c.reapHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
+		c.reaper.addHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
 	}
 	if errors.Is(err, ErrLost) {
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
@@ -267,38 +267,11 @@ func (l *Lease) release(ctx context.Context) error {
 	return err
 }
 
-// keeping returns the claim of a release now, which leaves the key taken until keep if
-// that has not passed. Each call computes KeepUntil anew, because the machine may have
-// slept since the last one.
-func (c *Client) keeping(cl backend.Claim, keep instant) backend.Claim {
-	if keep == 0 {
-		return cl
-	}
-	if now, _ := c.clock.read(); now < keep {
-		cl.KeepUntil = c.clock.time(keep)
-	}
-	return cl
-}
-
-// callRelease calls the driver's Release. The end of ctx does not interrupt it.
-func (c *Client) callRelease(ctx context.Context, cl backend.Claim) error {
-	if ctx.Done() != nil {
-		ctx = context.WithoutCancel(ctx)
-	}
-	if c.traits.Reach == backend.Process {
-		return c.driver.Release(ctx, cl)
-	}
-	_, err := call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, c.driver.Release(ctx, cl)
-	}, nil)
-	return err
-}
-
 // unlockAgain repeats a release whose outcome is unknown.
 func (l *Lease) unlockAgain(ctx context.Context) error {
 	c, h := l.c, l.hold
 	defer c.leave() // unlockEndedLocked has counted the call
-	err := c.callRelease(ctx, c.keeping(h.claim, h.keep))
+	err := c.store.release(ctx, h.claim, h.keep)
 	switch {
 	case err == nil || errors.Is(err, ErrLost):
 	case isClosed(c.closed):
@@ -341,7 +314,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	}
 
 	if err = c.enter(); err == nil {
-		_, err = call(c, ctx, bound, func(ctx context.Context) (struct{}, error) {
+		_, err = call(&c.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, c.renewNow(ctx, h, cl, bound)
 		}, nil)
 		c.leave()

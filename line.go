@@ -117,7 +117,7 @@ func (w *wait) waitInLineLocked(ctx context.Context) (*Lease, error) {
 
 	refusal := w.quitLine(ctx)
 	waited := c.clock.now().sub(w.start)
-	if refusal == nil && waited < w.answerTime() {
+	if refusal == nil && waited < w.c.answerTime() {
 		// The store had no time to answer. Only this is known: other callers of this
 		// Client came first.
 		refusal = errHeldHere

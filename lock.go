@@ -168,7 +168,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	defer c.mu.Unlock()
 	if err == nil && c.closing.Err() != nil {
 		// Close began during the call, and ended only the leases that it found.
-		c.reapLocked(&reap{claim: h.claim, times: reapOnce}, h.claim.TTL)
+		c.reaper.addLocked(&reap{claim: h.claim, times: reapOnce}, h.claim.TTL)
 		err = ErrClosed
 	}
 	if err != nil {
@@ -187,7 +187,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 func (w *wait) giveUpLocked() {
 	if w.intent != nil {
 		// The release lets new shared callers in at once.
-		w.c.reapLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
+		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
 	}
 	if !w.c.traits.Ordered {
 		w.c.giveUpHeadLocked(w.line)
@@ -265,7 +265,7 @@ func (c *Client) leaveLocked(ln *line) {
 
 // askUntilHeld asks the store until the caller has the key or the wait is over.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
-	mayWait := w.c.waiter != nil && !w.once
+	mayWait := w.c.store.waiter != nil && !w.once
 	defer w.stopListening()
 	for attempt := 1; ; attempt++ {
 		if ctx.Err() != nil || w.c.closing.Err() != nil {
@@ -325,7 +325,7 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	}
 
 	// An answer takes a round trip, and now and then half as long again.
-	trip := time.Duration(w.c.trip.Load())
+	trip := time.Duration(w.c.store.trip.Load())
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
@@ -336,7 +336,7 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	c, start := w.c, w.asked
 	cl, bound := c.claim(&w.r), w.beginAttempt()
 	cl.Waiting = !last
-	if c.polls {
+	if c.store.polls {
 		c.mu.Lock()
 		cl.Waited = w.waitedLocked(start)
 		c.mu.Unlock()
@@ -345,27 +345,21 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	var g backend.Grant
 	var err error
 	if c.traits.Reach == backend.Process {
-		g, err = c.driver.Acquire(context.WithoutCancel(ctx), cl)
+		g, err = c.store.driver.Acquire(context.WithoutCancel(ctx), cl)
 	} else {
 		// A suspend before the call must not count as a part of the term.
 		start, slept = c.clock.read()
-		g, err = call(c, ctx, bound, c.withCleanUp(cl, c.driver.Acquire), c.releaseLate(cl))
+		g, err = call(&c.store, ctx, bound, c.reaper.after(cl, c.store.driver.Acquire), c.reaper.late(cl))
 	}
 
 	// The clock is read after the call, during which the machine may have slept.
 	now, _ := c.clock.read()
-	// If a call lasted longer than it may, the machine or the process was stopped
-	// meanwhile. The call's time then says nothing about the store.
-	if d := c.clock.withoutSleep(now).sub(start - instant(slept)); (err == nil || backend.Definite(err)) && d <= c.opts.Timeout {
-		trip, old := int64(d), c.trip.Load()
-		if old > 0 && old <= 2*trip { // a mean of more than twice trip is replaced: the first call also dials, and is slow
-			trip = old + (trip-old)/8
-		}
-		c.trip.Store(trip)
+	if err == nil || backend.Definite(err) {
+		c.noteTrip(c.clock.withoutSleep(now).sub(start - instant(slept)))
 	}
 	if err != nil {
 		var held *backend.HeldError
-		if c.waker != nil && cl.Waiting && !cl.Shared && errors.As(err, &held) && held.Shared {
+		if c.store.waker != nil && cl.Waiting && !cl.Shared && errors.As(err, &held) && held.Shared {
 			left := cl // cl itself would be allocated for every attempt
 			w.intent = &left
 		}
@@ -390,7 +384,7 @@ func (w *wait) beginAttempt() time.Duration {
 	}
 	d = min(d, c.opts.Timeout-c.outageLocked(ln, w.began))
 	if d < c.opts.Timeout {
-		d = max(d, w.answerTime())
+		d = max(d, w.c.answerTime())
 	}
 	return d
 }

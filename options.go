@@ -176,7 +176,7 @@ func checkTTL(ttl time.Duration) error {
 }
 
 // checkLongest returns an error if the store grants no term of ttl.
-func (c *Client) checkLongest(ttl time.Duration) error {
+func (c *core) checkLongest(ttl time.Duration) error {
 	if longest := c.traits.MaxTTL; longest > 0 && ttl > longest {
 		return fmt.Errorf("%w: ttl %v is above %v, the longest term that this store grants", ErrInvalid, ttl, longest)
 	}

@@ -56,7 +56,7 @@ func (c *Client) rowOverLocked(ln *line, now instant) bool {
 		return false
 	}
 	lasted := now.sub(ln.pace.began)
-	return lasted >= freshEnough || ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*time.Duration(c.trip.Load()))
+	return lasted >= freshEnough || ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*c.roundTrip())
 }
 
 // endRowLocked ends the row of ln, and returns when the gap after it ends. If the key is
@@ -67,10 +67,10 @@ func (c *Client) endRowLocked(ln *line, now instant, contended bool) instant {
 	d := jitter(min(now.sub(p.began)/partOfRow, rowTime)) // others take two equal waits for one hold
 	p.began, ln.turns = 0, 0
 	if contended {
-		d += max(2*time.Duration(c.trip.Load()), minSleep)
+		d += max(2*c.roundTrip(), minSleep)
 	}
 	d = min(d, maxGap)
-	if contended && c.polls {
+	if contended && c.store.polls {
 		d = max(d, p.sleep(0, 0))
 	}
 	return now.add(d)
@@ -168,7 +168,7 @@ func (c *Client) lineEndsLocked(ln *line) {
 	if c.traits.Ordered {
 		return
 	}
-	now, polls := c.clock.now(), c.polls
+	now, polls := c.clock.now(), c.store.polls
 	if ln.sought {
 		c.contended.note(ln.key, now)
 	}

@@ -126,9 +126,7 @@ func (b *batch) run() {
 	c := b.c
 	b.prepare()
 	if len(b.claims) > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), b.try)
-		b.send(ctx)
-		cancel()
+		b.send(context.Background(), b.try)
 	}
 
 	// The call has ended or was left behind, so another batch of the lane may be sent.
@@ -138,18 +136,18 @@ func (b *batch) run() {
 	c.dispatchLocked()
 }
 
-// send makes the call. A claim fails if it has no answer when the call ends, or a moment
-// after ctx has ended.
-func (b *batch) send(ctx context.Context) {
+// send makes the call, which lasts for bound at most if bound is above 0. A claim fails if it
+// has no answer when the call ends, or a moment after ctx or the bound has ended.
+func (b *batch) send(ctx context.Context, bound time.Duration) {
 	c := b.c
 	b.sent, b.slept = c.clock.read()
 
-	// If the driver's call outlasts ctx, send does not wait for it: the holds must be
+	// If the driver's call outlasts its context, send does not wait for it: the holds must be
 	// tried again before their terms end.
-	_, _ = run(c, ctx, nil, nil, func(ctx context.Context) (struct{}, error) {
-		c.driver.Renew(ctx, b.claims, b.done)
+	_, _ = run(&c.store, ctx, bound, nil, nil, func(ctx context.Context) (struct{}, error) {
+		c.store.driver.Renew(ctx, b.claims, b.done)
 		return struct{}{}, nil
-	}, nil, func() {})
+	}, nil)
 
 	// Answers that come from now on do not count.
 	c.mu.Lock()
@@ -237,7 +235,7 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 func (c *Client) renewNow(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
 	b := &batch{c: c, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
 	b.err = noAnswer(bound) // send may return just before done has noted an answer
-	b.send(ctx)
+	b.send(ctx, 0)          // call has bounded ctx
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -310,7 +308,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		gone = c.loseLocked(h, &LostError{Reason: LostRevoked})
 		// A part of the store may still have the hold, such as a minority of a
 		// quorum's nodes. That would block the key for the next holder.
-		c.reapHoldLocked(h, 0, 0)
+		c.reaper.addHoldLocked(h, 0, 0)
 	default:
 		h.failed++
 		h.failure = err

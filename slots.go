@@ -84,7 +84,7 @@ func (w *wait) askQueue(ctx context.Context) error {
 	// A caller of another Client may look. If it has the queue for less than passing, it
 	// may also be about to get a slot, or have one and be about to unlock the queue.
 	w.tries++
-	st, err := c.inspect(ctx, w.r.name+"#queue")
+	st, err := c.store.status(ctx, w.r.name+"#queue")
 	switch {
 	case st.Held && st.TTL < c.queueTerm()-passing:
 		return errHeldHere
@@ -171,7 +171,7 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	var outage error  // of the first slot that did not answer
 	answered := false // the store has refused a slot
 	for j := range n {
-		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.answerTime() {
+		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.c.answerTime() {
 			break // the rest of the slots would take too long; see WithMaxWait
 		}
 		i := (first + j) % n

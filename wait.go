@@ -10,15 +10,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the code for a caller that asks the store and does not get the key at
-// once. The caller waits in the driver, or sleeps between two attempts until the driver
-// wakes it or it is time to poll.
-
-// answerTime returns how long a healthy store may take to answer.
-func (w *wait) answerTime() time.Duration {
-	return min(max(4*time.Duration(w.c.trip.Load()), 50*time.Millisecond), w.c.opts.Timeout)
-}
-
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire. That needs
 // a reason to expect that Acquire would be refused. With a Waiter that is not Ordered,
 // the only reason is w.refused: the store has just refused this caller. With an Ordered
@@ -28,7 +19,7 @@ func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
 	}
-	if w.end != never && w.end.sub(w.c.clock.now()) < w.answerTime() {
+	if w.end != never && w.end.sub(w.c.clock.now()) < w.c.answerTime() {
 		return false // there is time only for one attempt
 	}
 
@@ -57,7 +48,7 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 
 	cl := c.claim(&w.r)
 	start, slept := c.clock.read() // the driver reads its clock for Grant.Until later than this
-	g, err := run(c, ctx, nil, nil, c.withCleanUp(cl, c.waiter.Wait), c.releaseLate(cl), func() {})
+	g, err := run(&c.store, ctx, 0, nil, nil, c.reaper.after(cl, c.store.waiter.Wait), c.reaper.late(cl))
 	switch {
 	case err == nil:
 		now, _ := c.clock.read()
@@ -74,30 +65,6 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 		err = ErrHeld
 	}
 	return nil, err
-}
-
-// withCleanUp returns f, after which the token of cl is released in the background if f's
-// error leaves the outcome unknown, and the driver does not clean up. That includes an error
-// of a context joined with a definite error.
-func (c *Client) withCleanUp(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
-	return func(ctx context.Context) (backend.Grant, error) {
-		g, err := f(ctx, cl)
-		if err != nil && !c.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
-			c.reap(cl, reapTwice)
-		}
-		return g, err
-	}
-}
-
-// releaseLate returns a function for an outcome that came after its caller had left.
-// The function releases the token of cl if the token has the key.
-func (c *Client) releaseLate(cl backend.Claim) func(backend.Grant, error) {
-	return func(g backend.Grant, err error) {
-		cl.Handle = g.Handle
-		if err == nil {
-			c.reap(cl, reapOnce)
-		}
-	}
 }
 
 // over records the outcome of a call that returned err. Sent is when the call began, by
@@ -153,7 +120,7 @@ func (w *wait) noteAnswer(err error, sent instant) time.Duration {
 	switch {
 	case !errors.Is(err, ErrHeld):
 		ln.outage = cmp.Or(ln.outage, sent)
-	case c.polls:
+	case c.store.polls:
 		ln.outage = 0
 	default:
 		ln.outage = 0
@@ -271,13 +238,13 @@ func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
 	// The attempt that follows gets most of the time.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
-	if c.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
+	if c.store.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
 		return false
 	}
 
 	cl := backend.Claim{Key: c.opts.Prefix + w.r.key, Shared: w.r.shared, Timeout: c.opts.Timeout}
-	l, err := call(c, ctx, bound, func(ctx context.Context) (listening, error) {
-		wake, stop, err := c.waker.Listen(ctx, cl)
+	l, err := call(&c.store, ctx, bound, func(ctx context.Context) (listening, error) {
+		wake, stop, err := c.store.waker.Listen(ctx, cl)
 		return listening{wake, stop}, err
 	}, func(late listening, err error) {
 		if err == nil {
