@@ -20,20 +20,18 @@ var errUnsupported = errors.ErrUnsupported
 // store.
 type Client struct {
 	*core
-	store  store
-	reaper reaper
-	closed chan struct{} // closed when Close has ended
+	store    store
+	reaper   reaper
+	observer observer
+	renewer  renewer
+	closed   chan struct{} // closed when Close has ended
 
 	// All below is guarded by mu.
 	lines     map[string]*line    // by key, without those of shared callers
 	lookers   map[string]chan int // receives a slot of the key that may have become free, for the caller that looks for one
 	contended contended           // keys that a Waiter has refused lately
-	holds     holdHeap            // holds that are trusted, ordered by when the renewer must serve them
 	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
 	callers   int                 // in all lines
-
-	renewer  renewer
-	observer observer
 }
 
 var _ Locker = (*Client)(nil)
@@ -60,7 +58,8 @@ func newClient(d backend.Driver, opts Options) *Client {
 	}
 	c.store.init(c.core, d)
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
-	c.renewer.wake = make(chan struct{}, 1)
+	c.observer.core = c.core
+	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1)}
 	return c
 }
 
@@ -139,13 +138,13 @@ func (c *Client) Close() error {
 	c.close(ErrClosed)
 	c.changed.Broadcast()
 	var ended []*Lease
-	for len(c.holds) > 0 {
-		h := c.holds[0].hold
+	for len(c.renewer.holds) > 0 {
+		h := c.renewer.holds[0].hold
 		for _, l := range h.leases {
 			l.state.Store(closed)
 		}
 		ended = append(ended, h.leases...)
-		c.unscheduleLocked(h)
+		c.renewer.unscheduleLocked(h)
 	}
 	c.mu.Unlock()
 	for _, l := range ended {

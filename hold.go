@@ -1,9 +1,7 @@
 package hasp
 
 import (
-	"container/heap"
 	"context"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -13,18 +11,19 @@ import (
 // hold is one token's hold of a key in the store. It has one lease, or several by
 // re-entry.
 //
-// A hold begins with a grant (newHold, Client.startHoldLocked). Answers of the store
+// A hold begins with a grant (newHold, startHoldLocked). Answers of the store
 // renew it (answer). When its last lease is unlocked, the next caller in line may
 // get it (handOverLocked). It ends when it is released, when the store reports that
 // it is lost (loseLocked), when its deadline or its max hold passes (endExpiredLocked),
 // or when the Client is closed (Close).
 type hold struct {
-	claim    backend.Claim // what renewals ask for; its TTL is guarded by c.mu
+	c        *Client
+	claim    backend.Claim // what renewals ask for; its TTL is guarded by mu
 	fence    uint64        // 0 unless a fence was asked for
 	granted  instant       // when the grant was received
-	deadline atomic.Int64  // instant until which the lease is trusted; written under c.mu
+	deadline atomic.Int64  // instant until which the lease is trusted; written under mu
 
-	// All below is guarded by c.mu.
+	// All below is guarded by mu.
 	line   *line    // the line of its key
 	leases []*Lease // the leases that are neither lost nor unlocked; an inner lease comes after those around it
 	joined int      // how many leases it has had so far
@@ -62,7 +61,7 @@ type hold struct {
 // machine had slept by then, or when the first Wait with the same token began. If the
 // grant's term has ended before the answer came, newHold releases the token in the
 // background and returns errLate.
-func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
+func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
 	cl.Handle = g.Handle
 	term := cl.TTL - backend.Drift(cl.TTL)
 	until := start.add(term)
@@ -74,7 +73,7 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 		return nil, errLate
 	}
 
-	h := &hold{claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
+	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
 
 	// The hold was confirmed when its term began. A Waiter's call may have begun long
 	// before that.
@@ -108,23 +107,23 @@ func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *h
 
 	// With a max hold, the first claim may have asked for less than the whole term.
 	// Renewals ask for the whole term, or until a little after the limit if that is less.
-	l := c.addLeaseLocked(ctx, r, h, h.granted)
+	l := h.addLeaseLocked(ctx, r, h.granted)
 	if r.maxHold > 0 {
 		h.claim.TTL = r.ttl
 		h.limit = l.maxHold
 	}
-	c.scheduleLocked(h)
+	c.renewer.scheduleLocked(h)
 	return l
 }
 
 // addLeaseLocked adds a lease to h.
-func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now instant) *Lease {
+func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lease {
 	// The hold has room for its first lease. Later ones are allocated.
 	l := &h.first
-	if l.c != nil {
+	if h.joined > 0 {
 		l = new(Lease)
 	}
-	l.c, l.hold, l.key, l.slot, l.parent, l.around = c, h, r.name, r.slot, ctx, r.around
+	l.hold, l.key, l.slot, l.parent, l.around = h, r.name, r.slot, ctx, r.around
 	l.id, l.op, l.shared = r.id, r.op, r.shared
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {
@@ -142,27 +141,10 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 	return l
 }
 
-// renewalTime returns when to renew a term that began at since: after a third, less a
-// random part of up to a tenth of that. So the renewals of holds that were taken together
-// become due at different times.
-func renewalTime(since instant, term time.Duration) instant {
-	third := term / renewalsPerT
-	return since.add(third - rand.N(third/10+1))
-}
-
-// renewAt sets the time of the next renewal to due. If other holds are renewed up to a
-// window earlier, the renewal travels with them, but not earlier by more than a
-// quarter of the time until due. Without that bound, renewals of a short term would
-// run in a tight loop against a store that refuses connections at once.
-func (h *hold) renewAt(now, due instant) {
-	h.due = due
-	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
-	h.early = min(window, max(due.sub(now), 0)/4)
-}
-
 // leaveHeadLocked takes h, which has ended, from the head of its line, and promotes the
 // next caller.
-func (c *Client) leaveHeadLocked(h *hold) {
+func (h *hold) leaveHeadLocked() {
+	c := h.c
 	c.open--
 	c.slotFreedLocked(h)
 	ln := h.line
@@ -176,152 +158,4 @@ func (c *Client) leaveHeadLocked(h *hold) {
 		ln.hold = nil
 	}
 	c.leaveLocked(ln)
-}
-
-// renewer keeps the leases of a Client alive, and ends those whose deadline has
-// passed. It is one goroutine, which runs while there are holds and a moment longer.
-// It never calls the driver, so a store that hangs does not delay the end of a
-// context. Each batch of renewals has a goroutine of its own.
-type renewer struct {
-	wake chan struct{} // signals an earlier wakesAt; has room for one
-
-	// All below is guarded by Client.mu.
-	running bool             // its goroutine exists
-	wakesAt instant          // when it serves the holds next
-	well    [tryClasses]lane // of holds whose last renewal succeeded, or that were not renewed yet
-	suspect [tryClasses]lane // of the other holds
-}
-
-// holdHeap orders holds by when the renewer must serve them. These times are not in the
-// holds, because a comparison that reads the holds waits for memory: with 30,000 leases that
-// was a quarter of the cost of a renewal.
-type holdHeap []scheduled
-
-type scheduled struct {
-	next instant
-	hold *hold
-}
-
-func (q holdHeap) Len() int { return len(q) }
-
-func (q holdHeap) Less(i, j int) bool { return q[i].next < q[j].next }
-
-func (q holdHeap) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].hold.index, q[j].hold.index = i, j
-}
-
-// Push is for container/heap.
-func (q *holdHeap) Push(x any) {
-	h := x.(*hold)
-	h.index = len(*q)
-	*q = append(*q, scheduled{never, h})
-}
-
-// Pop is for container/heap.
-func (q *holdHeap) Pop() any {
-	old := *q
-	h := old[len(old)-1].hold
-	old[len(old)-1].hold = nil
-	*q = old[:len(old)-1]
-	h.index = -1
-	return h
-}
-
-// scheduleLocked puts h into the heap or moves it there, and wakes the renewer if need be.
-func (c *Client) scheduleLocked(h *hold) {
-	// The renewer serves h when the hold ends, when one of its leases ends, or when a
-	// renewal is due, whichever is first.
-	next := min(instant(h.deadline.Load()), h.limit)
-	for _, l := range h.leases {
-		next = min(next, l.maxHold)
-	}
-	if h.renew && h.busy == nil && !h.queued {
-		next = min(next, h.due)
-	}
-	if h.index < 0 {
-		heap.Push(&c.holds, h)
-	}
-	c.holds[h.index].next = next
-	heap.Fix(&c.holds, h.index)
-
-	// A renewer that sleeps past the new time is woken.
-	switch r := &c.renewer; {
-	case !r.running:
-		r.running = c.spawnLocked(c.runRenewer)
-	case next < r.wakesAt:
-		r.wakesAt = next
-		poke(r.wake)
-	}
-}
-
-// unscheduleLocked takes h out of the heap.
-func (c *Client) unscheduleLocked(h *hold) {
-	if h.index >= 0 {
-		heap.Remove(&c.holds, h.index)
-	}
-}
-
-// runRenewer serves the holds in the heap. When the heap is empty, it stays for a
-// moment. Otherwise a program that locks and unlocks in a loop would start a
-// goroutine each time.
-func (c *Client) runRenewer() {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	idle := false // the heap was empty in the last round
-	for {
-		now, _ := c.clock.read()
-		c.mu.Lock()
-		gone := c.serveLocked(now)
-		wakes := now.add(checkEvery)
-		if len(c.holds) > 0 {
-			wakes = min(wakes, c.holds[0].next)
-		}
-		over := len(c.holds) == 0 && (idle || c.closing.Err() != nil)
-		idle = len(c.holds) == 0
-		c.renewer.running, c.renewer.wakesAt = !over, wakes
-		c.mu.Unlock()
-
-		for _, l := range gone {
-			l.endContext(l.loss) // not under mu
-		}
-		if over {
-			return
-		}
-
-		timer.Reset(wakes.sub(now))
-		select {
-		case <-timer.C:
-		case <-c.renewer.wake:
-			idle = false
-		}
-	}
-}
-
-// serveLocked ends the leases whose time is over, and begins the renewals that are due.
-// It returns the leases that it has ended.
-func (c *Client) serveLocked(now instant) (gone []*Lease) {
-	due := 0
-	for len(c.holds) > 0 {
-		h := c.holds[0].hold
-		isDue := h.renew && h.busy == nil && !h.queued && h.due <= now.add(h.early)
-		if c.holds[0].next > now && !isDue {
-			break
-		}
-		if ended := c.endExpiredLocked(h, now); len(ended) > 0 {
-			gone = append(gone, ended...)
-			continue
-		}
-
-		if isDue {
-			due++
-			h.queued = true
-			c.queueRenewalLocked(h)
-		}
-		c.scheduleLocked(h)
-	}
-	if due > 0 {
-		c.dispatchLocked()
-	}
-	return gone
 }

@@ -16,7 +16,6 @@ import (
 // lease ends by Unlock or by the Client's Close, or it is lost. Several goroutines may
 // use it, and any of them may unlock it.
 type Lease struct {
-	c       *Client
 	hold    *hold
 	key     string                       // as the caller gave it
 	slot    int                          // from 1; 0 without WithSlots
@@ -38,12 +37,11 @@ type Lease struct {
 	parentDone     <-chan struct{}
 	parentDoneRead bool
 
-	// All below is guarded by c.mu.
+	// All below is guarded by mu.
 	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
 
-	observed bool   // EventAcquired has been reported
-	overdue  bool   // EventStillHeld has been reported
-	unseen   *Event // the lease's end, if it came before EventAcquired
+	reported int32  // nothing, acquired or overdue
+	unseen   *Event // the lease's end, if it came before EventAcquired was reported
 
 	// An Unlock calls the store without mu. Other calls of Unlock find its state here.
 	releasing bool // an Unlock's call is in flight
@@ -75,7 +73,7 @@ func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 
 // Expires returns when the lease ends if no further renewal succeeds. Its context
 // ends then at the latest.
-func (l *Lease) Expires() time.Time { return l.c.clock.time(l.end()) }
+func (l *Lease) Expires() time.Time { return l.hold.c.clock.time(l.end()) }
 
 func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
 
@@ -84,14 +82,17 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 // has the reason. Err reads the clock. So if a process was stopped until after the lease's
 // term, its first call of Err returns that.
 func (l *Lease) Err() error {
-	if l.state.Load() == held {
-		if now, _ := l.c.clock.read(); now < l.end() {
-			return nil
-		}
-		// A renewal may move the deadline in between; expire checks it under mu.
-		l.c.expire(l.hold)
-	}
+	l.expire()
 	return l.cause()
+}
+
+// expire ends the lease if its time is over by the clock. The caller must not hold mu.
+func (l *Lease) expire() {
+	if l.state.Load() == held {
+		if now, _ := l.hold.c.clock.read(); now >= l.end() {
+			l.hold.expire()
+		}
+	}
 }
 
 // cause returns why the lease has ended, or nil. It does not read the clock.
@@ -144,7 +145,7 @@ func (l *Lease) Context() context.Context {
 // renewUntilUnlock makes renewals go on until Unlock, also after the end of Lock's
 // context. WithoutRenewal and WithMaxHold keep their effect.
 func (l *Lease) renewUntilUnlock() {
-	c, h := l.c, l.hold
+	c, h := l.hold.c, l.hold
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l.untilUnlock = true
@@ -152,15 +153,15 @@ func (l *Lease) renewUntilUnlock() {
 	// If the process was stopped since Lock returned, renewal may have stopped by now,
 	// because the contexts of all Locks had ended.
 	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(c.clock.now()) {
-		c.scheduleLocked(h)
+		c.renewer.scheduleLocked(h)
 	}
 }
 
 // countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it when it
 // returns. Before that nothing was done under the key, and an Unlock must not keep it.
 func (l *Lease) countMinHold() {
-	l.c.mu.Lock()
-	defer l.c.mu.Unlock()
+	l.hold.c.mu.Lock()
+	defer l.hold.c.mu.Unlock()
 	l.hold.keep = max(l.hold.keep, l.keep)
 }
 
@@ -176,8 +177,8 @@ func (l *Lease) countMinHold() {
 // the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
-	if ends && l.c.opts.Observe != nil {
-		l.c.observeUnlock(ctx, l, err)
+	if ends {
+		l.hold.c.observer.unlocked(ctx, l, err)
 	}
 	return newError("unlock", l.key, err)
 }
@@ -185,8 +186,8 @@ func (l *Lease) Unlock(ctx context.Context) error {
 // unlock returns the error of Unlock. It reports in ends whether it has ended a
 // lease whose end no event has reported yet.
 func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
-	c, h := l.c, l.hold
-	l.Err() // ends the lease if its deadline has passed; not under mu, which it locks
+	c, h := l.hold.c, l.hold
+	l.expire()
 	c.mu.Lock()
 	for l.releasing {
 		c.changed.Wait() // within Timeout, which bounds the call
@@ -202,7 +203,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	// The hold goes on with its other leases, or with the next caller in line.
 	release := len(h.leases) == 0 && (h.line.first() == nil || !c.handOverLocked(h))
 	if release {
-		c.unscheduleLocked(h) // a renewal must not follow the release
+		c.renewer.unscheduleLocked(h) // a renewal must not follow the release
 		l.releasing = true
 		c.calls++
 	}
@@ -221,7 +222,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 // unlockEndedLocked returns the error of Unlock if the lease was lost or released before,
 // or if Close waits no longer. It unlocks mu.
 func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
-	c, h := l.c, l.hold
+	c, h := l.hold.c, l.hold
 	if state != lost && !c.stopped && l.unknown {
 		c.calls++
 		c.mu.Unlock()
@@ -245,7 +246,7 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 
 // release releases the key in the store, and then promotes the next caller in line.
 func (l *Lease) release(ctx context.Context) error {
-	c, h := l.c, l.hold
+	c, h := l.hold.c, l.hold
 	err := c.store.release(ctx, h.claim, h.keep)
 
 	c.mu.Lock()
@@ -257,7 +258,7 @@ func (l *Lease) release(ctx context.Context) error {
 	c.calls--
 	l.releasing = false
 	c.changed.Broadcast()
-	c.leaveHeadLocked(h)
+	h.leaveHeadLocked()
 	if l.unknown {
 		c.reaper.addHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
 	}
@@ -269,7 +270,7 @@ func (l *Lease) release(ctx context.Context) error {
 
 // unlockAgain repeats a release whose outcome is unknown.
 func (l *Lease) unlockAgain(ctx context.Context) error {
-	c, h := l.c, l.hold
+	c, h := l.hold.c, l.hold
 	defer c.leave() // unlockEndedLocked has counted the call
 	err := c.store.release(ctx, h.claim, h.keep)
 	switch {
@@ -306,7 +307,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	if err := checkTTL(ttl); err != nil {
 		return err
 	}
-	c, h := l.c, l.hold
+	c, h := l.hold.c, l.hold
 	start := c.clock.now()
 	cl, bound, err := l.beginExtend(ctx, ttl)
 	if err != nil {
@@ -315,7 +316,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 
 	if err = c.enter(); err == nil {
 		_, err = call(&c.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, c.renewNow(ctx, h, cl, bound)
+			return struct{}{}, c.renewer.extend(ctx, h, cl, bound)
 		}, nil)
 		c.leave()
 	}
@@ -338,7 +339,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 // beginExtend waits until no renewal of the hold is in flight, and makes the hold
 // busy. It returns the claim to renew, and how long the call may last.
 func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.Claim, bound time.Duration, err error) {
-	c, h := l.c, l.hold
+	c, h := l.hold.c, l.hold
 	for {
 		if err := cmp.Or(ctx.Err(), l.Err()); err != nil {
 			return cl, 0, err
@@ -375,7 +376,7 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.
 	bound = min(c.opts.Timeout, max(term/triesPerT, l.end().sub(now)-term/renewalsPerT))
 	h.busy, h.extended = make(chan struct{}), true
 	h.kept = max(h.kept, now.add(cl.TTL))
-	c.scheduleLocked(h)
+	c.renewer.scheduleLocked(h)
 	return cl, bound, nil
 }
 

@@ -240,7 +240,7 @@ func (c *Client) handOverLocked(h *hold) bool {
 	ln.remove(t)
 	ln.turns++
 	c.leaveLocked(ln) // for the caller that unlocks; the line counts the next one already
-	t.ready <- ticket{lease: c.addLeaseLocked(t.ctx, t.r, h, now)}
+	t.ready <- ticket{lease: h.addLeaseLocked(t.ctx, t.r, now)}
 	return true
 }
 

@@ -59,11 +59,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
 	w.r.apply(opts)
-	op = w.r.op // Lead has changed it
-	if c.opts.Observe != nil {
-		w.r.id = lastEventID.Add(1)
-		c.observe(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: op, Key: key}) // before the time of the wait begins
-	}
+	c.observer.requested(ctx, &w.r) // before the time of the wait begins
 	w.c, w.start, w.end = c, c.clock.now(), never
 	w.began = c.clock.withoutSleep(w.start)
 	err := w.prepare(ctx)
@@ -78,18 +74,12 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 		l, err = w.take(ctx)
 	}
 	if err != nil {
-		err = newError(op, key, err)
-		if c.opts.Observe != nil {
-			c.observe(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: op, Key: key, Wait: c.clock.now().sub(w.start), Tries: w.tries, Err: err})
-		}
+		err = newError(w.r.op, key, err)
+		c.observer.refused(ctx, w, err)
 		returns = true
 		return nil, err
 	}
-	if c.opts.Observe != nil {
-		e := l.event(EventAcquired, nil)
-		e.Wait, e.Tries = l.since.sub(w.start), w.tries
-		c.observeAcquired(ctx, l, e)
-	}
+	c.observer.acquired(ctx, w, l)
 	if l.keep != 0 && !w.r.oneOfAll {
 		l.countMinHold()
 	}
@@ -365,7 +355,7 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 		}
 		return nil, err
 	}
-	return c.newHold(cl, g, start, now, slept)
+	return newHold(c, cl, g, start, now, slept)
 }
 
 // beginAttempt records that an attempt begins, and returns how long it may take. That is

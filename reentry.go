@@ -15,7 +15,7 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 		return nil, nil
 	}
 	for o := r.around; o != nil; o = o.around {
-		if o.c != c || o.key != r.name || (o.slot > 0) != (r.slots > 0) || o.Err() != nil {
+		if o.hold.c != c || o.key != r.name || (o.slot > 0) != (r.slots > 0) || o.Err() != nil {
 			continue
 		}
 		if l, err := c.join(ctx, r, o); l != nil || err != nil {
@@ -56,21 +56,9 @@ func (c *Client) join(ctx context.Context, r *request, outer *Lease) (*Lease, er
 	}
 
 	r.slot = outer.slot
-	l := c.addLeaseLocked(ctx, r, h, now)
+	l := h.addLeaseLocked(ctx, r, now)
 	l.reentry = true
 	h.resumeRenewalLocked(now)
-	c.scheduleLocked(h)
+	c.renewer.scheduleLocked(h)
 	return l, nil
-}
-
-// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether
-// they had: the contexts of all Locks had ended, or the term had reached the max hold.
-// After it has returned true, the caller schedules h.
-func (h *hold) resumeRenewalLocked(now instant) bool {
-	if h.renew || h.unrenewed {
-		return false
-	}
-	h.renew, h.orphaned = true, 0
-	h.renewAt(now, now)
-	return true
 }

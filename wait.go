@@ -52,7 +52,7 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 	switch {
 	case err == nil:
 		now, _ := c.clock.read()
-		return c.newHold(cl, g, start, now, slept)
+		return newHold(c, cl, g, start, now, slept)
 	case ctx.Err() == nil:
 		err = plainDated(err, cl.Timeout)
 	case errors.Is(err, ErrHeld) && isContextError(err):
