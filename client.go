@@ -24,14 +24,9 @@ type Client struct {
 	reaper   reaper
 	observer observer
 	renewer  renewer
+	queue    queue
+	slots    slots
 	closed   chan struct{} // closed when Close has ended
-
-	// All below is guarded by mu.
-	lines     map[string]*line    // by key, without those of shared callers
-	lookers   map[string]chan int // receives a slot of the key that may have become free, for the caller that looks for one
-	contended contended           // keys that a Waiter has refused lately
-	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
-	callers   int                 // in all lines
 }
 
 var _ Locker = (*Client)(nil)
@@ -51,14 +46,14 @@ func New(d backend.Driver, o *Options) *Client {
 
 func newClient(d backend.Driver, opts Options) *Client {
 	c := &Client{
-		core:    newCore(opts, d.Traits()),
-		closed:  make(chan struct{}),
-		lines:   map[string]*line{},
-		lookers: map[string]chan int{},
+		core:   newCore(opts, d.Traits()),
+		closed: make(chan struct{}),
 	}
 	c.store.init(c.core, d)
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
+	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}}
+	c.slots = slots{core: c.core, lookers: map[string]chan int{}}
 	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1)}
 	return c
 }
@@ -154,11 +149,11 @@ func (c *Client) Close() error {
 	// Holders unlock while the Client cleans up after calls of unknown outcome,
 	// so one Timeout is enough for both.
 	end := time.Now().Add(c.opts.Timeout)
-	c.settle(end, func() bool { return c.open == 0 })
+	c.settle(end, func() bool { return c.queue.open == 0 })
 	poke(c.renewer.wake)
 	poke(c.reaper.wake)
 	c.settle(end, func() bool {
-		c.stopped = c.calls == 0 && c.callers == c.open // no call is in flight, and every caller that is left has a hold
+		c.stopped = c.calls == 0 && c.queue.callers == c.queue.open // no call is in flight, and every caller that is left has a hold
 		return c.stopped
 	})
 	c.mu.Lock()

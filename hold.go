@@ -91,19 +91,11 @@ func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, s
 	return h, nil
 }
 
-// startHoldLocked makes h the hold of ln, and returns its first lease.
-func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *hold) *Lease {
+// startLocked makes h the hold of ln, and returns its first lease. Waited is how long the Client
+// waited for it, and sought says that it was refused before.
+func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited time.Duration, sought bool) *Lease {
 	h.line, h.renew, h.unrenewed = ln, !r.noRenew, r.noRenew
-	ln.hold, ln.lastAnswer, ln.outage, ln.unanswered = h, nil, 0, 0
-	// A caller may come during the hold and get it by a hand-over. So the row begins
-	// here even if no caller waits yet.
-	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
-		ln.pace.began = h.granted
-	}
-	if ln.first() != nil {
-		ln.turns++
-	}
-	c.open++
+	ln.startedLocked(h, waited, sought)
 
 	// With a max hold, the first claim may have asked for less than the whole term.
 	// Renewals ask for the whole term, or until a little after the limit if that is less.
@@ -112,7 +104,7 @@ func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *h
 		h.claim.TTL = r.ttl
 		h.limit = l.maxHold
 	}
-	c.renewer.scheduleLocked(h)
+	h.c.renewer.scheduleLocked(h)
 	return l
 }
 
@@ -141,21 +133,33 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	return l
 }
 
-// leaveHeadLocked takes h, which has ended, from the head of its line, and promotes the
-// next caller.
-func (h *hold) leaveHeadLocked() {
-	c := h.c
-	c.open--
-	c.slotFreedLocked(h)
-	ln := h.line
-	switch {
-	case h.claim.Shared:
-	case ln.callers == 1: // the line ends
-		c.lineEndsLocked(ln)
-	case !c.traits.Ordered:
-		c.promoteNextLocked(ln)
-	case ln.hold == h:
-		ln.hold = nil
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It
+// returns false if there is none that can have h. Then h must be released. A hand-over takes
+// no call to the store, which knows only the token of the hold and has confirmed it a moment
+// ago.
+func (h *hold) handOverLocked() bool {
+	t := h.line.nextLocked(h)
+	if t == nil {
+		return false
 	}
-	c.leaveLocked(ln)
+	now := h.c.clock.now()
+	if !h.suitsLocked(t.r, now) {
+		return false
+	}
+	h.line.handOverLocked(t, h.addLeaseLocked(t.ctx, t.r, now))
+	return true
+}
+
+// suitsLocked reports whether a caller with r wants just this hold, and the store has confirmed
+// it a moment ago.
+func (h *hold) suitsLocked(r *request, now instant) bool {
+	switch {
+	case h.extended || !h.renew || h.claim.Fenced || h.limit != never || h.keep != 0:
+		return false
+	case r.ttl != h.claim.TTL || r.noRenew || r.fenced || r.maxHold > 0:
+		return false
+	case h.c.closing.Err() != nil:
+		return false
+	}
+	return now.sub(h.confirmed) < freshEnough && now < instant(h.deadline.Load())
 }

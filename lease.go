@@ -201,7 +201,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
 	// The hold goes on with its other leases, or with the next caller in line.
-	release := len(h.leases) == 0 && (h.line.first() == nil || !c.handOverLocked(h))
+	release := len(h.leases) == 0 && !h.handOverLocked()
 	if release {
 		c.renewer.unscheduleLocked(h) // a renewal must not follow the release
 		l.releasing = true
@@ -258,7 +258,7 @@ func (l *Lease) release(ctx context.Context) error {
 	c.calls--
 	l.releasing = false
 	c.changed.Broadcast()
-	h.leaveHeadLocked()
+	h.leaveLineLocked()
 	if l.unknown {
 		c.reaper.addHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
 	}

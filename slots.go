@@ -74,10 +74,7 @@ func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, erro
 // comes first: a TryLock in a loop would leave it no slot.
 func (w *wait) askQueue(ctx context.Context) error {
 	c := w.c
-	c.mu.Lock()
-	looks := c.lookers[w.r.name] != nil
-	c.mu.Unlock()
-	if looks {
+	if c.slots.looked(w.r.name) {
 		return errHeldHere
 	}
 
@@ -98,7 +95,7 @@ func (w *wait) askQueue(ctx context.Context) error {
 
 // queueTerm returns the term of a queue for slots. It does not depend on Options.TTL, so that
 // askQueue knows how long another Client has the queue.
-func (c *Client) queueTerm() time.Duration {
+func (c *core) queueTerm() time.Duration {
 	if longest := c.traits.MaxTTL; longest > 0 {
 		return min(queueTTL, longest)
 	}
@@ -110,7 +107,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	c, n := w.c, time.Duration(w.r.slots)
 	first := rand.N(w.r.slots) // Clients begin at different slots, so that they seldom ask for the same one
 	freed := make(chan int, 1)
-	defer c.endLooking(w.r.name, freed)
+	defer c.slots.end(w.r.name, freed)
 
 	var last error     // why the caller has no slot: ErrHeld, or the last error of an outage
 	var outage instant // when an outage began, by clock.awake; 0 if the store answers
@@ -140,9 +137,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 		if retry > 0 {
 			d = min(d, retry+minSleep) // the key is free then, if its holder has died
 		}
-		c.mu.Lock()
-		c.lookers[w.r.name] = freed // not before: a Lock that finds a slot at once refuses no TryLock
-		c.mu.Unlock()
+		c.slots.begin(w.r.name, freed) // not before: a Lock that finds a slot at once refuses no TryLock
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
@@ -202,23 +197,40 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// endLooking notes that a caller no longer looks for a slot of key.
-func (c *Client) endLooking(key string, freed chan int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// slots knows which callers of this Client look for a free slot.
+type slots struct {
+	*core
+	lookers map[string]chan int // by key; receives a slot that may have become free; guarded by mu
+}
+
+// begin notes that a caller looks for a slot of key. It learns by freed that one became free.
+func (s *slots) begin(key string, freed chan int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lookers[key] = freed
+}
+
+// end notes that the caller no longer looks for a slot of key.
+func (s *slots) end(key string, freed chan int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	// If the queue's lease was lost, another caller may look already.
-	if c.lookers[key] == freed {
-		delete(c.lookers, key)
+	if s.lookers[key] == freed {
+		delete(s.lookers, key)
 	}
 }
 
-// slotFreedLocked wakes the caller that looks for a slot of the key of h.
-func (c *Client) slotFreedLocked(h *hold) {
-	if h.first.slot == 0 {
-		return
-	}
+// looked reports whether a caller looks for a slot of key.
+func (s *slots) looked(key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lookers[key] != nil
+}
+
+// freedLocked wakes the caller that looks for a slot of key, because slot i became free.
+func (s *slots) freedLocked(key string, i int) {
 	select {
-	case c.lookers[h.first.key] <- h.first.slot - 1:
+	case s.lookers[key] <- i:
 	default: // nobody looks, or a signal waits already
 	}
 }

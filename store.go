@@ -2,6 +2,8 @@ package hasp
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -29,7 +31,6 @@ type store struct {
 	driver backend.Driver
 	waiter backend.Waiter // driver, or nil if it is no Waiter
 	waker  backend.Waker  // driver, or nil if it is no Waker
-	polls  bool           // nothing in the store wakes the callers that wait
 }
 
 func (s *store) init(c *core, d backend.Driver) {
@@ -38,7 +39,25 @@ func (s *store) init(c *core, d backend.Driver) {
 	if s.waiter == nil {
 		s.waker, _ = d.(backend.Waker)
 	}
-	s.polls = s.waiter == nil && s.waker == nil
+}
+
+// claim returns the claim of a new attempt, whose token is 128 random bits.
+func (s *store) claim(r *request) backend.Claim {
+	var b [16]byte
+	var token [22]byte
+	rand.Read(b[:])
+	base64.RawURLEncoding.Encode(token[:], b[:])
+	return backend.Claim{Key: s.opts.Prefix + r.key, Token: string(token[:]), Owner: s.opts.Owner,
+		TTL: r.term(), Timeout: s.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
+}
+
+// term returns the term that a claim asks for.
+func (r *request) term() time.Duration {
+	if 0 < r.maxHold && r.maxHold < r.ttl {
+		// If the holder dies, the next caller gets the key soon after the max hold.
+		return min(r.ttl, termFor(r.maxHold))
+	}
+	return r.ttl
 }
 
 // call makes one call to the store, with the values of ctx. It returns when the store

@@ -1,7 +1,6 @@
 package hasp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -9,6 +8,130 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 )
+
+// askUntilHeld asks the store until the caller has the key or the wait is over.
+func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
+	mayWait := w.c.store.waiter != nil && !w.once
+	defer w.stopListening()
+	for attempt := 1; ; attempt++ {
+		if ctx.Err() != nil || w.c.closing.Err() != nil {
+			return nil, w.endErr(ctx)
+		}
+
+		// Decide before the call whether it is the last one: its outcome must not extend
+		// the wait.
+		last := w.once || w.untilLastCall(ctx) <= 0
+		useWait := mayWait && w.shouldWait()
+		sent := w.began
+		w.asked = w.start
+		if attempt > 1 || w.stood {
+			w.asked = w.c.clock.now()
+			sent = w.c.clock.withoutSleep(w.asked)
+		}
+
+		var h *hold
+		var err error
+		w.tries++
+		if useWait {
+			h, err = w.waitInStore(ctx)
+		} else {
+			h, err = w.attempt(ctx, last)
+		}
+		if err == nil {
+			return h, nil
+		}
+
+		if useWait {
+			sent = w.c.outageOf(err, sent) // Wait may have begun long before the outage
+		}
+		if over, why := w.over(ctx, err, sent, last); over {
+			return nil, why
+		}
+		if !useWait && mayWait && w.shouldWait() {
+			continue // the driver's Wait is better than a sleep
+		}
+		if w.refused && w.listen(ctx) {
+			continue // the key may have been released before the Client listened
+		}
+		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
+			return nil, w.endErr(ctx)
+		}
+	}
+}
+
+// untilLastCall returns how long the caller may still wait before it must make its last
+// call, so that the answer arrives in time.
+func (w *wait) untilLastCall(ctx context.Context) time.Duration {
+	left := time.Duration(never)
+	if w.end != never {
+		left = w.end.sub(w.c.clock.now())
+	}
+	if d, ok := ctx.Deadline(); ok {
+		left = min(left, time.Until(d))
+	}
+
+	// An answer takes a round trip, and now and then half as long again.
+	trip := time.Duration(w.c.store.trip.Load())
+	return left - trip - max(trip/2, time.Millisecond)
+}
+
+// attempt makes one attempt. If its outcome is unknown, the token is released in the
+// background; the outcome of a driver of Reach Process is always known. Last says that no
+// attempt follows.
+func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
+	c, start := w.c, w.asked
+	cl, bound := c.store.claim(&w.r), w.beginAttempt()
+	cl.Waiting = !last
+	if c.queue.polls {
+		c.mu.Lock()
+		cl.Waited = w.waitedLocked(start)
+		c.mu.Unlock()
+	}
+	slept := c.clock.slept.Load()
+	var g backend.Grant
+	var err error
+	if c.traits.Reach == backend.Process {
+		g, err = c.store.driver.Acquire(context.WithoutCancel(ctx), cl)
+	} else {
+		// A suspend before the call must not count as a part of the term.
+		start, slept = c.clock.read()
+		g, err = call(&c.store, ctx, bound, c.reaper.after(cl, c.store.driver.Acquire), c.reaper.late(cl))
+	}
+
+	// The clock is read after the call, during which the machine may have slept.
+	now, _ := c.clock.read()
+	if err == nil || backend.Definite(err) {
+		c.noteTrip(c.clock.withoutSleep(now).sub(start - instant(slept)))
+	}
+	if err != nil {
+		var held *backend.HeldError
+		if c.store.waker != nil && cl.Waiting && !cl.Shared && errors.As(err, &held) && held.Shared {
+			left := cl // cl itself would be allocated for every attempt
+			w.intent = &left
+		}
+		return nil, err
+	}
+	return newHold(c, cl, g, start, now, slept)
+}
+
+// beginAttempt records that an attempt begins, and returns how long it may take. That is
+// Timeout, or the rest of Timeout in an outage, or the rest of the wait, whichever is the
+// shortest. But it is always long enough for a healthy store to answer.
+func (w *wait) beginAttempt() time.Duration {
+	c, ln := w.c, w.line
+	// Without a max wait, end is never, and Timeout is the bound.
+	now := c.clock.now()
+	d := min(c.opts.Timeout, w.end.sub(now))
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ln.askedLocked(c.clock.withoutSleep(now))
+	d = min(d, c.opts.Timeout-ln.outageLocked(w.began))
+	if d < c.opts.Timeout {
+		d = max(d, w.c.answerTime())
+	}
+	return d
+}
 
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire. That needs
 // a reason to expect that Acquire would be refused. With a Waiter that is not Ordered,
@@ -30,12 +153,12 @@ func (w *wait) shouldWait() bool {
 	if w.line.outage != 0 {
 		return false
 	}
-	return w.line.callers > 1 || w.c.contended.lately(w.line.key, w.c.clock.now())
+	return w.line.callers > 1 || w.c.queue.contended.lately(w.line.key, w.c.clock.now())
 }
 
-// await calls the driver's Wait for as long as this caller may wait. If its outcome is
+// waitInStore calls the driver's Wait for as long as this caller may wait. If its outcome is
 // unknown, the token is released in the background.
-func (w *wait) await(ctx context.Context) (*hold, error) {
+func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 	c := w.c
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -46,7 +169,7 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 		defer stop()
 	}
 
-	cl := c.claim(&w.r)
+	cl := c.store.claim(&w.r)
 	start, slept := c.clock.read() // the driver reads its clock for Grant.Until later than this
 	g, err := run(&c.store, ctx, 0, nil, nil, c.reaper.after(cl, c.store.waiter.Wait), c.reaper.late(cl))
 	switch {
@@ -75,13 +198,13 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	switch {
 	case errors.Is(err, ErrHeld):
 		w.lastAnswer, w.refused = err, true
-		w.noteAnswer(err, sent)
+		w.answered(err, sent)
 	case backend.Definite(err), errors.Is(err, ErrClosed):
 		return true, err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		w.unanswered(sent) // this wait has ended before the store answered
 	default:
-		outage = w.noteAnswer(err, sent)
+		outage = w.answered(err, sent)
 		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
 			w.lastAnswer, w.refused = err, false
 		}
@@ -110,44 +233,40 @@ func (w *wait) awaitEnd(ctx context.Context) {
 	rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 }
 
-// noteAnswer records for the line the outcome of a call that began at sent: ErrHeld,
-// or an outage. It returns for how much of the outage this caller has waited.
-func (w *wait) noteAnswer(err error, sent instant) time.Duration {
-	c, ln := w.c, w.line
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ln.lastAnswer, ln.unanswered = err, 0
-	switch {
-	case !errors.Is(err, ErrHeld):
-		ln.outage = cmp.Or(ln.outage, sent)
-	case c.store.polls:
-		ln.outage = 0
-	default:
-		ln.outage = 0
-		c.contended.note(ln.key, c.clock.now())
-	}
-	return c.outageLocked(ln, w.began)
+// answered records the outcome of a call that began at sent: ErrHeld, or an outage. It returns
+// for how much of the outage this caller has waited.
+func (w *wait) answered(err error, sent instant) time.Duration {
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	w.line.answeredLocked(err, sent)
+	return w.line.outageLocked(w.began)
 }
 
-// unanswered records for the line that a call ended with its caller's context, without an
-// answer. The call began at sent.
+// unanswered records that a call that began at sent ended with its caller's context, without
+// an answer.
 func (w *wait) unanswered(sent instant) {
-	c, ln := w.c, w.line
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ln.unanswered = cmp.Or(ln.unanswered, sent)
-	for _, last := range []*error{&ln.lastAnswer, &w.lastAnswer} {
-		if c.staleLocked(ln, *last) {
-			*last = nil
-		}
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	w.line.unansweredLocked(sent)
+	if w.line.staleLocked(w.lastAnswer) {
+		w.lastAnswer = nil
 	}
+}
+
+// waitedLocked returns how long the Client has waited for the key. It is 0 if no attempt was
+// refused, and there was no gap.
+func (w *wait) waitedLocked(now instant) time.Duration {
+	if w.tries > 1 || w.stood {
+		return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
+	}
+	return 0
 }
 
 // outageOf returns when the outage began that a Waiter's err reports, by clock.awake:
 //   - Since of a [backend.UnavailableError], if err is one and knows;
 //   - began, if err is only that of the context: the Wait had no answer since then;
 //   - otherwise now.
-func (c *Client) outageOf(err error, began instant) instant {
+func (c *core) outageOf(err error, began instant) instant {
 	now := c.clock.awake()
 	var dated *backend.UnavailableError
 	switch {
@@ -168,7 +287,7 @@ func (w *wait) endErr(ctx context.Context) error {
 		// If this Client itself holds the key, that needs no answer of the store.
 		w.c.mu.Lock()
 		if w.line.hold != nil {
-			w.lastAnswer = w.c.refusalLocked(w.line)
+			w.lastAnswer = w.line.refusalLocked()
 		}
 		w.c.mu.Unlock()
 	}
@@ -200,7 +319,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		// Nor may a long Backoff outlast the time for which Lock retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
-		rest := c.opts.Timeout - c.outageLocked(w.line, w.began)
+		rest := c.opts.Timeout - w.line.outageLocked(w.began)
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
 	case w.wake != nil:
@@ -208,7 +327,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
 		now := c.clock.now()
-		d = w.line.pace.refusedLocked(now, now.sub(max(w.line.pace.ended, w.start)), held.Waited)
+		d = w.line.pace.refused(now, now.sub(max(w.line.pace.ended, w.start)), held.Waited)
 		c.mu.Unlock()
 	}
 	// New shared callers wait behind this one only for a while after each attempt.
