@@ -130,3 +130,12 @@ func (c *core) roundTrip() time.Duration { return time.Duration(c.trip.Load()) }
 func (c *core) answerTime() time.Duration {
 	return min(max(4*c.roundTrip(), 50*time.Millisecond), c.opts.Timeout)
 }
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,7 +1,6 @@
 package hasp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,18 +56,6 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 		}
 	}()
 	return fn(), nil
-}
-
-// joined returns the errors of fn and of Unlock joined, or the only one that is not nil, as
-// it is. A loss comes first: the error of fn is often only the end of its context then.
-func joined(err, unlock error) error {
-	switch {
-	case err == nil || unlock == nil:
-		return cmp.Or(err, unlock)
-	case errors.Is(unlock, ErrLost):
-		return errors.Join(unlock, err)
-	}
-	return errors.Join(err, unlock)
 }
 
 // DoAll is [Do] for several keys, locked as by [LockAll]. WithMaxWait(0) takes all of

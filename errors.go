@@ -144,7 +144,8 @@ type waitError struct {
 	cause error // why the wait ended
 }
 
-func (e *waitError) Error() string   { return e.cause.Error() + " (" + e.err.Error() + ")" }
+func (e *waitError) Error() string { return e.cause.Error() + " (" + e.err.Error() + ")" }
+
 func (e *waitError) Unwrap() []error { return []error{e.err, e.cause} }
 
 // withContextEnd returns err joined with ctx's error and cause, if ctx has ended.
@@ -228,4 +229,16 @@ func brief(key string) string {
 		return strconv.Quote(key)
 	}
 	return fmt.Sprintf("%q…%q (%d bytes)", key[:longKey/2], key[len(key)-longKey/4:], len(key))
+}
+
+// joined returns the errors of fn and of Unlock joined, or the only one that is not nil, as
+// it is. A loss comes first: the error of fn is often only the end of its context then.
+func joined(err, unlock error) error {
+	switch {
+	case err == nil || unlock == nil:
+		return cmp.Or(err, unlock)
+	case errors.Is(unlock, ErrLost):
+		return errors.Join(unlock, err)
+	}
+	return errors.Join(err, unlock)
 }

@@ -36,17 +36,16 @@ type hold struct {
 	keep      instant // the latest end of WithMinHold that counts: a release before leaves the key taken until then; 0 if there is none
 
 	// Its renewal.
-	renew     bool          // renewals go on
-	unrenewed bool          // WithoutRenewal: renew was never true
-	due       instant       // when the next renewal begins
-	early     time.Duration // how much earlier it may begin, to travel with others
-	queued    bool          // it waits in a lane for a batch
-	busy      chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
-	failed    int           // consecutive renewals that failed or were not answered; a release counts as well
-	failure   error         // why the last of these renewals failed; nil if there is none
-	orphaned  instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
-	extended  bool          // Extend was called, so the hold is not handed over
-	index     int           // in c.holds; -1 if it is not there, because it has ended
+	renewal  int8          // renews, paused or unrenewed
+	due      instant       // when the next renewal begins
+	early    time.Duration // how much earlier it may begin, to travel with others
+	queued   bool          // it waits in a lane for a batch
+	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
+	failed   int           // consecutive renewals that failed or were not answered; a release counts as well
+	failure  error         // why the last of these renewals failed; nil if there is none
+	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
+	extended bool          // Extend was called, so the hold is not handed over
+	index    int           // in c.holds; -1 if it is not there, because it has ended
 
 	// Its end.
 	lapsed bool // it ended by its deadline or by WithMaxHold, so the store may still keep it
@@ -56,6 +55,13 @@ type hold struct {
 	first Lease
 	place [1]*Lease
 }
+
+// States of the renewal of a hold.
+const (
+	renews    int8 = iota
+	paused         // the contexts of all Locks have ended, or the term has reached the max hold
+	unrenewed      // WithoutRenewal
+)
 
 // newHold returns a hold for a grant. The call began at start. Slept is how long the
 // machine had slept by then, or when the first Wait with the same token began. If the
@@ -77,16 +83,18 @@ func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, s
 
 	// The hold was confirmed when its term began. A Waiter's call may have begun long
 	// before that.
-	h.confirmed = min(max(start, until.add(-term)), now)
-	since := h.confirmed
-	if until.add(-term) < start {
-		// A Waiter has granted less than a whole term. The term's beginning is not known.
-		since = now
+	began := until.add(-term)
+	h.confirmed = min(max(start, began), now)
+	h.renewAt(now, renewalTime(h.confirmed, until.sub(h.confirmed)))
+	if began < start {
+		// A Waiter has granted less than a whole term, so when the term began is not known:
+		// the renewal counts from now. But what confirms the hold is the message that handed it
+		// over, if the driver is Ordered, and otherwise a call that began at start.
+		h.renewAt(now, renewalTime(now, until.sub(now)))
 		if c.traits.Ordered {
-			h.confirmed = now // the message that handed the key over confirms the hold
+			h.confirmed = now
 		}
 	}
-	h.renewAt(now, renewalTime(since, until.sub(since)))
 	h.deadline.Store(int64(until))
 	return h, nil
 }
@@ -94,7 +102,10 @@ func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, s
 // startLocked makes h the hold of ln, and returns its first lease. Waited is how long the Client
 // waited for it, and sought says that it was refused before.
 func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited time.Duration, sought bool) *Lease {
-	h.line, h.renew, h.unrenewed = ln, !r.noRenew, r.noRenew
+	h.line = ln
+	if r.noRenew {
+		h.renewal = unrenewed
+	}
 	ln.startedLocked(h, waited, sought)
 
 	// With a max hold, the first claim may have asked for less than the whole term.
@@ -154,7 +165,7 @@ func (h *hold) handOverLocked() bool {
 // it a moment ago.
 func (h *hold) suitsLocked(r *request, now instant) bool {
 	switch {
-	case h.extended || !h.renew || h.claim.Fenced || h.limit != never || h.keep != 0:
+	case h.extended || h.renewal != renews || h.claim.Fenced || h.limit != never || h.keep != 0:
 		return false
 	case r.ttl != h.claim.TTL || r.noRenew || r.fenced || r.maxHold > 0:
 		return false

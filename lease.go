@@ -28,7 +28,7 @@ type Lease struct {
 	since   instant                      // when the caller got it
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0
-	state   atomic.Int32                 // held, lost, closed or released
+	state   atomic.Int32                 // held or another of the states below; written under mu
 	loss    *LostError                   // why it was lost; set before state is lost
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
 
@@ -42,18 +42,18 @@ type Lease struct {
 
 	reported int32  // nothing, acquired or overdue
 	unseen   *Event // the lease's end, if it came before EventAcquired was reported
-
-	// An Unlock calls the store without mu. Other calls of Unlock find its state here.
-	releasing bool // an Unlock's call is in flight
-	unknown   bool // the outcome of Unlock is unknown, and a repeat may learn it
 }
 
-// States of a Lease. It begins as held. Unlock may still turn closed into released.
-// If the store then answers that the hold was lost, released turns into lost.
+// States of a Lease. It begins as held. By the clock or by an answer of the store it becomes
+// lost, and by Close closed. Unlock turns held and closed into releasing while its call to the
+// store is in flight, and then into released, unknown or lost. If no call is needed, it turns
+// them into released. A repeated Unlock turns unknown into released or lost.
 const (
 	held int32 = iota
 	lost
 	closed
+	releasing
+	unknown // the outcome of Unlock is unknown, and a repeat may learn it
 	released
 )
 
@@ -102,7 +102,7 @@ func (l *Lease) cause() error {
 		return l.loss
 	case closed:
 		return ErrClosed
-	case released:
+	case releasing, unknown, released:
 		return ErrReleased
 	}
 	return nil
@@ -186,62 +186,64 @@ func (l *Lease) Unlock(ctx context.Context) error {
 // unlock returns the error of Unlock. It reports in ends whether it has ended a
 // lease whose end no event has reported yet.
 func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
-	c, h := l.hold.c, l.hold
 	l.expire()
-	c.mu.Lock()
-	for l.releasing {
-		c.changed.Wait() // within Timeout, which bounds the call
+	was, err := l.beginUnlock()
+	switch {
+	case err != nil:
+		return false, err
+	case was == unknown:
+		return false, l.unlockAgain(ctx)
 	}
-	state := l.state.Load()
-	if state == lost || state == released || c.stopped {
-		return false, l.unlockEndedLocked(ctx, state)
-	}
-
-	l.state.Store(released)
-	i := slices.Index(h.leases, l)
-	h.leases = slices.Delete(h.leases, i, i+1)
-	// The hold goes on with its other leases, or with the next caller in line.
-	release := len(h.leases) == 0 && !h.handOverLocked()
-	if release {
-		c.renewer.unscheduleLocked(h) // a renewal must not follow the release
-		l.releasing = true
-		c.calls++
-	}
-	c.mu.Unlock()
 
 	// The context is cancelled without mu, because that runs code of users.
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(ErrReleased)
 	}
-	if release {
+	if l.state.Load() == releasing { // only this call ends that
 		err = l.release(ctx)
 	}
-	return state == held, err // if Close ended the lease, an event has reported that
+	return was == held, err // if Close ended the lease, an event has reported that
 }
 
-// unlockEndedLocked returns the error of Unlock if the lease was lost or released before,
-// or if Close waits no longer. It unlocks mu.
-func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
+// beginUnlock ends the lease, if it is held or was ended by Close, and returns its state before.
+// If the lease is then releasing, or was unknown, a release must follow: Close waits for it. The
+// error is that of an Unlock for which nothing is left to do.
+func (l *Lease) beginUnlock() (was int32, err error) {
 	c, h := l.hold.c, l.hold
-	if state != lost && !c.stopped && l.unknown {
-		c.calls++
-		c.mu.Unlock()
-		return l.unlockAgain(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for l.state.Load() == releasing {
+		c.changed.Wait() // within Timeout, which bounds the other Unlock's call
 	}
 
-	defer c.mu.Unlock()
-	switch {
-	case state == lost:
+	switch was = l.state.Load(); {
+	case was == lost:
 		if h.lapsed {
 			// The store may still have the hold, until the term ends by its clock.
 			h.lapsed = false
 			c.reaper.addHoldLocked(h, h.keep, 0)
 		}
-		return l.loss
-	case state == released && !l.unknown:
-		return ErrReleased
+		return was, l.loss
+	case was == released:
+		return was, ErrReleased
+	case c.stopped:
+		return was, ErrClosed
+	case was == unknown:
+		c.calls++
+		return was, nil
 	}
-	return ErrClosed
+
+	// The hold goes on with its other leases, or with the next caller in line.
+	i := slices.Index(h.leases, l)
+	h.leases = slices.Delete(h.leases, i, i+1)
+	if len(h.leases) > 0 || h.handOverLocked() {
+		l.state.Store(released)
+		return was, nil
+	}
+	c.renewer.unscheduleLocked(h) // a renewal must not follow the release
+	l.state.Store(releasing)
+	c.calls++
+	return was, nil
 }
 
 // release releases the key in the store, and then promotes the next caller in line.
@@ -251,19 +253,23 @@ func (l *Lease) release(ctx context.Context) error {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h.failed = 0
-	if l.unknown = err != nil && !errors.Is(err, ErrLost); l.unknown {
-		h.failed = 1
-	}
 	c.calls--
-	l.releasing = false
 	c.changed.Broadcast()
-	h.leaveLineLocked()
-	if l.unknown {
-		c.reaper.addHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
+	l.state.Store(released)
+	h.failed = 0
+	if err != nil && !errors.Is(err, ErrLost) {
+		l.state.Store(unknown)
+		h.failed = 1 // before the next caller comes: the store may hang
 	}
-	if errors.Is(err, ErrLost) {
-		err = l.loseLocked(&LostError{Reason: LostRevoked})
+	h.leaveLineLocked()
+
+	switch l.state.Load() {
+	case unknown:
+		c.reaper.addHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
+	case released:
+		if err != nil {
+			err = l.loseLocked(&LostError{Reason: LostRevoked})
+		}
 	}
 	return err
 }
@@ -271,7 +277,7 @@ func (l *Lease) release(ctx context.Context) error {
 // unlockAgain repeats a release whose outcome is unknown.
 func (l *Lease) unlockAgain(ctx context.Context) error {
 	c, h := l.hold.c, l.hold
-	defer c.leave() // unlockEndedLocked has counted the call
+	defer c.leave() // beginUnlock has counted the call
 	err := c.store.release(ctx, h.claim, h.keep)
 	switch {
 	case err == nil || errors.Is(err, ErrLost):
@@ -284,7 +290,7 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	now, _ := c.clock.read() // the machine may have slept past the term
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	l.unknown = false
+	l.state.Store(released)
 	if err == nil || now < instant(h.deadline.Load()) {
 		// Before the deadline the term cannot have run out. So ErrLost counts as a sign
 		// that an earlier release has reached the store. A Break looks the same.
@@ -338,37 +344,43 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 
 // beginExtend waits until no renewal of the hold is in flight, and makes the hold
 // busy. It returns the claim to renew, and how long the call may last.
-func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.Claim, bound time.Duration, err error) {
-	c, h := l.hold.c, l.hold
+func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Claim, time.Duration, error) {
 	for {
 		if err := cmp.Or(ctx.Err(), l.Err()); err != nil {
-			return cl, 0, err
+			return backend.Claim{}, 0, err
 		}
-		c.mu.Lock()
-		inFlight := h.busy
+		cl, bound, inFlight, err := l.tryExtend(ttl)
 		if inFlight == nil {
-			break // with mu held
+			return cl, bound, err
 		}
-		c.mu.Unlock()
 		select {
 		case <-inFlight:
 		case <-ctx.Done():
 		}
 	}
+}
 
+// tryExtend is beginExtend, unless a renewal is in flight. Then it returns a channel that is
+// closed when the renewal ends.
+func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
+	c, h := l.hold.c, l.hold
+	c.mu.Lock()
 	defer c.mu.Unlock()
+	if h.busy != nil {
+		return cl, 0, h.busy, nil
+	}
 	if l.state.Load() != held {
-		return cl, 0, l.cause() // it ended after Err had returned
+		return cl, 0, nil, l.cause() // it ended after Err had returned
 	}
 	now := c.clock.now()
 	if now.add(ttl) > min(h.limit, l.maxHold) {
-		return cl, 0, fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
+		return cl, 0, nil, fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
 	}
 	cl = h.claim
 	cl.TTL = termFor(ttl)
 	if err := c.checkLongest(cl.TTL); err != nil {
 		// The store would refuse it as well, but that would count as a failed renewal.
-		return cl, 0, err
+		return cl, 0, nil, err
 	}
 
 	// An Extend that is not answered must leave time for renewals.
@@ -377,14 +389,5 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.
 	h.busy, h.extended = make(chan struct{}), true
 	h.kept = max(h.kept, now.add(cl.TTL))
 	c.renewer.scheduleLocked(h)
-	return cl, bound, nil
-}
-
-func isClosed(ch <-chan struct{}) bool {
-	select {
-	case <-ch:
-		return true
-	default:
-		return false
-	}
+	return cl, bound, nil, nil
 }

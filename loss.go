@@ -43,7 +43,7 @@ func (h *hold) lapseLocked() *LostError {
 		return &LostError{Reason: LostMaxHold}
 	case h.failure != nil:
 		return &LostError{LostUnanswered, h.failure}
-	case !h.renew:
+	case h.renewal != renews:
 		return &LostError{Reason: LostNotRenewed}
 	}
 	// Every renewal so far has succeeded, and the next one has had no chance to fail.

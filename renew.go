@@ -102,7 +102,7 @@ func (r *renewer) scheduleLocked(h *hold) {
 	for _, l := range h.leases {
 		next = min(next, l.maxHold)
 	}
-	if h.renew && h.busy == nil && !h.queued {
+	if h.renewal == renews && h.busy == nil && !h.queued {
 		next = min(next, h.due)
 	}
 	if h.index < 0 {
@@ -170,7 +170,7 @@ func (r *renewer) serveLocked(now instant) (gone []*Lease) {
 	due := 0
 	for len(r.holds) > 0 {
 		h := r.holds[0].hold
-		isDue := h.renew && h.busy == nil && !h.queued && h.due <= now.add(h.early)
+		isDue := h.renewal == renews && h.busy == nil && !h.queued && h.due <= now.add(h.early)
 		if r.holds[0].next > now && !isDue {
 			break
 		}
@@ -339,13 +339,13 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	case now.sub(h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
 		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go
 		// on for two thirds of TTL more. So the last one comes within a term of that end.
-		h.renew = false
+		h.renewal = paused
 		return cl, false
 	}
 
 	// WithMaxHold bounds the term.
 	if instant(h.deadline.Load()) >= h.limit {
-		h.renew = false // the present term is long enough
+		h.renewal = paused // the present term is long enough
 		return cl, false
 	}
 	if left := h.limit.sub(now); left < cl.TTL {
@@ -510,13 +510,12 @@ func (h *hold) renewedLocked(now, start, until instant) {
 }
 
 // resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether
-// they had: the contexts of all Locks had ended, or the term had reached the max hold.
-// After it has returned true, the caller schedules h.
+// they had. After it has returned true, the caller schedules h.
 func (h *hold) resumeRenewalLocked(now instant) bool {
-	if h.renew || h.unrenewed {
+	if h.renewal != paused {
 		return false
 	}
-	h.renew, h.orphaned = true, 0
+	h.renewal, h.orphaned = renews, 0
 	h.renewAt(now, now)
 	return true
 }

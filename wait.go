@@ -190,27 +190,17 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 	return nil, err
 }
 
-// over records the outcome of a call that returned err. Sent is when the call began, by
-// clock.awake, or for a driver's Wait what outageOf returns. over reports whether the wait is
-// over, and with which error. Last says that the call was begun as the last one.
+// over records the outcome of a call that returned err, and reports whether the wait is over,
+// and with which error. Sent is when the call began, by clock.awake, or for a driver's Wait what
+// outageOf returns. Last says that the call was begun as the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
-	var outage time.Duration // how long this caller has waited during the outage
-	switch {
-	case errors.Is(err, ErrHeld):
-		w.lastAnswer, w.refused = err, true
-		w.answered(err, sent)
-	case backend.Definite(err), errors.Is(err, ErrClosed):
-		return true, err
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		w.unanswered(sent) // this wait has ended before the store answered
-	default:
-		outage = w.answered(err, sent)
-		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
-			w.lastAnswer, w.refused = err, false
-		}
-	}
+	outage, final := w.note(err, sent, last)
 
+	// What ended the wait decides about the error: it has both the end of ctx and the last
+	// answer. So ctx comes before the outage.
 	switch {
+	case final:
+		return true, err
 	case ctx.Err() != nil, w.c.closing.Err() != nil:
 		return true, w.endErr(ctx)
 	case w.once, outage >= w.c.opts.Timeout:
@@ -222,6 +212,41 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	return false, nil
 }
 
+// note records the outcome of a call, for the line and for this caller. It returns how long the
+// caller has waited during an outage, and whether err is final:
+//
+//	ErrHeld                    the store answers: there is no outage
+//	another definite error     it is final, and so is ErrClosed
+//	the end of the context     there was no answer, which may become an outage
+//	any other                  an outage, unless an earlier ErrHeld says more about the last call
+func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, final bool) {
+	c, ln := w.c, w.line
+	held := errors.Is(err, ErrHeld)
+	if !held && (backend.Definite(err) || errors.Is(err, ErrClosed)) {
+		return 0, true
+	}
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case held:
+		ln.answeredLocked(err, sent)
+		w.lastAnswer, w.refused = err, true
+	case isContextError(err):
+		ln.unansweredLocked(sent)
+		if ln.staleLocked(w.lastAnswer) {
+			w.lastAnswer = nil
+		}
+	default:
+		ln.answeredLocked(err, sent)
+		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
+			w.lastAnswer, w.refused = err, false
+		}
+		outage = ln.outageLocked(w.began)
+	}
+	return outage, false
+}
+
 // awaitEnd waits until ctx has ended, if its deadline is what leaves no time for
 // another call. Then the error can say so.
 func (w *wait) awaitEnd(ctx context.Context) {
@@ -231,26 +256,6 @@ func (w *wait) awaitEnd(ctx context.Context) {
 	}
 
 	rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
-}
-
-// answered records the outcome of a call that began at sent: ErrHeld, or an outage. It returns
-// for how much of the outage this caller has waited.
-func (w *wait) answered(err error, sent instant) time.Duration {
-	w.c.mu.Lock()
-	defer w.c.mu.Unlock()
-	w.line.answeredLocked(err, sent)
-	return w.line.outageLocked(w.began)
-}
-
-// unanswered records that a call that began at sent ended with its caller's context, without
-// an answer.
-func (w *wait) unanswered(sent instant) {
-	w.c.mu.Lock()
-	defer w.c.mu.Unlock()
-	w.line.unansweredLocked(sent)
-	if w.line.staleLocked(w.lastAnswer) {
-		w.lastAnswer = nil
-	}
 }
 
 // waitedLocked returns how long the Client has waited for the key. It is 0 if no attempt was
