@@ -97,7 +97,10 @@ func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error
 // holders at once: the old holder learns of it at its next renewal. Until then the old hold
 // may pass to another caller of its Client, in the 50 ms after the store has confirmed it.
 func (c *Client) Break(ctx context.Context, key string) error {
-	return newError("break", key, c.store.breakKey(ctx, key))
+	_, err := inspect(&c.store, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (struct{}, error) {
+		return struct{}{}, in.Break(ctx, key)
+	})
+	return newError("break", key, err)
 }
 
 // List yields the keys that begin with prefix and are held or waited for, in no particular
@@ -132,15 +135,7 @@ func (c *Client) Close() error {
 	// can still be unlocked.
 	c.close(ErrClosed)
 	c.changed.Broadcast()
-	var ended []*Lease
-	for len(c.renewer.holds) > 0 {
-		h := c.renewer.holds[0].hold
-		for _, l := range h.leases {
-			l.state.Store(closed)
-		}
-		ended = append(ended, h.leases...)
-		c.renewer.unscheduleLocked(h)
-	}
+	ended := c.renewer.closeLocked()
 	c.mu.Unlock()
 	for _, l := range ended {
 		l.endContext(ErrClosed)

@@ -45,7 +45,7 @@ type hold struct {
 	failure  error         // why the last of these renewals failed; nil if there is none
 	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
 	extended bool          // Extend was called, so the hold is not handed over
-	index    int           // in c.holds; -1 if it is not there, because it has ended
+	index    int           // in the renewer's heap; -1 if it is not there, because it has ended
 
 	// Its end.
 	lapsed bool // it ended by its deadline or by WithMaxHold, so the store may still keep it
@@ -81,20 +81,19 @@ func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, s
 
 	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
 
-	// The hold was confirmed when its term began. A Waiter's call may have begun long
-	// before that.
+	// The hold was confirmed when its term began. A Waiter's call may have begun long before
+	// that. If a Waiter has granted less than a whole term, when it began is not known: renewal
+	// counts from now. An Ordered driver hands over by a message, which confirms the hold now.
 	began := until.add(-term)
-	h.confirmed = min(max(start, began), now)
-	h.renewAt(now, renewalTime(h.confirmed, until.sub(h.confirmed)))
+	since := min(max(start, began), now)
+	h.confirmed = since
 	if began < start {
-		// A Waiter has granted less than a whole term, so when the term began is not known:
-		// the renewal counts from now. But what confirms the hold is the message that handed it
-		// over, if the driver is Ordered, and otherwise a call that began at start.
-		h.renewAt(now, renewalTime(now, until.sub(now)))
+		since = now
 		if c.traits.Ordered {
 			h.confirmed = now
 		}
 	}
+	h.renewAt(now, renewalTime(since, until.sub(since)))
 	h.deadline.Store(int64(until))
 	return h, nil
 }

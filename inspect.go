@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the calls that look into the store, and Break.
+// This file has the calls that look into the store.
 
 // inspect calls f with the driver, if it is an Inspector, and with the store's name of key.
 func inspect[T any](s *store, ctx context.Context, key string, f func(context.Context, backend.Inspector, string) (T, error)) (v T, err error) {
@@ -37,14 +37,6 @@ func (s *store) status(ctx context.Context, key string) (backend.Status, error) 
 	return inspect(s, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (backend.Status, error) {
 		return in.Inspect(ctx, key)
 	})
-}
-
-// breakKey frees key.
-func (s *store) breakKey(ctx context.Context, key string) error {
-	_, err := inspect(s, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (struct{}, error) {
-		return struct{}{}, in.Break(ctx, key)
-	})
-	return err
 }
 
 // list is [Client.List].

@@ -128,6 +128,19 @@ func (r *renewer) unscheduleLocked(h *hold) {
 	}
 }
 
+// closeLocked ends the leases of all holds because of Close, and returns them.
+func (r *renewer) closeLocked() (ended []*Lease) {
+	for len(r.holds) > 0 {
+		h := r.holds[0].hold
+		for _, l := range h.leases {
+			l.state.Store(closed)
+		}
+		ended = append(ended, h.leases...)
+		r.unscheduleLocked(h)
+	}
+	return ended
+}
+
 // run serves the holds in the heap. When the heap is empty, it stays for a
 // moment. Otherwise a program that locks and unlocks in a loop would start a
 // goroutine each time.

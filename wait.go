@@ -9,7 +9,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// askUntilHeld asks the store until the caller has the key or the wait is over.
+// askUntilHeld asks the store until the caller has the key or the wait is over. Between two
+// attempts the caller waits in the driver, or sleeps until the driver wakes it or it is time to
+// poll.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	mayWait := w.c.store.waiter != nil && !w.once
 	defer w.stopListening()
@@ -71,7 +73,7 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	}
 
 	// An answer takes a round trip, and now and then half as long again.
-	trip := time.Duration(w.c.store.trip.Load())
+	trip := w.c.roundTrip()
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
