@@ -2,7 +2,6 @@ package hasp
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -11,8 +10,6 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 )
-
-var errUnsupported = errors.ErrUnsupported
 
 // Client is a [Locker] over one driver. It may be used by many goroutines at
 // once. Callers of one Client that wait for one key do so in order of arrival, and

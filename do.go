@@ -255,5 +255,5 @@ func leadOver(ctx context.Context, key string, err error) (bool, error) {
 		}
 		return true, err
 	}
-	return errors.Is(err, ErrInvalid) || errors.Is(err, errUnsupported) || errors.Is(err, ErrClosed), err
+	return errors.Is(err, ErrInvalid) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrClosed), err
 }

@@ -3,6 +3,7 @@ package hasp
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"strings"
@@ -21,7 +22,7 @@ func inspect[T any](s *store, ctx context.Context, key string, f func(context.Co
 	case s.closing.Err() != nil:
 		return v, ErrClosed
 	case !ok:
-		return v, fmt.Errorf("%T cannot inspect: %w", s.driver, errUnsupported)
+		return v, fmt.Errorf("%T cannot inspect: %w", s.driver, errors.ErrUnsupported)
 	}
 	if err := s.enter(); err != nil {
 		return v, err
@@ -45,7 +46,7 @@ func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry
 		fail := func(err error) { yield(backend.Entry{}, newError("list", prefix, err)) }
 		in, ok := s.driver.(backend.Lister)
 		if !ok {
-			fail(fmt.Errorf("%T cannot list: %w", s.driver, errUnsupported))
+			fail(fmt.Errorf("%T cannot list: %w", s.driver, errors.ErrUnsupported))
 			return
 		}
 		if s.closing.Err() != nil {

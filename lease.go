@@ -233,11 +233,12 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 		return was, nil
 	}
 
-	// The hold goes on with its other leases, or with the next caller in line.
+	// The hold goes on with its other leases, or with the next caller in line. That caller runs
+	// at once, and its context may derive from this lease's. So this lease has ended before.
+	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
 	if len(h.leases) > 0 || h.handOverLocked() {
-		l.state.Store(released)
 		return was, nil
 	}
 	c.renewer.unscheduleLocked(h) // a renewal must not follow the release

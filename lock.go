@@ -105,15 +105,15 @@ func (w *wait) prepare(ctx context.Context) error {
 		r.refuse("empty key")
 	case r.err != nil:
 	case r.fenced && !w.c.traits.Fenced:
-		r.err = fmt.Errorf("fence: %w", errUnsupported)
+		r.err = fmt.Errorf("fence: %w", errors.ErrUnsupported)
 	case r.minHold > 0 && !w.c.traits.Keeps:
-		r.err = fmt.Errorf("min hold: %w", errUnsupported)
+		r.err = fmt.Errorf("min hold: %w", errors.ErrUnsupported)
 	case r.shared && r.minHold > 0:
 		r.refuse("WithShared and WithMinHold: only an exclusive lease can keep the key")
 	case r.shared && r.slots > 0:
 		r.refuse("WithShared and WithSlots: a slot is exclusive")
 	case r.shared && !w.c.traits.Shared:
-		r.err = fmt.Errorf("WithShared: the driver has no shared holds: %w", errUnsupported)
+		r.err = fmt.Errorf("WithShared: the driver has no shared holds: %w", errors.ErrUnsupported)
 	}
 	if r.err != nil {
 		return r.err

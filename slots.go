@@ -85,7 +85,7 @@ func (w *wait) askQueue(ctx context.Context) error {
 	switch {
 	case st.Held && st.TTL < c.queueTerm()-passing:
 		return errHeldHere
-	case errors.Is(err, errUnsupported):
+	case errors.Is(err, errors.ErrUnsupported):
 		return nil
 	case ctx.Err() != nil:
 		return withContextEnd(ctx, nil)

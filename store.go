@@ -71,9 +71,10 @@ func (r *request) term() time.Duration {
 func call[T any](s *store, ctx context.Context, bound time.Duration,
 
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
-	closing := context.Context(nil)
+	var closing context.Context
+	var quit <-chan struct{}
 	if late != nil {
-		closing = s.closing
+		closing, quit = s.closing, s.closing.Done()
 	}
 	switch ends := s.traits.Ends; {
 	case s.traits.Reach == backend.Process:
@@ -82,10 +83,6 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 		return direct(ctx, closing, bound, f)
 	}
 
-	var quit <-chan struct{}
-	if closing != nil {
-		quit = closing.Done()
-	}
 	v, err := run(s, context.WithoutCancel(ctx), bound, ctx.Done(), quit, func(ctx context.Context) (T, error) {
 		v, err := f(ctx)
 		return v, plain(err, bound)

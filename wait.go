@@ -24,12 +24,8 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		// the wait.
 		last := w.once || w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
-		sent := w.began
-		w.asked = w.start
-		if attempt > 1 || w.stood {
-			w.asked = w.c.clock.now()
-			sent = w.c.clock.withoutSleep(w.asked)
-		}
+		w.asked = w.c.clock.now()
+		sent := w.c.clock.withoutSleep(w.asked)
 
 		var h *hold
 		var err error
@@ -252,12 +248,9 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 // awaitEnd waits until ctx has ended, if its deadline is what leaves no time for
 // another call. Then the error can say so.
 func (w *wait) awaitEnd(ctx context.Context) {
-	d, ok := ctx.Deadline()
-	if !ok || !w.c.clock.time(w.end).After(d) {
-		return
+	if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
+		rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 	}
-
-	rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 }
 
 // waitedLocked returns how long the Client has waited for the key. It is 0 if no attempt was
