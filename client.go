@@ -11,10 +11,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Client is a [Locker] over one driver. It may be used by many goroutines at
-// once. Callers of one Client that wait for one key do so in order of arrival, and
-// the leases of a Client are renewed together. So a program needs one Client per
-// store.
+// Client is a [Locker] over one driver. It may be used by many goroutines at once. Callers of one
+// Client that wait for one key do so in order of arrival, and the leases of a Client are renewed
+// together. So a program needs one Client per store.
 type Client struct {
 	*core
 	store    store
@@ -55,12 +54,11 @@ func newClient(d backend.Driver, opts Options) *Client {
 	return c
 }
 
-// Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld
-// if ctx or WithMaxWait ended the wait while another caller held the key. It returns
-// ErrUnavailable if the store could not be reached for Options.Timeout, or until
-// WithMaxWait ended the wait. It returns the context's error if ctx ended the wait before
-// the store had answered. Its other errors are ErrClosed, ErrInvalid and
-// errors.ErrUnsupported.
+// Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld if ctx or
+// WithMaxWait ended the wait while another caller held the key. It returns ErrUnavailable if the
+// store could not be reached for Options.Timeout, or until WithMaxWait ended the wait. It returns
+// the context's error if ctx ended the wait before the store had answered. Its other errors are
+// ErrClosed, ErrInvalid and errors.ErrUnsupported.
 //
 // The context bounds the wait and the hold: when it ends, the context of the lease
 // ends as well. The lease is then renewed for at most one more term. The key stays locked
@@ -100,10 +98,9 @@ func (c *Client) Break(ctx context.Context, key string) error {
 	return newError("break", key, err)
 }
 
-// List yields the keys that begin with prefix and are held or waited for, in no particular
-// order. Each slot of WithSlots is a key of its own: KEY#0, KEY#1 and so on. While a caller
-// waits for a slot, KEY#queue is held too. Options.Prefix is put before prefix and taken
-// off the keys.
+// List yields the keys that begin with prefix and are held or waited for, in no particular order.
+// Each slot of WithSlots is a key of its own: KEY#0, KEY#1 and so on. While a caller waits for a
+// slot, KEY#queue is held too. Options.Prefix is put before prefix and taken off the keys.
 //
 // The list is no snapshot: a key that is taken or freed meanwhile may be missing, and a key
 // may come twice. List asks the store page by page as the loop goes on, and
@@ -113,13 +110,12 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[backend.Entr
 	return c.store.list(ctx, prefix)
 }
 
-// Close ends every wait with ErrClosed, and every lease's context with cause
-// ErrClosed. It stops renewing. Then it waits up to Options.Timeout for the holders
-// to Unlock and for calls in flight. It never frees a key while its holder still
-// runs: the remaining holds expire, and Close returns an error that names their keys.
-// At last Close closes the driver, and waits up to a second for calls that have still
-// not ended. It leaves no goroutine behind unless a call of the driver or of Observe
-// does not end. A second Close waits for the first.
+// Close ends every wait with ErrClosed, and every lease's context with cause ErrClosed. It stops
+// renewing. Then it waits up to Options.Timeout for the holders to Unlock and for calls in flight.
+// It never frees a key while its holder still runs: the remaining holds expire, and Close returns
+// an error that names their keys. At last Close closes the driver, and waits up to a second for
+// calls that have still not ended. It leaves no goroutine behind unless a call of the driver or of
+// Observe does not end. A second Close waits for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closing.Err() != nil {
@@ -181,6 +177,5 @@ func notUnlocked(leases []*Lease) error {
 	return fmt.Errorf("hasp: close: leases were not unlocked, and end with their terms: %s", strings.Join(keys, ", "))
 }
 
-// lastPatience is how long Close waits for calls to end after it has closed
-// their driver.
+// lastPatience is how long Close waits for calls to end after it has closed their driver.
 const lastPatience = time.Second

@@ -61,8 +61,7 @@ func (c *core) leave() {
 	c.changed.Broadcast()
 }
 
-// spawn runs f on a goroutine that Close waits for. It returns false if Close waits no
-// longer.
+// spawn runs f on a goroutine that Close waits for. It returns false if Close waits no longer.
 func (c *core) spawn(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,8 +81,7 @@ func (c *core) spawnLocked(f func()) bool {
 	return true
 }
 
-// settle waits until cond returns true, but not past end. It calls cond with mu
-// held.
+// settle waits until cond returns true, but not past end. It calls cond with mu held.
 func (c *core) settle(end time.Time, cond func() bool) {
 	timer := time.AfterFunc(time.Until(end), func() {
 		// The signal is sent with mu held, so it does not come between the check of the

@@ -72,12 +72,11 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 	return joined(all.do(ctx, func() error { return fn(all.Context(), all) }))
 }
 
-// LockAll locks all of keys or none. It locks them one after another in sorted
-// order. So two calls with overlapping keys cannot deadlock. A key that is given twice
-// is locked only once. WithMaxWait bounds the waits for held keys, all of them
-// together. Once that time is over, LockAll still locks a key that is free, and fails
-// at one that is held. The other options apply to each key. If LockAll fails, WithMinHold
-// keeps none of the keys.
+// LockAll locks all of keys or none. It locks them one after another in sorted order. So two calls
+// with overlapping keys cannot deadlock. A key that is given twice is locked only once. WithMaxWait
+// bounds the waits for held keys, all of them together. Once that time is over, LockAll still locks
+// a key that is free, and fails at one that is held. The other options apply to each key. If
+// LockAll fails, WithMinHold keeps none of the keys.
 //
 // While LockAll waits for a key, the leases that it already has are renewed, unless
 // WithoutRenewal is among opts. In that case choose a TTL much longer than all the waits
@@ -127,8 +126,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 	return all, nil
 }
 
-// Leases are the leases that LockAll returned, at least one. The zero value has
-// none.
+// Leases are the leases that LockAll returned, at least one. The zero value has none.
 type Leases struct{ leases []*Lease }
 
 // All returns the leases in the order of their keys.
@@ -152,10 +150,9 @@ func (ls *Leases) Err() error {
 	return nil
 }
 
-// Unlock unlocks all leases, the last first, and joins their errors. After an
-// unlock of unknown outcome, it unlocks the remaining leases at the same time,
-// each on a goroutine of its own. So during an outage Unlock takes at most two
-// timeouts, however many leases there are.
+// Unlock unlocks all leases, the last first, and joins their errors. After an unlock of unknown
+// outcome, it unlocks the remaining leases at the same time, each on a goroutine of its own. So
+// during an outage Unlock takes at most two timeouts, however many leases there are.
 func (ls *Leases) Unlock(ctx context.Context) error {
 	return errors.Join(ls.unlock(ctx)...)
 }
@@ -186,9 +183,8 @@ const (
 	longestPause = time.Second            // the longest of all
 )
 
-// Lead runs fn while it holds key, and competes again whenever the lease was
-// lost: leader election. It returns nil only if fn returned nil and the key
-// was held until then. Otherwise it returns
+// Lead runs fn while it holds key, and competes again whenever the lease was lost: leader election.
+// It returns nil only if fn returned nil and the key was held until then. Otherwise it returns
 //   - fn's error, joined with Unlock's, if the key was held until fn returned;
 //   - the error of Lock if ctx ended or the Client was closed while waiting, and
 //     at once ErrInvalid (fn is nil; WithMaxWait, WithShared) and errors.ErrUnsupported.

@@ -26,8 +26,7 @@ const (
 	// Unlock if its outcome is unknown.
 	EventReleased
 
-	// EventLost: a lease ended before it was unlocked. Err is a *LostError or
-	// ErrClosed.
+	// EventLost: a lease ended before it was unlocked. Err is a *LostError or ErrClosed.
 	EventLost
 
 	// EventRenewFailed: a renewal or an Extend failed or was not answered. A renewal is
@@ -67,9 +66,8 @@ type Event struct {
 	Hold    time.Duration // EventReleased, EventLost, EventStillHeld: how long the lease has lasted
 	Err     error         // the reason, for the kinds that have one
 
-	// Tries is how many calls to the store EventAcquired or EventRefused took. A driver's
-	// Wait is one call. EventAcquired with 0, and without Reentry, was handed over
-	// within the Client.
+	// Tries is how many calls to the store EventAcquired or EventRefused took. A driver's Wait is
+	// one call. EventAcquired with 0, and without Reentry, was handed over within the Client.
 	Tries int
 }
 

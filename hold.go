@@ -8,8 +8,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// hold is one token's hold of a key in the store. It has one lease, or several by
-// re-entry.
+// hold is one token's hold of a key in the store. It has one lease, or several by re-entry.
 //
 // A hold begins with a grant (newHold, startHoldLocked). Answers of the store
 // renew it (answer). When its last lease is unlocked, the next caller in line may
@@ -50,8 +49,7 @@ type hold struct {
 	// Its end.
 	lapsed bool // it ended by its deadline or by WithMaxHold, so the store may still keep it
 
-	// The first lease and its slot in leases are part of the hold, to save two
-	// allocations.
+	// The first lease and its slot in leases are part of the hold, to save two allocations.
 	first Lease
 	place [1]*Lease
 }
@@ -63,10 +61,9 @@ const (
 	unrenewed      // WithoutRenewal
 )
 
-// newHold returns a hold for a grant. The call began at start. Slept is how long the
-// machine had slept by then, or when the first Wait with the same token began. If the
-// grant's term has ended before the answer came, newHold releases the token in the
-// background and returns errLate.
+// newHold returns a hold for a grant. The call began at start. Slept is how long the machine had
+// slept by then, or when the first Wait with the same token began. If the grant's term has ended
+// before the answer came, newHold releases the token in the background and returns errLate.
 func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
 	cl.Handle = g.Handle
 	term := cl.TTL - backend.Drift(cl.TTL)
@@ -143,10 +140,9 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	return l
 }
 
-// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It
-// returns false if there is none that can have h. Then h must be released. A hand-over takes
-// no call to the store, which knows only the token of the hold and has confirmed it a moment
-// ago.
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
+// false if there is none that can have h. Then h must be released. A hand-over takes no call to the
+// store, which knows only the token of the hold and has confirmed it a moment ago.
 func (h *hold) handOverLocked() bool {
 	t := h.line.nextLocked(h)
 	if t == nil {

@@ -60,11 +60,10 @@ const (
 // Key returns the key as it was given to Lock.
 func (l *Lease) Key() string { return l.key }
 
-// Fence returns a number that grows with every new hold of the key. Send it with
-// each write to the resource that the lock protects, and have the resource refuse a
-// fence smaller than the largest it has seen. Shared leases need two such numbers: see
-// WithShared. Fence returns 0 if the hold was taken
-// without WithFence.
+// Fence returns a number that grows with every new hold of the key. Send it with each write to the
+// resource that the lock protects, and have the resource refuse a fence smaller than the largest it
+// has seen. Shared leases need two such numbers: see WithShared. Fence returns 0 if the hold was
+// taken without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
 
 // Slot returns which slot the lease holds, from 0 to n-1 for WithSlots(n). It returns 0
@@ -108,11 +107,10 @@ func (l *Lease) cause() error {
 	return nil
 }
 
-// Context returns the context of the lease, a child of Lock's context. When the
-// lease is lost, the context ends with a [*LostError] as its cause: at the lease's deadline
-// at the latest, whether or not the store can be reached. Unlock ends it with cause
-// ErrReleased, and the Client's Close with cause ErrClosed. When Lock's context
-// ends, this context ends with the same cause.
+// Context returns the context of the lease, a child of Lock's context. When the lease is lost, the
+// context ends with a [*LostError] as its cause: at the lease's deadline at the latest, whether or
+// not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's Close with
+// cause ErrClosed. When Lock's context ends, this context ends with the same cause.
 //
 // If Lock's context was the context of another lease, the end of the other
 // lease also ends this context, with the other's cause. [Lease.Err] says whether
@@ -134,8 +132,7 @@ func (l *Lease) Context() context.Context {
 		return l.ctx.Load()
 	}
 
-	// The lease may have ended before l.ctx was set, when there was no context to
-	// cancel.
+	// The lease may have ended before l.ctx was set, when there was no context to cancel.
 	if err := l.Err(); err != nil {
 		x.cancel(err)
 	}
@@ -165,9 +162,8 @@ func (l *Lease) countMinHold() {
 	l.hold.keep = max(l.hold.keep, l.keep)
 }
 
-// Unlock ends the lease. If it is the last lease of its hold, Unlock releases the
-// key, in at most one call to the store. The end of ctx does not interrupt that
-// call; Options.Timeout bounds it.
+// Unlock ends the lease. If it is the last lease of its hold, Unlock releases the key, in at most
+// one call to the store. The end of ctx does not interrupt that call; Options.Timeout bounds it.
 //
 // ErrLost, which is a [*LostError] with the reason, means that the lease was lost before:
 // another caller may have held the key since. ErrReleased means that Unlock has succeeded before. After
@@ -300,12 +296,11 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	return l.loseLocked(&LostError{Reason: LostUnanswered}) // the term has ended meanwhile
 }
 
-// Extend makes the lease last for at least ttl from now, in one call to the store.
-// It never shortens the lease. Renewals still ask for the lease's own term. A ttl
-// below 100 ms, or one that WithMaxHold or the store does not allow, is ErrInvalid.
-// If the lease has ended, the error is ErrLost, ErrReleased or ErrClosed. After
-// ErrUnavailable or an error of ctx the outcome is unknown, and the lease lasts at
-// least as long as before.
+// Extend makes the lease last for at least ttl from now, in one call to the store. It never
+// shortens the lease. Renewals still ask for the lease's own term. A ttl below 100 ms, or one that
+// WithMaxHold or the store does not allow, is ErrInvalid. If the lease has ended, the error is
+// ErrLost, ErrReleased or ErrClosed. After ErrUnavailable or an error of ctx the outcome is
+// unknown, and the lease lasts at least as long as before.
 func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	return newError("extend", l.key, l.extend(ctx, ttl))
 }

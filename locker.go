@@ -1,8 +1,7 @@
-// Package hasp provides named locks that processes share, behind one [Locker]
-// interface. A strategy decides how locks are stored and waited for: in one process
-// (memlock), on one host (filelock), on Redis (spinlock, pubsublock, fairlock, redlock), in
-// PostgreSQL (pglock) or in etcd (etcdlock). Configuration names the strategy, so a change
-// of strategy is a change of one string.
+// Package hasp provides named locks that processes share, behind one [Locker] interface. A strategy
+// decides how locks are stored and waited for: in one process (memlock), on one host (filelock), on
+// Redis (spinlock, pubsublock, fairlock, redlock), in PostgreSQL (pglock) or in etcd (etcdlock).
+// Configuration names the strategy, so a change of strategy is a change of one string.
 //
 //	c, err := hasp.Open(ctx, "spinlock+redis://localhost:6379", nil)
 //	…

@@ -94,9 +94,8 @@ func (h *hold) expire() {
 	}
 }
 
-// endContext ends the context of a lease that has ended, and queues its event for the
-// observer. The caller must not hold mu, because the end of a context runs code of its
-// users.
+// endContext ends the context of a lease that has ended, and queues its event for the observer. The
+// caller must not hold mu, because the end of a context runs code of its users.
 func (l *Lease) endContext(cause error) {
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(cause)
@@ -123,8 +122,7 @@ func (x *leaseContext) Err() error {
 	return x.Context.Err()
 }
 
-// Done returns a channel that is closed when the context ends. It reads the clock
-// first.
+// Done returns a channel that is closed when the context ends. It reads the clock first.
 func (x *leaseContext) Done() <-chan struct{} {
 	x.check()
 	return x.Context.Done()

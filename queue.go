@@ -138,9 +138,8 @@ func (ln *line) asksLocked(once bool) bool {
 	if !ln.q.traits.Ordered {
 		return !ln.hasHead
 	}
-	// The driver queues the callers, so all of them may ask. But a TryLock need not ask the
-	// store if another caller of this Client has the key or waits for it, unless there is an
-	// outage.
+	// The driver queues the callers, so all of them may ask. But a TryLock need not ask the store
+	// if another caller of this Client has the key or waits for it, unless there is an outage.
 	return !once || ln.callers == 1 || ln.outage != 0
 }
 
@@ -280,9 +279,8 @@ func (ln *line) remove(t *turn) *turn {
 
 // answers is what the store has answered to the callers of a line.
 type answers struct {
-	// Why the head does not have the key, or the last head did not have it: the store's
-	// ErrHeld, or an outage. It is errHeldHere if the last head had the key, and nil if
-	// nothing is known.
+	// Why the head does not have the key, or the last head did not have it: the store's ErrHeld, or
+	// an outage. It is errHeldHere if the last head had the key, and nil if nothing is known.
 	last error
 
 	// By clock.awake, and 0 if the store has answered since.
@@ -327,9 +325,8 @@ func (ln *line) outageLocked(since instant) time.Duration {
 	return ln.q.clock.awake().sub(max(ln.outage, since))
 }
 
-// staleLocked reports whether answer is ErrHeld, and is too old to report: the store has
-// answered no attempt since for a third of Timeout, so it may hang. A failure of the store is
-// never too old.
+// staleLocked reports whether answer is ErrHeld, and is too old to report: the store has answered
+// no attempt since for a third of Timeout, so it may hang. A failure of the store is never too old.
 func (ln *line) staleLocked(answer error) bool {
 	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && ln.q.clock.awake().sub(ln.unanswered) >= ln.q.opts.Timeout/3
 }
@@ -367,11 +364,10 @@ const (
 	maxGap    = 100 * time.Millisecond // one slow answer must not leave a free key alone for seconds
 )
 
-// Clients that poll sleep for a ninth of the time for which Clients wait for the key. So
-// they make about eight attempts for each hold, however many Clients there are. It is as
-// many for each Client, because a hold tells how long its Client waited: all Clients know
-// the same mean. If each knew only its own waits, one that was lucky would poll more often,
-// and so be lucky again.
+// Clients that poll sleep for a ninth of the time for which Clients wait for the key. So they make
+// about eight attempts for each hold, however many Clients there are. It is as many for each
+// Client, because a hold tells how long its Client waited: all Clients know the same mean. If each
+// knew only its own waits, one that was lucky would poll more often, and so be lucky again.
 const (
 	sleepsInWait = 9
 	meanOver     = 4                      // of so many waits the mean is made
@@ -423,9 +419,8 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 // note adds a wait to the mean.
 func (p *pace) note(waited time.Duration) { p.mean += (waited - p.mean) / meanOver }
 
-// acquired notes that the Client has the key, for which it waited. Its wait counts
-// only if the waits of others are known: a Client that knows just its own is not to poll
-// by them.
+// acquired notes that the Client has the key, for which it waited. Its wait counts only if the
+// waits of others are known: a Client that knows just its own is not to poll by them.
 func (p *pace) acquired(waited time.Duration) {
 	if p.mean > 0 && waited > 0 {
 		p.note(waited)

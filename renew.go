@@ -44,12 +44,11 @@ type renewer struct {
 	suspect [tryClasses]lane // of the other holds
 }
 
-// lane is the holds of one class that are due, and the calls in flight that renew such
-// holds. In a class, the time that a try may last varies by at most a factor of two. A
-// batch ends with its shortest try, so a batch has holds of one lane. Each lane has calls
-// of its own, because unanswered calls for long terms outlast a short term. And holds
-// whose last renewal failed have lanes of their own, because their calls may take long,
-// and must not delay the other holds.
+// lane is the holds of one class that are due, and the calls in flight that renew such holds. In a
+// class, the time that a try may last varies by at most a factor of two. A batch ends with its
+// shortest try, so a batch has holds of one lane. Each lane has calls of its own, because
+// unanswered calls for long terms outlast a short term. And holds whose last renewal failed have
+// lanes of their own, because their calls may take long, and must not delay the other holds.
 type lane struct {
 	queue   []*hold // in the order in which the holds became due
 	flights int     // calls in flight
@@ -141,9 +140,8 @@ func (r *renewer) closeLocked() (ended []*Lease) {
 	return ended
 }
 
-// run serves the holds in the heap. When the heap is empty, it stays for a
-// moment. Otherwise a program that locks and unlocks in a loop would start a
-// goroutine each time.
+// run serves the holds in the heap. When the heap is empty, it stays for a moment. Otherwise a
+// program that locks and unlocks in a loop would start a goroutine each time.
 func (r *renewer) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -341,9 +339,8 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		return cl, false // it has ended
 	}
 
-	// Leases of Do and Lead are wanted whatever their contexts say. This is read here and
-	// not before, so that a renewal in preparation does not miss a call of
-	// renewUntilUnlock.
+	// Leases of Do and Lead are wanted whatever their contexts say. This is read here and not
+	// before, so that a renewal in preparation does not miss a call of renewUntilUnlock.
 	switch {
 	case wanted, slices.ContainsFunc(h.leases, func(l *Lease) bool { return l.untilUnlock }):
 		h.orphaned = 0
@@ -458,8 +455,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	}
 }
 
-// extend renews h alone, for Extend, which has made it busy. The call lasts for bound
-// at most.
+// extend renews h alone, for Extend, which has made it busy. The call lasts for bound at most.
 func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
 	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
 	b.err = noAnswer(bound) // send may return just before done has noted an answer

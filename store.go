@@ -60,10 +60,9 @@ func (r *request) term() time.Duration {
 	return r.ttl
 }
 
-// call makes one call to the store, with the values of ctx. It returns when the store
-// answers, when bound has passed, or when ctx ends, whichever is first. If late is not nil,
-// call also returns when Close begins, and late gets the outcome if f returns after call has
-// returned.
+// call makes one call to the store, with the values of ctx. It returns when the store answers, when
+// bound has passed, or when ctx ends, whichever is first. If late is not nil, call also returns
+// when Close begins, and late gets the outcome if f returns after call has returned.
 //
 // If the Reach is Process, call only runs f, and the end of ctx does not interrupt it. If
 // the driver's calls end with their context, f runs on the caller's goroutine, and ends with
@@ -173,8 +172,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 		}
 	}
 
-	// The call may have returned at the same moment. If it swapped first, its answer
-	// counts.
+	// The call may have returned at the same moment. If it swapped first, its answer counts.
 	if decided.Swap(true) {
 		<-done
 		return answer, failure
@@ -198,9 +196,8 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) err
 	return err
 }
 
-// keeping returns the claim of a release now, which leaves the key taken until keep if
-// that has not passed. Each call computes KeepUntil anew, because the machine may have
-// slept since the last one.
+// keeping returns the claim of a release now, which leaves the key taken until keep if that has not
+// passed. Each call computes KeepUntil anew, because the machine may have slept since the last one.
 func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
 	if keep == 0 {
 		return cl
@@ -306,9 +303,8 @@ func (r *reaper) addLocked(x *reap, kept time.Duration) {
 	}
 }
 
-// run serves the queue until it is empty. After Close has begun, it releases each
-// token once, at once. But it drops a token whose last release was not answered: that
-// token expires.
+// run serves the queue until it is empty. After Close has begun, it releases each token once, at
+// once. But it drops a token whose last release was not answered: that token expires.
 func (r *reaper) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -20,8 +20,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 			return nil, w.endErr(ctx)
 		}
 
-		// Decide before the call whether it is the last one: its outcome must not extend
-		// the wait.
+		// Decide before the call whether it is the last one: its outcome must not extend the wait.
 		last := w.once || w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
 		w.asked = w.c.clock.now()
@@ -73,9 +72,8 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
-// attempt makes one attempt. If its outcome is unknown, the token is released in the
-// background; the outcome of a driver of Reach Process is always known. Last says that no
-// attempt follows.
+// attempt makes one attempt. If its outcome is unknown, the token is released in the background;
+// the outcome of a driver of Reach Process is always known. Last says that no attempt follows.
 func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	c, start := w.c, w.asked
 	cl, bound := c.store.claim(&w.r), w.beginAttempt()
@@ -131,11 +129,10 @@ func (w *wait) beginAttempt() time.Duration {
 	return d
 }
 
-// shouldWait reports whether to call the Wait of a Waiter instead of Acquire. That needs
-// a reason to expect that Acquire would be refused. With a Waiter that is not Ordered,
-// the only reason is w.refused: the store has just refused this caller. With an Ordered
-// one there are two more: other callers of this Client want the key, or the driver has
-// refused the key lately.
+// shouldWait reports whether to call the Wait of a Waiter instead of Acquire. That needs a reason
+// to expect that Acquire would be refused. With a Waiter that is not Ordered, the only reason is
+// w.refused: the store has just refused this caller. With an Ordered one there are two more: other
+// callers of this Client want the key, or the driver has refused the key lately.
 func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
