@@ -64,15 +64,14 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 	if err != nil {
 		err = newError(w.r.op, key, err)
 		c.observer.refused(ctx, w, err)
-		returns = true
-		return nil, err
-	}
-	c.observer.acquired(ctx, w, l)
-	if l.keep != 0 && !w.r.oneOfAll {
-		l.countMinHold()
+	} else {
+		c.observer.acquired(ctx, w, l)
+		if l.keep != 0 && !w.r.oneOfAll {
+			l.countMinHold()
+		}
 	}
 	returns = true
-	return l, nil
+	return l, err
 }
 
 // abandon gives up what the call has. The caller's code has panicked or has ended the

@@ -47,17 +47,14 @@ func (s *store) claim(r *request) backend.Claim {
 	var token [22]byte
 	rand.Read(b[:])
 	base64.RawURLEncoding.Encode(token[:], b[:])
-	return backend.Claim{Key: s.opts.Prefix + r.key, Token: string(token[:]), Owner: s.opts.Owner,
-		TTL: r.term(), Timeout: s.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
-}
 
-// term returns the term that a claim asks for.
-func (r *request) term() time.Duration {
-	if 0 < r.maxHold && r.maxHold < r.ttl {
+	ttl := r.ttl
+	if 0 < r.maxHold && r.maxHold < ttl {
 		// If the holder dies, the next caller gets the key soon after the max hold.
-		return min(r.ttl, termFor(r.maxHold))
+		ttl = min(ttl, termFor(r.maxHold))
 	}
-	return r.ttl
+	return backend.Claim{Key: s.opts.Prefix + r.key, Token: string(token[:]), Owner: s.opts.Owner,
+		TTL: ttl, Timeout: s.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
 }
 
 // call makes one call to the store, with the values of ctx. It returns when the store answers, when
