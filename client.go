@@ -21,7 +21,6 @@ type Client struct {
 	observer observer
 	renewer  renewer
 	queue    queue
-	slots    slots
 	closed   chan struct{} // closed when Close has ended
 }
 
@@ -48,8 +47,7 @@ func newClient(d backend.Driver, opts Options) *Client {
 	c.store.init(c.core, d)
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
-	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}}
-	c.slots = slots{core: c.core, lookers: map[string]chan int{}}
+	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}}
 	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1)}
 	return c
 }

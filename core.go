@@ -107,28 +107,6 @@ func poke(wake chan<- struct{}) {
 	}
 }
 
-// noteTrip records that a call took d, from its answer.
-func (c *core) noteTrip(d time.Duration) {
-	// If a call lasted longer than it may, the machine or the process was stopped
-	// meanwhile. The call's time then says nothing about the store.
-	if d > c.opts.Timeout {
-		return
-	}
-	trip, old := int64(d), c.trip.Load()
-	if old > 0 && old <= 2*trip { // a mean of more than twice trip is replaced: the first call also dials, and is slow
-		trip = old + (trip-old)/8
-	}
-	c.trip.Store(trip)
-}
-
-// roundTrip returns about how long one call takes, or 0 if there was none.
-func (c *core) roundTrip() time.Duration { return time.Duration(c.trip.Load()) }
-
-// answerTime returns how long a healthy store may take to answer.
-func (c *core) answerTime() time.Duration {
-	return min(max(4*c.roundTrip(), 50*time.Millisecond), c.opts.Timeout)
-}
-
 func isClosed(ch <-chan struct{}) bool {
 	select {
 	case <-ch:

@@ -141,18 +141,16 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 }
 
 // handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
-// false if there is none that can have h. Then h must be released. A hand-over takes no call to the
+// false if there is none that can have h, if other Clients should get a turn first, or if h has left
+// the line. Then h must be released. A hand-over takes no call to the
 // store, which knows only the token of the hold and has confirmed it a moment ago.
 func (h *hold) handOverLocked() bool {
-	t := h.line.nextLocked(h)
-	if t == nil {
+	ln, now := h.line, h.c.clock.now()
+	t := ln.first()
+	if t == nil || ln.hold != h || ln.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
 		return false
 	}
-	now := h.c.clock.now()
-	if !h.suitsLocked(t.r, now) {
-		return false
-	}
-	h.line.handOverLocked(t, h.addLeaseLocked(t.ctx, t.r, now))
+	ln.handOverLocked(t, h.addLeaseLocked(t.ctx, t.r, now))
 	return true
 }
 

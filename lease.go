@@ -258,7 +258,7 @@ func (l *Lease) release(ctx context.Context) error {
 		l.state.Store(unknown)
 		h.failed = 1 // before the next caller comes: the store may hang
 	}
-	h.leaveLineLocked()
+	h.line.endedLocked(h)
 
 	switch l.state.Load() {
 	case unknown:

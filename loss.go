@@ -59,16 +59,8 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 		l.loseLocked(why)
 	}
 	h.c.renewer.unscheduleLocked(h)
-	h.leaveLineLocked()
-	return ended
-}
-
-// leaveLineLocked takes h, which has ended, out of its line. The next caller comes.
-func (h *hold) leaveLineLocked() {
-	if h.first.slot > 0 {
-		h.c.slots.freedLocked(h.first.key, h.first.slot-1)
-	}
 	h.line.endedLocked(h)
+	return ended
 }
 
 // loseLocked ends l as lost because of why, and returns why.

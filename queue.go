@@ -31,10 +31,11 @@ type queue struct {
 	polls bool // nothing in the store wakes the callers that wait
 
 	// All below is guarded by mu.
-	lines     map[string]*line // by key, without those of shared callers
-	contended contended        // keys that others may want
-	callers   int              // in all lines
-	open      int              // holds that are trusted or being released, or ended by Close and not unlocked
+	lines     map[string]*line    // by key, without those of shared callers
+	contended contended           // keys that others may want
+	lookers   map[string]chan int // by key: receives a slot that may have become free, for the caller that looks for one
+	callers   int                 // in all lines
+	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
 }
 
 // line is the callers of one Client that want or hold one key. It exists while there
@@ -117,10 +118,17 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
+	// An Ordered driver queues the callers itself, so all of them may ask. But a TryLock need
+	// not ask the store if another caller of this Client has the key or waits for it, unless
+	// there is an outage.
+	asks := !ln.hasHead
+	if q.traits.Ordered {
+		asks = !once || ln.callers == 1 || ln.outage != 0
+	}
 	switch {
 	case t.r.shared:
 		return ln, ticket{do: mayAsk}
-	case ln.asksLocked(once):
+	case asks:
 		ln.hasHead = true
 		return ln, ticket{do: mayAsk, after: max(q.contended[key].gapEnds.sub(now), 0)}
 	case once:
@@ -131,16 +139,6 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	t.ready = make(chan ticket, 1)
 	t.place = ln.waiting.PushBack(t)
 	return ln, ticket{do: mustWait}
-}
-
-// asksLocked reports whether a caller that has joined asks the store itself.
-func (ln *line) asksLocked(once bool) bool {
-	if !ln.q.traits.Ordered {
-		return !ln.hasHead
-	}
-	// The driver queues the callers, so all of them may ask. But a TryLock need not ask the store
-	// if another caller of this Client has the key or waits for it, unless there is an outage.
-	return !once || ln.callers == 1 || ln.outage != 0
 }
 
 // leaveLocked takes a caller out of the count. The last one ends the line.
@@ -199,16 +197,6 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	}
 }
 
-// nextLocked returns the caller that comes after h, which is about to end. It returns nil if
-// there is none, if other Clients should get a turn now, or if h has left the line.
-func (ln *line) nextLocked(h *hold) *turn {
-	t := ln.first()
-	if t == nil || ln.hold != h || ln.rowOverLocked(ln.q.clock.now()) {
-		return nil
-	}
-	return t
-}
-
 // handOverLocked gives t the lease l of the line's hold. It takes the place of the caller
 // that unlocks.
 func (ln *line) handOverLocked(t *turn, l *Lease) {
@@ -221,6 +209,12 @@ func (ln *line) handOverLocked(t *turn, l *Lease) {
 // endedLocked lets the caller leave whose hold h has ended. The next caller may ask the store.
 func (ln *line) endedLocked(h *hold) {
 	ln.q.open--
+	if h.first.slot > 0 {
+		select {
+		case ln.q.lookers[h.first.key] <- h.first.slot - 1:
+		default: // nobody looks for a slot, or a signal waits already
+		}
+	}
 	switch {
 	case h.claim.Shared:
 	case ln.callers == 1: // the line ends
@@ -286,11 +280,6 @@ type answers struct {
 	// By clock.awake, and 0 if the store has answered since.
 	outage     instant // when the outage began
 	unanswered instant // when the first attempt began of which neither an answer nor an outage is known
-}
-
-// askedLocked records that an attempt begins at sent, by clock.awake.
-func (ln *line) askedLocked(sent instant) {
-	ln.unanswered = cmp.Or(ln.unanswered, sent)
 }
 
 // answeredLocked records the outcome of a call that began at sent, by clock.awake: ErrHeld, or

@@ -92,8 +92,8 @@ func follow(t *testing.T, ordered bool, steps []string) {
 			holds[who] = &hold{claim: backend.Claim{Shared: turns[who].r.shared}, granted: q.clock.now()}
 			ln.startedLocked(holds[who], 0, false)
 		case "hand":
-			next := ln.nextLocked(holds[who])
-			if next == nil {
+			next := ln.first()
+			if next == nil || ln.rowOverLocked(q.clock.now()) {
 				got[who] = "refused"
 				break
 			}

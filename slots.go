@@ -74,7 +74,7 @@ func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, erro
 // comes first: a TryLock in a loop would leave it no slot.
 func (w *wait) askQueue(ctx context.Context) error {
 	c := w.c
-	if c.slots.looked(w.r.name) {
+	if c.queue.looked(w.r.name) {
 		return errHeldHere
 	}
 
@@ -107,7 +107,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	c, n := w.c, time.Duration(w.r.slots)
 	first := rand.N(w.r.slots) // Clients begin at different slots, so that they seldom ask for the same one
 	freed := make(chan int, 1)
-	defer c.slots.end(w.r.name, freed)
+	defer c.queue.endLooking(w.r.name, freed)
 
 	var last error     // why the caller has no slot: ErrHeld, or the last error of an outage
 	var outage instant // when an outage began, by clock.awake; 0 if the store answers
@@ -137,7 +137,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 		if retry > 0 {
 			d = min(d, retry+minSleep) // the key is free then, if its holder has died
 		}
-		c.slots.begin(w.r.name, freed) // not before: a Lock that finds a slot at once refuses no TryLock
+		c.queue.beginLooking(w.r.name, freed) // not before: a Lock that finds a slot at once refuses no TryLock
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
@@ -197,40 +197,26 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// slots knows which callers of this Client look for a free slot.
-type slots struct {
-	*core
-	lookers map[string]chan int // by key; receives a slot that may have become free; guarded by mu
+// beginLooking notes that a caller looks for a slot of key. It learns by freed that one became free.
+func (q *queue) beginLooking(key string, freed chan int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.lookers[key] = freed
 }
 
-// begin notes that a caller looks for a slot of key. It learns by freed that one became free.
-func (s *slots) begin(key string, freed chan int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lookers[key] = freed
-}
-
-// end notes that the caller no longer looks for a slot of key.
-func (s *slots) end(key string, freed chan int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// endLooking notes that the caller no longer looks for a slot of key.
+func (q *queue) endLooking(key string, freed chan int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	// If the queue's lease was lost, another caller may look already.
-	if s.lookers[key] == freed {
-		delete(s.lookers, key)
+	if q.lookers[key] == freed {
+		delete(q.lookers, key)
 	}
 }
 
 // looked reports whether a caller looks for a slot of key.
-func (s *slots) looked(key string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.lookers[key] != nil
-}
-
-// freedLocked wakes the caller that looks for a slot of key, because slot i became free.
-func (s *slots) freedLocked(key string, i int) {
-	select {
-	case s.lookers[key] <- i:
-	default: // nobody looks, or a signal waits already
-	}
+func (q *queue) looked(key string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.lookers[key] != nil
 }

@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -121,7 +122,7 @@ func (w *wait) beginAttempt() time.Duration {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ln.askedLocked(c.clock.withoutSleep(now))
+	ln.unanswered = cmp.Or(ln.unanswered, c.clock.withoutSleep(now))
 	d = min(d, c.opts.Timeout-ln.outageLocked(w.began))
 	if d < c.opts.Timeout {
 		d = max(d, w.c.answerTime())
