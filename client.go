@@ -40,11 +40,11 @@ func New(d backend.Driver, o *Options) *Client {
 }
 
 func newClient(d backend.Driver, opts Options) *Client {
-	c := &Client{
-		core:   newCore(opts, d.Traits()),
-		closed: make(chan struct{}),
+	c := &Client{core: newCore(opts, d.Traits()), closed: make(chan struct{})}
+	c.store = store{core: c.core, driver: d}
+	if c.store.waiter, _ = d.(backend.Waiter); c.store.waiter == nil {
+		c.store.waker, _ = d.(backend.Waker)
 	}
-	c.store.init(c.core, d)
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
 	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}}

@@ -40,8 +40,8 @@ type Lease struct {
 	// All below is guarded by mu.
 	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
 
-	reported int32  // nothing, acquired or overdue
-	unseen   *Event // the lease's end, if it came before EventAcquired was reported
+	reported EventKind // the last of EventAcquired and EventStillHeld that was reported, or 0
+	unseen   *Event    // the lease's end, if it came before EventAcquired was reported
 }
 
 // States of a Lease. It begins as held. By the clock or by an answer of the store it becomes
@@ -74,8 +74,6 @@ func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 // ends then at the latest.
 func (l *Lease) Expires() time.Time { return l.hold.c.clock.time(l.end()) }
 
-func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
-
 // Err returns nil while the lease is held, ErrReleased after Unlock, and ErrClosed after
 // the Client's Close. After its loss, it returns a [*LostError], which matches ErrLost and
 // has the reason. Err reads the clock. So if a process was stopped until after the lease's
@@ -83,15 +81,6 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 func (l *Lease) Err() error {
 	l.expire()
 	return l.cause()
-}
-
-// expire ends the lease if its time is over by the clock. The caller must not hold mu.
-func (l *Lease) expire() {
-	if l.state.Load() == held {
-		if now, _ := l.hold.c.clock.read(); now >= l.end() {
-			l.hold.expire()
-		}
-	}
 }
 
 // cause returns why the lease has ended, or nil. It does not read the clock.

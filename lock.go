@@ -42,10 +42,8 @@ type wait struct {
 var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
 // lock implements Lock and TryLock.
-func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Lease, error) {
+func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Lease, err error) {
 	w := waitPool.Get().(*wait)
-	var l *Lease
-	var err error
 	returns := false
 	defer func() {
 		if !returns {

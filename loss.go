@@ -70,14 +70,19 @@ func (l *Lease) loseLocked(why *LostError) error {
 	return why
 }
 
-// expire ends the leases of h whose time is over by the clock. A renewal may move the deadline
-// before expire has mu.
-func (h *hold) expire() {
-	c := h.c
-	now := c.clock.now()
+// expire ends the lease if its time is over by the clock, and the other leases of its hold that
+// end with it. The caller must not hold mu.
+func (l *Lease) expire() {
+	c, h := l.hold.c, l.hold
+	now, _ := c.clock.read()
+	if l.state.Load() != held || now < l.end() {
+		return
+	}
+
 	c.mu.Lock()
 	var gone []*Lease
-	if h.index >= 0 { // otherwise it has ended already
+	// The hold may have ended meanwhile, or a renewal may have moved its deadline.
+	if h.index >= 0 {
 		gone = h.endExpiredLocked(now)
 	}
 	c.mu.Unlock()
@@ -85,6 +90,8 @@ func (h *hold) expire() {
 		l.endContext(l.loss) // not under mu
 	}
 }
+
+func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
 
 // endContext ends the context of a lease that has ended, and queues its event for the observer. The
 // caller must not hold mu, because the end of a context runs code of its users.
@@ -170,13 +177,6 @@ type unobserved struct {
 	e   Event
 }
 
-// What an observer has reported of a lease, in this order.
-const (
-	nothing int32 = iota
-	acquired
-	overdue // EventStillHeld
-)
-
 // event returns an event of l with what all of them have.
 func (l *Lease) event(kind EventKind, err error) Event {
 	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.shared, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
@@ -203,9 +203,7 @@ func (o *observer) requested(ctx context.Context, r *request) {
 
 // refused reports that a caller did not get a lease.
 func (o *observer) refused(ctx context.Context, w *wait, err error) {
-	if o.opts.Observe != nil {
-		o.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: o.clock.now().sub(w.start), Tries: w.tries, Err: err})
-	}
+	o.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: o.clock.now().sub(w.start), Tries: w.tries, Err: err})
 }
 
 // acquired reports that a caller got l. If the lease has ended already, acquired then also
@@ -220,7 +218,7 @@ func (o *observer) acquired(ctx context.Context, w *wait, l *Lease) {
 
 	// The lease may have ended while Observe ran.
 	o.mu.Lock()
-	l.reported = acquired
+	l.reported = EventAcquired
 	end := l.unseen
 	l.unseen = nil
 	now := end != nil && o.lostLocked(l, *end)
@@ -264,7 +262,7 @@ func (o *observer) lost(l *Lease, err error) {
 // caller reports e after it has released mu.
 func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	switch {
-	case l.reported == nothing:
+	case l.reported == 0:
 		l.unseen = &e
 	case o.stopped:
 		return true
@@ -281,7 +279,7 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 	}
 	// The outermost lease stands for those that have re-entered. If its EventAcquired was
 	// not reported yet, the event is dropped: a later renewal reports another.
-	if l := h.leases[0]; l.reported != nothing {
+	if l := h.leases[0]; l.reported != 0 {
 		o.queueLocked(l, l.event(EventRenewFailed, err))
 	}
 }
@@ -290,10 +288,10 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 // caller must unlock it.
 func (o *observer) renewedLocked(h *hold, now instant) {
 	l := h.leases[0]
-	if o.opts.Observe == nil || l.reported != acquired || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
+	if o.opts.Observe == nil || l.reported != EventAcquired || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
 		return
 	}
-	l.reported = overdue
+	l.reported = EventStillHeld
 	e := l.event(EventStillHeld, nil)
 	e.Hold = now.sub(l.since)
 	o.queueLocked(l, e)

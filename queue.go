@@ -405,14 +405,11 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	return now.add(d)
 }
 
-// note adds a wait to the mean.
-func (p *pace) note(waited time.Duration) { p.mean += (waited - p.mean) / meanOver }
-
 // acquired notes that the Client has the key, for which it waited. Its wait counts only if the
 // waits of others are known: a Client that knows just its own is not to poll by them.
 func (p *pace) acquired(waited time.Duration) {
 	if p.mean > 0 && waited > 0 {
-		p.note(waited)
+		p.mean += (waited - p.mean) / meanOver
 	}
 	p.found = 0
 }
@@ -426,7 +423,7 @@ func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 		case p.mean == 0:
 			p.mean = held
 		case held > 0:
-			p.note(held)
+			p.mean += (held - p.mean) / meanOver
 		}
 	}
 	return p.sleep(waited, now.sub(p.found))

@@ -218,14 +218,12 @@ func (r *renewer) queueLocked(h *hold) {
 // flight. The others wait, and later travel in larger batches.
 func (r *renewer) dispatchLocked() {
 	for class := range tryClasses {
-		r.dispatchLaneLocked(&r.well[class], maxBatches)
-		r.dispatchLaneLocked(&r.suspect[class], maxSuspect)
-	}
-}
-
-func (r *renewer) dispatchLaneLocked(ln *lane, most int) {
-	for ln.flights < most && len(ln.queue) > 0 {
-		r.dispatchBatchLocked(ln)
+		for ln := &r.well[class]; ln.flights < maxBatches && len(ln.queue) > 0; {
+			r.dispatchBatchLocked(ln)
+		}
+		for ln := &r.suspect[class]; ln.flights < maxSuspect && len(ln.queue) > 0; {
+			r.dispatchBatchLocked(ln)
+		}
 	}
 }
 

@@ -35,9 +35,6 @@ const (
 	passing = 100 * time.Millisecond
 )
 
-// slotKey returns the key of slot i.
-func slotKey(key string, i int) string { return key + "#" + strconv.Itoa(i) }
-
 // takeSlot is take for a call with slots.
 func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if w.once {
@@ -171,7 +168,7 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 		}
 		i := (first + j) % n
 		r := w.r
-		r.key, r.slot = slotKey(r.name, i), i+1
+		r.key, r.slot = r.name+"#"+strconv.Itoa(i), i+1
 		l, answer := w.takePart(ctx, r, true)
 		switch {
 		case errors.Is(answer, ErrHeld):

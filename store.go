@@ -33,14 +33,6 @@ type store struct {
 	waker  backend.Waker  // driver, or nil if it is no Waker
 }
 
-func (s *store) init(c *core, d backend.Driver) {
-	s.core, s.driver = c, d
-	s.waiter, _ = d.(backend.Waiter)
-	if s.waiter == nil {
-		s.waker, _ = d.(backend.Waker)
-	}
-}
-
 // claim returns the claim of a new attempt, whose token is 128 random bits.
 func (s *store) claim(r *request) backend.Claim {
 	var b [16]byte
