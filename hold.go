@@ -141,13 +141,13 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 }
 
 // handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
-// false if there is none that can have h, if other Clients should get a turn first, or if h has left
+// false if that caller cannot have h, if other Clients should get a turn first, or if h has left
 // the line. Then h must be released. A hand-over takes no call to the store, which knows only the
 // token of the hold and has confirmed it a moment ago.
 func (h *hold) handOverLocked() bool {
 	ln, now := h.line, h.c.clock.now()
 	t := ln.first()
-	if t == nil || ln.hold != h || ln.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
+	if ln.hold != h || ln.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
 		return false
 	}
 	ln.handOverLocked(t, h.addLeaseLocked(t.ctx, t.r, now))

@@ -96,6 +96,29 @@ func (l *Lease) cause() error {
 	return nil
 }
 
+// expire ends the lease if its time is over by the clock, and the other leases of its hold that
+// end with it. The caller must not hold mu.
+func (l *Lease) expire() {
+	c, h := l.hold.c, l.hold
+	now, _ := c.clock.read()
+	if l.state.Load() != held || now < l.end() {
+		return
+	}
+
+	c.mu.Lock()
+	var gone []*Lease
+	// The hold may have ended meanwhile, or a renewal may have moved its deadline.
+	if h.index >= 0 {
+		gone = h.endExpiredLocked(now)
+	}
+	c.mu.Unlock()
+	for _, l := range gone {
+		l.endContext(l.loss) // not under mu
+	}
+}
+
+func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
+
 // Context returns the context of the lease, a child of Lock's context. When the lease is lost, the
 // context ends with a [*LostError] as its cause: at the lease's deadline at the latest, whether or
 // not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's Close with
@@ -162,7 +185,7 @@ func (l *Lease) countMinHold() {
 // the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
-	if ends {
+	if ends && l.hold.c.opts.Observe != nil {
 		l.hold.c.observer.unlocked(ctx, l, err)
 	}
 	return newError("unlock", l.key, err)
@@ -223,7 +246,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
-	if len(h.leases) > 0 || h.handOverLocked() {
+	if len(h.leases) > 0 || h.line.first() != nil && h.handOverLocked() {
 		return was, nil
 	}
 	c.renewer.unscheduleLocked(h) // a renewal must not follow the release

@@ -55,15 +55,29 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
 	w.r.apply(opts)
-	c.observer.requested(ctx, &w.r) // before the time of the wait begins
+	if c.opts.Observe != nil {
+		c.observer.requested(ctx, &w.r) // before the time of the wait begins
+	}
 	w.c, w.start, w.end = c, c.clock.now(), never
 	w.began = c.clock.withoutSleep(w.start)
-	l, err = w.run(ctx)
+	if err = w.prepare(ctx); err == nil {
+		l, err = w.reenter(ctx)
+	}
+	switch {
+	case err != errNoneAround:
+	case w.r.slots > 0:
+		l, err = w.takeSlot(ctx)
+	default:
+		l, err = w.take(ctx)
+	}
+
 	if err != nil {
 		err = newError(w.r.op, key, err)
 		c.observer.refused(ctx, w, err)
 	} else {
-		c.observer.acquired(ctx, w, l)
+		if c.opts.Observe != nil {
+			c.observer.acquired(ctx, w, l)
+		}
 		if l.keep != 0 && !w.r.oneOfAll {
 			l.countMinHold()
 		}
@@ -126,21 +140,6 @@ func (w *wait) prepare(ctx context.Context) error {
 		w.end = w.start.add(r.maxWait)
 	}
 	return nil
-}
-
-// run returns a lease on the hold around the call, on a slot, or on the key.
-func (w *wait) run(ctx context.Context) (*Lease, error) {
-	if err := w.prepare(ctx); err != nil {
-		return nil, err
-	}
-	l, err := w.reenter(ctx)
-	switch {
-	case err != errNoneAround:
-		return l, err
-	case w.r.slots > 0:
-		return w.takeSlot(ctx)
-	}
-	return w.take(ctx)
 }
 
 // take returns a lease that was handed over in the line, or one from the store.

@@ -70,29 +70,6 @@ func (l *Lease) loseLocked(why *LostError) error {
 	return why
 }
 
-// expire ends the lease if its time is over by the clock, and the other leases of its hold that
-// end with it. The caller must not hold mu.
-func (l *Lease) expire() {
-	c, h := l.hold.c, l.hold
-	now, _ := c.clock.read()
-	if l.state.Load() != held || now < l.end() {
-		return
-	}
-
-	c.mu.Lock()
-	var gone []*Lease
-	// The hold may have ended meanwhile, or a renewal may have moved its deadline.
-	if h.index >= 0 {
-		gone = h.endExpiredLocked(now)
-	}
-	c.mu.Unlock()
-	for _, l := range gone {
-		l.endContext(l.loss) // not under mu
-	}
-}
-
-func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
-
 // endContext ends the context of a lease that has ended, and queues its event for the observer. The
 // caller must not hold mu, because the end of a context runs code of its users.
 func (l *Lease) endContext(cause error) {
@@ -162,7 +139,8 @@ var lastEventID atomic.Uint64
 
 // observer calls Options.Observe, if there is one. Events of a call come on the caller's
 // goroutine. The others come on a goroutine of the observer, so that an Observe that blocks
-// delays neither renewals nor the end of a context.
+// delays neither renewals nor the end of a context. Lock and Unlock check before whether there is an
+// Observe, because most Clients have none.
 type observer struct {
 	*core
 
@@ -195,10 +173,8 @@ func (o *observer) call(ctx context.Context, e Event) {
 
 // requested reports that the call of r begins, and gives it its ID.
 func (o *observer) requested(ctx context.Context, r *request) {
-	if o.opts.Observe != nil {
-		r.id = lastEventID.Add(1)
-		o.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name})
-	}
+	r.id = lastEventID.Add(1)
+	o.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name})
 }
 
 // refused reports that a caller did not get a lease.
@@ -209,9 +185,6 @@ func (o *observer) refused(ctx context.Context, w *wait, err error) {
 // acquired reports that a caller got l. If the lease has ended already, acquired then also
 // reports that end.
 func (o *observer) acquired(ctx context.Context, w *wait, l *Lease) {
-	if o.opts.Observe == nil {
-		return
-	}
 	e := l.event(EventAcquired, nil)
 	e.Wait, e.Tries = l.since.sub(w.start), w.tries
 	o.call(ctx, e)
@@ -230,9 +203,6 @@ func (o *observer) acquired(ctx context.Context, w *wait, l *Lease) {
 
 // unlocked reports the end of l by an Unlock that has returned err.
 func (o *observer) unlocked(ctx context.Context, l *Lease, err error) {
-	if o.opts.Observe == nil {
-		return
-	}
 	if errors.Is(err, ErrLost) {
 		o.lost(l, err)
 		return
