@@ -10,7 +10,7 @@ import (
 
 // hold is one token's hold of a key in the store. It has one lease, or several by re-entry.
 //
-// A hold begins with a grant (newHold, startHoldLocked). Answers of the store
+// A hold begins with a grant (newHold, startLocked). Answers of the store
 // renew it (answer). When its last lease is unlocked, the next caller in line may
 // get it (handOverLocked). It ends when it is released, when the store reports that
 // it is lost (loseLocked), when its deadline or its max hold passes (endExpiredLocked),
