@@ -2,54 +2,26 @@ package hasp
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-var errUnsupported = errors.ErrUnsupported
-
-// Client is a [Locker] over one driver. It may be used by many goroutines at
-// once. Callers of one Client that wait for one key do so in order of arrival, and
-// the leases of a Client are renewed together. So a program needs one Client per
-// store.
+// Client is a [Locker] over one driver. It may be used by many goroutines at once. Callers of one
+// Client that wait for one key do so in order of arrival, and the leases of a Client are renewed
+// together. So a program needs one Client per store.
 type Client struct {
-	driver backend.Driver
-	waiter backend.Waiter // driver, or nil if it is no Waiter
-	waker  backend.Waker  // driver, or nil if it is no Waker
-	polls  bool           // nothing in the store wakes the callers that wait
-	traits backend.Traits
-	opts   Options
-	clock  *clock
-	trip   atomic.Int64 // about how long one call to the store takes, as a time.Duration: a moving average
-
-	closing context.Context // ends with ErrClosed when Close begins
-	close   context.CancelCauseFunc
-	closed  chan struct{} // closed when Close has ended
-
-	// mu guards all below, and the fields of line, hold and Lease that say so. It is
-	// not held across I/O. A function whose name ends in Locked needs it.
-	mu        sync.Mutex
-	lines     map[string]*line    // by key, without those of shared callers
-	lookers   map[string]chan int // receives a slot of the key that may have become free, for the caller that looks for one
-	contended contended           // keys that a Waiter has refused lately
-	holds     holdHeap            // holds that are trusted, ordered by when the renewer must serve them
-	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
-	callers   int                 // in all lines
-	calls     int                 // goroutines of this Client, and calls of callers other than Lock and TryLock
-	stopped   bool                // Close waits no longer, and closes the driver: no goroutine may start
-	changed   *sync.Cond          // signals that open, callers or calls has become smaller, for settle
-
-	renewer  renewer
+	*core
+	store    store
 	reaper   reaper
 	observer observer
+	renewer  renewer
+	queue    queue
+	closed   chan struct{} // closed when Close has ended
 }
 
 var _ Locker = (*Client)(nil)
@@ -79,34 +51,24 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 		d.Close()
 		return nil, err
 	}
-	c := &Client{
-		driver:  d,
-		traits:  traits,
-		opts:    opts,
-		clock:   newClock(hostclock.Suspended, traits.Reach == backend.Process),
-		closed:  make(chan struct{}),
-		lines:   map[string]*line{},
-		lookers: map[string]chan int{},
-	}
-	c.changed = sync.NewCond(&c.mu)
-	c.waiter, _ = d.(backend.Waiter)
-	if c.waiter == nil {
-		c.waker, _ = d.(backend.Waker)
-	}
-	c.polls = c.waiter == nil && c.waker == nil
 
-	c.closing, c.close = context.WithCancelCause(context.Background())
-	c.renewer.wake = make(chan struct{}, 1)
-	c.reaper.wake = make(chan struct{}, 1)
+	c := &Client{core: newCore(opts, traits), closed: make(chan struct{})}
+	c.store = store{core: c.core, driver: d}
+	if c.store.waiter, _ = d.(backend.Waiter); c.store.waiter == nil {
+		c.store.waker, _ = d.(backend.Waker)
+	}
+	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
+	c.observer.core = c.core
+	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}}
+	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1)}
 	return c, nil
 }
 
-// Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld
-// if ctx or WithMaxWait ended the wait while another caller held the key. It returns
-// ErrUnavailable if the store could not be reached for Options.Timeout, or until
-// WithMaxWait ended the wait. It returns the context's error if ctx ended the wait before
-// the store had answered. Its other errors are ErrClosed, ErrInvalid and
-// errors.ErrUnsupported.
+// Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld if ctx or
+// WithMaxWait ended the wait while another caller held the key. It returns ErrUnavailable if the
+// store could not be reached for Options.Timeout, or until WithMaxWait ended the wait. It returns
+// the context's error if ctx ended the wait before the store had answered. Its other errors are
+// ErrClosed, ErrInvalid and errors.ErrUnsupported.
 //
 // The context bounds the wait and the hold: when it ends, the context of the lease
 // ends as well. The lease is then renewed for at most one more term. The key stays locked
@@ -135,57 +97,41 @@ type Status = backend.Status
 // the rest of its term, the fence, and the waiters. If the driver cannot inspect, the
 // error is errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
-	s, err := c.inspect(ctx, key)
+	s, err := c.store.status(ctx, key)
 	return s, newError("inspect", key, err)
-}
-
-func (c *Client) inspect(ctx context.Context, key string) (Status, error) {
-	in, err := c.inspector(key)
-	if err != nil {
-		return Status{}, err
-	}
-	defer c.leave()
-	return call(c, ctx, c.opts.Timeout, func(ctx context.Context) (Status, error) {
-		return in.Inspect(ctx, c.opts.Prefix+key)
-	}, nil)
 }
 
 // Break frees key, whichever caller holds it. It is the one call that may admit two
 // holders at once: the old holder learns of it at its next renewal. Until then the old hold
 // may pass to another caller of its Client, in the 50 ms after the store has confirmed it.
 func (c *Client) Break(ctx context.Context, key string) error {
-	in, err := c.inspector(key)
-	if err == nil {
-		defer c.leave()
-		_, err = call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, in.Break(ctx, c.opts.Prefix+key)
-		}, nil)
-	}
+	_, err := inspect(&c.store, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (struct{}, error) {
+		return struct{}{}, in.Break(ctx, key)
+	})
 	return newError("break", key, err)
 }
 
-// inspector returns the driver, if it is an Inspector. Then it has called enter.
-func (c *Client) inspector(key string) (backend.Inspector, error) {
-	if key == "" {
-		return nil, fmt.Errorf("%w: empty key", ErrInvalid)
-	}
-	if c.closing.Err() != nil {
-		return nil, ErrClosed
-	}
-	in, ok := c.driver.(backend.Inspector)
-	if !ok {
-		return nil, fmt.Errorf("%T cannot inspect: %w", c.driver, errUnsupported)
-	}
-	return in, c.enter()
+// Entry is a key and its Status.
+type Entry = backend.Entry
+
+// List yields the keys that begin with prefix and are held or waited for, in no particular order.
+// Each slot of WithSlots is a key of its own: KEY#0, KEY#1 and so on. While a caller waits for a
+// slot, KEY#queue is held too. Options.Prefix is put before prefix and taken off the keys.
+//
+// The list is no snapshot: a key that is taken or freed meanwhile may be missing, and a key
+// may come twice. List asks the store page by page as the loop goes on, and
+// Options.Timeout bounds each call. An error is yielded once, last. It is of type [*Error].
+// If the driver cannot list, the error is errors.ErrUnsupported.
+func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
+	return c.store.list(ctx, prefix)
 }
 
-// Close ends every wait with ErrClosed, and every lease's context with cause
-// ErrClosed. It stops renewing. Then it waits up to Options.Timeout for the holders
-// to Unlock and for calls in flight. It never frees a key while its holder still
-// runs: the remaining holds expire, and Close returns an error that names their keys.
-// At last Close closes the driver, and waits up to a second for calls that have still
-// not ended. It leaves no goroutine behind unless a call of the driver or of Observe
-// does not end. A second Close waits for the first.
+// Close ends every wait with ErrClosed, and every lease's context with cause ErrClosed. It stops
+// renewing. Then it waits up to Options.Timeout for the holders to Unlock and for calls in flight.
+// It never frees a key while its holder still runs: the remaining holds expire, and Close returns
+// an error that names their keys. At last Close closes the driver, and waits up to a second for
+// calls that have still not ended. It leaves no goroutine behind unless a call of the driver or of
+// Observe does not end. A second Close waits for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closing.Err() != nil {
@@ -198,15 +144,7 @@ func (c *Client) Close() error {
 	// can still be unlocked.
 	c.close(ErrClosed)
 	c.changed.Broadcast()
-	var ended []*Lease
-	for len(c.holds) > 0 {
-		h := c.holds[0].hold
-		for _, l := range h.leases {
-			l.state.Store(closed)
-		}
-		ended = append(ended, h.leases...)
-		c.unscheduleLocked(h)
-	}
+	ended := c.renewer.closeLocked()
 	c.mu.Unlock()
 	for _, l := range ended {
 		l.endContext(ErrClosed)
@@ -215,11 +153,11 @@ func (c *Client) Close() error {
 	// Holders unlock while the Client cleans up after calls of unknown outcome,
 	// so one Timeout is enough for both.
 	end := time.Now().Add(c.opts.Timeout)
-	c.settle(end, func() bool { return c.open == 0 })
+	c.settle(end, func() bool { return c.queue.open == 0 })
 	poke(c.renewer.wake)
 	poke(c.reaper.wake)
 	c.settle(end, func() bool {
-		c.stopped = c.calls == 0 && c.callers == c.open // no call is in flight, and every caller that is left has a hold
+		c.stopped = c.calls == 0 && c.queue.callers == c.queue.open // no call is in flight, and every caller that is left has a hold
 		return c.stopped
 	})
 	c.mu.Lock()
@@ -227,7 +165,7 @@ func (c *Client) Close() error {
 	c.mu.Unlock()
 
 	// A call in flight is left behind. It should end when its driver is closed.
-	err := joined(c.driver.Close(), notUnlocked(ended))
+	err := joined(c.store.driver.Close(), notUnlocked(ended))
 	c.settle(time.Now().Add(min(c.opts.Timeout, lastPatience)), func() bool { return c.calls == 0 })
 	close(c.closed)
 	return err
@@ -255,66 +193,5 @@ func notUnlocked(leases []*Lease) error {
 	return fmt.Errorf("hasp: close: leases were not unlocked, and end with their terms: %s", strings.Join(keys, ", "))
 }
 
-// lastPatience is how long Close waits for calls to end after it has closed
-// their driver.
+// lastPatience is how long Close waits for calls to end after it has closed their driver.
 const lastPatience = time.Second
-
-// settle waits until cond returns true, but not past end. It calls cond with mu
-// held.
-func (c *Client) settle(end time.Time, cond func() bool) {
-	timer := time.AfterFunc(time.Until(end), func() {
-		// The signal is sent with mu held, so it does not come between the check of the
-		// time and the Wait below.
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.changed.Broadcast()
-	})
-	defer timer.Stop()
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for !cond() && time.Now().Before(end) {
-		c.changed.Wait()
-	}
-}
-
-// enter counts a call that the caller's goroutine makes, until leave. Close waits for it.
-// enter returns ErrClosed if Close waits no longer.
-func (c *Client) enter() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stopped {
-		return ErrClosed
-	}
-	c.calls++
-	return nil
-}
-
-// leave ends what enter began.
-func (c *Client) leave() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.calls--
-	c.changed.Broadcast()
-}
-
-// spawn runs f on a goroutine that Close waits for. It returns false if Close waits no
-// longer.
-func (c *Client) spawn(f func()) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.spawnLocked(f)
-}
-
-// spawnLocked is spawn under mu.
-func (c *Client) spawnLocked(f func()) bool {
-	if c.stopped {
-		return false
-	}
-	c.calls++
-	go func() {
-		defer c.leave()
-		f()
-	}()
-	return true
-}

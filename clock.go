@@ -45,9 +45,8 @@ const checkInterval = time.Millisecond
 
 func newClock(suspended func() time.Duration, local bool) *clock {
 	k := &clock{base: time.Now().Add(-1), suspended: suspended, local: local, before: suspended()}
-	// A pause within a reading makes it too small. Every later reading is compared
-	// with this first one. If the first one were too small, the pause would count as a
-	// suspend.
+	// A pause within a reading makes it too small. Every later reading is compared with this first
+	// one. If the first one were too small, the pause would count as a suspend.
 	for range 3 {
 		k.before = max(k.before, suspended())
 	}

@@ -12,14 +12,12 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// These are the errors to test for with errors.Is. A call may also return
-// errors.ErrUnsupported, or the error of its context. Any other error of the store is
-// ErrUnavailable.
+// These are the errors to test for with errors.Is. A call may also return errors.ErrUnsupported, or
+// the error of its context. Any other error of the store is ErrUnavailable.
 var (
 	// ErrHeld says that another caller holds the key, or comes first. errors.As with a
-	// [*HeldError] returns the holder and the rest of its term, if they are
-	// known. If the end of a context ended the wait, the error also matches the
-	// context's error and cause.
+	// [*HeldError] returns the holder and the rest of its term, if they are known. If the end
+	// of a context ended the wait, the error also matches the context's error and cause.
 	ErrHeld = backend.ErrHeld
 
 	// ErrLost says that a lease ended before it was unlocked. Other callers may have
@@ -35,9 +33,8 @@ var (
 	// ErrInvalid says that an argument, an option or a parameter is wrong.
 	ErrInvalid = backend.ErrInvalid
 
-	// ErrUnavailable says that the store failed or did not answer. What was asked
-	// may or may not have been done. What a failed Lock may have left in the store is
-	// released in the background.
+	// ErrUnavailable says that the store failed or did not answer. What was asked may or may not
+	// have been done. What a failed Lock may have left in the store is released in the background.
 	//
 	// It matches refused and broken connections, timeouts, every error that the server
 	// itself reports (no memory, no permission, read only, loading), a lost quorum, and
@@ -147,7 +144,8 @@ type waitError struct {
 	cause error // why the wait ended
 }
 
-func (e *waitError) Error() string   { return e.cause.Error() + " (" + e.err.Error() + ")" }
+func (e *waitError) Error() string { return e.cause.Error() + " (" + e.err.Error() + ")" }
+
 func (e *waitError) Unwrap() []error { return []error{e.err, e.cause} }
 
 // withContextEnd returns err joined with ctx's error and cause, if ctx has ended.
@@ -182,9 +180,8 @@ func noAnswer(d time.Duration) error {
 	return fmt.Errorf("no answer from the store within %v: %w", d, os.ErrDeadlineExceeded)
 }
 
-// plain returns err, wrapped if need be so that it matches no context's error. Many
-// timeouts of the network match context.DeadlineExceeded, although the caller's own
-// context has not ended.
+// plain returns err, wrapped if need be so that it matches no context's error. Many timeouts of the
+// network match context.DeadlineExceeded, although the caller's own context has not ended.
 func plain(err error, d time.Duration) error {
 	if isContextError(err) {
 		return fmt.Errorf("%v: %w", err, noAnswer(d))
@@ -192,8 +189,7 @@ func plain(err error, d time.Duration) error {
 	return err
 }
 
-// plainDated is plain for a Waiter's error. If err says when the outage began, so
-// does the result.
+// plainDated is plain for a Waiter's error. If err says when the outage began, so does the result.
 func plainDated(err error, d time.Duration) error {
 	flat := plain(err, d)
 	var dated *backend.UnavailableError
@@ -216,8 +212,7 @@ func isOutage(err error) bool {
 	return !isContextError(err)
 }
 
-// isContextError reports whether err is, or wraps, the error of a context that
-// has ended.
+// isContextError reports whether err is, or wraps, the error of a context that has ended.
 func isContextError(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
@@ -231,4 +226,16 @@ func brief(key string) string {
 		return strconv.Quote(key)
 	}
 	return fmt.Sprintf("%q…%q (%d bytes)", key[:longKey/2], key[len(key)-longKey/4:], len(key))
+}
+
+// joined returns the errors of fn and of Unlock joined, or the only one that is not nil, as
+// it is. A loss comes first: the error of fn is often only the end of its context then.
+func joined(err, unlock error) error {
+	switch {
+	case err == nil || unlock == nil:
+		return cmp.Or(err, unlock)
+	case errors.Is(unlock, ErrLost):
+		return errors.Join(unlock, err)
+	}
+	return errors.Join(err, unlock)
 }

@@ -9,7 +9,7 @@ import (
 func Leftovers(c *Client) (callers, holds, reaps int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.callers + len(c.lines), len(c.holds), len(c.reaper.queue)
+	return c.queue.callers + len(c.queue.lines), len(c.renewer.holds), len(c.reaper.queue)
 }
 
 // Suspendable returns a function that makes c's clock see that the machine has

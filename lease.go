@@ -16,7 +16,6 @@ import (
 // lease ends by Unlock or by the Client's Close, or it is lost. Several goroutines may
 // use it, and any of them may unlock it.
 type Lease struct {
-	c       *Client
 	hold    *hold
 	key     string                       // as the caller gave it
 	slot    int                          // from 1; 0 without WithSlots
@@ -29,7 +28,7 @@ type Lease struct {
 	since   instant                      // when the caller got it
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0
-	state   atomic.Int32                 // held, lost, closed or released
+	state   atomic.Int32                 // held or another of the states below; written under mu
 	loss    *LostError                   // why it was lost; set before state is lost
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
 
@@ -38,55 +37,49 @@ type Lease struct {
 	parentDone     <-chan struct{}
 	parentDoneRead bool
 
-	// All below is guarded by c.mu.
+	// All below is guarded by mu.
 	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
 
-	observed bool   // EventAcquired has been reported
-	overdue  bool   // EventStillHeld has been reported
-	unseen   *Event // the lease's end, if it came before EventAcquired
-
-	// An Unlock calls the store without mu. Other calls of Unlock find its state here.
-	releasing bool // an Unlock's call is in flight
-	unknown   bool // the outcome of Unlock is unknown, and a repeat may learn it
+	reported EventKind // the last of EventAcquired and EventStillHeld that was reported, or 0
+	unseen   *Event    // the lease's end, if it came before EventAcquired was reported
 }
 
-// States of a Lease. It begins as held. Unlock may still turn closed into released.
-// If the store then answers that the hold was lost, released turns into lost.
+// States of a Lease. It begins as held. By the clock or by an answer of the store it becomes
+// lost, and by Close closed. Unlock turns held and closed into releasing while its call to the
+// store is in flight, and then into released, unknown or lost. If no call is needed, it turns
+// them into released. A repeated Unlock turns unknown into released or lost.
 const (
 	held int32 = iota
 	lost
 	closed
+	releasing
+	unknown // the outcome of Unlock is unknown, and a repeat may learn it
 	released
 )
 
 // Key returns the key as it was given to Lock.
 func (l *Lease) Key() string { return l.key }
 
-// Fence returns a number that grows with every new hold of the key. Send it with
-// each write to the resource that the lock protects, and have the resource refuse a
-// fence smaller than the largest it has seen. Shared leases need two such numbers: see
-// WithShared. Fence returns 0 if the hold was taken
-// without WithFence.
+// Fence returns a number that grows with every new hold of the key. Send it with each write to the
+// resource that the lock protects, and have the resource refuse a fence smaller than the largest it
+// has seen. Shared leases need two such numbers: see WithShared. Fence returns 0 if the hold was
+// taken without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
+
+// Slot returns which slot the lease holds, from 0 to n-1 for WithSlots(n). It returns 0
+// for a lease without slots.
+func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 
 // Expires returns when the lease ends if no further renewal succeeds. Its context
 // ends then at the latest.
-func (l *Lease) Expires() time.Time { return l.c.clock.time(l.end()) }
-
-func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
+func (l *Lease) Expires() time.Time { return l.hold.c.clock.time(l.end()) }
 
 // Err returns nil while the lease is held, ErrReleased after Unlock, and ErrClosed after
 // the Client's Close. After its loss, it returns a [*LostError], which matches ErrLost and
 // has the reason. Err reads the clock. So if a process was stopped until after the lease's
 // term, its first call of Err returns that.
 func (l *Lease) Err() error {
-	if l.state.Load() == held {
-		if now, _ := l.c.clock.read(); now < l.end() {
-			return nil
-		}
-		// A renewal may move the deadline in between; expire checks it under mu.
-		l.c.expire(l.hold)
-	}
+	l.expire()
 	return l.cause()
 }
 
@@ -97,17 +90,39 @@ func (l *Lease) cause() error {
 		return l.loss
 	case closed:
 		return ErrClosed
-	case released:
+	case releasing, unknown, released:
 		return ErrReleased
 	}
 	return nil
 }
 
-// Context returns the context of the lease, a child of Lock's context. When the
-// lease is lost, the context ends with a [*LostError] as its cause: at the lease's deadline
-// at the latest, whether or not the store can be reached. Unlock ends it with cause
-// ErrReleased, and the Client's Close with cause ErrClosed. When Lock's context
-// ends, this context ends with the same cause.
+// expire ends the lease if its time is over by the clock, and the other leases of its hold that
+// end with it. The caller must not hold mu.
+func (l *Lease) expire() {
+	c, h := l.hold.c, l.hold
+	now, _ := c.clock.read()
+	if l.state.Load() != held || now < l.end() {
+		return
+	}
+
+	c.mu.Lock()
+	var gone []*Lease
+	// The hold may have ended meanwhile, or a renewal may have moved its deadline.
+	if h.index >= 0 {
+		gone = h.endExpiredLocked(now)
+	}
+	c.mu.Unlock()
+	for _, l := range gone {
+		l.endContext(l.loss) // not under mu
+	}
+}
+
+func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
+
+// Context returns the context of the lease, a child of Lock's context. When the lease is lost, the
+// context ends with a [*LostError] as its cause: at the lease's deadline at the latest, whether or
+// not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's Close with
+// cause ErrClosed. When Lock's context ends, this context ends with the same cause.
 //
 // If Lock's context was the context of another lease, the end of the other
 // lease also ends this context, with the other's cause. [Lease.Err] says whether
@@ -129,8 +144,7 @@ func (l *Lease) Context() context.Context {
 		return l.ctx.Load()
 	}
 
-	// The lease may have ended before l.ctx was set, when there was no context to
-	// cancel.
+	// The lease may have ended before l.ctx was set, when there was no context to cancel.
 	if err := l.Err(); err != nil {
 		x.cancel(err)
 	}
@@ -140,7 +154,7 @@ func (l *Lease) Context() context.Context {
 // renewUntilUnlock makes renewals go on until Unlock, also after the end of Lock's
 // context. WithoutRenewal and WithMaxHold keep their effect.
 func (l *Lease) renewUntilUnlock() {
-	c, h := l.c, l.hold
+	c, h := l.hold.c, l.hold
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l.untilUnlock = true
@@ -148,21 +162,20 @@ func (l *Lease) renewUntilUnlock() {
 	// If the process was stopped since Lock returned, renewal may have stopped by now,
 	// because the contexts of all Locks had ended.
 	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(c.clock.now()) {
-		c.scheduleLocked(h)
+		c.renewer.scheduleLocked(h)
 	}
 }
 
 // countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it when it
 // returns. Before that nothing was done under the key, and an Unlock must not keep it.
 func (l *Lease) countMinHold() {
-	l.c.mu.Lock()
-	defer l.c.mu.Unlock()
+	l.hold.c.mu.Lock()
+	defer l.hold.c.mu.Unlock()
 	l.hold.keep = max(l.hold.keep, l.keep)
 }
 
-// Unlock ends the lease. If it is the last lease of its hold, Unlock releases the
-// key, in at most one call to the store. The end of ctx does not interrupt that
-// call; Options.Timeout bounds it.
+// Unlock ends the lease. If it is the last lease of its hold, Unlock releases the key, in at most
+// one call to the store. The end of ctx does not interrupt that call; Options.Timeout bounds it.
 //
 // ErrLost, which is a [*LostError] with the reason, means that the lease was lost before:
 // another caller may have held the key since. ErrReleased means that Unlock has succeeded before. After
@@ -172,8 +185,8 @@ func (l *Lease) countMinHold() {
 // the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
-	if ends && l.c.opts.Observe != nil {
-		l.c.observeUnlock(ctx, l, err)
+	if ends && l.hold.c.opts.Observe != nil {
+		l.hold.c.observer.unlocked(ctx, l, err)
 	}
 	return newError("unlock", l.key, err)
 }
@@ -181,120 +194,100 @@ func (l *Lease) Unlock(ctx context.Context) error {
 // unlock returns the error of Unlock. It reports in ends whether it has ended a
 // lease whose end no event has reported yet.
 func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
-	c, h := l.c, l.hold
-	l.Err() // ends the lease if its deadline has passed; not under mu, which it locks
-	c.mu.Lock()
-	for l.releasing {
-		c.changed.Wait() // within Timeout, which bounds the call
+	l.expire()
+	was, err := l.beginUnlock()
+	switch {
+	case err != nil:
+		return false, err
+	case was == unknown:
+		return false, l.unlockAgain(ctx)
 	}
-	state := l.state.Load()
-	if state == lost || state == released || c.stopped {
-		return false, l.unlockEndedLocked(ctx, state)
-	}
-
-	l.state.Store(released)
-	i := slices.Index(h.leases, l)
-	h.leases = slices.Delete(h.leases, i, i+1)
-	// The hold goes on with its other leases, or with the next caller in line.
-	release := len(h.leases) == 0 && (h.line.first() == nil || !c.handOverLocked(h))
-	if release {
-		c.unscheduleLocked(h) // a renewal must not follow the release
-		l.releasing = true
-		c.calls++
-	}
-	c.mu.Unlock()
 
 	// The context is cancelled without mu, because that runs code of users.
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(ErrReleased)
 	}
-	if release {
+	if l.state.Load() == releasing { // only this call ends that
 		err = l.release(ctx)
 	}
-	return state == held, err // if Close ended the lease, an event has reported that
+	return was == held, err // if Close ended the lease, an event has reported that
 }
 
-// unlockEndedLocked returns the error of Unlock if the lease was lost or released before,
-// or if Close waits no longer. It unlocks mu.
-func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
-	c, h := l.c, l.hold
-	if state != lost && !c.stopped && l.unknown {
-		c.calls++
-		c.mu.Unlock()
-		return l.unlockAgain(ctx)
+// beginUnlock ends the lease, if it is held or was ended by Close, and returns its state before.
+// If the lease is then releasing, or was unknown, a release must follow: Close waits for it. The
+// error is that of an Unlock for which nothing is left to do.
+func (l *Lease) beginUnlock() (was int32, err error) {
+	c, h := l.hold.c, l.hold
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for l.state.Load() == releasing {
+		c.changed.Wait() // within Timeout, which bounds the other Unlock's call
 	}
 
-	defer c.mu.Unlock()
-	switch {
-	case state == lost:
+	switch was = l.state.Load(); {
+	case was == lost:
 		if h.lapsed {
 			// The store may still have the hold, until the term ends by its clock.
 			h.lapsed = false
-			c.reapHoldLocked(h, h.keep, 0)
+			c.reaper.addHoldLocked(h, h.keep, 0)
 		}
-		return l.loss
-	case state == released && !l.unknown:
-		return ErrReleased
+		return was, l.loss
+	case was == released:
+		return was, ErrReleased
+	case c.stopped:
+		return was, ErrClosed
+	case was == unknown:
+		c.calls++
+		return was, nil
 	}
-	return ErrClosed
+
+	// The hold goes on with its other leases, or with the next caller in line. That caller runs
+	// at once, and its context may derive from this lease's. So this lease has ended before.
+	l.state.Store(released)
+	i := slices.Index(h.leases, l)
+	h.leases = slices.Delete(h.leases, i, i+1)
+	if len(h.leases) > 0 || h.line.first() != nil && h.handOverLocked() {
+		return was, nil
+	}
+	c.renewer.unscheduleLocked(h) // a renewal must not follow the release
+	l.state.Store(releasing)
+	c.calls++
+	return was, nil
 }
 
 // release releases the key in the store, and then promotes the next caller in line.
 func (l *Lease) release(ctx context.Context) error {
-	c, h := l.c, l.hold
-	err := c.callRelease(ctx, c.keeping(h.claim, h.keep))
+	c, h := l.hold.c, l.hold
+	err := c.store.release(ctx, h.claim, h.keep)
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h.failed = 0
-	if l.unknown = err != nil && !errors.Is(err, ErrLost); l.unknown {
-		h.failed = 1
-	}
 	c.calls--
-	l.releasing = false
 	c.changed.Broadcast()
-	c.leaveHeadLocked(h)
-	if l.unknown {
-		c.reapHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
+	l.state.Store(released)
+	h.failed = 0
+	if err != nil && !errors.Is(err, ErrLost) {
+		l.state.Store(unknown)
+		h.failed = 1 // before the next caller comes: the store may hang
 	}
-	if errors.Is(err, ErrLost) {
-		err = l.loseLocked(&LostError{Reason: LostRevoked})
-	}
-	return err
-}
+	h.line.endedLocked(h)
 
-// keeping returns the claim of a release now, which leaves the key taken until keep if
-// that has not passed. Each call computes KeepUntil anew, because the machine may have
-// slept since the last one.
-func (c *Client) keeping(cl backend.Claim, keep instant) backend.Claim {
-	if keep == 0 {
-		return cl
+	switch l.state.Load() {
+	case unknown:
+		c.reaper.addHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
+	case released:
+		if err != nil {
+			err = l.loseLocked(&LostError{Reason: LostRevoked})
+		}
 	}
-	if now, _ := c.clock.read(); now < keep {
-		cl.KeepUntil = c.clock.time(keep)
-	}
-	return cl
-}
-
-// callRelease calls the driver's Release. The end of ctx does not interrupt it.
-func (c *Client) callRelease(ctx context.Context, cl backend.Claim) error {
-	if ctx.Done() != nil {
-		ctx = context.WithoutCancel(ctx)
-	}
-	if c.traits.Reach == backend.Process {
-		return c.driver.Release(ctx, cl)
-	}
-	_, err := call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, c.driver.Release(ctx, cl)
-	}, nil)
 	return err
 }
 
 // unlockAgain repeats a release whose outcome is unknown.
 func (l *Lease) unlockAgain(ctx context.Context) error {
-	c, h := l.c, l.hold
-	defer c.leave() // unlockEndedLocked has counted the call
-	err := c.callRelease(ctx, c.keeping(h.claim, h.keep))
+	c, h := l.hold.c, l.hold
+	defer c.leave() // beginUnlock has counted the call
+	err := c.store.release(ctx, h.claim, h.keep)
 	switch {
 	case err == nil || errors.Is(err, ErrLost):
 	case isClosed(c.closed):
@@ -306,7 +299,7 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	now, _ := c.clock.read() // the machine may have slept past the term
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	l.unknown = false
+	l.state.Store(released)
 	if err == nil || now < instant(h.deadline.Load()) {
 		// Before the deadline the term cannot have run out. So ErrLost counts as a sign
 		// that an earlier release has reached the store. A Break looks the same.
@@ -315,12 +308,11 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	return l.loseLocked(&LostError{Reason: LostUnanswered}) // the term has ended meanwhile
 }
 
-// Extend makes the lease last for at least ttl from now, in one call to the store.
-// It never shortens the lease. Renewals still ask for the lease's own term. A ttl
-// below 100 ms, or one that WithMaxHold or the store does not allow, is ErrInvalid.
-// If the lease has ended, the error is ErrLost, ErrReleased or ErrClosed. After
-// ErrUnavailable or an error of ctx the outcome is unknown, and the lease lasts at
-// least as long as before.
+// Extend makes the lease last for at least ttl from now, in one call to the store. It never
+// shortens the lease. Renewals still ask for the lease's own term. A ttl below 100 ms, or one that
+// WithMaxHold or the store does not allow, is ErrInvalid. If the lease has ended, the error is
+// ErrLost, ErrReleased or ErrClosed. After ErrUnavailable or an error of ctx the outcome is
+// unknown, and the lease lasts at least as long as before.
 func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	return newError("extend", l.key, l.extend(ctx, ttl))
 }
@@ -329,7 +321,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	if err := checkTTL(ttl); err != nil {
 		return err
 	}
-	c, h := l.c, l.hold
+	c, h := l.hold.c, l.hold
 	start := c.clock.now()
 	cl, bound, err := l.beginExtend(ctx, ttl)
 	if err != nil {
@@ -337,8 +329,8 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	}
 
 	if err = c.enter(); err == nil {
-		_, err = call(c, ctx, bound, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, c.renewNow(ctx, h, cl, bound)
+		_, err = call(&c.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, c.renewer.extend(ctx, h, cl, bound)
 		}, nil)
 		c.leave()
 	}
@@ -360,37 +352,43 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 
 // beginExtend waits until no renewal of the hold is in flight, and makes the hold
 // busy. It returns the claim to renew, and how long the call may last.
-func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.Claim, bound time.Duration, err error) {
-	c, h := l.c, l.hold
+func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Claim, time.Duration, error) {
 	for {
 		if err := cmp.Or(ctx.Err(), l.Err()); err != nil {
-			return cl, 0, err
+			return backend.Claim{}, 0, err
 		}
-		c.mu.Lock()
-		inFlight := h.busy
+		cl, bound, inFlight, err := l.tryExtend(ttl)
 		if inFlight == nil {
-			break // with mu held
+			return cl, bound, err
 		}
-		c.mu.Unlock()
 		select {
 		case <-inFlight:
 		case <-ctx.Done():
 		}
 	}
+}
 
+// tryExtend is beginExtend, unless a renewal is in flight. Then it returns a channel that is
+// closed when the renewal ends.
+func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
+	c, h := l.hold.c, l.hold
+	c.mu.Lock()
 	defer c.mu.Unlock()
+	if h.busy != nil {
+		return cl, 0, h.busy, nil
+	}
 	if l.state.Load() != held {
-		return cl, 0, l.cause() // it ended after Err had returned
+		return cl, 0, nil, l.cause() // it ended after Err had returned
 	}
 	now := c.clock.now()
 	if now.add(ttl) > min(h.limit, l.maxHold) {
-		return cl, 0, fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
+		return cl, 0, nil, fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
 	}
 	cl = h.claim
 	cl.TTL = termFor(ttl)
 	if err := checkLongest(c.traits, cl.TTL); err != nil {
 		// The store would refuse it as well, but that would count as a failed renewal.
-		return cl, 0, err
+		return cl, 0, nil, err
 	}
 
 	// An Extend that is not answered must leave time for renewals.
@@ -398,15 +396,6 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.
 	bound = min(c.opts.Timeout, max(term/triesPerT, l.end().sub(now)-term/renewalsPerT))
 	h.busy, h.extended = make(chan struct{}), true
 	h.kept = max(h.kept, now.add(cl.TTL))
-	c.scheduleLocked(h)
-	return cl, bound, nil
-}
-
-func isClosed(ch <-chan struct{}) bool {
-	select {
-	case <-ch:
-		return true
-	default:
-		return false
-	}
+	c.renewer.scheduleLocked(h)
+	return cl, bound, nil, nil
 }

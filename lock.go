@@ -3,8 +3,6 @@ package hasp
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"sync"
@@ -13,9 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the code for a caller that gets the key at once. wait.go has the code for
-// a caller that has to wait for the store, and line.go for callers of one Client that
-// share a key.
+// This file has the way of a call of Lock or TryLock until it asks the store: its arguments,
+// re-entry, and the line of the callers of this Client. wait.go has the rest of the way.
 
 // wait is one call of Lock or TryLock, from its arguments to a hold.
 type wait struct {
@@ -45,9 +42,8 @@ type wait struct {
 var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
 // lock implements Lock and TryLock.
-func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Lease, error) {
+func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Lease, err error) {
 	w := waitPool.Get().(*wait)
-	var l *Lease
 	returns := false
 	defer func() {
 		if !returns {
@@ -59,42 +55,35 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
 	w.r.apply(opts)
-	op = w.r.op // Lead has changed it
 	if c.opts.Observe != nil {
-		w.r.id = lastEventID.Add(1)
-		c.observe(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: op, Key: key}) // before the time of the wait begins
+		c.observer.requested(ctx, &w.r) // before the time of the wait begins
 	}
 	w.c, w.start, w.end = c, c.clock.now(), never
 	w.began = c.clock.withoutSleep(w.start)
-	err := w.prepare(ctx)
-	if err == nil {
-		l, err = c.reenter(ctx, &w.r)
+	if err = w.prepare(ctx); err == nil {
+		l, err = w.reenter(ctx)
 	}
 	switch {
-	case l != nil || err != nil:
+	case err != errNoneAround:
 	case w.r.slots > 0:
 		l, err = w.takeSlot(ctx)
 	default:
 		l, err = w.take(ctx)
 	}
+
 	if err != nil {
-		err = newError(op, key, err)
+		err = newError(w.r.op, key, err)
+		c.observer.refused(ctx, w, err)
+	} else {
 		if c.opts.Observe != nil {
-			c.observe(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: op, Key: key, Wait: c.clock.now().sub(w.start), Tries: w.tries, Err: err})
+			c.observer.acquired(ctx, w, l)
 		}
-		returns = true
-		return nil, err
-	}
-	if c.opts.Observe != nil {
-		e := l.event(EventAcquired, nil)
-		e.Wait, e.Tries = l.since.sub(w.start), w.tries
-		c.observeAcquired(ctx, l, e)
-	}
-	if l.keep != 0 && !w.r.oneOfAll {
-		l.countMinHold()
+		if l.keep != 0 && !w.r.oneOfAll {
+			l.countMinHold()
+		}
 	}
 	returns = true
-	return l, nil
+	return l, err
 }
 
 // abandon gives up what the call has. The caller's code has panicked or has ended the
@@ -127,15 +116,15 @@ func (w *wait) prepare(ctx context.Context) error {
 		r.refuse("empty key")
 	case r.err != nil:
 	case r.fenced && !w.c.traits.Fenced:
-		r.err = fmt.Errorf("fence: %w", errUnsupported)
+		r.err = fmt.Errorf("fence: %w", errors.ErrUnsupported)
 	case r.minHold > 0 && !w.c.traits.MinHold:
-		r.err = fmt.Errorf("min hold: %w", errUnsupported)
+		r.err = fmt.Errorf("min hold: %w", errors.ErrUnsupported)
 	case r.shared && r.minHold > 0:
 		r.refuse("WithShared and WithMinHold: only an exclusive lease can keep the key")
 	case r.shared && r.slots > 0:
 		r.refuse("WithShared and WithSlots: a slot is exclusive")
 	case r.shared && !w.c.traits.Shared:
-		r.err = fmt.Errorf("WithShared: the driver has no shared holds: %w", errUnsupported)
+		r.err = fmt.Errorf("WithShared: the driver has no shared holds: %w", errors.ErrUnsupported)
 	}
 	if r.err != nil {
 		return r.err
@@ -155,261 +144,173 @@ func (w *wait) prepare(ctx context.Context) error {
 
 // take returns a lease that was handed over in the line, or one from the store.
 func (w *wait) take(ctx context.Context) (*Lease, error) {
-	c, r := w.c, &w.r
-	if l, err := w.joinLine(ctx); l != nil || err != nil {
-		return l, err
+	tk := w.join(ctx)
+	if tk.do == mustWait {
+		tk = w.waitInLine(ctx)
+	}
+	switch tk.do {
+	case haveLease:
+		return tk.lease, nil
+	case giveUp:
+		return nil, tk.err
 	}
 
-	// From here on this caller asks the store. The line counts it until its hold has
-	// ended, or until it gives up below.
+	// From here on this caller asks the store, and knows what the head before it knew. The
+	// line counts it until its hold has ended, or until it gives up below.
+	w.lastAnswer = tk.lastAnswer
+	if tk.after > 0 && !w.once { // a TryLock does not wait
+		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
+			w.stood = true
+			w.sleep(ctx, d)
+		}
+	}
 	h, err := w.askUntilHeld(ctx)
 
+	c := w.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil && c.closing.Err() != nil {
 		// Close began during the call, and ended only the leases that it found.
-		c.reapLocked(&reap{claim: h.claim, times: reapOnce}, h.claim.TTL)
+		c.reaper.addLocked(&reap{claim: h.claim, times: reapOnce}, h.claim.TTL)
 		err = ErrClosed
 	}
 	if err != nil {
 		w.giveUpLocked()
 		return nil, err
 	}
-
-	ln := w.line
-	ln.pace.acquiredLocked(w.waitedLocked(h.granted))
-	w.line = nil            // from here on the line counts the hold
-	ln.sought = w.tries > 1 // the release leaves a gap then, however long ago the refusal was
-	return c.startHoldLocked(ctx, r, ln, h), nil
+	l := h.startLocked(ctx, &w.r, w.line, w.waitedLocked(h.granted), w.tries > 1)
+	w.line = nil // from here on the line counts the hold
+	return l, nil
 }
 
-// giveUpLocked leaves the line, whose head the caller was unless the driver is Ordered.
+// giveUpLocked leaves the line after the caller has asked the store and has got no hold.
 func (w *wait) giveUpLocked() {
 	if w.intent != nil {
 		// The release lets new shared callers in at once.
-		w.c.reapLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
+		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
 	}
-	if !w.c.traits.Ordered {
-		w.c.giveUpHeadLocked(w.line)
-	}
-	w.leaveLocked()
-}
-
-// leaveLocked leaves the line.
-func (w *wait) leaveLocked() {
-	w.c.leaveLocked(w.line)
+	w.line.giveUpLocked()
 	w.line = nil
 }
 
-// joinLine joins the line of the key. If there is a head, a Lock waits behind it, and a
-// TryLock does not wait. joinLine returns a lease if a hold was handed over, an error if
-// the wait has ended, and nil, nil if the caller must ask the store.
-func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
-	c, key := w.c, w.r.key
-	c.mu.Lock()
-	if c.closing.Err() != nil {
-		c.mu.Unlock()
-		return nil, ErrClosed
+// join joins the line of the key.
+func (w *wait) join(ctx context.Context) (tk ticket) {
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	if w.c.closing.Err() != nil {
+		return ticket{do: giveUp, err: ErrClosed}
 	}
-
-	c.callers++
-	if w.r.shared {
-		w.line = &line{key: key, callers: 1}
-		c.mu.Unlock()
-		return nil, nil
-	}
-	ln := c.lines[key]
-	if ln == nil {
-		ln = &line{key: key}
-		c.lines[key] = ln
-	}
-	w.line = ln
-	if ln.callers++; ln.callers == 1 && c.contended.lately(key, c.clock.now()) {
-		ln.pace = c.contended[key].pace
-	}
-
-	// An Ordered driver queues the callers itself, so all of them may ask. But a
-	// TryLock need not ask the store if another caller of this Client has the key or
-	// waits for it, unless there is an outage.
-	asks := !ln.hasHead
-	if c.traits.Ordered {
-		asks = !w.once || ln.callers == 1 || ln.outage != 0
-	}
-	if asks {
-		ln.hasHead = true
-		gap := c.restOfGapLocked(key)
-		c.mu.Unlock()
-		if gap = min(gap, w.untilLastCall(ctx)); gap > 0 && !w.once { // a TryLock does not wait
-			w.stood = true
-			w.sleep(ctx, gap)
-		}
-		return nil, nil
-	}
-	if w.once {
-		defer c.mu.Unlock()
-		err := cmp.Or(c.refusalLocked(ln), errHeldHere)
-		w.leaveLocked()
-		return nil, err
-	}
-	return w.waitInLineLocked(ctx)
+	w.turn = turn{r: &w.r, ctx: ctx, since: w.began}
+	w.line, tk = w.c.queue.joinLocked(&w.turn, w.once)
+	return tk
 }
 
-// leaveLocked takes a caller out of the count. The last one ends the line.
-func (c *Client) leaveLocked(ln *line) {
-	c.callers--
-	c.changed.Broadcast()
-	if ln.callers--; ln.callers == 0 && c.lines[ln.key] == ln {
-		delete(c.lines, ln.key) // no caller refers to the line any more
-	}
-}
-
-// askUntilHeld asks the store until the caller has the key or the wait is over.
-func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
-	mayWait := w.c.waiter != nil && !w.once
-	defer w.stopListening()
-	for attempt := 1; ; attempt++ {
-		if ctx.Err() != nil || w.c.closing.Err() != nil {
-			return nil, w.endErr(ctx)
-		}
-
-		// Decide before the call whether it is the last one: its outcome must not extend
-		// the wait.
-		last := w.once || w.untilLastCall(ctx) <= 0
-		useWait := mayWait && w.shouldWait()
-		sent := w.began
-		w.asked = w.start
-		if attempt > 1 || w.stood {
-			w.asked = w.c.clock.now()
-			sent = w.c.clock.withoutSleep(w.asked)
-		}
-
-		var h *hold
-		var err error
-		w.tries++
-		if useWait {
-			h, err = w.await(ctx)
-		} else {
-			h, err = w.attempt(ctx, last)
-		}
-		if err == nil {
-			return h, nil
-		}
-
-		if useWait {
-			sent = w.c.outageOf(err, sent) // Wait may have begun long before the outage
-		}
-		if over, why := w.over(ctx, err, sent, last); over {
-			return nil, why
-		}
-		if !useWait && mayWait && w.shouldWait() {
-			continue // the driver's Wait is better than a sleep
-		}
-		if w.refused && w.listen(ctx) {
-			continue // the key may have been released before the Client listened
-		}
-		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
-			return nil, w.endErr(ctx)
-		}
-	}
-}
-
-// untilLastCall returns how long the caller may still wait before it must make its last
-// call, so that the answer arrives in time.
-func (w *wait) untilLastCall(ctx context.Context) time.Duration {
-	left := time.Duration(never)
+// waitInLine waits behind the head, and returns the ticket that ends that wait.
+func (w *wait) waitInLine(ctx context.Context) ticket {
+	c := w.c
+	w.stood = true
+	var timeout <-chan time.Time
 	if w.end != never {
-		left = w.end.sub(w.c.clock.now())
-	}
-	if d, ok := ctx.Deadline(); ok {
-		left = min(left, time.Until(d))
+		timer := time.NewTimer(w.end.sub(c.clock.now()))
+		defer timer.Stop()
+		timeout = timer.C
 	}
 
-	// An answer takes a round trip, and now and then half as long again.
-	trip := time.Duration(w.c.trip.Load())
-	return left - trip - max(trip/2, time.Millisecond)
+	select {
+	case tk := <-w.turn.ready:
+		w.turn.ready = nil
+		if tk.do != mayAsk {
+			w.line = nil
+		}
+		return tk
+	case <-ctx.Done():
+	case <-timeout:
+	case <-c.closing.Done():
+		w.quitLine(ctx)
+		return ticket{do: giveUp, err: ErrClosed}
+	}
+
+	refusal := w.quitLine(ctx)
+	waited := c.clock.now().sub(w.start)
+	if refusal == nil && waited < c.answerTime() {
+		// The store had no time to answer. Only this is known: other callers of this
+		// Client came first.
+		refusal = errHeldHere
+	}
+	// This is not under mu: ctx may be the context of a lease, and then it locks mu.
+	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 
-// attempt makes one attempt. If its outcome is unknown, the token is released in the
-// background; the outcome of a driver of Reach Process is always known. Last says that no
-// attempt follows.
-func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
-	c, start := w.c, w.asked
-	cl, bound := c.claim(&w.r), w.beginAttempt()
-	cl.WillRetry = !last
-	if c.polls {
-		c.mu.Lock()
-		cl.Waited = w.waitedLocked(start)
-		c.mu.Unlock()
-	}
-	slept := c.clock.slept.Load()
-	var g backend.Grant
-	var err error
-	if c.traits.Reach == backend.Process {
-		g, err = c.driver.Acquire(context.WithoutCancel(ctx), cl)
-	} else {
-		// A suspend before the call must not count as a part of the term.
-		start, slept = c.clock.read()
-		g, err = call(c, ctx, bound, c.withCleanUp(cl, c.driver.Acquire), c.releaseLate(cl))
-	}
+// quitLine takes the caller, which waits, out of the line. It returns why the caller does not
+// have the key.
+func (w *wait) quitLine(ctx context.Context) (refusal error) {
+	w.c.mu.Lock()
+	refusal = w.line.refusalLocked()
+	handed := w.line.quitLocked(&w.turn)
+	w.line = nil
+	w.c.mu.Unlock()
 
-	// The clock is read after the call, during which the machine may have slept.
-	now, _ := c.clock.read()
-	// If a call lasted longer than it may, the machine or the process was stopped
-	// meanwhile. The call's time then says nothing about the store.
-	if d := c.clock.withoutSleep(now).sub(start - instant(slept)); (err == nil || backend.Definite(err)) && d <= c.opts.Timeout {
-		trip, old := int64(d), c.trip.Load()
-		if old > 0 && old <= 2*trip { // a mean of more than twice trip is replaced: the first call also dials, and is slow
-			trip = old + (trip-old)/8
-		}
-		c.trip.Store(trip)
+	if handed != nil {
+		// Lock returns an error, so no event may name this lease.
+		w.c.spawn(func() { handed.unlock(ctx) })
 	}
-	if err != nil {
-		var held *backend.HeldError
-		if c.waker != nil && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
-			left := cl // cl itself would be allocated for every attempt
-			w.intent = &left
+	return refusal
+}
+
+// errNoneAround says that no lease around the caller holds the key.
+var errNoneAround = errors.New("no lease around the caller holds the key")
+
+// reenter adds a lease to the hold of the innermost lease around the caller that holds the
+// key, or a slot of it if the call has slots. The caller's context is that of the lease, or
+// was derived from it. If there is none, the error is errNoneAround.
+func (w *wait) reenter(ctx context.Context) (*Lease, error) {
+	r := &w.r
+	for o := r.around; o != nil && !r.apart; o = o.around {
+		if o.hold.c != w.c || o.key != r.name || (o.slot > 0) != (r.slots > 0) || o.Err() != nil {
+			continue
 		}
+		if l, err := o.join(ctx, r); err != errNoneAround {
+			return l, err
+		}
+	}
+	return nil, errNoneAround
+}
+
+// join adds a lease to the hold of outer. If outer has just ended, the error is errNoneAround.
+func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
+	h := outer.hold
+	c := h.c
+	if h.claim.Shared && !r.shared {
+		return nil, fmt.Errorf("%w: the outer lease of the key is shared, and cannot become exclusive; unlock it first", ErrInvalid)
+	}
+	if r.fenced && !h.claim.Fenced {
+		return nil, fmt.Errorf("%w: the outer lease has no fence; pass WithFence to its Lock as well", ErrInvalid)
+	}
+	if err := checkLongest(c.traits, r.ttl); err != nil {
+		// The store would refuse renewals for that term, and both leases would be lost.
 		return nil, err
 	}
-	return c.newHold(cl, g, start, now, slept)
-}
-
-// beginAttempt records that an attempt begins, and returns how long it may take. That is
-// Timeout, or the rest of Timeout in an outage, or the rest of the wait, whichever is the
-// shortest. But it is always long enough for a healthy store to answer.
-func (w *wait) beginAttempt() time.Duration {
-	c, ln := w.c, w.line
-	// Without a max wait, end is never, and Timeout is the bound.
-	now := c.clock.now()
-	d := min(c.opts.Timeout, w.end.sub(now))
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if ln.unanswered == 0 {
-		ln.unanswered = c.clock.withoutSleep(now)
+	if outer.state.Load() != held {
+		return nil, errNoneAround
 	}
-	d = min(d, c.opts.Timeout-c.outageLocked(ln, w.began))
-	if d < c.opts.Timeout {
-		d = max(d, w.answerTime())
-	}
-	return d
-}
 
-// claim returns the claim of a new attempt, whose token is 128 random bits.
-func (c *Client) claim(r *request) backend.Claim {
-	var b [16]byte
-	var token [22]byte
-	rand.Read(b[:])
-	base64.RawURLEncoding.Encode(token[:], b[:])
-	return backend.Claim{Key: c.opts.Prefix + r.key, Token: string(token[:]), Owner: c.opts.Owner,
-		TTL: r.term(), Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
-}
+	now := c.clock.now()
 
-// term returns the term that a claim asks for.
-func (r *request) term() time.Duration {
-	if 0 < r.maxHold && r.maxHold < r.ttl {
-		// If the holder dies, the next caller gets the key soon after the max hold.
-		return min(r.ttl, termFor(r.maxHold))
+	// If the hold is renewed, a renewal asks for a longer term at once. Until its answer,
+	// the term is the shorter one.
+	if r.ttl > h.claim.TTL {
+		h.claim.TTL = r.ttl
+		h.raised = now
+		h.renewAt(now, now)
 	}
-	return r.ttl
+
+	r.slot = outer.slot
+	l := h.addLeaseLocked(ctx, r, now)
+	l.reentry = true
+	h.resumeRenewalLocked(now)
+	c.renewer.scheduleLocked(h)
+	return l, nil
 }

@@ -1,13 +1,21 @@
 package hasp
 
-// This file ends holds that are not unlocked: by the clock, or by an answer of the store.
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+)
+
+// This file ends holds that are not unlocked: by the clock, or by an answer of the store. The
+// program learns of it by the context of the lease, and by an event.
 
 // endExpiredLocked ends the leases of h whose time is over by the clock, and returns
 // them. After the caller has released mu, it calls endContext of each.
-func (c *Client) endExpiredLocked(h *hold, now instant) []*Lease {
+func (h *hold) endExpiredLocked(now instant) []*Lease {
 	if now >= min(instant(h.deadline.Load()), h.limit) {
 		h.lapsed = true
-		return c.loseLocked(h, h.lapseLocked())
+		return h.loseLocked(h.lapseLocked())
 	}
 
 	// The hold goes on. Leases whose WithMaxHold has passed end.
@@ -21,9 +29,9 @@ func (c *Client) endExpiredLocked(h *hold, now instant) []*Lease {
 	}
 	if len(ended) > 0 && len(h.leases) == 0 {
 		h.lapsed = true
-		c.loseLocked(h, nil) // it has no lease left
+		h.loseLocked(nil) // it has no lease left
 	} else if len(ended) > 0 {
-		c.scheduleLocked(h)
+		h.c.renewer.scheduleLocked(h)
 	}
 	return ended
 }
@@ -35,7 +43,7 @@ func (h *hold) lapseLocked() *LostError {
 		return &LostError{Reason: LostMaxHold}
 	case h.failure != nil:
 		return &LostError{LostUnanswered, h.failure}
-	case !h.renew:
+	case h.renewal != renews:
 		return &LostError{Reason: LostNotRenewed}
 	}
 	// Every renewal so far has succeeded, and the next one has had no chance to fail.
@@ -44,14 +52,14 @@ func (h *hold) lapseLocked() *LostError {
 
 // loseLocked ends h as lost because of why, and returns its leases. After the caller has
 // released mu, it calls endContext of each.
-func (c *Client) loseLocked(h *hold, why *LostError) []*Lease {
+func (h *hold) loseLocked(why *LostError) []*Lease {
 	ended := h.leases
 	h.leases = nil
 	for _, l := range ended {
 		l.loseLocked(why)
 	}
-	c.unscheduleLocked(h)
-	c.leaveHeadLocked(h)
+	h.c.renewer.unscheduleLocked(h)
+	h.line.endedLocked(h)
 	return ended
 }
 
@@ -62,26 +70,229 @@ func (l *Lease) loseLocked(why *LostError) error {
 	return why
 }
 
-// expire ends the leases of h whose time is over by the clock.
-func (c *Client) expire(h *hold) {
-	now := c.clock.now()
-	c.mu.Lock()
-	var gone []*Lease
-	if h.index >= 0 { // otherwise it has ended already
-		gone = c.endExpiredLocked(h, now)
-	}
-	c.mu.Unlock()
-	for _, l := range gone {
-		l.endContext(l.loss) // not under mu
-	}
-}
-
-// endContext ends the context of a lease that has ended, and queues its event for the
-// observer. The caller must not hold mu, because the end of a context runs code of its
-// users.
+// endContext ends the context of a lease that has ended, and queues its event for the observer. The
+// caller must not hold mu, because the end of a context runs code of its users.
 func (l *Lease) endContext(cause error) {
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(cause)
 	}
-	l.c.observeLost(l, cause)
+	l.hold.c.observer.lost(l, cause)
+}
+
+// leaseContext is the context of a lease: a child of Lock's context that also
+// ends with the lease, at its deadline at the latest.
+type leaseContext struct {
+	context.Context // of package context, so that children attach to it without a goroutine
+	lease           *Lease
+	cancel          context.CancelCauseFunc
+
+	// The deadline of Lock's context, read once. Otherwise each call of Deadline
+	// would climb the whole chain of contexts of nested leases.
+	deadline time.Time
+	bounded  bool
+}
+
+// Err returns nil until the context ends. It reads the clock first.
+func (x *leaseContext) Err() error {
+	x.check()
+	return x.Context.Err()
+}
+
+// Done returns a channel that is closed when the context ends. It reads the clock first.
+func (x *leaseContext) Done() <-chan struct{} {
+	x.check()
+	return x.Context.Done()
+}
+
+// check ends the context if the lease has ended by the clock. The renewer, which
+// ends it otherwise, may run late.
+func (x *leaseContext) check() {
+	if x.Context.Err() != nil {
+		return
+	}
+	if err := x.lease.Err(); err != nil {
+		x.cancel(err)
+	}
+}
+
+// Deadline returns the deadline of Lock's context. The deadline of the lease
+// itself moves with each renewal; Lease.Expires returns it.
+func (x *leaseContext) Deadline() (time.Time, bool) { return x.deadline, x.bounded }
+
+// leaseKey is the key under which a context returns its innermost lease.
+var leaseKey = new(int)
+
+// Value returns the lease for leaseKey, for re-entry.
+func (x *leaseContext) Value(key any) any {
+	if key == any(leaseKey) {
+		return x.lease
+	}
+	return x.Context.Value(key)
+}
+
+// maxUnobserved is how many events may wait for Observe. Beyond it, events of failed
+// renewals are dropped, because such events repeat.
+const maxUnobserved = 4096
+
+// lastEventID is the last Event.ID of the process.
+var lastEventID atomic.Uint64
+
+// observer calls Options.Observe, if there is one. Events of a call come on the caller's
+// goroutine. The others come on a goroutine of the observer, so that an Observe that blocks
+// delays neither renewals nor the end of a context. Lock and Unlock check before whether there is an
+// Observe, because most Clients have none.
+type observer struct {
+	*core
+
+	// Guarded by mu.
+	running bool         // the goroutine exists; it ends when the queue is empty
+	queue   []unobserved // in the order in which they happened
+}
+
+// unobserved is an event that waits for Observe.
+type unobserved struct {
+	ctx context.Context // Lock's, which may have ended
+	e   Event
+}
+
+// event returns an event of l with what all of them have.
+func (l *Lease) event(kind EventKind, err error) Event {
+	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.shared, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
+}
+
+// call calls Observe on the caller's goroutine.
+func (o *observer) call(ctx context.Context, e Event) {
+	if o.opts.Observe != nil {
+		e.Owner = o.opts.Owner
+		if _, ok := e.Err.(*Error); !ok { // Lock's own error, which is marked already
+			e.Err = marked(e.Err)
+		}
+		o.opts.Observe(ctx, e)
+	}
+}
+
+// requested reports that the call of r begins, and gives it its ID.
+func (o *observer) requested(ctx context.Context, r *request) {
+	r.id = lastEventID.Add(1)
+	o.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name})
+}
+
+// refused reports that a caller did not get a lease.
+func (o *observer) refused(ctx context.Context, w *wait, err error) {
+	o.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: o.clock.now().sub(w.start), Tries: w.tries, Err: err})
+}
+
+// acquired reports that a caller got l. If the lease has ended already, acquired then also
+// reports that end.
+func (o *observer) acquired(ctx context.Context, w *wait, l *Lease) {
+	e := l.event(EventAcquired, nil)
+	e.Wait, e.Tries = l.since.sub(w.start), w.tries
+	o.call(ctx, e)
+
+	// The lease may have ended while Observe ran.
+	o.mu.Lock()
+	l.reported = EventAcquired
+	end := l.unseen
+	l.unseen = nil
+	now := end != nil && o.lostLocked(l, *end)
+	o.mu.Unlock()
+	if now {
+		o.call(context.WithoutCancel(l.parent), *end)
+	}
+}
+
+// unlocked reports the end of l by an Unlock that has returned err.
+func (o *observer) unlocked(ctx context.Context, l *Lease, err error) {
+	if errors.Is(err, ErrLost) {
+		o.lost(l, err)
+		return
+	}
+	e := l.event(EventReleased, err)
+	e.Hold = o.clock.now().sub(l.since)
+	o.call(ctx, e)
+}
+
+// lost reports that l has ended before it was unlocked.
+func (o *observer) lost(l *Lease, err error) {
+	if o.opts.Observe == nil {
+		return
+	}
+	e := l.event(EventLost, err)
+	e.Hold = o.clock.now().sub(l.since)
+	o.mu.Lock()
+	now := o.lostLocked(l, e)
+	o.mu.Unlock()
+	if now {
+		o.call(context.WithoutCancel(l.parent), e)
+	}
+}
+
+// lostLocked queues e, the EventLost of l, or keeps it until EventAcquired was reported. If
+// Close waits no longer, no goroutine may report it: then lostLocked returns true, and the
+// caller reports e after it has released mu.
+func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
+	switch {
+	case l.reported == 0:
+		l.unseen = &e
+	case o.stopped:
+		return true
+	default:
+		o.queueLocked(l, e)
+	}
+	return false
+}
+
+// renewFailedLocked queues the event of a failed renewal of h.
+func (o *observer) renewFailedLocked(h *hold, err error) {
+	if o.opts.Observe == nil || len(h.leases) == 0 || len(o.queue) >= maxUnobserved {
+		return
+	}
+	// The outermost lease stands for those that have re-entered. If its EventAcquired was
+	// not reported yet, the event is dropped: a later renewal reports another.
+	if l := h.leases[0]; l.reported != 0 {
+		o.queueLocked(l, l.event(EventRenewFailed, err))
+	}
+}
+
+// renewedLocked queues an event, once, if the outermost lease of h is held for long and its
+// caller must unlock it.
+func (o *observer) renewedLocked(h *hold, now instant) {
+	l := h.leases[0]
+	if o.opts.Observe == nil || l.reported != EventAcquired || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
+		return
+	}
+	l.reported = EventStillHeld
+	e := l.event(EventStillHeld, nil)
+	e.Hold = now.sub(l.since)
+	o.queueLocked(l, e)
+}
+
+// queueLocked queues an event of l for Observe.
+func (o *observer) queueLocked(l *Lease, e Event) {
+	// The queue keeps the order of events. One goroutine at a time serves it.
+	o.queue = append(o.queue, unobserved{l.parent, e})
+	if !o.running {
+		o.running = o.spawnLocked(o.run)
+	}
+}
+
+// run serves the queue until it is empty.
+func (o *observer) run() {
+	for {
+		o.mu.Lock()
+		events := o.queue
+		o.queue = nil
+		if len(events) == 0 {
+			o.running = false
+			o.mu.Unlock()
+			return
+		}
+		o.mu.Unlock()
+
+		// Observe is called without mu, because it is the user's code. So are the
+		// methods of the context.
+		for _, u := range events {
+			o.call(context.WithoutCancel(u.ctx), u.e)
+		}
+	}
 }

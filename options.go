@@ -18,24 +18,21 @@ const (
 	MinTTL         = backend.MinTTL
 )
 
-// Options are the settings of a [Client]. Nil and the zero value mean the
-// defaults.
+// Options are the settings of a [Client]. Nil and the zero value mean the defaults.
 type Options struct {
 	// TTL is the term of a lease without WithTTL: how long the key stays locked
 	// after its holder has died. The default is 30 s, the minimum is 100 ms. The store may
 	// round it up: see [backend.Traits].
 	TTL time.Duration
 
-	// Timeout bounds one call to the store. It is also how long Lock retries
-	// during an outage, and how long Close waits for holders to unlock. The
-	// default is 3 s.
+	// Timeout bounds one call to the store. It is also how long Lock retries during an outage, and
+	// how long Close waits for holders to unlock. The default is 3 s.
 	Timeout time.Duration
 
 	// Prefix is prepended to every key on its way to the store.
 	Prefix string
 
-	// Owner is a label for people who inspect the store. The default is
-	// host/pid/program.
+	// Owner is a label for people who inspect the store. The default is host/pid/program.
 	Owner string
 
 	// Backoff returns how long to sleep after an attempt that found the key held, or
@@ -188,8 +185,7 @@ func termFor(d time.Duration) time.Duration {
 	return max(d+d/99+3*time.Millisecond, MinTTL)
 }
 
-// WithTTL sets the term of the lease instead of Options.TTL. Less than 100 ms
-// is ErrInvalid.
+// WithTTL sets the term of the lease instead of Options.TTL. Less than 100 ms is ErrInvalid.
 func WithTTL(ttl time.Duration) Option {
 	return func(r *request) {
 		// The first error is reported.
@@ -200,9 +196,8 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// WithMaxWait bounds the wait, and only the wait. The deadline of Lock's context
-// bounds the wait and the hold. Zero means one attempt, bounded by Options.Timeout.
-// Negative is ErrInvalid.
+// WithMaxWait bounds the wait, and only the wait. The deadline of Lock's context bounds the wait
+// and the hold. Zero means one attempt, bounded by Options.Timeout. Negative is ErrInvalid.
 //
 // If d is above zero, the last attempt may end after d: it may take four round trips, at
 // least 50 ms and at most Options.Timeout. So a healthy store answers even if the wait is
@@ -227,12 +222,11 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner. So
-// a short job runs once per tick although clocks differ. Unlock does not wait: the lease
-// ends and EventReleased comes. But the store keeps the key until d is over, also if the
-// Client is closed or the process ends. Meanwhile others get ErrHeld with a
-// [backend.HeldError]: its RetryAfter is the rest of d, and its Owner is the last holder.
-// Break frees the key sooner.
+// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner. So a short
+// job runs once per tick although clocks differ. Unlock does not wait: the lease ends and
+// EventReleased comes. But the store keeps the key until d is over, also if the Client is closed or
+// the process ends. Meanwhile others get ErrHeld with a [backend.HeldError]: its RetryAfter is the
+// rest of d, and its Owner is the last holder. Break frees the key sooner.
 //
 // The min hold has no effect until Unlock reaches the store. Until then the lease has
 // its ordinary term. So if the holder dies before Unlock, the key is free after that term,
@@ -257,21 +251,19 @@ func WithoutRenewal() Option {
 	return func(r *request) { r.noRenew = true }
 }
 
-// WithoutReentry makes the caller a stranger to leases in its context: it waits for the
-// key even if its context derives from a lease that holds it. Use it when goroutines
-// started under a lease must exclude one another. Do not wait for such a call while you
-// hold the outer lease: it cannot get the key before you unlock. The end of the outer
-// lease also ends the context of the new one. Give the call context.WithoutCancel(ctx)
-// to avoid that.
+// WithoutReentry makes the caller a stranger to leases in its context: it waits for the key even if
+// its context derives from a lease that holds it. Use it when goroutines started under a lease must
+// exclude one another. Do not wait for such a call while you hold the outer lease: it cannot get
+// the key before you unlock. The end of the outer lease also ends the context of the new one. Give
+// the call context.WithoutCancel(ctx) to avoid that.
 func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }
 
-// WithShared takes the key shared. Any number of shared leases may hold a key at once, but
-// never beside an exclusive lease. If a Lock without WithShared waits, new shared callers
-// wait behind it, also those of this Client. So it gets the key although shared callers
-// keep coming. Each shared caller asks the store itself. Each shared lease is renewed, and
-// may be lost, on its own.
+// WithShared takes the key shared. Any number of shared leases may hold a key at once, but never
+// beside an exclusive lease. If a Lock without WithShared waits, new shared callers wait behind it,
+// also those of this Client. So it gets the key although shared callers keep coming. Each shared
+// caller asks the store itself. Each shared lease is renewed, and may be lost, on its own.
 //
 // In the context of an exclusive lease of the key, a shared Lock re-enters that lease and
 // is exclusive. In the context of a shared lease, it re-enters the shared one. There an
@@ -294,4 +286,32 @@ func WithShared() Option {
 // errors.ErrUnsupported, and the key is not locked.
 func WithFence() Option {
 	return func(r *request) { r.fenced = true }
+}
+
+// WithSlots lets up to n leases hold the key at once. Each has a slot, from 0 to n-1
+// ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that
+// key. Inspect of KEY itself says that it is free; hasp inspect KEY also shows its slots.
+// All callers of a key must use the same n; while a deployment changes it, up to the
+// larger n hold. The slot of a holder that died is free after its term. WithSlots(1) and a
+// lock without WithSlots do not exclude each other.
+//
+// Lock first locks the key KEY#queue, in the order of the strategy. Only the caller
+// that holds KEY#queue looks for a free slot. It asks for each slot in turn. It asks again
+// at most 80 ms later, or n times 10 ms if that is longer, or as soon as a lease of this
+// Client ends. So a Lock costs a lock and an unlock of KEY#queue, and one call for each
+// slot that it tries. It makes no call for a slot that this Client knows to be held.
+//
+// TryLock does not queue. If a Lock of this Client waits for a slot, or one of another
+// Client has waited for 100 ms, TryLock returns ErrHeld. Otherwise it asks for each slot
+// once. So it makes up to n+1 calls.
+//
+// A caller that holds a slot of KEY by its context re-enters that slot. Fences are per
+// slot. n below 1 or above 100 is ErrInvalid.
+func WithSlots(n int) Option {
+	return func(r *request) {
+		if n < 1 || n > maxSlots {
+			r.refuse("%d slots: give 1 to %d", n, maxSlots)
+		}
+		r.slots = n
+	}
 }

@@ -32,9 +32,8 @@ type Config struct {
 	// Most strategies take one.
 	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
 
-	// Params are the strategy's own parameters, and ttl, timeout, prefix and owner,
-	// which set the fields of [Options] with these names. Unknown parameters are
-	// refused.
+	// Params are the strategy's own parameters, and ttl, timeout, prefix and owner, which set the
+	// fields of [Options] with these names. Unknown parameters are refused.
 	Params Params `json:"params,omitempty" yaml:"params,omitempty"`
 }
 
@@ -251,8 +250,7 @@ func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	return &waitError{err, end}
 }
 
-// Open calls [ParseURL] and [Config.Open]. The program must import the strategy's
-// package:
+// Open calls [ParseURL] and [Config.Open]. The program must import the strategy's package:
 //
 //	import _ "github.com/hasplock/hasp/spinlock"
 //
@@ -265,10 +263,9 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 	return c.Open(ctx, o)
 }
 
-// Opener opens a driver by configuration. c.Params has only the strategy's own
-// parameters. An Opener refuses parameters that it does not know ([Config.Check]). It
-// calls the store once, to see that it can be reached, and returns when ctx ends. Its
-// errors contain no password.
+// Opener opens a driver by configuration. c.Params has only the strategy's own parameters. An
+// Opener refuses parameters that it does not know ([Config.Check]). It calls the store once, to see
+// that it can be reached, and returns when ctx ends. Its errors contain no password.
 type Opener func(ctx context.Context, c Config) (backend.Driver, error)
 
 // registry has the openers of strategies by name.

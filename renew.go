@@ -1,9 +1,11 @@
 package hasp
 
 import (
+	"container/heap"
 	"context"
 	"errors"
 	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -24,12 +26,29 @@ const (
 	triesPerT    = 10                    // a try lasts at most TTL/10, the second of a renewal TTL/5
 )
 
-// lane is the holds of one class that are due, and the calls in flight that renew such
-// holds. In a class, the time that a try may last varies by at most a factor of two. A
-// batch ends with its shortest try, so a batch has holds of one lane. Each lane has calls
-// of its own, because unanswered calls for long terms outlast a short term. And holds
-// whose last renewal failed have lanes of their own, because their calls may take long,
-// and must not delay the other holds.
+// renewer keeps the leases of a Client alive, and ends those whose deadline has
+// passed. It is one goroutine, which runs while there are holds and a moment longer.
+// It never calls the driver, so a store that hangs does not delay the end of a
+// context. Each batch of renewals has a goroutine of its own.
+type renewer struct {
+	*store
+	reaper   *reaper
+	observer *observer
+	wake     chan struct{} // signals an earlier wakesAt; has room for one
+
+	// All below is guarded by mu.
+	holds   holdHeap         // holds that are trusted, ordered by when the renewer must serve them
+	running bool             // its goroutine exists
+	wakesAt instant          // when it serves the holds next
+	well    [tryClasses]lane // of holds whose last renewal succeeded, or that were not renewed yet
+	suspect [tryClasses]lane // of the other holds
+}
+
+// lane is the holds of one class that are due, and the calls in flight that renew such holds. In a
+// class, the time that a try may last varies by at most a factor of two. A batch ends with its
+// shortest try, so a batch has holds of one lane. Each lane has calls of its own, because
+// unanswered calls for long terms outlast a short term. And holds whose last renewal failed have
+// lanes of their own, because their calls may take long, and must not delay the other holds.
 type lane struct {
 	queue   []*hold // in the order in which the holds became due
 	flights int     // calls in flight
@@ -38,55 +57,179 @@ type lane struct {
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
 
-// tryLocked returns how long one try to renew h may last.
-func (c *Client) tryLocked(h *hold) time.Duration {
-	try := h.termLocked() / triesPerT
-	if h.failed == 1 {
-		// A short try soon shows that its connection is dead. But a distant store may need
-		// longer to answer on a new connection, so the second try lasts longer. Later ones are
-		// short again: one of them must begin soon before the term ends.
-		try *= 2
+// holdHeap orders holds by when the renewer must serve them. These times are not in the
+// holds, because a comparison that reads the holds waits for memory: with 30,000 leases that
+// was a quarter of the cost of a renewal.
+type holdHeap []scheduled
+
+type scheduled struct {
+	next instant
+	hold *hold
+}
+
+func (q holdHeap) Len() int { return len(q) }
+
+func (q holdHeap) Less(i, j int) bool { return q[i].next < q[j].next }
+
+func (q holdHeap) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].hold.index, q[j].hold.index = i, j
+}
+
+// Push is for container/heap.
+func (q *holdHeap) Push(x any) {
+	h := x.(*hold)
+	h.index = len(*q)
+	*q = append(*q, scheduled{never, h})
+}
+
+// Pop is for container/heap.
+func (q *holdHeap) Pop() any {
+	old := *q
+	h := old[len(old)-1].hold
+	old[len(old)-1].hold = nil
+	*q = old[:len(old)-1]
+	h.index = -1
+	return h
+}
+
+// scheduleLocked puts h into the heap or moves it there, and wakes the renewer if need be.
+func (r *renewer) scheduleLocked(h *hold) {
+	// The renewer serves h when the hold ends, when one of its leases ends, or when a
+	// renewal is due, whichever is first.
+	next := min(instant(h.deadline.Load()), h.limit)
+	for _, l := range h.leases {
+		next = min(next, l.maxHold)
 	}
-	return min(c.opts.Timeout, try)
+	if h.renewal == renews && h.busy == nil && !h.queued {
+		next = min(next, h.due)
+	}
+	if h.index < 0 {
+		heap.Push(&r.holds, h)
+	}
+	r.holds[h.index].next = next
+	heap.Fix(&r.holds, h.index)
+
+	// A renewer that sleeps past the new time is woken.
+	switch {
+	case !r.running:
+		r.running = r.spawnLocked(r.run)
+	case next < r.wakesAt:
+		r.wakesAt = next
+		poke(r.wake)
+	}
 }
 
-// termLocked returns the term that h has now. It may be much shorter than the term that
-// renewals ask for: after a re-entry that wants a longer one, or a hand-over by the store.
-// Renewals must be tried several times before it ends.
-func (h *hold) termLocked() time.Duration {
-	left := instant(h.deadline.Load()).sub(max(h.confirmed, h.granted))
-	return min(h.claim.TTL, termFor(left))
+// unscheduleLocked takes h out of the heap.
+func (r *renewer) unscheduleLocked(h *hold) {
+	if h.index >= 0 {
+		heap.Remove(&r.holds, h.index)
+	}
 }
 
-// queueRenewalLocked queues h, whose renewal is due.
-func (c *Client) queueRenewalLocked(h *hold) {
-	lanes := &c.renewer.well
+// closeLocked ends the leases of all holds because of Close, and returns them.
+func (r *renewer) closeLocked() (ended []*Lease) {
+	for len(r.holds) > 0 {
+		h := r.holds[0].hold
+		for _, l := range h.leases {
+			l.state.Store(closed)
+		}
+		ended = append(ended, h.leases...)
+		r.unscheduleLocked(h)
+	}
+	return ended
+}
+
+// run serves the holds in the heap. When the heap is empty, it stays for a moment. Otherwise a
+// program that locks and unlocks in a loop would start a goroutine each time.
+func (r *renewer) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	idle := false // the heap was empty in the last round
+	for {
+		now, _ := r.clock.read()
+		r.mu.Lock()
+		gone := r.serveLocked(now)
+		wakes := now.add(checkEvery)
+		if len(r.holds) > 0 {
+			wakes = min(wakes, r.holds[0].next)
+		}
+		over := len(r.holds) == 0 && (idle || r.closing.Err() != nil)
+		idle = len(r.holds) == 0
+		r.running, r.wakesAt = !over, wakes
+		r.mu.Unlock()
+
+		for _, l := range gone {
+			l.endContext(l.loss) // not under mu
+		}
+		if over {
+			return
+		}
+
+		timer.Reset(wakes.sub(now))
+		select {
+		case <-timer.C:
+		case <-r.wake:
+			idle = false
+		}
+	}
+}
+
+// serveLocked ends the leases whose time is over, and begins the renewals that are due.
+// It returns the leases that it has ended.
+func (r *renewer) serveLocked(now instant) (gone []*Lease) {
+	due := 0
+	for len(r.holds) > 0 {
+		h := r.holds[0].hold
+		isDue := h.renewal == renews && h.busy == nil && !h.queued && h.due <= now.add(h.early)
+		if r.holds[0].next > now && !isDue {
+			break
+		}
+		if ended := h.endExpiredLocked(now); len(ended) > 0 {
+			gone = append(gone, ended...)
+			continue
+		}
+
+		if isDue {
+			due++
+			h.queued = true
+			r.queueLocked(h)
+		}
+		r.scheduleLocked(h)
+	}
+	if due > 0 {
+		r.dispatchLocked()
+	}
+	return gone
+}
+
+// queueLocked queues h, whose renewal is due.
+func (r *renewer) queueLocked(h *hold) {
+	lanes := &r.well
 	if h.failed > 0 {
-		lanes = &c.renewer.suspect
+		lanes = &r.suspect
 	}
 	// The tries of each class last up to twice as long as those of the class before.
-	class := min(bits.Len64(uint64(c.tryLocked(h)/(backend.MinTTL/triesPerT))), tryClasses-1)
+	class := min(bits.Len64(uint64(h.tryLocked(r.opts.Timeout)/(backend.MinTTL/triesPerT))), tryClasses-1)
 	lanes[class].queue = append(lanes[class].queue, h)
 }
 
 // dispatchLocked sends the renewals that are due, up to the bounds on calls in
 // flight. The others wait, and later travel in larger batches.
-func (c *Client) dispatchLocked() {
+func (r *renewer) dispatchLocked() {
 	for class := range tryClasses {
-		c.dispatchLaneLocked(&c.renewer.well[class], maxBatches)
-		c.dispatchLaneLocked(&c.renewer.suspect[class], maxSuspect)
-	}
-}
-
-func (c *Client) dispatchLaneLocked(ln *lane, most int) {
-	for ln.flights < most && len(ln.queue) > 0 {
-		c.dispatchBatchLocked(ln)
+		for ln := &r.well[class]; ln.flights < maxBatches && len(ln.queue) > 0; {
+			r.dispatchBatchLocked(ln)
+		}
+		for ln := &r.suspect[class]; ln.flights < maxSuspect && len(ln.queue) > 0; {
+			r.dispatchBatchLocked(ln)
+		}
 	}
 }
 
 // dispatchBatchLocked sends a batch from the queue of a lane.
-func (c *Client) dispatchBatchLocked(ln *lane) {
-	b := &batch{c: c, lane: ln}
+func (r *renewer) dispatchBatchLocked(ln *lane) {
+	b := &batch{r: r, lane: ln}
 	n := min(len(ln.queue), batchSize)
 	holds := slices.Clone(ln.queue[:n])
 	ln.queue = slices.Delete(ln.queue, 0, n)
@@ -97,82 +240,55 @@ func (c *Client) dispatchBatchLocked(ln *lane) {
 		}
 
 		// The batch may last as long as the shortest of its tries.
-		if try := c.tryLocked(h); len(b.holds) == 0 || try < b.try {
+		if try := h.tryLocked(r.opts.Timeout); len(b.holds) == 0 || try < b.try {
 			b.try = try
 		}
 		h.busy = make(chan struct{})
 		b.holds = append(b.holds, h)
 	}
-	if len(b.holds) > 0 && c.spawnLocked(b.run) {
+	if len(b.holds) > 0 && r.spawnLocked(b.run) {
 		ln.flights++
 	}
 }
 
 // batch is renewals that travel together, of holds from one lane.
 type batch struct {
-	c      *Client
+	r      *renewer
 	lane   *lane           // nil for an Extend
 	try    time.Duration   // the shortest try of its holds
-	holds  []*hold         // an answered one is replaced by nil, under c.mu
+	holds  []*hold         // an answered one is replaced by nil, under mu
 	claims []backend.Claim // of the holds, by the same index
 	sent   instant         // when the call began
 	slept  int64           // how long the machine had slept by then
-	over   bool            // the call has ended, and later answers do not count; guarded by c.mu
-	err    error           // the last outcome, for Extend, which is a batch of one; guarded by c.mu
+	over   bool            // the call has ended, and later answers do not count; guarded by mu
+	err    error           // the last outcome, for Extend, which is a batch of one; guarded by mu
 }
 
 // run sends the batch and takes the answers.
 func (b *batch) run() {
-	c := b.c
+	r := b.r
 	b.prepare()
 	if len(b.claims) > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), b.try)
-		b.send(ctx)
-		cancel()
+		b.send(context.Background(), b.try)
 	}
 
 	// The call has ended or was left behind, so another batch of the lane may be sent.
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	b.lane.flights--
-	c.dispatchLocked()
-}
-
-// send makes the call. A claim fails if it has no answer when the call ends, or a moment
-// after ctx has ended.
-func (b *batch) send(ctx context.Context) {
-	c := b.c
-	b.sent, b.slept = c.clock.read()
-
-	// If the driver's call outlasts ctx, send does not wait for it: the holds must be
-	// tried again before their terms end.
-	_, _ = run(c, ctx, nil, nil, func(ctx context.Context) (struct{}, error) {
-		c.driver.Renew(ctx, b.claims, b.done)
-		return struct{}{}, nil
-	}, nil, func() {})
-
-	// Answers that come from now on do not count.
-	c.mu.Lock()
-	b.over = true
-	c.mu.Unlock()
-
-	for i, h := range b.holds {
-		if h != nil {
-			b.answer(i, h, backend.Grant{}, noAnswer(b.try))
-		}
-	}
+	r.dispatchLocked()
 }
 
 // prepare makes the claims. It drops holds that have ended, and holds that must not
 // be renewed any more.
 func (b *batch) prepare() {
-	c, all := b.c, b.holds
+	r, all := b.r, b.holds
 	leases, joined := make([][]*Lease, len(all)), make([]int, len(all))
-	c.mu.Lock()
+	r.mu.Lock()
 	for i, h := range all {
 		leases[i], joined[i] = slices.Clone(h.leases), h.joined
 	}
-	c.mu.Unlock()
+	r.mu.Unlock()
 
 	// Is at least one lease of each hold locked with a context that has not ended? This is
 	// not under mu: a context may belong to a lease, and then it locks mu.
@@ -180,10 +296,10 @@ func (b *batch) prepare() {
 	for i := range all {
 		wanted[i] = slices.ContainsFunc(leases[i], func(l *Lease) bool { return !l.abandoned() })
 	}
-	now, _ := c.clock.read()
+	now, _ := r.clock.read()
 
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	b.holds = all[:0]
 	for i, h := range all {
 		// A lease that has joined since the leases were read counts as wanted.
@@ -196,7 +312,7 @@ func (b *batch) prepare() {
 
 		h.callEndedLocked()
 		if h.index >= 0 {
-			c.scheduleLocked(h)
+			r.scheduleLocked(h)
 		}
 	}
 }
@@ -213,37 +329,6 @@ func (l *Lease) abandoned() bool {
 	return isClosed(l.parentDone)
 }
 
-// done takes the driver's answer to the claim with index i.
-func (b *batch) done(i int, g backend.Grant, err error) {
-	// The driver may answer on any goroutine, twice, or after send has given up. The
-	// first to set holds[i] to nil decides.
-	b.c.mu.Lock()
-	if b.over || i < 0 || i >= len(b.holds) || b.holds[i] == nil {
-		b.c.mu.Unlock()
-		return // too late, or not the first answer
-	}
-
-	h := b.holds[i]
-	b.holds[i] = nil
-	b.c.mu.Unlock()
-	if err != nil && !backend.Definite(err) {
-		err = plain(err, b.try) // the context that has ended is the engine's own
-	}
-	b.answer(i, h, g, err)
-}
-
-// renewNow renews h alone, for Extend, which has made it busy. The call lasts for bound
-// at most.
-func (c *Client) renewNow(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
-	b := &batch{c: c, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
-	b.err = noAnswer(bound) // send may return just before done has noted an answer
-	b.send(ctx)
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return b.err
-}
-
 // renewalLocked returns the claim of the next renewal, or false if h must not be
 // renewed. Wanted says whether the context of at least one of its Locks goes on.
 func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
@@ -252,9 +337,8 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		return cl, false // it has ended
 	}
 
-	// Leases of Do and Lead are wanted whatever their contexts say. This is read here and
-	// not before, so that a renewal in preparation does not miss a call of
-	// renewUntilUnlock.
+	// Leases of Do and Lead are wanted whatever their contexts say. This is read here and not
+	// before, so that a renewal in preparation does not miss a call of renewUntilUnlock.
 	switch {
 	case wanted, slices.ContainsFunc(h.leases, func(l *Lease) bool { return l.untilUnlock }):
 		h.orphaned = 0
@@ -263,13 +347,13 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	case now.sub(h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
 		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go
 		// on for two thirds of TTL more. So the last one comes within a term of that end.
-		h.renew = false
+		h.renewal = paused
 		return cl, false
 	}
 
 	// WithMaxHold bounds the term.
 	if instant(h.deadline.Load()) >= h.limit {
-		h.renew = false // the present term is long enough
+		h.renewal = paused // the present term is long enough
 		return cl, false
 	}
 	if left := h.limit.sub(now); left < cl.TTL {
@@ -278,17 +362,61 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	return cl, true
 }
 
+// send makes the call, which lasts for bound at most if bound is above 0. A claim fails if it
+// has no answer when the call ends, or a moment after ctx or the bound has ended.
+func (b *batch) send(ctx context.Context, bound time.Duration) {
+	r := b.r
+	b.sent, b.slept = r.clock.read()
+
+	// If the driver's call outlasts its context, send does not wait for it: the holds must be
+	// tried again before their terms end.
+	_, _ = run(r.store, ctx, bound, nil, nil, func(ctx context.Context) (struct{}, error) {
+		r.driver.Renew(ctx, b.claims, b.done)
+		return struct{}{}, nil
+	}, nil)
+
+	// Answers that come from now on do not count.
+	r.mu.Lock()
+	b.over = true
+	r.mu.Unlock()
+
+	for i, h := range b.holds {
+		if h != nil {
+			b.answer(i, h, backend.Grant{}, noAnswer(b.try))
+		}
+	}
+}
+
+// done takes the driver's answer to the claim with index i.
+func (b *batch) done(i int, g backend.Grant, err error) {
+	// The driver may answer on any goroutine, twice, or after send has given up. The
+	// first to set holds[i] to nil decides.
+	b.r.mu.Lock()
+	if b.over || i < 0 || i >= len(b.holds) || b.holds[i] == nil {
+		b.r.mu.Unlock()
+		return // too late, or not the first answer
+	}
+
+	h := b.holds[i]
+	b.holds[i] = nil
+	b.r.mu.Unlock()
+	if err != nil && !backend.Definite(err) {
+		err = plain(err, b.try) // the context that has ended is the engine's own
+	}
+	b.answer(i, h, g, err)
+}
+
 // answer records the outcome of the renewal or the Extend of h, whose claim has index i.
 func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
-	c, ttl := b.c, b.claims[i].TTL
-	now, _ := c.clock.read()
-	c.mu.Lock()
+	r, ttl := b.r, b.claims[i].TTL
+	now, _ := r.clock.read()
+	r.mu.Lock()
 	h.callEndedLocked()
 
 	var gone []*Lease // their contexts end after mu was unlocked
 	until := b.sent.add(ttl - backend.Drift(ttl))
 	if !g.Until.IsZero() {
-		until = c.clock.at(g.Until, b.slept)
+		until = r.clock.at(g.Until, b.slept)
 	}
 	if err == nil && until <= now {
 		err = errLate
@@ -303,26 +431,75 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 			h.claim.Handle = g.Handle
 		}
 		h.renewedLocked(now, b.sent, until)
-		c.scheduleLocked(h)
-		c.observeStillHeldLocked(h, now)
+		r.scheduleLocked(h)
+		r.observer.renewedLocked(h, now)
 	case errors.Is(err, ErrLost):
 		h.failed = 0
-		gone = c.loseLocked(h, &LostError{Reason: LostRevoked})
+		gone = h.loseLocked(&LostError{Reason: LostRevoked})
 		// A part of the store may still have the hold, such as a minority of a
 		// quorum's nodes. That would block the key for the next holder.
-		c.reapHoldLocked(h, 0, 0)
+		r.reaper.addHoldLocked(h, 0, 0)
 	default:
 		h.failed++
 		h.failure = err
 		h.renewAt(now, now.add(jitter(h.termLocked()/(3*triesPerT))))
-		c.scheduleLocked(h)
-		c.observeRenewFailedLocked(h, err)
+		r.scheduleLocked(h)
+		r.observer.renewFailedLocked(h, err)
 	}
-	c.mu.Unlock()
+	r.mu.Unlock()
 
 	for _, l := range gone {
 		l.endContext(l.loss)
 	}
+}
+
+// extend renews h alone, for Extend, which has made it busy. The call lasts for bound at most.
+func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
+	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
+	b.err = noAnswer(bound) // send may return just before done has noted an answer
+	b.send(ctx, 0)          // call has bounded ctx
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return b.err
+}
+
+// renewalTime returns when to renew a term that began at since: after a third, less a
+// random part of up to a tenth of that. So the renewals of holds that were taken together
+// become due at different times.
+func renewalTime(since instant, term time.Duration) instant {
+	third := term / renewalsPerT
+	return since.add(third - rand.N(third/10+1))
+}
+
+// renewAt sets the time of the next renewal to due. If other holds are renewed up to a
+// window earlier, the renewal travels with them, but not earlier by more than a
+// quarter of the time until due. Without that bound, renewals of a short term would
+// run in a tight loop against a store that refuses connections at once.
+func (h *hold) renewAt(now, due instant) {
+	h.due = due
+	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
+	h.early = min(window, max(due.sub(now), 0)/4)
+}
+
+// tryLocked returns how long one try to renew h may last. Timeout is Options.Timeout.
+func (h *hold) tryLocked(timeout time.Duration) time.Duration {
+	try := h.termLocked() / triesPerT
+	if h.failed == 1 {
+		// A short try soon shows that its connection is dead. But a distant store may need
+		// longer to answer on a new connection, so the second try lasts longer. Later ones are
+		// short again: one of them must begin soon before the term ends.
+		try *= 2
+	}
+	return min(timeout, try)
+}
+
+// termLocked returns the term that h has now. It may be much shorter than the term that
+// renewals ask for: after a re-entry that wants a longer one, or a hand-over by the store.
+// Renewals must be tried several times before it ends.
+func (h *hold) termLocked() time.Duration {
+	left := instant(h.deadline.Load()).sub(max(h.confirmed, h.granted))
+	return min(h.claim.TTL, termFor(left))
 }
 
 // renewedLocked records that the store has renewed h. The call was sent at start. At
@@ -339,17 +516,15 @@ func (h *hold) renewedLocked(now, start, until instant) {
 	}
 }
 
-// observeStillHeldLocked queues an event, once, if the outermost lease of h is held for long
-// and its caller must unlock it.
-func (c *Client) observeStillHeldLocked(h *hold, now instant) {
-	l := h.leases[0]
-	if c.opts.Observe == nil || !l.observed || l.overdue || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
-		return
+// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether
+// they had. After it has returned true, the caller schedules h.
+func (h *hold) resumeRenewalLocked(now instant) bool {
+	if h.renewal != paused {
+		return false
 	}
-	l.overdue = true
-	e := l.event(EventStillHeld, nil)
-	e.Hold = now.sub(l.since)
-	c.observeLaterLocked(l, e)
+	h.renewal, h.orphaned = renews, 0
+	h.renewAt(now, now)
+	return true
 }
 
 // callEndedLocked records that the renewal or Extend in flight has ended.

@@ -35,41 +35,6 @@ const (
 	passing = 100 * time.Millisecond
 )
 
-// WithSlots lets up to n leases hold the key at once. Each has a slot, from 0 to n-1
-// ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that
-// key. Inspect of KEY itself says that it is free; hasp inspect KEY also shows its slots.
-// All callers of a key must use the same n; while a deployment changes it, up to the
-// larger n hold. The slot of a holder that died is free after its term. WithSlots(1) and a
-// lock without WithSlots do not exclude each other.
-//
-// Lock first locks the key KEY#queue, in the order of the strategy. Only the caller
-// that holds KEY#queue looks for a free slot. It asks for each slot in turn. It asks again
-// at most 80 ms later, or n times 10 ms if that is longer, or as soon as a lease of this
-// Client ends. So a Lock costs a lock and an unlock of KEY#queue, and one call for each
-// slot that it tries. It makes no call for a slot that this Client knows to be held.
-//
-// TryLock does not queue. If a Lock of this Client waits for a slot, or one of another
-// Client has waited for 100 ms, TryLock returns ErrHeld. Otherwise it asks for each slot
-// once. So it makes up to n+1 calls.
-//
-// A caller that holds a slot of KEY by its context re-enters that slot. Fences are per
-// slot. n below 1 or above 100 is ErrInvalid.
-func WithSlots(n int) Option {
-	return func(r *request) {
-		if n < 1 || n > maxSlots {
-			r.refuse("%d slots: give 1 to %d", n, maxSlots)
-		}
-		r.slots = n
-	}
-}
-
-// Slot returns which slot the lease holds, from 0 to n-1 for WithSlots(n). It returns 0
-// for a lease without slots.
-func (l *Lease) Slot() int { return max(l.slot-1, 0) }
-
-// slotKey returns the key of slot i.
-func slotKey(key string, i int) string { return key + "#" + strconv.Itoa(i) }
-
 // takeSlot is take for a call with slots.
 func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if w.once {
@@ -106,21 +71,18 @@ func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, erro
 // comes first: a TryLock in a loop would leave it no slot.
 func (w *wait) askQueue(ctx context.Context) error {
 	c := w.c
-	c.mu.Lock()
-	looks := c.lookers[w.r.name] != nil
-	c.mu.Unlock()
-	if looks {
+	if c.queue.looked(w.r.name) {
 		return errHeldHere
 	}
 
 	// A caller of another Client may look. If it has the queue for less than passing, it
 	// may also be about to get a slot, or have one and be about to unlock the queue.
 	w.tries++
-	st, err := c.inspect(ctx, w.r.name+"#queue")
+	st, err := c.store.status(ctx, w.r.name+"#queue")
 	switch {
 	case st.Held && st.TTL < c.queueTerm()-passing:
 		return errHeldHere
-	case errors.Is(err, errUnsupported):
+	case errors.Is(err, errors.ErrUnsupported):
 		return nil
 	case ctx.Err() != nil:
 		return withContextEnd(ctx, nil)
@@ -130,7 +92,7 @@ func (w *wait) askQueue(ctx context.Context) error {
 
 // queueTerm returns the term of a queue for slots. It does not depend on Options.TTL, so that
 // askQueue knows how long another Client has the queue.
-func (c *Client) queueTerm() time.Duration {
+func (c *core) queueTerm() time.Duration {
 	if longest := c.traits.MaxTTL; longest > 0 {
 		return min(queueTTL, longest)
 	}
@@ -142,7 +104,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	c, n := w.c, time.Duration(w.r.slots)
 	first := rand.N(w.r.slots) // Clients begin at different slots, so that they seldom ask for the same one
 	freed := make(chan int, 1)
-	defer c.endLooking(w.r.name, freed)
+	defer c.queue.endLooking(w.r.name, freed)
 
 	var last error     // why the caller has no slot: ErrHeld, or the last error of an outage
 	var outage instant // when an outage began, by clock.awake; 0 if the store answers
@@ -172,9 +134,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 		if retry > 0 {
 			d = min(d, retry+minSleep) // the key is free then, if its holder has died
 		}
-		c.mu.Lock()
-		c.lookers[w.r.name] = freed // not before: a Lock that finds a slot at once refuses no TryLock
-		c.mu.Unlock()
+		c.queue.beginLooking(w.r.name, freed) // not before: a Lock that finds a slot at once refuses no TryLock
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
@@ -203,12 +163,12 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	var outage error  // of the first slot that did not answer
 	answered := false // the store has refused a slot
 	for j := range n {
-		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.answerTime() {
+		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.c.answerTime() {
 			break // the rest of the slots would take too long; see WithMaxWait
 		}
 		i := (first + j) % n
 		r := w.r
-		r.key, r.slot = slotKey(r.name, i), i+1
+		r.key, r.slot = r.name+"#"+strconv.Itoa(i), i+1
 		l, answer := w.takePart(ctx, r, true)
 		switch {
 		case errors.Is(answer, ErrHeld):
@@ -234,23 +194,26 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// endLooking notes that a caller no longer looks for a slot of key.
-func (c *Client) endLooking(key string, freed chan int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// beginLooking notes that a caller looks for a slot of key. It learns by freed that one became free.
+func (q *queue) beginLooking(key string, freed chan int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.lookers[key] = freed
+}
+
+// endLooking notes that the caller no longer looks for a slot of key.
+func (q *queue) endLooking(key string, freed chan int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	// If the queue's lease was lost, another caller may look already.
-	if c.lookers[key] == freed {
-		delete(c.lookers, key)
+	if q.lookers[key] == freed {
+		delete(q.lookers, key)
 	}
 }
 
-// slotFreedLocked wakes the caller that looks for a slot of the key of h.
-func (c *Client) slotFreedLocked(h *hold) {
-	if h.first.slot == 0 {
-		return
-	}
-	select {
-	case c.lookers[h.first.key] <- h.first.slot - 1:
-	default: // nobody looks, or a signal waits already
-	}
+// looked reports whether a caller looks for a slot of key.
+func (q *queue) looked(key string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.lookers[key] != nil
 }

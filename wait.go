@@ -10,25 +10,135 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the code for a caller that asks the store and does not get the key at
-// once. The caller waits in the driver, or sleeps between two attempts until the driver
-// wakes it or it is time to poll.
+// askUntilHeld asks the store until the caller has the key or the wait is over. Between two
+// attempts the caller waits in the driver, or sleeps until the driver wakes it or it is time to
+// poll.
+func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
+	mayWait := w.c.store.waiter != nil && !w.once
+	defer w.stopListening()
+	for attempt := 1; ; attempt++ {
+		if ctx.Err() != nil || w.c.closing.Err() != nil {
+			return nil, w.endErr(ctx)
+		}
 
-// answerTime returns how long a healthy store may take to answer.
-func (w *wait) answerTime() time.Duration {
-	return min(max(4*time.Duration(w.c.trip.Load()), 50*time.Millisecond), w.c.opts.Timeout)
+		// Decide before the call whether it is the last one: its outcome must not extend the wait.
+		last := w.once || w.untilLastCall(ctx) <= 0
+		useWait := mayWait && w.shouldWait()
+		w.asked = w.c.clock.now()
+		sent := w.c.clock.withoutSleep(w.asked)
+
+		var h *hold
+		var err error
+		w.tries++
+		if useWait {
+			h, err = w.waitInStore(ctx)
+		} else {
+			h, err = w.attempt(ctx, last)
+		}
+		if err == nil {
+			return h, nil
+		}
+
+		if useWait {
+			sent = w.c.outageOf(err, sent) // Wait may have begun long before the outage
+		}
+		if over, why := w.over(ctx, err, sent, last); over {
+			return nil, why
+		}
+		if !useWait && mayWait && w.shouldWait() {
+			continue // the driver's Wait is better than a sleep
+		}
+		if w.refused && w.listen(ctx) {
+			continue // the key may have been released before the Client listened
+		}
+		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
+			return nil, w.endErr(ctx)
+		}
+	}
 }
 
-// shouldWait reports whether to call the Wait of a Waiter instead of Acquire. That needs
-// a reason to expect that Acquire would be refused. With a Waiter that is not Ordered,
-// the only reason is w.refused: the store has just refused this caller. With an Ordered
-// one there are two more: other callers of this Client want the key, or the driver has
-// refused the key lately.
+// untilLastCall returns how long the caller may still wait before it must make its last
+// call, so that the answer arrives in time.
+func (w *wait) untilLastCall(ctx context.Context) time.Duration {
+	left := time.Duration(never)
+	if w.end != never {
+		left = w.end.sub(w.c.clock.now())
+	}
+	if d, ok := ctx.Deadline(); ok {
+		left = min(left, time.Until(d))
+	}
+
+	// An answer takes a round trip, and now and then half as long again.
+	trip := w.c.roundTrip()
+	return left - trip - max(trip/2, time.Millisecond)
+}
+
+// attempt makes one attempt. If its outcome is unknown, the token is released in the background;
+// the outcome of a driver of Reach Process is always known. Last says that no attempt follows.
+func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
+	c, start := w.c, w.asked
+	cl, bound := c.store.claim(&w.r), w.beginAttempt()
+	cl.WillRetry = !last
+	if c.queue.polls {
+		c.mu.Lock()
+		cl.Waited = w.waitedLocked(start)
+		c.mu.Unlock()
+	}
+	slept := c.clock.slept.Load()
+	var g backend.Grant
+	var err error
+	if c.traits.Reach == backend.Process {
+		g, err = c.store.driver.Acquire(context.WithoutCancel(ctx), cl)
+	} else {
+		// A suspend before the call must not count as a part of the term.
+		start, slept = c.clock.read()
+		g, err = call(&c.store, ctx, bound, c.reaper.after(cl, c.store.driver.Acquire), c.reaper.late(cl))
+	}
+
+	// The clock is read after the call, during which the machine may have slept.
+	now, _ := c.clock.read()
+	if err == nil || backend.Definite(err) {
+		c.noteTrip(c.clock.withoutSleep(now).sub(start - instant(slept)))
+	}
+	if err != nil {
+		var held *backend.HeldError
+		if c.store.waker != nil && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
+			left := cl // cl itself would be allocated for every attempt
+			w.intent = &left
+		}
+		return nil, err
+	}
+	return newHold(c, cl, g, start, now, slept)
+}
+
+// beginAttempt records that an attempt begins, and returns how long it may take. That is
+// Timeout, or the rest of Timeout in an outage, or the rest of the wait, whichever is the
+// shortest. But it is always long enough for a healthy store to answer.
+func (w *wait) beginAttempt() time.Duration {
+	c, ln := w.c, w.line
+	// Without a max wait, end is never, and Timeout is the bound.
+	now := c.clock.now()
+	d := min(c.opts.Timeout, w.end.sub(now))
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ln.unanswered = cmp.Or(ln.unanswered, c.clock.withoutSleep(now))
+	d = min(d, c.opts.Timeout-ln.outageLocked(w.began))
+	if d < c.opts.Timeout {
+		d = max(d, w.c.answerTime())
+	}
+	return d
+}
+
+// shouldWait reports whether to call the Wait of a Waiter instead of Acquire. That needs a reason
+// to expect that Acquire would be refused. With a Waiter that is not Ordered, the only reason is
+// w.refused: the store has just refused this caller. With an Ordered one there are two more: other
+// callers of this Client want the key, or the driver has refused the key lately.
 func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
 	}
-	if w.end != never && w.end.sub(w.c.clock.now()) < w.answerTime() {
+	if w.end != never && w.end.sub(w.c.clock.now()) < w.c.answerTime() {
 		return false // there is time only for one attempt
 	}
 
@@ -39,12 +149,12 @@ func (w *wait) shouldWait() bool {
 	if w.line.outage != 0 {
 		return false
 	}
-	return w.line.callers > 1 || w.c.contended.lately(w.line.key, w.c.clock.now())
+	return w.line.callers > 1 || w.c.queue.contended.lately(w.line.key, w.c.clock.now())
 }
 
-// await calls the driver's Wait for as long as this caller may wait. If its outcome is
+// waitInStore calls the driver's Wait for as long as this caller may wait. If its outcome is
 // unknown, the token is released in the background.
-func (w *wait) await(ctx context.Context) (*hold, error) {
+func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 	c := w.c
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -55,13 +165,13 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 		defer stop()
 	}
 
-	cl := c.claim(&w.r)
+	cl := c.store.claim(&w.r)
 	start, slept := c.clock.read() // the driver reads its clock for Grant.Until later than this
-	g, err := run(c, ctx, nil, nil, c.withCleanUp(cl, c.waiter.Wait), c.releaseLate(cl), func() {})
+	g, err := run(&c.store, ctx, 0, nil, nil, c.reaper.after(cl, c.store.waiter.Wait), c.reaper.late(cl))
 	switch {
 	case err == nil:
 		now, _ := c.clock.read()
-		return c.newHold(cl, g, start, now, slept)
+		return newHold(c, cl, g, start, now, slept)
 	case ctx.Err() == nil:
 		err = plainDated(err, cl.Timeout)
 	case errors.Is(err, ErrHeld) && isContextError(err):
@@ -76,51 +186,17 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 	return nil, err
 }
 
-// withCleanUp returns f, after which the token of cl is released in the background if f's
-// error leaves the outcome unknown, and the driver does not clean up. That includes an error
-// of a context joined with a definite error.
-func (c *Client) withCleanUp(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
-	return func(ctx context.Context) (backend.Grant, error) {
-		g, err := f(ctx, cl)
-		if err != nil && !c.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
-			c.reap(cl, reapTwice)
-		}
-		return g, err
-	}
-}
-
-// releaseLate returns a function for an outcome that came after its caller had left.
-// The function releases the token of cl if the token has the key.
-func (c *Client) releaseLate(cl backend.Claim) func(backend.Grant, error) {
-	return func(g backend.Grant, err error) {
-		cl.Handle = g.Handle
-		if err == nil {
-			c.reap(cl, reapOnce)
-		}
-	}
-}
-
-// over records the outcome of a call that returned err. Sent is when the call began, by
-// clock.awake, or for a driver's Wait what outageOf returns. over reports whether the wait is
-// over, and with which error. Last says that the call was begun as the last one.
+// over records the outcome of a call that returned err, and reports whether the wait is over,
+// and with which error. Sent is when the call began, by clock.awake, or for a driver's Wait what
+// outageOf returns. Last says that the call was begun as the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
-	var outage time.Duration // how long this caller has waited during the outage
-	switch {
-	case errors.Is(err, ErrHeld):
-		w.lastAnswer, w.refused = err, true
-		w.noteAnswer(err, sent)
-	case backend.Definite(err), errors.Is(err, ErrClosed):
-		return true, err
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		w.unanswered(sent) // this wait has ended before the store answered
-	default:
-		outage = w.noteAnswer(err, sent)
-		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
-			w.lastAnswer, w.refused = err, false
-		}
-	}
+	outage, final := w.note(err, sent, last)
 
+	// What ended the wait decides about the error: it has both the end of ctx and the last
+	// answer. So ctx comes before the outage.
 	switch {
+	case final:
+		return true, err
 	case ctx.Err() != nil, w.c.closing.Err() != nil:
 		return true, w.endErr(ctx)
 	case w.once, outage >= w.c.opts.Timeout:
@@ -132,55 +208,63 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	return false, nil
 }
 
+// note records the outcome of a call, for the line and for this caller. It returns how long the
+// caller has waited during an outage, and whether err is final:
+//
+//	ErrHeld                    the store answers: there is no outage
+//	another definite error     it is final, and so is ErrClosed
+//	the end of the context     there was no answer, which may become an outage
+//	any other                  an outage, unless an earlier ErrHeld says more about the last call
+func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, final bool) {
+	c, ln := w.c, w.line
+	held := errors.Is(err, ErrHeld)
+	if !held && (backend.Definite(err) || errors.Is(err, ErrClosed)) {
+		return 0, true
+	}
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case held:
+		ln.answeredLocked(err, sent)
+		w.lastAnswer, w.refused = err, true
+	case isContextError(err):
+		ln.unansweredLocked(sent)
+		if ln.staleLocked(w.lastAnswer) {
+			w.lastAnswer = nil
+		}
+	default:
+		ln.answeredLocked(err, sent)
+		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
+			w.lastAnswer, w.refused = err, false
+		}
+		outage = ln.outageLocked(w.began)
+	}
+	return outage, false
+}
+
 // awaitEnd waits until ctx has ended, if its deadline is what leaves no time for
 // another call. Then the error can say so.
 func (w *wait) awaitEnd(ctx context.Context) {
-	d, ok := ctx.Deadline()
-	if !ok || !w.c.clock.time(w.end).After(d) {
-		return
+	if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
+		rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 	}
-
-	rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 }
 
-// noteAnswer records for the line the outcome of a call that began at sent: ErrHeld,
-// or an outage. It returns for how much of the outage this caller has waited.
-func (w *wait) noteAnswer(err error, sent instant) time.Duration {
-	c, ln := w.c, w.line
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ln.lastAnswer, ln.unanswered = err, 0
-	switch {
-	case !errors.Is(err, ErrHeld):
-		ln.outage = cmp.Or(ln.outage, sent)
-	case c.polls:
-		ln.outage = 0
-	default:
-		ln.outage = 0
-		c.contended.note(ln.key, c.clock.now())
+// waitedLocked returns how long the Client has waited for the key. It is 0 if no attempt was
+// refused, and there was no gap.
+func (w *wait) waitedLocked(now instant) time.Duration {
+	if w.tries > 1 || w.stood {
+		return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
 	}
-	return c.outageLocked(ln, w.began)
-}
-
-// unanswered records for the line that a call ended with its caller's context, without an
-// answer. The call began at sent.
-func (w *wait) unanswered(sent instant) {
-	c, ln := w.c, w.line
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ln.unanswered = cmp.Or(ln.unanswered, sent)
-	for _, last := range []*error{&ln.lastAnswer, &w.lastAnswer} {
-		if c.staleLocked(ln, *last) {
-			*last = nil
-		}
-	}
+	return 0
 }
 
 // outageOf returns when the outage began that a Waiter's err reports, by clock.awake:
 //   - Since of a [backend.UnavailableError], if err is one and knows;
 //   - began, if err is only that of the context: the Wait had no answer since then;
 //   - otherwise now.
-func (c *Client) outageOf(err error, began instant) instant {
+func (c *core) outageOf(err error, began instant) instant {
 	now := c.clock.awake()
 	var dated *backend.UnavailableError
 	switch {
@@ -201,7 +285,7 @@ func (w *wait) endErr(ctx context.Context) error {
 		// If this Client itself holds the key, that needs no answer of the store.
 		w.c.mu.Lock()
 		if w.line.hold != nil {
-			w.lastAnswer = w.c.refusalLocked(w.line)
+			w.lastAnswer = w.line.refusalLocked()
 		}
 		w.c.mu.Unlock()
 	}
@@ -233,7 +317,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		// Nor may a long Backoff outlast the time for which Lock retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
-		rest := c.opts.Timeout - c.outageLocked(w.line, w.began)
+		rest := c.opts.Timeout - w.line.outageLocked(w.began)
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
 	case w.wake != nil:
@@ -241,7 +325,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
 		now := c.clock.now()
-		d = w.line.pace.refusedLocked(now, now.sub(max(w.line.pace.ended, w.start)), held.Waited)
+		d = w.line.pace.refused(now, now.sub(max(w.line.pace.ended, w.start)), held.Waited)
 		c.mu.Unlock()
 	}
 	// New shared callers wait behind this one only for a while after each attempt.
@@ -271,13 +355,13 @@ func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
 	// The attempt that follows gets most of the time.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
-	if c.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
+	if c.store.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
 		return false
 	}
 
 	cl := backend.Claim{Key: c.opts.Prefix + w.r.key, Shared: w.r.shared, Timeout: c.opts.Timeout}
-	l, err := call(c, ctx, bound, func(ctx context.Context) (listening, error) {
-		wake, stop, err := c.waker.Listen(ctx, cl)
+	l, err := call(&c.store, ctx, bound, func(ctx context.Context) (listening, error) {
+		wake, stop, err := c.store.waker.Listen(ctx, cl)
 		return listening{wake, stop}, err
 	}, func(late listening, err error) {
 		if err == nil {

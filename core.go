@@ -1,0 +1,117 @@
+package hasp
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// core is what the parts of a Client share: what never changes, the mutex, and the count of
+// the goroutines that Close waits for.
+type core struct {
+	opts   Options
+	traits backend.Traits
+	clock  *clock
+	trip   atomic.Int64 // about how long one call to the store takes, as a time.Duration: a moving average
+
+	closing context.Context // ends with ErrClosed when Close begins
+	close   context.CancelCauseFunc
+
+	// mu guards the state of all parts, and the fields of line, hold and Lease that say so.
+	// It is one mutex, because an Unlock and a loss change most parts at one moment. It is not
+	// held across I/O. A function whose name ends in Locked needs it, and does not unlock it.
+	mu      sync.Mutex
+	calls   int        // goroutines of this Client, and calls of callers other than Lock and TryLock
+	stopped bool       // Close waits no longer, and closes the driver: no goroutine may start
+	changed *sync.Cond // signals that something has become less for which Close or an Unlock waits
+}
+
+func newCore(opts Options, traits backend.Traits) *core {
+	c := &core{
+		opts:   opts,
+		traits: traits,
+		clock:  newClock(hostclock.Suspended, traits.Reach == backend.Process),
+	}
+	c.changed = sync.NewCond(&c.mu)
+	c.closing, c.close = context.WithCancelCause(context.Background())
+	return c
+}
+
+// enter counts a call that the caller's goroutine makes, until leave. Close waits for it.
+// enter returns ErrClosed if Close waits no longer.
+func (c *core) enter() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
+		return ErrClosed
+	}
+	c.calls++
+	return nil
+}
+
+// leave ends what enter began.
+func (c *core) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls--
+	c.changed.Broadcast()
+}
+
+// spawn runs f on a goroutine that Close waits for. It returns false if Close waits no longer.
+func (c *core) spawn(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.spawnLocked(f)
+}
+
+// spawnLocked is spawn under mu.
+func (c *core) spawnLocked(f func()) bool {
+	if c.stopped {
+		return false
+	}
+	c.calls++
+	go func() {
+		defer c.leave()
+		f()
+	}()
+	return true
+}
+
+// settle waits until cond returns true, but not past end. It calls cond with mu held.
+func (c *core) settle(end time.Time, cond func() bool) {
+	timer := time.AfterFunc(time.Until(end), func() {
+		// The signal is sent with mu held, so it does not come between the check of the
+		// time and the Wait below.
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.changed.Broadcast()
+	})
+	defer timer.Stop()
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !cond() && time.Now().Before(end) {
+		c.changed.Wait()
+	}
+}
+
+// poke wakes a goroutine that waits for wake, which has room for one signal.
+func poke(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,101 @@
+package hasp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// This file has the calls that look into the store.
+
+// inspect calls f with the driver, if it is an Inspector, and with the store's name of key.
+func inspect[T any](s *store, ctx context.Context, key string, f func(context.Context, backend.Inspector, string) (T, error)) (v T, err error) {
+	in, ok := s.driver.(backend.Inspector)
+	switch {
+	case key == "":
+		return v, fmt.Errorf("%w: empty key", ErrInvalid)
+	case s.closing.Err() != nil:
+		return v, ErrClosed
+	case !ok:
+		return v, fmt.Errorf("%T cannot inspect: %w", s.driver, errors.ErrUnsupported)
+	}
+	if err := s.enter(); err != nil {
+		return v, err
+	}
+	defer s.leave()
+	return call(s, ctx, s.opts.Timeout, func(ctx context.Context) (T, error) {
+		return f(ctx, in, s.opts.Prefix+key)
+	}, nil)
+}
+
+// status returns what the store knows about key.
+func (s *store) status(ctx context.Context, key string) (backend.Status, error) {
+	return inspect(s, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (backend.Status, error) {
+		return in.Inspect(ctx, key)
+	})
+}
+
+// list is [Client.List].
+func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		fail := func(err error) { yield(backend.Entry{}, newError("list", prefix, err)) }
+		in, ok := s.driver.(backend.Lister)
+		if !ok {
+			fail(fmt.Errorf("%T cannot list: %w", s.driver, errors.ErrUnsupported))
+			return
+		}
+		if s.closing.Err() != nil {
+			fail(ErrClosed)
+			return
+		}
+
+		within, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(s.closing, cancel)()
+
+		// The driver's loop goes on only when it is asked for the next entry, so it sends nothing
+		// while the caller uses an entry. A call that outlasts its context is left behind. Then the
+		// loop is stopped when the call has ended.
+		next, stop := iter.Pull2(in.List(within, s.opts.Prefix+prefix, s.opts.Timeout))
+		left := false
+		defer func() {
+			if !left {
+				stop()
+			}
+		}()
+		for s.enter() == nil {
+			e, err := run(s, context.Background(), 0, within.Done(), nil, func(context.Context) (listed, error) {
+				e, err, more := next()
+				return listed{e, err, more}, nil
+			}, func(listed, error) { stop() })
+			s.leave()
+			if left = err == errLeft; err != nil || within.Err() != nil {
+				break
+			}
+
+			if e.err != nil {
+				fail(plain(e.err, s.opts.Timeout))
+				return
+			}
+			e.Key = strings.TrimPrefix(e.Key, s.opts.Prefix)
+			if !e.more || !yield(e.Entry, nil) {
+				return
+			}
+		}
+
+		// The caller's context or Close has ended the list.
+		fail(cmp.Or(withContextEnd(ctx, nil), ErrClosed))
+	}
+}
+
+// listed is what a driver yields, or the end of its list if more is false.
+type listed struct {
+	backend.Entry
+	err  error
+	more bool
+}

@@ -1,0 +1,502 @@
+package hasp
+
+import (
+	"cmp"
+	"container/list"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// freshEnough bounds the time from the store's confirmation of a hold to its hand-over.
+// It also bounds how long a row lasts.
+const freshEnough = 50 * time.Millisecond
+
+// queue is the callers of one Client that want or hold a key, by key. It is a state machine
+// without I/O: each step changes the line of a key, and says what a caller must do next. The
+// step returns that, or sends it as a ticket to a caller that waits.
+//
+//	a caller joins             it may ask the store, must wait, or is refused
+//	the store has answered     the line knows an outage, or why the key is not free
+//	a caller gets a hold       it is the hold of the line
+//	the hold is handed over    the next caller has it; other Clients notice nothing
+//	the hold ends              the next caller may ask the store, now or after a gap
+//	the head gives up          the next caller may ask the store
+//	a caller leaves            the last one ends the line
+type queue struct {
+	*core
+	polls bool // nothing in the store wakes the callers that wait
+
+	// All below is guarded by mu.
+	lines     map[string]*line    // by key, without those of shared callers
+	contended contended           // keys that others may want
+	lookers   map[string]chan int // by key: receives a slot that may have become free, for the caller that looks for one
+	callers   int                 // in all lines
+	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
+}
+
+// line is the callers of one Client that want or hold one key. It exists while there
+// are any, so a key that is not in use takes no memory. The Client's mu guards all of it.
+//
+// At most one caller is at the head: it asks the store for the key, holds it, or
+// releases it. The others wait in order of arrival.
+//
+// An Ordered driver queues the callers itself. Then all of them ask the store, and the
+// line only counts them.
+//
+// A shared caller does not wait in the line of the key. It asks the store itself, and has a
+// hold of its own. A Client that handed a shared hold from caller to caller might never let
+// go of the key, and an exclusive caller of another Client would never get it. The code for
+// lines serves shared callers as well: each has a line of its own, which no other caller
+// joins.
+type line struct {
+	q       *queue
+	key     string
+	callers int       // including the head
+	waiting list.List // of *turn: the callers behind the head
+	hasHead bool
+	hold    *hold // the head's, until it is lost or released
+	answers       // of the store to the head
+
+	turns   int     // holds in a row while other callers of this Client waited
+	sought  bool    // the head's hold came after a refusal, so others may want the key
+	pace    pace    // how the key is shared with other Clients
+	gapEnds instant // when the last gap ends or has ended
+}
+
+// turn is one caller of a line.
+type turn struct {
+	r     *request
+	ctx   context.Context // Lock's
+	since instant         // when the caller came, by clock.awake
+	ready chan ticket     // receives one ticket, and has room for it; nil unless the caller waits
+	place *list.Element   // among those that wait; nil if it is not there
+}
+
+// ticket says what a caller does next.
+type ticket struct {
+	do    step
+	lease *Lease // for haveLease
+	err   error  // for giveUp
+
+	// For mayAsk.
+	lastAnswer error         // of the line; errHeldHere if the head before held the key
+	after      time.Duration // how long to leave the key to other Clients first
+}
+
+type step int
+
+const (
+	mayAsk    step = iota // the store
+	mustWait              // for another ticket
+	haveLease             // it was handed over; the line counts the hold
+	giveUp                // the wait is over; the line does not count the caller any more
+)
+
+// errHeldHere says that another caller of this Client has the key, had it until a moment
+// ago, or came first.
+var errHeldHere error = &backend.HeldError{}
+
+// joinLocked adds a caller to the line of its key. Once says that the caller does not wait
+// for another one. It returns the line, unless the caller gives up.
+func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
+	key, now := t.r.key, q.clock.now()
+	ln := q.lines[key]
+	switch {
+	case t.r.shared:
+		ln = &line{q: q, key: key}
+	case ln == nil:
+		ln = &line{q: q, key: key}
+		q.lines[key] = ln
+		if q.contended.lately(key, now) {
+			ln.pace = q.contended[key].pace
+		}
+	}
+	q.callers++
+	ln.callers++
+
+	// An Ordered driver queues the callers itself, so all of them may ask. But a TryLock need
+	// not ask the store if another caller of this Client has the key or waits for it, unless
+	// there is an outage.
+	asks := !ln.hasHead
+	if q.traits.Ordered {
+		asks = !once || ln.callers == 1 || ln.outage != 0
+	}
+	switch {
+	case t.r.shared:
+		return ln, ticket{do: mayAsk}
+	case asks:
+		ln.hasHead = true
+		return ln, ticket{do: mayAsk, after: max(q.contended[key].gapEnds.sub(now), 0)}
+	case once:
+		err := cmp.Or(ln.refusalLocked(), errHeldHere)
+		ln.leaveLocked()
+		return nil, ticket{do: giveUp, err: err}
+	}
+	t.ready = make(chan ticket, 1)
+	t.place = ln.waiting.PushBack(t)
+	return ln, ticket{do: mustWait}
+}
+
+// leaveLocked takes a caller out of the count. The last one ends the line.
+func (ln *line) leaveLocked() {
+	q := ln.q
+	q.callers--
+	q.changed.Broadcast()
+	if ln.callers--; ln.callers == 0 && q.lines[ln.key] == ln {
+		delete(q.lines, ln.key) // no caller refers to the line any more
+	}
+}
+
+// quitLocked takes t, which waits, out of the line. If a ticket has reached t at the same
+// moment, quitLocked returns its lease, which must be unlocked, or passes the head on.
+func (ln *line) quitLocked(t *turn) *Lease {
+	if t.place != nil {
+		ln.remove(t)
+		ln.leaveLocked()
+		return nil
+	}
+	tk := <-t.ready // it is there, because whoever took t out of the line sent it under mu
+	if tk.do == mayAsk {
+		ln.promoteLocked()
+		ln.leaveLocked()
+	}
+	return tk.lease
+}
+
+// giveUpLocked lets a caller leave that asked the store and got no hold. During an outage it
+// first ends the wait of each caller that has waited for a whole Timeout of the outage.
+func (ln *line) giveUpLocked() {
+	if !ln.q.traits.Ordered {
+		for t := ln.first(); t != nil && ln.outageLocked(t.since) >= ln.q.opts.Timeout; t = ln.first() {
+			ln.remove(t).ready <- ticket{do: giveUp, err: ln.last}
+			ln.leaveLocked()
+		}
+		ln.promoteLocked()
+	}
+	ln.leaveLocked()
+}
+
+// startedLocked makes h the hold of the line, whose head got it from the store. Waited is how
+// long the Client waited for it, and sought says that it was refused before.
+func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
+	ln.q.open++
+	ln.hold, ln.answers = h, answers{}
+	ln.pace.acquired(waited)
+	ln.sought = sought // the release leaves a gap then, however long ago the refusal was
+	// A caller may come during the hold and get it by a hand-over. So the row begins
+	// here even if no caller waits yet.
+	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
+		ln.pace.began = h.granted
+	}
+	if ln.first() != nil {
+		ln.turns++
+	}
+}
+
+// handOverLocked gives t the lease l of the line's hold. It takes the place of the caller
+// that unlocks.
+func (ln *line) handOverLocked(t *turn, l *Lease) {
+	ln.remove(t)
+	ln.turns++
+	ln.leaveLocked() // for the caller that unlocks; the line counts the next one already
+	t.ready <- ticket{do: haveLease, lease: l}
+}
+
+// endedLocked lets the caller leave whose hold h has ended. The next caller may ask the store.
+func (ln *line) endedLocked(h *hold) {
+	ln.q.open--
+	if h.first.slot > 0 {
+		select {
+		case ln.q.lookers[h.first.key] <- h.first.slot - 1:
+		default: // nobody looks for a slot, or a signal waits already
+		}
+	}
+	switch {
+	case h.claim.Shared:
+	case ln.callers == 1: // the line ends
+		ln.lastLeavesLocked()
+	case !ln.q.traits.Ordered:
+		ln.promoteLocked()
+	case ln.hold == h:
+		ln.hold = nil
+	}
+	ln.leaveLocked()
+}
+
+// promoteLocked makes the next caller in line the head.
+func (ln *line) promoteLocked() {
+	now := ln.q.clock.now()
+	if ln.hold != nil {
+		ln.last = errHeldHere
+		if ln.hold.failed > 0 {
+			ln.last = nil // the store did not answer the last call for the hold, and may hang
+		}
+		ln.pace.ended = now
+	}
+	ln.hasHead, ln.hold = false, nil
+	next := ln.first()
+	if next == nil {
+		ln.turns, ln.pace.began = 0, 0
+		return
+	}
+
+	// The caller learns by the ticket that it is the head. It may leave at the same
+	// moment: quitLocked then finds the ticket.
+	ln.remove(next)
+	ln.hasHead = true
+	if ln.rowOverLocked(now) {
+		// Without a gap other Clients would rarely find the key free.
+		ln.gapEnds = ln.endRowLocked(now, true)
+	}
+	// The head before may have left during a gap. Then the next one waits for the rest of it.
+	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(ln.gapEnds.sub(now), 0)}
+}
+
+// first returns the first caller behind the head, or nil.
+func (ln *line) first() *turn {
+	if e := ln.waiting.Front(); e != nil {
+		return e.Value.(*turn)
+	}
+	return nil
+}
+
+// remove takes t out of the line, and returns it.
+func (ln *line) remove(t *turn) *turn {
+	ln.waiting.Remove(t.place)
+	t.place = nil
+	return t
+}
+
+// answers is what the store has answered to the callers of a line.
+type answers struct {
+	// Why the head does not have the key, or the last head did not have it: the store's ErrHeld, or
+	// an outage. It is errHeldHere if the last head had the key, and nil if nothing is known.
+	last error
+
+	// By clock.awake, and 0 if the store has answered since.
+	outage     instant // when the outage began
+	unanswered instant // when the first attempt began of which neither an answer nor an outage is known
+}
+
+// answeredLocked records the outcome of a call that began at sent, by clock.awake: ErrHeld, or
+// an outage.
+func (ln *line) answeredLocked(err error, sent instant) {
+	ln.last, ln.unanswered = err, 0
+	if !errors.Is(err, ErrHeld) {
+		ln.outage = cmp.Or(ln.outage, sent)
+		return
+	}
+	ln.outage = 0
+	if !ln.q.polls {
+		ln.q.contended.note(ln.key, ln.q.clock.now())
+	}
+}
+
+// unansweredLocked records that a call that began at sent, by clock.awake, ended with its
+// caller's context, without an answer.
+func (ln *line) unansweredLocked(sent instant) {
+	ln.unanswered = cmp.Or(ln.unanswered, sent)
+	if ln.staleLocked(ln.last) {
+		ln.last = nil
+	}
+}
+
+// outageLocked returns for how long the outage of the line has lasted for a caller that came
+// at since, by clock.awake. It is 0 if there is no outage.
+func (ln *line) outageLocked(since instant) time.Duration {
+	if ln.outage == 0 {
+		return 0
+	}
+	return ln.q.clock.awake().sub(max(ln.outage, since))
+}
+
+// staleLocked reports whether answer is ErrHeld, and is too old to report: the store has answered
+// no attempt since for a third of Timeout, so it may hang. A failure of the store is never too old.
+func (ln *line) staleLocked(answer error) bool {
+	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && ln.q.clock.awake().sub(ln.unanswered) >= ln.q.opts.Timeout/3
+}
+
+// refusalLocked returns why a caller in line does not have the key. That is a
+// HeldError if this Client holds the key, and otherwise the store's last answer to
+// the head. It is nil if the store has not answered yet, or has not answered for too
+// long: then the key may be free, or the store may hang.
+func (ln *line) refusalLocked() error {
+	switch {
+	case ln.hold != nil:
+		left := instant(ln.hold.deadline.Load()).sub(ln.q.clock.now())
+		return &backend.HeldError{Owner: ln.q.opts.Owner, RetryAfter: max(left, 0)}
+	case ln.staleLocked(ln.last):
+		return nil
+	}
+	return ln.last
+}
+
+// A row is the holds of one key that callers of one Client have one after another.
+// After a row the Client leaves the key to other Clients for a gap.
+//
+// A row ends after rowTurns holds, once it has lasted rowTime and rowTrips round trips, or when
+// it has lasted freshEnough. A caller that locks again at once, when no other waited, may go on
+// with its row for briefRow: a sleep often lasts for a millisecond, however short it was to be.
+const (
+	rowTime  = 10 * time.Millisecond
+	rowTrips = 10
+	rowTurns = 5
+	briefRow = 2 * time.Millisecond
+
+	// A part of the row, up to rowTime, belongs to the gap, so that a Client that has just come
+	// finds the key free.
+	partOfRow = 24
+	maxGap    = 100 * time.Millisecond // one slow answer must not leave a free key alone for seconds
+)
+
+// Clients that poll sleep for a ninth of the time for which Clients wait for the key. So they make
+// about eight attempts for each hold, however many Clients there are. It is as many for each
+// Client, because a hold tells how long its Client waited: all Clients know the same mean. If each
+// knew only its own waits, one that was lucky would poll more often, and so be lucky again.
+const (
+	sleepsInWait = 9
+	meanOver     = 4                      // of so many waits the mean is made
+	longestWait  = 2 * time.Second        // what a longer wait counts for, because it says nothing about waits for brief holds
+	maxSleep     = 250 * time.Millisecond // before it varies at random
+
+	// A Client sleeps for an eighth of the age of a hold at least, up to longSleep, so that a
+	// long hold costs few attempts.
+	partOfHold = 8
+	longSleep  = 50 * time.Millisecond
+)
+
+// pace is how the callers of one Client share a key with other Clients. It belongs
+// to a line. If the key is contended, the next line of the key goes on with it.
+type pace struct {
+	began instant       // when the row began; 0 between two rows
+	ended instant       // when the last row ended: waits count from here
+	mean  time.Duration // how long Clients wait for the key; 0 if that is not known
+	found instant       // when an attempt found the present hold first; 0 if none was refused since the Client had the key
+	held  time.Duration // how long the Client of that hold waited
+}
+
+// rowOverLocked reports whether other Clients should get a turn now.
+func (ln *line) rowOverLocked(now instant) bool {
+	if ln.turns == 0 {
+		return false
+	}
+	lasted := now.sub(ln.pace.began)
+	return lasted >= freshEnough || ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*ln.q.roundTrip())
+}
+
+// endRowLocked ends the row of the line, and returns when the gap after it ends. If the key is
+// contended, other Clients have at least two round trips. If they poll, they have as long as
+// this Client would sleep first.
+func (ln *line) endRowLocked(now instant, contended bool) instant {
+	p := &ln.pace
+	d := jitter(min(now.sub(p.began)/partOfRow, rowTime)) // others take two equal waits for one hold
+	p.began, ln.turns = 0, 0
+	if contended {
+		d += max(2*ln.q.roundTrip(), minSleep)
+	}
+	d = min(d, maxGap)
+	if contended && ln.q.polls {
+		d = max(d, p.sleep(0, 0))
+	}
+	return now.add(d)
+}
+
+// acquired notes that the Client has the key, for which it waited. Its wait counts only if the
+// waits of others are known: a Client that knows just its own is not to poll by them.
+func (p *pace) acquired(waited time.Duration) {
+	if p.mean > 0 && waited > 0 {
+		p.mean += (waited - p.mean) / meanOver
+	}
+	p.found = 0
+}
+
+// refused notes that an attempt found the key held, and returns how long to sleep.
+// The Client has waited for the key, and held is how long the Client of the hold waited.
+func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
+	if p.found == 0 || held != p.held {
+		p.found, p.held = now, held
+		switch {
+		case p.mean == 0:
+			p.mean = held
+		case held > 0:
+			p.mean += (held - p.mean) / meanOver
+		}
+	}
+	return p.sleep(waited, now.sub(p.found))
+}
+
+// sleep returns how long to sleep, if the Client has waited for the key and knows the
+// present hold for an age. A Client that has waited for longer asks sooner, so that no wait
+// is much longer than the others. At the mean of all waits it sleeps for a ninth of that.
+func (p *pace) sleep(waited, age time.Duration) time.Duration {
+	d := minSleep
+	if p.mean > 0 {
+		d = max(d, time.Duration(2*float64(p.mean)/sleepsInWait/(1+float64(waited)/float64(p.mean))))
+	}
+	d = max(min(d, maxSleep), min(age/partOfHold, longSleep))
+	// From half of that to one and a half, so that Clients do not stay in step.
+	return d/2 + rand.N(d)
+}
+
+// contended has the keys that the store has refused lately.
+//
+// A caller that wants such a key joins the queue of an Ordered driver at once. An
+// attempt before that would cost a round trip, in which callers of other Clients could
+// join the queue first. With another driver, a caller that comes back right after its
+// Unlock leaves the key to other Clients for a gap. Otherwise it would take the key
+// before the Clients that the release has woken, or that poll.
+type contended map[string]contention
+
+type contention struct {
+	until   instant // the key counts as contended until then
+	gapEnds instant // when a gap after the last release ends or has ended
+	pace    pace
+}
+
+const (
+	contendedFor = time.Second
+	maxContended = 256 // keys; for one that is forgotten, a caller makes an attempt too many or leaves no gap
+)
+
+func (k *contended) note(key string, now instant) {
+	at := (*k)[key]
+	at.until = now.add(contendedFor)
+	k.set(key, at)
+}
+
+func (k *contended) set(key string, at contention) {
+	if *k == nil || len(*k) >= maxContended {
+		*k = contended{}
+	}
+	(*k)[key] = at
+}
+
+func (k contended) lately(key string, now instant) bool { return now < k[key].until }
+
+// lastLeavesLocked begins a gap after a release of the last caller in line, if others may want
+// the key: this hold came after a refusal. A Client that polls leaves a gap without that,
+// because others would rarely find a key free that it takes again at once.
+func (ln *line) lastLeavesLocked() {
+	q := ln.q
+	if q.traits.Ordered {
+		return
+	}
+	now, polls := q.clock.now(), q.polls
+	if ln.sought {
+		q.contended.note(ln.key, now)
+	}
+	k, known := q.contended[ln.key], q.contended.lately(ln.key, now)
+	brief := now.sub(ln.pace.began) < briefRow
+	if !known && (brief || !polls) {
+		return
+	}
+	if !brief || !polls { // otherwise the row goes on
+		k.gapEnds = ln.endRowLocked(now, known)
+	}
+	k.pace = ln.pace
+	q.contended.set(ln.key, k)
+}

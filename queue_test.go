@@ -1,0 +1,143 @@
+package hasp
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// The line of a key, step by step: which caller does what, and what the callers learn by that.
+// They join, try (a TryLock), or join shared. They get a hold from the store, hand it over, or end
+// it. They are told "held" or get no answer (outage), and fail, which gives up. They quit the line,
+// or quit late, when a ticket has come that they have not seen.
+func TestLineOfCallers(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		ordered bool
+		steps   []string
+	}{
+		{"one after another", false, []string{
+			"join a -> a asks", "join b -> b waits", "join c -> c waits",
+			"got a ->", "end a -> b asks", "got b ->", "end b -> c asks", "got c ->", "end c ->"}},
+		{"the hold is handed over", false, []string{
+			"join a -> a asks", "join b -> b waits", "join c -> c waits",
+			"got a ->", "hand a -> b has", "hand b -> c has", "end c ->"}},
+		{"a row of hand-overs ends, and the next caller leaves a gap", false, []string{
+			"join a -> a asks", "join b -> b waits", "join c -> c waits", "got a ->", "sleep 50ms ->",
+			"hand a -> refused", "end a -> b asks later", "sleep 200ms ->", "got b ->", "end b -> c asks", "fail c ->"}},
+		{"the head gives up", false, []string{
+			"join a -> a asks", "join b -> b waits", "fail a -> b asks", "fail b ->"}},
+		{"a caller leaves the line", false, []string{
+			"join a -> a asks", "join b -> b waits", "join c -> c waits", "quit b ->", "got a ->", "end a -> c asks", "fail c ->"}},
+		{"a caller leaves when it has become the head", false, []string{
+			"join a -> a asks", "join b -> b waits", "join c -> c waits", "fail a -> b asks", "late b -> c asks", "fail c ->"}},
+		{"a caller leaves when it was handed the hold", false, []string{
+			"join a -> a asks", "join b -> b waits", "got a ->", "hand a -> b has", "late b -> b must unlock", "end b ->"}},
+		{"a TryLock does not wait", false, []string{
+			"join a -> a asks", "try b -> b gone", "got a ->", "try b -> b gone", "end a ->", "try b -> b asks", "fail b ->"}},
+		{"a shared caller has a line of its own", false, []string{
+			"join a -> a asks", "shared b -> b asks", "shared c -> c asks", "got a ->", "got b ->", "end b ->", "fail c ->", "end a ->"}},
+		{"an outage ends the waits that are as long", false, []string{
+			"join a -> a asks", "join b -> b waits", "sleep 2s ->", "outage a ->", "join c -> c waits", "sleep 3s ->",
+			"fail a -> b gone, c gone"}},
+		{"an outage spares callers that came later", false, []string{
+			"join a -> a asks", "outage a ->", "join b -> b waits", "sleep 2s ->", "join c -> c waits", "sleep 1s ->",
+			"fail a -> b gone, c asks", "fail c ->"}},
+		{"an answer ends the outage", false, []string{
+			"join a -> a asks", "outage a ->", "join b -> b waits", "sleep 2s ->", "held a ->", "sleep 1s ->", "fail a -> b asks", "fail b ->"}},
+		{"an Ordered driver has the queue", true, []string{
+			"join a -> a asks", "join b -> b asks", "try c -> c gone", "got a ->", "got b ->", "end a ->", "end b ->", "try c -> c asks", "fail c ->"}},
+		{"a TryLock at an Ordered driver asks in an outage", true, []string{
+			"join a -> a asks", "outage a ->", "try b -> b asks", "fail b ->", "fail a ->"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { follow(t, tc.ordered, tc.steps) }) })
+	}
+}
+
+// follow makes the steps, and compares what each of them tells the callers.
+func follow(t *testing.T, ordered bool, steps []string) {
+	opts, err := (&Options{}).withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := &queue{core: newCore(opts, backend.Traits{Ordered: ordered}), lines: map[string]*line{}}
+	does := map[step]string{mayAsk: "asks", mustWait: "waits", haveLease: "has", giveUp: "gone"}
+	turns, lines, holds, tickets := map[string]*turn{}, map[string]*line{}, map[string]*hold{}, map[string]ticket{}
+
+	for _, s := range steps {
+		made, want, _ := strings.Cut(s, " ->")
+		verb, who, _ := strings.Cut(made, " ")
+		ln := lines[who]
+		got := map[string]string{}
+		learns := func(who string, tk ticket) {
+			tickets[who], got[who] = tk, who+" "+does[tk.do]
+			if tk.after > 0 {
+				got[who] += " later"
+			}
+		}
+
+		switch verb {
+		case "join", "try", "shared":
+			turns[who] = &turn{r: &request{key: "k", shared: verb == "shared"}, since: q.clock.awake()}
+			var tk ticket
+			lines[who], tk = q.joinLocked(turns[who], verb == "try")
+			learns(who, tk)
+		case "got":
+			holds[who] = &hold{claim: backend.Claim{Shared: turns[who].r.shared}, granted: q.clock.now()}
+			ln.startedLocked(holds[who], 0, false)
+		case "hand":
+			next := ln.first()
+			if next == nil || ln.rowOverLocked(q.clock.now()) {
+				got[who] = "refused"
+				break
+			}
+			ln.handOverLocked(next, &Lease{})
+			for other := range turns {
+				if turns[other] == next {
+					holds[other] = holds[who]
+				}
+			}
+		case "end":
+			ln.endedLocked(holds[who])
+		case "held":
+			ln.answeredLocked(ErrHeld, q.clock.awake())
+		case "outage":
+			ln.answeredLocked(errors.New("outage"), q.clock.awake())
+		case "fail":
+			ln.giveUpLocked()
+		case "quit":
+			ln.quitLocked(turns[who])
+		case "late":
+			turns[who].ready <- tickets[who]
+			if ln.quitLocked(turns[who]) != nil {
+				got[who] = who + " must unlock"
+			}
+		case "sleep":
+			d, err := time.ParseDuration(who)
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(d)
+		}
+
+		for other, turn := range turns {
+			select {
+			case tk := <-turn.ready:
+				learns(other, tk)
+			default:
+			}
+		}
+		if got := strings.Join(slices.Sorted(maps.Values(got)), ", "); got != strings.TrimSpace(want) {
+			t.Fatalf("%s: %q, want %q", made, got, strings.TrimSpace(want))
+		}
+	}
+	if q.callers != 0 || q.open != 0 || len(q.lines) != 0 {
+		t.Errorf("%d callers, %d holds and %d lines are left", q.callers, q.open, len(q.lines))
+	}
+}

@@ -1,0 +1,428 @@
+package hasp
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/lazyctx"
+)
+
+// grace is how long a call may take to return after its context has ended. It lets
+// the driver return its own error, which says more than a general one.
+const grace = 10 * time.Millisecond
+
+// errLate is an outage: the grant was too late to be used.
+var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDeadlineExceeded)
+
+// errLeft is run's error if leave was closed before the call ended.
+var errLeft = errors.New("left")
+
+// store is the driver, with calls that end although the store does not answer.
+type store struct {
+	*core
+	driver backend.Driver
+	waiter backend.Waiter // driver, or nil if it is no Waiter
+	waker  backend.Waker  // driver, or nil if it is no Waker
+}
+
+// claim returns the claim of a new attempt, whose token is 128 random bits.
+func (s *store) claim(r *request) backend.Claim {
+	var b [16]byte
+	var token [22]byte
+	rand.Read(b[:])
+	base64.RawURLEncoding.Encode(token[:], b[:])
+
+	ttl := r.ttl
+	if 0 < r.maxHold && r.maxHold < ttl {
+		// If the holder dies, the next caller gets the key soon after the max hold.
+		ttl = min(ttl, termFor(r.maxHold))
+	}
+	return backend.Claim{Key: s.opts.Prefix + r.key, Token: string(token[:]), Owner: s.opts.Owner,
+		TTL: ttl, Timeout: s.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
+}
+
+// noteTrip records that a call took d, from its answer.
+func (c *core) noteTrip(d time.Duration) {
+	// If a call lasted longer than it may, the machine or the process was stopped
+	// meanwhile. The call's time then says nothing about the store.
+	if d > c.opts.Timeout {
+		return
+	}
+	trip, old := int64(d), c.trip.Load()
+	if old > 0 && old <= 2*trip { // a mean of more than twice trip is replaced: the first call also dials, and is slow
+		trip = old + (trip-old)/8
+	}
+	c.trip.Store(trip)
+}
+
+// roundTrip returns about how long one call takes, or 0 if there was none.
+func (c *core) roundTrip() time.Duration { return time.Duration(c.trip.Load()) }
+
+// answerTime returns how long a healthy store may take to answer.
+func (c *core) answerTime() time.Duration {
+	return min(max(4*c.roundTrip(), 50*time.Millisecond), c.opts.Timeout)
+}
+
+// call makes one call to the store, with the values of ctx. It returns when the store answers, when
+// bound has passed, or when ctx ends, whichever is first. If late is not nil, call also returns
+// when Close begins, and late gets the outcome if f returns after call has returned.
+//
+// If the Reach is Process, call only runs f, and the end of ctx does not interrupt it. If
+// the driver's calls end with their context, f runs on the caller's goroutine, and ends with
+// ctx or with Close. Otherwise f has a goroutine of its own, which the caller leaves behind.
+func call[T any](s *store, ctx context.Context, bound time.Duration,
+
+	f func(context.Context) (T, error), late func(T, error)) (T, error) {
+	var closing context.Context
+	var quit <-chan struct{}
+	if late != nil {
+		closing, quit = s.closing, s.closing.Done()
+	}
+	switch ends := s.traits.Cancellation; {
+	case s.traits.Reach == backend.Process:
+		return f(context.WithoutCancel(ctx))
+	case ends == backend.CancelPrompt, ends == backend.CancelByDeadline && ctx.Done() == nil:
+		return direct(ctx, closing, bound, f)
+	}
+
+	v, err := run(s, context.WithoutCancel(ctx), bound, ctx.Done(), quit, func(ctx context.Context) (T, error) {
+		v, err := f(ctx)
+		return v, plain(err, bound)
+	}, late)
+	switch err {
+	case errLeft:
+		err = ctx.Err()
+	case context.DeadlineExceeded:
+		err = noAnswer(bound)
+	}
+	return v, err
+}
+
+// direct makes a call on the caller's goroutine. The call ends with ctx, after bound, or with
+// quit. Only a call that ends promptly ends with quit, which may be nil.
+func direct[T any](ctx, quit context.Context, bound time.Duration, f func(context.Context) (T, error)) (T, error) {
+	within := lazyctx.WithTimeout(ctx, quit, bound)
+	defer within.End()
+	v, err := f(within)
+
+	// An error that the end of a context caused must say which context.
+	switch {
+	case err == nil || backend.Definite(err):
+	case ctx.Err() != nil:
+		err = ctx.Err() // the caller's
+	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
+		err = fmt.Errorf("%v: %w", err, noAnswer(bound))
+	default:
+		err = plain(err, bound)
+	}
+	return v, err
+}
+
+// run calls f on a goroutine of its own, with a context that ends with ctx and after bound,
+// if bound is above 0. It returns when f has returned, when leave or quit is closed, or a
+// moment after the context has ended. If f returns later than that, late gets its outcome,
+// unless late is nil. If Close waits no longer, run does not call f and returns ErrClosed.
+//
+// If the driver's calls end promptly, or stay within the process, run only calls f, on the
+// caller's goroutine. Then it never calls late.
+func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit <-chan struct{},
+
+	f func(context.Context) (T, error), late func(T, error)) (v T, err error) {
+	end := func() {}
+	if bound > 0 {
+		ctx, end = context.WithTimeout(ctx, bound)
+	}
+	if s.traits.Reach == backend.Process || s.traits.Cancellation == backend.CancelPrompt {
+		defer end()
+		return f(ctx)
+	}
+
+	// The caller swaps decided when it leaves. The call swaps it when it ends. Whichever is
+	// second handles the answer.
+	var decided atomic.Bool
+	var answer T
+	var failure error
+	done := make(chan struct{}) // closed when answer and failure are set
+	if !s.spawn(func() {
+		answer, failure = f(ctx)
+		// If the caller has left, the outcome is handled here.
+		if decided.Swap(true) && late != nil {
+			late(answer, failure)
+		}
+		close(done)
+		end() // not before: the end of ctx would look like that of the time
+	}) {
+		end()
+		return v, ErrClosed
+	}
+
+	select {
+	case <-done:
+		return answer, failure
+	case <-leave:
+		err = errLeft
+	case <-quit:
+		err = ErrClosed
+	case <-ctx.Done():
+		// The call has the same context, and should return soon.
+		err = ctx.Err()
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-done:
+		case <-leave:
+		case <-timer.C:
+		}
+	}
+
+	// The call may have returned at the same moment. If it swapped first, its answer counts.
+	if decided.Swap(true) {
+		<-done
+		return answer, failure
+	}
+	return v, err
+}
+
+// release calls the driver's Release. The end of ctx does not interrupt it. Keep is until
+// when the release leaves the key taken, or 0.
+func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) error {
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
+	cl = s.keeping(cl, keep)
+	if s.traits.Reach == backend.Process {
+		return s.driver.Release(ctx, cl) // as call does, without a closure on the heap
+	}
+	_, err := call(s, ctx, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, s.driver.Release(ctx, cl)
+	}, nil)
+	return err
+}
+
+// keeping returns the claim of a release now, which leaves the key taken until keep if that has not
+// passed. Each call computes KeepUntil anew, because the machine may have slept since the last one.
+func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
+	if keep == 0 {
+		return cl
+	}
+	if now, _ := s.clock.read(); now < keep {
+		cl.KeepUntil = s.clock.time(keep)
+	}
+	return cl
+}
+
+// Bounds of clean-up. If the queue is full, a token is not released, and expires.
+const (
+	maxReaps   = 1 << 16 // tokens in the queue
+	maxReaping = 512     // calls in flight: while a part of the store hangs, releases for the other parts must go on
+	maxRepeats = 64      // a token whose last release was not answered waits while so many calls are in flight
+
+	firstRetry = 50 * time.Millisecond
+)
+
+// How often a token is released. If its grant came late, the store has carried out
+// the command, so one release is enough. If the outcome is unknown, the store may
+// carry out the command after the first release. So there is a second one, a Timeout
+// later. By then the command has arrived, or its connection is dead.
+const (
+	reapOnce  = 1
+	reapTwice = 2
+)
+
+// reaper releases tokens that may be in the store although no caller uses them: after
+// calls of unknown outcome, late grants, lost holds, and places that were given up. It is
+// one goroutine, which runs while there is work, and one more for each release in flight.
+//
+// Its times are by clock.awake. A machine may send a command only when it wakes up, so a
+// suspend must not make the reaper drop a token sooner.
+type reaper struct {
+	*store
+	wake chan struct{} // signals a change of the queue; has room for one
+
+	// All below is guarded by mu.
+	running bool    // its goroutine exists
+	queue   []*reap // by the time of the next try
+	active  int     // calls in flight
+}
+
+// reap is one token to be released.
+type reap struct {
+	claim  backend.Claim
+	keep   instant // until when the release leaves the key taken, for WithMinHold; 0 if it does not
+	at     instant // of the next try, by clock.awake
+	until  instant // by clock.awake: the token has expired in the store by then
+	times  int     // releases that are still to be answered
+	failed int     // releases that were not answered, since the last answer
+}
+
+// backoff returns how long to wait before the next try.
+func (x *reap) backoff(most time.Duration) time.Duration {
+	return jitter(min(firstRetry<<min(x.failed, 10), most))
+}
+
+// insert puts x into the queue.
+func (r *reaper) insert(x *reap) {
+	i, _ := slices.BinarySearchFunc(r.queue, x, func(a, x *reap) int {
+		if a.at <= x.at {
+			return -1
+		}
+		return 1
+	})
+	r.queue = slices.Insert(r.queue, i, x)
+}
+
+// add releases the token of cl in the background, as often as times says. No caller
+// uses the token again.
+func (r *reaper) add(cl backend.Claim, times int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.addLocked(&reap{claim: cl, times: times}, cl.TTL)
+}
+
+// addHoldLocked releases the token of a hold that has ended. Keep is h.keep if the store
+// may still have the hold, and 0 if the store has answered that it is lost. Failed is how many
+// releases were not answered.
+func (r *reaper) addHoldLocked(h *hold, keep instant, failed int) {
+	kept := max(h.kept.sub(r.clock.now()), 0)
+	r.addLocked(&reap{claim: h.claim, keep: keep, times: reapOnce, failed: failed}, kept)
+}
+
+// addLocked queues x, whose token the store may keep for as long as kept says.
+func (r *reaper) addLocked(x *reap, kept time.Duration) {
+	if len(r.queue) >= maxReaps {
+		return
+	}
+
+	x.at = r.clock.awake()
+	x.until = x.at.add(kept + r.opts.Timeout)
+	if x.failed > 0 {
+		x.at = x.at.add(jitter(firstRetry))
+	}
+	r.insert(x)
+	if !r.running {
+		r.running = r.spawnLocked(r.run)
+	} else {
+		poke(r.wake)
+	}
+}
+
+// run serves the queue until it is empty. After Close has begun, it releases each token once, at
+// once. But it drops a token whose last release was not answered: that token expires.
+func (r *reaper) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		now := r.clock.awake()
+		closing := r.closing.Err() != nil
+		r.mu.Lock()
+		wait := r.startLocked(now, closing)
+		if len(r.queue) == 0 && r.active == 0 {
+			r.running = false
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+
+		done := r.closing.Done()
+		if closing {
+			done = nil // once, or the loop would never block again
+		}
+		timer.Reset(wait)
+		select {
+		case <-timer.C:
+		case <-r.wake:
+		case <-done:
+		}
+	}
+}
+
+// startLocked starts the releases that are due, within the bounds. It returns
+// how long to wait for the next one.
+func (r *reaper) startLocked(now instant, closing bool) time.Duration {
+	for len(r.queue) > 0 && r.active < maxReaping {
+		// A token that has expired needs no release. After Close has begun, a release that
+		// was not answered is not tried again.
+		x := r.queue[0]
+		drop := closing && x.failed > 0 || now >= x.until
+		if x.at > now && !closing && !drop {
+			return x.at.sub(now)
+		}
+		r.queue[0], r.queue = nil, r.queue[1:]
+		if drop {
+			continue
+		}
+		if x.failed > 0 && r.active >= maxRepeats {
+			// While a part of the store hangs, repeats for that part must not delay
+			// releases that were not tried yet.
+			x.at = now.add(x.backoff(r.opts.Timeout))
+			r.insert(x)
+			continue
+		}
+
+		if r.spawnLocked(func() { r.try(x) }) {
+			r.active++
+		}
+	}
+	return time.Hour // a release that ends, or a new token, wakes the reaper
+}
+
+// try makes one try for x.
+func (r *reaper) try(x *reap) {
+	ctx, cancel := context.WithTimeout(context.Background(), r.opts.Timeout)
+	err := r.driver.Release(ctx, r.keeping(x.claim, x.keep))
+	cancel()
+	settled := err == nil || errors.Is(err, ErrLost)
+
+	// The try has ended. If another one must follow, x is queued again.
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer poke(r.wake)
+	r.active--
+
+	// After an answer the next release, if times asks for one, comes a Timeout later.
+	// Without an answer the release does not count.
+	now := r.clock.awake()
+	if settled {
+		x.times--
+		x.failed = 0
+		x.at = now.add(r.opts.Timeout)
+	} else {
+		x.at = now.add(x.backoff(r.opts.Timeout))
+		x.failed++
+	}
+	if x.times > 0 && r.closing.Err() == nil {
+		r.insert(x)
+	}
+}
+
+// after returns f, after which the token of cl is released in the background if f's
+// error leaves the outcome unknown, and the driver does not clean up. That includes an error
+// of a context joined with a definite error.
+func (r *reaper) after(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
+	return func(ctx context.Context) (backend.Grant, error) {
+		g, err := f(ctx, cl)
+		if err != nil && !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
+			r.add(cl, reapTwice)
+		}
+		return g, err
+	}
+}
+
+// late returns a function for an outcome that came after its caller had left.
+// The function releases the token of cl if the token has the key.
+func (r *reaper) late(cl backend.Claim) func(backend.Grant, error) {
+	return func(g backend.Grant, err error) {
+		cl.Handle = g.Handle
+		if err == nil {
+			r.add(cl, reapOnce)
+		}
+	}
+}
