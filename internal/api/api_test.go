@@ -21,6 +21,9 @@ var update = flag.Bool("update", false, "write api.txt")
 
 const root = "../.."
 
+// positions are those of all parsed files.
+var positions = token.NewFileSet()
+
 func TestAPI(t *testing.T) {
 	got := exported(t)
 	file := filepath.Join(root, "api.txt")
@@ -51,43 +54,71 @@ func TestAPI(t *testing.T) {
 	t.Error("the exported API differs from api.txt; if that is meant, run: make api.txt")
 }
 
+// Each of these words has one meaning in hasp, so it is the name of one type at most.
+func TestAWordNamesOneType(t *testing.T) {
+	words := strings.Fields(`answer ballot beat crowd gap intent lane lead line mark outcome pace place
+		row silence survey ticket turn vote wire`)
+	named := map[string]string{}
+	sources(t, func(path string, f *ast.File) {
+		for _, decl := range f.Decls {
+			d, ok := decl.(*ast.GenDecl)
+			if !ok || d.Tok != token.TYPE {
+				continue
+			}
+			for _, s := range d.Specs {
+				name := s.(*ast.TypeSpec).Name.Name
+				if other := named[name]; other != "" && slices.Contains(words, name) {
+					t.Errorf("%s and %s each have a type %s", other, path, name)
+				}
+				named[name] = path
+			}
+		}
+	}, "testdata")
+}
+
 // exported returns every exported declaration of every package that others
 // can import, a line each, sorted.
 func exported(t *testing.T) []byte {
 	var lines []string
+	sources(t, func(_ string, f *ast.File) {
+		ast.FileExports(f)
+		for _, decl := range f.Decls {
+			for _, l := range declared(decl) {
+				lines = append(lines, f.Name.Name+": "+l)
+			}
+		}
+	}, "testdata", "internal", "cmd", "lab")
+	slices.Sort(lines)
+	return []byte(strings.Join(slices.Compact(lines), "\n") + "\n")
+}
+
+// sources calls f for each file of the repository that is no test, outside the directories of
+// these names.
+func sources(t *testing.T, f func(path string, file *ast.File), without ...string) {
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		name := d.Name()
-		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "internal" || name == "cmd" || name == "lab" || name == "testdata") {
+		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || slices.Contains(without, name)) {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
 			return nil
 		}
-		fset := token.NewFileSet()
-		f, err := parser.ParseFile(fset, path, nil, 0)
-		if err != nil {
-			return err
+		file, err := parser.ParseFile(positions, path, nil, 0)
+		if err == nil {
+			f(path, file)
 		}
-		ast.FileExports(f)
-		for _, decl := range f.Decls {
-			for _, l := range declared(fset, decl) {
-				lines = append(lines, f.Name.Name+": "+l)
-			}
-		}
-		return nil
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	slices.Sort(lines)
-	return []byte(strings.Join(slices.Compact(lines), "\n") + "\n")
 }
 
 // declared returns what decl declares, with all white space in one line.
-func declared(fset *token.FileSet, decl ast.Decl) []string {
+func declared(decl ast.Decl) []string {
 	var nodes []any
 	keyword := ""
 	switch d := decl.(type) {
@@ -117,7 +148,7 @@ func declared(fset *token.FileSet, decl ast.Decl) []string {
 	var out []string
 	for _, n := range nodes {
 		var b bytes.Buffer
-		printer.Fprint(&b, fset, n)
+		printer.Fprint(&b, positions, n)
 		out = append(out, keyword+strings.Join(strings.Fields(b.String()), " "))
 	}
 	return out
