@@ -44,6 +44,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -118,17 +119,15 @@ type Options struct {
 	Window time.Duration
 }
 
-// New returns a Client whose locks are in the etcd that conf is for. It makes clients of its own, one
-// at a time, each for one of the endpoints. Of conf it takes the endpoints, the user, and the settings
-// of connections; its Logger is not used if it is nil. If conf has no endpoints or o is out of range,
-// the error is hasp.ErrInvalid.
+// New returns a Client whose locks are in the etcd that conf is for. It makes clients of its own,
+// one at a time, each for one of the endpoints. Of conf it takes the endpoints, the user, and the
+// settings of connections; its Logger is not used if it is nil. If conf has no endpoints or o is out
+// of range, the error is hasp.ErrInvalid.
 func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
+	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(conf, o)
 	if err != nil {
 		return nil, err
-	}
-	if o == nil {
-		o = &Options{}
 	}
 	return hasp.New(d, &o.Client)
 }
@@ -147,10 +146,7 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	if len(conf.Endpoints) == 0 {
 		return nil, invalid("conf has no endpoints")
 	}
-	window := defaultWindow
-	if o != nil && o.Window != 0 {
-		window = o.Window
-	}
+	window := cmp.Or(cmp.Or(o, &Options{}).Window, defaultWindow)
 	if window < minTTL {
 		return nil, invalid("window %v is below %v", window, minTTL)
 	}

@@ -78,6 +78,7 @@
 package fairlock
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -152,12 +153,10 @@ var (
 // hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
 // the error is hasp.ErrInvalid.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
+	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(rdb, o)
 	if err != nil {
 		return nil, err
-	}
-	if o == nil {
-		o = &Options{}
 	}
 	return hasp.New(d, &o.Client)
 }
@@ -177,16 +176,12 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 
 func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	d := &driver{
-		store: s, window: defaultWindow, id: rand.Text(), began: time.Now(),
+		store: s, id: rand.Text(), began: time.Now(),
 		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
 	}
 
-	if o == nil {
-		o = &Options{}
-	}
-	if o.Window != 0 {
-		d.window = o.Window
-	}
+	o = cmp.Or(o, &Options{})
+	d.window = cmp.Or(o.Window, defaultWindow)
 	if d.window < minWindow {
 		return nil, fmt.Errorf("%w: window %v is below %v", backend.ErrInvalid, d.window, minWindow)
 	}

@@ -78,6 +78,7 @@
 package filelock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,12 +135,10 @@ var errClosed = errors.New("filelock: driver is closed")
 // is empty, it is the directory of the URL filelock://. A relative dir is resolved against the
 // present working directory. If dir or o cannot be used, the error is hasp.ErrInvalid.
 func New(dir string, o *Options) (*hasp.Client, error) {
+	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(dir, o)
 	if err != nil {
 		return nil, err
-	}
-	if o == nil {
-		o = &Options{}
 	}
 	return hasp.New(d, &o.Client)
 }

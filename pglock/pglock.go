@@ -62,6 +62,7 @@
 package pglock
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -139,12 +140,10 @@ var (
 // pool remains the caller's: Close does not close it. While callers wait, the Client makes one more
 // connection with the settings of the pool.
 func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*hasp.Client, error) {
+	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(ctx, pool, o)
 	if err != nil {
 		return nil, err
-	}
-	if o == nil {
-		o = &Options{}
 	}
 	return hasp.New(d, &o.Client)
 }
@@ -155,9 +154,7 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 	if pool == nil {
 		return nil, fmt.Errorf("pglock: %w: pool is nil", hasp.ErrInvalid)
 	}
-	if o == nil {
-		o = &Options{}
-	}
+	o = cmp.Or(o, &Options{})
 	if err := o.check(); err != nil {
 		return nil, err
 	}

@@ -133,12 +133,10 @@ var (
 // hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
 // the error is hasp.ErrInvalid.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
+	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(rdb, o)
 	if err != nil {
 		return nil, err
-	}
-	if o == nil {
-		o = &Options{}
 	}
 	return hasp.New(d, &o.Client)
 }
@@ -179,9 +177,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 }
 
 func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
-	if o == nil {
-		o = &Options{}
-	}
+	o = cmp.Or(o, &Options{})
 
 	d := &driver{store: s, channel: cmp.Or(o.Channel, defaultChannel)}
 	if strings.Contains(d.channel, "{") {

@@ -165,12 +165,10 @@ func init() { hasp.Register("redlock", openConfig) }
 // redis.ClusterClient or a redis.Ring, and if o is out of range. Unless o allows it, it is also
 // ErrInvalid if there are fewer than three clients, an even number, or two with the same address.
 func New(clients []goredis.UniversalClient, o *Options) (*hasp.Client, error) {
+	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(clients, o)
 	if err != nil {
 		return nil, err
-	}
-	if o == nil {
-		o = &Options{}
 	}
 	return hasp.New(d, &o.Client)
 }
@@ -206,9 +204,7 @@ func NewDriver(clients []goredis.UniversalClient, o *Options) (backend.Driver, e
 // newDriver returns a Driver over stores. Names are the addresses of the nodes, or
 // "" where the address is not known yet.
 func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver, error) {
-	if o == nil {
-		o = &Options{}
-	}
+	o = cmp.Or(o, &Options{})
 	d := &driver{
 		id:       rand.Text(),
 		opts:     *o,

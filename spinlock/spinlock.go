@@ -70,6 +70,7 @@
 package spinlock
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"fmt"
@@ -122,12 +123,10 @@ var (
 // hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
 // the error is hasp.ErrInvalid.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
+	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(rdb, o)
 	if err != nil {
 		return nil, err
-	}
-	if o == nil {
-		o = &Options{}
 	}
 	return hasp.New(d, &o.Client)
 }
@@ -165,9 +164,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 }
 
 func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
-	if o == nil {
-		o = &Options{}
-	}
+	o = cmp.Or(o, &Options{})
 	ttl, err := redisstore.CheckFenceTTL(o.FenceTTL)
 	if err != nil {
 		return nil, err
