@@ -1,11 +1,3 @@
-// Package redisstore has the parts that the Redis strategies share: servers that a
-// URL names, commands, scripts, batches, and the names of keys.
-//
-// This package never repeats a command that a server may have executed, even if the
-// caller passed a client that retries by itself. If a command was executed and then
-// sent again, the second reply would be "held", by the caller's own token. A command
-// that was redirected, or refused because the server does not know its script, was not
-// executed, so it is sent again.
 package redisstore
 
 import (
