@@ -1,12 +1,14 @@
 // Package pages checks what the documentation tells readers to paste: programs
 // compile and run, commands succeed, and configurations name a strategy. It also
-// checks that pages are wrapped.
+// checks that pages are wrapped, that their links lead somewhere, and that the tests
+// that they name exist.
 package pages
 
 import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -41,7 +43,7 @@ var must = await.Must
 // pages returns the text of each page.
 func pages(t *testing.T) map[string]string {
 	texts := map[string]string{}
-	for _, pattern := range []string{"*.md", "docs/*.md", "lab/*.md", "lab/bench/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "lab/*.md", "lab/*/*.md"} {
 		names, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
 		must(t, err)
 		if len(names) == 0 {
@@ -175,6 +177,58 @@ func TestPagesAreWrapped(t *testing.T) {
 			line = strings.TrimSuffix(line, "\n")
 			if utf8.RuneCountInString(line) > width && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "    ") && !strings.HasPrefix(line, "!") {
 				t.Errorf("%s: wrap at %d columns: %s", page, width, line)
+			}
+		}
+	}
+}
+
+var (
+	link     = regexp.MustCompile(`\]\(([^)\s:#]*)(#[^)\s]*)?\)`) // within the repository
+	heading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	noAnchor = regexp.MustCompile(`[^\w\- ]`)
+	testName = regexp.MustCompile(`\bTest[A-Z]\w+`)
+	testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+)
+
+func TestLinksLeadSomewhere(t *testing.T) {
+	all := pages(t)
+	for page, text := range all {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			to := page
+			if m[1] != "" {
+				to = path.Join(path.Dir(page), m[1])
+			}
+			if _, err := os.Stat(filepath.Join(root, to)); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+			found := m[2] == ""
+			for _, h := range heading.FindAllStringSubmatch(all[to], -1) {
+				anchor := noAnchor.ReplaceAllString(strings.ToLower(h[1]), "")
+				found = found || "#"+strings.ReplaceAll(anchor, " ", "-") == m[2]
+			}
+			if !found {
+				t.Errorf("%s: %s has no heading for %s", page, to, m[2])
+			}
+		}
+	}
+}
+
+func TestNamedTestsExist(t *testing.T) {
+	exist := map[string]bool{}
+	must(t, filepath.WalkDir(root, func(name string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		for _, m := range testFunc.FindAllSubmatch(text, -1) {
+			exist[string(m[1])] = true
+		}
+		return err
+	}))
+	for page, text := range pages(t) {
+		for _, test := range testName.FindAllString(text, -1) {
+			if !exist[test] {
+				t.Errorf("%s: there is no %s", page, test)
 			}
 		}
 	}
