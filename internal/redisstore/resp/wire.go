@@ -37,6 +37,10 @@ type Wire struct {
 	wake    time.Time  // when the reader wakes if nothing arrives
 	writers sync.WaitGroup
 
+	// requests has blank *request. Each wire has a pool of its own, because a channel must stay
+	// in its bubble of testing/synctest.
+	requests sync.Pool
+
 	// Only the writer uses these.
 	out   []byte
 	batch []*request
@@ -99,7 +103,11 @@ var (
 
 // Do sends a command and returns its reply. If the wire is over, it returns ErrUnsent.
 func (w *Wire) Do(ctx context.Context, args []any) Reply {
-	r := &request{args: args, done: make(chan Reply, 1)}
+	r, ok := w.requests.Get().(*request)
+	if !ok {
+		r = &request{done: make(chan Reply, 1)}
+	}
+	r.args = args
 	r.until, _ = ctx.Deadline()
 	if !w.put(r) {
 		return Reply{Err: ErrUnsent}
@@ -109,6 +117,10 @@ func (w *Wire) Do(ctx context.Context, args []any) Reply {
 	parent, quit, _, _ := lazyctx.Split(ctx)
 	select {
 	case reply := <-r.done:
+		if reply.Err != ErrNoReply { // after which the wire still has r in the place of its reply
+			*r = request{done: r.done}
+			w.requests.Put(r)
+		}
 		return reply
 	case <-parent.Done():
 	case <-quit.Done():
