@@ -163,15 +163,21 @@ func (ls *Leases) unlock(ctx context.Context) []error {
 	outage := false // the outcome of an Unlock is unknown
 
 	var wg sync.WaitGroup
-	for i, l := range slices.Backward(ls.leases) {
+	var unlock func(i int)
+	unlock = func(i int) {
+		if i < 0 {
+			return
+		}
+		defer unlock(i - 1) // also if Observe panics
 		if outage {
 			// In sequence, each call might wait for Options.Timeout.
-			wg.Go(func() { errs[i] = l.Unlock(ctx) })
-			continue
+			wg.Go(func() { errs[i] = ls.leases[i].Unlock(ctx) })
+			return
 		}
-		errs[i] = l.Unlock(ctx)
+		errs[i] = ls.leases[i].Unlock(ctx)
 		outage = errs[i] != nil && !errors.Is(errs[i], ErrLost) && !errors.Is(errs[i], ErrReleased)
 	}
+	unlock(len(ls.leases) - 1)
 	wg.Wait()
 	return errs
 }

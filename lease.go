@@ -299,6 +299,9 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	now, _ := c.clock.read() // the machine may have slept past the term
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if l.state.Load() != unknown {
+		return l.cause() // another repeat at the same time was first
+	}
 	l.state.Store(released)
 	if err == nil || now < instant(h.deadline.Load()) {
 		// Before the deadline the term cannot have run out. So ErrLost counts as a sign

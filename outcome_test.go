@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -176,7 +177,7 @@ func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
 	})
 }
 
-// The machine sleeps past the term before the release is repeated.
+// The machine sleeps past the term before the release is repeated, by two callers at once.
 func TestUnlockAgainAfterASuspend(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		suspend := hasp.Suspendable(c)
@@ -187,7 +188,14 @@ func TestUnlockAgainAfterASuspend(t *testing.T) {
 		f.Break(t.Context(), "k") // the term has ended meanwhile
 		time.Sleep(2 * time.Millisecond)
 		f.set(up)
-		want(t, "Unlock after the term", l.Unlock(t.Context()), hasp.ErrLost)
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				want(t, "Unlock after the term", l.Unlock(t.Context()), hasp.ErrLost)
+				want(t, "Err", l.Err(), hasp.ErrLost)
+			})
+		}
+		wg.Wait()
 	})
 }
 

@@ -135,6 +135,28 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 	}
 }
 
+// If Observe panics while one of several leases is unlocked, the others are unlocked all the same.
+func TestUnlockOfSeveralThatPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		boom := true
+		c := await.Value(memlock.New(&hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
+			if e.Kind == hasp.EventReleased && boom {
+				boom = false
+				panic("the observer's")
+			}
+		}}))
+		defer c.Close()
+		func() {
+			defer func() { recover() }()
+			hasp.DoAll(t.Context(), c, []string{"a", "b", "c"}, func(context.Context, *hasp.Leases) error { return nil })
+		}()
+		for _, key := range []string{"a", "b", "c"} {
+			_, err := c.TryLock(t.Context(), key)
+			want(t, key, err, nil)
+		}
+	})
+}
+
 // A context whose error cannot be compared does not make Lock panic.
 func TestErrorOfAContextThatCannotBeCompared(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {

@@ -154,11 +154,11 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 	if pool == nil {
 		return nil, fmt.Errorf("pglock: %w: pool is nil", hasp.ErrInvalid)
 	}
-	o = cmp.Or(o, &Options{})
-	if err := o.check(); err != nil {
+	own := *cmp.Or(o, &Options{}) // check sets the defaults
+	if err := own.check(); err != nil {
 		return nil, err
 	}
-	d := newDriver(pool, false, *o)
+	d := newDriver(pool, false, own)
 	if err := d.setUp(ctx); err != nil {
 		d.stop()
 		return nil, err
