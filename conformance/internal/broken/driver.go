@@ -35,6 +35,8 @@ type driver struct {
 	traits   func() backend.Traits
 	acquire  call
 	wait     call
+	watch    func(key string) (changed func() <-chan struct{})
+	sleep    func(left time.Duration) time.Duration
 	listen   func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error)
 	renewOne call
 	renew    func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error))
@@ -70,7 +72,7 @@ func newDriver(w *way, k kind) *driver {
 	}
 	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
 	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
-	d.list, d.listen = d.soundList, d.soundListen
+	d.list, d.listen, d.watch, d.sleep = d.soundList, d.soundListen, d.soundWatch, soundSleep
 	d.close = func() error { return nil }
 	return d
 }
@@ -190,7 +192,7 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 
 	for {
 		// Watch before the poll: a release between the two then closes the channel.
-		changed := d.way.store.watch(d.key(c.Key))
+		changed := d.watch(d.key(c.Key))
 		called := time.Now()
 		g, err := d.look(ctx, c)
 		switch {
@@ -206,7 +208,7 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 		}
 
 		if ctx.Err() == nil {
-			d.await(ctx, changed, last)
+			d.await(ctx, changed(), last)
 		}
 
 		if ctx.Err() != nil {
@@ -230,11 +232,9 @@ func (d *driver) look(ctx context.Context, c backend.Claim) (backend.Grant, erro
 
 // await sleeps until the next poll is due.
 func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error) {
-	sleep := window / 3
-	if left := retryAfter(last); left > 0 {
-		sleep = min(sleep, left)
-	} else if !definite(last) {
-		sleep = 20 * time.Millisecond
+	sleep := 20 * time.Millisecond
+	if definite(last) {
+		sleep = d.sleep(retryAfter(last))
 	}
 
 	t := time.NewTimer(sleep)
@@ -250,6 +250,21 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 			}
 		}
 	}
+}
+
+// soundWatch begins to watch a key for a Wait, and returns the function that returns its signal.
+func (d *driver) soundWatch(key string) (changed func() <-chan struct{}) {
+	c := d.way.store.watch(key)
+	return func() <-chan struct{} { return c }
+}
+
+// soundSleep returns how long a Wait sleeps that was refused, if the term of the holder goes on
+// for left. It is 0 if that is not known.
+func soundSleep(left time.Duration) time.Duration {
+	if left > 0 {
+		return min(window/3, left)
+	}
+	return window / 3
 }
 
 // soundListen asks the store for nothing, so that Listen fails if the store does not answer.
@@ -353,7 +368,8 @@ func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Dura
 
 func (d *driver) soundBreak(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
-		s.with(c.Key, now, func(r *record) { r.readers, r.writer = nil, queued{} })
+		r := s.get(c.Key, now)
+		r.readers, r.writer = nil, queued{}
 		s.release(c, anyToken, now)
 		s.signal(c.Key)
 		return 0, nil
@@ -371,7 +387,5 @@ func (d *driver) holder(ctx context.Context, key string) (token string, err erro
 
 // record runs f on the record of a key.
 func (d *driver) record(ctx context.Context, key string, f func(r *record, now time.Time)) error {
-	return d.at(ctx, func(s *store, now time.Time) {
-		s.with(d.key(key), now, func(r *record) { f(r, now) })
-	})
+	return d.at(ctx, func(s *store, now time.Time) { f(s.get(d.key(key), now), now) })
 }

@@ -50,8 +50,8 @@ var renewFaults = []Fault{
 		})},
 	{Name: "Renew shortens terms", Clause: "renew-never-shortens",
 		spoil: onRenew.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			r := s.keys[c.Key]
-			if r == nil || r.token != c.Token {
+			r := s.get(c.Key, now)
+			if r.token != c.Token {
 				return 0, backend.ErrLost
 			}
 			r.until = now.Add(c.TTL)
@@ -69,11 +69,9 @@ var renewFaults = []Fault{
 		})},
 	{Name: "Renew takes the key from the successor", Clause: "renew-lost",
 		spoil: onRenew.after(backend.ErrLost, func(_ *driver, s *store, c backend.Claim, now time.Time) {
-			s.with(c.Key, now, func(r *record) {
-				if r.token != "" {
-					s.give(r, c, now)
-				}
-			})
+			if r := s.get(c.Key, now); r.token != "" {
+				s.give(r, c, now)
+			}
 		})},
 	{Name: "Renew compares the token in one command and prolongs in another", Clause: "link-late-renew", cost: twice,
 		spoil: spoils(onRenew.inStore(renewAny), onRenew.first(checkIsOwn))},

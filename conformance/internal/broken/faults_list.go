@@ -141,7 +141,7 @@ var inspectFaults = []Fault{
 	{Name: "Renew of a broken hold is not an error", Clause: "break-frees", kind: waits, spoil: onRenew.turns(backend.ErrLost, nil)},
 	{Name: "Release of a broken hold is not an error", Clause: "break-frees", kind: waits, spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "Break wakes no waiter", Clause: "break-wakes", kind: waits,
-		spoil: spoils(sleeps(true, listen), onBreak.inStore(func(_ *driver, s *store, c backend.Claim, _ time.Time) (uint64, error) {
+		spoil: spoils(sleeps(untilTheEnd), onBreak.inStore(func(_ *driver, s *store, c backend.Claim, _ time.Time) (uint64, error) {
 			if r := s.keys[c.Key]; r != nil {
 				r.token = ""
 			}

@@ -38,15 +38,12 @@ var otherFaults = []Fault{
 			return nil
 		})},
 	{Name: "Wait needs messages, and another strategy sends none", Clause: "others-wait", kind: waits,
-		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-			for {
-				_, err := d.look(ctx, c)
-				if token, _ := d.holder(ctx, c.Key); err == nil || !ofOther(token) {
-					return next(ctx, c)
+		spoil: spoils(sleeps(untilTheEnd), func(d *driver) {
+			d.watch = func(key string) func() <-chan struct{} {
+				if token, _ := d.holder(context.Background(), key); ofOther(token) {
+					return func() <-chan struct{} { return nil }
 				}
-				if !d.sleep(ctx, c, nil, err, true) {
-					return backend.Grant{}, err
-				}
+				return d.soundWatch(key)
 			}
 		})},
 	{Name: "Break does not remove a record of another type", Clause: "others-break", kind: waits,

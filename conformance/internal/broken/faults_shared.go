@@ -18,12 +18,11 @@ var sharedFaults = []Fault{
 			}
 		})},
 	{Name: "a reader joins a hold that is not shared", Clause: "shared-excludes", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
-			if !c.Shared {
-				return d.acquireIn(s, c, now)
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			if c.Shared {
+				return giveAnyway(d, s, c, now)
 			}
-			s.with(c.Key, now, func(r *record) { fence = s.give(r, c, now) })
-			return fence, nil
+			return d.acquireIn(s, c, now)
 		})},
 	{Name: "a refusal by readers does not say that they are", Clause: "shared-error", kind: waits,
 		spoil: onAcquire.turns(backend.ErrHeld, &backend.HeldError{})},
@@ -41,14 +40,13 @@ var sharedFaults = []Fault{
 		spoil: onWait.by(joins(true))},
 	{Name: "the release of one reader frees the key", Clause: "shared-together", kind: waits,
 		spoil: onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
-			s.with(c.Key, now, func(r *record) { r.readers = nil })
+			s.get(c.Key, now).readers = nil
 		})},
 	{Name: "the key stays held for the longest term although that reader has released", Clause: "shared-terms", kind: waits,
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			r := s.get(c.Key, now)
-			last := r.lastReader()
+			last := s.get(c.Key, now).lastReader()
 			_, err := d.releaseIn(s, c, now)
-			if err == nil && c.Shared && len(r.readers) > 0 {
+			if r := s.get(c.Key, now); err == nil && len(r.readers) > 0 {
 				r.readers[0].until = last
 			}
 			return 0, err
@@ -80,7 +78,7 @@ var sharedFaults = []Fault{
 		}},
 	{Name: "a writer that waits is not served while readers come", Clause: "shared-writer-waits", kind: waits,
 		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			s.with(c.Key, now, func(r *record) { r.writer = queued{} })
+			s.get(c.Key, now).writer = queued{}
 			return d.acquireIn(s, c, now)
 		})},
 	{Name: "a writer that died keeps readers out", Clause: "shared-writer-gone", kind: waits, spoil: placesStay},
@@ -131,9 +129,8 @@ var sharedFaults = []Fault{
 	{Name: "a shared hold is kept after its release", Clause: "shared-keep", kind: waits,
 		spoil: onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
 			if c.Shared && c.KeepUntil.After(now) {
-				s.with(c.Key, now, func(r *record) {
-					r.readers = append(r.readers, hold{token: keptToken, until: c.KeepUntil})
-				})
+				r := s.get(c.Key, now)
+				r.readers = append(r.readers, hold{token: keptToken, until: c.KeepUntil})
 			}
 		})},
 	{Name: "readers that waited get the key one after another", Clause: "shared-wait-together", kind: waits,
@@ -189,10 +186,7 @@ func joins(shared bool) func(ctx context.Context, d *driver, c backend.Claim, ne
 		if c.Shared != shared {
 			return next(ctx, c)
 		}
-		return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
-			s.with(c.Key, now, func(r *record) { fence = s.give(r, c, now) })
-			return fence, nil
-		})
+		return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) { return giveAnyway(d, s, c, now) })
 	}
 }
 

@@ -19,8 +19,8 @@ var waitFaults = []Fault{
 			}
 		})},
 	{Name: "Wait makes its attempt before it listens, and misses wake-ups", Clause: "wait-woken", kind: waits,
-		spoil: sleeps(true, func(*driver, string) <-chan struct{} { return nil })},
-	{Name: "Wait does not notice the end of a term", Clause: "wait-dead-holder", kind: waits, spoil: sleeps(false, listen)},
+		spoil: spoils(sleeps(untilTheEnd), watchesLate)},
+	{Name: "Wait does not notice the end of a term", Clause: "wait-dead-holder", kind: waits, spoil: sleeps(untilASignal)},
 	{Name: "a hold by Wait lasts an hour", Clause: "wait-deadline", kind: waits,
 		spoil: onWait.asks(func(c *backend.Claim) { c.TTL = max(c.TTL, time.Hour) })},
 	{Name: "a hold by Wait cannot be renewed", Clause: "wait-free", kind: waits,
@@ -68,7 +68,7 @@ var waitFaults = []Fault{
 		})},
 	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race", kind: waits,
 		spoil: neverQuits},
-	{Name: "a second waiter removes the signal of the first", Clause: "wait-everyone", kind: waits, spoil: sleeps(true, listenAlone)},
+	{Name: "a second waiter removes the signal of the first", Clause: "wait-everyone", kind: waits, spoil: spoils(sleeps(untilTheEnd), watchesAlone)},
 	{Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits, spoil: waitInTurn},
 	{Name: "the end of a Wait ends the other Waits of its driver", Clause: "wait-independent", kind: waits, spoil: waitTogether},
 	{Name: "Wait grants no fence", Clause: "fence-grows", kind: waits,
@@ -166,55 +166,28 @@ func (s *store) unheard(key string) (end func()) {
 	return func() { s.changed[key] = kept }
 }
 
-// sleeps makes Wait poll only when the key is signalled and, if byTerm, when the
-// holder's term ends. listen is called before each poll and returns the signal. If
-// it returns nil, Wait listens after the poll.
-func sleeps(byTerm bool, listen func(d *driver, key string) <-chan struct{}) spoil {
-	return onWait.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
-		for {
-			changed := listen(d, d.key(c.Key))
-			g, err := d.look(ctx, c)
-			if err == nil {
-				return g, nil
-			}
-			if changed == nil {
-				changed = d.way.store.watch(d.key(c.Key))
-			}
-			if !d.sleep(ctx, c, changed, err, byTerm) {
-				return backend.Grant{}, err
-			}
-		}
-	})
+// sleeps makes Wait poll only when the key is signalled and when sleep says so.
+func sleeps(sleep func(left time.Duration) time.Duration) spoil {
+	return func(d *driver) { d.sleep = sleep }
 }
 
-// listen returns the signal of a key.
-func listen(d *driver, key string) <-chan struct{} { return d.way.store.watch(key) }
+func untilTheEnd(left time.Duration) time.Duration { return max(left, time.Millisecond) }
+func untilASignal(time.Duration) time.Duration     { return time.Hour }
 
-// listenAlone removes the signal of the other waiters for a key.
-func listenAlone(d *driver, key string) <-chan struct{} {
-	s := d.way.store
-	s.locked(func() { delete(s.changed, key) })
-	return listen(d, key)
+// watchesLate makes Wait watch a key only after its poll.
+func watchesLate(d *driver) {
+	d.watch = func(key string) func() <-chan struct{} {
+		return func() <-chan struct{} { return d.way.store.watch(key) }
+	}
 }
 
-// sleep waits for a signal or, if byTerm, for the end of the term that err reports.
-// It returns false if ctx ends the wait.
-func (d *driver) sleep(ctx context.Context, c backend.Claim, changed <-chan struct{}, err error, byTerm bool) bool {
-	var end <-chan time.Time
-	if byTerm {
-		t := time.NewTimer(max(retryAfter(err), time.Millisecond))
-		defer t.Stop()
-		end = t.C
+// watchesAlone removes the signal of the other waiters for a key.
+func watchesAlone(d *driver) {
+	d.watch = func(key string) func() <-chan struct{} {
+		s := d.way.store
+		s.locked(func() { delete(s.changed, key) })
+		return d.soundWatch(key)
 	}
-
-	select {
-	case <-changed:
-	case <-end:
-	case <-ctx.Done():
-		d.quit(c)
-		return false
-	}
-	return true
 }
 
 // neverQuits makes a Wait that did not return a grant leave its place and its hold.
@@ -285,6 +258,6 @@ func (d *driver) queues(ctx context.Context, c backend.Claim, f func(queue []que
 	return d.at(ctx, func(s *store, now time.Time) {
 		c := d.asked(c)
 		s.look(c, true, now)
-		s.with(c.Key, now, func(r *record) { f(r.queue) })
+		f(s.get(c.Key, now).queue)
 	})
 }

@@ -117,7 +117,8 @@ func (s *store) start(data bool) {
 	})
 }
 
-// get returns the record of key, or a new one. It first removes what has expired.
+// get returns the record of key, or a new one. It first removes what has ended. Records stay,
+// because a store lasts for one run of the suite.
 func (s *store) get(key string, now time.Time) *record {
 	r := s.keys[key]
 	if r == nil {
@@ -156,14 +157,6 @@ func (r *record) find(shared bool, mine func(token string) bool) *hold {
 	return nil
 }
 
-// put removes an empty record.
-func (s *store) put(key string, r *record) {
-	r.readers = slices.DeleteFunc(r.readers, func(h hold) bool { return h.token == "" })
-	if r.token == "" && len(r.readers) == 0 && r.writer.token == "" && len(r.queue) == 0 && s.delay == 0 {
-		delete(s.keys, key)
-	}
-}
-
 // signal wakes the waiters for key.
 func (s *store) signal(key string) {
 	if c := s.changed[key]; c != nil {
@@ -182,13 +175,6 @@ func (s *store) watch(key string) <-chan struct{} {
 		s.changed[key] = c
 	}
 	return c
-}
-
-// with runs f on the record of key.
-func (s *store) with(key string, now time.Time, f func(r *record)) {
-	r := s.get(key, now)
-	defer s.put(key, r)
-	f(r)
 }
 
 func (r *record) refusal(now time.Time) error {
@@ -243,7 +229,6 @@ func (s *store) give(r *record, c backend.Claim, now time.Time) (fence uint64) {
 // acquire grants a key to c if no token holds it or waits for it.
 func (s *store) acquire(c backend.Claim, now time.Time) (fence uint64, err error) {
 	r := s.get(c.Key, now)
-	defer s.put(c.Key, r)
 	if !r.free(c) || len(r.queue) > 0 || now.Before(r.barred) || c.Shared && r.writer.token != "" {
 		return 0, s.refuse(r, c, c.WillRetry, now)
 	}
@@ -255,7 +240,6 @@ func (s *store) acquire(c backend.Claim, now time.Time) (fence uint64, err error
 // may be repeated.
 func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64, err error) {
 	r := s.get(c.Key, now)
-	defer s.put(c.Key, r)
 	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {
 		return h.fence, nil
 	}
@@ -294,7 +278,6 @@ func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64
 // quit removes c's place in the queue, or its hold.
 func (s *store) quit(c backend.Claim, now time.Time) {
 	r := s.get(c.Key, now)
-	defer s.put(c.Key, r)
 	for _, h := range r.holds() {
 		if h.token == c.Token {
 			h.token = ""
@@ -310,7 +293,6 @@ func (s *store) quit(c backend.Claim, now time.Time) {
 // renew prolongs the hold of a key if mine accepts its token.
 func (s *store) renew(c backend.Claim, mine func(token string) bool, now time.Time) error {
 	r := s.get(c.Key, now)
-	defer s.put(c.Key, r)
 	h := r.find(c.Shared, mine)
 	if h == nil {
 		return backend.ErrLost
@@ -324,7 +306,6 @@ func (s *store) renew(c backend.Claim, mine func(token string) bool, now time.Ti
 // release ends the hold of a key if mine accepts its token.
 func (s *store) release(c backend.Claim, mine func(token string) bool, now time.Time) error {
 	r := s.get(c.Key, now)
-	defer s.put(c.Key, r)
 	if r.writer.token == c.Token {
 		r.writer = queued{} // it waits no more
 	}
@@ -345,7 +326,6 @@ const keptToken = "(kept)"
 
 func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 	r := s.get(key, now)
-	defer s.put(key, r)
 	if r.token != "" {
 		st = backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.until.Sub(now), Fence: r.fence}
 	}
@@ -395,7 +375,6 @@ func (s *store) entries() (all []string) {
 		for _, p := range r.queue {
 			all = append(all, "place of "+p.owner+" for "+key)
 		}
-		s.put(key, r)
 	}
 	return all
 }
