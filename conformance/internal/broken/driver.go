@@ -58,9 +58,6 @@ type (
 	yield = func(backend.Entry, error) bool
 )
 
-// command is what the store does for a call. The claim is in the store's form.
-type command = func(s *store, c backend.Claim, now time.Time) (fence uint64, err error)
-
 func newDriver(w *way, k kind) *driver {
 	d := &driver{way: w, kind: k, shares: k != polls, granted: map[string]backend.Claim{}}
 	d.key = func(key string) string { return key }
@@ -140,24 +137,31 @@ func (w full) Break(ctx context.Context, key string) error {
 	return err
 }
 
-// at runs f in the store.
-func (d *driver) at(ctx context.Context, f func(s *store, now time.Time)) error {
-	return d.way.call(ctx, func(now time.Time) { f(d.way.store, now) })
-}
-
-// asked returns c in the form that the store gets.
-func (d *driver) asked(c backend.Claim) backend.Claim {
+// command returns the command for c at the store.
+func (d *driver) command(c backend.Claim, now time.Time) *command {
 	c.Key, c.Token, c.TTL = d.key(c.Key), d.typ+c.Token, d.ttl(c)
 	c.Shared = c.Shared && d.shares
-	return c
+	switch {
+	case d.kind == polls:
+		c.KeepUntil = time.Time{} // not MinHold by its Traits
+	case !c.KeepUntil.IsZero():
+		c.KeepUntil = now.Add(time.Until(c.KeepUntil)) // by the store's clock
+	}
+
+	s := d.way.store
+	return &command{s, d, c, s.get(c.Key, now), now, func(token string) bool { return d.mine(c, token) }}
 }
 
-// send runs f in the store for c and returns its answer.
-func (d *driver) send(ctx context.Context, c backend.Claim, f command) (g backend.Grant, err error) {
+// visit runs f in the store.
+func (d *driver) visit(ctx context.Context, c backend.Claim, f func(x *command)) error {
+	return d.way.call(ctx, func(now time.Time) { f(d.command(c, now)) })
+}
+
+// send runs f in the store and returns its answer.
+func (d *driver) send(ctx context.Context, c backend.Claim, f func(x *command) (fence uint64, err error)) (g backend.Grant, err error) {
 	called := time.Now()
 	// If the reply is lost, f may have run all the same. So its answer does not count.
-	lost := d.at(ctx, func(s *store, now time.Time) { g.Fence, err = f(s, d.asked(c), now) })
-	if lost != nil {
+	if lost := d.visit(ctx, c, func(x *command) { g.Fence, err = f(x) }); lost != nil {
 		return backend.Grant{}, lost
 	}
 	if err == nil {
@@ -170,15 +174,7 @@ func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (backend.Gra
 	if c.Fenced && d.kind == polls {
 		return backend.Grant{}, errUnsupported
 	}
-	return d.send(ctx, c, d.acquireIn)
-}
-
-// acquireIn is the command of Acquire.
-func (d *driver) acquireIn(s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
-	if fence, err = s.acquire(c, now); err == nil {
-		d.granted[c.Token] = c
-	}
-	return fence, err
+	return d.send(ctx, c, (*command).acquire)
 }
 
 // soundWait polls at once, when the key may be free, when the holder's term ends,
@@ -225,9 +221,7 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 func (d *driver) look(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
-		return s.look(c, d.kind == orders, now)
-	})
+	return d.send(ctx, c, (*command).look)
 }
 
 // await sleeps until the next poll is due.
@@ -273,7 +267,7 @@ func soundSleep(left time.Duration) time.Duration {
 func (d *driver) soundListen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
 	changed := d.way.store.watch(d.key(c.Key))
 	_, moved := d.way.now()
-	if err := d.at(ctx, func(*store, time.Time) {}); err != nil {
+	if err := extraCommand(ctx, d, c); err != nil {
 		return nil, nil, err
 	}
 
@@ -306,16 +300,11 @@ func (d *driver) soundListen(ctx context.Context, c backend.Claim) (<-chan struc
 func (d *driver) soundQuit(c backend.Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	defer cancel()
-	d.at(ctx, func(s *store, now time.Time) { s.quit(d.asked(c), now) })
+	d.visit(ctx, c, (*command).quit)
 }
 
 func (d *driver) soundRenewOne(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return d.send(ctx, c, d.renewIn)
-}
-
-// renewIn is the command of a renewal.
-func (d *driver) renewIn(s *store, c backend.Claim, now time.Time) (uint64, error) {
-	return 0, s.renew(c, func(token string) bool { return d.mine(c, token) }, now)
+	return d.send(ctx, c, (*command).renew)
 }
 
 func (d *driver) soundRenew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
@@ -323,22 +312,11 @@ func (d *driver) soundRenew(ctx context.Context, cs []backend.Claim, done func(i
 }
 
 func (d *driver) soundRelease(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return d.send(ctx, c, d.releaseIn)
-}
-
-// releaseIn is the command of Release.
-func (d *driver) releaseIn(s *store, c backend.Claim, now time.Time) (uint64, error) {
-	if d.kind == polls {
-		c.KeepUntil = time.Time{} // not MinHold by its Traits
-	}
-	if !c.KeepUntil.IsZero() {
-		c.KeepUntil = now.Add(time.Until(c.KeepUntil)) // by the store's clock
-	}
-	return 0, s.release(c, func(token string) bool { return d.mine(c, token) }, now)
+	return d.send(ctx, c, (*command).release)
 }
 
 func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Status, err error) {
-	err = d.at(ctx, func(s *store, now time.Time) { st = s.inspect(d.key(key), now) })
+	err = d.visit(ctx, backend.Claim{Key: key}, func(x *command) { st = x.inspect(x.c.Key, x.now) })
 	return st, err
 }
 
@@ -350,7 +328,7 @@ func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Dura
 		for after, more := "", true; more; {
 			within, cancel := context.WithTimeout(ctx, timeout)
 			var page []backend.Entry
-			err := d.at(within, func(s *store, now time.Time) { page, more = s.list(d.key(prefix), after, listPage, now) })
+			err := d.visit(within, backend.Claim{Key: prefix}, func(x *command) { page, more = x.list(x.c.Key, after, listPage, x.now) })
 			cancel()
 			if err != nil {
 				yield(backend.Entry{}, err)
@@ -367,25 +345,11 @@ func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Dura
 }
 
 func (d *driver) soundBreak(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
-		r := s.get(c.Key, now)
-		r.readers, r.writer = nil, queued{}
-		s.release(c, anyToken, now)
-		s.signal(c.Key)
-		return 0, nil
-	})
+	return d.send(ctx, c, (*command).breakKey)
 }
-
-// anyToken takes every token for the right one.
-func anyToken(string) bool { return true }
 
 // holder returns the token that holds key.
 func (d *driver) holder(ctx context.Context, key string) (token string, err error) {
-	err = d.record(ctx, key, func(r *record, _ time.Time) { token = r.token })
+	err = d.visit(ctx, backend.Claim{Key: key}, func(x *command) { token = x.r.token })
 	return token, err
-}
-
-// record runs f on the record of a key.
-func (d *driver) record(ctx context.Context, key string, f func(r *record, now time.Time)) error {
-	return d.at(ctx, func(s *store, now time.Time) { f(s.get(d.key(key), now), now) })
 }

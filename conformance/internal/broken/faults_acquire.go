@@ -13,23 +13,22 @@ import (
 var acquireFaults = []Fault{
 	{Name: "no call reaches the store", Clause: "takes-and-releases",
 		spoil: onAcquire.first(func(context.Context, *driver, backend.Claim) error { return errRefused })},
-	{Name: "every attempt is granted", Clause: "acquire-excludes", spoil: onAcquire.inStore(giveAnyway)},
+	{Name: "every attempt is granted", Clause: "acquire-excludes", spoil: onAcquire.inStore((*command).give)},
 	{Name: "the check and the grant are two commands", Clause: "acquire-one-winner",
-		spoil: spoils(onAcquire.inStore(giveAnyway), onAcquire.first(checkIsFree))},
+		spoil: spoils(onAcquire.inStore((*command).give), onAcquire.first(checkIsFree))},
 	{Name: "a driver takes a key again that it holds", Clause: "acquire-not-reentrant",
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			r := s.get(c.Key, now)
-			if own, ok := d.granted[r.token]; ok && own.Owner == c.Owner {
-				return s.give(r, c, now), nil
+		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
+			if own, ok := x.d.granted[x.r.token]; ok && own.Owner == x.c.Owner {
+				return x.give()
 			}
-			return d.acquireIn(s, c, now)
+			return x.acquire()
 		})},
 	{Name: "Acquire waits until the key is free", Clause: "acquire-one-attempt",
 		spoil: onAcquire.by(func(_ context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 			return d.soundWait(d.way.store.ended, c)
 		})},
 	{Name: "a refused attempt prolongs the hold", Clause: "acquire-refused-changes-nothing",
-		spoil: onAcquire.after(backend.ErrHeld, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.renew(c, anyToken, now) })},
+		spoil: onAcquire.after(backend.ErrHeld, func(x *command) { x.accepting(anyToken).renew() })},
 	{Name: "a held key is reported as an outage", Clause: "acquire-excludes", kind: waits,
 		spoil: onAcquire.turns(backend.ErrHeld, errNoReply)},
 	{Name: "RetryAfter is in the wrong unit", Clause: "acquire-held-details",
@@ -57,16 +56,11 @@ var acquireFaults = []Fault{
 		})},
 }
 
-// giveAnyway is a command that grants a key without looking at its hold.
-func giveAnyway(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-	return s.give(s.get(c.Key, now), c, now), nil
-}
-
 // checkIsFree sends a command that only looks whether the key is held.
 func checkIsFree(ctx context.Context, d *driver, c backend.Claim) (err error) {
-	lost := d.record(ctx, c.Key, func(r *record, now time.Time) {
-		if !r.free(c) {
-			err = r.refusal(now)
+	lost := d.visit(ctx, c, func(x *command) {
+		if !x.r.free(x.c) {
+			err = x.r.refusal(x.now)
 		}
 	})
 	return errors.Join(lost, err)
@@ -94,11 +88,12 @@ var termFaults = []Fault{
 		spoil: deadlines(func(c backend.Claim, _ time.Time) time.Time { return time.Now().Add(c.TTL - backend.Drift(c.TTL)) })},
 }
 
+// releaseAny is a command that ends any hold of a key.
+func releaseAny(x *command) (uint64, error) { return x.accepting(anyToken).release() }
+
 var releaseFaults = []Fault{
 	{Name: "Release ignores the token", Clause: "token-whole",
-		spoil: onRelease.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			return 0, s.release(c, anyToken, now)
-		})},
+		spoil: onRelease.inStore(releaseAny)},
 	{Name: "Release by a foreign token is reported as an outage", Clause: "token-whole",
 		spoil: onRelease.turns(backend.ErrLost, errNoReply)},
 	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
@@ -107,11 +102,11 @@ var releaseFaults = []Fault{
 		}), onRelease.first(checkIsOwn))},
 	{Name: "a second Release is not an error", Clause: "release-lost", spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "Release of an expired hold is not an error", Clause: "release-lost",
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			defer delete(d.granted, c.Token)
-			_, own := d.granted[c.Token]
-			_, err := d.releaseIn(s, c, now)
-			if errors.Is(err, backend.ErrLost) && own && s.get(c.Key, now).token == "" {
+		spoil: onRelease.inStore(func(x *command) (uint64, error) {
+			defer delete(x.d.granted, x.c.Token)
+			_, own := x.d.granted[x.c.Token]
+			_, err := x.release()
+			if errors.Is(err, backend.ErrLost) && own && x.r.token == "" {
 				return 0, nil
 			}
 			return 0, err
@@ -153,9 +148,9 @@ var keyFaults = []Fault{
 	{Name: "a key with a colon collides with its prefix", Clause: "keys-apart",
 		spoil: names(func(key string) string { return strings.TrimSuffix(strings.TrimSuffix(key, ":a"), ":") })},
 	{Name: "the fence counter is kept under a name that may be a key", Clause: "keys-derived", kind: waits,
-		spoil: spoils(changes(countByOne), onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) {
-			if of, ok := strings.CutSuffix(c.Key, ":fence"); ok {
-				s.fences[of] = 0 // with the record of its name
+		spoil: spoils(changes(countByOne), onRelease.after(nil, func(x *command) {
+			if of, ok := strings.CutSuffix(x.c.Key, ":fence"); ok {
+				x.fences[of] = 0 // with the record of its name
 			}
 		}))},
 	{Name: "owners with a separator are refused", Clause: "owners-odd",

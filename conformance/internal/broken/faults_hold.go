@@ -33,9 +33,7 @@ var renewFaults = []Fault{
 	{Name: "Release goes by the handle and not by the token", Clause: "release-lost",
 		spoil: spoils(givesHandles, onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 			if c.Handle != nil {
-				return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
-					return 0, s.release(c, anyToken, now)
-				})
+				return d.send(ctx, c, releaseAny)
 			}
 			return next(ctx, c)
 		}))},
@@ -44,17 +42,16 @@ var renewFaults = []Fault{
 			return backend.Grant{}, nil
 		})},
 	{Name: "Renew never prolongs beyond the first term", Clause: "renew-raises",
-		spoil: onRenew.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			c.TTL = min(c.TTL, d.granted[c.Token].TTL)
-			return d.renewIn(s, c, now)
+		spoil: onRenew.inStore(func(x *command) (uint64, error) {
+			x.c.TTL = min(x.c.TTL, x.d.granted[x.c.Token].TTL)
+			return x.renew()
 		})},
 	{Name: "Renew shortens terms", Clause: "renew-never-shortens",
-		spoil: onRenew.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			r := s.get(c.Key, now)
-			if r.token != c.Token {
+		spoil: onRenew.inStore(func(x *command) (uint64, error) {
+			if x.r.token != x.c.Token {
 				return 0, backend.ErrLost
 			}
-			r.until = now.Add(c.TTL)
+			x.r.until = x.now.Add(x.c.TTL)
 			return 0, nil
 		})},
 	{Name: "Renew takes a free key again", Clause: "renew-lost",
@@ -68,9 +65,9 @@ var renewFaults = []Fault{
 			return g, err
 		})},
 	{Name: "Renew takes the key from the successor", Clause: "renew-lost",
-		spoil: onRenew.after(backend.ErrLost, func(_ *driver, s *store, c backend.Claim, now time.Time) {
-			if r := s.get(c.Key, now); r.token != "" {
-				s.give(r, c, now)
+		spoil: onRenew.after(backend.ErrLost, func(x *command) {
+			if x.r.token != "" {
+				x.give()
 			}
 		})},
 	{Name: "Renew compares the token in one command and prolongs in another", Clause: "link-late-renew", cost: twice,
@@ -142,9 +139,7 @@ func checkIsOwn(ctx context.Context, d *driver, c backend.Claim) error {
 }
 
 // renewAny is a command that prolongs any hold of a key.
-func renewAny(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-	return 0, s.renew(c, anyToken, now)
-}
+func renewAny(x *command) (uint64, error) { return x.accepting(anyToken).renew() }
 
 var fenceFaults = []Fault{
 	{Name: "Fenced is claimed, but the fence is zero", Clause: "fence-grows", kind: waits,
@@ -153,7 +148,7 @@ var fenceFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.Fenced = false })},
 	{Name: "a fence repeats after the end of a term", Clause: "fence-grows", kind: waits,
 		spoil: spoils(changes(func(s *store) { s.count = func(last uint64, _ time.Time) uint64 { return max(last, 1) } }),
-			onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) { s.fences[c.Key]++ }))},
+			onRelease.after(nil, func(x *command) { x.fences[x.c.Key]++ }))},
 	{Name: "each driver counts fences of its own", Clause: "fence-grows", kind: waits,
 		spoil: func(d *driver) {
 			var n atomic.Uint64
@@ -164,7 +159,7 @@ var fenceFaults = []Fault{
 			})(d)
 		}},
 	{Name: "fences start again after a driver is closed", Clause: "fence-grows", kind: waits,
-		spoil: spoils(changes(countByOne), closes(func(_ *driver, s *store, _ time.Time) { clear(s.fences) }))},
+		spoil: spoils(changes(countByOne), closes(func(x *command) { clear(x.fences) }))},
 	{Name: "every hold has a fence, even if the claim asks for none", Clause: "fence-when-asked", kind: waits,
 		spoil: onAcquire.asks(func(c *backend.Claim) { c.Fenced = true })},
 	{Name: "fences are lost with the store's data", Clause: "fence-data-loss", kind: waits, spoil: changes(countByOne)},
@@ -193,33 +188,34 @@ var keepFaults = []Fault{
 			}
 		})},
 	{Name: "Renew prolongs a kept record", Clause: "keep-loses", kind: waits,
-		spoil: onRenew.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			return 0, s.renew(c, func(token string) bool { return token == c.Token || token == keptToken }, now)
+		spoil: onRenew.inStore(func(x *command) (uint64, error) {
+			return x.accepting(func(token string) bool { return token == x.c.Token || token == keptToken }).renew()
 		})},
 	{Name: "a second release frees a kept key", Clause: "keep-loses", kind: waits,
-		spoil: onRelease.after(backend.ErrLost, func(_ *driver, s *store, c backend.Claim, now time.Time) {
-			s.quit(backend.Claim{Key: c.Key, Token: keptToken}, now)
+		spoil: onRelease.after(backend.ErrLost, func(x *command) {
+			x.c.Token = keptToken
+			x.quit()
 		})},
 	{Name: "a release with KeepUntil does not compare the token", Clause: "keep-foreign", kind: waits,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if !c.KeepUntil.IsZero() {
-				return 0, s.release(c, anyToken, now)
+		spoil: onRelease.inStore(func(x *command) (uint64, error) {
+			if !x.c.KeepUntil.IsZero() {
+				return releaseAny(x)
 			}
-			return d.releaseIn(s, c, now)
+			return x.release()
 		})},
 	{Name: "a release with a KeepUntil that has passed leaves the record", Clause: "keep-past", kind: waits,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if !c.KeepUntil.IsZero() && !c.KeepUntil.After(now) {
+		spoil: onRelease.inStore(func(x *command) (uint64, error) {
+			if !x.c.KeepUntil.IsZero() && !x.c.KeepUntil.After(x.now) {
 				return 0, nil
 			}
-			return d.releaseIn(s, c, now)
+			return x.release()
 		})},
 	{Name: "a kept hold begins the fences again", Clause: "fence-grows", kind: waits,
-		spoil: spoils(changes(countByOne), onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if !c.KeepUntil.IsZero() {
-				delete(s.fences, c.Key)
+		spoil: spoils(changes(countByOne), onRelease.inStore(func(x *command) (uint64, error) {
+			if !x.c.KeepUntil.IsZero() {
+				delete(x.fences, x.c.Key)
 			}
-			return d.releaseIn(s, c, now)
+			return x.release()
 		}))},
 	{Name: "a waiter sleeps until the end of the term that it was told", Clause: "keep-wait", kind: waits,
 		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
@@ -232,15 +228,15 @@ var keepFaults = []Fault{
 			return next(ctx, c)
 		})},
 	{Name: "a release with KeepUntil hands the key to a waiter at once", Clause: "keep-wait", kind: waits,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if s.changed[c.Key] != nil { // a caller waits
-				c.KeepUntil = time.Time{}
+		spoil: onRelease.inStore(func(x *command) (uint64, error) {
+			if x.changed[x.c.Key] != nil { // a caller waits
+				x.c.KeepUntil = time.Time{}
 			}
-			return d.releaseIn(s, c, now)
+			return x.release()
 		})},
 	{Name: "Break finds no kept key", Clause: "keep-break", kind: waits,
-		spoil: onBreak.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			s.release(c, func(token string) bool { return token != keptToken }, now)
+		spoil: onBreak.inStore(func(x *command) (uint64, error) {
+			x.accepting(func(token string) bool { return token != keptToken }).release()
 			return 0, nil
 		})},
 	{Name: "KeepUntil is obeyed, but MinHold is not claimed", Clause: "keep-unclaimed", kind: waits,
@@ -250,11 +246,11 @@ var keepFaults = []Fault{
 // keepsBy makes a release with KeepUntil leave the term as it was, and run f on the
 // record.
 func keepsBy(f func(r *record, until time.Time)) spoil {
-	return onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-		r := s.get(c.Key, now)
+	return onRelease.inStore(func(x *command) (uint64, error) {
+		r := x.r
 		until := r.until
-		_, err := d.releaseIn(s, c, now)
-		if err == nil && c.KeepUntil.After(now) {
+		_, err := x.release()
+		if err == nil && x.c.KeepUntil.After(x.now) {
 			keep := r.until
 			r.until = until
 			f(r, keep)

@@ -141,10 +141,8 @@ var inspectFaults = []Fault{
 	{Name: "Renew of a broken hold is not an error", Clause: "break-frees", kind: waits, spoil: onRenew.turns(backend.ErrLost, nil)},
 	{Name: "Release of a broken hold is not an error", Clause: "break-frees", kind: waits, spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "Break wakes no waiter", Clause: "break-wakes", kind: waits,
-		spoil: spoils(sleeps(untilTheEnd), onBreak.inStore(func(_ *driver, s *store, c backend.Claim, _ time.Time) (uint64, error) {
-			if r := s.keys[c.Key]; r != nil {
-				r.token = ""
-			}
+		spoil: spoils(sleeps(untilTheEnd), onBreak.inStore(func(x *command) (uint64, error) {
+			x.r.token = ""
 			return 0, nil
 		}))},
 }
@@ -157,17 +155,17 @@ var closeFaults = []Fault{
 			return nil
 		})},
 	{Name: "a hold of a closed driver cannot be released", Clause: "token-any-driver",
-		spoil: closes(func(d *driver, s *store, _ time.Time) {
-			for token, c := range d.granted {
-				if r := s.keys[c.Key]; r != nil && r.token == token {
+		spoil: closes(func(x *command) {
+			for token, c := range x.d.granted {
+				if r := x.get(c.Key, x.now); r.token == token {
 					r.token = "orphan of " + token
 				}
 			}
 		})},
 	{Name: "Close releases the holds of its driver", Clause: "close-keeps-holds",
-		spoil: closes(func(d *driver, s *store, now time.Time) {
-			for _, c := range d.granted {
-				d.releaseIn(s, c, now)
+		spoil: closes(func(x *command) {
+			for _, c := range x.d.granted {
+				x.d.command(c, x.now).release()
 			}
 		})},
 }

@@ -54,11 +54,11 @@ var otherFaults = []Fault{
 			return next(ctx, c)
 		})},
 	{Name: "each strategy counts fences of its own", Clause: "others-fence", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			fence, err := d.acquireIn(s, c, now)
-			if err == nil && c.Fenced {
-				s.fences["own:"+c.Key]++
-				fence = s.fences["own:"+c.Key]
+		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
+			fence, err := x.acquire()
+			if err == nil && x.c.Fenced {
+				x.fences["own:"+x.c.Key]++
+				fence = x.fences["own:"+x.c.Key]
 			}
 			return fence, err
 		})},
@@ -67,9 +67,9 @@ var otherFaults = []Fault{
 
 // overlook removes the hold of a key if it belongs to the other strategy.
 func overlook(ctx context.Context, d *driver, c backend.Claim) error {
-	return d.record(ctx, c.Key, func(r *record, _ time.Time) {
-		if ofOther(r.token) {
-			r.token = ""
+	return d.visit(ctx, c, func(x *command) {
+		if ofOther(x.r.token) {
+			x.r.token = ""
 		}
 	})
 }
@@ -191,13 +191,12 @@ func waitUntilKicked(ctx context.Context, d *driver, c backend.Claim, next call)
 var costFaults = []Fault{
 	{Name: "a second record of a hold stays until the Release", Clause: "leftovers-expired",
 		spoil: spoils(
-			onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.leave("history of "+c.Token, now) }),
-			onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) { delete(s.keys, "history of "+c.Token) }))},
+			onAcquire.after(nil, func(x *command) { x.leave("history of " + x.c.Token) }),
+			onRelease.after(nil, func(x *command) { delete(x.keys, "history of "+x.c.Token) }))},
 	{Name: "Break leaves a record of the broken hold", Clause: "leftovers-expired", kind: waits,
-		spoil: onBreak.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			s.leave("broken "+c.Key, now)
-			s.release(c, anyToken, now)
-			return 0, nil
+		spoil: onBreak.inStore(func(x *command) (uint64, error) {
+			x.leave("broken " + x.c.Key)
+			return x.breakKey()
 		})},
 	{Name: "a late vote is not released after Close", Clause: "leftovers-close", spoil: voteLate},
 	{Name: "Acquire checks in an extra call whether the key is free", Clause: "commands-per-operation", spoil: onAcquire.first(extraCommand)},
@@ -212,12 +211,12 @@ var costFaults = []Fault{
 			return backend.Grant{}, backend.ErrHeld
 		})},
 	{Name: "a refused attempt leaves a record", Clause: "leftovers",
-		spoil: onAcquire.after(backend.ErrHeld, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.leave("attempts:"+c.Key, now) })},
+		spoil: onAcquire.after(backend.ErrHeld, func(x *command) { x.leave("attempts:" + x.c.Key) })},
 }
 
 // leave makes a record that no call removes.
-func (s *store) leave(key string, now time.Time) {
-	s.keys[key] = &record{hold: hold{token: "left", until: now.Add(time.Hour)}}
+func (x *command) leave(key string) {
+	x.keys[key] = &record{hold: hold{token: "left", until: x.now.Add(time.Hour)}}
 }
 
 // voteLate makes each hold leave a vote, which arrives late, if its driver is closed then.
@@ -228,7 +227,7 @@ func voteLate(d *driver) {
 		go func() {
 			time.Sleep(10 * time.Millisecond)
 			if closed.Load() {
-				d.at(context.Background(), func(s *store, now time.Time) { s.leave("vote for "+c.Token, now) })
+				d.visit(context.Background(), c, func(x *command) { x.leave("vote for " + c.Token) })
 			}
 		}()
 	})(d)

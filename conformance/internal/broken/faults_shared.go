@@ -12,25 +12,25 @@ var sharedFaults = []Fault{
 	{Name: "shared claims exclude one another", Clause: "shared-together", kind: waits,
 		spoil: spoils(onAcquire.asks(exclusively), onRenew.asks(exclusively), onRelease.asks(exclusively))},
 	{Name: "a reader is granted without being recorded", Clause: "shared-excludes", kind: waits,
-		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
-			if c.Shared && len(s.keys[c.Key].readers) == 1 {
-				s.quit(c, now)
+		spoil: onAcquire.after(nil, func(x *command) {
+			if x.c.Shared && len(x.r.readers) == 1 {
+				x.quit()
 			}
 		})},
 	{Name: "a reader joins a hold that is not shared", Clause: "shared-excludes", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if c.Shared {
-				return giveAnyway(d, s, c, now)
+		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
+			if x.c.Shared {
+				return x.give()
 			}
-			return d.acquireIn(s, c, now)
+			return x.acquire()
 		})},
 	{Name: "a refusal by readers does not say that they are", Clause: "shared-error", kind: waits,
 		spoil: onAcquire.turns(backend.ErrHeld, &backend.HeldError{})},
 	{Name: "a writer waits for the end of the reader that refused it, not of the last", Clause: "shared-wait", kind: waits,
 		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			return d.record(ctx, c.Key, func(r *record, _ time.Time) {
-				if !c.Shared && len(r.readers) > 1 {
-					r.readers = r.readers[:1]
+			return d.visit(ctx, c, func(x *command) {
+				if !c.Shared && len(x.r.readers) > 1 {
+					x.r.readers = x.r.readers[:1]
 				}
 			})
 		})},
@@ -39,35 +39,32 @@ var sharedFaults = []Fault{
 	{Name: "a shared Wait joins a hold that is not shared", Clause: "shared-wait", kind: waits,
 		spoil: onWait.by(joins(true))},
 	{Name: "the release of one reader frees the key", Clause: "shared-together", kind: waits,
-		spoil: onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
-			s.get(c.Key, now).readers = nil
-		})},
+		spoil: onRelease.after(nil, func(x *command) { x.r.readers = nil })},
 	{Name: "the key stays held for the longest term although that reader has released", Clause: "shared-terms", kind: waits,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			last := s.get(c.Key, now).lastReader()
-			_, err := d.releaseIn(s, c, now)
-			if r := s.get(c.Key, now); err == nil && len(r.readers) > 0 {
+		spoil: onRelease.inStore(func(x *command) (uint64, error) {
+			last := x.r.lastReader()
+			_, err := x.release()
+			if r := x.get(x.c.Key, x.now); err == nil && len(r.readers) > 0 {
 				r.readers[0].until = last
 			}
 			return 0, err
 		})},
 	{Name: "a renewal prolongs all readers", Clause: "shared-terms", kind: waits,
-		spoil: onRenew.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
-			r := s.get(c.Key, now)
-			for i := range r.readers {
-				r.readers[i].until = r.lastReader()
+		spoil: onRenew.after(nil, func(x *command) {
+			for i := range x.r.readers {
+				x.r.readers[i].until = x.r.lastReader()
 			}
 		})},
 	{Name: "the term of the key follows the newest reader, not the longest", Clause: "shared-terms", kind: waits,
-		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.endsNoLaterThan(c.Key, now.Add(c.TTL)) })},
+		spoil: onAcquire.after(nil, func(x *command) { x.endsNoLaterThan(x.now.Add(x.c.TTL)) })},
 	{Name: "any token renews and releases a shared hold", Clause: "shared-foreign", kind: waits,
 		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool { return c.Shared || token == c.Token })},
 	{Name: "a reader gets the fence of the writer before it", Clause: "shared-fence", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			last := s.fences[c.Key]
-			fence, err := d.acquireIn(s, c, now)
-			if err == nil && c.Shared && c.Fenced && last > 0 {
-				s.fences[c.Key], fence = last, last
+		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
+			last := x.fences[x.c.Key]
+			fence, err := x.acquire()
+			if err == nil && x.c.Shared && x.c.Fenced && last > 0 {
+				x.fences[x.c.Key], fence = last, last
 			}
 			return fence, err
 		})},
@@ -77,9 +74,9 @@ var sharedFaults = []Fault{
 			onAcquire.asks(func(c *backend.Claim) { c.WillRetry = false })(d)
 		}},
 	{Name: "a writer that waits is not served while readers come", Clause: "shared-writer-waits", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			s.get(c.Key, now).writer = queued{}
-			return d.acquireIn(s, c, now)
+		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
+			x.r.writer = queued{}
+			return x.acquire()
 		})},
 	{Name: "a writer that died keeps readers out", Clause: "shared-writer-gone", kind: waits, spoil: placesStay},
 	{Name: "Inspect does not list the readers", Clause: "shared-inspect", kind: waits,
@@ -91,17 +88,17 @@ var sharedFaults = []Fault{
 			}
 		})},
 	{Name: "Break ends one shared hold", Clause: "shared-break", kind: waits,
-		spoil: onBreak.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			c.Shared = len(s.get(c.Key, now).readers) > 0
-			s.release(c, anyToken, now)
+		spoil: onBreak.inStore(func(x *command) (uint64, error) {
+			x.c.Shared = len(x.r.readers) > 0
+			x.accepting(anyToken).release()
 			return 0, nil
 		})},
 	{Name: "a writer checks for readers in one command and locks in another", Clause: "history-shared", kind: waits, cost: twice,
-		spoil: spoils(onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if r := s.get(c.Key, now); !c.Shared && r.token == "" {
-				return s.give(r, c, now), nil
+		spoil: spoils(onAcquire.inStore(func(x *command) (uint64, error) {
+			if !x.c.Shared && x.r.token == "" {
+				return x.give()
 			}
-			return d.acquireIn(s, c, now)
+			return x.acquire()
 		}), onAcquire.first(checkIsFree))},
 	{Name: "a shared claim does not see a hold of another strategy", Clause: "others-shared", kind: waits,
 		spoil: onAcquire.first(func(ctx context.Context, d *driver, c backend.Claim) error {
@@ -113,9 +110,9 @@ var sharedFaults = []Fault{
 	{Name: "shared claims are obeyed, but Shared is not claimed", Clause: "shared-unclaimed", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Shared = false })},
 	{Name: "the term of the key follows the first reader", Clause: "shared-terms", kind: waits,
-		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) {
-			if c.Shared {
-				s.endsNoLaterThan(c.Key, s.keys[c.Key].readers[0].until)
+		spoil: onAcquire.after(nil, func(x *command) {
+			if x.c.Shared {
+				x.endsNoLaterThan(x.r.readers[0].until)
 			}
 		})},
 	{Name: "a renewal does not prolong a shared hold", Clause: "shared-renew-raises", kind: waits,
@@ -125,12 +122,11 @@ var sharedFaults = []Fault{
 			}
 		})},
 	{Name: "the term of the key follows the reader that was renewed last", Clause: "shared-terms", kind: waits,
-		spoil: onRenew.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.endsNoLaterThan(c.Key, now.Add(c.TTL)) })},
+		spoil: onRenew.after(nil, func(x *command) { x.endsNoLaterThan(x.now.Add(x.c.TTL)) })},
 	{Name: "a shared hold is kept after its release", Clause: "shared-keep", kind: waits,
-		spoil: onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
-			if c.Shared && c.KeepUntil.After(now) {
-				r := s.get(c.Key, now)
-				r.readers = append(r.readers, hold{token: keptToken, until: c.KeepUntil})
+		spoil: onRelease.after(nil, func(x *command) {
+			if x.c.Shared && x.c.KeepUntil.After(x.now) {
+				x.r.readers = append(x.r.readers, hold{token: keptToken, until: x.c.KeepUntil})
 			}
 		})},
 	{Name: "readers that waited get the key one after another", Clause: "shared-wait-together", kind: waits,
@@ -156,11 +152,11 @@ var sharedFaults = []Fault{
 	{Name: "readers in a queue get the key one after another", Clause: "shared-order", kind: orders,
 		spoil: onWait.by(oneByOne)},
 	{Name: "a shared Acquire joins readers past the queue", Clause: "shared-no-barging", kind: orders,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if r := s.get(c.Key, now); c.Shared && len(r.readers) > 0 {
-				return s.give(r, c, now), nil
+		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
+			if x.c.Shared && len(x.r.readers) > 0 {
+				return x.give()
 			}
-			return d.acquireIn(s, c, now)
+			return x.acquire()
 		})},
 	{Name: "a shared call whose reply is lost is repeated", Clause: "shared-sent-once", kind: waits,
 		spoil: onAcquire.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
@@ -171,9 +167,9 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "an intent stays although its caller has left", Clause: "leftovers-expired", kind: waits, spoil: placesStay},
 	{Name: "a shared hold leaves a name of its owner", Clause: "leftovers-expired", kind: waits,
-		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
-			if c.Shared {
-				s.leave("owner of "+c.Token, now)
+		spoil: onAcquire.after(nil, func(x *command) {
+			if x.c.Shared {
+				x.leave("owner of " + x.c.Token)
 			}
 		})},
 	{Name: "a writer that is cut off keeps readers out", Clause: "shared-cut-writer", kind: waits, spoil: placesStay},
@@ -186,7 +182,7 @@ func joins(shared bool) func(ctx context.Context, d *driver, c backend.Claim, ne
 		if c.Shared != shared {
 			return next(ctx, c)
 		}
-		return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) { return giveAnyway(d, s, c, now) })
+		return d.send(ctx, c, (*command).give)
 	}
 }
 
@@ -194,11 +190,10 @@ func joins(shared bool) func(ctx context.Context, d *driver, c backend.Claim, ne
 func exclusively(c *backend.Claim) { c.Shared = false }
 
 // endsNoLaterThan ends all shared holds of a key at end, or sooner if they end sooner.
-func (s *store) endsNoLaterThan(key string, end time.Time) {
-	r := s.keys[key]
-	for i := range r.readers {
-		if r.readers[i].until.After(end) {
-			r.readers[i].until = end
+func (x *command) endsNoLaterThan(end time.Time) {
+	for i := range x.r.readers {
+		if x.r.readers[i].until.After(end) {
+			x.r.readers[i].until = end
 		}
 	}
 }
@@ -206,11 +201,11 @@ func (s *store) endsNoLaterThan(key string, end time.Time) {
 // oneByOne is a Wait that is granted a shared hold only if there is none.
 func oneByOne(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 	for c.Shared {
-		g, err := d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if r := s.get(c.Key, now); len(r.readers) > 0 {
-				return 0, r.refusal(now)
+		g, err := d.send(ctx, c, func(x *command) (uint64, error) {
+			if len(x.r.readers) > 0 {
+				return 0, x.r.refusal(x.now)
 			}
-			return s.look(c, d.kind == orders, now)
+			return x.look()
 		})
 		if !definite(err) {
 			return g, err

@@ -24,11 +24,11 @@ var waitFaults = []Fault{
 	{Name: "a hold by Wait lasts an hour", Clause: "wait-deadline", kind: waits,
 		spoil: onWait.asks(func(c *backend.Claim) { c.TTL = max(c.TTL, time.Hour) })},
 	{Name: "a hold by Wait cannot be renewed", Clause: "wait-free", kind: waits,
-		spoil: onRenew.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if _, ok := d.granted[c.Token]; !ok {
+		spoil: onRenew.inStore(func(x *command) (uint64, error) {
+			if _, ok := x.d.granted[x.c.Token]; !ok {
 				return 0, backend.ErrLost
 			}
-			return d.renewIn(s, c, now)
+			return x.renew()
 		})},
 	{Name: "the deadline counts from the beginning of the Wait", Clause: "wait-deadline", kind: waits,
 		spoil: onWait.grants(func(_ *driver, _ backend.Claim, g *backend.Grant) { g.Until = time.Time{} })},
@@ -77,38 +77,35 @@ var waitFaults = []Fault{
 
 var wakeFaults = []Fault{
 	{Name: "a release wakes no caller that listens", Clause: "wake-change", kind: wakes,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			defer s.unheard(c.Key)()
-			return d.releaseIn(s, c, now)
+		spoil: onRelease.inStore(func(x *command) (uint64, error) {
+			defer x.unheard()()
+			return x.release()
 		})},
 	{Name: "a release with KeepUntil wakes no caller that listens", Clause: "wake-change", kind: wakes,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if !c.KeepUntil.IsZero() {
-				defer s.unheard(c.Key)()
+		spoil: onRelease.inStore(func(x *command) (uint64, error) {
+			if !x.c.KeepUntil.IsZero() {
+				defer x.unheard()()
 			}
-			return d.releaseIn(s, c, now)
+			return x.release()
 		})},
 	{Name: "a Break wakes no caller that listens", Clause: "wake-change", kind: wakes,
-		spoil: onBreak.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
-			return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
-				defer s.unheard(c.Key)()
-				s.release(c, anyToken, now)
-				return 0, nil
-			})
+		spoil: onBreak.inStore(func(x *command) (uint64, error) {
+			defer x.unheard()()
+			return x.breakKey()
 		})},
 	{Name: "only the first shared release wakes", Clause: "wake-shared", kind: wakes,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			if len(s.get(c.Key, now).readers) == 1 {
-				defer s.unheard(c.Key)()
+		spoil: onRelease.inStore(func(x *command) (uint64, error) {
+			if len(x.r.readers) == 1 {
+				defer x.unheard()()
 			}
-			return d.releaseIn(s, c, now)
+			return x.release()
 		})},
 	{Name: "only the first claim of a caller that waits keeps readers out", Clause: "wake-writer-leaves", kind: wakes,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			first := s.get(c.Key, now).writer
-			fence, err := d.acquireIn(s, c, now)
+		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
+			first := x.r.writer
+			fence, err := x.acquire()
 			if err != nil && first.token != "" {
-				s.get(c.Key, now).writer = first
+				x.r.writer = first
 			}
 			return fence, err
 		})},
@@ -158,12 +155,12 @@ var wakeFaults = []Fault{
 		}},
 }
 
-// unheard keeps the signals of key from the callers that listen, until the function that it
+// unheard keeps the signals of the key from the callers that listen, until the function that it
 // returns is called.
-func (s *store) unheard(key string) (end func()) {
-	kept := s.changed[key]
-	delete(s.changed, key)
-	return func() { s.changed[key] = kept }
+func (x *command) unheard() (end func()) {
+	kept := x.changed[x.c.Key]
+	delete(x.changed, x.c.Key)
+	return func() { x.changed[x.c.Key] = kept }
 }
 
 // sleeps makes Wait poll only when the key is signalled and when sleep says so.
@@ -232,22 +229,22 @@ var orderFaults = []Fault{
 	{Name: "a waiter that gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,
 		spoil: func(d *driver) {
 			d.quit = func(c backend.Claim) {
-				d.record(context.Background(), c.Key, func(r *record, _ time.Time) {
-					at, last := slices.IndexFunc(r.queue, func(p queued) bool { return p.token == c.Token }), len(r.queue)-1
+				d.visit(context.Background(), c, func(x *command) {
+					queue := x.r.queue
+					at, last := slices.IndexFunc(queue, func(p queued) bool { return p.token == c.Token }), len(queue)-1
 					if at >= 0 {
-						r.queue[at], r.queue = r.queue[last], r.queue[:last]
+						queue[at], x.r.queue = queue[last], queue[:last]
 					}
 				})
 				d.soundQuit(c)
 			}
 		}},
 	{Name: "Acquire takes a free key past the queue", Clause: "order-no-barging", kind: orders,
-		spoil: onAcquire.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			r := s.get(c.Key, now)
-			if r.token != "" {
-				return 0, r.refusal(now)
+		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
+			if x.r.token != "" {
+				return 0, x.r.refusal(x.now)
 			}
-			return s.give(r, c, now), nil
+			return x.give()
 		})},
 	{Name: "the order is kept, but Ordered is not claimed", Clause: "order-not-claimed", kind: orders,
 		spoil: claims(func(t *backend.Traits) { t.Ordered = false })},
@@ -255,9 +252,8 @@ var orderFaults = []Fault{
 
 // queues takes the place of c, and then runs f on the queue.
 func (d *driver) queues(ctx context.Context, c backend.Claim, f func(queue []queued)) error {
-	return d.at(ctx, func(s *store, now time.Time) {
-		c := d.asked(c)
-		s.look(c, true, now)
-		f(s.get(c.Key, now).queue)
+	return d.visit(ctx, c, func(x *command) {
+		x.look()
+		f(x.r.queue)
 	})
 }

@@ -23,15 +23,15 @@ func spoils(all ...spoil) spoil {
 // part is a call of a driver that a fault changes.
 type part struct {
 	call  func(d *driver) *call
-	sound func(d *driver, s *store, c backend.Claim, now time.Time) (fence uint64, err error) // its command
+	sound func(x *command) (fence uint64, err error) // its command
 }
 
 var (
-	onAcquire = part{func(d *driver) *call { return &d.acquire }, (*driver).acquireIn}
-	onWait    = part{func(d *driver) *call { return &d.wait }, nil}
-	onRenew   = part{func(d *driver) *call { return &d.renewOne }, (*driver).renewIn}
-	onRelease = part{func(d *driver) *call { return &d.release }, (*driver).releaseIn}
-	onBreak   = part{func(d *driver) *call { return &d.breakKey }, nil}
+	onAcquire = part{func(d *driver) *call { return &d.acquire }, (*command).acquire}
+	onWait    = part{func(d *driver) *call { return &d.wait }, (*command).look}
+	onRenew   = part{func(d *driver) *call { return &d.renewOne }, (*command).renew}
+	onRelease = part{func(d *driver) *call { return &d.release }, (*command).release}
+	onBreak   = part{func(d *driver) *call { return &d.breakKey }, (*command).breakKey}
 )
 
 // by makes f stand in for the call. next executes it.
@@ -93,26 +93,26 @@ func (p part) turns(from, to error) spoil {
 }
 
 // inStore makes f the command of the call.
-func (p part) inStore(f func(d *driver, s *store, c backend.Claim, now time.Time) (fence uint64, err error)) spoil {
+func (p part) inStore(f func(x *command) (fence uint64, err error)) spoil {
 	return p.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
-		return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) { return f(d, s, c, now) })
+		return d.send(ctx, c, f)
 	})
 }
 
 // after runs f in the store after a command of the call whose error is answer.
-func (p part) after(answer error, f func(d *driver, s *store, c backend.Claim, now time.Time)) spoil {
-	return p.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-		fence, err := p.sound(d, s, c, now)
+func (p part) after(answer error, f func(x *command)) spoil {
+	return p.inStore(func(x *command) (uint64, error) {
+		fence, err := p.sound(x)
 		if errors.Is(err, answer) {
-			f(d, s, c, now)
+			f(x)
 		}
 		return fence, err
 	})
 }
 
 // extraCommand sends the store a command that does nothing.
-func extraCommand(ctx context.Context, d *driver, _ backend.Claim) error {
-	return d.at(ctx, func(*store, time.Time) {})
+func extraCommand(ctx context.Context, d *driver, c backend.Claim) error {
+	return d.visit(ctx, c, func(*command) {})
 }
 
 // names replaces the names under which the store keeps keys.
@@ -194,11 +194,9 @@ func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done func
 }
 
 // closes makes Close run f in the store.
-func closes(f func(d *driver, s *store, now time.Time)) spoil {
+func closes(f func(x *command)) spoil {
 	return func(d *driver) {
-		d.close = func() error {
-			return d.at(context.Background(), func(s *store, now time.Time) { f(d, s, now) })
-		}
+		d.close = func() error { return d.visit(context.Background(), backend.Claim{}, f) }
 	}
 }
 

@@ -202,44 +202,64 @@ func (r *record) free(c backend.Claim) bool {
 	return r.token == "" && (c.Shared || len(r.readers) == 0)
 }
 
+// command is one command of a driver at the store.
+type command struct {
+	*store
+	d    *driver
+	c    backend.Claim // in the form that the store gets
+	r    *record       // of the key
+	now  time.Time
+	mine func(token string) bool // accepts the token of the claim's hold
+}
+
+// accepting returns x with another comparison of tokens.
+func (x *command) accepting(mine func(token string) bool) *command {
+	x.mine = mine
+	return x
+}
+
+// anyToken takes every token for the right one.
+func anyToken(string) bool { return true }
+
 // refuse returns the refusal of a claim. If readers refuse a writer that waits, they
 // are the last ones before it.
-func (s *store) refuse(r *record, c backend.Claim, waits bool, now time.Time) error {
-	if waits && !c.Shared && len(r.readers) > 0 {
-		r.writer = queued{token: c.Token, owner: c.Owner, alive: now.Add(2 * s.stay)} // a caller that listens asks once a second
+func (x *command) refuse(waits bool) error {
+	if waits && !x.c.Shared && len(x.r.readers) > 0 {
+		// A caller that listens asks once a second.
+		x.r.writer = queued{token: x.c.Token, owner: x.c.Owner, alive: x.now.Add(2 * x.stay)}
 	}
-	return r.refusal(now)
+	return x.r.refusal(x.now)
 }
 
-// give makes c the holder of a key that is free.
-func (s *store) give(r *record, c backend.Claim, now time.Time) (fence uint64) {
-	if c.Fenced {
-		s.fences[c.Key] = s.count(s.fences[c.Key], now)
-		fence = s.fences[c.Key]
+// give makes the claim the holder of the key, without a look at other holds.
+func (x *command) give() (fence uint64, err error) {
+	if x.c.Fenced {
+		x.fences[x.c.Key] = x.count(x.fences[x.c.Key], x.now)
+		fence = x.fences[x.c.Key]
 	}
-	h := hold{c.Token, c.Owner, now, now.Add(c.TTL), fence}
-	if c.Shared {
-		r.readers = append(r.readers, h)
+	h := hold{x.c.Token, x.c.Owner, x.now, x.now.Add(x.c.TTL), fence}
+	if x.c.Shared {
+		x.r.readers = append(x.r.readers, h)
 	} else {
-		r.hold, r.writer = h, queued{}
+		x.r.hold, x.r.writer = h, queued{}
 	}
-	return fence
+	return fence, nil
 }
 
-// acquire grants a key to c if no token holds it or waits for it.
-func (s *store) acquire(c backend.Claim, now time.Time) (fence uint64, err error) {
-	r := s.get(c.Key, now)
-	if !r.free(c) || len(r.queue) > 0 || now.Before(r.barred) || c.Shared && r.writer.token != "" {
-		return 0, s.refuse(r, c, c.WillRetry, now)
+// acquire grants the key if no token holds it or waits for it.
+func (x *command) acquire() (fence uint64, err error) {
+	if !x.r.free(x.c) || len(x.r.queue) > 0 || x.now.Before(x.r.barred) || x.c.Shared && x.r.writer.token != "" {
+		return 0, x.refuse(x.c.WillRetry)
 	}
-	return s.give(r, c, now), nil
+	x.d.granted[x.c.Token] = x.c
+	return x.give()
 }
 
-// look is the poll of a Wait. It grants the key to c if no token holds it and no
-// place is before c's place. Otherwise, if inQueue, it takes or keeps c's place. It
-// may be repeated.
-func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64, err error) {
-	r := s.get(c.Key, now)
+// look is the poll of a Wait. It grants the key if no token holds it and no
+// place is before the claim's. Otherwise it takes or keeps the claim's place, if the driver
+// keeps the order. It may be repeated.
+func (x *command) look() (fence uint64, err error) {
+	r, c, inQueue := x.r, x.c, x.d.kind == orders
 	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {
 		return h.fence, nil
 	}
@@ -259,11 +279,11 @@ func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64
 		if at >= 0 {
 			r.queue = slices.Delete(r.queue, at, at+1)
 		}
-		return s.give(r, c, now), nil
+		return x.give()
 	}
 
 	if !inQueue {
-		return 0, s.refuse(r, c, true, now)
+		return 0, x.refuse(true)
 	}
 	if at < 0 {
 		at = len(r.queue)
@@ -271,54 +291,58 @@ func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64
 	}
 
 	// Each poll keeps the place for another while.
-	r.queue[at] = queued{c.Token, c.Owner, now.Add(s.stay), c.Shared}
-	return 0, r.refusal(now)
+	r.queue[at] = queued{c.Token, c.Owner, x.now.Add(x.stay), c.Shared}
+	return 0, r.refusal(x.now)
 }
 
-// quit removes c's place in the queue, or its hold.
-func (s *store) quit(c backend.Claim, now time.Time) {
-	r := s.get(c.Key, now)
-	for _, h := range r.holds() {
-		if h.token == c.Token {
+// quit removes the claim's place in the queue, or its hold.
+func (x *command) quit() {
+	for _, h := range x.r.holds() {
+		if h.token == x.c.Token {
 			h.token = ""
 		}
 	}
-	if r.writer.token == c.Token {
-		r.writer = queued{}
+	if x.r.writer.token == x.c.Token {
+		x.r.writer = queued{}
 	}
-	r.queue = slices.DeleteFunc(r.queue, func(p queued) bool { return p.token == c.Token })
-	s.signal(c.Key)
+	x.r.queue = slices.DeleteFunc(x.r.queue, func(p queued) bool { return p.token == x.c.Token })
+	x.signal(x.c.Key)
 }
 
-// renew prolongs the hold of a key if mine accepts its token.
-func (s *store) renew(c backend.Claim, mine func(token string) bool, now time.Time) error {
-	r := s.get(c.Key, now)
-	h := r.find(c.Shared, mine)
+// renew prolongs the hold of the claim.
+func (x *command) renew() (fence uint64, err error) {
+	h := x.r.find(x.c.Shared, x.mine)
 	if h == nil {
-		return backend.ErrLost
+		return 0, backend.ErrLost
 	}
-	if until := now.Add(c.TTL); until.After(h.until) {
+	if until := x.now.Add(x.c.TTL); until.After(h.until) {
 		h.until = until
 	}
-	return nil
+	return 0, nil
 }
 
-// release ends the hold of a key if mine accepts its token.
-func (s *store) release(c backend.Claim, mine func(token string) bool, now time.Time) error {
-	r := s.get(c.Key, now)
-	if r.writer.token == c.Token {
-		r.writer = queued{} // it waits no more
+// release ends the hold of the claim.
+func (x *command) release() (fence uint64, err error) {
+	if x.r.writer.token == x.c.Token {
+		x.r.writer = queued{} // it waits no more
 	}
-	h := r.find(c.Shared, mine)
+	h := x.r.find(x.c.Shared, x.mine)
 	if h == nil {
-		return backend.ErrLost
+		return 0, backend.ErrLost
 	}
 	h.token = ""
-	if c.KeepUntil.After(now) && !c.Shared {
-		h.token, h.until = keptToken, c.KeepUntil
+	if x.c.KeepUntil.After(x.now) && !x.c.Shared {
+		h.token, h.until = keptToken, x.c.KeepUntil
 	}
-	s.signal(c.Key)
-	return nil
+	x.signal(x.c.Key)
+	return 0, nil
+}
+
+// breakKey ends all holds of the key.
+func (x *command) breakKey() (fence uint64, err error) {
+	x.r.hold, x.r.readers, x.r.writer = hold{}, nil, queued{}
+	x.signal(x.c.Key)
+	return 0, nil
 }
 
 // keptToken holds a key that was released with KeepUntil.
