@@ -23,8 +23,8 @@ type Fault struct {
 	// Name describes the fault.
 	Name string
 
-	// Clause is the name of the clause that must fail. Others may also fail. It is
-	// empty for a sound driver.
+	// Clause is the name of the clause that must fail, or several names with a space between them.
+	// Others may also fail. It is empty for a sound driver.
 	Clause string
 
 	kind  kind             // the interfaces of the driver

@@ -69,9 +69,6 @@ func checkIsFree(ctx context.Context, d *driver, c backend.Claim) (err error) {
 // halfATermLate moves a deadline.
 func halfATermLate(_ *driver, c backend.Claim, g *backend.Grant) { g.Until = g.Until.Add(c.TTL / 2) }
 
-// twoTermsLong is a deadline that is a term late.
-func twoTermsLong(c backend.Claim, called time.Time) time.Time { return called.Add(2 * c.TTL) }
-
 var termFaults = []Fault{
 	{Name: "holds never end", Clause: "expiry",
 		spoil: terms(func(backend.Claim) time.Duration { return 1000 * time.Hour })},
@@ -83,7 +80,8 @@ var termFaults = []Fault{
 		spoil: terms(func(c backend.Claim) time.Duration { return min(c.TTL, time.Hour) })},
 	{Name: "the deadline is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onAcquire.grants(halfATermLate)},
 	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onRenew.grants(halfATermLate)},
-	{Name: "a late deadline lets a lease live on", Clause: "lease-loss-before-others", spoil: deadlines(twoTermsLong)},
+	{Name: "a late deadline lets a lease live on", Clause: "lease-loss-before-others link-hung-store",
+		spoil: deadlines(func(c backend.Claim, called time.Time) time.Time { return called.Add(2 * c.TTL) })},
 	{Name: "the deadline counts from the reply", Clause: "link-deadline",
 		spoil: deadlines(func(c backend.Claim, _ time.Time) time.Time { return time.Now().Add(c.TTL - backend.Drift(c.TTL)) })},
 }
@@ -100,7 +98,8 @@ var releaseFaults = []Fault{
 		spoil: spoils(onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 			return d.soundBreak(ctx, c)
 		}), onRelease.first(checkIsOwn))},
-	{Name: "a second Release is not an error", Clause: "release-lost", spoil: onRelease.turns(backend.ErrLost, nil)},
+	{Name: "Release of a hold that has ended is not an error", Clause: "release-lost break-frees", kind: waits,
+		spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "Release of an expired hold is not an error", Clause: "release-lost",
 		spoil: onRelease.inStore(func(x *command) (uint64, error) {
 			defer delete(x.d.granted, x.c.Token)

@@ -138,8 +138,6 @@ var inspectFaults = []Fault{
 		spoil: onBreak.by(func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
 			return backend.Grant{}, nil
 		})},
-	{Name: "Renew of a broken hold is not an error", Clause: "break-frees", kind: waits, spoil: onRenew.turns(backend.ErrLost, nil)},
-	{Name: "Release of a broken hold is not an error", Clause: "break-frees", kind: waits, spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "Break wakes no waiter", Clause: "break-wakes", kind: waits,
 		spoil: spoils(sleeps(untilTheEnd), onBreak.inStore(func(x *command) (uint64, error) {
 			x.r.token = ""

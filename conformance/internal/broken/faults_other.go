@@ -25,7 +25,7 @@ func other(s *store, k kind) backend.Driver {
 func ofOther(token string) bool { return strings.HasPrefix(token, otherType) }
 
 var otherFaults = []Fault{
-	{Name: "Acquire ignores a record of another type", Clause: "others-exclude", spoil: onAcquire.first(overlook)},
+	{Name: "Acquire ignores a record of another type", Clause: "others-exclude others-shared", kind: waits, spoil: onAcquire.first(overlook)},
 	{Name: "the lock is kept under a name that other strategies do not use", Clause: "others-exclude",
 		spoil: names(func(key string) string { return "lock:" + key })},
 	{Name: "any token releases a record of another type", Clause: "others-exclude",
@@ -80,7 +80,7 @@ var outageFaults = []Fault{
 	{Name: "a stopped store is reported as ErrLost", Clause: "restart-outage", kind: waits, spoil: onRelease.turns(nil, backend.ErrLost)},
 	{Name: "a call does not end while the store hangs", Clause: "link-outage", spoil: onRelease.by(byDeadline(time.Hour))},
 	{Name: "a driver does not work again after an outage", Clause: "link-outage", spoil: dieInAnOutage},
-	{Name: "a call whose reply is lost is repeated", Clause: "link-sent-once", spoil: onAcquire.by(again)},
+	{Name: "a call whose reply is lost is repeated", Clause: "link-sent-once shared-sent-once", kind: waits, spoil: onAcquire.by(again)},
 	{Name: "a call of two commands whose reply is lost is repeated", Clause: "link-sent-once", cost: twice,
 		spoil: spoils(onAcquire.by(again), onAcquire.first(extraCommand))},
 	{Name: "Wait repeats an attempt whose reply is lost, and waits for its own hold", Clause: "link-wait-reply", kind: waits,
@@ -96,13 +96,12 @@ var outageFaults = []Fault{
 		})},
 	{Name: "CancelPrompt is claimed, but the second command ignores the cancellation", Clause: "link-ends", cost: twice,
 		spoil: spoils(claimsEnds(backend.CancelPrompt), onRelease.by(byDeadline(0)), onRelease.first(extraCommand))},
-	{Name: "a waiter that is cut off keeps its place", Clause: "link-cut-waiter", kind: orders, spoil: placesStay},
+	{Name: "a waiter that is cut off keeps its place", Clause: "link-cut-waiter shared-cut-writer", kind: orders, spoil: placesStay},
 	{Name: "CancelByDeadline is claimed, but a call ends a second later", Clause: "link-ends",
 		spoil: spoils(claimsEnds(backend.CancelByDeadline), onAcquire.by(byDeadline(time.Second)))},
-	{Name: "the deadline of a cut-off lease is late", Clause: "link-hung-store", spoil: deadlines(twoTermsLong)},
 	{Name: "a dropped script is not loaded again", Clause: "flush-unnoticed", kind: waits, spoil: loadOnce},
 	{Name: "a waiter does not notice that its connection has ended", Clause: "kick-ridden-out", kind: waits, spoil: onWait.by(waitUntilKicked)},
-	{Name: "renewals trust the driver's memory", Clause: "restart-without-data", spoil: onRenew.turns(backend.ErrLost, nil)},
+	{Name: "renewals trust the driver's memory", Clause: "break-frees restart-without-data", kind: waits, spoil: onRenew.turns(backend.ErrLost, nil)},
 	{Name: "holds do not survive a restart of the store", Clause: "restart-with-data",
 		spoil: changes(func(s *store) { s.lose = func(bool) { clear(s.keys) } })},
 	{Name: "Wait reports a restart as ErrHeld", Clause: "restart-waiter", kind: waits,

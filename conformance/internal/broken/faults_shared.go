@@ -78,7 +78,7 @@ var sharedFaults = []Fault{
 			x.r.writer = queued{}
 			return x.acquire()
 		})},
-	{Name: "a writer that died keeps readers out", Clause: "shared-writer-gone", kind: waits, spoil: placesStay},
+	{Name: "a writer that is gone keeps readers out", Clause: "shared-writer-gone shared-cut-writer leftovers-expired", kind: waits, spoil: placesStay},
 	{Name: "Inspect does not list the readers", Clause: "shared-inspect", kind: waits,
 		spoil: inspects(func(st *backend.Status) { st.Shared = nil })},
 	{Name: "Inspect shows one reader as the owner", Clause: "shared-inspect", kind: waits,
@@ -100,13 +100,6 @@ var sharedFaults = []Fault{
 			}
 			return x.acquire()
 		}), onAcquire.first(checkIsFree))},
-	{Name: "a shared claim does not see a hold of another strategy", Clause: "others-shared", kind: waits,
-		spoil: onAcquire.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			if c.Shared {
-				return overlook(ctx, d, c)
-			}
-			return nil
-		})},
 	{Name: "shared claims are obeyed, but Shared is not claimed", Clause: "shared-unclaimed", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Shared = false })},
 	{Name: "the term of the key follows the first reader", Clause: "shared-terms", kind: waits,
@@ -131,14 +124,6 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "readers that waited get the key one after another", Clause: "shared-wait-together", kind: waits,
 		spoil: onWait.by(oneByOne)},
-	{Name: "a shared Wait cancelled during its attempt keeps the key", Clause: "shared-wait-cancelled", kind: waits,
-		spoil: func(d *driver) {
-			d.quit = func(c backend.Claim) {
-				if !c.Shared {
-					d.soundQuit(c)
-				}
-			}
-		}},
 	{Name: "a reader that waits passes a writer that came before it", Clause: "shared-order", kind: orders,
 		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
 			return d.queues(ctx, c, func(queue []queued) {
@@ -158,22 +143,12 @@ var sharedFaults = []Fault{
 			}
 			return x.acquire()
 		})},
-	{Name: "a shared call whose reply is lost is repeated", Clause: "shared-sent-once", kind: waits,
-		spoil: onAcquire.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-			if c.Shared {
-				return again(ctx, d, c, next)
-			}
-			return next(ctx, c)
-		})},
-	{Name: "an intent stays although its caller has left", Clause: "leftovers-expired", kind: waits, spoil: placesStay},
 	{Name: "a shared hold leaves a name of its owner", Clause: "leftovers-expired", kind: waits,
 		spoil: onAcquire.after(nil, func(x *command) {
 			if x.c.Shared {
 				x.leave("owner of " + x.c.Token)
 			}
 		})},
-	{Name: "a writer that is cut off keeps readers out", Clause: "shared-cut-writer", kind: waits, spoil: placesStay},
-	{Name: "a writer that is cut off keeps its place before readers", Clause: "shared-cut-writer", kind: orders, spoil: placesStay},
 }
 
 // joins is a Wait that gets the key at once if its claim is shared, or if it is not.

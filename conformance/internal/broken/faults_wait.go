@@ -66,7 +66,7 @@ var waitFaults = []Fault{
 			}
 			return ctx.Err()
 		})},
-	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race", kind: waits,
+	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race shared-wait-cancelled", kind: waits,
 		spoil: neverQuits},
 	{Name: "a second waiter removes the signal of the first", Clause: "wait-everyone", kind: waits, spoil: spoils(sleeps(untilTheEnd), watchesAlone)},
 	{Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits, spoil: waitInTurn},
