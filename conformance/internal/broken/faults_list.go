@@ -24,28 +24,17 @@ var listFaults = []Fault{
 		}},
 	{Name: "List leaves a held key out", Clause: "list-held", kind: waits,
 		spoil: yields(func(_ *driver, e *backend.Entry) bool { return e.Fence == 0 })},
-	{Name: "List yields another owner", Clause: "list-held", kind: waits,
-		spoil: yields(func(_ *driver, e *backend.Entry) bool { e.Owner = strings.ToUpper(e.Owner); return true })},
-	{Name: "List yields no fence", Clause: "list-held", kind: waits,
-		spoil: yields(func(_ *driver, e *backend.Entry) bool { e.Fence = 0; return true })},
-	{Name: "List yields no term", Clause: "list-held", kind: waits,
-		spoil: yields(func(_ *driver, e *backend.Entry) bool { e.TTL = 0; return true })},
 	{Name: "List leaves out a key that is kept", Clause: "keep-refuses", kind: waits,
 		spoil: yields(func(d *driver, e *backend.Entry) bool {
 			token, err := d.holder(context.Background(), e.Key)
 			return err != nil || token != keptToken
 		})},
 	{Name: "List yields the waiters in reverse order", Clause: "inspect-waiters", kind: orders,
-		spoil: yields(func(_ *driver, e *backend.Entry) bool { slices.Reverse(e.Waiters); return true })},
+		spoil: lists(reverseWaiters)},
 	{Name: "List yields one holder of a shared key", Clause: "shared-inspect", kind: waits,
-		spoil: yields(func(_ *driver, e *backend.Entry) bool { e.Shared = e.Shared[:min(1, len(e.Shared))]; return true })},
+		spoil: lists(oneReader)},
 	{Name: "List yields the holder of a shared key as its owner", Clause: "shared-inspect", kind: waits,
-		spoil: yields(func(_ *driver, e *backend.Entry) bool {
-			if len(e.Shared) > 0 {
-				e.Owner = e.Shared[0]
-			}
-			return true
-		})},
+		spoil: lists(readerAsOwner)},
 	{Name: "List takes the prefix for a pattern", Clause: "list-prefix", kind: waits,
 		spoil: listsBy(func(ctx context.Context, _ *driver, prefix string, next func(context.Context, string) seq) seq {
 			return func(yield yield) {
@@ -61,8 +50,7 @@ var listFaults = []Fault{
 		})},
 	{Name: "List yields the hold of another strategy without its owner", Clause: "list-foreign", kind: waits,
 		spoil: yields(func(d *driver, e *backend.Entry) bool {
-			token, _ := d.holder(context.Background(), e.Key)
-			if strings.HasPrefix(token, otherType) {
+			if token, _ := d.holder(context.Background(), e.Key); ofOther(token) {
 				e.Owner = ""
 			}
 			return true
@@ -108,6 +96,16 @@ var listFaults = []Fault{
 		})},
 }
 
+func reverseWaiters(st *backend.Status) { slices.Reverse(st.Waiters) }
+
+func oneReader(st *backend.Status) { st.Shared = st.Shared[:min(1, len(st.Shared))] }
+
+func readerAsOwner(st *backend.Status) {
+	if len(st.Shared) > 0 {
+		st.Owner = st.Shared[0]
+	}
+}
+
 var inspectFaults = []Fault{
 	{Name: "traits change with use", Clause: "traits-constant", kind: waits,
 		spoil: func(d *driver) {
@@ -124,16 +122,16 @@ var inspectFaults = []Fault{
 				*st = last
 			})(d)
 		}},
-	{Name: "Inspect reports a held key as free", Clause: "inspect-holder", kind: waits,
-		spoil: inspects(func(st *backend.Status) { st.Held = false })},
-	{Name: "Inspect returns another owner", Clause: "inspect-holder", kind: waits,
-		spoil: inspects(func(st *backend.Status) { st.Owner = strings.ToUpper(st.Owner) })},
-	{Name: "Inspect returns the next fence", Clause: "inspect-holder", kind: waits,
-		spoil: inspects(func(st *backend.Status) { st.Fence++ })},
-	{Name: "Inspect returns a negative term", Clause: "inspect-holder", kind: waits,
-		spoil: inspects(func(st *backend.Status) { st.TTL = -st.TTL })},
+	{Name: "Inspect and List report a held key as free", Clause: "inspect-holder list-held", kind: waits,
+		spoil: shows(func(st *backend.Status) { st.Held = false })},
+	{Name: "Inspect and List return another owner", Clause: "inspect-holder list-held", kind: waits,
+		spoil: shows(func(st *backend.Status) { st.Owner = strings.ToUpper(st.Owner) })},
+	{Name: "Inspect and List return the next fence", Clause: "inspect-holder list-held", kind: waits,
+		spoil: shows(func(st *backend.Status) { st.Fence++ })},
+	{Name: "Inspect and List return a negative term", Clause: "inspect-holder list-held", kind: waits,
+		spoil: shows(func(st *backend.Status) { st.TTL = -st.TTL })},
 	{Name: "Inspect returns the waiters in reverse order", Clause: "inspect-waiters", kind: orders,
-		spoil: inspects(func(st *backend.Status) { slices.Reverse(st.Waiters) })},
+		spoil: inspects(reverseWaiters)},
 	{Name: "Break does nothing", Clause: "break-frees", kind: waits,
 		spoil: onBreak.by(func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
 			return backend.Grant{}, nil

@@ -79,14 +79,8 @@ var sharedFaults = []Fault{
 			return x.acquire()
 		})},
 	{Name: "a writer that is gone keeps readers out", Clause: "shared-writer-gone shared-cut-writer leftovers-expired", kind: waits, spoil: placesStay},
-	{Name: "Inspect does not list the readers", Clause: "shared-inspect", kind: waits,
-		spoil: inspects(func(st *backend.Status) { st.Shared = nil })},
-	{Name: "Inspect shows one reader as the owner", Clause: "shared-inspect", kind: waits,
-		spoil: inspects(func(st *backend.Status) {
-			if len(st.Shared) > 0 {
-				st.Owner = st.Shared[0]
-			}
-		})},
+	{Name: "Inspect lists one holder of a shared key", Clause: "shared-inspect", kind: waits, spoil: inspects(oneReader)},
+	{Name: "Inspect returns one holder of a shared key as its owner", Clause: "shared-inspect", kind: waits, spoil: inspects(readerAsOwner)},
 	{Name: "Break ends one shared hold", Clause: "shared-break", kind: waits,
 		spoil: onBreak.inStore(func(x *command) (uint64, error) {
 			x.c.Shared = len(x.r.readers) > 0

@@ -184,6 +184,14 @@ func yields(f func(d *driver, e *backend.Entry) bool) spoil {
 	})
 }
 
+// lists changes what List yields of each key.
+func lists(f func(st *backend.Status)) spoil {
+	return yields(func(_ *driver, e *backend.Entry) bool { f(&e.Status); return true })
+}
+
+// shows changes what Inspect and List return.
+func shows(f func(st *backend.Status)) spoil { return spoils(inspects(f), lists(f)) }
+
 // renews makes f stand in for the renewal of several holds.
 func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error))) spoil {
 	return func(d *driver) {
