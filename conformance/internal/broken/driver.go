@@ -35,6 +35,7 @@ type driver struct {
 	traits   func() backend.Traits
 	acquire  call
 	wait     call
+	look     call // one poll of a Wait
 	watch    func(key string) (changed func() <-chan struct{})
 	sleep    func(left time.Duration) time.Duration
 	listen   func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error)
@@ -69,7 +70,8 @@ func newDriver(w *way, k kind) *driver {
 	}
 	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
 	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
-	d.list, d.listen, d.watch, d.sleep = d.soundList, d.soundListen, d.soundWatch, soundSleep
+	d.look, d.watch, d.sleep = d.soundLook, d.soundWatch, soundSleep
+	d.list, d.listen = d.soundList, d.soundListen
 	d.close = func() error { return nil }
 	return d
 }
@@ -180,9 +182,6 @@ func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (backend.Gra
 // soundWait polls at once, when the key may be free, when the holder's term ends,
 // and in time to keep its place.
 func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if c.Fenced && d.kind == polls {
-		return backend.Grant{}, errUnsupported
-	}
 	var last error
 	well := time.Now() // when the store answered last
 
@@ -217,8 +216,8 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 	}
 }
 
-// look is one poll of a Wait. It lasts for c.Timeout at most.
-func (d *driver) look(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+// soundLook lasts for c.Timeout at most.
+func (d *driver) soundLook(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	return d.send(ctx, c, (*command).look)

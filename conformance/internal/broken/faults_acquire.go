@@ -95,9 +95,7 @@ var releaseFaults = []Fault{
 	{Name: "Release by a foreign token is reported as an outage", Clause: "token-whole",
 		spoil: onRelease.turns(backend.ErrLost, errNoReply)},
 	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
-		spoil: spoils(onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
-			return d.soundBreak(ctx, c)
-		}), onRelease.first(checkIsOwn))},
+		spoil: spoils(onRelease.inStore((*command).breakKey), onRelease.first(checkIsOwn))},
 	{Name: "Release of a hold that has ended is not an error", Clause: "release-lost break-frees", kind: waits,
 		spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "Release of an expired hold is not an error", Clause: "release-lost",

@@ -38,9 +38,7 @@ var renewFaults = []Fault{
 			return next(ctx, c)
 		}))},
 	{Name: "Renew does nothing", Clause: "renew-holds",
-		spoil: onRenew.by(func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
-			return backend.Grant{}, nil
-		})},
+		spoil: onRenew.inStore(doNothing)},
 	{Name: "Renew never prolongs beyond the first term", Clause: "renew-raises",
 		spoil: onRenew.inStore(func(x *command) (uint64, error) {
 			x.c.TTL = min(x.c.TTL, x.d.granted[x.c.Token].TTL)
@@ -218,15 +216,7 @@ var keepFaults = []Fault{
 			return x.release()
 		}))},
 	{Name: "a waiter sleeps until the end of the term that it was told", Clause: "keep-wait", kind: waits,
-		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-			_, err := d.soundAcquire(ctx, c)
-			if left := retryAfter(err); left > 0 {
-				if err := pause(ctx, left); err != nil {
-					return backend.Grant{}, err
-				}
-			}
-			return next(ctx, c)
-		})},
+		spoil: spoils(sleeps(untilTheEnd), watchesNothing)},
 	{Name: "a release with KeepUntil hands the key to a waiter at once", Clause: "keep-wait", kind: waits,
 		spoil: onRelease.inStore(func(x *command) (uint64, error) {
 			if x.changed[x.c.Key] != nil { // a caller waits

@@ -133,9 +133,7 @@ var inspectFaults = []Fault{
 	{Name: "Inspect returns the waiters in reverse order", Clause: "inspect-waiters", kind: orders,
 		spoil: inspects(reverseWaiters)},
 	{Name: "Break does nothing", Clause: "break-frees", kind: waits,
-		spoil: onBreak.by(func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
-			return backend.Grant{}, nil
-		})},
+		spoil: onBreak.inStore(doNothing)},
 	{Name: "Break wakes no waiter", Clause: "break-wakes", kind: waits,
 		spoil: spoils(sleeps(untilTheEnd), onBreak.inStore(func(x *command) (uint64, error) {
 			x.r.token = ""

@@ -173,15 +173,19 @@ func loadOnce(d *driver) {
 // waitUntilKicked is a Wait on a connection that the store may end. After that no
 // message reaches it.
 func waitUntilKicked(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-	s := d.way.store
-	var kicked context.Context
-	s.locked(func() { kicked = s.kicked })
+	_, kicked := d.way.now()
 	on, stop := context.WithCancel(ctx)
 	defer stop()
-	defer context.AfterFunc(kicked, stop)() // this connection carries nothing any more
+	go func() {
+		select {
+		case <-kicked:
+			stop()
+		case <-on.Done():
+		}
+	}()
 
 	g, err := next(on, c)
-	if err != nil && kicked.Err() != nil {
+	if err != nil {
 		<-ctx.Done()
 	}
 	return g, err
@@ -200,15 +204,7 @@ var costFaults = []Fault{
 	{Name: "a late vote is not released after Close", Clause: "leftovers-close", spoil: voteLate},
 	{Name: "Acquire checks in an extra call whether the key is free", Clause: "commands-per-operation", spoil: onAcquire.first(extraCommand)},
 	{Name: "waiters poll without pause", Clause: "commands-waiting", kind: waits,
-		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
-			for ctx.Err() == nil {
-				g, err := d.soundAcquire(context.WithoutCancel(ctx), c)
-				if !errors.Is(err, backend.ErrHeld) {
-					return g, err
-				}
-			}
-			return backend.Grant{}, backend.ErrHeld
-		})},
+		spoil: sleeps(func(time.Duration) time.Duration { return 0 })},
 	{Name: "a refused attempt leaves a record", Clause: "leftovers",
 		spoil: onAcquire.after(backend.ErrHeld, func(x *command) { x.leave("attempts:" + x.c.Key) })},
 }

@@ -35,9 +35,9 @@ var sharedFaults = []Fault{
 			})
 		})},
 	{Name: "a Wait that is not shared joins readers", Clause: "shared-wait", kind: waits,
-		spoil: onWait.by(joins(false))},
+		spoil: joins(false)},
 	{Name: "a shared Wait joins a hold that is not shared", Clause: "shared-wait", kind: waits,
-		spoil: onWait.by(joins(true))},
+		spoil: joins(true)},
 	{Name: "the release of one reader frees the key", Clause: "shared-together", kind: waits,
 		spoil: onRelease.after(nil, func(x *command) { x.r.readers = nil })},
 	{Name: "the key stays held for the longest term although that reader has released", Clause: "shared-terms", kind: waits,
@@ -117,7 +117,7 @@ var sharedFaults = []Fault{
 			}
 		})},
 	{Name: "readers that waited get the key one after another", Clause: "shared-wait-together", kind: waits,
-		spoil: onWait.by(oneByOne)},
+		spoil: oneByOne},
 	{Name: "a reader that waits passes a writer that came before it", Clause: "shared-order", kind: orders,
 		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
 			return d.queues(ctx, c, func(queue []queued) {
@@ -129,7 +129,7 @@ var sharedFaults = []Fault{
 			})
 		})},
 	{Name: "readers in a queue get the key one after another", Clause: "shared-order", kind: orders,
-		spoil: onWait.by(oneByOne)},
+		spoil: oneByOne},
 	{Name: "a shared Acquire joins readers past the queue", Clause: "shared-no-barging", kind: orders,
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			if x.c.Shared && len(x.r.readers) > 0 {
@@ -145,14 +145,14 @@ var sharedFaults = []Fault{
 		})},
 }
 
-// joins is a Wait that gets the key at once if its claim is shared, or if it is not.
-func joins(shared bool) func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-	return func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-		if c.Shared != shared {
-			return next(ctx, c)
+// joins grants the key to a Wait if its claim is shared, or if it is not.
+func joins(shared bool) spoil {
+	return onLook.inStore(func(x *command) (uint64, error) {
+		if x.c.Shared == shared {
+			return x.give()
 		}
-		return d.send(ctx, c, (*command).give)
-	}
+		return x.look()
+	})
 }
 
 // exclusively makes a claim ask for a hold that is not shared.
@@ -167,24 +167,13 @@ func (x *command) endsNoLaterThan(end time.Time) {
 	}
 }
 
-// oneByOne is a Wait that is granted a shared hold only if there is none.
-func oneByOne(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-	for c.Shared {
-		g, err := d.send(ctx, c, func(x *command) (uint64, error) {
-			if len(x.r.readers) > 0 {
-				return 0, x.r.refusal(x.now)
-			}
-			return x.look()
-		})
-		if !definite(err) {
-			return g, err
-		}
-		if pause(ctx, 10*latency) != nil {
-			return backend.Grant{}, err
-		}
+// oneByOne grants a shared hold to a Wait only if there is none.
+var oneByOne = onLook.inStore(func(x *command) (uint64, error) {
+	if x.c.Shared && len(x.r.readers) > 0 {
+		return 0, x.r.refusal(x.now)
 	}
-	return next(ctx, c)
-}
+	return x.look()
+})
 
 // sharesToo makes a driver that polls obey Claim.Shared.
 func sharesToo(d *driver) { d.shares = true }

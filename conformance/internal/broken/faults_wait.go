@@ -178,6 +178,11 @@ func watchesLate(d *driver) {
 	}
 }
 
+// watchesNothing makes Wait get no signal.
+func watchesNothing(d *driver) {
+	d.watch = func(string) func() <-chan struct{} { return func() <-chan struct{} { return nil } }
+}
+
 // watchesAlone removes the signal of the other waiters for a key.
 func watchesAlone(d *driver) {
 	d.watch = func(key string) func() <-chan struct{} {

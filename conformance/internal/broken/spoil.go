@@ -28,7 +28,8 @@ type part struct {
 
 var (
 	onAcquire = part{func(d *driver) *call { return &d.acquire }, (*command).acquire}
-	onWait    = part{func(d *driver) *call { return &d.wait }, (*command).look}
+	onWait    = part{func(d *driver) *call { return &d.wait }, nil}
+	onLook    = part{func(d *driver) *call { return &d.look }, (*command).look}
 	onRenew   = part{func(d *driver) *call { return &d.renewOne }, (*command).renew}
 	onRelease = part{func(d *driver) *call { return &d.release }, (*command).release}
 	onBreak   = part{func(d *driver) *call { return &d.breakKey }, (*command).breakKey}
@@ -110,9 +111,13 @@ func (p part) after(answer error, f func(x *command)) spoil {
 	})
 }
 
-// extraCommand sends the store a command that does nothing.
+// doNothing is a command without an effect.
+func doNothing(*command) (uint64, error) { return 0, nil }
+
+// extraCommand sends the store one command more.
 func extraCommand(ctx context.Context, d *driver, c backend.Claim) error {
-	return d.visit(ctx, c, func(*command) {})
+	_, err := d.send(ctx, c, doNothing)
+	return err
 }
 
 // names replaces the names under which the store keeps keys.

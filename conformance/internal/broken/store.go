@@ -28,9 +28,7 @@ type store struct {
 	ahead    time.Duration   // of its clock
 	ways     map[string]*way // by the addresses that Open gets
 	commands atomic.Int64
-	flushes  atomic.Int64    // of what is kept only for speed
-	kicked   context.Context // ends, and is replaced, when all connections are ended
-	kick     context.CancelFunc
+	flushes  atomic.Int64             // of what is kept only for speed
 	changed  map[string]chan struct{} // by key: closed when it may be free
 	ended    context.Context          // ends at the end, and ends the goroutines that faults leave
 	end      context.CancelFunc
@@ -70,7 +68,6 @@ func newStore() *store {
 		changed: map[string]chan struct{}{}, stay: window}
 	s.ways = map[string]*way{"": newWay(s)}
 	s.ended, s.end = context.WithCancel(context.Background())
-	s.kicked, s.kick = context.WithCancel(context.Background())
 
 	// Fences that go by the clock grow also when the counter is lost.
 	s.count = func(last uint64, now time.Time) uint64 { return max(last+1, uint64(now.UnixMicro())) }
@@ -533,8 +530,6 @@ func (s *store) link() *conformance.Link {
 // endConnections ends all connections.
 func (s *store) endConnections() {
 	s.locked(func() {
-		s.kick()
-		s.kicked, s.kick = context.WithCancel(context.Background())
 		for _, w := range s.ways {
 			w.set(conformance.Down)
 			w.set(conformance.Up)
