@@ -230,17 +230,13 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 		sleep = d.sleep(retryAfter(last))
 	}
 
-	t := time.NewTimer(sleep)
-	defer t.Stop()
+	ctx, cancel := context.WithTimeout(ctx, sleep)
+	defer cancel()
 	select {
-	case <-t.C:
 	case <-ctx.Done():
 	case <-changed:
 		if !d.way.delivers() {
-			select {
-			case <-t.C:
-			case <-ctx.Done():
-			}
+			<-ctx.Done()
 		}
 	}
 }
@@ -266,7 +262,7 @@ func soundSleep(left time.Duration) time.Duration {
 func (d *driver) soundListen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
 	changed := d.way.store.watch(d.key(c.Key))
 	_, moved := d.way.now()
-	if err := extraCommand(ctx, d, c); err != nil {
+	if _, err := d.send(ctx, c, doNothing); err != nil {
 		return nil, nil, err
 	}
 

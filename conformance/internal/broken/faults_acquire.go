@@ -15,7 +15,7 @@ var acquireFaults = []Fault{
 		spoil: onAcquire.first(func(context.Context, *driver, backend.Claim) error { return errRefused })},
 	{Name: "every attempt is granted", Clause: "acquire-excludes", spoil: onAcquire.inStore((*command).give)},
 	{Name: "the check and the grant are two commands", Clause: "acquire-one-winner",
-		spoil: spoils(onAcquire.inStore((*command).give), onAcquire.first(checkIsFree))},
+		spoil: spoils(onAcquire.inStore((*command).give), onAcquire.firstSends(checkIsFree))},
 	{Name: "a driver takes a key again that it holds", Clause: "acquire-not-reentrant",
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			if own, ok := x.d.granted[x.r.token]; ok && own.Owner == x.c.Owner {
@@ -56,14 +56,12 @@ var acquireFaults = []Fault{
 		})},
 }
 
-// checkIsFree sends a command that only looks whether the key is held.
-func checkIsFree(ctx context.Context, d *driver, c backend.Claim) (err error) {
-	lost := d.visit(ctx, c, func(x *command) {
-		if !x.r.free(x.c) {
-			err = x.r.refusal(x.now)
-		}
-	})
-	return errors.Join(lost, err)
+// checkIsFree is a command that only looks whether the key is held.
+func checkIsFree(x *command) (uint64, error) {
+	if !x.r.free(x.c) {
+		return 0, x.r.refusal(x.now)
+	}
+	return 0, nil
 }
 
 // halfATermLate moves a deadline.
@@ -95,7 +93,7 @@ var releaseFaults = []Fault{
 	{Name: "Release by a foreign token is reported as an outage", Clause: "token-whole",
 		spoil: onRelease.turns(backend.ErrLost, errNoReply)},
 	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
-		spoil: spoils(onRelease.inStore((*command).breakKey), onRelease.first(checkIsOwn))},
+		spoil: spoils(onRelease.inStore((*command).breakKey), onRelease.firstSends(checkIsOwn))},
 	{Name: "Release of a hold that has ended is not an error", Clause: "release-lost break-frees", kind: waits,
 		spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "Release of an expired hold is not an error", Clause: "release-lost",

@@ -69,7 +69,7 @@ var renewFaults = []Fault{
 			}
 		})},
 	{Name: "Renew compares the token in one command and prolongs in another", Clause: "link-late-renew", cost: twice,
-		spoil: spoils(onRenew.inStore(renewAny), onRenew.first(checkIsOwn))},
+		spoil: spoils(onRenew.inStore(renewAny), onRenew.firstSends(checkIsOwn))},
 	{Name: "Renew prolongs any hold of the key", Clause: "token-whole", spoil: onRenew.inStore(renewAny)},
 	{Name: "only the first claim of a batch is renewed", Clause: "renew-many",
 		spoil: renews(func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error)) {
@@ -127,13 +127,12 @@ var renewFaults = []Fault{
 		})},
 }
 
-// checkIsOwn sends a command that only compares the token.
-func checkIsOwn(ctx context.Context, d *driver, c backend.Claim) error {
-	token, err := d.holder(ctx, c.Key)
-	if err == nil && token != c.Token {
-		err = backend.ErrLost
+// checkIsOwn is a command that only compares the token.
+func checkIsOwn(x *command) (uint64, error) {
+	if x.r.token != x.c.Token {
+		return 0, backend.ErrLost
 	}
-	return err
+	return 0, nil
 }
 
 // renewAny is a command that prolongs any hold of a key.

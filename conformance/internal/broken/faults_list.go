@@ -66,7 +66,7 @@ var listFaults = []Fault{
 		})},
 	{Name: "List asks the store before the loop", Clause: "list-lazy", kind: waits,
 		spoil: listsBy(func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq {
-			extraCommand(ctx, d, backend.Claim{})
+			d.send(ctx, backend.Claim{}, doNothing)
 			return next(ctx, prefix)
 		})},
 	{Name: "List does not obey its context", Clause: "list-cancelled", kind: waits,

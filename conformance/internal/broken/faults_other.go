@@ -25,7 +25,7 @@ func other(s *store, k kind) backend.Driver {
 func ofOther(token string) bool { return strings.HasPrefix(token, otherType) }
 
 var otherFaults = []Fault{
-	{Name: "Acquire ignores a record of another type", Clause: "others-exclude others-shared", kind: waits, spoil: onAcquire.first(overlook)},
+	{Name: "Acquire ignores a record of another type", Clause: "others-exclude others-shared", kind: waits, spoil: onAcquire.firstSends(overlook)},
 	{Name: "the lock is kept under a name that other strategies do not use", Clause: "others-exclude",
 		spoil: names(func(key string) string { return "lock:" + key })},
 	{Name: "any token releases a record of another type", Clause: "others-exclude",
@@ -62,16 +62,15 @@ var otherFaults = []Fault{
 			}
 			return fence, err
 		})},
-	{Name: "Wait ignores a record of another type", Clause: "others-history", kind: waits, spoil: onWait.first(overlook)},
+	{Name: "Wait ignores a record of another type", Clause: "others-history", kind: waits, spoil: onWait.firstSends(overlook)},
 }
 
 // overlook removes the hold of a key if it belongs to the other strategy.
-func overlook(ctx context.Context, d *driver, c backend.Claim) error {
-	return d.visit(ctx, c, func(x *command) {
-		if ofOther(x.r.token) {
-			x.r.token = ""
-		}
-	})
+func overlook(x *command) (uint64, error) {
+	if ofOther(x.r.token) {
+		x.r.token = ""
+	}
+	return 0, nil
 }
 
 var outageFaults = []Fault{
@@ -82,7 +81,7 @@ var outageFaults = []Fault{
 	{Name: "a driver does not work again after an outage", Clause: "link-outage", spoil: dieInAnOutage},
 	{Name: "a call whose reply is lost is repeated", Clause: "link-sent-once shared-sent-once", kind: waits, spoil: onAcquire.by(again)},
 	{Name: "a call of two commands whose reply is lost is repeated", Clause: "link-sent-once", cost: twice,
-		spoil: spoils(onAcquire.by(again), onAcquire.first(extraCommand))},
+		spoil: spoils(onAcquire.by(again), onAcquire.firstSends(doNothing))},
 	{Name: "Wait repeats an attempt whose reply is lost, and waits for its own hold", Clause: "link-wait-reply", kind: waits,
 		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 			g, err := d.soundAcquire(ctx, c)
@@ -95,7 +94,7 @@ var outageFaults = []Fault{
 			return next(ctx, c)
 		})},
 	{Name: "CancelPrompt is claimed, but the second command ignores the cancellation", Clause: "link-ends", cost: twice,
-		spoil: spoils(claimsEnds(backend.CancelPrompt), onRelease.by(byDeadline(0)), onRelease.first(extraCommand))},
+		spoil: spoils(claimsEnds(backend.CancelPrompt), onRelease.by(byDeadline(0)), onRelease.firstSends(doNothing))},
 	{Name: "a waiter that is cut off keeps its place", Clause: "link-cut-waiter shared-cut-writer", kind: orders, spoil: placesStay},
 	{Name: "CancelByDeadline is claimed, but a call ends a second later", Clause: "link-ends",
 		spoil: spoils(claimsEnds(backend.CancelByDeadline), onAcquire.by(byDeadline(time.Second)))},
@@ -202,7 +201,7 @@ var costFaults = []Fault{
 			return x.breakKey()
 		})},
 	{Name: "a late vote is not released after Close", Clause: "leftovers-close", spoil: voteLate},
-	{Name: "Acquire checks in an extra call whether the key is free", Clause: "commands-per-operation", spoil: onAcquire.first(extraCommand)},
+	{Name: "Acquire checks in an extra call whether the key is free", Clause: "commands-per-operation", spoil: onAcquire.firstSends(doNothing)},
 	{Name: "waiters poll without pause", Clause: "commands-waiting", kind: waits,
 		spoil: sleeps(func(time.Duration) time.Duration { return 0 })},
 	{Name: "a refused attempt leaves a record", Clause: "leftovers",

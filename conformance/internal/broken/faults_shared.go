@@ -1,7 +1,6 @@
 package broken
 
 import (
-	"context"
 	"slices"
 	"time"
 
@@ -27,12 +26,11 @@ var sharedFaults = []Fault{
 	{Name: "a refusal by readers does not say that they are", Clause: "shared-error", kind: waits,
 		spoil: onAcquire.turns(backend.ErrHeld, &backend.HeldError{})},
 	{Name: "a writer waits for the end of the reader that refused it, not of the last", Clause: "shared-wait", kind: waits,
-		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			return d.visit(ctx, c, func(x *command) {
-				if !c.Shared && len(x.r.readers) > 1 {
-					x.r.readers = x.r.readers[:1]
-				}
-			})
+		spoil: onWait.firstSends(func(x *command) (uint64, error) {
+			if !x.c.Shared && len(x.r.readers) > 1 {
+				x.r.readers = x.r.readers[:1]
+			}
+			return 0, nil
 		})},
 	{Name: "a Wait that is not shared joins readers", Clause: "shared-wait", kind: waits,
 		spoil: joins(false)},
@@ -93,7 +91,7 @@ var sharedFaults = []Fault{
 				return x.give()
 			}
 			return x.acquire()
-		}), onAcquire.first(checkIsFree))},
+		}), onAcquire.firstSends(checkIsFree))},
 	{Name: "shared claims are obeyed, but Shared is not claimed", Clause: "shared-unclaimed", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Shared = false })},
 	{Name: "the term of the key follows the first reader", Clause: "shared-terms", kind: waits,
@@ -119,14 +117,12 @@ var sharedFaults = []Fault{
 	{Name: "readers that waited get the key one after another", Clause: "shared-wait-together", kind: waits,
 		spoil: oneByOne},
 	{Name: "a reader that waits passes a writer that came before it", Clause: "shared-order", kind: orders,
-		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			return d.queues(ctx, c, func(queue []queued) {
-				for i, p := range slices.Backward(queue) {
-					if i > 0 && p.shared && !queue[i-1].shared {
-						queue[i-1], queue[i] = p, queue[i-1]
-					}
+		spoil: queues(func(queue []queued) {
+			for i, p := range slices.Backward(queue) {
+				if i > 0 && p.shared && !queue[i-1].shared {
+					queue[i-1], queue[i] = p, queue[i-1]
 				}
-			})
+			}
 		})},
 	{Name: "readers in a queue get the key one after another", Clause: "shared-order", kind: orders,
 		spoil: oneByOne},

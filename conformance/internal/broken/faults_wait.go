@@ -226,9 +226,7 @@ func waitTogether(d *driver) {
 
 var orderFaults = []Fault{
 	{Name: "Ordered is claimed, but the last waiter is served first", Clause: "order-of-arrival", kind: orders,
-		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			return d.queues(ctx, c, func(queue []queued) { slices.Reverse(queue) })
-		})},
+		spoil: queues(slices.Reverse)},
 	{Name: "Ordered is claimed, but there is no queue", Clause: "order-of-arrival", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Ordered = true })},
 	{Name: "a waiter that gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,
@@ -255,10 +253,11 @@ var orderFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.Ordered = false })},
 }
 
-// queues takes the place of c, and then runs f on the queue.
-func (d *driver) queues(ctx context.Context, c backend.Claim, f func(queue []queued)) error {
-	return d.visit(ctx, c, func(x *command) {
+// queues makes a Wait take its place, and then run f on the queue, before its first poll.
+func queues(f func(queue []queued)) spoil {
+	return onWait.firstSends(func(x *command) (uint64, error) {
 		x.look()
 		f(x.r.queue)
+		return 0, nil
 	})
 }

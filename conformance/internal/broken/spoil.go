@@ -53,6 +53,14 @@ func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) erro
 	})
 }
 
+// firstSends sends the command f before the call. An error of f is the error of the call.
+func (p part) firstSends(f func(x *command) (uint64, error)) spoil {
+	return p.first(func(ctx context.Context, d *driver, c backend.Claim) error {
+		_, err := d.send(ctx, c, f)
+		return err
+	})
+}
+
 // asks changes the claim of the call.
 func (p part) asks(f func(c *backend.Claim)) spoil {
 	return p.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
@@ -113,12 +121,6 @@ func (p part) after(answer error, f func(x *command)) spoil {
 
 // doNothing is a command without an effect.
 func doNothing(*command) (uint64, error) { return 0, nil }
-
-// extraCommand sends the store one command more.
-func extraCommand(ctx context.Context, d *driver, c backend.Claim) error {
-	_, err := d.send(ctx, c, doNothing)
-	return err
-}
 
 // names replaces the names under which the store keeps keys.
 func names(f func(key string) string) spoil { return func(d *driver) { d.key = f } }

@@ -465,53 +465,52 @@ var (
 // call makes the store run f, unless the request is lost, and returns with the
 // reply. An error means that the outcome is unknown.
 func (w *way) call(ctx context.Context, f func(now time.Time)) error {
-	for {
-		state, changed := w.now()
-		if state == conformance.Down {
-			return errRefused
-		}
-		if state != conformance.Hung {
-			break
-		}
-
-		// The request arrives when the link works again.
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if _, _, err := w.carries(ctx, errRefused); err != nil {
+		return err
 	}
-
 	if err := pause(ctx, latency); err != nil {
 		return err // the request was not sent
 	}
 	if err := w.store.do(f); err != nil {
 		return err
 	}
-	return w.reply(ctx)
+
+	w.count()
+	state, changed, err := w.carries(ctx, errNoReply)
+	switch {
+	case err != nil:
+		return err
+	case state == conformance.Slow:
+		return pause(ctx, conformance.Delay)
+	case state == conformance.Up:
+		return pause(ctx, latency)
+	}
+
+	// A deaf link loses the reply for good.
+	select {
+	case <-changed:
+		return errNoReply
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
-func (w *way) reply(ctx context.Context) error {
-	w.count()
+// carries waits until the link is not Hung, and returns its state and the channel of its next
+// change. If the link is Down, the error is down.
+func (w *way) carries(ctx context.Context, down error) (state conformance.LinkState, changed <-chan struct{}, err error) {
 	for {
-		state, changed := w.now()
-		switch state {
+		switch state, changed = w.now(); state {
 		case conformance.Down:
-			return errNoReply
-		case conformance.Slow:
-			return pause(ctx, conformance.Delay)
-		case conformance.Up:
-			return pause(ctx, latency)
+			return state, changed, down
+		case conformance.Hung:
+		default:
+			return state, changed, nil
 		}
 
-		// A deaf link loses the reply for good. A hung link only holds it back.
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if state == conformance.Deaf {
-			return errNoReply
+			return state, changed, ctx.Err()
 		}
 	}
 }
