@@ -1,9 +1,12 @@
 // Package broken has drivers with one deliberate fault each. They prove that the
-// suite of package conformance can fail: the clause that is named with a fault must
+// suite of package conformance can fail: the clauses that are named with a fault must
 // fail, and the same driver without the fault must pass.
 //
 // The drivers use a small store in memory over links that can be cut. So the suite
-// runs on them in virtual time (testing/synctest).
+// runs on them in virtual time (testing/synctest). The store is not that of package memlock,
+// because about a third of the faults change what a store keeps of a hold or of a queue, and
+// memlock has no clock of its own, no counter of fences that can be lost, and no waiter that
+// can be cut off.
 package broken
 
 import (
@@ -15,8 +18,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
 )
-
-var errUnsupported = errors.ErrUnsupported
 
 // Fault is one way to get a driver wrong.
 type Fault struct {

@@ -2,6 +2,7 @@ package broken
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"time"
 
@@ -68,8 +69,8 @@ func newDriver(w *way, k kind) *driver {
 	d.traits = func() backend.Traits {
 		return backend.Traits{Ordered: k == orders, Fenced: k != polls, MinHold: k != polls, Shared: d.shares, Reach: backend.Network}
 	}
-	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
-	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
+	d.acquire, d.wait, d.renew, d.inspect, d.quit = d.soundAcquire, d.soundWait, d.soundRenew, d.soundInspect, d.soundQuit
+	d.renewOne, d.release, d.breakKey = d.sends((*command).renew), d.sends((*command).release), d.sends((*command).breakKey)
 	d.look, d.watch, d.sleep = d.soundLook, d.soundWatch, soundSleep
 	d.list, d.listen = d.soundList, d.soundListen
 	d.close = func() error { return nil }
@@ -172,9 +173,14 @@ func (d *driver) send(ctx context.Context, c backend.Claim, f func(x *command) (
 	return g, err
 }
 
+// sends returns the call that sends f.
+func (d *driver) sends(f func(x *command) (fence uint64, err error)) call {
+	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return d.send(ctx, c, f) }
+}
+
 func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Fenced && d.kind == polls {
-		return backend.Grant{}, errUnsupported
+		return backend.Grant{}, errors.ErrUnsupported
 	}
 	return d.send(ctx, c, (*command).acquire)
 }
@@ -298,16 +304,8 @@ func (d *driver) soundQuit(c backend.Claim) {
 	d.visit(ctx, c, (*command).quit)
 }
 
-func (d *driver) soundRenewOne(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return d.send(ctx, c, (*command).renew)
-}
-
 func (d *driver) soundRenew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	backend.RenewEach(ctx, cs, done, d.renewOne)
-}
-
-func (d *driver) soundRelease(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return d.send(ctx, c, (*command).release)
 }
 
 func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Status, err error) {
@@ -337,10 +335,6 @@ func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Dura
 			}
 		}
 	}
-}
-
-func (d *driver) soundBreak(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return d.send(ctx, c, (*command).breakKey)
 }
 
 // holder returns the token that holds key.

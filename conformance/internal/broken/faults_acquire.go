@@ -108,7 +108,7 @@ var releaseFaults = []Fault{
 		})},
 	{Name: "the timer of a hold outlives it and ends the next hold", Clause: "release-for-good",
 		spoil: onAcquire.grants(func(d *driver, c backend.Claim, _ *backend.Grant) {
-			time.AfterFunc(c.TTL, func() { d.soundBreak(context.Background(), c) })
+			time.AfterFunc(c.TTL, func() { d.breakKey(context.Background(), c) })
 		})},
 	{Name: "tokens are compared up to the end of the shorter token", Clause: "token-whole",
 		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool {

@@ -2,6 +2,7 @@ package broken
 
 import (
 	"context"
+	"errors"
 	"path"
 	"slices"
 	"strings"
@@ -85,7 +86,7 @@ var listFaults = []Fault{
 		spoil: yieldsBy(func(_ *driver, yield yield) yield {
 			return func(e backend.Entry, err error) bool {
 				if err != nil {
-					err = errUnsupported
+					err = errors.ErrUnsupported
 				}
 				return yield(e, err)
 			}
