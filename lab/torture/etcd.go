@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -78,7 +77,6 @@ func (c *cluster) faults(all *catalog, losing bool) {
 	for _, k := range []int{1, 2} {
 		all.add(server, 0.2, 1.5, of(3, k, "killed, and started again"), onServers(k, kill, start))
 		all.add(server, 0.3, 1.5, of(3, k, "stopped"), onServers(k, pause, resume))
-		all.add(server, 0.3, 1.5, of(3, k, "stutters"), c.stutters(k))
 	}
 	all.add(server, 0.2, 1.5, "the leader killed, and started again", c.leader(kill, start))
 	all.add(server, 0.3, 1.5, "the leader stopped", c.leader(pause, resume))
@@ -125,36 +123,6 @@ func (c *cluster) leader(fail, heal func(n *nemesis, i int)) inject {
 		}
 		fail(n, i)
 		return ofAll(func() { heal(n, i) })
-	}
-}
-
-// stutters stops members again and again, each time for less than an election takes.
-func (c *cluster) stutters(k int) inject {
-	return func(n *nemesis) *injection {
-		over, ended := make(chan struct{}), make(chan error, 1)
-		some := n.rand.Perm(len(c.members))[:k]
-		go func() {
-			var errs []error
-			for on := true; on; {
-				for _, i := range some {
-					errs = append(errs, c.members[i].Pause())
-				}
-				time.Sleep(200 * time.Millisecond)
-				for _, i := range some {
-					errs = append(errs, c.members[i].Resume())
-				}
-				select {
-				case <-time.After(100 * time.Millisecond):
-				case <-over:
-					on = false
-				}
-			}
-			ended <- errors.Join(errs...)
-		}()
-		return ofAll(func() {
-			close(over)
-			n.Check(<-ended)
-		})
 	}
 }
 
