@@ -11,6 +11,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/stall"
 )
 
 // calm runs programs at the end of a run on a service, after its faults. Each part checks a
@@ -35,12 +36,18 @@ func (r *run) calm() {
 // calmTimeout is longer than anything takes that the parts wait for.
 const calmTimeout = 10 * time.Second
 
-// open opens a Client with the link of a seat. The caller closes it.
-func (r *run) open(ctx context.Context, seat int, term time.Duration) *hasp.Client {
-	s := r.store
-	d, err := persist(func() (backend.Driver, error) { return openDriver(ctx, s.urls[seat], r.plant, s.addrs(), s.dir) })
+// open opens a Client, which the caller closes. It tries again while there is an outage: nothing
+// disturbs the connections of this process, but the machine may stand still for longer than an
+// opening waits.
+func (r *run) open(ctx context.Context) *hasp.Client {
+	var d backend.Driver
+	var err error
+	until(time.Minute, 20*time.Millisecond, func() bool {
+		d, err = openDriver(ctx, r.store.urls[0], r.plant)
+		return !errors.Is(err, hasp.ErrUnavailable)
+	})
 	r.Check(err)
-	c, err := hasp.New(d, &hasp.Options{TTL: term, Timeout: calmTimeout})
+	c, err := hasp.New(d, &hasp.Options{TTL: maxTerm, Timeout: calmTimeout})
 	r.Check(err)
 	return c
 }
@@ -54,7 +61,7 @@ func (r *run) busy(ctx context.Context) {
 	var all [2]*hasp.Client
 	var leases [2]*hasp.Leases
 	for i := range all {
-		all[i] = r.open(ctx, 0, maxTerm)
+		all[i] = r.open(ctx)
 		defer all[i].Close()
 		some, err := hasp.LockAll(ctx, all[i], r.all[i*kept:][:kept])
 		r.Check(err)
@@ -73,7 +80,9 @@ func (r *run) busy(ctx context.Context) {
 			}
 		})
 	}
-	slept := pause(lasts)
+	stop := stall.Watch(nil)
+	time.Sleep(lasts)
+	stood := stop()
 	var held [2]int
 	for i, some := range leases {
 		for _, l := range some.All() {
@@ -87,7 +96,7 @@ func (r *run) busy(ctx context.Context) {
 	}
 
 	// A machine that stands still for a part of a term may lose leases.
-	if held[0] == 0 && held[1] == kept && slept < maxTerm/10 {
+	if held[0] == 0 && held[1] == kept && stood < maxTerm/10 {
 		r.fail("kept until its end", began, fmt.Sprintf("all of %d leases were lost without a fault while %d callers of their Client took other keys", kept, callers))
 	}
 }
@@ -124,7 +133,7 @@ func (r *run) moves(ctx context.Context) {
 func (r *run) contend(ctx context.Context, wg *sync.WaitGroup, over *atomic.Bool, holds *atomic.Int32) {
 	const clients, callers = 2, 2
 	for range clients {
-		c := r.open(ctx, 0, maxTerm)
+		c := r.open(ctx)
 		r.Cleanup(func() { c.Close() })
 		for range callers {
 			wg.Go(func() {
@@ -137,16 +146,4 @@ func (r *run) contend(ctx context.Context, wg *sync.WaitGroup, over *atomic.Bool
 			})
 		}
 	}
-}
-
-// pause waits for a time, and returns the longest time for which this process stood still
-// meanwhile.
-func pause(lasts time.Duration) (slept time.Duration) {
-	began := hostclock.Now()
-	for last := began; last < began+int64(lasts); {
-		time.Sleep(time.Millisecond)
-		now := hostclock.Now()
-		slept, last = max(slept, time.Duration(now-last)), now
-	}
-	return slept
 }

@@ -40,7 +40,7 @@ func (s *seat) fill() {
 	go p.record()
 
 	o := order{Op: "start", URL: s.store.urls[s.n], Owner: p.String(), Seed: s.seed + uint64(s.n)<<32 + uint64(p.gen),
-		Keys: s.all, Bare: 0.3, Term: s.term, Plant: s.plant, Direct: s.store.addrs(), Dir: s.store.dir, Steady: s.n == spared}
+		Keys: s.all, Bare: 0.3, Term: s.term, Plant: s.plant, Steady: s.n == spared}
 	if s.losing {
 		// Fences are promised if the store loses its data, or if its clock goes back.
 		// If both happen before the next grant of a key, they are not. So there are

@@ -42,8 +42,7 @@ func (s *store) faults(losing bool) (all catalog) {
 	case s.other != nil:
 		if !losing {
 			all.processes()
-			all.connections()
-			all.spoils(anyRequest)
+			all.links()
 		}
 		s.other.faults(&all, losing)
 	case losing && s.dir == "":
@@ -73,16 +72,8 @@ func (c *catalog) processes() {
 	c.add(process, 0.5, 3, "waiter stopped", stopped(waiters))
 }
 
-// links adds the faults of the links of one client.
+// links adds the faults of the links of one client: of all its connections, and of one request.
 func (c *catalog) links() {
-	c.connections()
-	for _, op := range []string{acquire, renew, release} {
-		c.spoils(op)
-	}
-}
-
-// connections adds the faults of all connections of one client.
-func (c *catalog) connections() {
 	for _, v := range []struct {
 		name string
 		who  victims
@@ -96,15 +87,11 @@ func (c *catalog) connections() {
 			func(p *faultproxy.Proxy) { p.Trickle(term / 2) },
 			func(p *faultproxy.Proxy) { p.Trickle(0) }))
 	}
-
-}
-
-// spoils adds the faults of one command of an operation.
-func (c *catalog) spoils(op string) {
-	c.add(link, 0.5, 0.5, op+": reply lost", spoiled(op, faultproxy.LoseReply))
-	c.add(link, 0.6, 2, op+": reply never comes", spoiled(op, faultproxy.HangReply))
-	c.add(link, 0.5, 0.5, op+": request lost", spoiled(op, faultproxy.LoseRequest))
-	c.add(link, 0.6, 3, op+": request delivered late", spoiled(op, faultproxy.HoldRequest))
+	// The proxies do not know what a request asks for. They spoil any.
+	c.add(link, 0.5, 0.5, "a request: its reply is lost", spoiled(faultproxy.LoseReply))
+	c.add(link, 0.6, 2, "a request: its reply never comes", spoiled(faultproxy.HangReply))
+	c.add(link, 0.5, 0.5, "a request is lost", spoiled(faultproxy.LoseRequest))
+	c.add(link, 0.6, 3, "a request is delivered late", spoiled(faultproxy.HoldRequest))
 }
 
 // Commands by which servers evict keys, and refuse writes, for want of memory. The

@@ -61,36 +61,33 @@ func linked(who victims, fail, heal func(*faultproxy.Proxy)) inject {
 	})
 }
 
-// spoiled makes the next command of an operation fail, on one server, for any
-// client.
-func spoiled(op string, f faultproxy.Fault) inject {
+// spoiled makes the next request fail, to one server, of any client.
+func spoiled(f faultproxy.Fault) inject {
 	return func(n *nemesis) (in *injection) {
 		at := n.rand.IntN(len(n.store.links[0]))
 		until(search, 0, func() bool {
-			in = n.trap(n.store.texts[op], at, f)
+			in = n.trap(at, f)
 			return in != nil
 		})
 		return in
 	}
 }
 
-// trap waits up to 200 ms for a command to fail on the link of any client to a
+// trap waits up to 200 ms for a request to fail on the link of any client to a
 // server. It returns nil if none does.
-func (n *nemesis) trap(texts []string, at int, f faultproxy.Fault) *injection {
+func (n *nemesis) trap(at int, f faultproxy.Fault) *injection {
 	var free []int // seats
 	for seat, links := range n.store.links {
 		if !n.busy[seat] {
 			free = append(free, seat)
 			defer links[at].Forgive()
-			for _, text := range texts {
-				links[at].Fail(text, f)
-			}
+			links[at].Fail("", f)
 		}
 	}
 
 	hit := -1
 	until(200*time.Millisecond, time.Millisecond, func() bool {
-		hit = slices.IndexFunc(free, func(seat int) bool { return n.store.links[seat][at].Pending() < len(texts) })
+		hit = slices.IndexFunc(free, func(seat int) bool { return n.store.links[seat][at].Pending() == 0 })
 		return hit >= 0
 	})
 	if hit < 0 {

@@ -78,7 +78,7 @@ func main() {
 		o.only, err = regexp.Compile(text)
 		return err
 	})
-	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up, slots, reply or queue")
+	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, wake-up, slots, reply or queue")
 	flag.Func("history", "write all reports of the clients to a `file`, as lines of JSON", func(path string) (err error) {
 		o.history, err = os.Create(path)
 		return err
@@ -139,13 +139,13 @@ func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 			return ctx.Err()
 		}
 		var out strings.Builder
-		res, err := do(ctx, o, &out)
+		n, err := do(ctx, o, &out)
 		mu.Lock()
 		defer mu.Unlock()
 		fmt.Print(out.String())
-		if res != nil {
-			injected += res.Injected
-			kept = kept && len(res.Violations) == 0
+		if n != nil {
+			injected += n.count
+			kept = kept && len(n.wrong) == 0
 		}
 		if err != nil {
 			err = fmt.Errorf("%s, seed %d: %w", o.strategy, o.seed, err)

@@ -5,12 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"time"
-
-	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -22,21 +17,19 @@ const oneTooMany = "slots"
 // queued is the bug "queue": a renewal waits behind the acquires of its Client.
 const queued = "queue"
 
-// plant puts a bug into a driver whose locks are on the servers at addrs or in dir. It shows
-// that the harness finds such bugs.
-func plant(bug string, addrs []string, dir string, d backend.Driver) (backend.Driver, error) {
-	if bug == "" || bug == oneTooMany {
-		return d, nil
-	}
-	b := buggy{Driver: d, bug: bug, ground: newGround(addrs, dir), line: make(chan struct{}, 1)}
-	if w, ok := d.(backend.Waiter); ok && (bug == "release" || bug == "renewal") {
-		return buggyWaiter{b, w.Wait}, nil
-	}
-	if w, ok := d.(backend.Waker); ok && (bug == "release" || bug == "renewal") {
-		return buggyWaker{b, w}, nil
-	}
+// plant puts a bug into a driver. It shows that the harness finds such bugs.
+func plant(bug string, d backend.Driver) (backend.Driver, error) {
+	b := buggy{Driver: d, bug: bug, line: make(chan struct{}, 1)}
 	switch bug {
-	case "release", "renewal":
+	case "", oneTooMany:
+		return d, nil
+	case "release":
+		switch d := d.(type) {
+		case backend.Waiter:
+			return buggyWaiter{b, d.Wait}, nil
+		case backend.Waker:
+			return buggyWaker{b, d}, nil
+		}
 		return b, nil
 	case "wake-up", "reply", queued:
 		return buggyWaiter{b, b.poll}, nil
@@ -44,12 +37,11 @@ func plant(bug string, addrs []string, dir string, d backend.Driver) (backend.Dr
 	return nil, fmt.Errorf("unknown bug %q", bug)
 }
 
-// buggy is a driver with a bug, and with access to its store.
+// buggy is a driver with a bug.
 type buggy struct {
 	backend.Driver
-	bug    string
-	ground ground
-	line   chan struct{} // is full while an acquire or a renewal of the bug "queue" is under way
+	bug  string
+	line chan struct{} // is full while an acquire or a renewal of the bug "queue" is under way
 }
 
 // Acquire of the bug "reply" counts the term from the reply.
@@ -104,17 +96,9 @@ func (b buggy) late(g backend.Grant, c backend.Claim, began time.Time) backend.G
 	return g
 }
 
-// Release of the bug "release" frees the key for any caller. After that of the bug "renewal",
-// a renewal follows now and then.
+// Release of the bug "release" frees the key for any caller.
 func (b buggy) Release(ctx context.Context, c backend.Claim) error {
-	var restore func()
-	if b.bug == "renewal" {
-		restore = b.ground.save(ctx, c.Key, c.TTL)
-	}
 	err := b.Driver.Release(ctx, c)
-	if b.bug == "renewal" && err == nil && rand.IntN(4) == 0 {
-		time.AfterFunc(c.TTL/50, restore)
-	}
 	if b.bug == "release" && errors.Is(err, backend.ErrLost) {
 		err = b.Driver.(backend.Inspector).Break(ctx, c.Key)
 	}
@@ -125,13 +109,6 @@ func (b buggy) Traits() backend.Traits {
 	t := b.Driver.Traits()
 	t.Cancellation = backend.CancelNone
 	return t
-}
-
-func (b buggy) Close() error {
-	for _, rdb := range b.ground.rdbs {
-		rdb.Close()
-	}
-	return b.Driver.Close()
 }
 
 // buggyWaiter is a buggy driver that can wait.
@@ -170,47 +147,6 @@ func (b buggy) poll(ctx context.Context, c backend.Claim) (backend.Grant, error)
 		case <-ctx.Done():
 			return g, err
 		case <-again:
-		}
-	}
-}
-
-// ground is the store of the locks, without the driver.
-type ground struct {
-	rdbs []*redis.Client
-	dir  string
-}
-
-func newGround(addrs []string, dir string) ground {
-	g := ground{dir: dir}
-	for _, addr := range addrs {
-		g.rdbs = append(g.rdbs, redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true,
-			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}))
-	}
-	return g
-}
-
-// save returns a function that restores the record of a key as it is now.
-func (g ground) save(ctx context.Context, key string, ttl time.Duration) (restore func()) {
-	if g.dir != "" {
-		name := filepath.Join(g.dir, "key-"+key+".lock")
-		record, err := os.ReadFile(name)
-		return func() {
-			if err == nil { // not in place, because this process may be killed meanwhile
-				temp := fmt.Sprint(g.dir, os.Getpid(), key)
-				_ = os.WriteFile(temp, record, 0o600)
-				_ = os.Rename(temp, name)
-			}
-		}
-	}
-	values := make([]string, len(g.rdbs))
-	for i, rdb := range g.rdbs {
-		values[i] = rdb.Dump(ctx, key).Val()
-	}
-	return func() {
-		for i, rdb := range g.rdbs {
-			if values[i] != "" {
-				rdb.RestoreReplace(context.WithoutCancel(ctx), key, ttl, values[i])
-			}
 		}
 	}
 }

@@ -1,63 +1,17 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"slices"
 	"time"
 )
 
-// result is the result of a run.
-type result struct {
-	Strategy   string
-	What       string // a description of the store
-	Losing     bool
-	Seed       uint64
-	Command    string // repeats the run
-	Injected   int    // faults
-	Lasted     time.Duration
-	Term       time.Duration
-	Kinds      []kind
-	Found      found
-	Violations []violation
-}
-
-// kind counts one kind of fault.
-type kind struct {
-	Name       string
-	Injected   int
-	Recovery   []time.Duration // sorted
-	Violations int             // of which this was the last fault before
-}
-
 // violation is a promise that was broken.
 type violation struct {
-	Promise string
-	At      int64
-	What    string
-	After   string // the last fault before it
-}
-
-func (n *nemesis) result(lasted time.Duration, f found) *result {
-	res := &result{Strategy: n.strategy, What: n.store.what, Losing: n.losing, Seed: n.seed, Command: n.again(),
-		Injected: n.count, Lasted: lasted, Term: n.term, Found: f}
-	for _, v := range n.wrong {
-		v.After = cmp.Or(n.before(v.At), "nothing")
-		res.Violations = append(res.Violations, v)
-	}
-	for _, f := range n.faults {
-		if len(f.at) == 0 {
-			continue
-		}
-		k := kind{Name: f.name, Injected: len(f.at), Recovery: f.recovery}
-		for _, v := range res.Violations {
-			k.Violations += one(v.After == k.Name)
-		}
-		slices.Sort(k.Recovery)
-		res.Kinds = append(res.Kinds, k)
-	}
-	return res
+	promise string
+	at      int64
+	what    string
 }
 
 // again returns the command that repeats the run.
@@ -79,8 +33,9 @@ func (n *nemesis) again() string {
 }
 
 // before returns the last fault that was injected before a moment.
-func (n *nemesis) before(at int64) (name string) {
+func (n *nemesis) before(at int64) string {
 	var last int64
+	name := "nothing"
 	for _, f := range n.faults {
 		for _, when := range f.at {
 			if when <= at && when > last {
@@ -91,53 +46,59 @@ func (n *nemesis) before(at int64) (name string) {
 	return name
 }
 
-// verdict prints the result of a run.
-func (r *result) verdict(out io.Writer) {
+// verdict prints the result of a run, which found events that break no promise.
+func (n *nemesis) verdict(out io.Writer, f found, lasted time.Duration) {
 	what := ""
-	if r.Losing {
+	if n.losing {
 		what = ", with faults that take locks away"
 	}
 	verdict := "kept"
 	switch {
-	case len(r.Violations) > 0:
-		verdict = fmt.Sprintf("broken %d times", len(r.Violations))
-	case r.Found.Overlaps > 0 && r.Found.Fenced == 0:
+	case len(n.wrong) > 0:
+		verdict = fmt.Sprintf("broken %d times", len(n.wrong))
+	case f.Overlaps > 0 && f.Fenced == 0:
 		verdict = "two held a key at once, without a fence"
-	case r.Found.Overlaps > 0:
+	case f.Overlaps > 0:
 		verdict = "kept by the fence only"
 	}
-	fmt.Fprintf(out, "\n## %s on %s%s: %s\n", r.Strategy, r.What, what, verdict)
+	fmt.Fprintf(out, "\n## %s on %s%s: %s\n", n.strategy, n.store.what, what, verdict)
 	fmt.Fprintf(out, "\n%d processes of %d callers, %d keys and a key with %d slots, term %v; %d faults in %v. Seed %d: %s\n\n",
-		seats, callers, keys, slots, r.Term, r.Injected, r.Lasted.Round(time.Second), r.Seed, r.Command)
+		seats, callers, keys, slots, n.term, n.count, lasted.Round(time.Second), n.seed, n.again())
+	broken := map[string]int{} // by the last fault before
+	for _, v := range n.wrong {
+		broken[n.before(v.at)]++
+	}
 	fmt.Fprintln(out, "Each fault: how many, then the median and the longest time to recovery in ms.")
-	for _, k := range r.Kinds {
-		fmt.Fprintf(out, "- %s: %s\n", k.Name, k)
+	for _, f := range n.faults {
+		if len(f.at) > 0 {
+			fmt.Fprintf(out, "- %s: %s\n", f.name, f.figures(broken[f.name]))
+		}
 	}
 
-	f := r.Found
 	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d shared, %d of a slot; %d ended before Lock returned; %d holders were killed, and %d learned that the lease was lost; the resource refused %d uses with an old fence.\n",
 		f.Holds, f.Fenced, f.Shared, f.Slots, f.Void, f.Killed, f.Lost, f.Refused)
-	if r.Losing {
+	if n.losing {
 		fmt.Fprintf(out, "%d times two callers held a key at once, after locks were taken away.\n", f.Overlaps)
 	}
-	for i, v := range r.Violations {
+	for i, v := range n.wrong {
 		if i == 20 {
-			fmt.Fprintf(out, "- and %d more\n", len(r.Violations)-i)
+			fmt.Fprintf(out, "- and %d more\n", len(n.wrong)-i)
 			break
 		}
-		fmt.Fprintf(out, "- **%s**: %s, after %q\n", v.Promise, v.What, v.After)
+		fmt.Fprintf(out, "- **%s**: %s, after %q\n", v.promise, v.what, n.before(v.at))
 	}
 }
 
-// String has the number of faults, the median and the longest recovery, and the number of
-// broken promises.
-func (k kind) String() string {
-	text := fmt.Sprintf("%d×", k.Injected)
-	if n := len(k.Recovery); n > 0 {
-		text += fmt.Sprintf(": %s / %s", millis(k.Recovery[(n-1)/2]), millis(k.Recovery[n-1]))
+// figures returns how often a fault was injected, the median and the longest recovery, and the
+// number of broken promises.
+func (f *fault) figures(broken int) string {
+	text := fmt.Sprintf("%d×", len(f.at))
+	if n := len(f.recovery); n > 0 {
+		slices.Sort(f.recovery)
+		text += fmt.Sprintf(": %s / %s", millis(f.recovery[(n-1)/2]), millis(f.recovery[n-1]))
 	}
-	if k.Violations > 0 {
-		text += fmt.Sprintf(", **broken %d×**", k.Violations)
+	if broken > 0 {
+		text += fmt.Sprintf(", **broken %d×**", broken)
 	}
 	return text
 }

@@ -80,26 +80,23 @@ var errStill = errors.New("the run stood still")
 
 // fail notes a violation.
 func (r *run) fail(promise string, at int64, text string) {
-	r.wrong = append(r.wrong, violation{Promise: promise, At: at, What: text})
+	r.wrong = append(r.wrong, violation{promise, at, text})
 }
 
-// do makes a run and prints its verdict. The result is nil if there is no fault
-// to inject. An error is an error of the harness.
-func do(ctx context.Context, o options, out io.Writer) (res *result, err error) {
-	l := &redistest.Lab{}
+// do makes a run and prints its verdict. It returns nil if there is no fault to inject. An error
+// is an error of the harness.
+func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
+	l := &redistest.Lab{} // ends the servers and the processes
 	defer l.Close()
 	err = l.Do(func() error {
-		res = o.run(ctx, l)
+		n = o.run(ctx, l, out)
 		return nil
 	})
-	if res != nil {
-		res.verdict(out)
-	}
-	return res, err
+	return n, err
 }
 
-// run makes a run. l ends its servers and processes.
-func (o options) run(ctx context.Context, l *redistest.Lab) *result {
+// run is do, which may end by a Check of l.
+func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *nemesis {
 	r := &run{options: o, Lab: l, rec: newRecord(o.history)}
 	for k := range keys + cold {
 		r.all = append(r.all, fmt.Sprintf("torture-%03d", k))
@@ -139,8 +136,8 @@ func (o options) run(ctx context.Context, l *redistest.Lab) *result {
 		r.Check(err)
 	}
 	lasted := time.Duration(hostclock.Now() - began)
-	found := n.check()
-	return n.result(lasted, found)
+	n.verdict(out, n.check(), lasted)
+	return n
 }
 
 // seated waits until all processes are at work.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -27,7 +26,6 @@ type store struct {
 	servers        []*redistest.Server
 	admin          []*redis.Client       // by server, without a proxy
 	links          [][]*faultproxy.Proxy // by seat, then by server
-	texts          map[string][]string   // by operation, how its commands begin
 	names          []string              // the keys in the store
 	sentinel       *redistest.Sentinel   // or nil
 	cluster        *redistest.Cluster    // or nil
@@ -36,13 +34,6 @@ type store struct {
 	skews          bool                  // the clocks of servers can jump
 	other          *other                // or nil
 }
-
-// Operations that single commands belong to.
-const (
-	acquire = "acquire"
-	renew   = "renew"
-	release = "release"
-)
 
 // leastNodes is how many servers redlock has by default.
 const leastNodes = 3
@@ -139,55 +130,19 @@ func (s *store) openSet(place string) {
 	s.urls = slices.Repeat([]string{s.strategy + "+" + url}, seats)
 }
 
-// openWays makes the links of each client, and learns the commands.
+// openWays makes the links of each client: a proxy of its own before each server.
 func (s *store) openWays() {
 	for range seats {
-		url, links := s.way()
-		s.urls, s.links = append(s.urls, url), append(s.links, links)
-	}
-	if s.other != nil {
-		// The proxies do not know the commands. They spoil any.
-		s.texts = map[string][]string{anyRequest: {""}}
-		return
-	}
-	for try := 1; ; try++ {
-		err := s.Do(func() error { s.learn(s.names[0]); return nil })
-		if err == nil {
-			return
-		}
-		if try == 5 { // leases of learn expire if the machine stands still
+		var links []*faultproxy.Proxy
+		var addrs []string
+		for i := range s.direct() {
+			p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", s.direct()[i]) })
 			s.Check(err)
+			s.Cleanup(p.Close)
+			links, addrs = append(links, p), append(addrs, p.Addr())
 		}
+		s.urls, s.links = append(s.urls, s.urlOf(addrs)), append(s.links, links)
 	}
-}
-
-// open opens a Client, which the caller closes.
-func (s *store) open(ctx context.Context, url string, o *hasp.Options) *hasp.Client {
-	c, err := persist(func() (*hasp.Client, error) { return hasp.Open(ctx, url, o) })
-	s.Check(err)
-	return c
-}
-
-// persist calls f again and again while it returns an outage. Nothing disturbs the connections
-// of this process, but the machine may stand still for longer than f waits.
-func persist[T any](f func() (T, error)) (v T, err error) {
-	until(time.Minute, 20*time.Millisecond, func() bool {
-		v, err = f()
-		return !errors.Is(err, hasp.ErrUnavailable)
-	})
-	return v, err
-}
-
-// way returns a URL of the servers through new proxies.
-func (s *store) way() (url string, links []*faultproxy.Proxy) {
-	var addrs []string
-	for i := range s.direct() {
-		p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", s.direct()[i]) })
-		s.Check(err)
-		s.Cleanup(p.Close)
-		links, addrs = append(links, p), append(addrs, p.Addr())
-	}
-	return s.urlOf(addrs), links
 }
 
 // direct returns the addresses that the links of a client lead to now.
@@ -198,7 +153,10 @@ func (s *store) direct() (addrs []string) {
 	case s.other != nil:
 		return s.other.servers
 	}
-	return s.addrs()
+	for _, srv := range s.servers {
+		addrs = append(addrs, srv.Addr)
+	}
+	return addrs
 }
 
 // size returns the number of servers.
@@ -207,14 +165,6 @@ func (s *store) size() int {
 		return len(s.other.servers)
 	}
 	return len(s.servers)
-}
-
-// addrs returns the addresses of all Redis servers.
-func (s *store) addrs() (all []string) {
-	for _, srv := range s.servers {
-		all = append(all, srv.Addr)
-	}
-	return all
 }
 
 // urlOf returns the URL of servers that are reached at addrs.
@@ -233,64 +183,6 @@ func (s *store) urlOf(addrs []string) (url string) {
 		}
 	}
 	return url
-}
-
-// learn finds out how the commands of each operation begin.
-func (s *store) learn(key string) {
-	ctx := context.Background()
-	url, links := s.way()
-	holder := s.open(ctx, url, &hasp.Options{TTL: maxTerm})
-	defer holder.Close()
-	waiter := s.open(ctx, url, &hasp.Options{TTL: maxTerm})
-	defer waiter.Close()
-	for _, p := range links {
-		defer p.Close()
-		p.Commands()
-	}
-
-	s.texts = map[string][]string{}
-	note := func(op string) {
-		for _, p := range links {
-			for _, c := range p.Commands() {
-				if text := opening(c, key); text != "" && !slices.Contains(s.texts[op], text) {
-					s.texts[op] = append(s.texts[op], text)
-				}
-			}
-		}
-	}
-	for _, opts := range [][]hasp.Option{nil, {hasp.WithFence()}, {hasp.WithShared()}, {hasp.WithShared(), hasp.WithFence()}} {
-		lease, err := holder.Lock(ctx, key, opts...)
-		if errors.Is(err, errors.ErrUnsupported) {
-			continue // the driver has no shared holds
-		}
-		s.Check(err)
-		if lease, err := waiter.Lock(ctx, key, append(opts, hasp.WithMaxWait(50*time.Millisecond))...); err == nil {
-			lease.Unlock(ctx)
-		}
-		note(acquire)
-		s.Check(lease.Extend(ctx, time.Second))
-		note(renew)
-		s.Check(lease.Unlock(ctx))
-		time.Sleep(50 * time.Millisecond) // a quorum does not wait for the last server
-		note(release)
-	}
-	s.texts[acquire] = slices.DeleteFunc(s.texts[acquire], func(t string) bool {
-		return slices.Contains(s.texts[renew], t) || slices.Contains(s.texts[release], t)
-	})
-}
-
-// opening returns the text by which a command about key is recognized, or "".
-func opening(command, key string) string {
-	words := strings.SplitN(command, " ", 3)
-	switch {
-	case len(words) < 3 || !strings.Contains(command, key):
-		return ""
-	case words[0] == "evalsha":
-		return "evalsha " + words[1]
-	case words[0] == "set" && words[1] == key:
-		return words[0] + " " + key
-	}
-	return ""
 }
 
 // left lists what clients have left in the store: keys on the servers, without fence counters
@@ -326,7 +218,8 @@ func (s *store) left(ctx context.Context) (all []string) {
 // filesLeft lists the files of keys. The file of a killed holder stays until a
 // caller takes the key, so it first locks all keys once and unlocks them.
 func (s *store) filesLeft(ctx context.Context) (all []string) {
-	c := s.open(ctx, s.urls[0], nil)
+	c, err := hasp.Open(ctx, s.urls[0], nil)
+	s.Check(err)
 	defer c.Close()
 	leases, err := hasp.LockAll(ctx, c, s.names)
 	s.Check(err)
@@ -359,9 +252,6 @@ type other struct {
 	faults  func(all *catalog, losing bool)         // adds the faults of servers
 	ready   func() error                            // waits, after each fault, until all servers work; may be nil
 }
-
-// anyRequest is an operation: the next bytes of a client, whatever they mean.
-const anyRequest = "any request"
 
 // ready waits until all servers work, after a fault.
 func (s *store) ready() {

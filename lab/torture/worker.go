@@ -26,8 +26,6 @@ type order struct {
 	// For start.
 	URL    string        `json:",omitempty"`
 	Plant  string        `json:",omitempty"`
-	Direct []string      `json:",omitempty"` // addresses of the servers, for planted bugs
-	Dir    string        `json:",omitempty"` // directory of the files, for planted bugs
 	Owner  string        `json:",omitempty"`
 	Seed   uint64        `json:",omitempty"`
 	Keys   []string      `json:",omitempty"`
@@ -138,7 +136,7 @@ func (w *client) open() (err error) {
 
 // dial opens a Client.
 func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
-	d, err := openDriver(ctx, w.URL, w.Plant, w.Direct, w.Dir)
+	d, err := openDriver(ctx, w.URL, w.Plant)
 	if err != nil {
 		return nil, err
 	}
@@ -146,9 +144,8 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner})
 }
 
-// openDriver opens a driver, and puts a bug into it, if bug is not empty. The locks are on
-// the servers at addrs or in dir.
-func openDriver(ctx context.Context, url, bug string, addrs []string, dir string) (backend.Driver, error) {
+// openDriver opens a driver, and puts a bug into it, if bug is not empty.
+func openDriver(ctx context.Context, url, bug string) (backend.Driver, error) {
 	config, err := hasp.ParseURL(url)
 	if err != nil {
 		return nil, err
@@ -157,7 +154,7 @@ func openDriver(ctx context.Context, url, bug string, addrs []string, dir string
 	if err != nil {
 		return nil, err
 	}
-	return plant(bug, addrs, dir, d)
+	return plant(bug, d)
 }
 
 func (w *client) report(r report) {
