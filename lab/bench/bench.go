@@ -58,9 +58,6 @@ func (b *bench) close() {
 	for _, w := range b.workers {
 		w.End()
 	}
-	if b.meter != nil {
-		b.meter.close()
-	}
 	b.servers.Close()
 }
 

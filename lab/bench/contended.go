@@ -20,10 +20,7 @@ type hold struct {
 
 // contended measures callers of several processes that contend for one key.
 func (b *bench) contended(ctx context.Context, scenario string, c contestant, s contest) (figures, error) {
-	at, err := b.storesOf(c, s.trip)
-	if err != nil {
-		return nil, err
-	}
+	at := b.storesOf(c, s.trip)
 	orders := make([]order, s.processes)
 	key := "bench:" + rand.Text()[:8]
 	for i := range orders {
@@ -48,7 +45,7 @@ func (b *bench) contended(ctx context.Context, scenario string, c contestant, s 
 
 	// The workers stop also if the window fails.
 	w := window{}
-	err = w.open(ctx, b, c, s)
+	err := w.open(ctx, b, c, s)
 	reports, failed := b.order(slices.Repeat([]order{{Op: "stop"}}, s.processes)...)
 	if err := errors.Join(err, failed); err != nil {
 		return nil, err

@@ -75,7 +75,7 @@ func measure(ctx context.Context, quick bool, only []string, out string) error {
 	}
 	b.results.Quick = quick
 	b.only = settings
-	if err := b.run(ctx, names); err != nil {
+	if err := b.servers.Do(func() error { return b.run(ctx, names) }); err != nil {
 		return err
 	}
 	return b.results.write(out)

@@ -34,28 +34,6 @@ type meter struct {
 	etcd *etcdtest.Server // nil if no contestant needs it
 }
 
-func newMeter(at stores) (m *meter, err error) {
-	m = &meter{}
-	if m.one, err = connect(at.One); err != nil {
-		return nil, err
-	}
-	for _, url := range at.Five {
-		rdb, err := connect(url)
-		if err != nil {
-			return nil, err
-		}
-		m.five = append(m.five, rdb)
-	}
-	return m, nil
-}
-
-func (m *meter) close() {
-	m.one.Close()
-	for _, rdb := range m.five {
-		rdb.Close()
-	}
-}
-
 // first returns a meter of the first of the five nodes.
 func (m *meter) first(nodes int) *meter {
 	return &meter{one: m.one, five: m.five[:nodes], etcd: m.etcd}

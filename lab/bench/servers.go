@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net"
 	"time"
 
 	"github.com/hasplock/hasp/internal/etcdtest"
@@ -20,50 +19,47 @@ func (b *bench) start() error {
 	if needs[3] || needs[5] {
 		n += 5
 	}
-	return b.servers.Do(func() (err error) {
-		for range n {
-			b.redises = append(b.redises, redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true}))
+	return b.servers.Do(func() error {
+		b.meter = &meter{}
+		for i := range n {
+			srv := redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true})
+			b.redises = append(b.redises, srv)
+			if i == 0 {
+				b.at.One, b.meter.one = srv.URL(), srv.Client()
+			} else {
+				b.at.Five, b.meter.five = append(b.at.Five, srv.URL()), append(b.meter.five, srv.Client())
+			}
 		}
-		b.at.One = b.redises[0].URL()
-		for _, srv := range b.redises[1:] {
-			b.at.Five = append(b.at.Five, srv.URL())
-		}
-		if b.meter, err = newMeter(b.at); err == nil && needs[0] {
+		if needs[0] {
 			b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]
 			b.at.Etcd = b.meter.etcd.Client
 		}
-		return err
+		return nil
 	})
 }
 
 // storesOf returns where a contestant finds its stores if each round trip takes
 // longer by trip.
-func (b *bench) storesOf(c contestant, trip time.Duration) (at stores, err error) {
+func (b *bench) storesOf(c contestant, trip time.Duration) stores {
 	at, ok := b.far[trip]
 	if !ok {
 		at = b.at
 		if trip > 0 {
-			if at, _, err = b.behindProxies(&b.servers, trip); err != nil {
-				return at, err
-			}
+			at, _ = b.behindProxies(trip)
 		}
 		b.far[trip] = at
 	}
 	if c.nodes == 3 {
 		at.Five = at.Five[:3]
 	}
-	return at, nil
+	return at
 }
 
 // behindProxies returns the Redis servers with a proxy before each of them, which
-// delays replies, and the proxies of the five masters. lab closes the proxies.
-func (b *bench) behindProxies(lab *redistest.Lab, delay time.Duration) (at stores, five []*faultproxy.Proxy, err error) {
+// delays replies, and the proxies of the five masters.
+func (b *bench) behindProxies(delay time.Duration) (at stores, five []*faultproxy.Proxy) {
 	for i, srv := range b.redises {
-		p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", srv.Addr) })
-		if err != nil {
-			return at, nil, err
-		}
-		lab.Cleanup(p.Close)
+		p := srv.Proxy()
 		p.Delay(delay)
 		if url := "redis://" + p.Addr(); i == 0 {
 			at.One = url
@@ -71,5 +67,5 @@ func (b *bench) behindProxies(lab *redistest.Lab, delay time.Duration) (at store
 			at.Five, five = append(at.Five, url), append(five, p)
 		}
 	}
-	return at, five, nil
+	return at, five
 }
