@@ -18,12 +18,10 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/etcdtest"
 	"github.com/hasplock/hasp/lab/internal/memetcd"
 )
-
-// patience is the time for a condition that must come true.
-const patience = 20 * time.Second
 
 // side is one of the two etcds, with a stream of each kind.
 type side struct {
@@ -42,22 +40,15 @@ type side struct {
 func newSide(t *testing.T, name, target string, opts ...grpc.DialOption) *side {
 	t.Helper()
 	conn, err := grpc.NewClient(target, append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	check(t, err)
+	await.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	s := &side{t: t, name: name, conn: conn, control: make(chan *pb.WatchResponse, 100), events: map[int64][]string{}}
 	s.alive, err = pb.NewLeaseClient(conn).LeaseKeepAlive(t.Context())
-	check(t, err)
+	await.Must(t, err)
 	s.watch, err = pb.NewWatchClient(conn).Watch(t.Context())
-	check(t, err)
+	await.Must(t, err)
 	go s.receive()
 	return s
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // receive sorts what the watches say.
@@ -95,7 +86,7 @@ func show(m proto.Message) string {
 
 // ask makes a call, and returns its answer without what may differ.
 func (s *side) ask(req proto.Message) string {
-	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), await.Patience)
 	defer cancel()
 	kv, leases := pb.NewKVClient(s.conn), pb.NewLeaseClient(s.conn)
 	var res interface {
@@ -133,7 +124,7 @@ func (s *side) ask(req proto.Message) string {
 
 // told sends a request to the watches, and returns the answer.
 func (s *side) told(r *pb.WatchRequest) string {
-	check(s.t, s.watch.Send(r))
+	await.Must(s.t, s.watch.Send(r))
 	select {
 	case res := <-s.control:
 		res.Header, res.Events = &pb.ResponseHeader{Revision: res.Header.Revision}, nil
@@ -141,7 +132,7 @@ func (s *side) told(r *pb.WatchRequest) string {
 			res.Header = nil // its revision differs between versions
 		}
 		return show(res)
-	case <-time.After(patience):
+	case <-time.After(await.Patience):
 		s.t.Fatalf("%s: no answer to %v", s.name, r)
 		return ""
 	}
@@ -281,12 +272,12 @@ func TestLikeEtcd(t *testing.T) {
 	var made int64  // watches, whose ids count from 0
 	same := func() {
 		for _, id := range ids {
-			wait(t, func() string {
+			await.Success(t, "the same reports", func() error {
 				want, got := all[0].seen(id), all[1].seen(id)
 				if slices.Equal(want, got) {
-					return ""
+					return nil
 				}
-				return fmt.Sprintf("watch %d:\netcd reports    %q\nmemetcd reports %q", id, want, got)
+				return fmt.Errorf("watch %d:\netcd reports    %q\nmemetcd reports %q", id, want, got)
 			})
 		}
 	}
@@ -314,25 +305,11 @@ func TestLikeEtcd(t *testing.T) {
 			r := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z")}
 			both(t, all, r, func(s *side) string { return s.ask(r) })
 			res, err := pb.NewKVClient(all[0].conn).Range(t.Context(), &pb.RangeRequest{Key: []byte("z")})
-			check(t, err)
+			await.Must(t, err)
 			q.rev = res.Header.Revision
 		}
 	}
 	same()
-}
-
-// wait waits until problem returns "".
-func wait(t *testing.T, problem func() string) {
-	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		text := problem()
-		if text == "" {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatal(text)
-		}
-	}
 }
 
 // A lease whose term has ended is gone, and its entries with it, as in a real etcd.
@@ -348,13 +325,10 @@ func TestTermsEndLikeEtcds(t *testing.T) {
 		both(t, all, r, func(s *side) string { return s.ask(r) })
 	}
 	for _, s := range all {
-		wait(t, func() string {
+		await.Until(t, s.name+": the end of the lease", func() bool {
 			res, err := pb.NewLeaseClient(s.conn).LeaseTimeToLive(t.Context(), &pb.LeaseTimeToLiveRequest{ID: 7})
-			check(t, err)
-			if res.TTL != -1 {
-				return s.name + ": the lease lives"
-			}
-			return ""
+			await.Must(t, err)
+			return res.TTL == -1
 		})
 	}
 	for _, r := range []proto.Message{
