@@ -111,35 +111,6 @@ func TestHalfWrittenFilesOfTheDeadAreCleared(t *testing.T) {
 	}
 }
 
-// If the link were followed, its target outside the directory would be overwritten.
-func TestPlantedLinksAreNotFollowed(t *testing.T) {
-	for _, kind := range []string{"guard", "stripe", "temp"} {
-		for _, exists := range []bool{true, false} {
-			d := on(t.TempDir(), nil)
-			target := filepath.Join(t.TempDir(), "precious")
-			if exists {
-				write(t, target, []byte("precious"))
-			}
-			path := d.guardFile(kind, stripeOf("k"))
-			must(t, os.Symlink(target, path))
-			c := claim("k")
-			_, err := d.Acquire(t.Context(), c)
-			if kind == "temp" {
-				must(t, err) // removed, because it looks like the file of a dead writer
-			} else {
-				outage(t, kind, err, path)
-				if !errors.Is(err, errNotFile) {
-					t.Error(err)
-				}
-			}
-			b, err := os.ReadFile(target)
-			if exists && string(b) != "precious" || !exists && !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("%s: the link's target is now %q, %v", kind, b, err)
-			}
-		}
-	}
-}
-
 // A stripe's file is changed in place. So if a foreign file has its name, an
 // acquire must not change that file.
 func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
@@ -232,22 +203,6 @@ func TestManyMakeTheDirectoryAtOnce(t *testing.T) {
 				if strings.HasPrefix(name, "temp-") {
 					t.Errorf("in the directory: %s", name)
 				}
-			}
-		}
-	}
-}
-
-func TestFilesOfProcessesThatDiedWhileTheyMadeThemAreRemoved(t *testing.T) {
-	clock := newDial()
-	d := clock.on(t.TempDir())
-	for _, prefix := range []string{probePrefix, newPrefix} {
-		path := filepath.Join(d.dir, prefix+"1")
-		write(t, path, nil)
-		for _, age := range []time.Duration{sweepAge, sweepAge + 1} {
-			must(t, os.Chtimes(path, time.Time{}, clock.read().wall.Add(-age)))
-			d.sweep(t.Context(), openFiles)
-			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != (age > sweepAge) {
-				t.Errorf("%s... after %v: %v", prefix, age, err)
 			}
 		}
 	}

@@ -178,6 +178,19 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 	acquire(t, d, c)
 	d.removeExpired(t.Context(), c.Key) // it looked expired before it was taken
 	refused(t, d, claim(c.Key), backend.ErrHeld)
+
+	// So are the files of processes that died while they made them, after an hour.
+	for _, prefix := range []string{probePrefix, newPrefix} {
+		path := filepath.Join(d.dir, prefix+"1")
+		write(t, path, nil)
+		for _, age := range []time.Duration{sweepAge, sweepAge + 1} {
+			must(t, os.Chtimes(path, time.Time{}, clock.read().wall.Add(-age)))
+			d.sweep(t.Context(), openFiles)
+			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != (age > sweepAge) {
+				t.Errorf("%s... after %v: %v", prefix, age, err)
+			}
+		}
+	}
 }
 
 // The driver is not opened again, and other keys stay held.

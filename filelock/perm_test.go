@@ -199,20 +199,41 @@ func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 	}
 }
 
-// The open of a FIFO blocks until its other end is opened. A read returns nothing, as
-// from an empty file, here one from before this boot.
-func TestFIFOOrDirectoryInPlaceOfAFile(t *testing.T) {
+// The open of a FIFO blocks until its other end is opened. A read returns nothing, as from an
+// empty file, here one from before this boot. If a link were followed, its target outside the
+// directory would be overwritten.
+func TestWhatIsNoFileInPlaceOfAFile(t *testing.T) {
+	target := filepath.Join(t.TempDir(), "precious")
+	write(t, target, []byte("precious"))
 	dir, n := t.TempDir(), stripeOf("k")
 	d := on(dir, nil)
-	for _, path := range []string{d.path("k"), d.guardFile("stripe", n), d.guardFile("guard", n), d.ceilingPath()} {
-		for _, make := range []func(string, uint32) error{syscall.Mkfifo, syscall.Mkdir} {
-			os.Remove(path)
+	acquire(t, d, fenced(claim("k")))
+	for _, plant := range []func(path string) error{
+		func(path string) error { return syscall.Mkfifo(path, 0o700) },
+		func(path string) error { return os.Mkdir(path, 0o700) },
+		func(path string) error { return os.Symlink(target, path) },
+		func(path string) error { return os.Symlink(target+" 2", path) },
+	} {
+		for _, path := range []string{d.path("k"), d.guardFile("stripe", n), d.guardFile("guard", n), d.ceilingPath()} {
 			d := newDial().on(dir) // has not read the ceiling
-			must(t, make(path, 0o700))
+			must(t, os.RemoveAll(path))
+			must(t, plant(path))
 			_, err := d.Acquire(t.Context(), fenced(claim("k")))
 			outage(t, "acquire", err, path)
+			if !errors.Is(err, errNotFile) {
+				t.Error(err)
+			}
 			must(t, os.Remove(path))
 		}
 	}
-	acquire(t, d, fenced(claim("k")))
+	for _, to := range []string{target, target + " 2"} {
+		must(t, os.Symlink(to, d.guardFile("temp", n))) // removed, because it looks like the file of a dead writer
+		c := fenced(claim("k"))
+		acquire(t, d, c)
+		release(t, d, c)
+	}
+	b, err := os.ReadFile(target)
+	if _, made := os.Stat(target + " 2"); string(b) != "precious" || !errors.Is(made, fs.ErrNotExist) {
+		t.Errorf("the target of a link is now %q, %v, and the other one %v", b, err, made)
+	}
 }
