@@ -162,7 +162,7 @@ func (c *conn) requests(client io.Reader) {
 		if c.forgotten.Load() {
 			continue
 		}
-		if c.pass(c.server, raw) != nil {
+		if _, err := c.server.Write(raw); err != nil {
 			return
 		}
 	}
@@ -263,7 +263,13 @@ func (c *conn) deliver() {
 			if left := time.Until(r.due); left > 0 {
 				time.Sleep(left)
 			}
-			if !c.open(&c.p.out) || !c.forgotten.Load() && c.pass(c.client, r.bytes) != nil {
+			if !c.open(&c.p.out) {
+				return
+			}
+			if c.forgotten.Load() {
+				continue
+			}
+			if _, err := c.client.Write(r.bytes); err != nil {
 				return
 			}
 		}
@@ -281,27 +287,6 @@ func (c *conn) open(way *chan struct{}) bool {
 	case <-c.over:
 	}
 	return !c.ended.Load()
-}
-
-// pass writes b, in parts if the proxy trickles.
-func (c *conn) pass(to net.Conn, b []byte) error {
-	pieces := min(8, len(b))
-	for left := pieces; ; left-- {
-		c.p.mu.Lock()
-		pause := c.p.trickle / time.Duration(pieces)
-		c.p.mu.Unlock()
-		n := len(b)
-		if pause > 0 {
-			time.Sleep(pause)
-			n = (n + left - 1) / left
-		}
-		if _, err := to.Write(b[:n]); err != nil {
-			return err
-		}
-		if b = b[n:]; len(b) == 0 {
-			return nil
-		}
-	}
 }
 
 // readBytes reads the bytes that are there.

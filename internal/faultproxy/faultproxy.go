@@ -58,7 +58,6 @@ type Proxy struct {
 	in, out  chan struct{} // closed while requests and replies flow
 	release  chan struct{} // closed by Release
 	delay    time.Duration
-	trickle  time.Duration
 	down     bool
 	deaf     bool
 	then     *State // the state after the next left replies, if not nil
@@ -212,10 +211,6 @@ func (p *Proxy) releaseLocked() {
 
 // Delay delays every reply by d.
 func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
-
-// Trickle splits each command and each piece of replies into parts, of which the
-// last arrives after d.
-func (p *Proxy) Trickle(d time.Duration) { p.locked(func() { p.trickle = d }) }
 
 // Set puts the proxy into a state. It cancels an earlier SetAfter.
 func (p *Proxy) Set(s State) { p.locked(func() { p.setLocked(s) }) }

@@ -83,10 +83,8 @@ func (c *catalog) links() {
 		c.add(link, 0.6, 3, v.name+" link cut one way, to the server", linked(v.who, (*faultproxy.Proxy).StallRequests, (*faultproxy.Proxy).Flow))
 		c.add(link, 0.6, 3, v.name+" link cut one way, from the server", linked(v.who, (*faultproxy.Proxy).StallReplies, (*faultproxy.Proxy).Flow))
 		c.add(link, 0.6, 3, v.name+" link down", linked(v.who, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up))
-		c.add(link, 0.6, 3, v.name+" bytes trickle", linked(v.who,
-			func(p *faultproxy.Proxy) { p.Trickle(term / 2) },
-			func(p *faultproxy.Proxy) { p.Trickle(0) }))
 	}
+
 	// The proxies do not know what a request asks for. They spoil any.
 	c.add(link, 0.5, 0.5, "a request: its reply is lost", spoiled(faultproxy.LoseReply))
 	c.add(link, 0.6, 2, "a request: its reply never comes", spoiled(faultproxy.HangReply))
