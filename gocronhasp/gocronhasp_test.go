@@ -171,7 +171,7 @@ func TestOnlyTheLeaderRunsJobs(t *testing.T) {
 
 func TestElectorReturnsErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := open(t, memlock.NewStore())
+		c := await.Value(memlock.New(nil)) // loses the lease of its last Elector
 		e := gocronhasp.NewElector(t.Context(), c, "leader", hasp.WithMaxWait(0))
 		err := e.Close()
 		if !errors.Is(err, hasp.ErrInvalid) {
@@ -191,23 +191,16 @@ func TestElectorReturnsErrors(t *testing.T) {
 			t.Errorf("IsLeader after the end of the context returned %v", err)
 		}
 		must(t, e.Close())
-	})
-}
 
-// A Client that is closed ends its Elector.
-func TestElectorEndsWithItsClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := await.Value(memlock.New(nil))
-		e := gocronhasp.NewElector(t.Context(), c, "leader")
+		e = gocronhasp.NewElector(t.Context(), c, "leader")
 		synctest.Wait()
 		must(t, e.IsLeader(t.Context()))
 		c.Close()
 		synctest.Wait()
-		if err := e.IsLeader(t.Context()); !errors.Is(err, hasp.ErrClosed) {
-			t.Errorf("IsLeader returned %v", err)
-		}
-		if err := e.Close(); !errors.Is(err, hasp.ErrClosed) {
-			t.Errorf("Close returned %v", err)
+		for _, err := range []error{e.IsLeader(t.Context()), e.Close()} {
+			if !errors.Is(err, hasp.ErrClosed) {
+				t.Errorf("after Close of the Client: got %v", err)
+			}
 		}
 	})
 }

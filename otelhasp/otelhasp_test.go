@@ -335,22 +335,14 @@ func TestKeyIfAsked(t *testing.T) {
 	}
 }
 
-// Without options the global providers are used. A nil Option has no effect.
-func TestGlobalProvider(t *testing.T) {
+// Without options the global providers are used. A nil Option has no effect. next gets each event
+// with its context, after it was recorded.
+func TestGlobalProviderAndNext(t *testing.T) {
+	type ctxKey struct{}
 	before := otel.GetMeterProvider()
 	defer otel.SetMeterProvider(before)
 	m := newMeter()
 	otel.SetMeterProvider(m)
-	c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(nil, nil)}))
-	defer c.Close()
-	must(t, hasp.Do(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }))
-	m.want(t, map[string]int64{"wait_time hasp.operation.name=lock": 1, "use_time": 1})
-}
-
-// next gets each event with its context, after it was recorded.
-func TestNext(t *testing.T) {
-	type ctxKey struct{}
-	m := newMeter()
 	var kinds []hasp.EventKind
 	c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(func(ctx context.Context, e hasp.Event) {
 		kinds = append(kinds, e.Kind)
@@ -360,10 +352,11 @@ func TestNext(t *testing.T) {
 		if got, _ := m.figures(t); e.Kind == hasp.EventAcquired && got["count hasp.client.lock.state=used"] != 1 {
 			t.Errorf("next comes before the metrics: %v", got)
 		}
-	}, otelhasp.WithMeterProvider(m))}))
+	}, nil)}))
 	defer c.Close()
 	ctx := context.WithValue(t.Context(), ctxKey{}, "v")
 	must(t, hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { return nil }))
+	m.want(t, map[string]int64{"wait_time hasp.operation.name=lock": 1, "use_time": 1})
 	if want := []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventReleased}; !slices.Equal(kinds, want) {
 		t.Errorf("got %v, want %v", kinds, want)
 	}
