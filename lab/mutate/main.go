@@ -8,7 +8,6 @@
 //
 //	go run ./mutate -n 160 -seed 1
 //	go run ./mutate -only '^redlock/'
-//	go run ./mutate -only 'lease.go.*drop' -n 1000 -list
 //	go run ./mutate -own -from 40
 //	go run ./mutate -explained
 //
@@ -130,14 +129,12 @@ func explain(all []*mutant, table string) (stale []string) {
 }
 
 var (
-	n         = flag.Int("n", 160, "how many mutants")
-	from      = flag.Int("from", 0, "how many mutants to leave out, because an earlier run has tried them")
-	seed      = flag.Uint64("seed", 1, "decides which edits are tried")
-	only      = flag.String("only", "", "a regular expression for \"file:line: function: edit\"")
-	reasoned  = flag.Bool("explained", false, "try the mutants that are explained, and no others")
-	own       = flag.Bool("own", false, "run only the tests of the package that is edited")
-	parallel  = flag.Int("parallel", 2, "how many mutants at a time")
-	printOnly = flag.Bool("list", false, "print the edits, and try none")
+	n        = flag.Int("n", 160, "how many mutants")
+	from     = flag.Int("from", 0, "how many mutants to leave out, because an earlier run has tried them")
+	seed     = flag.Uint64("seed", 1, "decides which edits are tried")
+	only     = flag.String("only", "", "a regular expression for \"file:line: function: edit\"")
+	reasoned = flag.Bool("explained", false, "try the mutants that are explained, and no others")
+	own      = flag.Bool("own", false, "run only the tests of the package that is edited")
 )
 
 func main() {
@@ -180,16 +177,10 @@ func run(ctx context.Context) (bool, error) {
 	}
 	all = all[min(*from, len(all)):]
 	all = all[:min(*n, len(all))]
-	if *printOnly {
-		for _, m := range all {
-			fmt.Println(m)
-		}
-		return true, nil
-	}
 
 	var c count
 	var workers errgroup.Group
-	workers.SetLimit(*parallel)
+	workers.SetLimit(2) // most tests wait most of the time
 	for _, m := range all {
 		workers.Go(func() error {
 			found, err := m.try(ctx, root)
