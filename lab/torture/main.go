@@ -129,7 +129,6 @@ func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 	runs, ctx := errgroup.WithContext(interrupted) // after an error the other runs end early
 	runs.SetLimit(max(parallel, 1))
 	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
-	o.whole = o.time
 
 	var mu sync.Mutex // guards all below
 	kept = true
@@ -157,7 +156,7 @@ func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 		o.strategy, o.term = name, cmp.Or(others[name].term, term)
 		runs.Go(func() error { return one(o) })
 		losing := o
-		losing.losing, losing.time = true, o.time/3
+		losing.losing = true
 		runs.Go(func() error { return one(losing) })
 	}
 

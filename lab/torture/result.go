@@ -16,7 +16,7 @@ type violation struct {
 
 // again returns the command that repeats the run.
 func (n *nemesis) again() string {
-	s := fmt.Sprintf("go run ./torture -strategy %s -seed %d -time %v", n.strategy, n.seed, n.whole)
+	s := fmt.Sprintf("go run ./torture -strategy %s -seed %d -time %v", n.strategy, n.seed, n.time)
 	if n.place != onServer {
 		s += " -on " + n.place
 	}

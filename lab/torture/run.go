@@ -24,8 +24,7 @@ type options struct {
 	losing   bool           // use the faults that take locks away
 	only     *regexp.Regexp // the names of the faults, or nil for all
 	seed     uint64
-	time     time.Duration
-	whole    time.Duration // the -time flag, of which time is a part
+	time     time.Duration // the -time flag
 	plant    string        // a bug, or empty
 	term     time.Duration
 	patience time.Duration // the longest wait for a grant
@@ -127,7 +126,11 @@ func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *neme
 	n := &nemesis{run: r, rand: rand.New(rand.NewPCG(o.seed, 0)), busy: map[int]bool{}}
 	began := hostclock.Now()
 	err := r.Do(func() error {
-		n.torture(ctx, time.Now().Add(o.time))
+		lasts := o.time
+		if o.losing {
+			lasts /= 3
+		}
+		n.torture(ctx, time.Now().Add(lasts))
 		n.everyone()
 		r.drain()
 		return nil
