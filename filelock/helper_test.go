@@ -131,14 +131,3 @@ func files(t *testing.T, dir string) (names []string) {
 	}
 	return names
 }
-
-// poll repeats the attempt until it has the key.
-func poll(d *driver, c backend.Claim) (backend.Grant, error) {
-	for delay := 50 * time.Microsecond; ; delay = min(2*delay, 2*time.Millisecond) {
-		g, err := d.Acquire(context.Background(), c)
-		if !errors.Is(err, backend.ErrHeld) {
-			return g, err
-		}
-		<-time.After(delay)
-	}
-}
