@@ -150,7 +150,7 @@ func (h *hold) handOverLocked() bool {
 	if ln.hold != h || ln.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
 		return false
 	}
-	ln.handOverLocked(t, h.addLeaseLocked(t.ctx, t.r, now))
+	ln.giveLeaseLocked(t, h.addLeaseLocked(t.ctx, t.r, now))
 	return true
 }
 

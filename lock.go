@@ -189,7 +189,7 @@ func (w *wait) giveUpLocked() {
 		// The release lets new shared callers in at once.
 		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
 	}
-	w.line.giveUpLocked()
+	w.line.leaveWithoutHoldLocked()
 	w.line = nil
 }
 

@@ -137,10 +137,10 @@ const maxUnobserved = 4096
 // lastEventID is the last Event.ID of the process.
 var lastEventID atomic.Uint64
 
-// observer calls Options.Observe, if there is one. Events of a call come on the caller's
-// goroutine. The others come on a goroutine of the observer, so that an Observe that blocks
-// delays neither renewals nor the end of a context. Lock and Unlock check before whether there is an
-// Observe, because most Clients have none.
+// observer calls Options.Observe, if there is one. Events of a call come on the caller's goroutine.
+// The others come on a goroutine of the observer, so that an Observe that blocks delays neither
+// renewals nor the end of a context. Lock and Unlock check before whether there is an Observe,
+// because most Clients have none.
 type observer struct {
 	*core
 
@@ -237,7 +237,7 @@ func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	case o.stopped:
 		return true
 	default:
-		o.queueLocked(l, e)
+		o.queueEventLocked(l, e)
 	}
 	return false
 }
@@ -250,13 +250,13 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 	// The outermost lease stands for those that have re-entered. If its EventAcquired was
 	// not reported yet, the event is dropped: a later renewal reports another.
 	if l := h.leases[0]; l.reported != 0 {
-		o.queueLocked(l, l.event(EventRenewFailed, err))
+		o.queueEventLocked(l, l.event(EventRenewFailed, err))
 	}
 }
 
-// renewedLocked queues an event, once, if the outermost lease of h is held for long and its
+// reportStillHeldLocked queues an event, once, if the outermost lease of h is held for long and its
 // caller must unlock it.
-func (o *observer) renewedLocked(h *hold, now instant) {
+func (o *observer) reportStillHeldLocked(h *hold, now instant) {
 	l := h.leases[0]
 	if o.opts.Observe == nil || l.reported != EventAcquired || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
 		return
@@ -264,11 +264,11 @@ func (o *observer) renewedLocked(h *hold, now instant) {
 	l.reported = EventStillHeld
 	e := l.event(EventStillHeld, nil)
 	e.Hold = now.sub(l.since)
-	o.queueLocked(l, e)
+	o.queueEventLocked(l, e)
 }
 
-// queueLocked queues an event of l for Observe.
-func (o *observer) queueLocked(l *Lease, e Event) {
+// queueEventLocked queues an event of l for Observe.
+func (o *observer) queueEventLocked(l *Lease, e Event) {
 	// The queue keeps the order of events. One goroutine at a time serves it.
 	o.queue = append(o.queue, unobserved{l.parent, e})
 	if !o.running {

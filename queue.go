@@ -167,9 +167,9 @@ func (ln *line) quitLocked(t *turn) *Lease {
 	return tk.lease
 }
 
-// giveUpLocked lets a caller leave that asked the store and got no hold. During an outage it
-// first ends the wait of each caller that has waited for a whole Timeout of the outage.
-func (ln *line) giveUpLocked() {
+// leaveWithoutHoldLocked lets a caller leave that asked the store and got no hold. During an outage
+// it first ends the wait of each caller that has waited for a whole Timeout of the outage.
+func (ln *line) leaveWithoutHoldLocked() {
 	if !ln.q.traits.Ordered {
 		for t := ln.first(); t != nil && ln.outageLocked(t.since) >= ln.q.opts.Timeout; t = ln.first() {
 			ln.remove(t).ready <- ticket{do: giveUp, err: ln.last}
@@ -197,9 +197,9 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	}
 }
 
-// handOverLocked gives t the lease l of the line's hold. It takes the place of the caller
+// giveLeaseLocked gives t the lease l of the line's hold. It takes the place of the caller
 // that unlocks.
-func (ln *line) handOverLocked(t *turn, l *Lease) {
+func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 	ln.remove(t)
 	ln.turns++
 	ln.leaveLocked() // for the caller that unlocks; the line counts the next one already

@@ -97,7 +97,7 @@ func follow(t *testing.T, ordered bool, steps []string) {
 				got[who] = "refused"
 				break
 			}
-			ln.handOverLocked(next, &Lease{})
+			ln.giveLeaseLocked(next, &Lease{})
 			for other := range turns {
 				if turns[other] == next {
 					holds[other] = holds[who]
@@ -110,7 +110,7 @@ func follow(t *testing.T, ordered bool, steps []string) {
 		case "outage":
 			ln.answeredLocked(errors.New("outage"), q.clock.awake())
 		case "fail":
-			ln.giveUpLocked()
+			ln.leaveWithoutHoldLocked()
 		case "quit":
 			ln.quitLocked(turns[who])
 		case "late":

@@ -432,7 +432,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		}
 		h.renewedLocked(now, b.sent, until)
 		r.scheduleLocked(h)
-		r.observer.renewedLocked(h, now)
+		r.observer.reportStillHeldLocked(h, now)
 	case errors.Is(err, ErrLost):
 		h.failed = 0
 		gone = h.loseLocked(&LostError{Reason: LostRevoked})

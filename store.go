@@ -323,7 +323,7 @@ func (r *reaper) run() {
 		now := r.clock.awake()
 		closing := r.closing.Err() != nil
 		r.mu.Lock()
-		wait := r.startLocked(now, closing)
+		wait := r.startReleasesLocked(now, closing)
 		if len(r.queue) == 0 && r.active == 0 {
 			r.running = false
 			r.mu.Unlock()
@@ -344,9 +344,9 @@ func (r *reaper) run() {
 	}
 }
 
-// startLocked starts the releases that are due, within the bounds. It returns
+// startReleasesLocked starts the releases that are due, within the bounds. It returns
 // how long to wait for the next one.
-func (r *reaper) startLocked(now instant, closing bool) time.Duration {
+func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 	for len(r.queue) > 0 && r.active < maxReaping {
 		// A token that has expired needs no release. After Close has begun, a release that
 		// was not answered is not tried again.
