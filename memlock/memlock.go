@@ -1,15 +1,14 @@
 // Package memlock keeps locks in the memory of one process.
 //
-// It guarantees exclusion among all callers in the process that use the same
-// store, in order of arrival. It has terms, fences and everything else that the
-// strategies for several processes have. It is meant for tests, for programs
-// that run as one process today, and as a model of a driver. It guarantees
-// nothing to other processes, and forgets everything at the end of this one.
+// It guarantees exclusion among all callers in the process that use the same store, in order of
+// arrival. It has terms, fences and everything else that the strategies for several processes have.
+// It is meant for tests, for programs that run as one process today, and as a model of a driver. It
+// guarantees nothing to other processes, and forgets everything at the end of this one.
 //
-// A call costs no round trip. A key without a holder or a waiter takes no
-// memory, with one exception: a hold that expired and was never released. It
-// stays until a caller next wants its key. It is also removed when the store has
-// 1,024 keys and twice as many as when it last removed such holds.
+// A call costs no round trip. A key without a holder or a waiter takes no memory, with one
+// exception: a hold that expired and was never released. It stays until a caller next wants its
+// key, or until the store removes all such holds. The store does so when it has 1,024 keys, and
+// twice as many as it kept the last time.
 //
 // URL: memlock:// or memlock://NAME is a store that all Clients of the process
 // with that name share; [New] makes a private one. There are no parameters.
@@ -166,10 +165,9 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 }
 
-// poll reports whether w has the key now, or returns the error that ends its
-// wait. If neither is so and w is first in the queue, poll returns the rest of a
-// holder's term: then the first waiter takes the key, or waits for the term of another
-// reader. The other waiters get 0.
+// poll reports whether w has the key now, or returns the error that ends its wait. Otherwise, if w
+// is first in the queue, poll returns the rest of a holder's term. After that time, w takes the key
+// or waits for the term of another reader. For the other waiters, poll returns 0.
 func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, left time.Duration, err error) {
 	s := d.store
 	s.mu.Lock()
@@ -248,8 +246,7 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 // claim has it, because it is not made of URL-safe characters.
 const keptToken = "(kept)"
 
-// Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it
-// then.
+// Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it then.
 func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	if err := d.closedErr(); err != nil {
 		return err
@@ -395,7 +392,7 @@ func (e *entry) reader(now time.Time) *reader {
 	return nil
 }
 
-// left returns how long the term of the holder goes on, or the last term of the readers.
+// left returns the rest of the holder's term, or of the longest term of the readers.
 func (e *entry) left(now time.Time) time.Duration {
 	until := e.until
 	for _, r := range e.readers {
@@ -510,8 +507,8 @@ func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
 	return g
 }
 
-// advanceLocked follows each change of a hold or of the queue. It hands the key to the first
-// waiter if the key is free for it. Shared waiters behind a shared one get the key with it.
+// advanceLocked is called after each change of a hold or of the queue. It hands the key to the
+// first waiter if the key is free for it. Shared waiters behind a shared one get the key with it.
 // If the key is free and has no waiter, advanceLocked removes its entry.
 func (s *Store) advanceLocked(e *entry, now time.Time) {
 	for w := e.first(); w != nil && e.freeFor(w.claim, now); w = e.first() {
@@ -522,7 +519,7 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 	}
 	switch next := e.first(); {
 	case next != nil:
-		next.signal() // it may be first only now, or its timer may run until an old end
+		next.signal() // it may be first only now, or its timer may run until the end of an old term
 	case !e.held(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
