@@ -1,5 +1,5 @@
-// Package await has tests wait for what must happen, on a machine of any speed. An event
-// gets much longer than any machine needs.
+// Package await lets a test wait for what must happen, on a machine of any speed. It gives an event
+// much longer than any machine needs.
 package await
 
 import (
@@ -29,8 +29,8 @@ func Value[T any](v T, err error) T {
 	return v
 }
 
-// Crowd skips a test with -short. With the race detector, a crowd in virtual time takes up to a
-// hundred times as long.
+// Crowd skips a test with many goroutines if -short is set: with the race detector, in virtual
+// time, it takes up to a hundred times as long.
 func Crowd(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -80,8 +80,8 @@ func Success(t testing.TB, what string, f func() error) {
 	}
 }
 
-// InTime calls f, which returns what is wrong. That counts if f returned within limit.
-// If the machine was slower, InTime tries again. If it is always slower, the test is
+// InTime calls f, which returns what is wrong. If something is wrong, the test fails if f returned
+// within limit; if f took longer, InTime tries again. If f always takes longer, the test is
 // skipped.
 func InTime(t testing.TB, limit time.Duration, f func() (wrong string)) {
 	t.Helper()
@@ -91,14 +91,15 @@ func InTime(t testing.TB, limit time.Duration, f func() (wrong string)) {
 	})
 }
 
-// Undisturbed is InTime for an f that waits. What is wrong counts if neither this process
-// nor probe, such as a call to a server, ever stood still for longer than limit.
+// Undisturbed is InTime for an f that waits. If anything is wrong, the test fails unless this
+// process or probe, such as a call to a server, stood still for longer than limit meanwhile.
 func Undisturbed(t testing.TB, limit time.Duration, probe func(), f func() (wrong string)) {
 	t.Helper()
 	again(t, limit, f, func() func() time.Duration { return stall.Watch(probe) })
 }
 
-// again calls f until what is wrong counts, because stop returns less than limit.
+// again calls f until nothing is wrong, or until something is wrong and the delay that stop returns
+// is within limit: then the test fails.
 func again(t testing.TB, limit time.Duration, f func() (wrong string), watch func() (stop func() time.Duration)) {
 	t.Helper()
 	for range 20 {

@@ -1,5 +1,5 @@
-// Package hostclock has two clocks of a host. Now gives all its processes one time, so that
-// their events can be put in order. Suspended tells how long the host has slept.
+// Package hostclock has two clocks of a host. Now gives all its processes one time, so that their
+// events can be put in order. Suspended reports how long the host has slept.
 package hostclock
 
 // Suspended returns how long the host has slept since its boot. It is a variable for

@@ -8,27 +8,25 @@ import (
 	"time"
 )
 
-// Context ends with its parent, with its second parent quit, at its deadline,
-// or by End, whichever is first. Otherwise it behaves like a context of
-// context.WithDeadline.
+// Context ends with its parent, with its second parent quit, at its deadline, or when End is
+// called, whichever is first. Otherwise it behaves like a context of context.WithDeadline.
 type Context struct {
 	parent   context.Context
 	quit     context.Context // may be nil
 	deadline time.Time
 
-	// deadline is the parent's, so the end of the parent reports it.
+	// deadline is the parent's: when it passes, the parent ends and says so.
 	parentsDeadline bool
 
 	mu       sync.Mutex         // guards all below
 	native   context.Context    // made when a caller first asks for Done; nil until then
 	cancel   context.CancelFunc // of native
 	stopQuit func() bool        // stops the watch of quit; nil if there is none
-	err      error              // the end that was seen while native was nil
+	err      error              // the end that Err saw, or that End set, while native was nil
 }
 
-// WithTimeout returns a Context that ends d from now at the latest. If quit is
-// not nil, the Context also ends with context.Canceled when quit ends. The
-// caller must call End.
+// WithTimeout returns a Context that ends d from now at the latest. If quit is not nil, the Context
+// also ends with context.Canceled when quit ends. The caller must call End.
 func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
 	c := &Context{parent: parent, quit: quit, deadline: time.Now().Add(d)}
 	if earlier, ok := parent.Deadline(); ok && earlier.Before(c.deadline) {
@@ -57,8 +55,7 @@ func Split(ctx context.Context) (parent, quit context.Context, deadline time.Tim
 	return c.parent, quit, deadline, true
 }
 
-// End ends the context with context.Canceled, unless a caller has already seen
-// another end.
+// End ends the context with context.Canceled, unless a caller has already seen another end.
 func (c *Context) End() {
 	c.mu.Lock()
 	cancel, stopQuit := c.cancel, c.stopQuit
@@ -90,7 +87,7 @@ func (c *Context) makeNative() context.Context {
 		c.native, c.cancel = context.WithDeadline(c.parent, c.deadline)
 	}
 
-	// An end that Err or End has noted before must hold for native as well.
+	// An end that Err or End has recorded before must hold for native as well.
 	if c.err != nil {
 		c.cancel()
 	} else if c.quit != nil {
