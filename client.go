@@ -40,7 +40,7 @@ func New(d backend.Driver, o *Options) (*Client, error) {
 	return c, nil
 }
 
-// newClient returns a Client over d, which it closes if it fails.
+// newClient returns a Client over d. If it fails, it closes d.
 func newClient(d backend.Driver, o *Options) (*Client, error) {
 	traits := d.Traits()
 	opts, err := o.withDefaults()
@@ -74,11 +74,11 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 // ends as well. The lease is then renewed for at most one more term. The key stays locked
 // until Unlock, or until the term ends. Do renews the lease until its function returns.
 //
-// A context derived from a lease's context re-enters: if that lease holds the same
-// key on the same Client, Lock returns at once with a lease on the same hold. Unlock
-// the inner lease first, as defer does. If the outer lease is unlocked first, the inner
-// lease's context ends, and their hold is renewed for at most one more term. Any other
-// context waits for the key, even if its caller holds it.
+// A context derived from a lease's context re-enters: if that lease holds the same key on the same
+// Client, Lock returns at once with a lease on the same hold. Unlock the inner lease first, as
+// defer does. If the outer lease is unlocked first, the inner lease's context ends, and their hold
+// is renewed for at most one more term. A call with any other context waits for the key, even if
+// its caller holds it.
 func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "lock", key, opts)
 }
@@ -101,9 +101,10 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	return s, newError("inspect", key, err)
 }
 
-// Break frees key, whichever caller holds it. It is the one call that may admit two
-// holders at once: the old holder learns of it at its next renewal. Until then the old hold
-// may pass to another caller of its Client, in the 50 ms after the store has confirmed it.
+// Break frees key, whichever caller holds it. It is the one call that may admit two holders at
+// once, because the old holder learns of it only at its next renewal. Until then, the old holder's
+// Client may hand the hold over to another of its callers, in the 50 ms after the store has
+// confirmed it.
 func (c *Client) Break(ctx context.Context, key string) error {
 	_, err := inspect(&c.store, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, key)
@@ -129,7 +130,7 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error
 // Close ends every wait with ErrClosed, and every lease's context with cause ErrClosed. It stops
 // renewing. Then it waits up to Options.Timeout for the holders to Unlock and for calls in flight.
 // It never frees a key while its holder still runs: the remaining holds expire, and Close returns
-// an error that names their keys. At last Close closes the driver, and waits up to a second for
+// an error that names their keys. Finally Close closes the driver, and waits up to a second for
 // calls that have still not ended. It leaves no goroutine behind unless a call of the driver or of
 // Observe does not end. A second Close waits for the first.
 func (c *Client) Close() error {
@@ -140,8 +141,8 @@ func (c *Client) Close() error {
 		return nil
 	}
 
-	// Under mu: after this, no caller gets a hold that the loop below misses. The leases
-	// can still be unlocked.
+	// Both steps are under mu, so closeLocked misses no hold: a caller that gets one later finds
+	// the Client closing. The leases can still be unlocked.
 	c.close(ErrClosed)
 	c.changed.Broadcast()
 	ended := c.renewer.closeLocked()
@@ -164,15 +165,15 @@ func (c *Client) Close() error {
 	c.stopped = true
 	c.mu.Unlock()
 
-	// A call in flight is left behind. It should end when its driver is closed.
+	// A call that is still in flight should end when its driver is closed.
 	err := joined(c.store.driver.Close(), notUnlocked(ended))
 	c.settle(time.Now().Add(min(c.opts.Timeout, lastPatience)), func() bool { return c.calls == 0 })
 	close(c.closed)
 	return err
 }
 
-// notUnlocked returns an error that names the keys of those leases that were not unlocked
-// since Close has ended them, or nil.
+// notUnlocked returns an error that names the keys of those leases that were not unlocked after
+// Close ended them. It returns nil if there are none.
 func notUnlocked(leases []*Lease) error {
 	var keys []string
 	for _, l := range leases {

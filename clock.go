@@ -5,10 +5,11 @@ import (
 	"time"
 )
 
-// instant is a moment by a Client's clock, in nanoseconds since the Client was
-// created. It is never 0, which means that there is none. It includes the time of the machine's suspends that the clock notices: see
-// clock.local and package hostclock. On some platforms Go's monotonic clock does not
-// include it. Where a comment says "by clock.awake", the time of suspends is not included.
+// instant is a moment by a Client's clock, in nanoseconds since the Client was created. It is never
+// 0, because 0 stands for no moment. It includes the time of those suspends of the machine that the
+// clock notices: see clock.local and package hostclock. On some platforms Go's monotonic clock does
+// not include the time of suspends. Where a comment says "by clock.awake", the time of suspends is
+// not included.
 type instant int64
 
 // never is later than every deadline.
@@ -27,26 +28,26 @@ func (t instant) sub(u instant) time.Duration { return time.Duration(t - u) }
 // clock is Go's monotonic clock plus the time for which the machine has slept. Inside
 // a synctest bubble, Go's clock is virtual.
 //
-// Reading the time of sleep takes system calls. So only read does it, and at most once
-// a millisecond. It is called around calls that take or renew a hold, by Lease.Err, and
-// once a second while leases are held. now uses the last reading.
+// Reading the time of sleep takes system calls. So only the method read does it, and at most once a
+// millisecond. The engine calls read around calls that acquire or renew a hold, in Lease.Err, and
+// once a second while leases are held. The method now uses the last reading.
 type clock struct {
 	base      time.Time            // just before the clock was created
 	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
-	local     bool                 // the store is in this process, so it slept as well: no suspend is noticed
+	local     bool                 // the store is in this process and sleeps with it, so no suspend counts
 	before    time.Duration        // suspended() when the clock was created
 	slept     atomic.Int64         // the largest suspended() − before so far
-	nextCheck atomic.Int64         // by Go's clock, since base: read calls suspended again then
+	nextCheck atomic.Int64         // when read calls suspended again, by Go's clock since base
 }
 
-// checkInterval is how long read uses the last reading. It is measured by Go's clock,
-// which stops during a suspend. So a suspend may be noticed that much later.
+// checkInterval is how long read uses the last reading. It is measured by Go's clock, which stops
+// during a suspend. So read may notice a suspend that much later.
 const checkInterval = time.Millisecond
 
 func newClock(suspended func() time.Duration, local bool) *clock {
 	k := &clock{base: time.Now().Add(-1), suspended: suspended, local: local, before: suspended()}
-	// A pause within a reading makes it too small. Every later reading is compared with this first
-	// one. If the first one were too small, the pause would count as a suspend.
+	// If the process pauses within a reading, the result is too small. Every later reading is
+	// compared with the first. If that one were too small, its pause would count as a suspend.
 	for range 3 {
 		k.before = max(k.before, suspended())
 	}
@@ -58,14 +59,14 @@ func (k *clock) now() instant {
 	return instant(int64(time.Since(k.base)) + k.slept.Load())
 }
 
-// awake is now without the time of sleep.
+// awake returns the present time without the time of sleep.
 func (k *clock) awake() instant { return instant(time.Since(k.base)) }
 
-// withoutSleep converts t to a time by awake. A call of now or read has just returned t.
+// withoutSleep converts t, which now or read has just returned, to a time by awake.
 func (k *clock) withoutSleep(t instant) instant { return t - instant(k.slept.Load()) }
 
-// minSuspend is the shortest suspend that counts. Two readings of two clocks may
-// differ by less without a suspend.
+// minSuspend is the shortest suspend that counts. Without a suspend, readings of two clocks may
+// differ by less.
 const minSuspend = int64(time.Millisecond)
 
 // read returns the present time, and how long the machine has slept. It reads the time
@@ -79,24 +80,25 @@ func (k *clock) read() (now instant, slept int64) {
 
 	k.nextCheck.Store(awake + int64(checkInterval))
 	seen := int64(k.suspended() - k.before)
-	// Another goroutine may have stored a larger value meanwhile. Instants must not go
-	// back, so only a larger one is stored.
+	// Another goroutine may have stored a larger value meanwhile. Instants must not go back, so
+	// only a larger value is stored.
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
 	return k.now(), k.slept.Load()
 }
 
-// at converts t, a time by this process's clock, to an instant. Slept is how long the
-// machine had slept when t was read, or before. A suspend in between makes the result too
-// early, which is safe for a deadline.
+// at converts t, a time by this process's clock, to an instant. Slept is how long the machine had
+// slept when t was read, or at a moment before that. If a suspend came in between, the result is
+// too early, which is safe for a deadline.
 func (k *clock) at(t time.Time, slept int64) instant {
 	return instant(int64(t.Sub(k.base)) + slept)
 }
 
 // time converts t to a time, for people and for timers.
 func (k *clock) time(t instant) time.Time {
-	// base's wall clock does not count the suspends since base was read. now's does.
+	// A result computed from base would miss, on its wall clock, the suspends since base was read.
+	// So the result is computed from the present time.
 	now := time.Now()
 	return now.Add(time.Duration(int64(t)-k.slept.Load()) - now.Sub(k.base))
 }

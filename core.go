@@ -10,8 +10,8 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// core is what the parts of a Client share: what never changes, the mutex, and the count of
-// the goroutines that Close waits for.
+// core is what the parts of a Client share: the settings that never change, the mutex, and the
+// count of the goroutines that Close waits for.
 type core struct {
 	opts   Options
 	traits backend.Traits
@@ -21,13 +21,14 @@ type core struct {
 	closing context.Context // ends with ErrClosed when Close begins
 	close   context.CancelCauseFunc
 
-	// mu guards the state of all parts, and the fields of line, hold and Lease that say so.
-	// It is one mutex, because an Unlock and a loss change most parts at one moment. It is not
-	// held across I/O. A function whose name ends in Locked needs it, and does not unlock it.
+	// mu guards the state of all parts, and the fields of line, hold and Lease that say so. It is
+	// one mutex, because an Unlock and a loss change most parts at one moment. It is not held
+	// across I/O. A function whose name ends in Locked is called with mu held, and does not unlock
+	// it.
 	mu      sync.Mutex
 	calls   int        // goroutines of this Client, and calls of callers other than Lock and TryLock
-	stopped bool       // Close waits no longer, and closes the driver: no goroutine may start
-	changed *sync.Cond // signals that something has become less for which Close or an Unlock waits
+	stopped bool       // Close waits no longer and closes the driver, so no goroutine may start
+	changed *sync.Cond // signals a change of a count or a state for which Close or an Unlock waits
 }
 
 func newCore(opts Options, traits backend.Traits) *core {
@@ -41,7 +42,7 @@ func newCore(opts Options, traits backend.Traits) *core {
 	return c
 }
 
-// enter counts a call that the caller's goroutine makes, until leave. Close waits for it.
+// enter counts a call on the caller's goroutine until leave ends it, because Close waits for it.
 // enter returns ErrClosed if Close waits no longer.
 func (c *core) enter() error {
 	c.mu.Lock()
@@ -53,7 +54,7 @@ func (c *core) enter() error {
 	return nil
 }
 
-// leave ends what enter began.
+// leave ends a call that enter has counted.
 func (c *core) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,7 +62,8 @@ func (c *core) leave() {
 	c.changed.Broadcast()
 }
 
-// spawn runs f on a goroutine that Close waits for. It returns false if Close waits no longer.
+// spawn runs f on a goroutine that Close waits for. If Close waits no longer, spawn does not run f,
+// and returns false.
 func (c *core) spawn(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

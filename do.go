@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// Do runs fn while it holds key. The context that fn gets is the lease's: it
-// ends with ctx and when the lock is lost, and locking the same key with it re-enters.
+// Do runs fn while it holds key. fn receives the lease's context: it ends when ctx ends or the lock
+// is lost, and a Lock of the same key with it re-enters.
 //
-// The lease is renewed until fn returns, also when ctx has ended, so that no other
-// caller gets the key while fn cleans up. A fn that ignores the end of its context
-// keeps the key. Bound that by WithMaxHold.
+// The lease is renewed until fn returns, even after ctx has ended, so that no other caller gets the
+// key while fn cleans up. If fn ignores the end of its context, it keeps the key; WithMaxHold
+// bounds for how long.
 //
-// If Lock fails, Do returns its error and does not call fn. Otherwise Do returns the
-// error of fn, joined with the error of Unlock. If the lock was lost while fn ran, the
-// error matches ErrLost, also if fn returned nil, and its text begins with the loss. fn may unlock the lease itself; that
-// is no error. If fn panics or calls runtime.Goexit, Do unlocks the key, and the panic
-// goes on. If fn is nil, Do returns ErrInvalid.
+// If Lock fails, Do returns its error and does not call fn. Otherwise Do returns the error of fn,
+// joined with the error of Unlock. If the lock was lost while fn ran, the error matches ErrLost,
+// even if fn returned nil, and its text begins with the loss. fn may unlock the lease itself; that
+// is no error. If fn panics or calls runtime.Goexit, Do unlocks the key, and the panic goes on. If
+// fn is nil, Do returns ErrInvalid.
 func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
 	if fn == nil {
 		return &Error{"do", key, errNoFunc}
@@ -58,9 +58,9 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 	return fn(), nil
 }
 
-// DoAll is [Do] for several keys, locked as by [LockAll]. WithMaxWait(0) takes all of
-// them at once or returns ErrHeld. The context that fn gets ends when any of the leases
-// is lost. The others are renewed until fn returns.
+// DoAll is [Do] for several keys, locked as by [LockAll]. With WithMaxWait(0), DoAll locks all of
+// them at once or returns ErrHeld. The context that fn receives ends when any of the leases is
+// lost. The others are renewed until fn returns.
 func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Context, leases *Leases) error, opts ...Option) error {
 	if fn == nil {
 		return fmt.Errorf("hasp: do all: %w", errNoFunc)
@@ -87,14 +87,14 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 		return nil, fmt.Errorf("hasp: lock all: %w: no keys", ErrInvalid)
 	}
 
-	// Only the bound on the wait concerns all keys together.
+	// Of the options, only WithMaxWait concerns all keys together.
 	var r request
 	r.apply(opts)
 
 	began := time.Now()
 	all := &Leases{}
 
-	// All or none, also if l is a wrapper that panics or ends the goroutine.
+	// Lock all or none, even if l is a wrapper that panics or ends the goroutine.
 	returns := false
 	defer func() {
 		if !returns {
@@ -157,7 +157,7 @@ func (ls *Leases) Unlock(ctx context.Context) error {
 	return errors.Join(ls.unlock(ctx)...)
 }
 
-// unlock returns the errors of Unlock by lease.
+// unlock does what Unlock does, and returns the error of each lease, by its index in ls.leases.
 func (ls *Leases) unlock(ctx context.Context) []error {
 	errs := make([]error, len(ls.leases))
 	outage := false // the outcome of an Unlock is unknown
@@ -170,7 +170,7 @@ func (ls *Leases) unlock(ctx context.Context) []error {
 		}
 		defer unlock(i - 1) // also if Observe panics
 		if outage {
-			// In sequence, each call might wait for Options.Timeout.
+			// If they ran in sequence, each call might take Options.Timeout.
 			wg.Go(func() { errs[i] = ls.leases[i].Unlock(ctx) })
 			return
 		}
@@ -195,19 +195,17 @@ const (
 //   - the error of Lock if ctx ended or the Client was closed while waiting, and
 //     at once ErrInvalid (fn is nil; WithMaxWait, WithShared) and errors.ErrUnsupported.
 //
-// After a loss Lead discards fn's result, even nil, since others may have led
-// meanwhile: fn must be safe to run again. Before it competes again it waits
-// up to 100 ms, and always until fn has returned. So fn never runs twice at
-// once in one Lead. An outage does not end Lead: it tries again after a pause of up to
-// a second. Options.Observe reports outages and losses.
+// After a loss Lead discards fn's result, even if it is nil, because others may have led meanwhile.
+// So fn must be safe to run again. Before Lead competes again, it waits until fn has returned, and
+// then for up to 100 ms. So fn never runs twice at once in one Lead. An outage does not end Lead:
+// it tries again after a pause of up to a second. Options.Observe reports outages and losses.
 //
-// fn's context ends when ctx ends, or when the lease is lost, at its deadline at the
-// latest. To tell which, call lease.Err: it is ErrLost after a loss, and nil if only
-// ctx has ended. When ctx ends, the lease is renewed until fn has returned, so that no
-// successor starts while fn cleans up. Then the key is unlocked, and a successor leads
-// at once. If that lease is lost meanwhile, the error matches ErrLost. A fn that
-// ignores its context after a loss runs beside the next leader: only a fence stops its
-// writes.
+// fn's context ends when ctx ends, or when the lease is lost, at its deadline at the latest. To
+// tell which, call lease.Err: it is ErrLost after a loss, and nil if only ctx has ended. After ctx
+// has ended, the lease is renewed until fn has returned, so that no successor starts while fn
+// cleans up. Then the key is unlocked, and a successor leads at once. If the lease is lost while fn
+// cleans up, the error matches ErrLost. A fn that ignores its context after a loss runs beside the
+// next leader: only a fence stops its writes.
 //
 // If fn panics or calls runtime.Goexit, the key is unlocked and the panic goes
 // on. [Client.Inspect] shows who leads.
@@ -244,12 +242,12 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		if !errors.Is(uerr, ErrLost) || ctx.Err() != nil {
 			return joined(ferr, uerr)
 		}
-		rest(ctx, nil, rand.N(lossPause)) // so that others that have lost theirs at the same moment do not come at once
+		rest(ctx, nil, rand.N(lossPause)) // others may have lost theirs at the same moment, and must not all compete at once
 	}
 }
 
-// leadOver reports whether err, which Lock returned, ends Lead, and with which error. An
-// outage does not. Nor does ErrHeld, with which a wrapper may end a wait of its own.
+// leadOver reports whether err, which Lock returned, ends Lead, and with which error. An outage
+// does not end it, and neither does ErrHeld, with which a wrapper may end a wait of its own.
 func leadOver(ctx context.Context, key string, err error) (bool, error) {
 	if end := ctx.Err(); end != nil {
 		if !errors.Is(err, end) {

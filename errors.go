@@ -15,9 +15,9 @@ import (
 // These are the errors to test for with errors.Is. A call may also return errors.ErrUnsupported, or
 // the error of its context. Any other error of the store is ErrUnavailable.
 var (
-	// ErrHeld says that another caller holds the key, or comes first. errors.As with a
-	// [*HeldError] returns the holder and the rest of its term, if they are known. If the end
-	// of a context ended the wait, the error also matches the context's error and cause.
+	// ErrHeld says that another caller holds the key, or is before this one in the queue. errors.As
+	// with a [*HeldError] returns the holder and the rest of its term, if they are known. If the
+	// end of a context ended the wait, the error also matches the context's error and cause.
 	ErrHeld = backend.ErrHeld
 
 	// ErrLost says that a lease ended before it was unlocked. Other callers may have
@@ -33,8 +33,9 @@ var (
 	// ErrInvalid says that an argument, an option or a parameter is wrong.
 	ErrInvalid = backend.ErrInvalid
 
-	// ErrUnavailable says that the store failed or did not answer. What was asked may or may not
-	// have been done. What a failed Lock may have left in the store is released in the background.
+	// ErrUnavailable says that the store failed or did not answer. The call may or may not have
+	// taken effect. If a failed Lock may have left something in the store, the Client releases it
+	// in the background.
 	//
 	// It matches refused and broken connections, timeouts, every error that the server
 	// itself reports (no memory, no permission, read only, loading), a lost quorum, and
@@ -55,7 +56,7 @@ type HeldError = backend.HeldError
 // LostError is ErrLost with the reason of the loss.
 type LostError struct {
 	Reason string // one of the constants below
-	Err    error  // of LostUnanswered: why the last renewal failed, if that is known
+	Err    error  // for LostUnanswered: why the last renewal failed, if that is known
 }
 
 // Reasons of a [LostError].
@@ -63,7 +64,7 @@ const (
 	LostRevoked    = "revoked"     // the store no longer has the hold: it was broken, or the store lost its data
 	LostUnanswered = "unanswered"  // the store answered no renewal before the term ended
 	LostStopped    = "stopped"     // the process or the machine was stopped for longer than the term
-	LostNotRenewed = "not_renewed" // the term ended WithoutRenewal, or after the end of Lock's context
+	LostNotRenewed = "not_renewed" // the term ended, because of WithoutRenewal or because Lock's context had ended
 	LostMaxHold    = "max_hold"    // WithMaxHold is over
 )
 
@@ -91,7 +92,7 @@ func (e *LostError) Is(target error) bool { return target == ErrLost }
 // which key, and why it failed.
 type Error struct {
 	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break", "list", "do", "lead"
-	Key string // as the caller gave it, without Options.Prefix; of List the prefix
+	Key string // as the caller gave it, without Options.Prefix; for List the prefix
 	Err error
 }
 
@@ -112,8 +113,8 @@ func newError(op, key string, err error) error {
 	return &Error{op, key, marked(err)}
 }
 
-// marked returns err so that it matches ErrUnavailable if it is an outage, and does not
-// otherwise. All errors of calls pass here, so that drivers need not mark theirs.
+// marked returns err, wrapped if need be, so that it matches ErrUnavailable if and only if it is an
+// outage. All errors of calls pass through marked, so that drivers need not mark theirs.
 func marked(err error) error {
 	switch outage := isOutage(err); {
 	case outage == errors.Is(err, ErrUnavailable):
@@ -124,9 +125,9 @@ func marked(err error) error {
 	return available{err}
 }
 
-// available is an error that does not match ErrUnavailable although a part of it does. Such
-// a part comes from the caller, as the cause of its context, or meets the loss of a lease
-// around the call. available does not unwrap, so that errors.Is cannot find that part.
+// available is an error that does not match ErrUnavailable although a part of it does. That part is
+// the cause that the caller gave its context, or an outage joined with the loss of a lease around
+// the call. available does not unwrap, so that errors.Is cannot find that part.
 type available struct{ err error }
 
 func (e available) Error() string { return e.err.Error() }
@@ -150,7 +151,7 @@ func (e *waitError) Unwrap() []error { return []error{e.err, e.cause} }
 
 // withContextEnd returns err joined with ctx's error and cause, if ctx has ended.
 func withContextEnd(ctx context.Context, err error) error {
-	end := ctx.Err() // before Cause: a lease's context reads the clock here
+	end := ctx.Err() // before Cause, because Err of a lease's context reads the clock
 	cause := context.Cause(ctx)
 	if end == nil {
 		d, ok := ctx.Deadline()
@@ -169,7 +170,7 @@ func withContextEnd(ctx context.Context, err error) error {
 	case err == nil:
 		return cause
 	case errors.Is(err, end):
-		return err // it says so already
+		return err // it matches the end already
 	}
 	return &waitError{err, cause}
 }
@@ -205,7 +206,8 @@ func isOutage(err error) bool {
 	if err == nil || backend.Definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
 		return false
 	}
-	// What the context's end interrupted decides. An outage matches no context's error.
+	// If a context ended the wait, the error that it interrupted decides. An outage matches no
+	// context's error.
 	if w, ok := err.(*waitError); ok {
 		err = w.err
 	}
@@ -217,7 +219,7 @@ func isContextError(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// longKey is the most bytes of a key that an error quotes.
+// longKey is the length in bytes of the longest key that an error quotes in full.
 const longKey = 200
 
 // brief quotes a key, and leaves out the middle of a long one.
@@ -228,8 +230,8 @@ func brief(key string) string {
 	return fmt.Sprintf("%q…%q (%d bytes)", key[:longKey/2], key[len(key)-longKey/4:], len(key))
 }
 
-// joined returns the errors of fn and of Unlock joined, or the only one that is not nil, as
-// it is. A loss comes first: the error of fn is often only the end of its context then.
+// joined returns the errors of fn and of Unlock joined, or the only one that is not nil, as it is.
+// A loss comes first, because the error of fn is then often only the end of its context.
 func joined(err, unlock error) error {
 	switch {
 	case err == nil || unlock == nil:

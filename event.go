@@ -60,7 +60,7 @@ type Event struct {
 	Key     string        // as the caller gave it
 	Owner   string        // Options.Owner
 	Shared  bool          // WithShared; not set in EventRequested and EventRefused
-	Reentry bool          // EventAcquired and later: on a hold that the caller had; count holds without these
+	Reentry bool          // EventAcquired and later: the lease joined a hold that its caller had; to count holds, skip these
 	Fence   uint64        // the lease's, or 0
 	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited
 	Hold    time.Duration // EventReleased, EventLost, EventStillHeld: how long the lease has lasted
@@ -71,11 +71,11 @@ type Event struct {
 	Tries int
 }
 
-// LogEvents returns an [Options.Observe] that writes to l. A lost lease is an Error. A
-// failed renewal is a Warn, and so is a Lock refused with ErrUnavailable. EventStillHeld,
-// which finds a forgotten Unlock, is an Info. All else is Debug, which slog does not show by default. A line is such as "hasp: acquired", with
-// those of key, id, op, wait, hold, fence and err that the event has. If l is nil,
-// LogEvents asks slog.Default at each event.
+// LogEvents returns an [Options.Observe] that writes to l. A lost lease is an Error. A failed
+// renewal is a Warn, and so is a Lock refused with ErrUnavailable. EventStillHeld, which finds a
+// forgotten Unlock, is an Info. All else is Debug, which slog does not show by default. A message
+// is, for example, "hasp: acquired". It has those of the attributes key, id, op, wait, hold, fence
+// and err that the event has. If l is nil, LogEvents calls slog.Default at each event.
 func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) {
 		to := l

@@ -10,11 +10,10 @@ import (
 
 // hold is one token's hold of a key in the store. It has one lease, or several by re-entry.
 //
-// A hold begins with a grant (newHold, startLocked). Answers of the store
-// renew it (answer). When its last lease is unlocked, the next caller in line may
-// get it (handOverLocked). It ends when it is released, when the store reports that
-// it is lost (loseLocked), when its deadline or its max hold passes (endExpiredLocked),
-// or when the Client is closed (Close).
+// A hold begins with a grant (newHold, startLocked). Answers of the store renew it (answer). When
+// its last lease is unlocked, the next caller in line may get it (handOverLocked). It ends when it
+// is released, when the store reports that it is lost (loseLocked), when its deadline or its max
+// hold passes (endExpiredLocked), or when the Client is closed (Close).
 type hold struct {
 	c        *Client
 	claim    backend.Claim // what renewals ask for; its TTL is guarded by mu
@@ -28,16 +27,16 @@ type hold struct {
 	joined int      // how many leases it has had so far
 
 	// What the store knows, as far as this Client can tell.
-	kept      instant // until when the store may keep it: the latest end of a requested term, answered or not
+	kept      instant // the store may keep the hold until then: the latest end of a requested term, answered or not
 	confirmed instant // when the last call that confirmed it began; see newHold for a Waiter's grant
 	raised    instant // when a re-entry raised the term that renewals ask for: a call that began earlier asked for less
-	limit     instant // the end of WithMaxHold: renewals ask for little more
-	keep      instant // the latest end of WithMinHold that counts: a release before leaves the key taken until then; 0 if there is none
+	limit     instant // the end of WithMaxHold, or never; renewals ask for a term that ends just after it
+	keep      instant // the latest end of a WithMinHold that counts: an earlier release leaves the key taken until then; 0 if there is none
 
 	// Its renewal.
 	renewal  int8          // renews, paused or unrenewed
 	due      instant       // when the next renewal begins
-	early    time.Duration // how much earlier it may begin, to travel with others
+	early    time.Duration // how much earlier it may begin, to share a batch with others
 	queued   bool          // it waits in a lane for a batch
 	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
 	failed   int           // consecutive renewals that failed or were not answered; a release counts as well
@@ -61,9 +60,9 @@ const (
 	unrenewed      // WithoutRenewal
 )
 
-// newHold returns a hold for a grant. The call began at start. Slept is how long the machine had
-// slept by then, or when the first Wait with the same token began. If the grant's term has ended
-// before the answer came, newHold releases the token in the background and returns errLate.
+// newHold returns the hold of a grant, for a call that began at start. Slept is how long the
+// machine had slept by then. If the grant's term ended before the answer came, newHold has the
+// reaper release the token, and returns errLate.
 func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
 	cl.Handle = g.Handle
 	term := cl.TTL - backend.Drift(cl.TTL)
@@ -78,9 +77,10 @@ func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, s
 
 	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
 
-	// The hold was confirmed when its term began. A Waiter's call may have begun long before
-	// that. If a Waiter has granted less than a whole term, when it began is not known: renewal
-	// counts from now. An Ordered driver hands over by a message, which confirms the hold now.
+	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
+	// a Waiter has granted less than a whole term, it is not known when the term began. Then
+	// renewal counts from now. An Ordered driver hands over by a message, which confirms the hold
+	// now.
 	began := until.add(-term)
 	since := min(max(start, began), now)
 	h.confirmed = since
@@ -96,7 +96,7 @@ func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, s
 }
 
 // startLocked makes h the hold of ln, and returns its first lease. Waited is how long the Client
-// waited for it, and sought says that it was refused before.
+// waited for it. Sought says that the first attempt did not get it.
 func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited time.Duration, sought bool) *Lease {
 	h.line = ln
 	if r.noRenew {
@@ -140,10 +140,10 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	return l
 }
 
-// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
-// false if that caller cannot have h, if other Clients should get a turn first, or if h has left
-// the line. Then h must be released. A hand-over takes no call to the store, which knows only the
-// token of the hold and has confirmed it a moment ago.
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. If that caller
+// cannot have h, if other Clients should get a turn first, or if h has left the line, it returns
+// false, and h must be released. A hand-over needs no call to the store, because the store knows
+// only the token of the hold, and has confirmed it a moment ago.
 func (h *hold) handOverLocked() bool {
 	ln, now := h.line, h.c.clock.now()
 	t := ln.first()
@@ -154,8 +154,8 @@ func (h *hold) handOverLocked() bool {
 	return true
 }
 
-// suitsLocked reports whether a caller with r wants just this hold, and the store has confirmed
-// it a moment ago.
+// suitsLocked reports whether h is just the hold that a caller with r would acquire, and the store
+// has confirmed h a moment ago.
 func (h *hold) suitsLocked(r *request, now instant) bool {
 	switch {
 	case h.extended || h.renewal != renews || h.claim.Fenced || h.limit != never || h.keep != 0:

@@ -11,9 +11,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the calls that look into the store.
+// This file has the calls that report what is in the store.
 
-// inspect calls f with the driver, if it is an Inspector, and with the store's name of key.
+// inspect calls f with the driver, which must be an Inspector, and with key behind Options.Prefix.
 func inspect[T any](s *store, ctx context.Context, key string, f func(context.Context, backend.Inspector, string) (T, error)) (v T, err error) {
 	in, ok := s.driver.(backend.Inspector)
 	switch {
@@ -40,7 +40,7 @@ func (s *store) status(ctx context.Context, key string) (backend.Status, error) 
 	})
 }
 
-// list is [Client.List].
+// list implements [Client.List].
 func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		fail := func(err error) { yield(backend.Entry{}, newError("list", prefix, err)) }
@@ -59,8 +59,8 @@ func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry
 		defer context.AfterFunc(s.closing, cancel)()
 
 		// The driver's loop goes on only when it is asked for the next entry, so it sends nothing
-		// while the caller uses an entry. A call that outlasts its context is left behind. Then the
-		// loop is stopped when the call has ended.
+		// while the caller uses an entry. If a call outlasts its context, list does not wait for
+		// it. The loop is then stopped when that call has ended.
 		next, stop := iter.Pull2(in.List(within, s.opts.Prefix+prefix, s.opts.Timeout))
 		left := false
 		defer func() {

@@ -32,8 +32,8 @@ type Lease struct {
 	loss    *LostError                   // why it was lost; set before state is lost
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
 
-	// parentDone is the Done channel of Lock's context. The first renewal reads it,
-	// and sets parentDoneRead. Only renewals use the two, and a hold has one at a time.
+	// parentDone is the Done channel of Lock's context. The first renewal reads it, and sets
+	// parentDoneRead. Only renewals use these two fields, and a hold has one renewal at a time.
 	parentDone     <-chan struct{}
 	parentDoneRead bool
 
@@ -44,16 +44,16 @@ type Lease struct {
 	unseen   *Event    // the lease's end, if it came before EventAcquired was reported
 }
 
-// States of a Lease. It begins as held. By the clock or by an answer of the store it becomes
-// lost, and by Close closed. Unlock turns held and closed into releasing while its call to the
-// store is in flight, and then into released, unknown or lost. If no call is needed, it turns
-// them into released. A repeated Unlock turns unknown into released or lost.
+// States of a Lease. It begins as held. The clock or an answer of the store makes it lost, and
+// Close makes it closed. Unlock turns held and closed into releasing while its call to the store is
+// in flight, and then into released, unknown or lost. If Unlock needs no call, it turns them into
+// released. A repeated Unlock turns unknown into released or lost.
 const (
 	held int32 = iota
 	lost
 	closed
 	releasing
-	unknown // the outcome of Unlock is unknown, and a repeat may learn it
+	unknown // the outcome of Unlock is unknown, and a repeated Unlock may learn it
 	released
 )
 
@@ -62,8 +62,8 @@ func (l *Lease) Key() string { return l.key }
 
 // Fence returns a number that grows with every new hold of the key. Send it with each write to the
 // resource that the lock protects, and have the resource refuse a fence smaller than the largest it
-// has seen. Shared leases need two such numbers: see WithShared. Fence returns 0 if the hold was
-// taken without WithFence.
+// has seen. With shared leases, the resource keeps two such numbers: see WithShared. Fence returns
+// 0 if the hold was taken without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
 
 // Slot returns which slot the lease holds, from 0 to n-1 for WithSlots(n). It returns 0
@@ -74,10 +74,10 @@ func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 // ends then at the latest.
 func (l *Lease) Expires() time.Time { return l.hold.c.clock.time(l.end()) }
 
-// Err returns nil while the lease is held, ErrReleased after Unlock, and ErrClosed after
-// the Client's Close. After its loss, it returns a [*LostError], which matches ErrLost and
-// has the reason. Err reads the clock. So if a process was stopped until after the lease's
-// term, its first call of Err returns that.
+// Err returns nil while the lease is held, ErrReleased after Unlock, and ErrClosed after the
+// Client's Close. After its loss, Err returns a [*LostError], which matches ErrLost and gives the
+// reason. Err reads the clock. So if a process was stopped until after the lease's term, its first
+// call of Err already reports the loss.
 func (l *Lease) Err() error {
 	l.expire()
 	return l.cause()
@@ -124,12 +124,11 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 // not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's Close with
 // cause ErrClosed. When Lock's context ends, this context ends with the same cause.
 //
-// If Lock's context was the context of another lease, the end of the other
-// lease also ends this context, with the other's cause. [Lease.Err] says whether
-// this lease itself has ended, and how.
+// If Lock's context was the context of another lease, the end of the other lease also ends this
+// context, with the other's cause. [Lease.Err] says whether this lease itself has ended, and how.
 //
-// The context's Err and Done read the clock, as [Lease.Err] does. Contexts derived from
-// it end by a timer.
+// The context's Err and Done read the clock, as [Lease.Err] does. Contexts derived from it do not:
+// they end when a timer fires, which may be late.
 func (l *Lease) Context() context.Context {
 	if x := l.ctx.Load(); x != nil {
 		return x
@@ -166,8 +165,8 @@ func (l *Lease) renewUntilUnlock() {
 	}
 }
 
-// countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it when it
-// returns. Before that nothing was done under the key, and an Unlock must not keep it.
+// countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it last. Until then
+// the caller has done nothing under the key, so an Unlock must not keep the key taken.
 func (l *Lease) countMinHold() {
 	l.hold.c.mu.Lock()
 	defer l.hold.c.mu.Unlock()
@@ -177,12 +176,12 @@ func (l *Lease) countMinHold() {
 // Unlock ends the lease. If it is the last lease of its hold, Unlock releases the key, in at most
 // one call to the store. The end of ctx does not interrupt that call; Options.Timeout bounds it.
 //
-// ErrLost, which is a [*LostError] with the reason, means that the lease was lost before:
-// another caller may have held the key since. ErrReleased means that Unlock has succeeded before. After
-// ErrUnavailable the outcome is unknown: the lease has ended and is no longer
-// renewed, and the Client repeats the release in the background. Call Unlock again, before
-// the term ends, to learn the outcome. ErrClosed means that Close had stopped waiting for the holder:
-// the key is free when its term ends, at the latest.
+// ErrLost, which is a [*LostError] with the reason, means that the lease was lost before: another
+// caller may have held the key since. ErrReleased means that Unlock has succeeded before. After
+// ErrUnavailable the outcome is unknown: the lease has ended and is no longer renewed, and the
+// Client repeats the release in the background. Call Unlock again, before the term ends, to learn
+// the outcome. ErrClosed means that Close had stopped waiting for the holder: the key is free when
+// its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
 	if ends && l.hold.c.opts.Observe != nil {
@@ -207,21 +206,22 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(ErrReleased)
 	}
-	if l.state.Load() == releasing { // only this call ends that
+	if l.state.Load() == releasing { // only this call ends that state
 		err = l.release(ctx)
 	}
 	return was == held, err // if Close ended the lease, an event has reported that
 }
 
-// beginUnlock ends the lease, if it is held or was ended by Close, and returns its state before.
-// If the lease is then releasing, or was unknown, a release must follow: Close waits for it. The
-// error is that of an Unlock for which nothing is left to do.
+// beginUnlock ends the lease, if it is held or was ended by Close, and returns its state before. If
+// the lease is then releasing, or was unknown before, the caller must call the store's release, and
+// Close waits for that. If beginUnlock returns an error, Unlock returns it and has nothing left to
+// do.
 func (l *Lease) beginUnlock() (was int32, err error) {
 	c, h := l.hold.c, l.hold
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for l.state.Load() == releasing {
-		c.changed.Wait() // within Timeout, which bounds the other Unlock's call
+		c.changed.Wait() // at most for Timeout, which bounds the other Unlock's call
 	}
 
 	switch was = l.state.Load(); {
@@ -241,8 +241,8 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 		return was, nil
 	}
 
-	// The hold goes on with its other leases, or with the next caller in line. That caller runs
-	// at once, and its context may derive from this lease's. So this lease has ended before.
+	// The hold goes on with its other leases, or with the next caller in line. That caller runs at
+	// once, and its context may derive from this lease's. So this lease must end first.
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
@@ -268,7 +268,7 @@ func (l *Lease) release(ctx context.Context) error {
 	h.failed = 0
 	if err != nil && !errors.Is(err, ErrLost) {
 		l.state.Store(unknown)
-		h.failed = 1 // before the next caller comes: the store may hang
+		h.failed = 1 // set before the next caller is promoted, because the store may hang
 	}
 	h.line.endedLocked(h)
 
@@ -344,7 +344,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	}
 	c.mu.Unlock()
 
-	// A store without space may renew the hold for the term that it has.
+	// A store that has no space left may renew the hold only for its present term.
 	if err == nil && l.end() < start.add(ttl-backend.Drift(ttl)) {
 		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
 	}
@@ -353,8 +353,8 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	return cmp.Or(l.Err(), err)
 }
 
-// beginExtend waits until no renewal of the hold is in flight, and makes the hold
-// busy. It returns the claim to renew, and how long the call may last.
+// beginExtend waits until no renewal of the hold is in flight, and then marks the hold as busy. It
+// returns the claim to renew, and how long the call may last.
 func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Claim, time.Duration, error) {
 	for {
 		if err := cmp.Or(ctx.Err(), l.Err()); err != nil {

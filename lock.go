@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the way of a call of Lock or TryLock until it asks the store: its arguments,
-// re-entry, and the line of the callers of this Client. wait.go has the rest of the way.
+// This file takes a call of Lock or TryLock to the point where it asks the store: through its
+// arguments, re-entry, and the line of this Client's callers. wait.go has the rest.
 
 // wait is one call of Lock or TryLock, from its arguments to a hold.
 type wait struct {
@@ -25,9 +25,9 @@ type wait struct {
 	tries int     // calls to the store so far
 	asked instant // when the last of them began
 
-	line       *line // the line that counts this caller; nil before it joins, and once it has a hold or has left
+	line       *line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
 	stood      bool  // the caller has waited in the line, or for the end of a gap
-	turn       turn  // its entry there; ready is nil unless it waits there
+	turn       turn  // its entry in the line; ready is nil unless the caller waits there
 	lastAnswer error // why the caller does not have the key, as far as it knows
 	refused    bool  // the store has just refused this caller
 
@@ -35,7 +35,7 @@ type wait struct {
 	listenAgain instant        // when to call Listen again, after it has failed
 	intent      *backend.Claim // the last claim that may keep new shared callers away; nil if there is none
 
-	part *wait // with slots, the wait for one of their keys that began last
+	part *wait // with slots, the latest wait for the key of one of them
 }
 
 // waitPool has waits for reuse. Nothing refers to a wait after its call has returned.
@@ -86,9 +86,9 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	return l, err
 }
 
-// abandon gives up what the call has. The caller's code has panicked or has ended the
-// goroutine: Options.Observe, Options.Backoff, or a method of the context. L is the lease
-// that Lock would have returned, or nil.
+// abandon gives up what the call has acquired, after code of the user has panicked or ended the
+// goroutine: Options.Observe, Options.Backoff, or a method of the context. L is the lease that Lock
+// would have returned, or nil.
 func (w *wait) abandon(l *Lease) {
 	if l != nil {
 		_, _ = l.unlock(context.Background()) // without another event; if it fails, the Client repeats it
@@ -107,8 +107,8 @@ func (w *wait) abandon(l *Lease) {
 	}
 }
 
-// prepare returns an error if the arguments of a call are invalid. Otherwise it sets w to
-// what follows from them.
+// prepare returns an error if the arguments of a call are invalid. Otherwise it sets the fields of
+// w that follow from them.
 func (w *wait) prepare(ctx context.Context) error {
 	r := &w.r
 	switch {
@@ -186,7 +186,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 // giveUpLocked leaves the line after the caller has asked the store and has got no hold.
 func (w *wait) giveUpLocked() {
 	if w.intent != nil {
-		// The release lets new shared callers in at once.
+		// Without a release, new shared callers would wait behind this claim for a while.
 		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
 	}
 	w.line.leaveWithoutHoldLocked()
@@ -233,11 +233,11 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	refusal := w.quitLine(ctx)
 	waited := c.clock.now().sub(w.start)
 	if refusal == nil && waited < c.answerTime() {
-		// The store had no time to answer. Only this is known: other callers of this
-		// Client came first.
+		// The store had no time to answer. All that is known is that other callers of this Client
+		// came first.
 		refusal = errHeldHere
 	}
-	// This is not under mu: ctx may be the context of a lease, and then it locks mu.
+	// This is not under mu, because ctx may be the context of a lease, which locks mu.
 	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 
@@ -260,9 +260,9 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 // errNoneAround says that no lease around the caller holds the key.
 var errNoneAround = errors.New("no lease around the caller holds the key")
 
-// reenter adds a lease to the hold of the innermost lease around the caller that holds the
-// key, or a slot of it if the call has slots. The caller's context is that of the lease, or
-// was derived from it. If there is none, the error is errNoneAround.
+// reenter adds a lease to the hold of the innermost lease around the caller that holds the key, or
+// a slot of it if the call has slots. The caller's context is that of the lease, or was derived
+// from it. If there is no such lease, the error is errNoneAround.
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r
 	for o := r.around; o != nil && !r.apart; o = o.around {
@@ -299,8 +299,8 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 
 	now := c.clock.now()
 
-	// If the hold is renewed, a renewal asks for a longer term at once. Until its answer,
-	// the term is the shorter one.
+	// If the hold is renewed, a renewal asks for a longer term at once. Until the store answers
+	// that, the term is the shorter one.
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
 		h.raised = now

@@ -35,7 +35,7 @@ import "context"
 //	etcdlock.New(config, options)      // etcd
 //	hasp.Open(ctx, "spinlock+redis://localhost:6379", options) // any of them, by URL
 //
-// Pass a Locker on, and not a Client: so the strategy can be swapped, and a wrapper that adds
+// Pass a Locker on, and not a Client, so that the strategy can be swapped, and a wrapper that adds
 // traces or metrics can stand in between. A wrapper returns the leases of the Locker inside it.
 type Locker interface {
 	// Lock waits until it holds key, or until ctx ends, WithMaxWait has

@@ -7,11 +7,12 @@ import (
 	"time"
 )
 
-// This file ends holds that are not unlocked: by the clock, or by an answer of the store. The
-// program learns of it by the context of the lease, and by an event.
+// This file ends holds that are not unlocked. The clock ends them (endExpiredLocked), or an answer
+// of the store (batch.answer in renew.go). The program learns of it by the context of the lease,
+// and by an event.
 
-// endExpiredLocked ends the leases of h whose time is over by the clock, and returns
-// them. After the caller has released mu, it calls endContext of each.
+// endExpiredLocked ends the leases of h whose time is over by the clock, and returns them. The
+// caller calls endContext of each, after it has released mu.
 func (h *hold) endExpiredLocked(now instant) []*Lease {
 	if now >= min(instant(h.deadline.Load()), h.limit) {
 		h.lapsed = true
@@ -50,8 +51,8 @@ func (h *hold) lapseLocked() *LostError {
 	return &LostError{Reason: LostStopped}
 }
 
-// loseLocked ends h as lost because of why, and returns its leases. After the caller has
-// released mu, it calls endContext of each.
+// loseLocked ends h as lost because of why, and returns its leases. The caller calls endContext of
+// each, after it has released mu.
 func (h *hold) loseLocked(why *LostError) []*Lease {
 	ended := h.leases
 	h.leases = nil
@@ -59,13 +60,17 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 		l.loseLocked(why)
 	}
 	h.c.renewer.unscheduleLocked(h)
+
+	// The next caller may ask the store now, although the caller of loseLocked has not ended the
+	// contexts yet. That is safe: the leases have ended above, so Lease.Err reports the loss, and
+	// so do Err and Done of their contexts. Only contexts derived from those end a moment later.
 	h.line.endedLocked(h)
 	return ended
 }
 
 // loseLocked ends l as lost because of why, and returns why.
 func (l *Lease) loseLocked(why *LostError) error {
-	l.loss = why // before state, after which it is read without mu
+	l.loss = why // set before state, because cause reads both without mu
 	l.state.Store(lost)
 	return why
 }
@@ -104,8 +109,8 @@ func (x *leaseContext) Done() <-chan struct{} {
 	return x.Context.Done()
 }
 
-// check ends the context if the lease has ended by the clock. The renewer, which
-// ends it otherwise, may run late.
+// check ends the context if the lease has ended by the clock. The renewer would end it as well, but
+// may run late.
 func (x *leaseContext) check() {
 	if x.Context.Err() != nil {
 		return
@@ -139,7 +144,7 @@ var lastEventID atomic.Uint64
 
 // observer calls Options.Observe, if there is one. Events of a call come on the caller's goroutine.
 // The others come on a goroutine of the observer, so that an Observe that blocks delays neither
-// renewals nor the end of a context. Lock and Unlock check before whether there is an Observe,
+// renewals nor the end of a context. Lock and Unlock first check whether there is an Observe,
 // because most Clients have none.
 type observer struct {
 	*core
@@ -155,7 +160,7 @@ type unobserved struct {
 	e   Event
 }
 
-// event returns an event of l with what all of them have.
+// event returns an event of l, with the fields that all its events have.
 func (l *Lease) event(kind EventKind, err error) Event {
 	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.shared, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
 }
@@ -171,7 +176,7 @@ func (o *observer) call(ctx context.Context, e Event) {
 	}
 }
 
-// requested reports that the call of r begins, and gives it its ID.
+// requested reports that the call of r begins, and gives r its ID.
 func (o *observer) requested(ctx context.Context, r *request) {
 	r.id = lastEventID.Add(1)
 	o.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name})
@@ -227,9 +232,9 @@ func (o *observer) lost(l *Lease, err error) {
 	}
 }
 
-// lostLocked queues e, the EventLost of l, or keeps it until EventAcquired was reported. If
-// Close waits no longer, no goroutine may report it: then lostLocked returns true, and the
-// caller reports e after it has released mu.
+// lostLocked queues e, the EventLost of l, or keeps e in l until EventAcquired was reported. If
+// Close waits no longer, no goroutine may report it: then lostLocked returns true, and the caller
+// reports e after it has released mu.
 func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	switch {
 	case l.reported == 0:
@@ -254,8 +259,8 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 	}
 }
 
-// reportStillHeldLocked queues an event, once, if the outermost lease of h is held for long and its
-// caller must unlock it.
+// reportStillHeldLocked queues EventStillHeld, once, if the outermost lease of h has been held for
+// long and its caller must unlock it.
 func (o *observer) reportStillHeldLocked(h *hold, now instant) {
 	l := h.leases[0]
 	if o.opts.Observe == nil || l.reported != EventAcquired || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
@@ -269,7 +274,7 @@ func (o *observer) reportStillHeldLocked(h *hold, now instant) {
 
 // queueEventLocked queues an event of l for Observe.
 func (o *observer) queueEventLocked(l *Lease, e Event) {
-	// The queue keeps the order of events. One goroutine at a time serves it.
+	// One goroutine at a time serves the queue, so the events keep their order.
 	o.queue = append(o.queue, unobserved{l.parent, e})
 	if !o.running {
 		o.running = o.spawnLocked(o.run)

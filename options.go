@@ -39,14 +39,14 @@ type Options struct {
 	// that failed. Attempts count from 1. The Client shortens what Backoff returns by a
 	// random part of up to a half, so that callers do not stay in step.
 	//
-	// If it is nil, the sleeps follow how long Clients wait for the key, so that all of
-	// them together make about eight attempts for each hold. They are at most 375 ms, and at
-	// most 75 ms once a caller has waited for much longer than is usual for the key.
+	// If Backoff is nil, the Client chooses the sleeps by how long Clients wait for the key, so
+	// that all Clients together make about eight attempts for each hold. The sleeps are at most 375
+	// ms, and at most 75 ms once a caller has waited for much longer than is usual for the key.
 	//
-	// A sleep ends earlier if the holder's term ends, or in time for a last attempt before
-	// the wait ends. An exclusive caller that shared leases keep from the key sleeps for
-	// 100 ms at most. Otherwise new shared callers could overtake it. During an outage a
-	// sleep may be longer, but ends at most Timeout/8 after the outage has lasted Timeout.
+	// A sleep ends earlier if the holder's term ends, or in time for a last attempt before the wait
+	// ends. An exclusive caller that shared leases keep from the key sleeps for 100 ms at most.
+	// Otherwise new shared callers could overtake it. During an outage a sleep may be longer. It
+	// ends at the latest Timeout/8 after the moment at which the outage has lasted for Timeout.
 	//
 	// If the store wakes the callers, they need no sleeps: then Backoff is called only during
 	// an outage, and while a caller cannot listen.
@@ -64,9 +64,9 @@ type Options struct {
 	// on any goroutine. EventRenewFailed is dropped if thousands of events wait for
 	// Observe, or if Observe has not returned from EventAcquired of the same lease.
 	//
-	// The events of one lease come in order. Those of different leases do not: after an
-	// Unlock, the next caller's EventAcquired may come before EventReleased, which has the
-	// store's answer. So for a moment, a gauge of holds may count a key twice.
+	// The events of one lease come in order. Those of different leases do not: after an Unlock, the
+	// next caller's EventAcquired may come before EventReleased, which waits for the store's
+	// answer. So for a moment, a gauge of holds may count a key twice.
 	//
 	// Observe must not call the Client. A panic in Observe is not recovered. If Observe
 	// panics at EventAcquired, or ends the goroutine, the key is unlocked, and no other
@@ -121,7 +121,7 @@ func defaultOwner() string {
 // Option changes one call of Lock, TryLock, LockAll, Do, DoAll or Lead.
 type Option func(*request)
 
-// request is the arguments of one call.
+// request holds the arguments of one call.
 type request struct {
 	op       string // "lock", "trylock" or "lead"
 	id       uint64 // of its events; 0 without Observe
@@ -133,7 +133,7 @@ type request struct {
 	bounded  bool          // maxWait was given
 	maxHold  time.Duration // 0 if there is none
 	minHold  time.Duration // 0 if there is none
-	oneOfAll bool          // LockAll's: the min hold counts when LockAll has the last key
+	oneOfAll bool          // the call is LockAll's: its min hold counts once LockAll has the last key
 	slots    int           // 0 without WithSlots
 	slot     int           // which slot is asked for, from 1; 0 without WithSlots
 	shared   bool          // WithShared
@@ -143,7 +143,7 @@ type request struct {
 	err      error // the error of the first invalid option
 }
 
-// apply sets what opts say.
+// apply calls each option with r, in order.
 func (r *request) apply(opts []Option) {
 	for _, o := range opts {
 		if o != nil {
@@ -172,7 +172,7 @@ func checkTTL(ttl time.Duration) error {
 	return nil
 }
 
-// checkLongest returns an error if the store grants no term of ttl.
+// checkLongest returns an error if ttl is longer than every term that the store grants.
 func checkLongest(t backend.Traits, ttl time.Duration) error {
 	if longest := t.MaxTTL; longest > 0 && ttl > longest {
 		return fmt.Errorf("%w: ttl %v is above %v, the longest term that this store grants", ErrInvalid, ttl, longest)
@@ -211,8 +211,8 @@ func WithMaxWait(d time.Duration) Option {
 	}
 }
 
-// WithMaxHold bounds how long the lease lasts after the grant, in spite of renewals
-// and Extend. Then the lease ends as lost. Zero or less is ErrInvalid.
+// WithMaxHold bounds how long the lease lasts after the grant, in spite of renewals and Extend.
+// When d is over, the lease ends as lost. Zero or less is ErrInvalid.
 func WithMaxHold(d time.Duration) Option {
 	return func(r *request) {
 		if d <= 0 {
@@ -224,7 +224,7 @@ func WithMaxHold(d time.Duration) Option {
 
 // WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner. So a short
 // job runs once per tick although clocks differ. Unlock does not wait: the lease ends and
-// EventReleased comes. But the store keeps the key until d is over, also if the Client is closed or
+// EventReleased comes. But the store keeps the key until d is over, even if the Client is closed or
 // the process ends. Meanwhile others get ErrHeld with a [backend.HeldError]: its RetryAfter is the
 // rest of d, and its Owner is the last holder. Break frees the key sooner.
 //
@@ -233,9 +233,9 @@ func WithMaxHold(d time.Duration) Option {
 // and another process can do the job. The key may also be free before d is over if the lease
 // is lost, or if the store cannot be reached from Unlock until the term ends.
 //
-// Under re-entry the latest end counts. Zero is no minimum. A d below zero or above 36
-// years is ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is
-// errors.ErrUnsupported, and the key is not locked.
+// Under re-entry the latest end counts. Zero means no minimum. A d below zero or above 36 years is
+// ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is errors.ErrUnsupported,
+// and the key is not locked.
 func WithMinHold(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 || d > maxTTL {
@@ -262,19 +262,18 @@ func WithoutReentry() Option {
 
 // WithShared takes the key shared. Any number of shared leases may hold a key at once, but never
 // beside an exclusive lease. If a Lock without WithShared waits, new shared callers wait behind it,
-// also those of this Client. So it gets the key although shared callers keep coming. Each shared
-// caller asks the store itself. Each shared lease is renewed, and may be lost, on its own.
+// including those of this Client. That Lock gets the key even if shared callers keep coming. Each
+// shared caller asks the store itself. Each shared lease is renewed, and may be lost, on its own.
 //
-// In the context of an exclusive lease of the key, a shared Lock re-enters that lease and
-// is exclusive. In the context of a shared lease, it re-enters the shared one. There an
-// exclusive Lock or TryLock is ErrInvalid at once: a shared lease cannot become an
-// exclusive one, because two that tried would wait for each other.
+// In the context of an exclusive lease of the key, a shared Lock re-enters that lease and is
+// exclusive. In the context of a shared lease, it re-enters the shared one. In that context, an
+// exclusive Lock or TryLock is ErrInvalid at once: a shared lease cannot become an exclusive one,
+// because two leases that tried would wait for each other.
 //
-// With WithFence, a shared lease also gets a fence. With redlock, two shared leases that
-// begin at the same moment may get the same fence. A resource that checks the fences of
-// readers and writers keeps two numbers. It refuses a write whose fence is smaller than the
-// largest that it has seen, and a read whose fence is smaller than the largest that it has
-// seen with a write.
+// With WithFence, a shared lease also gets a fence. With redlock, two shared leases that begin at
+// the same moment may get the same fence. A resource that checks the fences of readers and writers
+// keeps two numbers. It refuses a write whose fence is smaller than the largest that it has seen,
+// and a read whose fence is smaller than the largest that it has seen with a write.
 //
 // WithShared with WithMinHold or WithSlots is ErrInvalid. If the driver has no
 // [backend.Traits].Shared, the error is errors.ErrUnsupported, and the key is not locked.
@@ -289,11 +288,11 @@ func WithFence() Option {
 }
 
 // WithSlots lets up to n leases hold the key at once. Each has a slot, from 0 to n-1
-// ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that
-// key. Inspect of KEY itself says that it is free; hasp inspect KEY also shows its slots.
-// All callers of a key must use the same n; while a deployment changes it, up to the
-// larger n hold. The slot of a holder that died is free after its term. WithSlots(1) and a
-// lock without WithSlots do not exclude each other.
+// ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that key. Inspect
+// of KEY itself says that it is free; hasp inspect KEY also shows its slots. All callers of a key
+// must use the same n; while a deployment changes n, up to the larger n leases may hold the key.
+// The slot of a holder that died is free after its term. WithSlots(1) and a lock without WithSlots
+// do not exclude each other.
 //
 // Lock first locks the key KEY#queue, in the order of the strategy. Only the caller
 // that holds KEY#queue looks for a free slot. It asks for each slot in turn. It asks again
@@ -305,8 +304,8 @@ func WithFence() Option {
 // Client has waited for 100 ms, TryLock returns ErrHeld. Otherwise it asks for each slot
 // once. So it makes up to n+1 calls.
 //
-// A caller that holds a slot of KEY by its context re-enters that slot. Fences are per
-// slot. n below 1 or above 100 is ErrInvalid.
+// If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
+// are per slot. n below 1 or above 100 is ErrInvalid.
 func WithSlots(n int) Option {
 	return func(r *request) {
 		if n < 1 || n > maxSlots {

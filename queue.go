@@ -15,9 +15,9 @@ import (
 // It also bounds how long a row lasts.
 const freshEnough = 50 * time.Millisecond
 
-// queue is the callers of one Client that want or hold a key, by key. It is a state machine
-// without I/O: each step changes the line of a key, and says what a caller must do next. The
-// step returns that, or sends it as a ticket to a caller that waits.
+// queue keeps the callers of one Client that want or hold a key, by key. It is a state machine
+// without I/O: each step changes the line of a key, and says what a caller must do next. The step
+// returns that, or sends it as a ticket to a caller that waits.
 //
 //	a caller joins             it may ask the store, must wait, or is refused
 //	the store has answered     the line knows an outage, or why the key is not free
@@ -32,14 +32,14 @@ type queue struct {
 
 	// All below is guarded by mu.
 	lines     map[string]*line    // by key, without those of shared callers
-	contended contended           // keys that others may want
-	lookers   map[string]chan int // by key: receives a slot that may have become free, for the caller that looks for one
+	contended contended           // keys that other Clients may want
+	lookers   map[string]chan int // by key: here the caller that looks for a slot receives one that may have become free
 	callers   int                 // in all lines
 	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
 }
 
-// line is the callers of one Client that want or hold one key. It exists while there
-// are any, so a key that is not in use takes no memory. The Client's mu guards all of it.
+// line is the callers of one Client that want or hold one key. It exists only while there are such
+// callers, so a key that is not in use takes no memory. The Client's mu guards all of it.
 //
 // At most one caller is at the head: it asks the store for the key, holds it, or
 // releases it. The others wait in order of arrival.
@@ -47,11 +47,10 @@ type queue struct {
 // An Ordered driver queues the callers itself. Then all of them ask the store, and the
 // line only counts them.
 //
-// A shared caller does not wait in the line of the key. It asks the store itself, and has a
-// hold of its own. A Client that handed a shared hold from caller to caller might never let
-// go of the key, and an exclusive caller of another Client would never get it. The code for
-// lines serves shared callers as well: each has a line of its own, which no other caller
-// joins.
+// A shared caller does not wait in the line of the key. It asks the store itself, and has a hold of
+// its own. If a Client handed a shared hold from caller to caller, it might never release the key,
+// and an exclusive caller of another Client would never get it. The code for lines serves shared
+// callers as well: each has a line of its own, which no other caller joins.
 type line struct {
 	q       *queue
 	key     string
@@ -83,25 +82,25 @@ type ticket struct {
 	err   error  // for giveUp
 
 	// For mayAsk.
-	lastAnswer error         // of the line; errHeldHere if the head before held the key
+	lastAnswer error         // the line's last answer; errHeldHere if the last head held the key
 	after      time.Duration // how long to leave the key to other Clients first
 }
 
 type step int
 
 const (
-	mayAsk    step = iota // the store
-	mustWait              // for another ticket
-	haveLease             // it was handed over; the line counts the hold
-	giveUp                // the wait is over; the line does not count the caller any more
+	mayAsk    step = iota // ask the store
+	mustWait              // wait for another ticket
+	haveLease             // use the lease, which was handed over; the line counts its hold
+	giveUp                // return err; the line does not count the caller any more
 )
 
 // errHeldHere says that another caller of this Client has the key, had it until a moment
 // ago, or came first.
 var errHeldHere error = &backend.HeldError{}
 
-// joinLocked adds a caller to the line of its key. Once says that the caller does not wait
-// for another one. It returns the line, unless the caller gives up.
+// joinLocked adds a caller to the line of its key. Once says that the caller does not wait for
+// others. joinLocked returns the line, or nil if the caller must give up.
 func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	key, now := t.r.key, q.clock.now()
 	ln := q.lines[key]
@@ -118,9 +117,9 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
-	// An Ordered driver queues the callers itself, so all of them may ask. But a TryLock need
-	// not ask the store if another caller of this Client has the key or waits for it, unless
-	// there is an outage.
+	// The first caller asks the store. An Ordered driver queues the callers itself, so all of them
+	// ask. But a TryLock with other callers in the line is refused here, because one of them has
+	// the key or waits for it. During an outage it asks all the same.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0
@@ -129,6 +128,9 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	case t.r.shared:
 		return ln, ticket{do: mayAsk}
 	case asks:
+		// This caller begins a line, unless the driver is Ordered, which needs no gaps. If the
+		// key's last line began a gap, contended knows it (lastLeavesLocked). Callers that wait in
+		// a line learn of a gap by the line's gapEnds (promoteLocked).
 		ln.hasHead = true
 		return ln, ticket{do: mayAsk, after: max(q.contended[key].gapEnds.sub(now), 0)}
 	case once:
@@ -151,8 +153,9 @@ func (ln *line) leaveLocked() {
 	}
 }
 
-// quitLocked takes t, which waits, out of the line. If a ticket has reached t at the same
-// moment, quitLocked returns its lease, which must be unlocked, or passes the head on.
+// quitLocked takes t, which waits, out of the line. If a ticket has reached t at the same moment,
+// quitLocked returns the ticket's lease, which the caller must unlock, or it makes the next caller
+// the head.
 func (ln *line) quitLocked(t *turn) *Lease {
 	if t.place != nil {
 		ln.remove(t)
@@ -167,8 +170,8 @@ func (ln *line) quitLocked(t *turn) *Lease {
 	return tk.lease
 }
 
-// leaveWithoutHoldLocked lets a caller leave that asked the store and got no hold. During an outage
-// it first ends the wait of each caller that has waited for a whole Timeout of the outage.
+// leaveWithoutHoldLocked removes a caller that has asked the store and got no hold. During an
+// outage it first ends the wait of each caller that has waited for a whole Timeout of the outage.
 func (ln *line) leaveWithoutHoldLocked() {
 	if !ln.q.traits.Ordered {
 		for t := ln.first(); t != nil && ln.outageLocked(t.since) >= ln.q.opts.Timeout; t = ln.first() {
@@ -180,13 +183,13 @@ func (ln *line) leaveWithoutHoldLocked() {
 	ln.leaveLocked()
 }
 
-// startedLocked makes h the hold of the line, whose head got it from the store. Waited is how
-// long the Client waited for it, and sought says that it was refused before.
+// startedLocked makes h the hold of the line, whose head got it from the store. Waited is how long
+// the Client waited for it. Sought says that the first attempt did not get it.
 func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	ln.q.open++
 	ln.hold, ln.answers = h, answers{}
 	ln.pace.acquired(waited)
-	ln.sought = sought // the release leaves a gap then, however long ago the refusal was
+	ln.sought = sought // if so, a gap follows the release, however long ago the refusal was
 	// A caller may come during the hold and get it by a hand-over. So the row begins
 	// here even if no caller waits yet.
 	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
@@ -197,8 +200,8 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	}
 }
 
-// giveLeaseLocked gives t the lease l of the line's hold. It takes the place of the caller
-// that unlocks.
+// giveLeaseLocked sends t the lease l of the line's hold. As the head, t replaces the caller that
+// unlocks.
 func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 	ln.remove(t)
 	ln.turns++
@@ -216,12 +219,12 @@ func (ln *line) endedLocked(h *hold) {
 		}
 	}
 	switch {
-	case h.claim.Shared:
+	case h.claim.Shared: // its line had no other caller
 	case ln.callers == 1: // the line ends
 		ln.lastLeavesLocked()
-	case !ln.q.traits.Ordered:
+	case !ln.q.traits.Ordered: // the other callers wait in the line for this
 		ln.promoteLocked()
-	case ln.hold == h:
+	case ln.hold == h: // the others wait in the driver; one may have a newer hold already
 		ln.hold = nil
 	}
 	ln.leaveLocked()
@@ -252,7 +255,7 @@ func (ln *line) promoteLocked() {
 		// Without a gap other Clients would rarely find the key free.
 		ln.gapEnds = ln.endRowLocked(now, true)
 	}
-	// The head before may have left during a gap. Then the next one waits for the rest of it.
+	// If the last head has left during a gap, the next one waits for the rest of the gap.
 	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(ln.gapEnds.sub(now), 0)}
 }
 
@@ -279,7 +282,7 @@ type answers struct {
 
 	// By clock.awake, and 0 if the store has answered since.
 	outage     instant // when the outage began
-	unanswered instant // when the first attempt began of which neither an answer nor an outage is known
+	unanswered instant // when the first attempt began since the last answer or outage
 }
 
 // answeredLocked records the outcome of a call that began at sent, by clock.awake: ErrHeld, or
@@ -315,7 +318,8 @@ func (ln *line) outageLocked(since instant) time.Duration {
 }
 
 // staleLocked reports whether answer is ErrHeld, and is too old to report: the store has answered
-// no attempt since for a third of Timeout, so it may hang. A failure of the store is never too old.
+// no attempt for the last third of Timeout or longer, so it may hang. A failure of the store is
+// never too old.
 func (ln *line) staleLocked(answer error) bool {
 	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && ln.q.clock.awake().sub(ln.unanswered) >= ln.q.opts.Timeout/3
 }
@@ -335,47 +339,48 @@ func (ln *line) refusalLocked() error {
 	return ln.last
 }
 
-// A row is the holds of one key that callers of one Client have one after another.
-// After a row the Client leaves the key to other Clients for a gap.
+// A row is a sequence of holds of one key by callers of one Client, one after another. After a row
+// the Client leaves the key to other Clients for a gap.
 //
-// A row ends after rowTurns holds, once it has lasted rowTime and rowTrips round trips, or when
-// it has lasted freshEnough. A caller that locks again at once, when no other waited, may go on
-// with its row for briefRow: a sleep often lasts for a millisecond, however short it was to be.
+// A row ends when it has lasted freshEnough. It ends sooner if it has rowTurns holds, and has
+// lasted both rowTime and rowTrips round trips. If no other caller waited, a caller that locks
+// again at once goes on with its row for up to briefRow, because a sleep often lasts for a
+// millisecond, however short it should be.
 const (
 	rowTime  = 10 * time.Millisecond
 	rowTrips = 10
 	rowTurns = 5
 	briefRow = 2 * time.Millisecond
 
-	// A part of the row, up to rowTime, belongs to the gap, so that a Client that has just come
-	// finds the key free.
+	// The row's time divided by partOfRow, up to rowTime, is added to the gap, so that a Client
+	// that has just come finds the key free.
 	partOfRow = 24
 	maxGap    = 100 * time.Millisecond // one slow answer must not leave a free key alone for seconds
 )
 
 // Clients that poll sleep for a ninth of the time for which Clients wait for the key. So they make
-// about eight attempts for each hold, however many Clients there are. It is as many for each
-// Client, because a hold tells how long its Client waited: all Clients know the same mean. If each
+// about eight attempts for each hold, however many Clients there are. Each Client makes as many as
+// the others: a hold tells how long its Client waited, so all Clients know the same mean. If each
 // knew only its own waits, one that was lucky would poll more often, and so be lucky again.
 const (
 	sleepsInWait = 9
-	meanOver     = 4                      // of so many waits the mean is made
-	longestWait  = 2 * time.Second        // what a longer wait counts for, because it says nothing about waits for brief holds
+	meanOver     = 4                      // a new wait has a weight of 1/meanOver in the mean
+	longestWait  = 2 * time.Second        // a longer wait counts as this, because it says nothing about waits for brief holds
 	maxSleep     = 250 * time.Millisecond // before it varies at random
 
-	// A Client sleeps for an eighth of the age of a hold at least, up to longSleep, so that a
-	// long hold costs few attempts.
+	// A Client sleeps for at least an eighth of the age of a hold, up to longSleep, so that a long
+	// hold costs few attempts.
 	partOfHold = 8
 	longSleep  = 50 * time.Millisecond
 )
 
-// pace is how the callers of one Client share a key with other Clients. It belongs
-// to a line. If the key is contended, the next line of the key goes on with it.
+// pace is how the callers of one Client share a key with other Clients. It belongs to a line. If
+// the key is contended, the next line of the key continues it.
 type pace struct {
 	began instant       // when the row began; 0 between two rows
 	ended instant       // when the last row ended: waits count from here
 	mean  time.Duration // how long Clients wait for the key; 0 if that is not known
-	found instant       // when an attempt found the present hold first; 0 if none was refused since the Client had the key
+	found instant       // when an attempt first found the present hold; 0 if none was refused since the Client had the key
 	held  time.Duration // how long the Client of that hold waited
 }
 
@@ -389,11 +394,11 @@ func (ln *line) rowOverLocked(now instant) bool {
 }
 
 // endRowLocked ends the row of the line, and returns when the gap after it ends. If the key is
-// contended, other Clients have at least two round trips. If they poll, they have as long as
-// this Client would sleep first.
+// contended, the gap lasts for at least two round trips, up to maxGap. If Clients must poll, it
+// also lasts at least as long as this Client's first sleep would.
 func (ln *line) endRowLocked(now instant, contended bool) instant {
 	p := &ln.pace
-	d := jitter(min(now.sub(p.began)/partOfRow, rowTime)) // others take two equal waits for one hold
+	d := jitter(min(now.sub(p.began)/partOfRow, rowTime)) // at random, because others take two equal waits for one hold
 	p.began, ln.turns = 0, 0
 	if contended {
 		d += max(2*ln.q.roundTrip(), minSleep)
@@ -405,8 +410,8 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	return now.add(d)
 }
 
-// acquired notes that the Client has the key, for which it waited. Its wait counts only if the
-// waits of others are known: a Client that knows just its own is not to poll by them.
+// acquired records that the Client has the key, after it has waited. Its wait counts only if the
+// waits of others are known, because a Client must not set its pace by its own waits alone.
 func (p *pace) acquired(waited time.Duration) {
 	if p.mean > 0 && waited > 0 {
 		p.mean += (waited - p.mean) / meanOver
@@ -414,8 +419,8 @@ func (p *pace) acquired(waited time.Duration) {
 	p.found = 0
 }
 
-// refused notes that an attempt found the key held, and returns how long to sleep.
-// The Client has waited for the key, and held is how long the Client of the hold waited.
+// refused records that an attempt found the key held, and returns how long to sleep. Waited is how
+// long this Client has waited for the key, and held is how long the holder's Client waited for it.
 func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 	if p.found == 0 || held != p.held {
 		p.found, p.held = now, held
@@ -429,20 +434,21 @@ func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 	return p.sleep(waited, now.sub(p.found))
 }
 
-// sleep returns how long to sleep, if the Client has waited for the key and knows the
-// present hold for an age. A Client that has waited for longer asks sooner, so that no wait
-// is much longer than the others. At the mean of all waits it sleeps for a ninth of that.
+// sleep returns how long to sleep. Waited is how long the Client has waited for the key, and age is
+// how long it has known the present hold. A Client that has waited for longer asks sooner, so that
+// no wait is much longer than the others. When it has waited for the mean of all waits, it sleeps
+// for a ninth of that.
 func (p *pace) sleep(waited, age time.Duration) time.Duration {
 	d := minSleep
 	if p.mean > 0 {
 		d = max(d, time.Duration(2*float64(p.mean)/sleepsInWait/(1+float64(waited)/float64(p.mean))))
 	}
 	d = max(min(d, maxSleep), min(age/partOfHold, longSleep))
-	// From half of that to one and a half, so that Clients do not stay in step.
+	// The result is between half of d and one and a half of d, so that Clients do not stay in step.
 	return d/2 + rand.N(d)
 }
 
-// contended has the keys that the store has refused lately.
+// contended holds the keys that the store has refused lately.
 //
 // A caller that wants such a key joins the queue of an Ordered driver at once. An
 // attempt before that would cost a round trip, in which callers of other Clients could
@@ -477,9 +483,11 @@ func (k *contended) set(key string, at contention) {
 
 func (k contended) lately(key string, now instant) bool { return now < k[key].until }
 
-// lastLeavesLocked begins a gap after a release of the last caller in line, if others may want
-// the key: this hold came after a refusal. A Client that polls leaves a gap without that,
-// because others would rarely find a key free that it takes again at once.
+// lastLeavesLocked begins a gap when the hold of the last caller in line has ended, if others may
+// want the key: if this hold came after a refusal, or the store has refused the key lately. A
+// Client that polls leaves a gap in any case, because others would rarely find a key free that it
+// takes again at once. But after a brief row it leaves none, and its next caller goes on with the
+// row.
 func (ln *line) lastLeavesLocked() {
 	q := ln.q
 	if q.traits.Ordered {

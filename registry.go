@@ -236,8 +236,8 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	return d, opts, nil
 }
 
-// openErr returns err, by which an opener failed, joined with the end of ctx if ctx has
-// ended. Timeout is how long the opener had at most.
+// openErr returns err, with which an opener failed, joined with the end of ctx if ctx has ended.
+// Timeout is what bounded the opener.
 func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	end := withContextEnd(ctx, nil)
 	switch {
@@ -268,7 +268,7 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 // that it can be reached, and returns when ctx ends. Its errors contain no password.
 type Opener func(ctx context.Context, c Config) (backend.Driver, error)
 
-// registry has the openers of strategies by name.
+// registry holds the openers of strategies by name.
 var registry = struct {
 	sync.Mutex // guards openers
 	openers    map[string]Opener

@@ -45,8 +45,8 @@ type renewer struct {
 }
 
 // lane is the holds of one class that are due, and the calls in flight that renew such holds. In a
-// class, the time that a try may last varies by at most a factor of two. A batch ends with its
-// shortest try, so a batch has holds of one lane. Each lane has calls of its own, because
+// class, the time that a try may last varies by at most a factor of two. A batch lasts only as long
+// as its shortest try, so all its holds come from one lane. Each lane has calls of its own, because
 // unanswered calls for long terms outlast a short term. And holds whose last renewal failed have
 // lanes of their own, because their calls may take long, and must not delay the other holds.
 type lane struct {
@@ -264,7 +264,7 @@ type batch struct {
 	err    error           // the last outcome, for Extend, which is a batch of one; guarded by mu
 }
 
-// run sends the batch and takes the answers.
+// run sends the batch, and then dispatches renewals that have waited for its end.
 func (b *batch) run() {
 	r := b.r
 	b.prepare()
@@ -290,8 +290,8 @@ func (b *batch) prepare() {
 	}
 	r.mu.Unlock()
 
-	// Is at least one lease of each hold locked with a context that has not ended? This is
-	// not under mu: a context may belong to a lease, and then it locks mu.
+	// A hold is wanted if at least one of its leases was locked with a context that has not ended.
+	// This is not under mu, because a context may belong to a lease, which locks mu.
 	wanted := make([]bool, len(all))
 	for i := range all {
 		wanted[i] = slices.ContainsFunc(leases[i], func(l *Lease) bool { return !l.abandoned() })
@@ -302,7 +302,7 @@ func (b *batch) prepare() {
 	defer r.mu.Unlock()
 	b.holds = all[:0]
 	for i, h := range all {
-		// A lease that has joined since the leases were read counts as wanted.
+		// If a lease has joined since the leases were read, the hold counts as wanted.
 		if cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i]); ok {
 			h.kept = max(h.kept, now.add(cl.TTL))
 			b.holds = append(b.holds, h)
@@ -337,8 +337,8 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		return cl, false // it has ended
 	}
 
-	// Leases of Do and Lead are wanted whatever their contexts say. This is read here and not
-	// before, so that a renewal in preparation does not miss a call of renewUntilUnlock.
+	// Leases of Do and Lead are wanted whatever their contexts say. untilUnlock is read here and
+	// not before, so that a renewal in preparation does not miss a call of renewUntilUnlock.
 	switch {
 	case wanted, slices.ContainsFunc(h.leases, func(l *Lease) bool { return l.untilUnlock }):
 		h.orphaned = 0
@@ -387,7 +387,7 @@ func (b *batch) send(ctx context.Context, bound time.Duration) {
 	}
 }
 
-// done takes the driver's answer to the claim with index i.
+// done receives the driver's answer to the claim with index i.
 func (b *batch) done(i int, g backend.Grant, err error) {
 	// The driver may answer on any goroutine, twice, or after send has given up. The
 	// first to set holds[i] to nil decides.
@@ -456,7 +456,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 // extend renews h alone, for Extend, which has made it busy. The call lasts for bound at most.
 func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
 	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
-	b.err = noAnswer(bound) // send may return just before done has noted an answer
+	b.err = noAnswer(bound) // send may return just before done has recorded an answer
 	b.send(ctx, 0)          // call has bounded ctx
 
 	r.mu.Lock()
@@ -502,8 +502,8 @@ func (h *hold) termLocked() time.Duration {
 	return min(h.claim.TTL, termFor(left))
 }
 
-// renewedLocked records that the store has renewed h. The call was sent at start. At
-// until the holder must stop trusting the renewal.
+// renewedLocked records that the store has renewed h. The call was sent at start. The holder may
+// trust the renewal up to until.
 func (h *hold) renewedLocked(now, start, until instant) {
 	// Answers may arrive in any order, and the store never shortens a term. So an
 	// older answer must not move the deadline back.
@@ -516,8 +516,8 @@ func (h *hold) renewedLocked(now, start, until instant) {
 	}
 }
 
-// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether
-// they had. After it has returned true, the caller schedules h.
+// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether they had.
+// If it returns true, the caller must schedule h.
 func (h *hold) resumeRenewalLocked(now instant) bool {
 	if h.renewal != paused {
 		return false

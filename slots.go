@@ -15,9 +15,8 @@ import (
 // store: each slot has a term and a fence of its own, so a dead holder blocks only its own
 // slot, and a resource can tell old holders from new ones.
 //
-// One caller at a time looks for a free slot: the holder of one more key, the queue. So
-// callers get slots in the order of the strategy, and the store answers one looker
-// instead of all waiters.
+// One caller at a time looks for a free slot: the holder of one more key, the queue. So callers get
+// slots in the order of the strategy, and the store answers one looker instead of all waiters.
 
 const (
 	maxSlots = 100
@@ -28,14 +27,15 @@ const (
 	lastLook  = 10 * time.Millisecond
 	slowLook  = 80 * time.Millisecond
 
-	// queueTTL bounds the term of the queue: if the looker dies, the next one comes then.
+	// queueTTL bounds the term of the queue. If the looker dies, the next one can look after that
+	// time.
 	queueTTL = 5 * time.Second
 
-	// passing is how long a Lock may have the queue before TryLock lets it come first.
+	// passing is how long a Lock may hold the queue before TryLock lets that Lock go first.
 	passing = 100 * time.Millisecond
 )
 
-// takeSlot is take for a call with slots.
+// takeSlot does what take does, for a call with slots.
 func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if w.once {
 		if err := w.askQueue(ctx); err != nil {
@@ -51,8 +51,8 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The caller does not wait for this, because the store may hang. If it fails, the
-	// Client repeats it.
+	// The caller does not wait for this unlock, because the store may hang. If it fails, the reaper
+	// repeats it.
 	defer w.c.spawn(func() { _, _ = queue.unlock(context.WithoutCancel(ctx)) })
 	return w.lookUntilFree(ctx)
 }
@@ -67,16 +67,16 @@ func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, erro
 	return l, err
 }
 
-// askQueue returns ErrHeld if a Lock that has found no free slot looks again and again. It
-// comes first: a TryLock in a loop would leave it no slot.
+// askQueue returns ErrHeld if a Lock has found no free slot and looks again and again. That Lock
+// goes first, because a TryLock in a loop would leave it no slot.
 func (w *wait) askQueue(ctx context.Context) error {
 	c := w.c
 	if c.queue.looked(w.r.name) {
 		return errHeldHere
 	}
 
-	// A caller of another Client may look. If it has the queue for less than passing, it
-	// may also be about to get a slot, or have one and be about to unlock the queue.
+	// A caller of another Client may hold the queue, and look. If it has held the queue for less
+	// than passing, it may instead be about to get a slot, or about to unlock the queue.
 	w.tries++
 	st, err := c.store.status(ctx, w.r.name+"#queue")
 	switch {
@@ -91,7 +91,7 @@ func (w *wait) askQueue(ctx context.Context) error {
 }
 
 // queueTerm returns the term of a queue for slots. It does not depend on Options.TTL, so that
-// askQueue knows how long another Client has the queue.
+// askQueue knows how long another Client has held the queue.
 func (c *core) queueTerm() time.Duration {
 	if longest := c.traits.MaxTTL; longest > 0 {
 		return min(queueTTL, longest)
@@ -132,9 +132,9 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 
 		d := min(jitter(pause), w.end.sub(c.clock.now()))
 		if retry > 0 {
-			d = min(d, retry+minSleep) // the key is free then, if its holder has died
+			d = min(d, retry+minSleep) // the slot is free then, if its holder has died
 		}
-		c.queue.beginLooking(w.r.name, freed) // not before: a Lock that finds a slot at once refuses no TryLock
+		c.queue.beginLooking(w.r.name, freed) // only now, so that a Lock that finds a slot at once refuses no TryLock
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
@@ -154,10 +154,10 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 	return rand.N(w.r.slots)
 }
 
-// look makes one attempt at each slot, until it gets one. It begins with the slot first. If
-// all are held, it returns the shortest time after which one of them is free if its holder
-// has died, or 0 if the store does not say. The error is that of the same slot. One slot may
-// fail to answer; if a second one does, look ends.
+// look makes one attempt at each slot, until it gets one. It begins with the slot first. If all are
+// held, it returns the shortest time after which one of them is free if its holder has died, or 0
+// if the store does not say. The error is the answer of that slot. If one slot does not answer,
+// look goes on; if a second one does not answer, look ends.
 func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
 	var outage error  // of the first slot that did not answer
@@ -172,7 +172,7 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 		l, answer := w.takePart(ctx, r, true)
 		switch {
 		case errors.Is(answer, ErrHeld):
-			answered = answered || w.part.tries > 0 // otherwise the Client knew it
+			answered = answered || w.part.tries > 0 // otherwise this Client knew, without a call, that the slot is held
 		case answer == nil, backend.Definite(answer), errors.Is(answer, ErrClosed), ctx.Err() != nil, outage != nil:
 			return l, 0, answer
 		default:
@@ -194,14 +194,15 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// beginLooking notes that a caller looks for a slot of key. It learns by freed that one became free.
+// beginLooking records that a caller looks for a slot of key. The caller receives from freed a slot
+// that may have become free.
 func (q *queue) beginLooking(key string, freed chan int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.lookers[key] = freed
 }
 
-// endLooking notes that the caller no longer looks for a slot of key.
+// endLooking records that the caller no longer looks for a slot of key.
 func (q *queue) endLooking(key string, freed chan int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -25,7 +25,8 @@ var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDe
 // errLeft is run's error if leave was closed before the call ended.
 var errLeft = errors.New("left")
 
-// store is the driver, with calls that end although the store does not answer.
+// store calls the driver. It bounds each call, so that the call ends even if the store does not
+// answer.
 type store struct {
 	*core
 	driver backend.Driver
@@ -49,7 +50,7 @@ func (s *store) claim(r *request) backend.Claim {
 		TTL: ttl, Timeout: s.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
 }
 
-// noteTrip records that a call took d, from its answer.
+// noteTrip records that a call that was answered took d.
 func (c *core) noteTrip(d time.Duration) {
 	// If a call lasted longer than it may, the machine or the process was stopped
 	// meanwhile. The call's time then says nothing about the store.
@@ -71,13 +72,14 @@ func (c *core) answerTime() time.Duration {
 	return min(max(4*c.roundTrip(), 50*time.Millisecond), c.opts.Timeout)
 }
 
-// call makes one call to the store, with the values of ctx. It returns when the store answers, when
-// bound has passed, or when ctx ends, whichever is first. If late is not nil, call also returns
-// when Close begins, and late gets the outcome if f returns after call has returned.
+// call runs f, which makes one call to the store, with the values of ctx. It returns when f
+// returns, when bound has passed, or when ctx ends, whichever is first. If late is not nil, call
+// also returns when Close begins. If f returns only after call has, late receives the outcome of f.
 //
-// If the Reach is Process, call only runs f, and the end of ctx does not interrupt it. If
-// the driver's calls end with their context, f runs on the caller's goroutine, and ends with
-// ctx or with Close. Otherwise f has a goroutine of its own, which the caller leaves behind.
+// Traits decide how. If Reach is Process, nothing interrupts f, so call waits for it. If the
+// driver's calls end with their context (Cancellation), direct runs f on the caller's goroutine,
+// and the context of f ends when call must return. Otherwise run gives f a goroutine of its own,
+// which call leaves behind when it must return.
 func call[T any](s *store, ctx context.Context, bound time.Duration,
 
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
@@ -106,14 +108,14 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 	return v, err
 }
 
-// direct makes a call on the caller's goroutine. The call ends with ctx, after bound, or with
-// quit. Only a call that ends promptly ends with quit, which may be nil.
+// direct runs f on the caller's goroutine. The context of f ends with ctx, after bound, or with
+// quit, which may be nil. With CancelByDeadline, f may outlast the end of quit.
 func direct[T any](ctx, quit context.Context, bound time.Duration, f func(context.Context) (T, error)) (T, error) {
 	within := lazyctx.WithTimeout(ctx, quit, bound)
 	defer within.End()
 	v, err := f(within)
 
-	// An error that the end of a context caused must say which context.
+	// If the end of a context caused the error, the error must say which context.
 	switch {
 	case err == nil || backend.Definite(err):
 	case ctx.Err() != nil:
@@ -126,13 +128,13 @@ func direct[T any](ctx, quit context.Context, bound time.Duration, f func(contex
 	return v, err
 }
 
-// run calls f on a goroutine of its own, with a context that ends with ctx and after bound,
-// if bound is above 0. It returns when f has returned, when leave or quit is closed, or a
-// moment after the context has ended. If f returns later than that, late gets its outcome,
-// unless late is nil. If Close waits no longer, run does not call f and returns ErrClosed.
+// run calls f on a goroutine of its own, with a context that ends with ctx and after bound, if
+// bound is above 0. It returns when f has returned, when leave or quit is closed, or a moment after
+// the context has ended. If f returns later than that, late receives its outcome, unless late is
+// nil. If Close waits no longer, run does not call f and returns ErrClosed.
 //
-// If the driver's calls end promptly, or stay within the process, run only calls f, on the
-// caller's goroutine. Then it never calls late.
+// If Cancellation is CancelPrompt, or Reach is Process, run calls f on the caller's goroutine and
+// waits until f returns. Then it never calls late.
 func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit <-chan struct{},
 
 	f func(context.Context) (T, error), late func(T, error)) (v T, err error) {
@@ -145,8 +147,8 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 		return f(ctx)
 	}
 
-	// The caller swaps decided when it leaves. The call swaps it when it ends. Whichever is
-	// second handles the answer.
+	// The caller swaps decided when it leaves. The call swaps it when it ends. Whichever is second
+	// handles the outcome.
 	var decided atomic.Bool
 	var answer T
 	var failure error
@@ -158,7 +160,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 			late(answer, failure)
 		}
 		close(done)
-		end() // not before: the end of ctx would look like that of the time
+		end() // only now: if ctx ended before done, it would look as if bound had passed
 	}) {
 		end()
 		return v, ErrClosed
@@ -191,8 +193,8 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 	return v, err
 }
 
-// release calls the driver's Release. The end of ctx does not interrupt it. Keep is until
-// when the release leaves the key taken, or 0.
+// release calls the driver's Release. The end of ctx does not interrupt it. The release leaves the
+// key taken until keep, unless keep is 0.
 func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) error {
 	if ctx.Done() != nil {
 		ctx = context.WithoutCancel(ctx)
@@ -207,8 +209,9 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) err
 	return err
 }
 
-// keeping returns the claim of a release now, which leaves the key taken until keep if that has not
-// passed. Each call computes KeepUntil anew, because the machine may have slept since the last one.
+// keeping returns cl for a release that begins now. If keep has not passed, the release leaves the
+// key taken until then. Each call computes KeepUntil anew, because the machine may have slept since
+// the last one.
 func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
 	if keep == 0 {
 		return cl
@@ -228,18 +231,18 @@ const (
 	firstRetry = 50 * time.Millisecond
 )
 
-// How often a token is released. If its grant came late, the store has carried out
-// the command, so one release is enough. If the outcome is unknown, the store may
-// carry out the command after the first release. So there is a second one, a Timeout
-// later. By then the command has arrived, or its connection is dead.
+// How often a token is released. If its grant came late, the store has carried out the command, so
+// one release is enough. If the outcome is unknown, the store may carry out the command after the
+// first release. So the reaper makes a second release, a Timeout later. By then the command has
+// arrived, or its connection is dead.
 const (
 	reapOnce  = 1
 	reapTwice = 2
 )
 
-// reaper releases tokens that may be in the store although no caller uses them: after
-// calls of unknown outcome, late grants, lost holds, and places that were given up. It is
-// one goroutine, which runs while there is work, and one more for each release in flight.
+// reaper releases tokens that may be in the store although no caller uses them: after calls of
+// unknown outcome, late grants, lost holds, and places in a queue that were given up. It is one
+// goroutine, which runs while there is work, and one more for each release in flight.
 //
 // Its times are by clock.awake. A machine may send a command only when it wakes up, so a
 // suspend must not make the reaper drop a token sooner.
@@ -256,7 +259,7 @@ type reaper struct {
 // reap is one token to be released.
 type reap struct {
 	claim  backend.Claim
-	keep   instant // until when the release leaves the key taken, for WithMinHold; 0 if it does not
+	keep   instant // the release leaves the key taken until then, for WithMinHold; 0 if it does not
 	at     instant // of the next try, by clock.awake
 	until  instant // by clock.awake: the token has expired in the store by then
 	times  int     // releases that are still to be answered
@@ -279,17 +282,17 @@ func (r *reaper) insert(x *reap) {
 	r.queue = slices.Insert(r.queue, i, x)
 }
 
-// add releases the token of cl in the background, as often as times says. No caller
-// uses the token again.
+// add has the reaper release the token of cl, as often as times says. No caller may use the token
+// again.
 func (r *reaper) add(cl backend.Claim, times int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.addLocked(&reap{claim: cl, times: times}, cl.TTL)
 }
 
-// addHoldLocked releases the token of a hold that has ended. Keep is h.keep if the store
-// may still have the hold, and 0 if the store has answered that it is lost. Failed is how many
-// releases were not answered.
+// addHoldLocked has the reaper release the token of a hold that has ended. Keep is h.keep if the
+// store may still have the hold, and 0 if the store has answered that it is lost. Failed is how
+// many releases were not answered.
 func (r *reaper) addHoldLocked(h *hold, keep instant, failed int) {
 	kept := max(h.kept.sub(r.clock.now()), 0)
 	r.addLocked(&reap{claim: h.claim, keep: keep, times: reapOnce, failed: failed}, kept)
@@ -314,8 +317,8 @@ func (r *reaper) addLocked(x *reap, kept time.Duration) {
 	}
 }
 
-// run serves the queue until it is empty. After Close has begun, it releases each token once, at
-// once. But it drops a token whose last release was not answered: that token expires.
+// run serves the queue until it is empty. After Close has begun, it releases each token once,
+// without delay. But it drops a token whose last release was not answered: that token expires.
 func (r *reaper) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -374,14 +377,14 @@ func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 	return time.Hour // a release that ends, or a new token, wakes the reaper
 }
 
-// try makes one try for x.
+// try makes one call that releases the token of x.
 func (r *reaper) try(x *reap) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.opts.Timeout)
 	err := r.driver.Release(ctx, r.keeping(x.claim, x.keep))
 	cancel()
 	settled := err == nil || errors.Is(err, ErrLost)
 
-	// The try has ended. If another one must follow, x is queued again.
+	// The call has ended. If another one must follow, x is queued again.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	defer poke(r.wake)
@@ -403,9 +406,9 @@ func (r *reaper) try(x *reap) {
 	}
 }
 
-// after returns f, after which the token of cl is released in the background if f's
-// error leaves the outcome unknown, and the driver does not clean up. That includes an error
-// of a context joined with a definite error.
+// after wraps f. If f returns an error that leaves the outcome unknown, and the driver does not
+// clean up, the reaper releases the token of cl, whether or not the caller still waits. The outcome
+// is also unknown if f's error is that of a context, joined with a definite error.
 func (r *reaper) after(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
 	return func(ctx context.Context) (backend.Grant, error) {
 		g, err := f(ctx, cl)
@@ -416,8 +419,8 @@ func (r *reaper) after(cl backend.Claim, f func(context.Context, backend.Claim) 
 	}
 }
 
-// late returns a function for an outcome that came after its caller had left.
-// The function releases the token of cl if the token has the key.
+// late returns a function that receives the outcome of a call whose caller has left. If the call
+// has acquired the key, the function has the reaper release it.
 func (r *reaper) late(cl backend.Claim) func(backend.Grant, error) {
 	return func(g backend.Grant, err error) {
 		cl.Handle = g.Handle

@@ -73,8 +73,8 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
-// attempt makes one attempt. If its outcome is unknown, the token is released in the background;
-// the outcome of a driver of Reach Process is always known. Last says that no attempt follows.
+// attempt makes one attempt. If its outcome is unknown, the reaper releases the token. With a
+// driver of Reach Process, the outcome is always known. Last says that no attempt follows.
 func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	c, start := w.c, w.asked
 	cl, bound := c.store.claim(&w.r), w.beginAttempt()
@@ -103,7 +103,7 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	if err != nil {
 		var held *backend.HeldError
 		if c.store.waker != nil && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
-			left := cl // cl itself would be allocated for every attempt
+			left := cl // a pointer to cl itself would allocate cl for every attempt
 			w.intent = &left
 		}
 		return nil, err
@@ -153,7 +153,7 @@ func (w *wait) shouldWait() bool {
 }
 
 // waitInStore calls the driver's Wait for as long as this caller may wait. If its outcome is
-// unknown, the token is released in the background.
+// unknown, the reaper releases the token.
 func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 	c := w.c
 	ctx, cancel := context.WithCancel(ctx)
@@ -175,8 +175,8 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 	case ctx.Err() == nil:
 		err = plainDated(err, cl.Timeout)
 	case errors.Is(err, ErrHeld) && isContextError(err):
-		// The place is being released. Report only that the key was held: ctx may
-		// have ended by WithMaxWait and not by the caller's context.
+		// The reaper or the driver releases the place in the queue. Report only that the key was
+		// held, because ctx may have ended by WithMaxWait and not by the caller's context.
 		var held *backend.HeldError
 		if errors.As(err, &held) {
 			return nil, held
@@ -192,8 +192,8 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
 	outage, final := w.note(err, sent, last)
 
-	// What ended the wait decides about the error: it has both the end of ctx and the last
-	// answer. So ctx comes before the outage.
+	// If ctx has ended, the error must say so, and give the last answer as well. So ctx is checked
+	// before the outage.
 	switch {
 	case final:
 		return true, err
@@ -214,7 +214,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 //	ErrHeld                    the store answers: there is no outage
 //	another definite error     it is final, and so is ErrClosed
 //	the end of the context     there was no answer, which may become an outage
-//	any other                  an outage, unless an earlier ErrHeld says more about the last call
+//	any other                  an outage; after a last call, w.lastAnswer stays an earlier ErrHeld
 func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, final bool) {
 	c, ln := w.c, w.line
 	held := errors.Is(err, ErrHeld)
@@ -243,8 +243,8 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 	return outage, false
 }
 
-// awaitEnd waits until ctx has ended, if its deadline is what leaves no time for
-// another call. Then the error can say so.
+// awaitEnd waits until ctx has ended, if the deadline of ctx is what leaves no time for another
+// call. The error can then say that ctx has ended.
 func (w *wait) awaitEnd(ctx context.Context) {
 	if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
 		rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
@@ -260,7 +260,7 @@ func (w *wait) waitedLocked(now instant) time.Duration {
 	return 0
 }
 
-// outageOf returns when the outage began that a Waiter's err reports, by clock.awake:
+// outageOf returns when the outage that a Waiter's err reports began, by clock.awake:
 //   - Since of a [backend.UnavailableError], if err is one and knows;
 //   - began, if err is only that of the context: the Wait had no answer since then;
 //   - otherwise now.
@@ -282,7 +282,7 @@ func (w *wait) endErr(ctx context.Context) error {
 		return ErrClosed
 	}
 	if w.lastAnswer == nil {
-		// If this Client itself holds the key, that needs no answer of the store.
+		// If this Client itself holds the key, the refusal needs no answer of the store.
 		w.c.mu.Lock()
 		if w.line.hold != nil {
 			w.lastAnswer = w.line.refusalLocked()
@@ -339,8 +339,8 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	return min(d, max(w.untilLastCall(ctx), 0))
 }
 
-// listenPoll is how often a caller polls that a Waker wakes, and how long a caller polls
-// before it calls Listen again.
+// listenPoll is the longest time between two polls of a caller that a Waker wakes. It is also how
+// long a caller polls after Listen has failed, before it calls Listen again.
 const listenPoll = time.Second
 
 // listening is what a Waker's Listen returns.
@@ -349,11 +349,11 @@ type listening struct {
 	stop func()
 }
 
-// listen calls Listen of a Waker, unless the caller listens already or has failed to just now.
-// It reports whether the caller has begun to listen. Otherwise the caller polls.
+// listen calls Listen of a Waker, unless the caller listens already, or a Listen has failed just
+// now. It reports whether the caller has begun to listen. Otherwise the caller polls.
 func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
-	// The attempt that follows gets most of the time.
+	// Most of the time is left for the attempt that follows.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
 	if c.store.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
 		return false
@@ -376,7 +376,7 @@ func (w *wait) listen(ctx context.Context) bool {
 	return true
 }
 
-// stopListening ends what listen has begun.
+// stopListening ends the listening that listen has begun, if there is any.
 func (w *wait) stopListening() {
 	if w.wake != nil {
 		w.stop()
@@ -391,7 +391,7 @@ func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case _, ok := <-w.wake: // it keeps a signal that came during the attempt
+	case _, ok := <-w.wake: // wake keeps a signal that came during the attempt
 		if !ok {
 			w.stopListening()
 			w.listenAgain = w.c.clock.now().add(listenPoll)
