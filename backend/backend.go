@@ -270,9 +270,9 @@ type Waker interface {
 	// signal, which it keeps until the caller receives it.
 	//
 	// If the driver cannot listen, Listen returns an error. If it can listen no more, it closes
-	// wake. In both cases the engine polls, and calls Listen again after a second. Listen returns
-	// as soon as ctx has ended, if Traits.Cancellation says so for other calls. It sends nothing
-	// with a token, and reads only Key, Shared and Timeout of c.
+	// wake. In both cases the engine polls, and calls Listen again after a second. If
+	// Traits.Cancellation promises it for other calls, Listen also returns as soon as ctx has
+	// ended. It sends nothing with a token, and reads only Key, Shared and Timeout of c.
 	//
 	// Stop ends the listening. It does not block, and the engine calls it once, also after wake
 	// was closed.
