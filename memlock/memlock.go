@@ -58,8 +58,8 @@ func New(o *hasp.Options) (*hasp.Client, error) { return hasp.New(NewDriver(), o
 // passed to [hasp.New].
 func NewDriver() backend.Driver { return NewStore().Driver() }
 
-// driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the
-// order of arrival, fenced, an Inspector, and a Lister.
+// driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the order of arrival, an
+// Inspector and a Lister, and it grants fences.
 type driver struct {
 	store  *Store
 	once   sync.Once     // closes closed
