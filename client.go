@@ -117,7 +117,8 @@ type Entry = backend.Entry
 
 // List yields the keys that begin with prefix and are held or waited for, in no particular order.
 // Each slot of WithSlots is a key of its own: KEY#0, KEY#1 and so on. While a caller waits for a
-// slot, KEY#queue is held too. Options.Prefix is put before prefix and taken off the keys.
+// slot, KEY#queue is held too. List puts Options.Prefix before prefix, and removes it from the
+// keys.
 //
 // The list is no snapshot: a key that is taken or freed meanwhile may be missing, and a key
 // may come twice. List asks the store page by page as the loop goes on, and

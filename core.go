@@ -21,10 +21,10 @@ type core struct {
 	closing context.Context // ends with ErrClosed when Close begins
 	close   context.CancelCauseFunc
 
-	// mu guards the state of all parts, and the fields of line, hold and Lease that say so. It is
-	// one mutex, because an Unlock and a loss change most parts at one moment. It is not held
-	// across I/O. A function whose name ends in Locked is called with mu held, and does not unlock
-	// it.
+	// mu guards the state of all parts, and those fields of line, hold and Lease whose comments say
+	// so. It is one mutex, because an Unlock and a loss change most parts at one moment. It is not
+	// held across I/O. A function whose name ends in Locked is called with mu held, and does not
+	// unlock it.
 	mu      sync.Mutex
 	calls   int        // goroutines of this Client, and calls of callers other than Lock and TryLock
 	stopped bool       // Close waits no longer and closes the driver, so no goroutine may start

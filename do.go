@@ -200,12 +200,12 @@ const (
 // then for up to 100 ms. So fn never runs twice at once in one Lead. An outage does not end Lead:
 // it tries again after a pause of up to a second. Options.Observe reports outages and losses.
 //
-// fn's context ends when ctx ends, or when the lease is lost, at its deadline at the latest. To
-// tell which, call lease.Err: it is ErrLost after a loss, and nil if only ctx has ended. After ctx
-// has ended, the lease is renewed until fn has returned, so that no successor starts while fn
-// cleans up. Then the key is unlocked, and a successor leads at once. If the lease is lost while fn
-// cleans up, the error matches ErrLost. A fn that ignores its context after a loss runs beside the
-// next leader: only a fence stops its writes.
+// fn's context ends when ctx ends or when the lease is lost. A loss ends it at the lease's deadline
+// at the latest. To tell which of the two it was, call lease.Err: it is ErrLost after a loss, and
+// nil if only ctx has ended. After ctx has ended, the lease is renewed until fn has returned, so
+// that no successor starts while fn cleans up. Then the key is unlocked, and a successor leads at
+// once. If the lease is lost while fn cleans up, the error matches ErrLost. A fn that ignores its
+// context after a loss runs beside the next leader: only a fence stops its writes.
 //
 // If fn panics or calls runtime.Goexit, the key is unlocked and the panic goes
 // on. [Client.Inspect] shows who leads.

@@ -67,7 +67,7 @@ type Event struct {
 	Err     error         // the reason, for the kinds that have one
 
 	// Tries is how many calls to the store EventAcquired or EventRefused took. A driver's Wait is
-	// one call. EventAcquired with 0, and without Reentry, was handed over within the Client.
+	// one call. If EventAcquired has 0, and no Reentry, the hold was handed over within the Client.
 	Tries int
 }
 

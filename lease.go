@@ -190,8 +190,8 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	return newError("unlock", l.key, err)
 }
 
-// unlock returns the error of Unlock. It reports in ends whether it has ended a
-// lease whose end no event has reported yet.
+// unlock returns the error of Unlock. Ends reports whether this call has ended a lease whose end no
+// event has reported yet.
 func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	l.expire()
 	was, err := l.beginUnlock()
@@ -274,7 +274,7 @@ func (l *Lease) release(ctx context.Context) error {
 
 	switch l.state.Load() {
 	case unknown:
-		c.reaper.addHoldLocked(h, h.keep, 1) // the Client repeats the Unlock
+		c.reaper.addHoldLocked(h, h.keep, 1) // the reaper repeats the release
 	case released:
 		if err != nil {
 			err = l.loseLocked(&LostError{Reason: LostRevoked})

@@ -19,7 +19,7 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 		return h.loseLocked(h.lapseLocked())
 	}
 
-	// The hold goes on. Leases whose WithMaxHold has passed end.
+	// The hold goes on. Only those leases end whose WithMaxHold is over.
 	var ended []*Lease
 	for i := len(h.leases) - 1; i >= 0; i-- {
 		if l := h.leases[i]; now >= l.maxHold {
@@ -135,8 +135,8 @@ func (x *leaseContext) Value(key any) any {
 	return x.Context.Value(key)
 }
 
-// maxUnobserved is how many events may wait for Observe. Beyond it, events of failed
-// renewals are dropped, because such events repeat.
+// maxUnobserved is how many events may wait for Observe. If more wait, events of failed renewals
+// are dropped, because such events repeat.
 const maxUnobserved = 4096
 
 // lastEventID is the last Event.ID of the process.

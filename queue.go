@@ -358,10 +358,11 @@ const (
 	maxGap    = 100 * time.Millisecond // one slow answer must not leave a free key alone for seconds
 )
 
-// Clients that poll sleep for a ninth of the time for which Clients wait for the key. So they make
-// about eight attempts for each hold, however many Clients there are. Each Client makes as many as
-// the others: a hold tells how long its Client waited, so all Clients know the same mean. If each
-// knew only its own waits, one that was lucky would poll more often, and so be lucky again.
+// A Client that polls sleeps for a ninth of the time for which Clients wait for the key. So all
+// Clients together make about eight attempts for each hold, however many they are. Each Client
+// makes as many as the others: a hold tells how long its Client waited, so all Clients know the
+// same mean. If each knew only its own waits, one that was lucky would poll more often, and so be
+// lucky again.
 const (
 	sleepsInWait = 9
 	meanOver     = 4                      // a new wait has a weight of 1/meanOver in the mean

@@ -41,7 +41,7 @@ type renewer struct {
 	running bool             // its goroutine exists
 	wakesAt instant          // when it serves the holds next
 	well    [tryClasses]lane // of holds whose last renewal succeeded, or that were not renewed yet
-	suspect [tryClasses]lane // of the other holds
+	suspect [tryClasses]lane // of holds whose last renewal failed or was not answered
 }
 
 // lane is the holds of one class that are due, and the calls in flight that renew such holds. In a

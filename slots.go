@@ -154,10 +154,10 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 	return rand.N(w.r.slots)
 }
 
-// look makes one attempt at each slot, until it gets one. It begins with the slot first. If all are
-// held, it returns the shortest time after which one of them is free if its holder has died, or 0
-// if the store does not say. The error is the answer of that slot. If one slot does not answer,
-// look goes on; if a second one does not answer, look ends.
+// look makes one attempt at each slot, until it gets one. It begins with the slot number first. If
+// all are held, it returns the shortest time after which one of them is free if its holder has
+// died, or 0 if the store does not say. The error is the answer of that slot. If one slot does not
+// answer, look goes on; if a second one does not answer, look ends.
 func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
 	var outage error  // of the first slot that did not answer

@@ -298,7 +298,7 @@ func (r *reaper) addHoldLocked(h *hold, keep instant, failed int) {
 	r.addLocked(&reap{claim: h.claim, keep: keep, times: reapOnce, failed: failed}, kept)
 }
 
-// addLocked queues x, whose token the store may keep for as long as kept says.
+// addLocked queues x. Kept is how long the store may still keep its token.
 func (r *reaper) addLocked(x *reap, kept time.Duration) {
 	if len(r.queue) >= maxReaps {
 		return
@@ -336,7 +336,7 @@ func (r *reaper) run() {
 
 		done := r.closing.Done()
 		if closing {
-			done = nil // once, or the loop would never block again
+			done = nil // handled once; otherwise the loop would never block again
 		}
 		timer.Reset(wait)
 		select {

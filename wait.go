@@ -328,7 +328,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		d = w.line.pace.refused(now, now.sub(max(w.line.pace.ended, w.start)), held.Waited)
 		c.mu.Unlock()
 	}
-	// New shared callers wait behind this one only for a while after each attempt.
+	// Each attempt keeps new shared callers behind this one only for a while.
 	if held.Shared && !w.r.shared && w.wake == nil {
 		d = min(d, backend.SharedRetryEvery)
 	}
