@@ -107,7 +107,7 @@ func (l *waitBatch) move(s *Store, at *server) {
 		l.mu.Lock()
 		some := l.waiting
 		l.waiting = nil
-		// mu is still held, so a caller that comes later starts the line again.
+		// mu is still held, so a caller that comes later starts move again.
 		l.moving = len(some) > 0
 		l.mu.Unlock()
 		if len(some) == 0 {
@@ -126,7 +126,7 @@ func (s *Store) sendTogether(at *server, some []*item) {
 	}
 
 	// No caller's cancellation ends the call, because other callers share it. It ends with
-	// the last of them, but never so late that a dead connection stops the line for long.
+	// the last of them, but never so late that a dead connection stops the holds for long.
 	end, last := time.Now().Add(longest), time.Time{}
 	commands := make([][]any, len(some))
 	for i, it := range some {

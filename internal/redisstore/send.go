@@ -61,7 +61,7 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (a
 	}
 }
 
-// sendTo sends a command over the right connection: the line for holds, the wire if there
+// sendTo sends a command over the right connection: that of waits for holds, the wire if there
 // are other callers, or one of the pool.
 func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []any) Reply {
 	others := at.callers.Add(1) > 1
@@ -74,7 +74,7 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 	case asking || kept && !own:
 		return s.pipeline(ctx, at, asking, kept, args)[0]
 	case kept:
-		return at.line.hold(ctx, s, at, args)
+		return at.waits.hold(ctx, s, at, args)
 	case own && (others || s.always):
 		// ErrUnsent means that nothing was sent, so the command may travel over the
 		// pool.

@@ -62,7 +62,7 @@ type server struct {
 	name string // "redis host:port", for errors
 
 	callers atomic.Int32              // how many callers wait for a reply
-	line    waitBatch                 // for holds that replicas must confirm
+	waits   waitBatch                 // for holds that replicas must confirm
 	wire    atomic.Pointer[resp.Wire] // the shared connection; nil if there is none
 
 	// making ends when a caller has made a wire, or has failed, or after a moment.

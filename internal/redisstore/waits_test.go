@@ -67,9 +67,9 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 		gone <- err
 	}()
 	eventually(t, "all callers wait", func(context.Context) error {
-		at.line.mu.Lock()
-		defer at.line.mu.Unlock()
-		if n := len(at.line.waiting); n != callers+1 {
+		at.waits.mu.Lock()
+		defer at.waits.mu.Unlock()
+		if n := len(at.waits.waiting); n != callers+1 {
 			return fmt.Errorf("%d callers", n)
 		}
 		return nil
@@ -100,11 +100,11 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	if n := waits(t, master) - before; n > 3 {
 		t.Errorf("the server was asked %d times to wait for its replicas", n)
 	}
-	eventually(t, "the line is empty", func(context.Context) error {
-		at.line.mu.Lock()
-		defer at.line.mu.Unlock()
-		if at.line.moving || at.line.waiting != nil {
-			return fmt.Errorf("%d callers wait", len(at.line.waiting))
+	eventually(t, "no hold waits", func(context.Context) error {
+		at.waits.mu.Lock()
+		defer at.waits.mu.Unlock()
+		if at.waits.moving || at.waits.waiting != nil {
+			return fmt.Errorf("%d callers wait", len(at.waits.waiting))
 		}
 		return nil
 	})
