@@ -10,8 +10,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// Server is a server, by connections of hasp's own or by a client that the caller passed. Equal
-// Servers are the same server.
+// Server sends commands to one server, over hasp's own connections or by a client that the caller
+// passed. Equal Servers are the same server.
 type Server interface {
 	// Do sends one command over a connection that no other caller uses.
 	Do(ctx context.Context, args ...any) resp.Reply
@@ -26,13 +26,13 @@ type Server interface {
 	addr() string
 }
 
-// conn is a connection for subscriptions. One goroutine sends while another receives.
+// conn is a connection for subscriptions. One goroutine may send while another receives.
 type conn interface {
 	// send sends PING, or a command on a channel, within writeTimeout.
 	send(command, channel string) error
 
-	// receive returns the next message: pong, message, or the name of a command, with the
-	// channel. The error may be a reply. receive has no timeout.
+	// receive returns the next message. kind is pong, message, or the command that the server
+	// confirms. The error may be a reply. receive has no timeout.
 	receive() (kind, channel, payload string, err error)
 
 	close()
@@ -83,7 +83,7 @@ var errNoMessage = errors.New("a reply that is no message")
 
 func (c ownConn) receive() (kind, channel, payload string, err error) {
 	r := c.Receive()
-	if r.Value == "PONG" { // while there is no subscription
+	if r.Value == "PONG" { // the form of a PONG while there is no subscription
 		return "pong", "", "", nil
 	}
 	parts, _ := r.Value.([]any)
@@ -100,7 +100,7 @@ func (c ownConn) receive() (kind, channel, payload string, err error) {
 		channel, ok = parts[1].(string)
 		var message, confirms bool
 		payload, message = parts[2].(string)
-		_, confirms = parts[2].(int64) // of how many channels
+		_, confirms = parts[2].(int64) // how many channels are subscribed to
 		ok = ok && (message || confirms) && message == strings.HasSuffix(kind, "message")
 	default:
 		ok = false
@@ -128,8 +128,8 @@ func (s passed) Do(ctx context.Context, args ...any) resp.Reply {
 	return resp.Do(ctx, s.rdb, args)
 }
 
-// Pipeline makes a pipeline even of one command, because a client has a second pool, for
-// pipelines. There a renewal does not queue behind callers that want locks.
+// Pipeline makes a pipeline even of one command, because a client has a second pool for pipelines,
+// in which a renewal does not queue behind callers that want locks.
 func (s passed) Pipeline(ctx context.Context, commands ...[]any) []resp.Reply {
 	return resp.Pipeline(ctx, s.rdb, commands)
 }
@@ -147,9 +147,8 @@ type passedConn struct{ *redis.PubSub }
 
 func (c passedConn) close() { c.Close() }
 
-// ended is a context that has ended. If the connection fails, PubSub makes a new one by
-// itself, without a report. With such a context it cannot. It uses the deadline of the
-// context nevertheless.
+// ended is a context that has ended. With a live context, PubSub would replace a failed connection
+// by itself, and report nothing. It obeys the deadline of a context made from ended nevertheless.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

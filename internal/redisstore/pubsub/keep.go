@@ -13,9 +13,9 @@ import (
 // lingering is how long a channel without listeners is kept.
 const lingering = time.Second
 
-// keep keeps each channel at the server that has its slot, as long as there are channels.
-// It does so each second: waiters poll meanwhile, and a server that cannot be used sees few
-// attempts to connect.
+// keep moves each channel to the server that has its slot now, and ends when there are no channels.
+// Once a second is enough because waiters poll meanwhile, and a server that cannot be used must not
+// see many attempts to connect.
 func (b *Subscriber) keep() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
@@ -59,7 +59,7 @@ func (b *Subscriber) removeUnused() []*channel {
 	for server, k := range b.links {
 		if !used[k] || k.ctx.Err() != nil {
 			k.drop(errEnded)
-			delete(b.links, server) // so that a channel that is added from now on gets another
+			delete(b.links, server) // so that a channel that is added later starts a new link
 		}
 	}
 
@@ -67,11 +67,11 @@ func (b *Subscriber) removeUnused() []*channel {
 	return slices.Collect(maps.Values(b.channels))
 }
 
-// find moves ch to the server that has its slot now. A server that has become a replica
-// may still confirm subscriptions and pass on messages. But PUBLISH on the master does not
-// count its subscribers.
+// find moves ch to the server that has its slot now. A server that has become a replica may still
+// confirm subscriptions and deliver messages. But a PUBLISH on the master does not count the
+// replica's subscribers.
 func (b *Subscriber) find(ctx context.Context, ch *channel) {
-	// mu is not held while the server is found, because that may need a call.
+	// Finding the server may need a call, so mu is not held.
 	server, err := b.server(ctx, ch.slotKey)
 
 	b.mu.Lock()
@@ -80,7 +80,8 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	switch {
 	case b.closed:
 	case err != nil && lost:
-		// Calls of Listen return now. A Listener that stays waits for the next try.
+		// Calls of Listen return the error now. A Listener of Subscribe stays, and keep tries
+		// again.
 		ch.failLocked(err)
 	case err != nil:
 	case lost || ch.link.server != server || ch.state == isRefused:
@@ -111,26 +112,27 @@ func (b *Subscriber) placeLocked(ch *channel, server Server) {
 	k.addLocked(command{"subscribe", ch})
 }
 
-// movedLocked notes that the server of a channel has to be found again.
+// movedLocked records that keep must find the server of a channel again.
 func (b *Subscriber) movedLocked(ch *channel) {
 	ch.state, ch.link = isPending, nil
 	b.reload()
 }
 
-// reload has the store find out in the background where channels are.
+// reload makes the store find out where the channels are. It does not wait for that.
 func (b *Subscriber) reload() {
 	if b.store.Reload != nil {
 		b.store.Reload()
 	}
 }
 
-// server returns the server that has the slot of slotKey. Scripts publish there.
+// server returns the server that has the slot of slotKey, on which scripts publish. On a cluster it
+// also learns whether channels are in slots.
 func (b *Subscriber) server(ctx context.Context, slotKey string) (Server, error) {
 	server, err := b.store.Server(ctx, slotKey)
 	if err != nil || !b.store.Cluster || b.sharded.Load() != nil {
 		return server, err
 	}
-	// Several callers may ask at once.
+	// Several callers may ask at once, which does no harm.
 	return server, b.learnKind(ctx, server)
 }
 
@@ -139,7 +141,7 @@ func (b *Subscriber) server(ctx context.Context, slotKey string) (Server, error)
 // has slotKey. If that fails, Sharded returns false, and a message may be lost.
 func (b *Subscriber) Sharded(ctx context.Context, slotKey string) bool {
 	if b.store.Cluster && b.sharded.Load() == nil {
-		_, _ = b.server(ctx, slotKey)
+		_, _ = b.server(ctx, slotKey) // only learns the kind; without it, isSharded reports false
 	}
 	return b.isSharded()
 }
@@ -150,9 +152,9 @@ func (b *Subscriber) isSharded() bool {
 	return sharded != nil && *sharded
 }
 
-// learnKind asks the server once whether channels are in slots. All clients that publish
-// and subscribe must agree. The command has no effect, because it lacks its arguments. A
-// server finds that out before anything else, also while it loads its data.
+// learnKind asks the server whether channels are in slots, and sets that once, because all clients
+// that publish and subscribe must agree. The command has no effect, because it lacks its arguments.
+// A server checks them before anything else, even while it loads its data.
 func (b *Subscriber) learnKind(ctx context.Context, server Server) error {
 	err := server.Do(ctx, "spublish").Err
 	// Without a reply the kind stays unknown, and the next call asks again.

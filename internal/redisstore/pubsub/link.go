@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	tickEvery      = time.Second     // how often the server must answer something, and how often keep looks
+	tickEvery      = time.Second     // how often the server must answer something, and how often keep runs
 	deadAfter      = 3 * time.Second // a connection is dead if the server answers nothing for that long
-	writeTimeout   = time.Second     // or if a write takes longer
-	connectTimeout = 5 * time.Second // the most that it takes to connect, or to find servers
+	writeTimeout   = time.Second     // a connection is also dead if a write takes longer
+	connectTimeout = 5 * time.Second // the most that connecting, or finding the servers, may take
 )
 
 // link is one connection to a server. If it ends, keep gives its channels another link.
@@ -26,12 +26,12 @@ type link struct {
 	conn   conn
 	ctx    context.Context         // ends with the link
 	drop   context.CancelCauseFunc // ends ctx
-	wake   chan struct{}           // the writer has something to do; has room for one
+	wake   chan struct{}           // signals that queue has commands for the writer; has room for one
 
 	// b.mu guards these.
 	queue  []command // not sent yet
 	sent   []command // not answered yet, in this order
-	silent int       // how many ticks have passed since the server has answered something
+	silent int       // ticks since the server last answered something
 }
 
 // command is a command on a link.
@@ -49,26 +49,25 @@ var (
 	errOutOfStep = errors.New("unexpected reply on the connection of the subscriptions")
 )
 
-// addLocked has the writer send a command.
+// addLocked queues a command for the writer, and wakes the writer.
 func (k *link) addLocked(cmd command) {
 	k.queue = append(k.queue, cmd)
 	select {
 	case k.wake <- struct{}{}:
-	// A signal waits already. The writer takes everything at once.
+	// If a signal waits already, the writer will take this command as well.
 	default:
 	}
 }
 
-// run connects and reads the connection. It is the goroutine that calls the Listeners'
-// functions.
+// run connects and reads the connection. The Listeners' functions are called on its goroutine.
 func (k *link) run() {
 	b, err := k.b, k.connectAndRead()
 	k.drop(err)
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// The store closes the client if another server has taken the place of this one. Then
-	// calls of Listen that are in progress go on.
+	// If another server has replaced this one, the store closes the client. Then calls of Listen
+	// that are in progress go on.
 	replaced := b.store.Reload != nil && errors.Is(err, redis.ErrClosed)
 	for _, ch := range b.channels {
 		if ch.link == k {
@@ -111,12 +110,12 @@ func (k *link) connectAndRead() error {
 
 	k.drop(k.read())
 	<-written
-	return context.Cause(k.ctx) // the first reason
+	return context.Cause(k.ctx) // the first reason why the link ended
 }
 
-// write sends commands until the link ends, and then closes the connection, which ends the
-// read in progress. Only the writer closes it, because PubSub locks itself for Close as for
-// a write, and so Close may block.
+// write sends commands until the link ends, and then closes the connection, which ends the read in
+// progress. Only the writer closes it, because Close of a PubSub may block: it takes the same lock
+// as a write.
 func (k *link) write() {
 	defer k.conn.close()
 	ticker := time.NewTicker(tickEvery)
@@ -139,8 +138,8 @@ func (k *link) write() {
 	}
 }
 
-// tick demands an answer of the server. Messages may still arrive on a dead connection:
-// they are no answer.
+// tick makes sure that the server has a command to answer, and drops a link that is dead. Messages
+// are no answers, because they may still arrive on a dead connection.
 func (k *link) tick() {
 	k.b.mu.Lock()
 	defer k.b.mu.Unlock()
@@ -158,11 +157,11 @@ func (k *link) take() []command {
 	defer k.b.mu.Unlock()
 	cmds := k.queue
 	k.queue = nil
-	k.sent = append(k.sent, cmds...) // before they are sent: the reader may get the replies at once
+	k.sent = append(k.sent, cmds...) // before they are sent: the replies may arrive at once
 	return cmds
 }
 
-// send sends a command.
+// send sends a command. If channels are in slots, it sends the sharded form.
 func (k *link) send(cmd command) error {
 	name := cmd.name
 	if name != "ping" && k.b.isSharded() {
@@ -174,8 +173,8 @@ func (k *link) send(cmd command) error {
 // read processes what arrives until the connection fails.
 func (k *link) read() error {
 	for {
-		// This has no timeout: the writer demands an answer each second, and closes a
-		// connection that is dead.
+		// This has no timeout, because the writer makes the server answer each second, and closes a
+		// dead connection.
 		kind, channel, payload, err := k.conn.receive()
 		inStep := true
 		switch {
@@ -219,8 +218,8 @@ func (k *link) answered(kind, name string) bool {
 	b := k.b
 	b.mu.Lock()
 	var again []*Listener
-	// The reader delivers before it reads on. So a Listener learns that messages may be
-	// missing before it gets the first message of the new subscription.
+	// The reader delivers this before it reads on, so that a Listener learns that messages may be
+	// missing before it receives the first message of the new subscription.
 	defer func() {
 		b.mu.Unlock()
 		deliver(again, "", true)
@@ -232,7 +231,8 @@ func (k *link) answered(kind, name string) bool {
 	if len(k.sent) > 0 && k.sent[0].name == kind && k.sent[0].ch.name == name {
 		ch := k.sent[0].ch
 		k.sent, k.silent = k.sent[1:], 0
-		// While the command was in flight, the channel may have moved.
+		// The confirmation does not count if the channel has moved to another link since the
+		// command was sent.
 		if kind == "subscribe" && ch.link == k {
 			again = ch.confirmLocked()
 		}
@@ -261,8 +261,8 @@ func (k *link) refused(err error) bool {
 	cmd := k.sent[0]
 	k.sent, k.silent = k.sent[1:], 0
 	switch {
-	// An error reply to a ping or an unsubscription also shows that the server answers.
-	// While a subscription was in flight, the channel may have moved.
+	// An error reply to a ping or an unsubscription also shows that the server answers. A refusal
+	// does not count if the channel has moved to another link since the command was sent.
 	case cmd.name != "subscribe" || cmd.ch.link != k:
 	case b.store.Cluster && redis.HasErrorPrefix(err, "MOVED"):
 		b.movedLocked(cmd.ch)

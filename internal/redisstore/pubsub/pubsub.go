@@ -1,9 +1,9 @@
 // Package pubsub subscribes to channels of a Redis, over one connection to each
 // server.
 //
-// A Subscriber has a channel for each name, and a link for each server that has
-// channels. It sends each subscription in a command of its own. So the replies, which
-// come in the order of the commands, say what became of each channel.
+// A Subscriber has a channel for each name, and a link for each server that has channels. It sends
+// each subscription in a command of its own, so that the replies, which come in the order of the
+// commands, say for each channel whether it is subscribed to.
 package pubsub
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Config is what a Subscriber needs of its store.
+// Config is what a Subscriber needs to know of its store.
 type Config struct {
 	// Server returns the server that has the slot of a key.
 	Server func(ctx context.Context, slotKey string) (Server, error)
@@ -34,8 +34,7 @@ type Config struct {
 	Wrap func(error) error
 }
 
-// Subscriber has the subscriptions of a store. It may be used by many goroutines
-// at once.
+// Subscriber holds the subscriptions of a store. Many goroutines may use it at once.
 type Subscriber struct {
 	store Config
 	open  context.Context    // ends with the Subscriber
@@ -61,7 +60,7 @@ type Listener struct {
 
 	settled chan struct{} // closed when err is decided
 	done    bool          // settled is closed
-	err     error         // why there is no subscription
+	err     error         // when settled is closed: why there is no subscription, or nil
 	closed  atomic.Bool   // deliver reads it without mu
 }
 
@@ -71,7 +70,7 @@ type channel struct {
 	listeners     []*Listener
 	state         state
 	link          *link     // nil while the server is not known
-	idle          time.Time // since when there are no listeners
+	idle          time.Time // when the last listener was closed
 }
 
 // state is the state of a channel's subscription.
@@ -90,17 +89,15 @@ func New(c Config) *Subscriber {
 	return b
 }
 
-// Listen subscribes to a channel, which is in the cluster slot of slotKey, until
-// the Listener is closed. It returns when the server has confirmed the
-// subscription. So the Listener receives all that is published afterwards. Listen
-// returns an error if ctx ends, the server cannot be reached, or the server refuses
-// the channel, for example with NOPERM.
+// Listen subscribes to a channel, which is in the cluster slot of slotKey, until the Listener is
+// closed. It returns when the server has confirmed the subscription, so that the Listener receives
+// all that is published afterwards. Listen returns an error if ctx ends, the server cannot be
+// reached, or the server refuses the channel, for example with NOPERM.
 //
-// receive(payload, false) reports a message. receive("", true) reports that messages
-// may have been missed: the connection was lost, and the subscription has just been
-// confirmed again. receive runs on the goroutine that reads the connection, and must
-// not block. It may run before Listen returns. Close does not wait for receive, so it may
-// run once more after Close has returned.
+// receive(payload, false) reports a message. receive("", true) reports that messages may have been
+// missed: the connection was lost, and the subscription has just been confirmed again. receive runs
+// on the goroutine that reads the connection, and must not block. It may run before Listen returns.
+// It may also run once after Close has returned, because Close does not wait for it.
 func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
 	l, err := b.Subscribe(ctx, channel, slotKey, receive)
 	if err != nil {
@@ -173,8 +170,8 @@ func (l *Listener) Close() {
 	}
 }
 
-// Relisten replaces a connection on which messages do not arrive. When a subscription is
-// confirmed again, its Listeners are called with again set to true.
+// Relisten replaces a connection on which messages do not arrive. When a subscription is confirmed
+// again, its Listeners are called with again set to true.
 func (l *Listener) Relisten() {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
@@ -183,8 +180,8 @@ func (l *Listener) Relisten() {
 	}
 }
 
-// Demoted replaces the connection to a server that has become a replica. On a cluster,
-// keep follows the slots.
+// Demoted replaces the connection to a server that has become a replica. On a cluster, keep then
+// moves the channels to the servers that have their slots.
 func (b *Subscriber) Demoted(server Server) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -193,8 +190,8 @@ func (b *Subscriber) Demoted(server Server) {
 	}
 }
 
-// Close ends all subscriptions. It waits a moment for the goroutines. A client that
-// the caller passed may not end a call with its context, so some may run on.
+// Close ends all subscriptions. It waits for the goroutines, but for writeTimeout at most: some may
+// run on, because a client that the caller passed may not end a call with its context.
 func (b *Subscriber) Close() {
 	b.mu.Lock()
 	b.closed = true
@@ -215,11 +212,11 @@ func (b *Subscriber) Close() {
 	}
 }
 
-// join adds l to the channel of a name, and subscribes to the channel if it is new. If
-// its server is not found, keep searches on.
+// join adds l to the channel of a name, and subscribes to the channel if it is new. If its server
+// is not found, keep goes on searching.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
-	// Finding the server may need a call, so not with mu held. If there is a channel
-	// already, an error of this search does not matter.
+	// Finding the server may need a call, so mu is not held. An error does not matter if the
+	// channel has a subscription, or waits for one, already.
 	server, err := b.server(ctx, slotKey)
 
 	b.mu.Lock()
@@ -246,7 +243,7 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	case ch.state == isPending && ch.link != nil: // the reply will settle l
 	case err != nil:
 		l.settleLocked(err)
-	default: // also if it was refused: the user's rights may have changed
+	default: // also after a refusal, because the user's rights may have changed
 		b.placeLocked(ch, server)
 	}
 	return nil

@@ -37,8 +37,8 @@ func NewConn(c, base net.Conn) *Conn {
 	return conn
 }
 
-// Close closes the connection. It does not close the TLS, which would send a last message
-// and could block.
+// Close closes the connection. It does not close the TLS session, because that would send a last
+// message and could block.
 func (c *Conn) Close() error { return c.base.Close() }
 
 // Reply is the reply to one command, or its error.
@@ -59,15 +59,15 @@ func failed(n int, err error) []Reply {
 // past is a deadline that ends a read or a write at once.
 var past = time.Unix(1, 0)
 
-// Do sends commands in one piece, and returns their replies. It ends when ctx ends. Then the
-// error is os.ErrDeadlineExceeded, and the outcome is unknown. good is false if the
-// connection must not be used again.
+// Do sends commands in one write, and returns their replies. If ctx ends first, the error is
+// os.ErrDeadlineExceeded, and the outcome is unknown. good is false if the connection must not be
+// used again.
 func (c *Conn) Do(ctx context.Context, commands ...[]any) (replies []Reply, good bool) {
 	deadline, _ := ctx.Deadline()
 	_ = c.base.SetDeadline(deadline) // fails on a closed connection only
 
-	// The connection enforces the deadline, so no timer is needed. The deadline is set
-	// before an interrupt can set another one.
+	// The connection enforces the deadline, so no timer is needed. The deadline is set before an
+	// interrupt can set another one.
 	parent, quit, _, _ := lazyctx.Split(ctx)
 	interrupt := func() { _ = c.base.SetDeadline(past) }
 	stopParent := context.AfterFunc(parent, interrupt)
@@ -79,13 +79,14 @@ func (c *Conn) Do(ctx context.Context, commands ...[]any) (replies []Reply, good
 		replies[n+i].Err = err
 	}
 
-	// An interrupt that has begun must not end the call that uses the connection next.
+	// An interrupt that has begun could end the next call on this connection, so do not use it
+	// again.
 	uncut := stopParent()
 	uncut = stopQuit() && uncut
 	return replies, err == nil && uncut
 }
 
-// exchange sends commands and reads their replies. It returns how many have arrived.
+// exchange sends commands and reads their replies. It returns how many replies arrived.
 func (c *Conn) exchange(commands [][]any, replies []Reply) (n int, err error) {
 	if err := c.write(commands...); err != nil {
 		return 0, err
@@ -112,8 +113,8 @@ var (
 	errAstray  = errors.New("the connection leads to the wrong server")
 )
 
-// leadsAstray reports whether the error of a reply means that another server has the address
-// now. The reply counts, but only a new connection leads to that server.
+// leadsAstray reports whether the error of a reply means that another server has taken over the
+// address. The reply is valid, but only a new connection leads to that server.
 func (c *Conn) leadsAstray(err error) bool {
 	if err == nil {
 		return false
@@ -142,8 +143,8 @@ func (c *Conn) write(commands ...[]any) error {
 	return err
 }
 
-// Send sends one command, of which Receive returns the reply. One goroutine may call Send
-// while another calls Receive.
+// Send sends one command. Receive returns its reply. One goroutine may call Send while another
+// calls Receive.
 func (c *Conn) Send(timeout time.Duration, args ...any) error {
 	_ = c.base.SetWriteDeadline(time.Now().Add(timeout))
 	return c.write(args)
@@ -158,12 +159,12 @@ func (c *Conn) Receive() Reply {
 	return replyOf(v)
 }
 
-// maxIdle is how long a connection may be idle. A firewall may have forgotten an older one.
+// maxIdle is how long a connection may be idle. Later, a firewall may have forgotten it.
 const maxIdle = 30 * time.Minute
 
-// isUsable reports whether an idle connection can be used: the server has not closed it, and
-// has sent nothing. This is checked before each call, because a command is sent once.
+// isUsable reports whether an idle connection can be used: the server has not closed it, and has
+// sent nothing. It is checked before each call, because a command that fails is not sent again.
 func (c *Conn) isUsable() bool {
-	_ = c.base.SetReadDeadline(time.Time{}) // one that has passed would end the check
+	_ = c.base.SetReadDeadline(time.Time{}) // a deadline that has passed would end the check
 	return time.Since(c.used) < maxIdle && (c.raw == nil || isQuiet(c.raw))
 }

@@ -13,8 +13,8 @@ import (
 
 // This file has what hasp adds to a client that the caller passed, and errors for replies.
 
-// Command is a command that go-redis sends once, whatever the settings of the
-// client: it does not retry after a timeout, in a pipeline or on a cluster.
+// Command is a command that go-redis sends once, whatever the settings of the client: go-redis does
+// not retry it after a timeout, in a pipeline or on a cluster.
 type Command struct{ *redis.Cmd }
 
 // NoRetry reports to go-redis that it must not repeat the command.
@@ -61,14 +61,14 @@ func Pipeline(ctx context.Context, rdb redis.UniversalClient, commands [][]any) 
 // IsReply reports whether err is a server's reply.
 func IsReply(err error) bool { return errors.As(err, new(redis.Error)) }
 
-// IsReadOnly reports whether err is the reply of a replica to a write. Redis 6.2
-// has the word in the middle of the error of a script.
+// IsReadOnly reports whether err is the reply of a replica to a write. In the error of a script,
+// Redis 6.2 puts the word into the middle.
 func IsReadOnly(err error) bool { return IsReply(err) && strings.Contains(err.Error(), "READONLY") }
 
-// Unexpected returns the error for a reply that no version of Redis gives. It has
-// the beginning of the reply, without the secrets.
+// Unexpected returns the error for a reply that no version of Redis gives. It contains the
+// beginning of the reply, without the secrets.
 func Unexpected(reply any, secrets ...string) error {
-	// Before the text is cut, so that no part of a secret is left.
+	// Hide secrets before the text is cut, so that no part of a secret is left.
 	text := Hide(fmt.Sprintf("%v", reply), secrets...)
 	if len(text) > 100 {
 		text = text[:100] + "…"
@@ -95,7 +95,7 @@ func Hide(text string, secrets ...string) string {
 			if !found {
 				break
 			}
-			// Of the rest, remove as much as the text has.
+			// Also remove as much of the rest of the secret as the text contains.
 			rest := secret[len(begin):]
 			n := 0
 			for n < min(len(rest), len(after)) && rest[n] == after[n] {
@@ -109,9 +109,9 @@ func Hide(text string, secrets ...string) string {
 	return text
 }
 
-// Survive returns the error of f, and an error if f panics with a runtime.Error.
-// f calls a client that the caller of hasp has passed. A reply can make go-redis panic. Many calls run on goroutines of
-// hasp's own, where the panic would end the program.
+// Survive runs f, which calls a client that the caller of hasp passed, and returns its error. If f
+// panics with a runtime.Error, Survive returns that. A reply can make go-redis panic, and many
+// calls run on goroutines of hasp's own, where the panic would end the program.
 func Survive(f func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {

@@ -19,11 +19,11 @@ type Pool struct {
 
 	mu   sync.Mutex     // guards the fields below
 	idle []*Conn        // the one that was used last is at the end
-	all  map[*Conn]bool // also those of Connect
+	all  map[*Conn]bool // those in use and idle, and those of Connect
 }
 
-// NewPool returns a Pool of up to size connections. dial makes one. The Pool ends with ctx.
-// The caller runs CloseAtEnd on a goroutine.
+// NewPool returns a Pool of up to size connections. dial makes one. The Pool ends with ctx. The
+// caller must run CloseAtEnd on a goroutine.
 func NewPool(ctx context.Context, addr string, size int, dial func(context.Context) (*Conn, error)) *Pool {
 	p := &Pool{Addr: addr, dial: dial, room: make(chan struct{}, size), all: map[*Conn]bool{}}
 	p.open, p.end = context.WithCancel(ctx)
@@ -56,7 +56,7 @@ func (p *Pool) Do(ctx context.Context, commands ...[]any) []Reply {
 	return replies
 }
 
-// Get returns a connection for one caller, which gives it back by Put.
+// Get returns a connection for one caller, which returns it by Put.
 func (p *Pool) Get(ctx context.Context) (*Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -98,13 +98,12 @@ func (p *Pool) takeIdle() *Conn {
 	return c
 }
 
-// staleTime is how long the making of a connection goes on after its caller has left. It takes
-// the room of other callers meanwhile, and the server may have swallowed a command of it.
+// staleTime is how long a dial goes on after its caller has left. Meanwhile it uses room that other
+// callers need, and it may wait for a reply that the server will never send.
 const staleTime = time.Second
 
-// getNew makes a connection. If its caller leaves, the connection is for the next one.
-// Otherwise callers with short deadlines would never get a connection to a server that is
-// far away.
+// getNew makes a connection. If its caller leaves, the next caller receives the connection.
+// Otherwise callers with short deadlines would never get a connection to a server that is far away.
 func (p *Pool) getNew(ctx context.Context) (*Conn, error) {
 	type result struct {
 		*Conn
@@ -135,7 +134,7 @@ func (p *Pool) getNew(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// Put takes back a connection of Get. good is false if it must not be used again.
+// Put takes back a connection that Get returned. good is false if it must not be used again.
 func (p *Pool) Put(c *Conn, good bool) {
 	if good {
 		c.used = time.Now()
@@ -148,7 +147,7 @@ func (p *Pool) Put(c *Conn, good bool) {
 	<-p.room // only now, so that the next caller finds c
 }
 
-// Connect makes a connection that the Pool does not lend to callers. Drop closes it.
+// Connect makes a connection that does not count against the Pool's size. Drop closes it.
 func (p *Pool) Connect(ctx context.Context) (*Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -157,7 +156,7 @@ func (p *Pool) Connect(ctx context.Context) (*Conn, error) {
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.open.Err() != nil { // Close may not find c
+	if p.open.Err() != nil { // CloseAtEnd may not find c
 		if err == nil {
 			c.Close()
 		}
@@ -166,12 +165,12 @@ func (p *Pool) Connect(ctx context.Context) (*Conn, error) {
 	if err == nil {
 		c.addr = p.Addr
 		p.all[c] = true
-		_ = c.base.SetDeadline(time.Time{}) // that of the login would end a subscription
+		_ = c.base.SetDeadline(time.Time{}) // the deadline of the login would end a subscription
 	}
 	return c, err
 }
 
-// Drop closes a connection, and forgets it.
+// Drop closes a connection, and removes it from the Pool.
 func (p *Pool) Drop(c *Conn) {
 	c.Close()
 	p.mu.Lock()

@@ -4,5 +4,5 @@ package resp
 
 import "syscall"
 
-// isQuiet cannot find out on this system, and reports true.
+// isQuiet reports true, because it cannot find out on this system.
 func isQuiet(syscall.RawConn) bool { return true }

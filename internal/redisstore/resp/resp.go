@@ -1,6 +1,6 @@
-// Package resp has hasp's own connections to Redis. One caller uses a Conn at a time, and a
-// Pool has the Conns to one server. Many callers share a Wire. A call ends when its context
-// ends. It also has what hasp adds to a go-redis client that the caller passed.
+// Package resp makes hasp's own connections to Redis. One caller uses a Conn at a time, and a Pool
+// holds the Conns to one server. Many callers share a Wire. A call ends when its context ends. The
+// package also has what hasp adds to a go-redis client that the caller passed.
 package resp
 
 import (
@@ -16,8 +16,8 @@ import (
 // and decodes replies
 // (https://redis.io/docs/latest/develop/reference/protocol-spec/).
 
-// appendCommand appends a command to out. Strategies use the types string, int and int64,
-// which are immutable. So the caller may leave before its command is encoded.
+// appendCommand appends a command to out. Strategies use only strings, ints and int64s, which
+// cannot change, so the caller may leave before its command is encoded.
 func appendCommand(out []byte, args []any) []byte {
 	out = appendHead(out, '*', len(args))
 	var digits [20]byte
@@ -44,12 +44,12 @@ func appendHead(out []byte, kind byte, n int) []byte {
 	return append(strconv.AppendInt(append(out, kind), int64(n), 10), '\r', '\n')
 }
 
-// ReplyError is an error that a server replied, or what hasp read in its replies.
+// ReplyError is an error that a server replied, or that hasp found in its replies.
 type ReplyError string
 
 func (e ReplyError) Error() string { return string(e) }
 
-// RedisError marks the error as a reply, as go-redis' own errors do: the server answers.
+// RedisError marks the error as a reply, as go-redis marks its own: the server answers.
 func (ReplyError) RedisError() {}
 
 // Limits of a reply. The longest reply that hasp asks for lists the waiters of a key. It is
@@ -71,15 +71,15 @@ var (
 // what arrives, and a reply has limits.
 type reader struct {
 	*bufio.Reader
-	bytes, items int // what the current reply may still have
+	bytes, items int // what is left of the limits for the current reply
 }
 
 func newReader(r io.Reader, size int) *reader {
 	return &reader{Reader: bufio.NewReaderSize(r, size)}
 }
 
-// reply reads one reply: nil, an int64, a string, a []any or a ReplyError. In the version of
-// the protocol that a connection begins with, there is no other.
+// reply reads one reply: nil, an int64, a string, a []any or a ReplyError. Connections begin with
+// RESP2, which has no other replies.
 func (r *reader) reply() (any, error) {
 	r.bytes, r.items = maxReply, maxItems
 	return r.value(maxDepth)
@@ -96,7 +96,7 @@ func (r *reader) value(depth int) (any, error) {
 	switch kind {
 	case '+':
 		if string(text) == "OK" {
-			return "OK", nil // not allocated
+			return "OK", nil // without an allocation
 		}
 		return string(text), nil
 	case '-':
@@ -106,7 +106,7 @@ func (r *reader) value(depth int) (any, error) {
 		return nil, errProtocol
 	}
 
-	// The line has a number: the value itself, or a length. The length -1 is nil.
+	// The line has a number: the value itself, or a length. The length -1 means nil.
 	n, err := strconv.ParseInt(string(text), 10, 64)
 	switch {
 	case err != nil || n < -1 && kind != ':':
@@ -123,7 +123,7 @@ func (r *reader) value(depth int) (any, error) {
 	return nil, errTooMuch
 }
 
-// line reads a line, and returns it without its CR LF. It is a part of the buffer.
+// line reads a line, and returns it without its CR LF, as a part of the buffer.
 func (r *reader) line() ([]byte, error) {
 	line, err := r.ReadSlice('\n')
 	if err == bufio.ErrBufferFull {
@@ -147,7 +147,7 @@ func (r *reader) line() ([]byte, error) {
 // bulk reads a string of n bytes.
 func (r *reader) bulk(n int) (any, error) {
 	r.bytes -= n
-	// Most strings fit into the buffer, and are copied once. Two more bytes are the CR LF.
+	// Most strings fit into the buffer, and are copied once. The CR LF needs two more bytes.
 	buf, err := r.Peek(n + 2)
 	if err == nil {
 		// Deferred, because buf is a part of the buffer until the return copies it.
@@ -168,7 +168,7 @@ func (r *reader) bulk(n int) (any, error) {
 
 // array reads n values.
 func (r *reader) array(n, depth int) (any, error) {
-	// The length is only announced, so memory for all of it is not allocated yet.
+	// The length is only announced, so do not allocate memory for all of it yet.
 	all := make([]any, 0, min(n, 64))
 	for range n {
 		v, err := r.value(depth)

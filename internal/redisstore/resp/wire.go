@@ -13,9 +13,9 @@ import (
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// Wire is a connection to a server that concurrent callers share. Their commands
-// are written together, and the replies are read together. The connection belongs to its
-// pool again when no caller uses the wire.
+// Wire is a connection to a server that concurrent callers share. Their commands are written
+// together, and the replies are read together. When no caller uses the wire any more, the
+// connection goes back to its pool.
 //
 // A caller leaves when its context ends, and no other caller notices. If its
 // command is not written yet, it is not sent. If it is written, its reply is read
@@ -33,7 +33,7 @@ type Wire struct {
 	queue   []*request // not written yet
 	sent    []*request // written, or about to be, in this order
 	writing bool       // the writer runs
-	over    error      // why the wire takes no more commands; nil if it does
+	over    error      // why the wire takes no more commands; nil while it takes them
 	wake    time.Time  // when the reader wakes if nothing arrives
 	writers sync.WaitGroup
 
@@ -53,7 +53,7 @@ type Wire struct {
 	busy     bool          // at the last tick, a reply was outstanding or the writer ran
 	quiet    int           // ticks in a row without bytes and without a change of busy
 	tickEnd  time.Time     // when the current tick ends
-	trip     time.Duration // the round trip, smoothed
+	trip     time.Duration // a moving average of the round trip
 	ended    error         // why the reader has ended
 }
 
@@ -72,15 +72,14 @@ func (w *Wire) Pending() (queued, sent int) {
 	return len(w.queue), len(w.sent)
 }
 
-// request is one command on a wire. The reply sets met, and so does a caller that
-// leaves. If the reply is first, the caller gets it. If the caller is first, the reply is
-// dropped.
+// request is one command on a wire. Both the reply and a caller that leaves set met. If the reply
+// is first, the caller receives it. If the caller is first, the reply is dropped.
 type request struct {
 	args  []any
 	until time.Time   // when the caller leaves; zero if it has no deadline
 	sent  time.Time   // when the command was written
 	met   atomic.Bool // set by the reply and by a caller that leaves
-	done  chan Reply  // has room for one, for a caller that has not left
+	done  chan Reply  // has room for one, so that answer never blocks
 }
 
 // answer ends a request. If the caller has left, the reply is dropped.
@@ -94,8 +93,8 @@ var (
 	// ErrUnsent means that the command was not sent and will not be sent.
 	ErrUnsent = errors.New("not sent")
 
-	// ErrNoReply means that the caller left, its deadline passed, or a silent wire ended,
-	// before the reply arrived. The outcome of the command is unknown.
+	// ErrNoReply means that before the reply arrived, the caller left, its deadline passed, or a
+	// silent wire ended. The outcome of the command is unknown.
 	ErrNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
 
 	errIdle = errors.New("idle")
@@ -161,8 +160,8 @@ func (w *Wire) put(r *request) bool {
 func (w *Wire) write() {
 	defer w.writers.Done()
 	for {
-		// Callers that have just got a reply are about to send the next command.
-		// Without the yield, each command would be written alone.
+		// Callers that have just received a reply are about to send the next command. Without the
+		// yield, each command would be written alone.
 		runtime.Gosched()
 		if !w.nextBatch() {
 			return
@@ -204,8 +203,8 @@ func (w *Wire) nextBatch() bool {
 func (w *Wire) encode() {
 	w.out = w.out[:0]
 
-	// For this moment the reader finds the batch in no list. If the deadline of a request
-	// passes now, the reader ends the request later, at the end of the tick at the latest.
+	// While this runs, the batch is in no list that the reader checks. If the deadline of a request
+	// passes now, the reader ends the request at the end of the tick at the latest.
 	now := time.Now()
 	sent := w.batch[:0]
 	for _, r := range w.batch {
@@ -216,23 +215,23 @@ func (w *Wire) encode() {
 		w.out, sent = appendCommand(w.out, r.args), append(sent, r)
 	}
 
-	// Before the write: a reply can arrive before Write returns.
+	// Append before the write, because a reply can arrive before Write returns.
 	w.mu.Lock()
 	w.sent = append(w.sent, sent...)
 	w.mu.Unlock()
 	clear(w.batch)
 }
 
-// GiveUp makes the wire take no more commands because of err. Commands that are
-// written can still be answered.
+// GiveUp makes the wire take no more commands because of err. Commands that are already written can
+// still be answered.
 func (w *Wire) GiveUp(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.giveUpLocked(err)
 }
 
-// giveUpLocked is GiveUp for a caller that holds mu. The queue is answered here,
-// because the writer may hang in a write.
+// giveUpLocked is GiveUp for a caller that holds mu. It ends the queued requests itself, because
+// the writer may hang in a write.
 func (w *Wire) giveUpLocked(err error) {
 	if w.over != nil {
 		return

@@ -8,33 +8,32 @@ import (
 
 // The reader of a wire checks the wire once in a tick.
 //
-// If no command was outstanding for rest, the connection goes back to the pool.
+// If no command was outstanding for the time rest, the connection goes back to the pool.
 //
-// If commands are outstanding and nothing arrives for a few round trips, and for
-// two ticks at least, the reader gives the wire up, so that a dead connection
-// fails few calls. The wire then takes no more commands. Commands that are not
-// written go elsewhere. Commands that are written are not repeated: their callers
-// wait until their deadlines, as on a connection of their own. A caller without a
-// deadline waits until nothing has arrived for the time silence. If all written commands
-// are answered after all, the connection is in order.
+// If commands are outstanding and nothing arrives for a few round trips, and for two ticks at
+// least, the reader gives the wire up, so that a dead connection fails few calls. The wire then
+// takes no more commands. Commands that are not written go elsewhere. Commands that are written are
+// not repeated: their callers wait until their deadlines, as on a connection of their own. A caller
+// without a deadline waits until nothing has arrived for the time silence. If the server answers
+// all written commands after all, the pool gets the connection back.
 //
-// The reader counts ticks and not time. If the process was stopped for a while, the
-// reader reads the replies that have arrived meanwhile, and only then decides.
+// The reader counts ticks instead of time. So if the process was stopped for a while, the reader
+// first reads the replies that have arrived meanwhile, and then decides.
 const (
 	tick       = 25 * time.Millisecond
 	rest       = 250 * time.Millisecond
 	roundTrips = 4
-	impatience = time.Second // the most that the few round trips can be
+	impatience = time.Second // the most that roundTrips round trips can be
 	silence    = 3 * time.Second
 )
 
-// wireBuffer is the size of the buffer for replies. It has those of hundreds of callers.
+// wireBuffer is the size of the buffer for replies. It holds those of hundreds of callers.
 const wireBuffer = 32 << 10
 
 // Read passes replies to their callers until the wire ends. One goroutine calls
 // Read, and then End.
 func (w *Wire) Read() {
-	_ = w.checkTime() // replaces the deadline that the last call has set
+	_ = w.checkTime() // replaces the deadline that the last call on the connection set
 	in := newReader(wireReader{w}, wireBuffer)
 	for {
 		reply, err := w.readNext(in)
@@ -67,7 +66,7 @@ func (w *Wire) readNext(in *reader) (any, error) {
 		return nil, err
 	}
 	w.inReply = true
-	// Before reply, which overwrites the buffer that begin is a part of.
+	// Look at begin before reply overwrites the buffer that begin is a part of.
 	isStatus := begin[0] == '+'
 
 	reply, err := in.reply()
@@ -96,7 +95,7 @@ func canReply(args []any, status any) bool {
 	return true
 }
 
-// replyIsDue reports whether a command is outstanding: due[answered].
+// replyIsDue reports whether a command is outstanding. The reply is that of due[answered].
 func (w *Wire) replyIsDue() bool {
 	if w.answered < len(w.due) {
 		return true
@@ -127,15 +126,15 @@ func (r wireReader) Read(p []byte) (int, error) {
 	}
 }
 
-// wakeAtLocked has the reader wake at a time if nothing arrives before.
+// wakeAtLocked makes the reader wake at this time if nothing arrives before.
 func (w *Wire) wakeAtLocked(at time.Time) {
 	w.wake = at
 	_ = w.conn.SetReadDeadline(at) // fails on a closed connection only
 }
 
-// checkTime ends the tick if it is over, and the requests whose deadline has passed. The
-// reader then sleeps until the next deadline or the end of the tick. If checkTime returns
-// an error, the wire ends.
+// checkTime ends the tick if its time has passed, and the requests whose deadlines have passed. The
+// reader then sleeps until the next deadline or the end of the tick. If checkTime returns an error,
+// the wire ends.
 func (w *Wire) checkTime() error {
 	now := time.Now()
 	w.mu.Lock()
@@ -208,17 +207,17 @@ func (w *Wire) End() {
 	good := !w.inReply && !w.writing && w.answered == len(w.due) && len(w.sent) == 0
 	w.mu.Unlock()
 
-	// The wire is over, so nothing more is written. The connection can be used again if
-	// the wire was idle or silent, and all commands were answered. It cannot if it has
-	// failed, or if a caller has given the wire up.
+	// The wire is over, so nothing more is written. The connection can be used again if the wire
+	// was idle or silent, and all commands were answered. It cannot if it failed, or leads to the
+	// wrong server.
 	good = good && (w.ended == errIdle || w.ended == ErrNoReply)
 	if !good {
 		w.conn.Close()
 	}
 	w.back(good)
 
-	// The closed connection ends a writer that hangs. After the writer, sent no
-	// longer changes.
+	// The closed connection ends a writer that hangs. When the writer has ended, sent does not
+	// change any more.
 	w.writers.Wait()
 	for _, r := range append(w.due[w.answered:], w.sent...) {
 		r.answer(Reply{Err: w.over})

@@ -31,10 +31,9 @@ func hashed(key string) string {
 	return key
 }
 
-// Tag returns a text for the braces in the name of another Redis key, which is then in
-// the slot of key. The text is the part of key that decides the slot. But if that part is
-// empty, or has a closing brace, which would end the tag too early, Tag returns Number of
-// the slot.
+// Tag returns a text that, in braces, puts the name of another Redis key into the slot of key. The
+// text is the part of key that decides the slot. But if that part is empty, or contains a closing
+// brace, which would end the tag too early, Tag returns Number of the slot.
 func Tag(key string) string {
 	if tag := hashed(key); tag != "" && !strings.Contains(tag, "}") {
 		return tag
@@ -42,11 +41,11 @@ func Tag(key string) string {
 	return Number(Of(key))
 }
 
-// Number returns the smallest number whose decimal form is in a slot.
+// Number returns the smallest number whose decimal form, as a key, is in a slot.
 func Number(slot int) string { return numbers()[slot] }
 
-// numbers has Number of each slot. All versions of hasp must have the same numbers,
-// because they are in the names of keys.
+// numbers returns Number of each slot. All versions of hasp must have the same numbers, because the
+// names of keys contain them.
 var numbers = sync.OnceValue(func() *[Count]string {
 	var all [Count]string
 	for n, left := 0, Count; left > 0; n++ {
