@@ -31,7 +31,7 @@ type address struct {
 	user, password string
 	db             int
 	master         string // its name at the sentinels
-	replicas       int    // how many must confirm a hold
+	replicas       int    // how many replicas must confirm a hold
 	mayEvict       bool   // servers may evict keys
 
 	sentinelUser, sentinelPassword string
@@ -67,15 +67,15 @@ const (
 const forms = "redis://user:password@host:port/db, redis-sentinel://host:port,host:port/master/db, redis-cluster://host:port,host:port, " +
 	"the same with rediss for TLS, or unix:///path/to/socket"
 
-// split cuts a URL into its scheme, the user with the password, the hosts, and the path
-// after them with its slash. ok says whether the scheme is known.
+// split cuts a URL into its scheme, the user with the password, the hosts, and the path with its
+// leading slash. ok reports whether the scheme is known.
 func split(node string) (a address, user, hosts, path string, ok bool) {
 	scheme, rest, found := strings.Cut(node, "://")
 	a, ok = schemes[scheme]
 	a.scheme = scheme
 
-	// A password may have an @, so the last one ends it. In the path of a socket, an @
-	// is a part of the path.
+	// A password may contain an @, so the last @ ends it. But an @ in the path of a socket is a
+	// part of the path.
 	at := strings.LastIndexByte(rest, '@')
 	if a.kind == aSocket {
 		at = strings.Index(rest, "@/")
@@ -92,9 +92,9 @@ func split(node string) (a address, user, hosts, path string, ok bool) {
 	return a, user, rest, path, ok && found
 }
 
-// parse parses a node's URL. Its errors have no part of the URL that may be a secret,
-// so they do not wrap the errors of net/url, which quote a part of the text. A password
-// may be percent-encoded, and must be if it has a % or a ?.
+// parse parses a node's URL. Its errors contain no part of the URL that may be a secret, so they do
+// not wrap the errors of net/url, which quote the text. A password may be percent-encoded, and must
+// be if it contains a % or a ?.
 func parse(node string) (address, error) {
 	a, user, hosts, path, ok := split(node)
 	if !ok {
@@ -155,8 +155,8 @@ func (a *address) parseUser(info string) error {
 	var err1, err2 error
 	a.user, err1 = url.PathUnescape(user)
 	a.password, err2 = url.PathUnescape(password)
-	// The error has neither the text nor the errors of url, because both have a part of
-	// the password.
+	// The error contains neither the text nor the errors of url, because both show a part of the
+	// password.
 	if err1 != nil || err2 != nil {
 		return invalid("node: user or password is not percent-encoded as in a URL: write %%25 for %%")
 	}
@@ -167,7 +167,7 @@ func (a *address) parseUser(info string) error {
 	return nil
 }
 
-// parsePath parses what follows the hosts.
+// parsePath parses the part after the hosts.
 func (a *address) parsePath(path string) error {
 	switch a.kind {
 	case theSentinels:
@@ -236,7 +236,7 @@ func (a *address) parseHost(hostport string) error {
 	return nil
 }
 
-// setParams sets the parameters, which Params lists.
+// setParams checks the parameters that Params lists, and sets the fields of a.
 func (a *address) setParams(params map[string]string) error {
 	for _, name := range []string{"ca", "cert", "key", "server_name"} {
 		if params[name] != "" && !a.tls {
@@ -288,7 +288,7 @@ func (a *address) setSentinel(params map[string]string) error {
 	return nil
 }
 
-// secrets returns the passwords. No error may have them.
+// secrets returns the passwords, which no error may contain.
 func (a *address) secrets() []string {
 	return slices.DeleteFunc([]string{a.password, a.sentinelPassword}, func(secret string) bool { return secret == "" })
 }

@@ -11,10 +11,10 @@ import (
 // Reply is the reply to one command of a pipeline, or its error.
 type Reply = resp.Reply
 
-// pipeline sends commands to a server, each once, in one pipeline. If asking is true,
-// ASKING precedes each. If kept is true, pipeline also waits for the replicas. If too few
-// have confirmed, that is the error of each command that took a hold. Otherwise the replies
-// and errors are as the server or the client returns them; outcome interprets them.
+// pipeline sends commands to a server, each once, in one pipeline. If asking is true, ASKING
+// precedes each. If kept is true, pipeline also waits for the replicas. If too few confirm in time,
+// it returns an error for each command that took a hold. All other replies and errors are as the
+// server or the client returned them; outcome interprets them.
 func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, commands ...[]any) []Reply {
 	n, all := len(commands), commands
 	if asking {
@@ -24,8 +24,7 @@ func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, com
 		}
 	}
 	if kept {
-		// WAIT must travel in the same pipeline, because it covers only writes of
-		// its own connection.
+		// WAIT must be in the same pipeline, because it covers only writes of its own connection.
 		all = append(slices.Clip(all), []any{"wait", s.replicas, patience(ctx)})
 	}
 
@@ -44,9 +43,8 @@ func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, com
 	return replies
 }
 
-// DoAll sends commands, each once, over one connection. The Store must be one
-// server. The server executes them in their order; commands of other clients can
-// come between them.
+// DoAll sends commands, each once, over one connection. The Store must have a single server. The
+// server executes the commands in this order, but may execute commands of other clients in between.
 func (s *Store) DoAll(ctx context.Context, commands ...[]any) []Reply {
 	at, err := s.servers.find(ctx, "")
 	if err != nil {
@@ -72,13 +70,13 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]any) []Reply {
 // answerer passes on the reply to the call with the index i.
 type answerer func(i int, v any, err error)
 
-// RunEach runs sc once for each of calls, in one pipeline for each server. It passes
-// each reply to done. It returns when done has all replies, or when ctx has ended.
-// The outcome of a call without a reply is unknown. done runs on the goroutine of the
-// caller, so never after RunEach has returned.
+// RunEach runs sc once for each of calls, in one pipeline for each server. It passes each reply to
+// done. It returns when done has received all replies, or when ctx has ended. The outcome of a call
+// without a reply is unknown. done runs on the goroutine of the caller, so it never runs after
+// RunEach has returned.
 //
-// The pipelines run on goroutines of their own, because a client that the caller
-// passed may not obey ctx. Then they run on until the client's own timeouts.
+// The pipelines run on goroutines of their own, because a client that the caller passed may not
+// obey ctx. Such a client ends a pipeline at its own timeouts.
 func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func(i int, v any, err error)) {
 	answers := make(chan func(), len(calls))
 	go s.runEach(ctx, sc, calls, func(i int, v any, err error) {
@@ -90,7 +88,7 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func
 			answer()
 		case <-ctx.Done():
 			select {
-			case answer := <-answers: // one that has arrived
+			case answer := <-answers: // a reply that arrived before ctx ended
 				answer()
 			default:
 				return
@@ -99,8 +97,8 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func
 	}
 }
 
-// runEach starts a pipeline for each process, so that a server of a cluster that hangs
-// does not delay the renewals on the others.
+// runEach starts a pipeline for each process, so that one server of a cluster that hangs does not
+// delay the calls on the others.
 func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answer answerer) {
 	groups := map[pubsub.Server][]int{}
 	at := make([]*server, len(calls))
@@ -111,8 +109,8 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answer an
 			continue
 		}
 		at[i] = srv
-		// After an error, process is nil. The pipeline finds the process itself, or reports
-		// why it cannot.
+		// If this fails, process is nil. Then the pipeline of the client finds the process itself,
+		// or reports why it cannot.
 		process, _ := srv.process(ctx, c.Keys[0])
 		groups[process] = append(groups[process], i)
 	}
@@ -121,10 +119,9 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answer an
 	}
 }
 
-// runGroup runs the calls whose indexes are in which. It first sends the hash of the
-// script. If the server does not know the script for some calls, runGroup sends these
-// again with the source. A call that the server redirects runs alone on the other
-// server.
+// runGroup runs the calls whose indexes are in which. It first sends the hash of the script. If the
+// server does not know the script, runGroup sends the calls that it refused again, with the source.
+// If the server redirects a call, Run runs that call alone on the other server.
 func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Call, which []int, answer answerer) {
 	kept := sc.kept && s.replicas > 0
 	for _, whole := range []bool{false, true} {

@@ -22,12 +22,12 @@ type cluster struct {
 	mu      sync.Mutex         // guards the fields below
 	servers map[string]*server // by address
 	slots   [slot.Count]*server
-	asked   time.Time // when slots was queried; zero if it was not
+	asked   time.Time // when a search last set slots; zero before the first one
 }
 
 const (
-	staleAfter = time.Minute            // when slots is queried again, and when a server without slots is closed
-	hedgeAfter = 200 * time.Millisecond // when a search queries another server
+	staleAfter = time.Minute            // when slots are queried again, and unused servers closed
+	hedgeAfter = 200 * time.Millisecond // how long a search waits before it queries another server
 )
 
 func newCluster(a address, d *dialer) *cluster {
@@ -38,7 +38,7 @@ func newCluster(a address, d *dialer) *cluster {
 
 func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	at, known, stale := c.has(key)
-	// Before the first answer all callers wait for one search.
+	// Until the first answer, all callers wait for one search.
 	if !known {
 		if err := c.searches.wait(ctx); err != nil {
 			return nil, err
@@ -46,7 +46,7 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 		at, _, stale = c.has(key)
 	}
 	if stale {
-		// The known slots serve meanwhile. A server that has lost a slot redirects.
+		// Meanwhile the known slots serve, because a server that has lost a slot redirects.
 		c.searches.request()
 	}
 	if at == nil {
@@ -55,8 +55,8 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	return at, nil
 }
 
-// has returns the server of a key. If no server is known to have it, has returns
-// any server, which then replies an error.
+// has returns the server of a key. known is false until a search has succeeded, and stale is true
+// if slots is old. If no server has the slot, at is any server, which then replies with an error.
 func (c *cluster) has(key string) (at *server, known, stale bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,20 +94,20 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 
 // moved records that the server at addr has the slot of key now.
 func (c *cluster) moved(at *server, key, addr string) *server {
-	// Other slots may have moved as well.
+	// Other slots may have moved as well, so search for all of them.
 	c.searches.request()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	// The search takes a moment. Until then the next callers for this slot need no
+	// The search takes a moment. Record this slot now, so that its next callers need no
 	// redirection.
 	to := c.serverLocked(redirected(addr, at.addr))
 	c.slots[slot.Of(key)] = to
 	return to
 }
 
-// redirected returns the address to which the server at origin redirects a command. A
-// server that does not know the host leaves it out.
+// redirected returns the address to which the server at origin redirects a command. If that server
+// does not know the host, addr has none.
 func redirected(addr, origin string) string {
 	i := strings.LastIndexByte(addr, ':')
 	if i < 0 {
@@ -116,9 +116,9 @@ func redirected(addr, origin string) string {
 	return hostport(strings.Trim(addr[:i], "[]"), addr[i+1:], origin)
 }
 
-// hostport returns the address of a server. The server at origin has reported the host
-// and the port. If the host is missing, or is a loopback address and origin's is not,
-// hostport uses origin's host. If the port is 0, it uses origin's port.
+// hostport returns the address of a server whose host and port the server at origin reported. If
+// the host is missing, or is a loopback address and origin's is not, hostport uses origin's host.
+// If the port is 0, it uses origin's port.
 func hostport(host, port, origin string) string {
 	ours, its, _ := net.SplitHostPort(origin)
 	if host == "" || host == "?" || loopback(host) && !loopback(ours) {
@@ -135,7 +135,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// serverLocked returns the server at an address. The caller holds mu.
+// serverLocked returns the server at an address, and creates it if it is new. The caller holds mu.
 func (c *cluster) serverLocked(addr string) *server {
 	s := c.servers[addr]
 	if s == nil {

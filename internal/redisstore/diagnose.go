@@ -22,11 +22,11 @@ import (
 // hints are the hints for the errors of servers of one kind.
 type hints struct {
 	auth    string // if the server refuses the password
-	scripts string // if it does not know a command
-	closed  string // if it closes the connection
+	scripts string // if the server does not know a command
+	closed  string // if the server closes the connection
 }
 
-// lockHints returns the hints for a server that has locks.
+// lockHints returns the hints for a server that stores locks.
 func lockHints(a address) hints {
 	h := hints{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?", certificateHint}
 	switch {
@@ -42,9 +42,9 @@ func sentinelHints(a address) hints {
 	return hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and not a sentinel: the URL must name the sentinels", lockHints(a).closed}
 }
 
-// diagnose returns an error that says in one line why a server cannot be used, and what
-// to do about it. took is how long the attempt lasted. Only the error of a timeout shows
-// it, so a search may pass its timeout instead.
+// diagnose returns an error that says in one line why a server cannot be used, and what to do about
+// it. took is how long the attempt lasted. Only the error of a timeout shows took, so a search may
+// pass its timeout instead.
 func diagnose(err error, h hints, took time.Duration) error {
 	hint, reason := findReason(err, h, took)
 	return withHint(reason, hint)
@@ -58,8 +58,8 @@ func withHint(err error, hint string) error {
 	return fmt.Errorf("%w (%s)", err, hint)
 }
 
-// findReason returns the hint and the reason for the error of a server. The hint shows
-// nothing of the server's replies, and no password.
+// findReason returns the hint and the reason for the error of a server. The hint contains no
+// password, and nothing of the server's replies.
 func findReason(err error, h hints, took time.Duration) (hint string, reason error) {
 	var (
 		reply     redis.Error
@@ -99,7 +99,7 @@ func diagnoseNetwork(err error, h hints, took time.Duration) (hint string, reaso
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return h.closed, said{"the server closed the connection", err}
 	case alerted(err):
-		return certificateHint, err // TLS 1.3 reports it after the handshake
+		return certificateHint, err // with TLS 1.3 the alert comes after the handshake
 	case errors.As(err, &op):
 		return "", fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the Store adds the server's
 	}
@@ -133,15 +133,15 @@ func replyHint(text string, h hints) string {
 	return ""
 }
 
-// unfit returns why a server must not have locks, by its replies to INFO replication, INFO
-// memory and CLUSTER INFO, or nil. A user who may not ask, or a server that knows no INFO, gives
-// no such reply.
+// unfit returns why a server must not store locks, or nil. It reads the replies to INFO
+// replication, INFO memory and CLUSTER INFO. A reply is missing if the user may not ask, or if the
+// server does not know the command.
 func unfit(replication, memory, cluster any, mayEvict bool) error {
 	policy := InfoField(memory, "maxmemory_policy")
 	switch {
 	case InfoField(replication, "role") == "slave":
 		master := net.JoinHostPort(InfoField(replication, "master_host"), InfoField(replication, "master_port"))
-		// No reply, because a master of a cluster that was demoted just now must not end Open.
+		// This is no ReplyError: a master of a cluster that was demoted just now must not end Open.
 		return fmt.Errorf("it is a replica of %s (name the master in the URL, or the sentinels: redis-sentinel://host:port,host:port/NAME)", master)
 	case InfoField(cluster, "cluster_state") == "fail":
 		return resp.ReplyError("CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)")
@@ -202,15 +202,15 @@ func timedOut(err error) bool {
 		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// firstSentence shortens a long reply. A Redis in protected mode replies with a page
-// of advice. The reply to an unknown command repeats the arguments.
+// firstSentence shortens a long reply. A Redis in protected mode replies with a page of advice, and
+// the reply to an unknown command repeats the arguments.
 func firstSentence(err redis.Error) error {
 	text, _, _ := strings.Cut(err.Error(), ". ")
 	text, _, _ = strings.Cut(text, ", with args")
 	return said{strings.TrimSuffix(text, "."), err}
 }
 
-// said is an error with another text.
+// said shows another text in place of an error's own.
 type said struct {
 	text string
 	err  error

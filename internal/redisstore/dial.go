@@ -28,11 +28,11 @@ type dialer struct {
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	mu   sync.Mutex     // guards over
-	over bool           // add counts no more goroutines
-	wg   sync.WaitGroup // all goroutines of the Store but those of its subscriptions
+	over bool           // close has begun, so add counts no more goroutines
+	wg   sync.WaitGroup // counts the goroutines of the Store, except those of its subscriptions
 }
 
-// newDialer returns a dialer for up to size connections to a server. Zero stands for ten
+// newDialer returns a dialer for up to size connections to each server. If size is zero, it is ten
 // times the number of processors.
 func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	if size == 0 {
@@ -51,13 +51,12 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	return d, nil
 }
 
-// add counts one more goroutine, which calls wg.Done at its end. It reports false after
-// close has begun: then no goroutine may start.
+// add counts one more goroutine, which calls wg.Done at its end. After close has begun, add returns
+// false, and the goroutine must not start.
 func (d *dialer) add() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// close sets over with mu held before it waits. During that wait, wg grows only if a
-	// counted goroutine starts another one.
+	// close sets over with mu held before it waits, so wg does not grow during that wait.
 	if !d.over {
 		d.wg.Add(1)
 	}
@@ -97,12 +96,12 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 	return c, nil
 }
 
-// pool returns the pool of a server, without connections. setup are the commands with which
-// each connection begins.
+// pool returns a pool for the server at addr, without connections. Each connection begins with the
+// commands of setup.
 func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 	if d.tls != nil && len(setup) == 0 {
-		// TLS 1.3 sends tickets before the first reply. Unread, they would look like a reply
-		// that no command asked for.
+		// TLS 1.3 sends tickets before the first reply. Without a PING they would stay unread, and
+		// look like a reply that no command asked for.
 		setup = [][]any{{"ping"}}
 	}
 	p := resp.NewPool(d.open, addr, d.size, func(ctx context.Context) (*resp.Conn, error) {
@@ -120,16 +119,16 @@ func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 			case err != nil:
 			case setup[i][0] == "role" && r.Err == nil && !isMaster(r.Value):
 				err = errNotMaster
-			case setup[i][0] == "ping" && errors.As(r.Err, &reply): // the user may have no right to it
+			case setup[i][0] == "ping" && errors.As(r.Err, &reply): // the user may lack the right to PING
 			default:
 				err = r.Err
 			}
 		}
 		switch {
 		case err != nil || good:
-		case ctx.Err() != nil: // as the last reply came
+		case ctx.Err() != nil: // ctx ended as the last reply arrived
 			err = ctx.Err()
-		default: // the rest would be taken for the reply to the first command
+		default: // the next command would take the additional reply for its own
 			err = errors.New("the server sends more replies than it gets commands")
 		}
 		if err != nil {
@@ -138,7 +137,7 @@ func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 		}
 		return conn, nil
 	})
-	// If the Store is being closed, the pool has ended, and makes no connection.
+	// If add returns false, the Store is being closed, so the pool makes no connection.
 	if d.add() {
 		go func() {
 			defer d.wg.Done()
@@ -148,7 +147,7 @@ func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 	return p
 }
 
-// login returns the commands with which a connection begins.
+// login returns the commands that a connection begins with.
 func login(user, password string, db int) (setup [][]any) {
 	switch {
 	case user != "":
@@ -189,7 +188,7 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn,
 // DialError is the error of a connection that could not be made: nothing was sent.
 type DialError struct{ err error }
 
-// Error returns the cause without the address: the Store adds the server's name.
+// Error returns the cause without the address, because the Store adds the server's name.
 func (e *DialError) Error() string {
 	var op *net.OpError
 	if errors.As(e.err, &op) {

@@ -1,9 +1,9 @@
 -- This part makes fences. A script that takes a fenced hold begins with it.
 
 -- propose returns the next fence: the server's time in microseconds, or one more than the last
--- fence if that is larger. If there can be no fence, it returns nil and the script's reply. The
--- reply is {-1} if the counter's value is not a number that hasp wrote, and otherwise the error of
--- GETRANGE.
+-- fence if that is larger. If no fence is possible, it returns nil and the reply that the script
+-- must return. That is {-1} if the counter's value is not a number that hasp wrote, and otherwise
+-- the error of GETRANGE.
 local function propose(counter)
 	local last = redis.pcall('GETRANGE', counter, 0, 16)
 	if type(last) ~= 'string' then

@@ -1,7 +1,7 @@
 -- Reads the record of a key. The text of look.lua comes before this part.
 -- KEYS: the lock, its fence counter
--- Returns {PTTL, start of the record, fence}, with '' for what does not exist or is not
--- a readable string, and up to 1,000 members after it if the record is shared.
+-- Returns {PTTL, start of the record, fence}, with '' for a value that does not exist or is not a
+-- readable string. If the record is shared, up to 1,000 members follow.
 -- A PTTL of -2 means that the key is free, and -1 that it has no end.
 local function text(key, length)
 	local value = redis.pcall('GETRANGE', key, 0, length - 1)

@@ -18,20 +18,20 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// This file lists the locks of a Redis. SCAN brings the names of keys of one type, page by
-// page. Most keys of a Redis may belong to other programs. So each page asks first for a few
-// bytes of the values, and then for the records.
+// This file lists the locks of a Redis. SCAN returns the names of keys of one type, page by page.
+// Most of these keys may belong to other programs. So for each page, hasp first reads a few bytes
+// of each value, and then the records of those that may be locks.
 
-// The sizes of a list's calls. Other clients wait while a server executes such a call, for
-// about half a millisecond. Smaller calls make a list much longer.
+// These are the sizes of a list's calls. A server executes such a call in about half a millisecond,
+// and other clients wait meanwhile. With smaller calls a list would take much longer.
 const (
-	namesAtOnce   = 500 // names that SCAN looks at
+	namesAtOnce   = 500 // names that one SCAN examines
 	peeksAtOnce   = 250 // beginnings of values in a pipeline
 	recordsAtOnce = 25  // records in a pipeline
 )
 
-// rest sleeps for as long as the call that began at began has taken, so that the server can
-// serve others. It returns early if ctx ends.
+// rest sleeps for as long as the call took that began at began, so that the server can serve other
+// clients. It returns early if ctx ends.
 func rest(ctx context.Context, began time.Time) {
 	select {
 	case <-time.After(time.Since(began)):
@@ -44,8 +44,8 @@ type Listing struct {
 	// Type is the Redis type of a record that is not shared.
 	Type string
 
-	// Peek is a command that reads a little of such a value. The key is put after its
-	// first element. Ours reports whether its reply may be of a record.
+	// Peek is a command that reads a little of a value of this type. The key is inserted after its
+	// first element. Ours reports whether a value with that reply may be a record.
 	Peek []any
 	Ours func(reply any) bool
 
@@ -53,27 +53,27 @@ type Listing struct {
 	Queue string
 }
 
-// ByToken lists records token#owner that are strings.
+// ByToken finds records of the form token#owner that are strings.
 var ByToken = Listing{Type: "string", Peek: []any{"getrange", 0, maxToken}, Ours: func(reply any) bool {
 	text, _ := reply.(string)
 	return hasToken(text)
 }}
 
-// The lengths of a token. A value of another program, such as "user#7", is not listed
-// because its text before Mark is shorter.
+// These are the least and the greatest length of a token. A value of another program, such as
+// "user#7", is not listed, because its text before Mark is shorter.
 const (
 	minToken = 16
 	maxToken = 127
 )
 
-// hasToken reports whether a value begins as a record does.
+// hasToken reports whether a value begins with a token and Mark, as a record does.
 func hasToken(record string) bool {
 	token, _, ok := strings.Cut(record, Mark)
 	return ok && len(token) >= minToken && isToken(token)
 }
 
-// sharedRecords lists the records of shared holds. Each has an end. A queue is a sorted set
-// too.
+// sharedRecords finds the records of shared holds. Each has an end, which PTTL returns. SCAN also
+// returns queues here, because they are sorted sets as well.
 var sharedRecords = Listing{Type: "zset", Peek: []any{"pttl"}, Ours: func(reply any) bool {
 	left, ok := reply.(int64)
 	return ok && left >= 0
@@ -85,8 +85,8 @@ type Candidate struct {
 	Queued bool // found by its queue; otherwise by its record
 }
 
-// List yields the keys whose records sc reports. Its keys are the lock and the fence
-// counter, and its reply is as in [Found].
+// List yields the keys whose records sc reports. The keys of the script are the lock and the fence
+// counter, and its reply is as [Found] describes.
 func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script) iter.Seq2[backend.Entry, error] {
 	call := func(c Candidate) Call {
 		return Call{Keys: []string{LockKey(c.Key), DerivedKey("fence", c.Key)}}
@@ -100,11 +100,11 @@ func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, 
 	})
 }
 
-// IsOurs reports whether the key has a record of hasp's. Each has an end.
+// IsOurs reports whether the key has a record of hasp, which always has an end.
 func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.Record)) }
 
-// ListBy is List for a script with other keys and another reply. status reads the reply,
-// and reports whether to list the key.
+// ListBy is List for a script with other keys and another reply. call returns the script's
+// arguments. status interprets the reply, and reports whether to list the key.
 func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script,
 	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
@@ -150,7 +150,7 @@ func (s *Store) records(ctx context.Context, timeout time.Duration, sc *Script, 
 		case redis.HasErrorPrefix(err, "WRONGTYPE"):
 			return // another program has replaced the record
 		case err != nil:
-			failed = cmp.Or(failed, err) // a pipeline that fails has the same error for each record
+			failed = cmp.Or(failed, err) // a pipeline that fails returns the same error for each record
 			return
 		}
 		st, ok, err := status(some[i], reply)
@@ -175,14 +175,14 @@ func endOr(ctx context.Context, err error) error {
 	return err
 }
 
-// isPrivate reports whether a server has refused a command because this user may not
-// use the key, or because the key has another type by now.
+// isPrivate reports whether a server refused a command because this user may not use the key, or
+// because the key has another type by now.
 func isPrivate(err error) bool {
 	return redis.HasErrorPrefix(err, "WRONGTYPE") || redis.HasErrorPrefix(err, "NOPERM") && strings.Contains(err.Error(), " access ")
 }
 
-// Scan yields pages of the keys that begin with prefix and may be held or waited for. A
-// page may be empty. After each call it rests for as long as the call took.
+// Scan yields pages of the keys that begin with prefix and may be held or waited for. A page may be
+// empty. After each call to a server, Scan sleeps for as long as the call took.
 func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, l Listing) iter.Seq2[[]Candidate, error] {
 	return func(yield func([]Candidate, error) bool) {
 		within, cancel := context.WithTimeout(ctx, timeout)
@@ -213,7 +213,7 @@ func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, 
 	}
 }
 
-// scan is a Scan that is under way.
+// scan is the state of one Scan.
 type scan struct {
 	s       *Store
 	timeout time.Duration
@@ -221,11 +221,11 @@ type scan struct {
 	queue   string // as in Listing
 
 	at      *server
-	records Listing // scans keys of this type
+	records Listing // the current pass scans keys of this type
 	cursor  string  // "0" before the first page and after the last
 }
 
-// page gets the next page.
+// page returns the next page.
 func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	if t, ok := sc.s.servers.(*sentinels); ok && t.known() != sc.at {
 		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list again"))
@@ -287,8 +287,8 @@ func scanned(reply any) (next string, names []string, ok bool) {
 	return next, names, ok && isArray && next != ""
 }
 
-// peek sends one command for each key in pipelines to the server, and rests after each. The
-// reply to a command on a key that this user may not use is nil.
+// peek sends one command for each name to the server, in pipelines, and sleeps after each pipeline.
+// If this user may not use a key, the reply for it is nil.
 func (sc *scan) peek(ctx context.Context, names []string, command func(name string) []any) ([]any, error) {
 	var all []any
 	for some := range slices.Chunk(names, peeksAtOnce) {
@@ -303,7 +303,7 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 			var v any
 			var err error
 			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
-				// The slot of this key moves, or this server is no master any more.
+				// The slot of this key is being moved, or this server is not a master any more.
 				v, err = sc.s.Send(within, some[i], false, commands[i]...)
 			} else {
 				v, err = sc.s.outcome(sc.at, r)
@@ -318,8 +318,9 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 	return all, nil
 }
 
-// keyOf returns the key to which a Redis key belongs. Kind is empty if a lock is stored
-// there, and otherwise the kind of the derived key. ok is false if hasp makes no such name.
+// keyOf returns the lock's key that a Redis key belongs to. kind is empty if name is the Redis key
+// of the lock itself. Otherwise it is the kind of the derived key. ok is false if hasp makes no
+// such name.
 func keyOf(name string) (key, kind string, ok bool) {
 	rest, derived := strings.CutPrefix(name, ours)
 	if !derived {
@@ -344,7 +345,7 @@ func pattern(prefix, queue string) string {
 	}
 	var b strings.Builder
 	if queue != "" || strings.HasPrefix(prefix, ours) {
-		b.WriteByte('*') // for derived names, which have the key at their end
+		b.WriteByte('*') // because derived names have the key at their end
 	}
 	for _, c := range []byte(prefix) {
 		if strings.IndexByte(`*?[]\`, c) >= 0 {

@@ -12,7 +12,7 @@ local function look(lock, n)
 	local found = redis.call('ZRANGE', lock, -n, -1, 'WITHSCORES')
 	local members = {}
 	for i = #found - 1, 1, -2 do
-		-- As long as the key exists, the first one has it.
+		-- While the key exists, its member with the latest end holds it.
 		if i == #found - 1 or tonumber(found[i + 1]) > now then members[#members + 1] = string.sub(found[i], 1, 1024) end
 	end
 	return members

@@ -12,11 +12,11 @@ import (
 //	redis-cluster://user:password@host:port,host:port
 //	unix://user:password@/path/to/socket
 //
-// or with rediss in place of redis for TLS. params are the strategy's parameters: Open
-// uses those that it knows. Before it returns, it finds the servers, and runs a script on
-// the server or on each master of a cluster. If the URL or a parameter is wrong, the
-// error wraps backend.ErrInvalid. Any other error has the cause, and a hint if there is
-// one. No error has a password.
+// or with rediss in place of redis for TLS. params are the strategy's parameters, of which Open
+// uses those that it knows. Before it returns, it finds the servers, and runs a script on the
+// server or on each master of a cluster. If the URL or a parameter is wrong, the error wraps
+// backend.ErrInvalid. Any other error contains the cause, and a hint if there is one. No error
+// contains a password.
 func Open(ctx context.Context, node string, params map[string]string) (*Store, error) {
 	s, probe, err := Prepare(node, params, 0)
 	if err != nil {
@@ -29,9 +29,9 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 	return s, nil
 }
 
-// Prepare is Open, but it waits for no server: probe finds the servers and runs the
-// script. It is for servers that may be down now and up later. connections is the most
-// connections to each server that the Store uses for commands; if it is zero, newDialer
+// Prepare is Open without a call to a server: the caller runs probe, which finds the servers and
+// runs the script. Prepare is for servers that may be down now and up later. connections is the
+// most connections to each server that the Store uses for commands; if it is zero, newDialer
 // decides. Subscriptions use one more.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
 	a, err := parse(node)
@@ -64,12 +64,12 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 	return s, func(ctx context.Context) error { return s.probe(ctx, a) }, nil
 }
 
-// probe runs a script on the server, or on all masters of a cluster: every strategy
-// needs scripts.
+// probe runs a script on the server, or on all masters of a cluster, because every strategy needs
+// scripts.
 func (s *Store) probe(ctx context.Context, a address) error {
 	if end, ok := ctx.Deadline(); ok {
-		// The dialer ends before ctx does: its error has the cause, and the error
-		// of ctx has none.
+		// The dialer times out before ctx does, because its error contains the cause, and the error
+		// of ctx does not.
 		s.dialer.timeout.Store(int64(time.Until(end) * 4 / 5))
 		defer s.dialer.timeout.Store(int64(dialTimeout))
 	}
@@ -89,8 +89,8 @@ func (s *Store) probe(ctx context.Context, a address) error {
 	return s.probeServer(ctx, a, at)
 }
 
-// probeServer runs a script on a server, and has as many replicas confirm it as the
-// parameter replicas wants. It refuses a replica, a server that may evict keys, and one whose
+// probeServer runs a script on a server, and requires that as many replicas confirm it as the
+// parameter replicas says. It refuses a replica, a server that may evict keys, and a server whose
 // cluster is down.
 func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
@@ -110,12 +110,12 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 		return s.named(at.name, context.Cause(ctx))
 	}
 
-	// named removes the password from the error before the hint is added: a password may
-	// be a word of the hint, which must stay.
+	// Add the hint after named has removed the password: a password may be a word of the hint,
+	// which must stay.
 	hint, reason := findReason(err, lockHints(a), time.Since(began))
 	return withHint(s.named(at.name, reason), hint)
 }
 
-// dialTimeout is how long connecting or a search may take, except during a probe. A call
-// that waits for the connection still ends with its context.
+// dialTimeout is how long a dial or a search may take, except during a probe. A call that waits for
+// the connection still ends with its context.
 const dialTimeout = 5 * time.Second

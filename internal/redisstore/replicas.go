@@ -10,9 +10,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// Replicas returns how many replicas must confirm a hold; zero means none. A command of
-// another client may hand a hold over to a waiter of this one. Then the strategy sends a
-// renewal, which the replicas confirm.
+// Replicas returns how many replicas must confirm a hold; zero means none. If a command of another
+// client hands a hold over to a waiter of this one, the strategy sends a renewal, so that the
+// replicas confirm the hold.
 func (s *Store) Replicas() int { return s.replicas }
 
 // tookNothing reports whether the reply to a kept command means that the command took
@@ -25,11 +25,11 @@ func tookNothing(reply any) bool {
 	return reply == nil || ok && n <= 0
 }
 
-// longest bounds the wait for replicas, also of a call with a later deadline.
+// longest bounds the wait for replicas, even if the call has a later deadline.
 const longest = 3 * time.Second
 
-// patience returns how long the server waits for its replicas, in milliseconds. It is
-// less than the call has left, so that the server can still reply that too few have
+// patience returns how long the server waits for its replicas, in milliseconds. That is less than
+// the time left until the deadline of ctx, so that the server can still reply that too few have
 // confirmed. It is never zero, because with a timeout of 0 WAIT waits without end.
 func patience(ctx context.Context) int64 {
 	left := longest
@@ -40,8 +40,8 @@ func patience(ctx context.Context) int64 {
 	return max(1, (left * 4 / 5).Milliseconds())
 }
 
-// confirm replaces the replies of commands that took a hold by an error, unless enough
-// replicas have confirmed, by the reply to WAIT. The master has the holds, but a failover
+// confirm checks wait, the reply to WAIT. Unless enough replicas have confirmed, it replaces the
+// reply of each command that took a hold by an error. The master has these holds, but a failover
 // could lose them.
 func (s *Store) confirm(replies []Reply, wait Reply) {
 	err := wait.Err
@@ -64,13 +64,12 @@ func (s *Store) confirm(replies []Reply, wait Reply) {
 }
 
 // waitBatch sends the holds that replicas must confirm. WAIT blocks its connection until the
-// replicas have what that connection wrote. If each hold had a connection of its own, many
-// callers would take all of the pool, and renewals would queue behind them until healthy
-// leases were lost. So the holds that come while a WAIT is under way travel together after
-// it, with one WAIT for all of them.
+// replicas have what that connection wrote. If each hold had a connection of its own, many callers
+// would use the whole pool, and renewals would queue behind them until healthy leases were lost. So
+// holds that are requested during a WAIT are sent together after it, with one WAIT for all of them.
 type waitBatch struct {
 	mu      sync.Mutex // guards all below
-	moving  bool       // a goroutine sends what waits
+	moving  bool       // a goroutine runs move
 	waiting []*item
 }
 
@@ -78,7 +77,7 @@ type waitBatch struct {
 type item struct {
 	ctx  context.Context // of the caller
 	args []any
-	done chan Reply // has room for one, for a caller that has left
+	done chan Reply // has room for one, so that a caller that has left blocks no one
 }
 
 // hold sends a command, and has the replicas of the server confirm it.
@@ -96,18 +95,18 @@ func (l *waitBatch) hold(ctx context.Context, s *Store, at *server, args []any) 
 	case r := <-it.done:
 		return r
 	case <-ctx.Done():
-		// If the command was not sent yet, it is not sent any more.
+		// If move has not taken the command yet, it will not be sent.
 		return Reply{Err: resp.ErrNoReply}
 	}
 }
 
-// move sends what waits, until nothing does.
+// move sends the commands that wait, batch after batch, until no command waits.
 func (l *waitBatch) move(s *Store, at *server) {
 	for {
 		l.mu.Lock()
 		some := l.waiting
 		l.waiting = nil
-		// mu is still held, so a caller that comes later starts move again.
+		// mu is still held, so if move ends here, the next caller starts it again.
 		l.moving = len(some) > 0
 		l.mu.Unlock()
 		if len(some) == 0 {
@@ -119,14 +118,15 @@ func (l *waitBatch) move(s *Store, at *server) {
 
 // sendTogether sends the commands whose callers still wait, in one pipeline.
 func (s *Store) sendTogether(at *server, some []*item) {
-	// A caller that leaves after this check has an unknown outcome.
+	// If a caller leaves after this check, the outcome of its command is unknown.
 	some = slices.DeleteFunc(some, func(it *item) bool { return it.ctx.Err() != nil })
 	if len(some) == 0 {
 		return
 	}
 
-	// No caller's cancellation ends the call, because other callers share it. It ends with
-	// the last of them, but never so late that a dead connection stops the holds for long.
+	// Other callers share this call, so no caller's cancellation ends it. It ends at the latest
+	// deadline of its callers, but after longest at most, so that a dead connection does not block
+	// later holds for long.
 	end, last := time.Now().Add(longest), time.Time{}
 	commands := make([][]any, len(some))
 	for i, it := range some {

@@ -54,7 +54,7 @@ func (s *searcher) request() {
 	s.startLocked()
 }
 
-// startLocked starts a search, unless one is under way, and returns it.
+// startLocked returns the search under way. If there is none, it starts one.
 func (s *searcher) startLocked() *search {
 	if s.now != nil {
 		return s.now
@@ -71,7 +71,7 @@ func (s *searcher) startLocked() *search {
 	return k
 }
 
-// search makes the search k after a pause.
+// search runs the search k after a pause.
 func (s *searcher) search(k *search, pause time.Duration) {
 	defer s.d.wg.Done()
 	select {
@@ -85,8 +85,7 @@ func (s *searcher) search(k *search, pause time.Duration) {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// s.now changes before mu is unlocked, so a caller that comes later never finds this
-	// search.
+	// mu is held until s.now is nil, so a caller that comes later never finds this search.
 	close(k.done)
 	s.now, s.ended = nil, time.Now()
 }
@@ -94,9 +93,9 @@ func (s *searcher) search(k *search, pause time.Duration) {
 // grace is how long a search waits for more answers after the first.
 const grace = time.Second
 
-// askAll calls ask for each of servers, and returns the answers and errors in the order in
-// which they came. The next call begins when pause has passed or one has failed. When grace
-// has passed since the first answer, askAll cancels the calls that are left.
+// askAll calls ask for each of servers, and returns the answers and errors in the order in which
+// they came. Each call begins pause after the one before it, or as soon as one has failed. When
+// grace has passed since the first answer, askAll cancels the calls that are still running.
 func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Duration, ask func(context.Context, *server) (T, error)) (answers []T, errs []error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -105,7 +104,7 @@ func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Dur
 		err    error
 	}
 	results := make(chan result)
-	failed := make(chan struct{}, len(servers)) // has an element for each call that may begin early
+	failed := make(chan struct{}, len(servers)) // holds an element for each call that may begin early
 	for i, at := range servers {
 		go func() {
 			select {
@@ -133,8 +132,8 @@ func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Dur
 	return answers, errs
 }
 
-// worst returns the most useful of the errors of some servers: a reply before an
-// error of the network. kind is what the servers are, in the plural.
+// worst returns the most useful of errs, the errors of several servers: a reply rather than an
+// error of the network. kind names these servers, in the plural.
 func worst(errs []error, kind string) error {
 	for _, err := range errs {
 		if errors.As(err, new(redis.Error)) {
@@ -147,9 +146,9 @@ func worst(errs []error, kind string) error {
 	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, errs[0])
 }
 
-// mayHaveMoved reports whether err can mean that another server has taken the place of
-// the one that was asked. It can if there was no reply, or if the reply says so. A call
-// that was cancelled says nothing.
+// mayHaveMoved reports whether err can mean that another server has replaced the one that was
+// asked. It can if there was no reply, or if the reply says so. The error of a cancelled call says
+// nothing about that.
 func mayHaveMoved(err error) bool {
 	var reply redis.Error
 	switch {

@@ -22,17 +22,17 @@ func (s *Store) Do(ctx context.Context, args ...any) (any, error) {
 	return s.Send(ctx, key, false, args...)
 }
 
-// maxHops is how many redirections a command follows.
+// maxHops is how many redirections Send follows for one command.
 const maxHops = 8
 
-// Send sends one command, once, to the server that has key. It returns the reply: nil,
-// an int64, a string or a []any. Errors name the server. If ctx ends, Send may read
-// args for a moment after it has returned.
+// Send sends one command, once, to the server that has key. It returns the reply: nil, an int64, a
+// string or a []any. Errors name the server. If ctx ends, another goroutine may read args for a
+// moment after Send has returned.
 //
-// kept is true for a command that takes or extends a hold. Then, if the Store waits for
-// replicas and too few confirm it in time, Send returns an error, and the outcome is
-// unknown. If the reply is nil, or 0 or less, or an array that begins with one of these,
-// then the command took nothing, and no replica needs to confirm that.
+// kept is true for a command that takes or extends a hold. If the Store waits for replicas, and too
+// few of them confirm the command in time, Send returns an error, and the outcome is unknown. A
+// reply that is nil, or 0 or less, or an array that begins with one of these, means that the
+// command took nothing. Then no replica needs to confirm it.
 func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (any, error) {
 	at, err := s.servers.find(ctx, key)
 	if err != nil {
@@ -51,8 +51,8 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (a
 			return nil, s.named(at.name, ctx.Err())
 		}
 
-		// A server that redirects a command has not executed it. Servers that
-		// disagree about a slot may redirect to each other without end.
+		// A server that redirects a command has not executed it. Servers that disagree about a slot
+		// may redirect to each other without end, so the hops are limited.
 		to, ask := s.servers.follow(at, key, r.Err)
 		if to == nil || hops == maxHops {
 			return s.outcome(at, r)
@@ -61,23 +61,23 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (a
 	}
 }
 
-// sendTo sends a command over the right connection: that of waits for holds, the wire if there
-// are other callers, or one of the pool.
+// sendTo sends a command over the right connection: that of waits if replicas must confirm it, the
+// wire if there are other callers, or one of the pool.
 func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []any) Reply {
 	others := at.callers.Add(1) > 1
 	defer at.callers.Add(-1)
 	kept = kept && s.replicas > 0
 
 	switch own := at.pool != nil && !isLarge(args); {
-	// ASKING counts for the next command on its connection only. So a command after it
-	// needs a connection of its own.
+	// ASKING applies only to the next command on its connection. So the command after it needs a
+	// connection that no other caller uses.
 	case asking || kept && !own:
 		return s.pipeline(ctx, at, asking, kept, args)[0]
 	case kept:
 		return at.waits.hold(ctx, s, at, args)
 	case own && (others || s.always):
-		// ErrUnsent means that nothing was sent, so the command may travel over the
-		// pool.
+		// ErrUnsent means that nothing was sent, so the command may be sent over a connection of
+		// the pool.
 		if r := s.share(ctx, at, args); r.Err != resp.ErrUnsent {
 			return r
 		}
@@ -91,24 +91,24 @@ func cancelled(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// outcome returns a reply, or its error with the name of the server. It reports the error
-// to the topology, and a READONLY to the Subscriber as well.
+// outcome returns a reply, or its error with the name of the server. It reports the error to the
+// topology, and a READONLY also to the Subscriber.
 func (s *Store) outcome(at *server, r Reply) (any, error) {
 	err := r.Err
 	if err == nil {
 		return r.Value, nil
 	}
 
-	// The callers of outcome look for NOSCRIPT, so this error keeps its text even if a
-	// password is a part of the text.
+	// The callers of outcome check for NOSCRIPT, so this error keeps its text even if the text
+	// contains a password.
 	if isUnknown(err) {
 		return nil, err
 	}
 
 	s.servers.failed(at, err)
 	if resp.IsReadOnly(err) {
-		// The address leads to another master now, or soon will. The new master's
-		// messages do not arrive on the connection to the old one.
+		// The address leads to another master now, or soon will. Messages of the new master do not
+		// arrive on a connection to the old one, so the Subscriber connects again.
 		s.Demoted(at.Server)
 	}
 
@@ -129,35 +129,35 @@ func (s single) find(context.Context, string) (*server, error)           { retur
 func (s single) follow(*server, string, error) (to *server, asking bool) { return nil, false }
 func (s single) failed(*server, error)                                   {}
 
-// Script is a Lua script. A Store runs it by its hash. It sends the source to a server
-// that does not know the script, and Run sends it the first time.
+// Script is a Lua script. A Store runs it by its hash. The Store sends the source to a server that
+// does not know the script, and in the first calls of Run.
 type Script struct {
 	src, sha any  // strings; as any, they need no allocation for each command
 	kept     bool // see Store.Send
 }
 
-// NewScript returns a script with this source.
+// NewScript returns a script with the source src.
 func NewScript(src string) *Script {
 	sum := sha1.Sum([]byte(src))
 	return &Script{src: src, sha: hex.EncodeToString(sum[:])}
 }
 
-// NewHold returns a script that takes or extends a hold. Replicas confirm it, as
-// [Store.Send] says of kept.
+// NewHold returns a script that takes or extends a hold, so that replicas confirm it: see kept at
+// [Store.Send].
 func NewHold(src string) *Script {
 	sc := NewScript(src)
 	sc.kept = true
 	return sc
 }
 
-// Call has the arguments for one run of a script. There is at least one key, and all
-// keys are in one cluster slot.
+// Call holds the arguments for one run of a script. There is at least one key, and all keys are in
+// one cluster slot.
 type Call struct {
 	Keys []string
 	Args []any
 }
 
-// args returns the command that runs s, by its hash or with its source.
+// args returns the command that runs s: with the source if whole is true, otherwise with the hash.
 func (s *Script) args(c Call, whole bool) []any {
 	all := make([]any, 0, 3+len(c.Keys)+len(c.Args))
 	if whole {
@@ -172,14 +172,14 @@ func (s *Script) args(c Call, whole bool) []any {
 	return append(all, c.Args...)
 }
 
-// isUnknown reports whether a server does not know a script. Then the script has not
-// run, so it may be sent again.
+// isUnknown reports whether err says that the server does not know a script. Then the script has
+// not run, so it may be sent again.
 func isUnknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
 
 // Run runs sc once and returns its reply as Send does.
 func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
-	// Until there is a reply, each call of Run sends the source. If they sent the hash,
-	// many concurrent first runs would all be refused, and be sent twice.
+	// Each call of Run sends the source until one has succeeded. If concurrent first calls sent the
+	// hash, the server would refuse all of them, and each would be sent twice.
 	_, ran := s.ran.Load(sc)
 	v, err := s.Send(ctx, c.Keys[0], sc.kept, sc.args(c, !ran)...)
 	switch {

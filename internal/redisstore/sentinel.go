@@ -16,24 +16,23 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// sentinels is the topology of a master that sentinels name. A search queries all
-// sentinels, and the answer with the highest epoch wins. There is a search after each
-// failure, and every searchEvery. Each new connection asks the server whether it is the
-// master.
+// sentinels is the topology of a master that sentinels name. A search queries all sentinels, and
+// the answer with the highest epoch wins. A search starts after each failure, and every
+// searchEvery. Each new connection asks the server whether it is the master.
 type sentinels struct {
 	a        address
 	d        *dialer
 	asked    []*server // the sentinels
 	searches searcher
-	timer    *time.Timer // starts a search
+	timer    *time.Timer // starts the next search
 
 	mu     sync.Mutex // guards the fields below
 	master *server    // nil if it is not known
 	epoch  int64      // the epoch of the answer that named it
 }
 
-// searchEvery bounds how long a master is used that was demoted, and still takes writes
-// because it does not know it.
+// searchEvery bounds how long hasp uses a master that was demoted, if that server has not learned
+// of it and still takes writes.
 const searchEvery = 10 * time.Second
 
 func newSentinels(a address, d *dialer) *sentinels {
@@ -56,7 +55,7 @@ func (t *sentinels) find(ctx context.Context, _ string) (*server, error) {
 	if at := t.known(); at != nil {
 		return at, nil
 	}
-	// Meanwhile the master has replied that it is not the master.
+	// Since the search, the server that it found has replied that it is not the master.
 	return nil, errors.New("the master is being replaced")
 }
 
@@ -66,8 +65,8 @@ func (t *sentinels) known() *server {
 	return t.master
 }
 
-// follow leads to the current master if at was closed because it is not the
-// master. Then nothing was sent.
+// follow returns the current master if at was closed because it is not the master any more. In
+// that case nothing was sent.
 func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	if to := t.known(); errors.Is(err, redis.ErrClosed) && to != at {
 		return to, false
@@ -75,8 +74,8 @@ func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	return nil, false
 }
 
-// failed starts a search if there may be another master, and leaves a server that
-// reports that it is not the master.
+// failed starts a search if another server may be the master now. If at itself reports that it is
+// not the master, failed closes it.
 func (t *sentinels) failed(at *server, err error) {
 	if !mayHaveMoved(err) {
 		return
@@ -94,7 +93,7 @@ func (t *sentinels) failed(at *server, err error) {
 	t.searches.request()
 }
 
-// claimed is a sentinel's answer: which server is the master.
+// claimed is a sentinel's answer: the address of the master, and the epoch.
 type claimed struct {
 	addr  string
 	epoch int64
@@ -113,9 +112,9 @@ func (t *sentinels) search(ctx context.Context, timeout time.Duration) error {
 	return t.adopt(ctx, last, len(errs) == 0)
 }
 
-// ask queries one sentinel. It asks for the epoch first, so that the address is not
-// older than the epoch. It asks for the address by a command of its own: during a
-// failover, the reply with the epoch has the address of the old master.
+// ask queries one sentinel. It asks for the epoch first, so that the address is not older than the
+// epoch. It asks for the address by a separate command, because during a failover the reply with
+// the epoch still contains the address of the old master.
 func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (claimed, error) {
 	var replies [2][]any
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
@@ -136,17 +135,17 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (cla
 	return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))
 }
 
-// adopt makes the server of an answer the master, if the server reports that it is
-// the master. While a master is known, adopt ignores an answer with a lower epoch than the
-// known one, because its sentinel has missed a failover. But if all sentinels have
-// answered, even such an answer counts.
+// adopt makes the server of an answer the master, if that server reports that it is the master.
+// While a master is known, adopt ignores an answer with a lower epoch than the known one, because
+// that sentinel has missed a failover. But if all sentinels have answered, even such an answer
+// counts.
 func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	t.mu.Lock()
 	was := t.master
 	known := was != nil && was.addr == w.addr
 	late := was != nil && w.epoch < t.epoch && !all
 	if known && !late {
-		t.epoch = w.epoch // the master may have been another one meanwhile
+		t.epoch = w.epoch // the master may have changed and changed back meanwhile
 	}
 	t.mu.Unlock()
 	if known || late {
@@ -155,8 +154,8 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 
 	to := t.newMaster(w.addr)
 	began := time.Now()
-	// The reply is not needed: each new connection is checked. If it is an error, the
-	// known master stays.
+	// Only the error matters, because each new connection is checked anyway. If there is an error,
+	// the known master stays.
 	if r := to.Do(ctx, "role"); r.Err != nil {
 		to.pool.Close()
 		return fmt.Errorf("master %s: %w", w.addr, diagnose(r.Err, lockHints(t.a), time.Since(began)))
@@ -171,7 +170,7 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	return nil
 }
 
-// newMaster returns a server. A connection to it is refused if it is not the master.
+// newMaster returns a server. Its pool closes a new connection unless the server is a master.
 func (t *sentinels) newMaster(addr string) *server {
 	setup := append(login(t.a.user, t.a.password, t.a.db), []any{"role"})
 	return newServerOf(t.d.pool(t.a, addr, setup))

@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// maxShared is how many bytes of arguments a command on a wire may have. A server
-// closes the connection if it finds an argument too long.
+// maxShared is the most bytes of arguments that a command on a wire may have. A server closes the
+// connection, which other callers share, if it finds an argument too long.
 const maxShared = 64 << 10
 
 // isLarge reports whether a command must have a connection of its own.
@@ -22,9 +22,8 @@ func isLarge(args []any) bool {
 	return n > maxShared
 }
 
-// While one caller makes a wire, the others wait for it, until hesitation has passed
-// since it began. If they did not wait, many would take connections from the pool at
-// once.
+// hesitation is how long callers wait while another caller makes a wire, counted from when that
+// caller began. If they did not wait, many would take connections from the pool at once.
 const hesitation = 20 * time.Millisecond
 
 // share sends a command over the server's wire. If there is none, it sends the command
@@ -37,8 +36,8 @@ func (s *Store) share(ctx context.Context, at *server, args []any) Reply {
 		if w == nil {
 			made, cancel := context.WithTimeout(context.Background(), hesitation)
 			if at.making.CompareAndSwap(nil, &made) {
-				// The deferred calls run in reverse: making is clear before cancel wakes a
-				// caller, which may make a wire itself.
+				// The deferred calls run in reverse: making is nil before cancel wakes the callers
+				// that wait, so that the next of them can make a wire.
 				defer cancel()
 				defer at.making.Store(nil)
 				return s.sendAndShare(ctx, at, args)
@@ -50,8 +49,7 @@ func (s *Store) share(ctx context.Context, at *server, args []any) Reply {
 				case <-ctx.Done():
 				}
 			}
-			// If there is no wire now, the other caller has failed or takes too
-			// long.
+			// If there is no wire now, the other caller has failed, or takes too long.
 			if w = at.wire.Load(); w == nil {
 				return Reply{Err: resp.ErrUnsent}
 			}
@@ -82,11 +80,11 @@ func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) Reply 
 	return r
 }
 
-// startWire makes a wire of a connection that a call has used. took is how long the call
-// lasted. If the Store is being closed, startWire returns false. If another caller has made a
-// wire a moment ago, that one ends when its callers have their replies.
+// startWire makes a wire of a connection that a call has used. took is how long the call lasted. If
+// the Store is being closed, startWire returns false. If another caller has just made a wire, this
+// one replaces it, and that one ends when its callers have their replies.
 func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool {
-	// Count before the goroutine starts, so that close waits for it.
+	// Count the goroutine before it starts, so that close waits for it.
 	if !s.dialer.add() {
 		return false
 	}
@@ -96,8 +94,8 @@ func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool 
 	go func() {
 		defer s.dialer.wg.Done()
 		w.Read()
-		// This comes before End, which waits for the writer. New callers need another
-		// wire now.
+		// Remove the wire before End, because End waits for the writer, and new callers need
+		// another wire now.
 		at.wire.CompareAndSwap(w, nil)
 		w.End()
 	}()

@@ -11,11 +11,11 @@ import (
 // This file has the shared holds of spinlock and pubsublock. fairlock writes the same
 // record, so readers of the three hold a key together. redlock writes it to each node.
 
-// IntentTTL is how long an intent of Acquire keeps new shared holds away, unless the caller
-// that waits repeats it. It is three times as long as that caller sleeps.
+// IntentTTL is how long an intent keeps new shared holds away, unless the caller that waits repeats
+// the intent. It is three times as long as that caller sleeps between attempts.
 const IntentTTL = 3 * backend.SharedRetryEvery
 
-// SharedSrc is the beginning of a script that meets a shared record.
+// SharedSrc is the beginning of a script that may find a shared record.
 //
 //go:embed shared.lua
 var SharedSrc string
@@ -43,8 +43,8 @@ var (
 	sharedReleaseScript = NewScript(SharedSrc + sharedReleaseSrc)
 )
 
-// IntentKey returns the Redis key of the intent of a caller that waits until a key has no
-// shared hold. Its value is the caller's token.
+// IntentKey returns the Redis key of the intent on key: the record of a caller that waits until key
+// has no shared hold. Its value is the caller's token.
 func IntentKey(key string) string { return DerivedKey("intent", key) }
 
 // AcquireShared makes one attempt to take c.Key shared.
@@ -54,7 +54,7 @@ func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL tim
 		Args: []any{c.Token + Mark + c.Owner, Millis(c.TTL)},
 	}
 	if c.Fenced {
-		// The script draws a fence only if it gets the counter's key.
+		// The script makes a fence only if it receives the counter's key.
 		call.Keys = append(call.Keys, DerivedKey("fence", c.Key))
 		call.Args = append(call.Args, Millis(fenceTTL))
 	}
@@ -65,8 +65,8 @@ func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL tim
 	return s.Granted(reply, c)
 }
 
-// ReleaseShared releases a shared hold. Publish is nothing if a release is not published.
-// Otherwise it is the message, the channel, and the command that publishes.
+// ReleaseShared releases a shared hold. If the release is to be published, publish is the message,
+// the channel, and the command that publishes. Otherwise it is empty.
 func (s *Store) ReleaseShared(ctx context.Context, c backend.Claim, publish ...any) error {
 	return s.Owned(s.Run(ctx, sharedReleaseScript, Call{
 		Keys: []string{LockKey(c.Key)},

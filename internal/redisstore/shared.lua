@@ -1,9 +1,8 @@
--- This part handles shared records. A script that meets one begins with it.
+-- This part handles shared records. A script that may find one begins with it.
 --
--- A shared record is a sorted set under the key of the lock. For each holder it has a
--- member, token#owner, whose score is the end of the holder's term by the server's clock,
--- in ms. The set's own time to live ends with the latest of them. So the key exists as
--- long as the lock is held, as with every other record.
+-- A shared record is a sorted set under the key of the lock. Each holder has a member token#owner,
+-- whose score is the end of the holder's term by the server's clock, in ms. The set's own time to
+-- live ends with the latest term, so the key exists as long as the lock is held.
 
 -- clock returns the server's clock in ms.
 local function clock()
@@ -11,9 +10,9 @@ local function clock()
 	return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- readers removes the members of a shared record whose term has ended, and returns how
--- many are left. It returns 0 if the key is free, and nil if it has another value. A set is a
--- shared record only if it has an end and its first member has the form of one.
+-- readers removes the members of a shared record whose term has ended, and returns how many are
+-- left. It returns 0 if the key is free, and nil if it has another value. A set is a shared record
+-- only if it has an end and its first member begins with a token and '#'.
 local function readers(lock, now)
 	local first = redis.pcall('ZRANGE', lock, 0, 0)
 	if first.err then
@@ -26,21 +25,21 @@ local function readers(lock, now)
 	return redis.call('ZCARD', lock)
 end
 
--- fit sets the time to live of a shared record that has members.
+-- fit sets the time to live of a shared record, which has members, to its latest term.
 local function fit(lock, now)
 	local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
 	redis.call('PEXPIRE', lock, string.format('%.0f', math.max(tonumber(last[2]) - now, 1)))
 end
 
--- enter gives a member a term in ms. A longer term that it has stays: a request may arrive
--- twice, or after a later one. It returns nothing, or the error of PEXPIRE.
+-- enter gives a member a term in ms. It never shortens a term, because a request may arrive twice,
+-- or after a later one. It returns nothing, or the error of PEXPIRE.
 local function enter(lock, member, term, now)
 	local till = tonumber(redis.call('ZSCORE', lock, member) or '')
 	redis.call('ZADD', lock, string.format('%.0f', math.max(now + term, till or 0)), member)
 	local ok, err = pcall(fit, lock, now)
 	if not ok then
-		-- A user that may not PEXPIRE must not leave a record without an end. A hold that
-		-- cannot be prolonged keeps its term.
+		-- A user that may not PEXPIRE must not create a record without an end. If the member is a
+		-- hold that cannot be prolonged, it keeps its term.
 		if till then
 			redis.call('ZADD', lock, string.format('%.0f', till), member)
 		else
@@ -50,7 +49,8 @@ local function enter(lock, member, term, now)
 	end
 end
 
--- find returns the member of a token, or nil if the record has none. Prefix is the token with '#' after it. The owner is usually the record's.
+-- find returns the member of a token, or nil if the record has none. prefix is the token with '#'
+-- after it. Usually the member has this owner, and no search is needed.
 local function find(lock, prefix, owner)
 	if redis.call('ZSCORE', lock, prefix .. owner) then return prefix .. owner end
 	for _, member in ipairs(redis.call('ZRANGE', lock, 0, -1)) do

@@ -19,7 +19,7 @@ if waits ~= -2 then return {0, waits, ''} end
 
 local fence, refused = '', nil
 if KEYS[3] then
-	-- Write the counter first: if a later write is refused, no key is taken.
+	-- Write the counter first, so that the key is not taken if Redis refuses one of the writes.
 	fence, refused = nextFence(KEYS[3], ARGV[3])
 	if not fence then return refused end
 end

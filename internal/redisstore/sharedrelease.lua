@@ -1,4 +1,4 @@
--- Releases one shared hold. If it was the last one, wakes the waiters. The text of
+-- Releases one shared hold. If it was the last one, the script wakes the waiters. The text of
 -- shared.lua comes before this part.
 -- KEYS: the lock
 -- ARGV: the token with '#' after it, the owner; if a release is published, the message,

@@ -16,8 +16,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// This file asks the servers of a cluster which slots they have, and whether they can be
-// used.
+// This file asks the servers of a cluster which slots they have, and whether they can be used.
 
 // span is a range of slots and the address of their server.
 type span struct {
@@ -25,8 +24,8 @@ type span struct {
 	addr        string
 }
 
-// search queries the servers for the slots, until one answers. It queries the next one when
-// one has failed or is slow.
+// search queries the servers for the slots until one answers. It queries the next server if one has
+// failed or is slow.
 func (c *cluster) search(ctx context.Context, timeout time.Duration) error {
 	answers, errs := askAll(ctx, c.nodes(), hedgeAfter, 0, func(ctx context.Context, s *server) ([]span, error) {
 		return c.ask(ctx, s, timeout)
@@ -38,8 +37,8 @@ func (c *cluster) search(ctx context.Context, timeout time.Duration) error {
 	return nil
 }
 
-// nodes returns the servers to query, in a random order, so that the clients of a cluster do
-// not all query one server.
+// nodes returns the servers to query, in a random order, so that the clients of a cluster do not
+// all query the same one.
 func (c *cluster) nodes() []*server {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,12 +69,12 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 		first, _ := parts[0].(int64)
 		last, ok := parts[1].(int64)
 		if who, _ := parts[2].([]any); ok && len(who) > 1 && 0 <= first && first <= last && last < slot.Count {
-			host, _ := who[0].(string) // nil if the server does not know it
+			host, _ := who[0].(string) // nil if the server does not know its host
 			port, _ := who[1].(int64)
 			spans = append(spans, span{first, last, hostport(host, strconv.FormatInt(port, 10), s.addr)})
 			total += last - first + 1
 		}
-		// A cluster has slot.Count slots, so some of these ranges overlap.
+		// A cluster has only slot.Count slots, so some of these ranges overlap.
 		if total > slot.Count {
 			return nil, fmt.Errorf("%s: %w", s.addr, resp.Unexpected(reply.Value, c.a.secrets()...))
 		}
@@ -86,8 +85,8 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 	return spans, nil
 }
 
-// adopt takes over the slots of an answer. It closes the pools of servers that have
-// had no slot for a while.
+// adopt replaces the known slots by those of an answer. It closes the pools of servers that have
+// had no slot for staleAfter.
 func (c *cluster) adopt(spans []span) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,8 +108,8 @@ func (c *cluster) adopt(spans []span) {
 			s.unused = time.Time{}
 		case s.unused.IsZero():
 			s.unused = c.asked
-		// Not sooner, because callers that found the server earlier may still use
-		// its pool.
+		// The pool is closed only after staleAfter, because callers that found the server earlier
+		// may still use it.
 		case c.asked.Sub(s.unused) > staleAfter:
 			s.pool.Close()
 			delete(c.servers, addr)
@@ -118,8 +117,8 @@ func (c *cluster) adopt(spans []span) {
 	}
 }
 
-// probe asks all masters. It returns an error if one refuses, or if none answers. If
-// only some do not answer, the others can be used.
+// probe calls ask for all masters. It returns an error if one of them replies with an error, or if
+// none answers. If only some do not answer, it returns nil, because the others can be used.
 func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
 	answers, errs := askAll(ctx, c.masters(), 0, grace, func(ctx context.Context, s *server) (struct{}, error) {
 		return struct{}{}, ask(ctx, s)

@@ -19,14 +19,14 @@ import (
 // goroutines may use it at once. Its calls end with their contexts, unless the caller
 // passed the client: see Cancellation.
 type Store struct {
-	// Subscriber has the subscriptions of the Store. Close closes it.
+	// Subscriber holds the subscriptions of the Store. Close closes the Subscriber.
 	*pubsub.Subscriber
 
-	name      string // begins the errors that do not name a single server
+	name      string // the prefix of errors that do not name a single server
 	servers   topology
 	isCluster bool     // keys are in slots, and channels may be
 	replicas  int      // how many replicas must confirm a hold
-	secrets   []string // no error has these
+	secrets   []string // no error may contain these
 	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
 	dialer    *dialer  // nil if the caller of hasp passed the client
 
@@ -43,12 +43,12 @@ type topology interface {
 	// all returns the servers that have keys.
 	all(ctx context.Context) ([]*server, error)
 
-	// follow reports to which server to send a command again, and whether ASKING must
-	// precede it. to is nil unless at redirected the command, or at was closed because it
-	// is not in use any more.
+	// follow returns the server to which a command must be sent again after at returned err, and
+	// whether ASKING must precede it. to is nil unless at redirected the command, or at was closed
+	// because it is not in use any more.
 	follow(at *server, key string, err error) (to *server, asking bool)
 
-	// failed reports an error of a server to the topology, which may search anew.
+	// failed reports an error of a server, so that the topology may search for the servers again.
 	failed(at *server, err error)
 }
 
@@ -65,11 +65,11 @@ type server struct {
 	waits   waitBatch                 // for holds that replicas must confirm
 	wire    atomic.Pointer[resp.Wire] // the shared connection; nil if there is none
 
-	// making ends when a caller has made a wire, or has failed, or after a moment.
-	// It is nil if no caller makes one.
+	// making is the context of the caller that makes a wire. It ends when that caller has made one,
+	// or has failed, or after hesitation. It is nil if no caller makes a wire.
 	making atomic.Pointer[context.Context]
 
-	unused time.Time // since when it has no slot of its cluster, whose mu guards this
+	unused time.Time // when it was first found without slots, or zero; its cluster's mu guards it
 }
 
 // newServer returns a server without connections.
@@ -81,8 +81,8 @@ func newServerOf(p *resp.Pool) *server {
 	return &server{Server: pubsub.Own(p), pool: p, addr: p.Addr, name: "redis " + p.Addr}
 }
 
-// process returns the process that has the slot of key. If the caller passed a cluster
-// client, that is one of its masters.
+// process returns the Redis process that has the slot of key. If the caller passed a cluster
+// client, at stands for the whole cluster, and process returns one of its masters.
 func (at *server) process(ctx context.Context, key string) (pubsub.Server, error) {
 	if cluster, ok := at.rdb.(*redis.ClusterClient); ok {
 		client, err := cluster.MasterForKey(ctx, key)
@@ -121,8 +121,8 @@ func New(rdb redis.UniversalClient) *Store {
 	return s
 }
 
-// subscribe makes the Subscriber. If channels can move to another server, reload makes
-// the Store find out soon where they are; otherwise it is nil.
+// subscribe makes the Subscriber. reload makes the Store find out soon where the channels are. It
+// is nil if they cannot move to another server.
 func (s *Store) subscribe(reload func()) {
 	s.Subscriber = pubsub.New(pubsub.Config{
 		Server: func(ctx context.Context, slotKey string) (pubsub.Server, error) {
@@ -138,11 +138,10 @@ func (s *Store) subscribe(reload func()) {
 	})
 }
 
-// Name returns the beginning of the Store's errors.
+// Name returns the prefix of the Store's errors.
 func (s *Store) Name() string { return s.name }
 
-// Close ends all subscriptions, and closes the connections of a Store that Open
-// or Prepare has made.
+// Close ends all subscriptions. If Open or Prepare made the Store, it also closes the connections.
 func (s *Store) Close() error {
 	// Close the Subscriber before the connections that it uses.
 	s.Subscriber.Close()
@@ -153,10 +152,10 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Ends reports when a call returns at the latest if the server does not answer. If the
+// Cancellation reports when a call returns at the latest if the server does not answer. If the
 // caller passed the client, Cancellation assumes that its hooks obey their contexts. A Limiter, a
-// CredentialsProvider or a StreamingCredentialsProvider gets no context. With one of
-// these, a call may outlast its context.
+// CredentialsProvider or a StreamingCredentialsProvider receives no context, so with one of these a
+// call may outlast its context.
 func (s *Store) Cancellation() backend.Cancellation {
 	if s.dialer != nil {
 		return backend.CancelPrompt
@@ -180,13 +179,13 @@ func (s *Store) Cancellation() backend.Cancellation {
 // fail adds the name of the Store to an error.
 func (s *Store) fail(err error) error { return s.named(s.name, err) }
 
-// named adds a name to an error, and removes passwords: some servers repeat a
-// command that they do not understand. If a reply has a password, the error's cause is
-// dropped, because a program may unwrap and print it.
+// named adds a name to an error, and removes passwords, because some servers repeat a command that
+// they do not understand. If err or its reply contains a password, named also drops the error's
+// cause, because a program may unwrap and print it.
 func (s *Store) named(name string, err error) error {
 	all := err.Error()
 	if reply := redis.Error(nil); errors.As(err, &reply) {
-		all += reply.Error() // err may have only a part of it
+		all += reply.Error() // err may contain only a part of the reply
 	}
 	if resp.Hide(all, s.secrets...) != all {
 		err = errors.New(resp.Hide(err.Error(), s.secrets...))

@@ -20,9 +20,9 @@ import (
 // ours is the beginning of each key that hasp derives.
 const ours = "hasp:{"
 
-// LockKey returns the Redis key of the lock on key, for all strategies. It is key
-// itself, so that the strategies exclude each other and other programs. If key could be
-// a derived key, such as a fence, LockKey returns a derived name.
+// LockKey returns the Redis key of the lock on key, for all strategies. It is key itself, so that
+// the strategies exclude each other and other programs. If key looks like a derived key, such as a
+// fence, LockKey returns a derived name.
 func LockKey(key string) string {
 	if strings.HasPrefix(key, ours) {
 		return DerivedKey("lock", key)
@@ -30,15 +30,15 @@ func LockKey(key string) string {
 	return key
 }
 
-// DerivedKey returns the name of a Redis key that belongs to the lock on key, such as
-// its fence. It is in the cluster slot of LockKey(key), whatever bytes key has. No two
-// keys or kinds have the same name.
+// DerivedKey returns the name of a Redis key that belongs to the lock on key, such as its fence. It
+// is in the cluster slot of LockKey(key), whatever bytes key contains. Different keys, or different
+// kinds, have different names.
 func DerivedKey(kind, key string) string {
 	return ours + slot.Tag(key) + "}:" + kind + ":" + key
 }
 
-// Channel returns the name of a channel of hasp's on which scripts on key can publish.
-// On a cluster there is one for each slot.
+// Channel returns the name of one of hasp's channels, on which scripts on key can publish. On a
+// cluster each slot has its own.
 func (s *Store) Channel(name, key string) string {
 	if s.isCluster {
 		return ours + slot.Number(slot.Of(LockKey(key))) + "}:" + name
@@ -60,7 +60,7 @@ func Owner(record string) string {
 	return ""
 }
 
-// isToken reports whether a text has the characters of a token, or of the token~n of
+// isToken reports whether a text consists of the characters of a token, or of the token~n of
 // redlock and spinlock.
 func isToken(text string) bool {
 	for _, r := range text {
@@ -76,9 +76,8 @@ func Millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// Rest returns the milliseconds until then, rounded up: the term of a key that is
-// released with KeepUntil. It returns 0 if then is zero or has passed, so that the key is
-// to be freed.
+// Rest returns the milliseconds until then, rounded up: the term of a key that is released with
+// KeepUntil. It returns 0 if then is zero or has passed. In that case the key must be freed.
 func Rest(then time.Time) int64 {
 	if then.IsZero() {
 		return 0
@@ -102,7 +101,7 @@ type Found struct {
 	fence   string
 }
 
-// Decode decodes the reply of such a script, and reports whether it is valid.
+// Decode decodes the reply of a script that reports on a key, and reports whether it is valid.
 func Decode(reply any) (Found, bool) {
 	parts, _ := reply.([]any)
 	if len(parts) < 3 {
@@ -121,8 +120,8 @@ func Decode(reply any) (Found, bool) {
 	return f, ok
 }
 
-// Refusal decodes the reply {0, PTTL, start of the record} of a script that found the key
-// held, and reports whether it is one. If the record is shared, a member of it follows.
+// Refusal decodes the reply {0, PTTL, start of the record} of a script that found the key held, and
+// reports whether reply has this form. If the record is shared, a member of it follows.
 func Refusal(reply any) (Found, bool) {
 	parts, _ := reply.([]any)
 	if len(parts) < 3 || parts[0] != int64(0) {
@@ -161,7 +160,7 @@ func (f Found) Status() backend.Status {
 		s.Shared = append(s.Shared, Owner(m))
 	}
 
-	// A counter that is no number gives no fence. The status is valid without it.
+	// If the counter's value is not a number, there is no fence, and the rest is valid.
 	if n, err := strconv.ParseUint(f.fence, 10, 64); err == nil {
 		s.Fence = n
 	}
@@ -181,10 +180,10 @@ func OpenOne(ctx context.Context, strategy string, nodes []string, params map[st
 	return Open(ctx, nodes[0], params)
 }
 
-// Renew runs sc once for each claim, and passes the results to done, as
-// backend.Driver's Renew does. The script extends the hold on its key. Its arguments
-// are the claim's token with mark after it, and the term in milliseconds. It returns
-// 1, or 0 if the token does not hold the key. Shared holds have a script of their own.
+// Renew runs sc once for each claim, and passes the results to done, as backend.Driver's Renew
+// does. The script extends the hold on its key. Its arguments are the claim's token with mark after
+// it, and the term in milliseconds. It returns 1, or 0 if the token does not hold the key. For
+// shared holds, Renew runs another script.
 func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark string, done func(i int, g backend.Grant, err error)) {
 	alone, shared := make([]int, 0, len(cs)), []int(nil) // indexes in cs
 	for i, c := range cs {
@@ -197,7 +196,7 @@ func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark 
 	var wg sync.WaitGroup
 	defer wg.Wait() // done must not be called after Renew has returned
 	if len(shared) > 0 {
-		wg.Go(func() { s.renew(ctx, sharedRenewScript, cs, shared, Mark, done) }) // the mark of every shared record
+		wg.Go(func() { s.renew(ctx, sharedRenewScript, cs, shared, Mark, done) }) // every shared record has Mark
 	}
 	s.renew(ctx, sc, cs, alone, mark, done)
 }
@@ -221,7 +220,7 @@ func (s *Store) renew(ctx context.Context, sc *Script, cs []backend.Claim, which
 	})
 }
 
-// Inspect runs a script that reports on a key; see [Found]. Its keys are the lock and
+// Inspect runs a script that reports on a key; see [Found]. The keys of the script are the lock and
 // the fence counter.
 func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.Status, error) {
 	reply, err := s.Run(ctx, sc, Call{Keys: []string{LockKey(key), DerivedKey("fence", key)}})
@@ -261,8 +260,8 @@ func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 	return backend.Grant{}, s.Unexpected(reply)
 }
 
-// Owned decodes the reply of a script that returns 1 if its token held the key, and
-// 0 if not. For 0 the error is backend.ErrLost. If err is not nil, Owned returns it.
+// Owned decodes the reply of a script that returns 1 if its token held the key, and otherwise 0.
+// For 0 the error is backend.ErrLost. If err is not nil, Owned returns err.
 func (s *Store) Owned(reply any, err error) error {
 	switch {
 	case err != nil:
