@@ -12,7 +12,7 @@ if left ~= -2 then
 	local record = redis.pcall('GETRANGE', KEYS[1], 0, 1023)
 	if type(record) == 'string' then return {0, left, record} end
 	local member = look(KEYS[1], 1)[1]
-	-- Without the intent the caller is held all the same, but readers may come before it.
+	-- If SET fails, the caller is refused all the same, but readers may come before it.
 	if member and intent then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
 	return {0, left, '', member}
 end
@@ -20,7 +20,7 @@ end
 if intent then redis.call('UNLINK', intent) end
 local fence, refused = '', nil
 if ARGV[3] ~= '' then
-	-- Write the counter first: if the second write is refused, no key is taken.
+	-- Write the counter first, so that the key is not taken if Redis refuses one of the writes.
 	fence, refused = nextFence(KEYS[2], ARGV[3])
 	if not fence then return refused end
 end

@@ -1,4 +1,4 @@
--- Releases a key, if the token holds it. With a rest of the term, the key stays taken.
+-- Releases a key, if the token holds it. If a rest of the term is given, the key stays taken.
 -- KEYS: the lock
 -- ARGV: the token with '~' after it, a channel if Spring's registry listens there or '',
 -- and the rest of the term in ms if the key stays taken
@@ -10,8 +10,8 @@ if type(record) ~= 'string' then
 end
 if record ~= ARGV[1] then return 0 end
 if ARGV[3] then
-	-- No claim has the new token, so no late command finds its own. Without memory, Redis
-	-- refuses SET before a script has written anything, so PEXPIRE comes first.
+	-- No claim has the new token, so no late command finds its own. PEXPIRE comes first, because a
+	-- Redis that is out of memory refuses SET unless the script has written before.
 	record = redis.call('GETRANGE', KEYS[1], 0, -1)
 	redis.call('PEXPIRE', KEYS[1], ARGV[3])
 	redis.call('SET', KEYS[1], 'kept-' .. record, 'PX', ARGV[3])

@@ -12,15 +12,15 @@
 // # Cost
 //
 // It takes one round trip to lock a free key and one to unlock it. If the key is held, the
-// first attempt of a caller takes a second round trip, for the holder and the rest of the
-// term. Later attempts, and attempts with WithFence, take one. Renewals travel in batches.
+// It takes one round trip to lock a free key and one to unlock it. If the key is held, the first
+// attempt of a caller takes a second round trip, to learn the holder and the rest of the term.
+// Later attempts, and attempts with WithFence, take one. Renewals travel in batches.
 // hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
-//
 // All Clients that wait for a key make about eight attempts for each hold, however many they
-// are, and the key is free for about an eighth of the time. spinlock is for up to some hundred
-// processes that want the same key: each asks at least three times a second. With the other
-// strategies on Redis, a release sends a message to those that wait.
-//
+// All Clients that wait for a key together make about eight attempts for each hold, however many
+// they are, and the key is free for about an eighth of the time. Each process asks at least three
+// times a second, so spinlock is for up to some hundred processes that want the same key. With the
+// other strategies on Redis, a release sends a message to those that wait.
 // # URL
 //
 //	spinlock+redis://user:password@host:port/db
@@ -38,33 +38,30 @@
 //
 // A lock is a string under the key itself. Its value is token~n#owner, and its time
 // to live is the term. The Client waited for n microseconds; those that wait now follow
-// that number. If hasp.WithMinHold keeps the key after an Unlock, the value is
-// kept-token~n#owner. Spring's RedisLockRegistry stores its locks in the same
-// way. With the prefix "registry:", hasp and
-// new RedisLockRegistry(connectionFactory, "registry") exclude each other. A key
-// with any other value counts as held.
-//
-// With registry=registry, a release or a Break also publishes the key to
-// registry-channel:KEY, where registries of the type PUB_SUB_LOCK listen. Without
+// A lock is a string under the key itself. Its value is token~n#owner, and its time to live is the
+// term. n is how many microseconds the Client waited for the key. Clients that wait now choose
+// their pace by n. If hasp.WithMinHold keeps the key after an Unlock, the value is
+// kept-token~n#owner. Spring's RedisLockRegistry stores its locks in the same way. For keys with
+// the prefix "registry:", hasp and new RedisLockRegistry(connectionFactory, "registry") exclude
+// each other. A key with any other value counts as held.
 // the parameter, their threads block until their own timeout. If the Redis user
-// may not publish, the key is freed without a message.
-//
-// A shared lock is a sorted set under the key itself. Each holder has a member
-// token#owner, whose score is the end of its term in ms by the server's clock. The time to
+// With registry=registry, a release or a Break also publishes the key to registry-channel:KEY,
+// where registries of the type PUB_SUB_LOCK listen. Without the parameter, the threads of such a
+// registry block until their own timeout. If the Redis user may not publish, the key is freed
+// without a message.
 // live of the key is the longest term. It is the same for pubsublock and fairlock, so
-// readers of these three share a key. To hasp, a sorted set without an end, or whose
-// first member has another form, is a foreign value that holds the key. A registry of Spring gets
-// WRONGTYPE on a shared lock, an exception instead of "held".
-//
-// A caller that readers refuse, and that waits, leaves an intent: the string
-// hasp:{tag}:intent:key, with its token, for 300 ms and twice the last round trip. While it
-// exists, new readers are refused, but not those of fairlock.
+// A shared lock is a sorted set under the key itself. Each holder has a member token#owner, whose
+// score is the end of its term in ms by the server's clock. The time to live of the key is the
+// longest term. pubsublock and fairlock store a shared lock in the same way, so readers of these
+// three share a key. To hasp, a sorted set without an end, or whose first member has another form,
+// is a foreign value that holds the key. On a shared lock, a registry of Spring receives WRONGTYPE,
+// an exception instead of "held".
 // The caller repeats it with each attempt, and its grant removes it. If the
-// caller gives up, nothing removes the intent: it ends by itself.
-//
-// A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
-// the cluster slot of the key. A user's key that begins with "hasp:{" is stored
-// under hasp:{tag}:lock:key instead.
+// If readers refuse a caller that waits, the caller stores an intent: the string
+// hasp:{tag}:intent:key, with its token, for 300 ms and twice the last round trip. While it exists,
+// new readers are refused, except those of fairlock. The caller repeats the intent with each
+// attempt, and its grant removes it. If the caller gives up, nothing removes the intent, but it
+// expires.
 //
 // The driver needs Redis 6.2 or later.
 package spinlock
@@ -93,14 +90,14 @@ type Options struct {
 	// Client is the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Registry is the registryKey of the RedisLockRegistry of Spring that shares
-	// the keys, if its type is PUB_SUB_LOCK. Releases are then published as that
-	// registry publishes its own. By default nothing is published.
+	// Registry is the registryKey of the RedisLockRegistry of Spring that shares the keys, if its
+	// type is PUB_SUB_LOCK. Releases are then published as that registry publishes its own. By
+	// default nothing is published.
 	Registry string
 
-	// FenceTTL is how long the fence counter of a key is kept after its last
-	// fenced hold began. Fences after that still grow as long as the server's
-	// clock advances. The default is 30 days, the minimum is a millisecond.
+	// FenceTTL is how long the fence counter of a key is kept after its last fenced hold began.
+	// Later fences still grow as long as the server's clock advances. The default is 30 days, the
+	// minimum is a millisecond.
 	FenceTTL time.Duration
 }
 
@@ -109,7 +106,7 @@ type driver struct {
 	store    *redisstore.Store
 	registry string // see Options.Registry; if it is "", releases are not published
 	fenceTTL time.Duration
-	trip     atomic.Int64 // how long the last script that wanted a key took
+	trip     atomic.Int64 // how long the last run of acquireScript took
 }
 
 var (
@@ -117,11 +114,11 @@ var (
 	_ backend.Lister    = (*driver)(nil)
 )
 
-// New returns a Client whose locks are in the Redis of rdb. That is a client of one server, of a
-// cluster, or of the master that sentinels name. A redis.Ring does not fit: it moves keys to other
-// servers while one is down. rdb remains the caller's: its settings stay as they are, except that
-// hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
-// the error is hasp.ErrInvalid.
+// New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a
+// cluster, or of the master that sentinels name. A redis.Ring does not fit, because it moves keys
+// to other servers while one is down. rdb remains the caller's: Close does not close it, and its
+// settings stay as they are, except that hasp's commands are not retried. If rdb is nil or o is out
+// of range, the error is hasp.ErrInvalid.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(rdb, o)
@@ -205,20 +202,20 @@ func record(c backend.Claim) string {
 	return c.Token + mark + strconv.FormatInt(c.Waited.Microseconds(), 10) + redisstore.Mark + c.Owner
 }
 
-// waited returns how long the Client waited that has the hold of a record, or 0 if the
-// record does not tell.
+// waited returns how long the Client that wrote a record had waited, or 0 if the record does not
+// contain that.
 func waited(record string) time.Duration {
 	_, rest, _ := strings.Cut(record, mark)
 	text, _, _ := strings.Cut(rest, redisstore.Mark)
-	n, err := strconv.ParseUint(text, 10, 48) // of another program it may be anything
+	n, err := strconv.ParseUint(text, 10, 48) // in a value of another program, text may be anything
 	if err != nil {
 		return 0
 	}
 	return time.Duration(n) * time.Microsecond
 }
 
-// Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
-// readers, unless a caller has left an intent.
+// Acquire takes c.Key if nothing is stored under it. A shared claim also takes a key that readers
+// hold, unless a caller has stored an intent.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Shared {
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
@@ -236,17 +233,16 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	case reply == "OK":
 		return backend.Grant{}, nil
 	case reply != nil:
-		return backend.Grant{}, d.store.Unexpected(reply) // of unknown outcome
+		return backend.Grant{}, d.store.Unexpected(reply) // the outcome is unknown
 	}
 	// The key is held. The script reports the holder, or takes the key if it is free by now.
 	// The refusal was definite, so the token may be sent again.
 	return d.take(ctx, c, key)
 }
 
-// take takes the key by a script. With a fence, the script gets that as well, so that no
-// later hold can get a smaller one. If readers hold the key and the caller waits, it leaves
-// an intent, which keeps new readers away. If the key is free, it removes any intent, also
-// another caller's.
+// take runs the script that takes the key. The same script makes the fence, so that no later hold
+// can receive a smaller one. If readers hold the key and the caller waits, it stores an intent,
+// which keeps new readers away. If the key is free, it removes any intent, even another caller's.
 func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
 	call := redisstore.Call{Keys: []string{key}, Args: []any{record(c), redisstore.Millis(c.TTL), ""}}
 	if c.Fenced {
@@ -255,7 +251,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend
 	}
 	plain := call
 	if c.WillRetry {
-		// The next attempt repeats the intent, and arrives later if the server is far away.
+		// The intent must last until the next attempt repeats it, also if the server is far away.
 		term := redisstore.IntentTTL + min(2*time.Duration(d.trip.Load()), c.Timeout)
 		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
 		call.Args = append(call.Args, c.Token, redisstore.Millis(term))
@@ -263,7 +259,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend
 	began := time.Now()
 	reply, err := d.store.Run(ctx, acquireScript, call)
 	if c.WillRetry && (redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "TRYAGAIN")) {
-		// This user may not leave intents, or the slot of the two keys is being moved. Redis
+		// This user may not store intents, or the slot of the two keys is being moved. Redis
 		// refused the script before it wrote anything. Without an intent, readers may come first.
 		reply, err = d.store.Run(ctx, acquireScript, plain)
 	}
@@ -283,8 +279,8 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	d.store.Renew(ctx, renewScript, cs, mark, done)
 }
 
-// Release removes the record of c.Token. With c.KeepUntil it replaces the token in the
-// record, which ends then. Of a shared record it removes the member of c.Token.
+// Release removes the record of c.Token. With c.KeepUntil it replaces the token in the record, and
+// the record then expires at that time. From a shared record it removes the member of c.Token.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	key := redisstore.LockKey(c.Key)
 	if c.Shared {
@@ -307,8 +303,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 // key.
 func (d *driver) channel(key string) string { return d.registry + "-channel:" + key }
 
-// Inspect returns the holders of key. Since is not recorded. A holder that does not
-// use hasp has no Owner.
+// Inspect returns the holders of key. The driver does not record Since. A holder that does not use
+// hasp has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)
 }
