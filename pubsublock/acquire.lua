@@ -1,5 +1,5 @@
--- Takes a free key, with a fence if that is wanted. It also takes it for a caller that
--- readers refused before. This part follows fence.lua and look.lua of redisstore.
+-- Takes a free key, with a fence if that is wanted. If readers refused the driver before, the
+-- script also stores or removes the intent. This part follows fence.lua and look.lua of redisstore.
 -- KEYS: the lock, its fence counter if a fence is wanted, the intent if readers refused
 -- ARGV: the field of the record, the term in ms, the counter's own term in ms or ''; and if
 -- readers refused, the token and the term of the intent in ms, with 0 if the caller does
@@ -16,7 +16,7 @@ if left ~= -2 then
 		return {0, left, string.sub(field, 1, 1024)}
 	end
 	local member = look(KEYS[1], 1)[1]
-	-- Without the intent the caller is held all the same, but readers may come before it.
+	-- If SET fails, the caller is refused all the same, but readers may come before it.
 	if member and intent and ARGV[5] ~= '0' then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
 	return {0, left, '', member}
 end
@@ -24,7 +24,7 @@ end
 if intent then redis.call('UNLINK', intent) end
 local fence, refused = '', nil
 if ARGV[3] ~= '' then
-	-- Write the counter first: if a later write is refused, no key is taken.
+	-- Write the counter first, so that the key is not taken if Redis refuses one of the writes.
 	fence, refused = nextFence(KEYS[2], ARGV[3])
 	if not fence then return refused end
 end

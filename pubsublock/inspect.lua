@@ -1,7 +1,7 @@
 -- Reads the record of a key. This part follows look.lua of redisstore.
 -- KEYS: the lock, its fence counter
--- Returns {PTTL, start of the record's field, fence}, with '' for what does
--- not exist, and up to 1,000 members after it if the record is shared.
+-- Returns {PTTL, start of the record's field, fence}, with '' for what does not exist. If the
+-- record is shared, up to 1,000 members follow.
 -- A PTTL of -2 means that the key is free, and -1 that it has no end.
 local fields = redis.pcall('HLEN', KEYS[1])
 local field = fields == 1 and redis.call('HKEYS', KEYS[1])[1] or ''

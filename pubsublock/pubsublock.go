@@ -10,19 +10,18 @@
 // order. A Redis that fails over to a replica may lose its newest writes, and a
 // lock with them; replicas=N makes that rarer. See docs/redis.md.
 //
-// A release wakes the waiters. They also try once a second, and when the
-// holder's term ends. So they notice within a second that a message was lost,
-// that a connection is half open, or that a strategy released the key without a
-// message. If other programs poll more often and publish nothing, the key may be
-// taken again by then.
+// A release wakes the waiters. They also try once a second, and when the holder's term ends. So if
+// a message was lost, a connection is half open, or a strategy released the key without a message,
+// they notice within a second. Until then, other programs that poll more often, and publish
+// nothing, may take the key.
 //
 // # Cost
 //
-// It takes one round trip to lock a free key, one to find that a key is held, and one to
-// unlock. A Client uses one more connection to each server for all its subscriptions. It
-// subscribes to the channel of a key once, and stays subscribed while callers wait for the
-// key. After a release each process that waits makes one attempt. Renewals travel in
-// batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
+// It takes one round trip to lock a free key, one to find that a key is held, and one to unlock. A
+// Client uses one more connection to each server for all its subscriptions. It subscribes to the
+// channel of a key once, and stays subscribed while callers wait for the key. After a release, each
+// process that waits makes one attempt. Renewals travel in batches. hasp.Client.List scans the
+// names of all keys of the Redis: see docs/redis.md.
 //
 // # URL
 //
@@ -44,27 +43,26 @@
 // its field is id:thread, and its value counts re-entries. A key with any other
 // value counts as held.
 //
-// A release publishes 0 to redisson_lock__channel:{key}, or without the braces
-// if the key has an opening brace itself. So does a release that keeps the key. On a cluster of Redis 7 or later the
-// channel is sharded, as Redisson's is. If braces in the key would put that
-// channel into another slot than the key, the channel is hasp:{tag}:channel:key.
-// If the Redis user may not publish, the key is freed without a message. If it
-// may not subscribe, waiters poll.
+// A release publishes 0 to redisson_lock__channel:{key}, even if it keeps the key. If the key
+// contains an opening brace, the name has no braces around the key. On a cluster of Redis 7 or
+// later the channel is sharded, as Redisson's is. If braces in the key would put that channel into
+// another slot than the key, the channel is hasp:{tag}:channel:key. If the Redis user may not
+// publish, the key is freed without a message. If it may not subscribe, waiters poll.
 //
-// A shared lock is the sorted set that package spinlock describes, so readers of both share a
-// key. Redisson gets WRONGTYPE on it, an exception instead of "held". The release of the last
-// holder is published, not those before it.
+// A shared lock is the sorted set that package spinlock describes, so readers of both share a key.
+// Redisson receives WRONGTYPE on it, an exception instead of "held". Only the release of the last
+// holder is published.
 //
-// A caller that readers refuse, and that waits, leaves an intent: the string
-// hasp:{tag}:intent:key, with its token, for 3 seconds. It works as that of spinlock. But if the
-// caller gives up, its release removes the intent and publishes 0, so that the readers try at
-// once.
+// If readers refuse a caller that waits, the caller stores an intent: the string
+// hasp:{tag}:intent:key, with its token, for 3 seconds. It works like the intent of spinlock. But
+// if the caller gives up, its release removes the intent and publishes 0, so that the readers try
+// at once.
 //
 // A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
 // the cluster slot of the key. A user's key that begins with "hasp:{" is stored
 // under hasp:{tag}:lock:key instead.
 //
-// Redis 6.2 or later.
+// The driver needs Redis 6.2 or later.
 package pubsublock
 
 import (
@@ -94,15 +92,14 @@ type Options struct {
 	// Client is the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Channel is the prefix of every channel's name; a colon and the key follow.
-	// All clients that share a lock must use the same one. It may not contain an
-	// opening brace. The default is redisson_lock__channel, as
-	// Redisson has it.
+	// Channel is the prefix of every channel's name; a colon and the key follow. All clients that
+	// share a lock must use the same prefix. It must not contain an opening brace. The default is
+	// redisson_lock__channel, which is Redisson's.
 	Channel string
 
-	// FenceTTL is how long the fence counter of a key is kept after its last
-	// fenced hold began. Fences after that still grow as long as the server's
-	// clock advances. The default is 30 days, the minimum is a millisecond.
+	// FenceTTL is how long the fence counter of a key is kept after its last fenced hold began.
+	// Later fences still grow as long as the server's clock advances. The default is 30 days, the
+	// minimum is a millisecond.
 	FenceTTL time.Duration
 }
 
@@ -112,12 +109,12 @@ type driver struct {
 	channel  string // the prefix of the channels' names
 	fenceTTL time.Duration
 
-	// crowds is how many Clients waited for a key when this driver released it: how many
-	// connections received the message, of which one is taken for this driver's own. The others
-	// have a turn before this driver's next one.
+	// crowds holds, for a key that this driver released, how many connections received the message.
+	// One of them is assumed to be this driver's own. The Clients of the others have their turns
+	// before this driver's next one.
 	crowds memory[int]
 
-	// intents is the keys at which this driver may have left an intent.
+	// intents holds the keys at which this driver may have stored an intent.
 	intents memory[struct{}]
 }
 
@@ -127,11 +124,11 @@ var (
 	_ backend.Lister    = (*driver)(nil)
 )
 
-// New returns a Client whose locks are in the Redis of rdb. That is a client of one server, of a
-// cluster, or of the master that sentinels name. A redis.Ring does not fit: it moves keys to other
-// servers while one is down. rdb remains the caller's: its settings stay as they are, except that
-// hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
-// the error is hasp.ErrInvalid.
+// New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a
+// cluster, or of the master that sentinels name. A redis.Ring does not fit, because it moves keys
+// to other servers while one is down. rdb remains the caller's: Close does not close it, and its
+// settings stay as they are, except that hasp's commands are not retried. If rdb is nil or o is out
+// of range, the error is hasp.ErrInvalid.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(rdb, o)
@@ -166,7 +163,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 	if _, err := newDriver(nil, &o); err != nil {
-		return nil, err // before anything is connected to
+		return nil, err // before OpenOne calls the servers
 	}
 
 	s, err := redisstore.OpenOne(ctx, "pubsublock", c.Nodes, c.Params)
@@ -197,8 +194,8 @@ func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: d.store.Cancellation()}
 }
 
-// Close closes the connections of the subscriptions. If the Driver was opened by
-// URL, it closes all other connections too.
+// Close closes the connections of the subscriptions. If the driver was opened by URL, Close closes
+// all other connections as well.
 func (d *driver) Close() error { return d.store.Close() }
 
 // The scripts. The header of each describes its arguments and replies.
@@ -218,9 +215,9 @@ var (
 	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
 )
 
-// Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
-// readers, unless a caller has left an intent. If readers refuse a claim that is not shared and
-// whose caller waits, it leaves one. The first time, that takes a command more.
+// Acquire takes c.Key if nothing is stored under it. A shared claim also takes a key that readers
+// hold, unless a caller has stored an intent. If readers refuse another claim whose caller waits,
+// Acquire stores an intent. The first time, that takes one more command.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Shared {
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
@@ -230,7 +227,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	g, err := d.ask(ctx, c, noted)
 	var held *backend.HeldError
 	if errors.As(err, &held) && held.Shared && c.WillRetry {
-		// Note the key before the intent is sent, so that a release finds the intent even if
+		// Record the key before the intent is sent, so that a release removes the intent even if
 		// the reply is lost.
 		d.intents.note(c.Key, struct{}{})
 		if !noted {
@@ -239,7 +236,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		}
 	}
 	if noted && redis.HasErrorPrefix(err, "NOPERM") {
-		// This user may not leave intents, so readers may come before it.
+		// This user may not store intents, so readers may come before it.
 		d.intents.forget(c.Key)
 		noted = false
 		g, err = d.ask(ctx, c, false)
@@ -250,8 +247,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return g, err
 }
 
-// ask sends one attempt of a claim that is not shared. After readers have refused the
-// driver, the script also gets the intent's key.
+// ask makes one attempt of a claim that is not shared. If readers have refused this driver before,
+// refused is true, and the script also receives the intent's key.
 func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backend.Grant, error) {
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
@@ -282,9 +279,9 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	d.store.Renew(ctx, renewScript, cs, redisstore.Mark, done)
 }
 
-// Release removes the record of c.Token and wakes the waiters. With c.KeepUntil it
-// replaces the token in the record, which ends then. Of a shared record it removes the
-// member of c.Token, and wakes the waiters if that was the last one.
+// Release removes the record of c.Token and wakes the waiters. With c.KeepUntil it replaces the
+// token in the record, and the record then expires at that time. From a shared record it removes
+// the member of c.Token, and wakes the waiters if that was the last member.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	name, publish := d.channelOf(ctx, c.Key)
 	if c.Shared {
@@ -314,13 +311,13 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.store.Owned(reply, err)
 }
 
-// Inspect returns the holder of key. Since and the waiters are not recorded. A
-// holder that does not use hasp has no Owner.
+// Inspect returns the holder of key. The driver does not record Since and the waiters. A holder
+// that does not use hasp has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)
 }
 
-// records is how a list finds the holds.
+// records says how List finds the holds.
 var records = redisstore.Listing{Type: "hash", Peek: []any{"hlen"}, Ours: func(fields any) bool { return fields == int64(1) }}
 
 // List returns the keys with a record of pubsublock, or with shared holds. The holds of
@@ -344,15 +341,15 @@ func (d *driver) Break(ctx context.Context, key string) error {
 // channelOf returns the channel on which a release of key is published, and the
 // command that publishes it.
 func (d *driver) channelOf(ctx context.Context, key string) (name, publish string) {
-	// If the server does not answer, this is a guess, and the message may be lost.
+	// If the server does not answer, Sharded guesses, and the message may be lost.
 	if d.store.Sharded(ctx, redisstore.LockKey(key)) {
 		return channel(d.channel, key, true), "spublish"
 	}
 	return channel(d.channel, key, false), "publish"
 }
 
-// channel returns Redisson's name of the channel of key. A sharded channel must be
-// in the slot of the lock. If Redisson's name is not, channel returns another.
+// channel returns Redisson's name of the channel of key. A sharded channel must be in the slot of
+// the lock. If Redisson's name is in another slot, channel returns a name of hasp's.
 func channel(prefix, key string, sharded bool) string {
 	lock := redisstore.LockKey(key)
 	name := prefix + ":{" + lock + "}"

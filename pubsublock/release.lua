@@ -1,4 +1,4 @@
--- Releases a key, if the token holds it, and wakes the waiters. With a rest of the term, the
+-- Releases a key, if the token holds it, and wakes the waiters. If a rest of the term is given, the
 -- key stays taken, and the waiters learn the new end of the term.
 -- KEYS: the lock, and the intent if the token may have left one
 -- ARGV: the token and '#', the owner, the rest of the term in ms or '', the channel, the
@@ -28,8 +28,8 @@ if not gone or gone == 0 then
 	local field = gone == 1 and redis.call('HKEYS', KEYS[1])[1]
 	if type(gone) == 'number' and (not field or string.sub(field, 1, #ARGV[1]) ~= ARGV[1]) then return lost() end
 	if field and keep then
-		-- No claim has the new token, so no late command finds its own. Without memory, Redis
-		-- refuses HSET before a script has written anything, so PEXPIRE comes first.
+		-- No claim has the new token, so no late command finds its own. PEXPIRE comes first,
+		-- because a Redis that is out of memory refuses HSET unless the script has written before.
 		redis.call('PEXPIRE', KEYS[1], ARGV[3])
 		redis.call('HSET', KEYS[1], 'kept-' .. field, 1)
 		redis.call('HDEL', KEYS[1], field)

@@ -9,7 +9,7 @@ if type(fields) ~= 'number' then
 end
 if fields ~= 1 or string.sub(redis.call('HKEYS', KEYS[1])[1], 1, #ARGV[1]) ~= ARGV[1] then return 0 end
 local left = redis.call('PTTL', KEYS[1])
--- A PTTL of -1 means that the key has no end. Leave it so.
--- Replicas confirm only what was written. So PEXPIRE runs even if the term is longer already.
+-- A PTTL of -1 means that the key has no end, and it stays so. Replicas confirm only what was
+-- written, so PEXPIRE runs even if the present term is longer.
 if left ~= -1 then redis.call('PEXPIRE', KEYS[1], math.max(left, ARGV[2])) end
 return 1

@@ -9,21 +9,21 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// If readers refuse a caller that waits, it leaves an intent, which keeps new readers away.
-// The driver sends the intent's key only after readers have refused it at that key. So a key
-// without readers costs no more than before.
+// If readers refuse a caller that waits, it stores an intent, which keeps new readers away. The
+// driver sends the intent's key only after readers have refused it at that key, so that a key
+// without readers costs nothing more.
 const (
 	intentTTL  = 3 * time.Second         // a caller that waits repeats it once a second
 	intendsFor = intentTTL + time.Second // how long the driver sends the intent's key
 )
 
-// Bounds of how long a message is held back, for the turns of other Clients.
+// These bound how long a message is held back so that other Clients have their turns.
 const (
 	minDelay = 200 * time.Microsecond // a shorter delay is not worth a timer
 	oneDelay = 10 * time.Millisecond  // at most, for one turn of another Client
 	maxDelay = 100 * time.Millisecond // for all of them
 
-	crowdFor = 250 * time.Millisecond // a caller that listens later after the release does not wait for its turn
+	crowdFor = 250 * time.Millisecond // how long after a release its count delays new listeners
 	maxAlone = 2                      // connections that a message reaches if one Client waits: its own, and perhaps this Client's
 )
 
@@ -33,17 +33,17 @@ type listening struct {
 
 	mu    sync.Mutex  // guards all below
 	timer *time.Timer // signals wake after a delay; nil if no message was held back
-	woken time.Time   // when the last message came, or Listen began
+	woken time.Time   // when the last message came, or when Listen began
 	ahead int         // how many Clients have their turns first, as far as is known
 }
 
-// Listen subscribes to the channel on which releases of c.Key are published. If the
-// connection is lost, the callers are woken when there is another one.
+// Listen subscribes to the channel on which releases of c.Key are published. If the connection is
+// lost, callers are woken when the subscription is confirmed again.
 func (d *driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	l := &listening{wake: make(chan struct{}, 1), woken: time.Now()}
-	if clients, ok := d.crowds.get(c.Key, crowdFor); ok && !c.Shared { // readers get the key together, so they take no turns
+	if clients, ok := d.crowds.get(c.Key, crowdFor); ok && !c.Shared { // readers share the key and take no turns
 		l.ahead = clients - 1
-		d.crowds.forget(c.Key) // it counts for one caller
+		d.crowds.forget(c.Key) // the count delays only one caller
 	}
 	channel, _ := d.channelOf(ctx, c.Key)
 	s, err := d.store.Listen(ctx, channel, redisstore.LockKey(c.Key), l.published)
@@ -51,10 +51,11 @@ func (d *driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struc
 		return nil, nil, err
 	}
 
-	return l.wake, s.Close, nil // a message that is held back signals wake nevertheless
+	return l.wake, s.Close, nil // even after stop, a message that is held back signals wake
 }
 
-// published is called for each message, and when messages may have been missed.
+// published runs for each message, and when messages may have been missed. It ignores its
+// arguments, because the key may be free in both cases.
 func (l *listening) published(string, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -64,30 +65,30 @@ func (l *listening) published(string, bool) {
 	case l.timer == nil:
 		l.timer = time.AfterFunc(d, l.signal)
 	default:
-		l.timer.Reset(d) // a Client with an earlier turn had the key meanwhile
+		l.timer.Reset(d) // a Client with an earlier turn held the key meanwhile
 	}
 }
 
 func (l *listening) signal() {
 	select {
 	case l.wake <- struct{}{}:
-	default: // the next attempt begins after this release as well
+	default: // a signal waits already; its attempt begins after this release as well
 	}
 }
 
-// delay returns how long to leave the key to other Clients after a message. Redis sends
-// a message to its subscribers in the same order each time. If all attempted at once,
-// one of them would take the key again and again. So the Client that has waited longest
-// attempts at once. The others wait for oneDelay at most for each Client with an earlier
-// turn. If such a Client has left, the key stays free meanwhile, so the delay also has
-// bounds by the time since the last message, and in all.
+// delay returns how long to leave the key to other Clients after a message. Redis sends a message
+// to its subscribers in the same order each time. If all attempted at once, one of them would take
+// the key again and again. So the Client that has waited longest attempts at once. The others wait,
+// for each Client with an earlier turn, for oneDelay at most. If such a Client has left, the key
+// stays free meanwhile, so the whole delay is at most maxDelay, and at most half of the time since
+// the last message.
 func (l *listening) delay(now time.Time) time.Duration {
 	since := now.Sub(l.woken) // a turn of another Client
 	l.woken, l.ahead = now, max(l.ahead-1, 0)
 	return min(time.Duration(l.ahead)*min(since/8, oneDelay), since/2, maxDelay)
 }
 
-// memory is what a driver knows about keys for a while.
+// memory holds what a driver has learned about keys a short time ago.
 type memory[T any] struct {
 	mu    sync.Mutex // guards noted
 	noted map[string]note[T]
@@ -98,15 +99,15 @@ type note[T any] struct {
 	at   time.Time
 }
 
-// maxNoted is how many keys a memory has. An intent at a key that is forgotten lasts until its
-// term ends, and one Client may come first more often.
+// maxNoted is the most keys that a memory holds. If a key is forgotten, its intent lasts until it
+// expires, and one Client may take the key more often than the others.
 const maxNoted = 256
 
 func (m *memory[T]) note(key string, what T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 
-	// Forget all keys at once: that needs no order among them, and each is soon noted
+	// Forget all keys at once, because that needs no order among them, and each is soon noted
 	// again.
 	if m.noted == nil || len(m.noted) >= maxNoted {
 		m.noted = map[string]note[T]{}
