@@ -1,5 +1,5 @@
--- Takes the key if it is free. The text of redisstore's fence.lua comes before this part, and on
--- the lead that of queue.lua.
+-- Takes the key if it is free. The text of redisstore's fence.lua comes before this part, and
+-- before that, on the lead, the text of queue.lua.
 -- KEYS: the lock, its fence counter, the node's mark
 -- ARGV: the record, the term in ms, '' without a fence
 -- Returns {0, mark or ''} if the key is held, {-1} if the counter's value is not a

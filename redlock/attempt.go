@@ -24,8 +24,8 @@ var errNotAsked = errors.New("not asked")
 
 // attempt is one vote of the nodes on a key, and the hold that it wins.
 //
-// A record belongs to one attempt: token#owner, or token~n#owner. So the clean-up
-// of one attempt never removes a vote for another attempt with the same token.
+// Each attempt has a record of its own, token#owner or token~n#owner, so that the clean-up of
+// one attempt never removes a vote for another attempt with the same token.
 type attempt struct {
 	d       *driver
 	c       backend.Claim
@@ -37,28 +37,28 @@ type attempt struct {
 	ballot  *ballot
 
 	lead      int           // the node that is asked first, or noLead
-	place     *queueState   // of the caller, for the lead
+	place     *queueState   // what the lead is told about the caller, and its answer
 	leadVoted chan struct{} // closed when the lead has voted
 	leadYes   bool          // the lead has voted yes; set before leadVoted is closed
 
 	// Driver.mu guards the fields below.
 	on       []onNode  // one element for each node
 	fence    uint64    // of the hold, written to a quorum; 0 if the hold has none
-	failed   bool      // the attempt holds nothing: nodes must release the record, and may still have it
-	released bool      // Release was called: no command may write the record again
+	failed   bool      // the attempt holds nothing, so each node must release the record
+	released bool      // Release was called, so no command may write the record again
 	expiry   time.Time // when the record has expired on every node
 }
 
-// onNode is the record of an attempt on one node.
+// onNode is what the driver knows of an attempt's record on one node.
 type onNode struct {
-	mayHold   bool          // the node may have it
-	mayArrive bool          // a command of unknown outcome may still write it
-	inFlight  chan struct{} // closed when the last command that writes it has ended
-	proposal  uint64        // of a fence
-	proof     proof         // whether it counts for a renewal
+	mayHold   bool          // the node may have the record
+	mayArrive bool          // a command of unknown outcome may still write the record
+	inFlight  chan struct{} // closed when the last command that writes the record has ended
+	proposal  uint64        // the fence that the node has proposed
+	proof     proof         // whether the record counts for a renewal
 }
 
-// newAttempt returns the attempt of that number with c's token.
+// newAttempt returns an attempt for c. If c's token has made attempts before, number is above 0.
 func (d *driver) newAttempt(c backend.Claim, number, lead int, p *queueState) *attempt {
 	a := &attempt{
 		d:         d,
@@ -86,8 +86,8 @@ func (d *driver) newAttempt(c backend.Claim, number, lead int, p *queueState) *a
 }
 
 // tryAcquire makes the nodes vote, and returns as soon as the votes decide the
-// result. Calls in flight continue. If the attempt wins nothing, each of them
-// releases its record when it ends.
+// result. Calls that are still in flight then continue. If the attempt has failed,
+// each of these calls releases its record when it ends.
 func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int, p *queueState) (backend.Grant, error) {
 	if err := d.checkTTL(c.TTL); err != nil {
 		return backend.Grant{}, err
@@ -124,12 +124,12 @@ func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 var errLate = fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
 
 // won reports whether redsync has counted a quorum of votes within the term. It returns false if
-// the ballot is decided, redsync gives up, or ctx ends. If a node is silent for
-// longer than usual, and a rival has a vote of another node, it gives up: otherwise the
-// votes that this attempt has would block all others for as long as that node hangs.
+// the ballot is decided, redsync gives up, or ctx ends. It also gives up if a quorum has voted, but
+// only a node that is silent for longer than usual could complete a quorum of yes. Otherwise the
+// votes for this attempt would block all other callers for as long as that node hangs.
 func (a *attempt) won(ctx context.Context) bool {
 	counted := make(chan error, 1) // has room, because won may return first
-	// redsync does not get ctx: a call that ctx had ended could not learn whether it took the key.
+	// redsync does not get ctx: a call that ctx ended could not learn whether it took the key.
 	a.d.work.Go(func() { counted <- a.redsyncMutex().TryLockContext(context.Background()) })
 
 	patience := a.d.patience()
@@ -148,9 +148,9 @@ func (a *attempt) won(ctx context.Context) bool {
 	}
 }
 
-// register adds an attempt to the driver, for as long as its commands are in
-// flight or its hold lasts. It counts the caller as work. It returns false if
-// Close has begun.
+// register adds an attempt to d.attempts, where it stays while its commands are in
+// flight or its hold lasts. It counts the caller as work that Close waits for. It
+// returns false if Close has begun.
 func (d *driver) register(a *attempt) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -158,11 +158,11 @@ func (d *driver) register(a *attempt) bool {
 		return false
 	}
 	d.work.Add(1)
-	// A second attempt with the token replaces the note that cleanUp has left.
+	// A later attempt with the same token replaces the entry that forgetLocked has left.
 	d.attempts[a.c.Token] = a
 
-	// Remove holds that expired without a Release. To sweep at twice the number that
-	// the last sweep left costs a constant time for each attempt.
+	// Remove holds that expired without a Release. The next sweep comes when the map has twice as
+	// many attempts as this one leaves, so the average cost for each attempt is constant.
 	if len(d.attempts) >= d.sweepAt {
 		now := time.Now()
 		for token, old := range d.attempts {
@@ -178,20 +178,20 @@ func (d *driver) register(a *attempt) bool {
 // grant returns the grant of an attempt that has won its quorum.
 func (a *attempt) grant(ctx context.Context) (g backend.Grant, err error) {
 	if a.c.Fenced {
-		// If the fence reaches too few nodes, it only makes the next fence larger.
+		// If this fails, the nodes that have stored the fence only make the next one larger.
 		if g.Fence, err = a.raiseFence(ctx); err != nil {
 			return backend.Grant{}, err
 		}
 	}
-	// Writing the fence took time, and redsync does not know when the lead was asked.
+	// redsync's check of the term has not counted the time for the lead's vote and for the fence.
 	if time.Since(a.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
 		return backend.Grant{}, errLate
 	}
 	return g, nil
 }
 
-// askLead asks the lead for its vote before the other nodes. It reports whether
-// redsync must ask the others: the lead has voted yes, or has not answered in
+// askLead asks the lead for its vote before the other nodes. It returns true if
+// redsync must ask the others, because the lead has voted yes or has not answered in
 // time. If the lead is the only node, redsync still counts its vote.
 func (a *attempt) askLead(ctx context.Context) bool {
 	a.d.work.Go(func() { _, _ = a.askNode(a.lead) })
@@ -202,11 +202,11 @@ func (a *attempt) askLead(ctx context.Context) bool {
 	case <-a.leadVoted:
 	case <-a.ballot.done:
 	case <-time.After(timeout):
-		n.latency.Store(0) // it does not lead until it answers
+		n.latency.Store(0) // the node cannot lead until it has answered a call
 		if n.needed() {
-			break // without it there is no quorum
+			break // without this node there is no quorum
 		}
-		// Do not wait for this vote if rivals split the others.
+		// Do not make the ballot wait for this vote, because rivals may split the others.
 		a.ballot.cast(a.lead, unknown, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 	case <-ctx.Done():
 		a.ballot.decide(abandoned)
@@ -217,15 +217,15 @@ func (a *attempt) askLead(ctx context.Context) bool {
 	}
 	for i := range a.d.nodes {
 		// A Release that has found this attempt waits for the outcome on every
-		// node.
+		// node, also on those that are never asked.
 		if i != a.lead {
-			a.settle(i, failed, 0) // it is never asked
+			a.settle(i, failed, 0)
 		}
 	}
 	return false
 }
 
-// leadVote waits for the vote of the lead, which askLead has asked.
+// leadVote waits for the vote that askLead has asked the lead for.
 func (a *attempt) leadVote() (bool, error) {
 	select {
 	case <-a.leadVoted:
@@ -250,8 +250,8 @@ func (a *attempt) askNode(i int) (bool, error) {
 		// The record counts for renewals before the vote can decide the ballot.
 		a.prove(i, a.began, a.c.TTL, 0)
 	}
-	// Decide before the vote is cast: one vote of no decides no ballot, but a refusal
-	// by the lead ends the attempt before it takes votes elsewhere.
+	// A refusal by the lead ends the attempt before it takes votes elsewhere. One vote of no does
+	// not decide a ballot, so this must come before the vote is cast.
 	if i == a.lead && v == no {
 		a.ballot.decide(refused)
 	}
@@ -281,28 +281,28 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 	r.mayHold, r.mayArrive, r.proposal = v == yes || v == unknown, v == unknown, proposal
 	// A Release that waits for the channel then reads mayHold, so mayHold is set first.
 	close(r.inFlight)
-	// If cleanUp came before the outcome was known, it has left this node out.
+	// If cleanUp ran before this outcome was known, it did not release the record on this node.
 	if a.failed {
 		a.cleanUpLocked(i)
 	}
 }
 
-// forgetLocked notes that a's token holds nothing. The driver then answers for the token itself, for
-// as long as commands in flight may still write and remove its records: until then, the nodes could
-// seem to hold it.
+// forgetLocked records that a's token holds nothing. The driver then answers renewals and releases
+// of the token itself, for as long as commands in flight may still write and remove its records:
+// until then, the token could seem to hold the key on the nodes.
 func (a *attempt) forgetLocked() {
 	a.d.attempts[a.c.Token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
 }
 
-// cleanUp ends an attempt that did not get the key, and releases its records. If
-// the outcome is unknown, the engine will release the token twice. The driver
-// answers those releases itself. Otherwise an outage would fill the nodes with releases.
+// cleanUp ends an attempt that did not acquire the key, and releases its records. If the
+// outcome is unknown, the engine will release the token twice. The driver answers these
+// releases itself, because otherwise an outage would fill the nodes with releases.
 func (a *attempt) cleanUp() {
 	d, token := a.d, a.c.Token
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// Nodes in flight are released by settle, which sees failed.
+	// If a call to a node is still in flight, settle sees failed, and releases the record there.
 	a.failed = true
 	left := false
 	for i := range d.nodes {
@@ -310,19 +310,19 @@ func (a *attempt) cleanUp() {
 		a.cleanUpLocked(i)
 	}
 
-	// A Release may have removed the attempt, or a newer attempt may have the token.
+	// A Release may have removed this attempt, or a newer one with the token may have replaced it.
 	if d.attempts[token] != a {
 		return
 	}
 	delete(d.attempts, token)
-	// After a split vote the nodes that voted yes have the record until their release
-	// arrives, and late votes of earlier attempts may come.
+	// The nodes that voted yes have the record until their release arrives, and late votes for
+	// earlier attempts with the token may still come.
 	if left || a.again || a.ballot.result() != refused {
 		a.forgetLocked()
 	}
 }
 
-// cleanUpLocked releases the record on node i in the background, if the node may
+// cleanUpLocked starts a goroutine that releases the record on node i, if the node may
 // have it.
 func (a *attempt) cleanUpLocked(i int) {
 	if !a.on[i].mayHold {
@@ -335,14 +335,14 @@ func (a *attempt) cleanUpLocked(i int) {
 	}
 	r := &cleanup{c: a.c, call: releaseCall(a.c, a.prefix, channel)}
 	if a.takeRecordLocked(i, r) {
-		// The caller itself counts as work. So Close waits for this goroutine even if
+		// The caller of cleanUpLocked counts as work, so Close waits for this goroutine even if
 		// Close has already begun.
 		a.d.work.Go(func() { _ = a.d.nodes[i].cleanUp(r) })
 	}
 }
 
-// takeRecordLocked is called before r releases the record on node i. It returns false if the
-// node has no record, as it has for later callers. So one release at most is made for a record.
+// takeRecordLocked prepares r to release the record on node i. It returns false if the node has
+// no record, or if it has returned true before, so that a record is released at most once.
 func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
 	on := &a.on[i]
 	r.answers, r.until = 1, a.expiry

@@ -28,16 +28,16 @@ type verdict int
 const (
 	undecided verdict = iota
 	won               // a quorum voted yes
-	refused           // the answer is no
-	noQuorum          // too few nodes vote for an answer
+	refused           // an attempt cannot win; a hold is lost
+	noQuorum          // too few nodes vote to decide
 	abandoned         // the caller stopped waiting
 )
 
 // rule derives the verdict from the number of nodes that gave each vote.
 type rule func(n, quorum int, count *[5]int) verdict
 
-// acquireRule is the rule for a key to be taken. It never says won, because redsync counts these
-// votes. Another caller holds the key if a quorum has voted and too few of these votes can be yes.
+// acquireRule is the rule for an attempt to take a key. It never returns won, because redsync
+// counts these votes. It returns refused if a quorum has voted, and no quorum can still vote yes.
 func acquireRule(n, quorum int, count *[5]int) verdict {
 	voted := count[yes] + count[no]
 	switch {
@@ -49,8 +49,8 @@ func acquireRule(n, quorum int, count *[5]int) verdict {
 	return undecided
 }
 
-// holdRule is the rule for an existing hold. It is lost if so many nodes do not
-// have it that the others are no quorum.
+// holdRule is the rule for an existing hold. The hold is lost if so many nodes lack
+// its record that the others are no quorum.
 func holdRule(n, quorum int, count *[5]int) verdict {
 	switch {
 	case count[yes] >= quorum:
@@ -75,7 +75,7 @@ type ballot struct {
 	verdict verdict
 	votes   []vote  // by node
 	count   [5]int  // of nodes, by vote
-	errs    []error // by node; of nodes that do not vote; nil until there is an error
+	errs    []error // by node: why it does not vote; nil until there is an error
 }
 
 func newBallot(nodes []*node, r rule) *ballot {
@@ -85,7 +85,7 @@ func newBallot(nodes []*node, r rule) *ballot {
 	return b
 }
 
-// cast counts the vote of node i, which replaces an earlier one. It returns whether this vote
+// cast counts the vote of node i, which replaces an earlier one. It reports whether this vote
 // decided the verdict.
 func (b *ballot) cast(i int, v vote, err error) (decided bool) {
 	b.mu.Lock()
@@ -101,7 +101,7 @@ func (b *ballot) cast(i int, v vote, err error) (decided bool) {
 		b.errs[i] = err
 	}
 
-	// The verdict never changes. Later votes count only for failures.
+	// The verdict never changes. Later votes only change what failures reports.
 	if b.verdict == undecided {
 		b.decideLocked(b.rule(len(b.votes), b.quorum, &b.count))
 		decided = b.verdict != undecided
@@ -118,8 +118,8 @@ func (b *ballot) decide(v verdict) {
 	}
 }
 
-// refuseIfSplit decides a ballot as refused if a quorum has voted, without a quorum of yes.
-// Only silent nodes could still decide it otherwise.
+// refuseIfSplit gives the verdict refused if a quorum has voted, but no quorum has voted yes.
+// Only silent nodes could still complete a quorum of yes.
 func (b *ballot) refuseIfSplit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,9 +141,9 @@ func (b *ballot) result() verdict {
 	return b.verdict
 }
 
-// poll asks all nodes at once about a hold, and returns the error of the verdict. If there is
-// a lead, it waits for the lead's answer as well, but not longer than for a vote of the lead.
-// The caller counts as work. If ctx ends, the calls go on.
+// poll asks all nodes at once about a hold, and returns the error of the verdict. If there is a
+// lead, poll waits for its answer as well, but no longer than an attempt waits for its vote.
+// The caller must count as work. If ctx ends, the calls go on.
 func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, error)) error {
 	b := newBallot(d.nodes, holdRule)
 	gather(ctx, d, func(n *node) int {
@@ -163,9 +163,9 @@ func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, er
 	return b.err()
 }
 
-// failures returns the errors of the nodes that do not vote, as an outage. A node
-// that the caller has stopped waiting for counts as one. A pending vote that could
-// not change the verdict does not.
+// failures returns the errors of the nodes that do not vote, as an outage. A node that
+// the caller has stopped waiting for is one of them. A node whose pending vote could
+// not change the verdict is not.
 func (b *ballot) failures() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

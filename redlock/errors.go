@@ -16,8 +16,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// nodeError returns err as the error of one node of several. It matches no definite
-// error and no error of a context: one node's answer is not the verdict.
+// nodeError returns err as the error of one node of several. The result matches no definite
+// error and no context error, because one node does not decide the outcome of a call.
 func (n *node) nodeError(err error, took time.Duration) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):

@@ -14,13 +14,12 @@ import (
 // inspectTimeout bounds a call to a node that is not for a claim.
 const inspectTimeout = 3 * time.Second
 
-// forever is how long gather waits for the nodes that have not answered, if nothing but the end
-// of ctx bounds that.
+// forever makes gather wait for the nodes that have not answered until ctx is done.
 const forever = time.Duration(math.MaxInt64)
 
-// gather asks all nodes at once, and returns the answers when all nodes have answered, or ctx is
-// done. After each answer, more returns how long to wait for the others at most. The caller
-// counts as work.
+// gather asks all nodes at once. It returns the answers when all nodes have answered, when ctx is
+// done, or when the time that more allows has passed: after each answer, gather calls more, which
+// returns how long to wait for the other answers at most. The caller must count as work.
 func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -46,14 +45,14 @@ func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more fun
 	return all
 }
 
-// report is what one node has under some keys.
+// report is what one node stores under some keys.
 type report struct {
-	i     int // the node
+	i     int // the index of the node
 	found []redisstore.Found
 	err   error
 }
 
-// query asks all nodes about some keys, for as long as more says.
+// query asks all nodes about some keys. It waits for as long as more allows: see gather.
 func (d *driver) query(ctx context.Context, keys []string, timeout time.Duration, more func([]report) time.Duration) []report {
 	if !d.beginWork() {
 		return []report{{err: errClosed}}
@@ -66,7 +65,7 @@ func (d *driver) query(ctx context.Context, keys []string, timeout time.Duration
 	return gather(ctx, d, func(n *node) report { return n.report(calls, timeout) }, more)
 }
 
-// report makes calls of inspect.lua.
+// report runs inspect.lua on the node, once for each of calls.
 func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
 	r := report{i: n.i}
 	if r.err = n.admit(); r.err != nil {
@@ -104,16 +103,16 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
 // survey is the sum of the nodes' reports about a key.
 type survey struct {
 	d       *driver
-	reader  bool                // shared records are not in the caller's way
-	on      []*redisstore.Found // by node; nil if the node has not answered yet, or with an error
+	reader  bool                // the claim is shared, so shared records are not in its way
+	on      []*redisstore.Found // by node; nil if it has not answered, or only with an error
 	errs    []error             // by node
 	reports int                 // how many nodes have answered, or failed
-	holder  *redisstore.Found   // the record of a quorum, from the node that ends the quorum; or nil
-	taken   []redisstore.Found  // the records
+	holder  *redisstore.Found   // what a quorum has, with the rest of the quorum's term; or nil
+	taken   []redisstore.Found  // the records of all nodes that have one
 	free    int                 // nodes without a record
 }
 
-// sum returns the survey of what the nodes report about one of their keys.
+// sum returns the survey of what the nodes report about the key with that index.
 func (d *driver) sum(all []report, key int, reader bool) survey {
 	s := survey{d: d, reader: reader, reports: len(all), on: make([]*redisstore.Found, len(d.nodes)), errs: make([]error, len(d.nodes))}
 	byRecord := map[string][]redisstore.Found{}
@@ -147,8 +146,8 @@ func (d *driver) sum(all []report, key int, reader bool) survey {
 		}
 	}
 	if len(members) > 0 {
-		// A writer can take a node when the last member there has expired. So the rest of the
-		// term is that of the node with which the quorum ends.
+		// A writer can take a node when the last member there has expired. So the quorum lasts
+		// until too few nodes are left that still have a member.
 		fs := slices.DeleteFunc(slices.Clone(s.taken), func(f redisstore.Found) bool { return !f.Shared() })
 		slices.SortFunc(fs, longestFirst)
 		slices.Sort(members)
@@ -202,7 +201,7 @@ func (s survey) amongReaders() bool {
 	return slices.ContainsFunc(s.taken, redisstore.Found.Shared)
 }
 
-// remaining returns how long a record lasts.
+// remaining returns how long a record will last.
 func remaining(f redisstore.Found) time.Duration {
 	if ttl := f.Status().TTL; ttl >= 0 {
 		return ttl
@@ -213,7 +212,7 @@ func remaining(f redisstore.Found) time.Duration {
 // hasQuorum reports whether a quorum has answered.
 func (s survey) hasQuorum() bool { return len(s.taken)+s.free >= s.d.quorum() }
 
-// silent returns how many nodes have not answered, or not yet.
+// silent returns how many nodes have not answered, or have answered with an error.
 func (s survey) silent() int { return len(s.d.nodes) - len(s.taken) - s.free }
 
 // outage returns nil if a quorum has answered, and otherwise the outage. If ctx
@@ -229,7 +228,7 @@ func (s survey) outage(ctx context.Context) error {
 	return outage(s.errs)
 }
 
-// record returns the record on node i, and how many nodes may have the same record at most.
+// record returns the record on node i, and the largest number of nodes that may have it.
 // It returns "" and 0 for a shared record, because its members differ from node to node.
 func (s survey) record(i int) (record string, most int) {
 	if i == noLead || s.on[i] == nil || s.on[i].Free() || s.on[i].Shared() {
@@ -251,7 +250,7 @@ func (s survey) unheld() bool {
 		return true
 	}
 
-	most, count := 0, map[string]int{} // of the nodes that have a record in the caller's way
+	most, count := 0, map[string]int{} // how many nodes have each record in the caller's way
 	for _, f := range s.taken {
 		if s.joins(f) {
 			continue
@@ -266,7 +265,7 @@ func (s survey) unheld() bool {
 	return most+s.silent() < s.d.quorum()
 }
 
-// heldError returns the error of a key that is held as s shows. The key becomes free
+// heldError returns the error for a key that s shows as held. The key becomes free
 // when so many records have expired that a quorum of nodes has none.
 func (s survey) heldError() error {
 	if s.holder != nil {
@@ -282,9 +281,9 @@ func (s survey) heldError() error {
 }
 
 // survey asks the nodes about c's key, until the answers show the holder, or show that
-// there is none. When a quorum has answered, it waits a moment longer: for the lead, and
-// for nodes whose answers decide whether there is a holder. A node that hangs must not
-// make callers wait while the others hand the key on.
+// there is none. When a quorum has answered, it waits up to leadTimeout longer for the lead,
+// and for nodes whose answers decide whether there is a holder. It does not wait longer,
+// because a node that hangs must not delay callers while the others hand the key on.
 func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	return d.sum(d.query(ctx, []string{c.Key}, c.Timeout, func(all []report) time.Duration {
 		s := d.sum(all, 0, c.Shared)
@@ -298,10 +297,10 @@ func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	}), 0, c.Shared)
 }
 
-// clearSurvey is a survey by a caller that will not ask again. If nodes are late, and the
+// clearSurvey is a survey for a caller that will not ask again. If nodes are late, and the
 // answers of the others neither show the holder nor show that there is none, it asks again,
-// for 160 ms or for what slow nodes need: a late node may be free, and a record may be about to
-// be released.
+// because a late node may be free, and a record may be about to be released. It ends after
+// 160 ms, or later if the nodes are slow.
 func (d *driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 	s, end := d.survey(ctx, c, noLead), time.Now().Add(max(8*leadTimeout, 4*d.patience()))
 	for pause := minSleep; s.reports < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause = min(2*pause, leadTimeout) {
@@ -358,7 +357,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	}
 	defer d.work.Done()
 
-	// A vote of this driver that is in flight would arrive after the removal.
+	// A vote of this driver that is in flight could arrive after the removal, so wait for it.
 	var voting []*attempt
 	d.mu.Lock()
 	for _, a := range d.attempts {

@@ -7,31 +7,31 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Readers do not stand in the queue. As long as readers keep coming, a quorum of the nodes is
-// never free. So the first waiter, if readers have refused it, leaves an intent on every node,
-// and repeats it. A node with an intent votes no for readers.
+// Readers do not stand in the queue. As long as new readers join, no quorum of the nodes becomes
+// free for a writer. So if readers have refused the first waiter, it stores an intent on every
+// node, and repeats that. A node with an intent votes no for readers.
 
-// leaveIntent leaves an intent on all nodes, in the background, if readers have refused this
-// writer.
+// leaveIntent stores an intent on all nodes if readers have refused this writer. It does not
+// wait for the nodes.
 func (w *waiting) leaveIntent() {
 	if !w.wants {
 		return
 	}
 	w.intent = true
-	// The next look repeats the intent. If nodes are far away, that look takes longer.
+	// The intent lasts until the next look repeats it. If nodes are far away, a look takes longer.
 	ttl := redisstore.IntentTTL + min(2*w.trip, w.c.Timeout)
 	w.onNodes("set", redisstore.IntentKey(w.c.Key), w.c.Token, "px", ttl.Milliseconds())
 }
 
 // endIntent removes the intents when Wait ends. It may remove those of another writer, which
-// repeats them. An intent that arrives later ends by itself.
+// repeats them. An intent that arrives later expires.
 func (w *waiting) endIntent() {
 	if w.intent {
 		w.onNodes("del", redisstore.IntentKey(w.c.Key))
 	}
 }
 
-// onNodes sends a command to all nodes, in the background.
+// onNodes sends a command to all nodes. It does not wait for the answers.
 func (w *waiting) onNodes(command ...any) {
 	for _, n := range w.d.nodes {
 		w.d.spawn(func() {
@@ -41,7 +41,7 @@ func (w *waiting) onNodes(command ...any) {
 			ctx, cancel := context.WithTimeout(context.Background(), w.c.Timeout)
 			defer cancel()
 			began := time.Now()
-			// If the intent does not arrive, readers may come first, and the next look repeats it.
+			// If this fails, readers may come first, until the next look repeats the intent.
 			n.observe(ctx, began, n.store.DoAll(ctx, command)[0].Err)
 		})
 	}

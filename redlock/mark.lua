@@ -39,6 +39,6 @@ end
 
 if this == ARGV[3] and now < tonumber(ARGV[4]) then from = 0 end
 local mark = string.format('%s %.0f %.0f', run, from, longest)
--- Without an end: a set whose holds are only renewed must never look new.
+-- The mark never expires, because a set whose holds are only renewed must not look new.
 redis.call('SET', KEYS[1], mark)
 return {mark, this, string.format('%.0f', now)}

@@ -14,18 +14,18 @@ import (
 )
 
 // A node that may have forgotten a vote must not vote again until every lease that
-// it may have voted for has ended. So each node has a mark, which names the run of the server, and
-// the time from which that run votes. A restarted server, and one that has lost its data, gets a new
-// mark, and does not vote until the longest term of any caller has passed. Each vote brings the
-// mark and the run of the server that voted. See docs/redlock.md.
+// it may have voted for has ended. So each node has a mark, which names the run of the server (its
+// run_id) and the time from which that run votes. A restarted server, and one that has lost its
+// data, gets a new mark, and does not vote until the longest term of any caller has passed. The
+// reply to each vote has the mark and the run of the server that voted. See docs/redlock.md.
 const markKey = "hasp:{redlock}:mark"
 
 const (
-	// newSetPause is the time for another process to mark a new set.
+	// newSetPause is how long markNewSet waits for another process that may be marking the set.
 	newSetPause = 100 * time.Millisecond
 
-	// newSetTTL is how long the finding that a set is new may be used, by the
-	// servers' clocks.
+	// newSetTTL is how long after a set was found to be new its marks may be
+	// written, by the servers' clocks.
 	newSetTTL = 5 * time.Second
 
 	// unknownRun is the run of a server that names none.
@@ -34,24 +34,24 @@ const (
 
 // identity is the run and the mark of a server.
 type identity struct {
-	run  string // empty if the server was not asked
+	run  string // empty if the server was not asked for it
 	mark string // empty if there is none
 }
 
 // standing is a node's right to vote, as the node reported it.
 type standing struct {
 	identity
-	i         int       // of the node in markNewSet
-	asked     time.Time // before the node was asked
-	answered  int64     // by the server's clock in ms
-	votesFrom time.Time // by our clock; zero if the node may vote at once
+	i         int       // the index of the node; only markNewSet uses it
+	asked     time.Time // when the node was asked, or before
+	answered  int64     // when it answered, by the server's clock in ms
+	votesFrom time.Time // when the node may vote, by our clock; zero if at once
 }
 
 // marks is the last known standing of one node.
 type marks struct {
-	turn       chan struct{} // holds a value while a caller asks the node
+	turn       chan struct{} // a mutex whose lock can time out: full while a caller asks the node
 	current    atomic.Pointer[standing]
-	refreshing atomic.Bool // a goroutine asks the node
+	refreshing atomic.Bool // refreshInBackground has a goroutine under way
 }
 
 // voting reports whether the node votes, as far as is known.
@@ -66,9 +66,9 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 	s := n.marks.current.Load()
 	_, longest, _ := timesOf(s.mark)
 	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longest {
-		// The vote is from another run, or the mark has changed since. Only the
-		// node knows which, and the vote must not count before it has answered. Or
-		// this driver has learned of a longer term since, so the node waits longer.
+		// The vote came from another run or with another mark than s names, or this driver has
+		// since learned of a longer term, for which the node must wait. The vote does not count
+		// until the node has answered what its run and its mark are now.
 		var err error
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
@@ -90,13 +90,13 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 		left := max(time.Until(s.votesFrom), time.Millisecond)
 		return fmt.Errorf("%s: was restarted or has lost its data, and does not vote for another %v (max_ttl)", n.name, left.Round(time.Millisecond))
 	default:
-		n.refreshInBackground(a.c.Timeout) // writes into the mark that the wait is over
+		n.refreshInBackground(a.c.Timeout) // writes a mark that says that the wait is over
 	}
 	return nil
 }
 
 // refreshInBackground asks for the node's standing on a goroutine of its own, unless
-// one asks already.
+// such a goroutine is already under way.
 func (n *node) refreshInBackground(timeout time.Duration) {
 	if n.marks.refreshing.Swap(true) {
 		return
@@ -110,8 +110,8 @@ func (n *node) refreshInBackground(timeout time.Duration) {
 }
 
 // refreshMark asks for the node's standing and marks the node, unless another
-// caller has asked after since. One caller asks at a time. A mark is no record of a lock, so Close
-// cancels it.
+// caller has asked after since. One caller asks at a time. Close cancels the call, which leaves
+// no lock behind.
 func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -136,7 +136,7 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		return nil, n.nodeError(err, time.Since(s.asked))
 	}
 
-	// mu is held for both, so that of two nodes that are one server the second finds the first.
+	// mu covers both steps, so that if two nodes are one server, the second finds the first.
 	n.d.mu.Lock()
 	other := n.d.impostor(n, s.run)
 	if other == nil {
@@ -147,14 +147,14 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 	case other != nil:
 		return nil, sameServerError{n.name, other.name}
 	case !n.marks.voting():
-		// Then the end of the wait is written into the mark, unless Close has begun.
+		// When the wait is over, write that into the mark, unless Close has begun.
 		time.AfterFunc(time.Until(s.votesFrom), func() { n.refreshInBackground(inspectTimeout) })
 	}
 	return s, nil
 }
 
-// updateMark writes the mark that the node has from now on, and completes s. The caller has
-// its turn.
+// updateMark writes the mark that the node has from now on, and completes s. The caller holds
+// marks.turn.
 func (n *node) updateMark(ctx context.Context, s *standing) error {
 	// The mark's time is by the node's clock, which may have been ahead. A wait that
 	// is over by our clock is over for every driver.
@@ -166,8 +166,8 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 		return err
 	}
 	if s.mark == "" {
-		// Before the node has to wait, find out whether the whole set is new. This
-		// driver or another one may mark the node meanwhile.
+		// A new mark makes the node wait, unless the whole set is new. So find that out
+		// first. This driver or another one may mark the node meanwhile.
 		n.d.markNewSet(ctx, n)
 		return n.writeMark(ctx, s, anyNode, 0, "")
 	}
@@ -175,7 +175,7 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 }
 
 // timesOf returns the time from which a mark lets its run vote, and the longest term that it
-// names, in ms. It returns false in ok if there is no mark.
+// names, both in ms. ok is false if there is no mark.
 func timesOf(mark string) (from, longest int64, ok bool) {
 	fields := strings.Fields(mark)
 	if len(fields) != 3 {
@@ -192,9 +192,9 @@ func runOfMark(mark string) string {
 	return run
 }
 
-// raiseLongestTTL records the longest term, in ms, that a mark names. A node that
-// has lost its own mark must also wait for that term, and learns of it only from a
-// driver.
+// raiseLongestTTL raises d.longestTTL to longest, in ms. A node that has lost its mark
+// must also wait for the longest term that another mark names, and learns of it only
+// from a driver.
 func (d *driver) raiseLongestTTL(longest int64) {
 	for {
 		old := d.longestTTL.Load()
@@ -232,9 +232,9 @@ func (n *node) writeMark(ctx context.Context, s *standing, which int, atOnceUnti
 		Args: []any{n.d.longestTTL.Load(), durable, s.run, atOnceUntil, waited, which},
 	}
 
-	// After a restart all earlier connections are dead. That does not mean that the node does not
-	// answer, so try once more than there can be connections. The script may run twice: the second
-	// run keeps the mark.
+	// After a restart all earlier connections are dead, although the node answers on new ones. So
+	// try once more than there can be connections. The script may run twice: the second run keeps
+	// the mark.
 	for tries := 1; ; tries++ {
 		began := time.Now()
 		reply, err := n.store.Run(ctx, markScript, call)
@@ -248,9 +248,9 @@ func (n *node) writeMark(ctx context.Context, s *standing, which int, atOnceUnti
 	}
 }
 
-// completeStanding completes s by a reply of mark.lua.
+// completeStanding fills in s from a reply of mark.lua.
 func (n *node) completeStanding(s *standing, reply any) error {
-	// Count the wait from after the reply: it may be too long by the trip, but never
+	// The wait counts from after the reply, so it may be too long by the trip, but never
 	// too short.
 	now := time.Now()
 	parts, _ := reply.([]any)
@@ -275,9 +275,9 @@ func (n *node) completeStanding(s *standing, reply any) error {
 }
 
 // markNewSet marks all nodes that answer, if the set is new. A set is new if a
-// majority of its nodes answers and no node that answers has a mark. If only some
-// nodes have none, n among them, another process may be about to mark the set.
-// Then markNewSet asks once more after a pause.
+// majority of its nodes answers and no node that answers has a mark. If n has no
+// mark, but the set does not look new, another process may be marking it just now.
+// So markNewSet asks once more after a pause.
 func (d *driver) markNewSet(ctx context.Context, n *node) {
 	select {
 	case d.markTurn <- struct{}{}:
@@ -287,14 +287,14 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 	}
 
 	// Close does not cancel this, because a set with only some nodes marked no longer
-	// looks new. The rest of the time is for n itself.
+	// looks new. A third of the time is left for the call that marks n itself.
 	end, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Until(end)*2/3)
 	defer cancel()
 
 	for first := true; ; first = false {
-		// A node that does not answer in half of the time that is left, or whose answer is an
-		// error, counts as one that does not answer. Its element stays nil.
+		// A node counts as silent if it does not answer in half of the time that is left, or if
+		// its answer is an error. Its element stays nil.
 		end, _ := ctx.Deadline()
 		within, stop := context.WithTimeout(ctx, time.Until(end)/2)
 		all := make([]*standing, len(d.nodes))
@@ -323,9 +323,9 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 		if all[n.i] == nil {
 			return
 		}
-		// The nodes that voted for a live lock have marks and are a majority. If no node
-		// answers with a mark, that majority is down or has lost its data. So it makes no
-		// difference if a minority is down.
+		// The nodes that voted for a live lock are a majority, and all of them have marks. So if
+		// a majority answers, and none of it has a mark, there is no live lock, or nodes have lost
+		// its votes. The marks of a minority that is down would not change that.
 		if unmarked >= d.quorum() && marked == 0 {
 			gather(ctx, d, func(n *node) error {
 				if s := all[n.i]; s != nil {
@@ -348,8 +348,8 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 	}
 }
 
-// impostor returns another node than n that is known to be of a run, or whose mark is known to name
-// it, or nil. If n's address leads to that node's server, an answer counts for that node only.
+// impostor returns a node other than n that is known to be of that run, or whose known mark names
+// it, or nil. Then n's address leads to that node's server, whose answers count for that node only.
 func (d *driver) impostor(n *node, run string) *node {
 	if d.opts.AllowUnsafeNodes || run == "" || run == unknownRun {
 		return nil

@@ -15,22 +15,22 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A node is suspect if a call to it has timed out, if it refuses connections, or
-// if it closes each connection. A suspect node gets one call in probeEvery. So
-// callers do not queue for a node that hangs. A refusal is no answer either, and
-// takes longer than one: a node that refuses is spared while the others suffice.
+// A node is suspect if a call to it has timed out, if it refuses connections, or if it closes
+// each connection. A suspect node is asked once in probeEvery, so that callers do not queue for a
+// node that hangs. A node that refuses is spared like this only while the others suffice for a
+// quorum, because a refusal takes longer than an answer, but makes nobody queue.
 const probeEvery = 200 * time.Millisecond
 
 // node is one of the masters.
 type node struct {
 	d       *driver
-	i       int // in Driver.nodes
+	i       int // the index in d.nodes
 	store   *redisstore.Store
 	name    string       // as the store's errors name it
 	latency atomic.Int64 // smoothed time of an answer in ns; 0 if unknown: the node cannot lead
 	marks   marks
 
-	cleanups map[string]*cleanup // releases to be repeated, by record or token; Driver.mu guards it
+	cleanups map[string]*cleanup // releases to be repeated, by record or token; d.mu guards it
 
 	mu           sync.Mutex // guards the fields below
 	suspectSince time.Time  // when the first unanswered call began; zero if the node has answered since
@@ -43,7 +43,7 @@ type node struct {
 // is suspect.
 func (n *node) admit() error {
 	why, hangs := n.suspicion()
-	// A refusal takes no time. needed locks other nodes, so it is called without mu.
+	// All may ask a needed node that refuses. needed locks other nodes, so call it without mu.
 	if why == nil || !hangs && n.needed() {
 		return nil
 	}
@@ -74,12 +74,12 @@ func (n *node) healthy() bool {
 	return why == nil
 }
 
-// needed reports whether the other healthy nodes that vote may be no quorum.
+// needed reports whether, without this node, too few healthy nodes may vote for a quorum.
 func (n *node) needed() bool {
 	voting := 0
 	for _, other := range n.d.nodes {
-		// Each node is locked for itself, so the count may be out of date at once.
-		// It only decides which nodes are waited for, and never a vote.
+		// Each node is locked separately, so the count may be out of date at once.
+		// It only decides which nodes callers wait for, and never a vote.
 		if other != n && other.healthy() && other.marks.voting() {
 			voting++
 		}
@@ -94,14 +94,14 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	refuses := err != nil && !late && notSent(err)
 	closed := err != nil && !late && !refuses && disconnected(err)
 	if late || refuses || closed {
-		n.latency.Store(0) // it does not lead until it answers
+		n.latency.Store(0) // the node cannot lead until it has answered a call
 	}
 
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if closed {
-		// After a restart every connection of the pool may be dead. Only if there
-		// cannot be more of them does the server itself close connections.
+		// After a restart every connection of the pool may be dead. If more are
+		// closed in a row than the pool can have, the server itself closes them.
 		n.disconnects++
 		refuses = n.disconnects > connections
 	}
@@ -127,12 +127,12 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	}
 }
 
-// patience is how long a caller waits for this node before it asks the others.
+// patience returns how long a caller waits for this node before it asks the others.
 func (n *node) patience() time.Duration {
 	return max(leadTimeout, 8*time.Duration(n.latency.Load()))
 }
 
-// patience is how long a caller waits for the slowest node.
+// patience returns how long a caller waits for the slowest node.
 func (d *driver) patience() (most time.Duration) {
 	for _, n := range d.nodes {
 		most = max(most, n.patience())
@@ -163,7 +163,7 @@ func (n *node) send(timeout time.Duration, script *redisstore.Script, call redis
 	return reply, err
 }
 
-// requestVote asks the node for the key, once. It settles the attempt on the node.
+// requestVote asks the node for its vote, and settles the attempt on the node.
 func (n *node) requestVote(a *attempt) (vote, error) {
 	// The caller's context does not end the call. If the caller leaves, the call still
 	// learns whether it took the key, and can release it.

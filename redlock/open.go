@@ -78,7 +78,7 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// nodeURLs returns the URL of each node that lists name, and its address.
+// nodeURLs returns the URL and the address of each node that is named in lists.
 func nodeURLs(lists []string) (nodes, names []string, err error) {
 	for _, list := range lists {
 		urls, err := redisstore.Nodes(list)
@@ -139,8 +139,8 @@ func options(p hasp.Params) (*Options, error) {
 }
 
 // probe asks all nodes once. It returns nil if a quorum answers without an error, and waits
-// openGrace longer for the others. The probe of a node that is late continues in the
-// background.
+// openGrace longer for the others. The probe of a node that is late continues after probe
+// has returned.
 func (d *driver) probe(ctx context.Context, probes []func(context.Context) error) error {
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {

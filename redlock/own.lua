@@ -1,5 +1,5 @@
 -- This part finds the records of a token. The text of redisstore's shared.lua comes before it.
--- A prefix is token# or token~n# for one attempt, or the token alone for any.
+-- A prefix is token# or token~n# for one attempt, or the token alone for all its attempts.
 
 -- begins reports whether a record has a prefix.
 local function begins(record, prefix)

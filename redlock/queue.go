@@ -36,11 +36,11 @@ type queueState struct {
 	waiter string    // the name in the queue; empty for a caller that does not queue
 	since  time.Time // when the waiter arrived
 
-	answer atomic.Int32
-	intent atomic.Int64 // in ms, the rest of an intent for which a node has refused a reader
+	answer atomic.Int32 // of the lead
+	intent atomic.Int64 // how long an intent lasts for which a node has refused a reader, in ms
 }
 
-// Answers of the lead. To a refused caller queue.lua says one less.
+// Answers of the lead. For a refused caller, queue.lua returns the number minus one.
 const (
 	unanswered  int32 = iota
 	behind            // no, and another caller has waited longer
@@ -107,12 +107,12 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 		}
 		return failed, 0, id, n.noFence(a.c.Key)
 	}
-	// This reply is not the script's. The script may have taken the key all the same.
+	// The script cannot have returned this reply, but it may have taken the key.
 	return unknown, 0, id, n.store.Unexpected(reply)
 }
 
-// refuses keeps what a node says to a refused caller. It returns false if the script cannot
-// have said that.
+// refuses stores what a node says to a refused caller in a.place. It returns false if the
+// script cannot have said that.
 func (n *node) refuses(a *attempt, says []any) bool {
 	p := a.place
 	if n.i != a.lead {
@@ -140,9 +140,9 @@ func (n *node) refuses(a *attempt, says []any) bool {
 	return true
 }
 
-// leave removes a waiter from the queue on node i, in the background. If the key is free,
-// the node wakes the next waiter. If leave fails, or a vote in flight makes a place after it,
-// the waiter counts as gone a second after its last look.
+// leave starts a goroutine that removes a waiter from the queue on node i. If the key is
+// free, the node wakes the next waiter. If this fails, or a vote in flight queues the waiter
+// again, the waiter counts as gone a second after its last look.
 func (d *driver) leave(i int, c backend.Claim, waiter string) {
 	d.spawn(func() {
 		_, _ = d.nodes[i].ask(c.Timeout, leaveScript, redisstore.Call{

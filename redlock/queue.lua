@@ -6,8 +6,8 @@
 -- ARGV: the record, the term in ms, '' without a fence, the waiter or '', how long it has waited
 -- in ms
 -- Returns {0, mark or '', what the queue says}, or what acquire.lua returns.
--- The queue says 1 if no other caller has waited longer, or 3 if readers hold the key then.
--- Otherwise it says 2 if the key is free, and 0 if it is held.
+-- If no other caller has waited longer, the queue says 3 if readers hold the key, and otherwise 1.
+-- If another caller has waited longer, it says 2 if the key is free, and otherwise 0.
 local waiter, held, first = ARGV[4], redis.call('EXISTS', KEYS[1]) == 1, true
 
 -- The order is not guaranteed. If this user may not keep a queue, or if another value

@@ -14,9 +14,9 @@
 // may have forgotten a vote. A new set of nodes votes at once. If all nodes that
 // answer have lost their data, and they are a majority, the set counts as new.
 //
-// Fences grow from holder to holder, over any two majorities, unless a node has
-// lost its counter and at the same time the nodes' clocks differ by more than the
-// time between the two holds.
+// Fences grow from holder to holder, whichever majorities grant them, unless a node
+// has lost its counter and at the same time the nodes' clocks differ by more than
+// the time between the two holds.
 //
 // # Limits
 //
@@ -31,10 +31,10 @@
 // # Cost
 //
 // Each call goes to all nodes at once. It takes one round trip to lock a free key, and one to
-// unlock it, with a script for each node. If others wanted the key within the last second, one node is asked first, which
-// takes one more round trip. So does a fence, and so does the name of the holder of a
-// held key. All waiters of a Client share one more connection to each node.
-// Renewals travel in batches.
+// unlock it, with a script for each node. If others wanted the key within the last second, one
+// node is asked first, which takes one more round trip. A fence takes one more, and so does
+// finding the holder of a held key. All waiters of a Client share one more connection to each
+// node. Renewals travel in batches.
 //
 // # URL
 //
@@ -50,7 +50,7 @@
 //	allow_unsafe_nodes  true: accept fewer than three nodes, an even number, or one twice
 //	allow_eviction      true: accept nodes that may evict keys
 //
-// and those of TLS, which docs/redis.md has.
+// and the parameters of TLS, which are in docs/redis.md.
 //
 // In a hasp.Config each node may have a URL of its own. All programs that share
 // locks must name the same nodes and agree on max_ttl and durable. If their
@@ -60,11 +60,11 @@
 //
 // A lock is a string on each node, under the key itself. Its value is token#owner,
 // or token~n#owner for a later attempt. If hasp.WithMinHold keeps the key after an
-// Unlock, kept- comes before the token. A shared lock is a sorted set with such a member for each
-// holder, whose score is the end of its term in ms by the node's clock. hasp and redsync exclude
-// each other on the same nodes. A key with any other value counts as held on its node, and so does a
-// set without an end. A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
-// instead. The other keys, and the channels that a release publishes to, are
+// Unlock, kept- comes before the token. A shared lock is a sorted set. Each holder has a member
+// like that value, and its score is the end of the term in ms by the node's clock. hasp and redsync
+// exclude each other on the same nodes. A key with any other value counts as held on its node, and
+// so does a set that never expires. A user's key that begins with "hasp:{" is stored under
+// hasp:{tag}:lock:key instead. The other keys, and the channels that a release publishes to, are
 //
 //	hasp:{tag}:fence:key           the fence counter, a string
 //	hasp:{tag}:intent:key          the intent of a waiting writer: the node refuses new readers
@@ -111,14 +111,14 @@ type Options struct {
 
 	// MaxTTL is the longest term that any caller may ask for. Lock and Extend
 	// refuse a longer one. A node that was restarted or has lost its data does not
-	// vote for this time. The default is two minutes, at least backend.MinTTL. A min hold may
+	// vote for this time. The default is two minutes, the minimum backend.MinTTL. A min hold may
 	// be longer, but then the key is free early if a majority of the nodes lose their data
 	// during it, even one after another.
 	MaxTTL time.Duration
 
 	// FenceTTL is how long a node keeps the fence counter of a key after the last
 	// fenced hold was taken or renewed. Later fences still grow as long as the
-	// servers' clocks advance. The default is 30 days, at least a millisecond.
+	// servers' clocks advance. The default is 30 days, the minimum a millisecond.
 	FenceTTL time.Duration
 
 	// Durable says that the nodes write each command to disk before they answer it
@@ -134,12 +134,12 @@ type Options struct {
 
 // driver is a [backend.Driver] that keeps its locks on several masters.
 type driver struct {
-	id    string // of the channels on which this driver's waiters are woken
+	id    string // in the names of the channels on which this driver's waiters are woken
 	nodes []*node
 	opts  Options // with the defaults
 
-	longestTTL atomic.Int64  // the longest term of any caller in ms, as far as the marks name it
-	markTurn   chan struct{} // holds a value while a caller marks a new set
+	longestTTL atomic.Int64  // the longest term of any caller in ms, as far as this driver knows
+	markTurn   chan struct{} // a mutex whose lock can time out: full while a caller marks a new set
 
 	work       sync.WaitGroup     // goroutines and calls that Close waits for
 	closing    context.Context    // done when Close begins: no new work
@@ -270,7 +270,7 @@ func (d *driver) Traits() backend.Traits {
 func (d *driver) quorum() int { return len(d.nodes)/2 + 1 }
 
 // checkTTL returns an error if a term is longer than MaxTTL. A restarted node does
-// not vote for MaxTTL, so a longer term could outlast that.
+// not vote for MaxTTL, and a longer term could last beyond that.
 func (d *driver) checkTTL(ttl time.Duration) error {
 	if ttl > d.opts.MaxTTL {
 		return fmt.Errorf("%w: a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs", backend.ErrInvalid, ttl, d.opts.MaxTTL)
@@ -278,15 +278,14 @@ func (d *driver) checkTTL(ttl time.Duration) error {
 	return nil
 }
 
-// Acquire takes c.Key if a quorum of the nodes stores nothing under it, or, for a shared
-// claim, nothing but a shared record. It asks
-// all nodes at once. If it has lately met other callers of the key, it asks one node
-// first, which also refuses a free key if others wait for it. It does not wait for the
-// key. But if the answers are not clear, it asks again: as long as only the queue refuses
-// it, and after the votes of a key that nobody seems to hold.
+// Acquire takes c.Key if a quorum of the nodes stores nothing under it, or, for a shared claim,
+// nothing but a shared record. It asks all nodes at once. If this driver has met other callers of
+// the key within the last second, it asks one node first, which also refuses a free key if others
+// wait for it. Acquire does not wait for the key. But it asks again, a few times, if only the
+// queue has refused it, or if the nodes have refused a key that nobody seems to hold.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	// Rivals that ask one node first do not split the votes. Readers are no rivals of each
-	// other, and the queue is not for them.
+	// Rivals that ask the same node first do not split the votes. Readers do not ask one node
+	// first, because they do not exclude each other and do not queue.
 	lead := noLead
 	if !c.Shared && d.rivalled(c.Key) {
 		lead = d.leader(c.Key)
@@ -296,8 +295,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	g, err := d.tryAcquire(ctx, c, 0, lead, p)
 	number := 1
 	for pause := minSleep; p.answer.Load() == behindFree && isHeld(err) && pause < leadTimeout; pause *= 2 {
-		// Only the queue has refused: the key was free on the lead. The first waiter is about to
-		// take the key, or the last one has it no more and is about to leave the queue.
+		// Only the queue has refused, because the key was free on the lead. Either the first waiter
+		// is about to take the key, or a waiter that had it has not left the queue yet.
 		doze(ctx, pause)
 		p = &queueState{}
 		g, err = d.tryAcquire(ctx, c, number, lead, p)
@@ -323,8 +322,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 		// The records that refused this attempt are about to be released, such as
 		// the votes of a rival that was also refused. If several rivals ask again at
-		// once, one of them nearly always wins. If it was the queue that refused, its
-		// first waiter has left the key alone all this time, and is likely to be gone.
+		// once, one of them nearly always wins. If the queue refused, its first waiter
+		// has not taken the free key in all this time, and is probably gone.
 		g, err = d.tryAcquire(ctx, c, number, noLead, p)
 		number++
 	}
@@ -356,8 +355,8 @@ func (d *driver) spawn(f func()) bool {
 func (d *driver) beginWork() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Close ends closing with mu held before it waits. So work never grows from zero during
-	// that wait.
+	// Close ends closing with mu held, and waits after that. So work never grows from zero
+	// while Close waits.
 	if d.closing.Err() != nil {
 		return false
 	}
@@ -371,7 +370,7 @@ func (d *driver) beginWork() bool {
 // Driver that was opened by URL.
 func (d *driver) Close() error {
 	d.mu.Lock()
-	d.beginClose() // from here on work only grows from within work
+	d.beginClose() // from here on, only goroutines that count as work add to work
 	d.mu.Unlock()
 
 	done := make(chan struct{})

@@ -13,15 +13,15 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// An attempt is a mutex of redsync, the library whose locks hasp shares, and an outage is an error
-// of go-multierror. Redsync asks all nodes at once, and alone decides whether a key is won: it
-// counts the votes up to the quorum, and checks the rest of the term. A lease needs more. Redsync
-// does not know that a quorum has become impossible, that a node must not vote, or that the outcome of
-// a call is unknown. So the ballot counts the same votes, and ends an attempt that cannot win.
+// An attempt uses a mutex of redsync, whose locks exclude those of hasp. An outage is an error of
+// go-multierror. Redsync asks all nodes at once, and it alone decides whether a key is won: it
+// counts the votes up to the quorum, and checks the rest of the term. But redsync does not know that
+// a quorum has become impossible, that a node must not vote, or that the outcome of a call is
+// unknown. So the ballot counts the same votes, and ends an attempt that cannot win.
 
-// redsyncPool is a node as redsync sees it, for one operation: it is the SET NX. The
-// driver decides when a call is sent, and handles its outcome after redsync has
-// returned. So no call ends with redsync's context.
+// redsyncPool is a node as redsync sees it, for one operation. Redsync calls the function
+// in place of SET NX. The driver decides when the command is sent, and handles its outcome
+// even after redsync has returned. So no call ends with redsync's context.
 type redsyncPool func() (bool, error)
 
 // redsyncMutex returns redsync's mutex over the nodes. Redsync releases what it did not
@@ -52,12 +52,12 @@ func (a *attempt) redsyncMutex() *redsync.Mutex {
 	)
 }
 
-// Get is called once for each call.
+// Get returns a connection for one call.
 func (p redsyncPool) Get(context.Context) (redis.Conn, error) { return redsyncConn{take: p}, nil }
 
 // redsyncConn is one call. It has the methods of redis.Conn that TryLock uses.
 type redsyncConn struct {
-	redis.Conn // nil: nobody calls the others
+	redis.Conn // nil, because nobody calls the other methods
 	take       redsyncPool
 }
 

@@ -20,10 +20,10 @@ const (
 	cleanupsAtOnce = 64
 )
 
-// Release removes the record of c.Token from all nodes, and publishes the release.
-// It returns as soon as a quorum has answered, and after a long hold, the lead. The other
-// nodes are released in the background. With c.KeepUntil each node keeps a record until then, without the token.
-// On a node that does not answer, the old record stays for its term.
+// Release removes the record of c.Token from all nodes, and publishes the release. It returns as
+// soon as a quorum has answered, and, after a hold of half a second or more, the lead as well. The
+// calls to the other nodes go on. With c.KeepUntil, each node keeps a record without the token
+// until then. On a node that does not answer, the old record stays for its term.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	a, err := d.beginRelease(c)
 	if err != nil {
@@ -33,22 +33,22 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 	lead := noLead
 	if a != nil && time.Since(a.began) >= wantedFor/2 {
-		// What the lead said of waiters at the last release may be forgotten before the next
-		// Acquire. So learn it now: otherwise a caller that locks again at once could overtake
-		// the waiters each time.
+		// What this driver knew about waiters may have expired during the hold. The lead's reply
+		// says whether there are any. Otherwise a caller that locks again at once could overtake
+		// them each time.
 		lead = d.leader(c.Key)
 	}
 	prefix := c.Token
 	if c.Shared && a != nil {
-		prefix = a.prefix // the node need not search its members
+		prefix = a.prefix // so that the node need not search its members
 	}
 	call := releaseCall(c, prefix, redisstore.DerivedKey("channel", c.Key)) // the same for all nodes
 	// This does not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the
 	// calls go on, so that no node keeps the record.
 	err = d.poll(ctx, lead, func(n *node) (vote, error) { return n.releaseHold(c, a, call) })
 	if err == nil && a != nil && a.again {
-		// A late vote of an earlier attempt, and a node that has not answered yet, could make a
-		// quorum for a renewal.
+		// A late vote for an earlier attempt, and a node that has not answered yet, could still
+		// make a quorum for a renewal. So renewals of the token must fail from now on.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		a.forgetLocked()
@@ -56,16 +56,16 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// beginRelease prevents further commands for the hold of c. It returns the attempt
-// that took the hold, or nil if the driver does not know of it. It counts the
-// Release as work.
+// beginRelease prevents further commands for the hold of c, and returns the attempt that took
+// it. An attempt of nil without an error means that this driver does not know the hold, so the
+// nodes must be asked for any record of the token. It counts the Release as work.
 func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closing.Err() != nil {
 		return nil, errClosed
 	}
-	a := d.attempts[c.Token] // nil if the driver does not know of it
+	a := d.attempts[c.Token]
 	if a != nil && a.failed {
 		return nil, backend.ErrLost
 	}
@@ -79,9 +79,9 @@ func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 	return a, nil
 }
 
-// releaseHold releases c on the node by call, after the commands in flight there for c.
-// If the outcome is unknown, it repeats the release in the background. A is nil if the
-// driver does not know the hold.
+// releaseHold releases c on the node with call, once the commands for c in flight there have
+// ended. If the outcome is unknown, a goroutine repeats the release. A is nil if the driver
+// does not know the hold.
 func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (vote, error) {
 	r := &cleanup{c: c, call: call, answers: 1, until: time.Now().Add(c.TTL + c.Timeout)}
 	if a != nil {
@@ -109,12 +109,12 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 }
 
 // cleanup is the release of one record on one node. A command of unknown outcome may write
-// the record after the first release, but not a Timeout later, when its connection is dead. So
-// a second answered release removes it.
+// the record after the first release. A Timeout later the connection of that command is dead,
+// so a second release that the node answers then removes the record for good.
 type cleanup struct {
 	c       backend.Claim
 	call    redisstore.Call // of the script
-	answers int             // how many releases must still be answered; Driver.mu guards it
+	answers int             // how many releases must still be answered; the driver's mu guards it
 	due     time.Time       // when the next release may be sent
 	until   time.Time       // when the record has expired on the node
 }
@@ -131,7 +131,7 @@ func (n *node) cleanUp(r *cleanup) error {
 	}
 	record := r.call.Args[0].(string)
 	if old := n.cleanups[record]; old != nil && old.answers > 0 {
-		return err // this is a repeated Release
+		return err // an earlier Release of the record has left a clean-up already
 	}
 	if len(n.cleanups) == 0 {
 		n.d.work.Go(n.repeatCleanups)
@@ -140,8 +140,8 @@ func (n *node) cleanUp(r *cleanup) error {
 	return err
 }
 
-// try sends a release, unless the node is suspect. The last try goes even to a node that has
-// just not answered: perhaps one connection was dead.
+// try sends a release, unless the node is suspect. The last try goes even to a suspect node,
+// because perhaps only one connection was dead.
 func (n *node) try(r *cleanup, last bool) error {
 	if !last {
 		if err := n.admit(); err != nil {
@@ -150,13 +150,13 @@ func (n *node) try(r *cleanup, last bool) error {
 	}
 	call := r.call
 	if left := redisstore.Rest(r.c.KeepUntil); left > 0 && !r.c.Shared {
-		call.Args = slices.Clone(call.Args) // other nodes have the same arguments
+		call.Args = slices.Clone(call.Args) // the nodes share the slice
 		call.Args[3] = left
 	}
 
 	reply, err := n.send(r.c.Timeout, releaseScript, call)
-	// A reply above 1 says that others wait for the key. The next Acquire asks the lead
-	// first, so they go first.
+	// A reply above 1 says that others wait for the key. refused makes the next Acquire ask
+	// the lead first, so that they get the key first.
 	if waiters, ok := reply.(int64); ok && waiters > 1 {
 		n.d.refused(r.c.Key)
 		reply = int64(1)
@@ -172,12 +172,12 @@ func (n *node) try(r *cleanup, last bool) error {
 	return err
 }
 
-// repeatCleanups makes the node's clean-ups until none is left. There is one such goroutine
+// repeatCleanups tries the node's clean-ups until none is left. There is one such goroutine
 // for each node, however many records an outage has left there.
 func (n *node) repeatCleanups() {
 	pause, left := firstRetry, true
 	for left {
-		// Close does not wait for the pause, but it waits for one more try of each.
+		// Close ends the pause, and then waits for one last try of each clean-up.
 		doze(n.d.closing, pause)
 		last := n.d.closing.Err() != nil
 		var due []*cleanup
@@ -204,8 +204,8 @@ func (n *node) repeatCleanups() {
 	}
 }
 
-// dueCleanups returns the clean-ups that are due, or all if this is their last try. It
-// reports whether the node has any for a later round. The results of the last round are known.
+// dueCleanups returns the clean-ups that are due, or all if this is their last try. It drops
+// those that are done or expired, and reports whether any are left for a later round.
 func (n *node) dueCleanups(last bool) (due []*cleanup, left bool) {
 	n.d.mu.Lock()
 	defer n.d.mu.Unlock()
@@ -222,8 +222,8 @@ func (n *node) dueCleanups(last bool) (due []*cleanup, left bool) {
 	return due, len(n.cleanups) > 0
 }
 
-// releaseCall returns the arguments that release c where its record begins with prefix.
-// The script publishes to channel, unless it is empty.
+// releaseCall returns the call of release.lua for c's records that begin with prefix. The
+// script publishes to channel, unless that is empty.
 func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
 	args := []any{prefix, channel, c.Token, ""}
 	if c.Shared {

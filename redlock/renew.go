@@ -13,24 +13,24 @@ import (
 
 // renewal is the renewal of one hold.
 type renewal struct {
-	i      int // in the claims of Renew
+	i      int // the index in the claims of Renew
 	c      backend.Claim
-	a      *attempt // that took the hold; nil if the driver does not know of it
+	a      *attempt // the one that took the hold; nil if the driver does not know it
 	ballot *ballot
 	began  time.Time
 }
 
-// flaw is why a node does not count for a renewal. The zero value is a node that counts, or that
-// has not answered.
+// flaw says why a node does not count for a renewal: it lacks the record, or its record does not
+// count. It is zero if the node counts, or has not answered.
 type flaw struct {
 	r     *renewal
-	clock int64     // of a node without the hold, in ms; 0 if the node has the record, which does not count
+	clock int64     // the node's time in ms if it lacks the record; 0 if its record does not count
 	read  time.Time // when that clock was read
 }
 
 // proof says whether the record on a node counts for a renewal.
 //
-// It counts if the node has had it without a break since a vote that counted.
+// The record counts if the node's vote counted, and the node has had the record ever since.
 //
 // A vote does not prove the record for ever. The record may have expired, the node may have
 // voted for another caller, lost that vote with its data, and then stored this record from a
@@ -43,7 +43,7 @@ type flaw struct {
 // that quorum are free.
 type proof struct {
 	until time.Time // the record is there until then, if the node keeps its data
-	lost  time.Time // when the last renewal began that did not find it
+	lost  time.Time // when the last renewal that did not find the record began
 }
 
 // Renew asks all nodes to prolong the holds, with one batch for each node. A hold is
@@ -64,8 +64,9 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 		return
 	}
 
-	// A quorum after Renew has returned must not repair a hold: the lease may have
-	// ended, and another caller may have the key. It also ends the ballots of a driver that is closed.
+	// End the ballots. A quorum that is complete only after Renew has returned must not repair a
+	// hold, because the lease may have ended, and another caller may hold the key. If Close has
+	// begun, no node decides them.
 	defer func() {
 		for _, r := range renewals {
 			r.ballot.decide(abandoned)
@@ -100,7 +101,7 @@ func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a := d.attempts[c.Token] // nil if the driver does not know of it
+	a := d.attempts[c.Token] // nil if the driver does not know the hold
 	if a != nil && a.failed {
 		return nil, backend.ErrLost
 	}
@@ -113,12 +114,11 @@ func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
 	return r, nil
 }
 
-// renew renews holds on one node. It continues when Renew has returned: a late
-// answer shows that the node needs a repair.
+// renew renews holds on one node. It continues after Renew has returned.
 func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 	timeout := renewals[0].c.Timeout
-	// The context of Renew does not end the call, because a late answer counts for the
-	// repair.
+	// The context of Renew does not end the call, because a late answer, too, shows whether the
+	// node needs a repair.
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 
@@ -153,7 +153,7 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 
 	// When a quorum has renewed a hold, a node without it gets the record. A record that did not
 	// count so far counts from now on, if at least one Timeout of the term is left. All nodes vote
-	// within their Timeout, so each ballot is decided.
+	// within their Timeout, so the wait for a ballot ends.
 	for _, f := range flaws {
 		<-f.r.ballot.done
 		switch {
@@ -166,8 +166,8 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 	}
 }
 
-// renewed returns the vote that the outcome of a renewal means. If the node does not count for a
-// hold that this driver took, it also returns why.
+// renewed returns the vote that follows from the outcome of a renewal on the node. If the node does
+// not count for a hold that this driver took, it also returns why.
 func (n *node) renewed(r *renewal, reply any, err error) (vote, flaw, error) {
 	if err != nil {
 		return failed, flaw{}, n.nodeError(err, r.c.Timeout)
@@ -200,7 +200,7 @@ func (a *attempt) proven(i int) bool {
 	return time.Now().Before(a.on[i].proof.until)
 }
 
-// prove notes that the record on node i counts until the end of a term that began at began.
+// prove records that the record on node i counts until the end of a term that began at began.
 // It does nothing if less than spare of the term is left, or if a renewal that began later
 // did not find the record, because this reply is then out of date.
 func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
@@ -235,10 +235,9 @@ func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisst
 }
 
 // decodeRenewal decodes a reply of renew.lua to a call for c: whether the node has the hold,
-// and, if it does not, its time in ms. If the mark that came with the reply names another run
-// than the known mark of the node, it returns an error: if the node's address leads to the
-// server of another node, that server would count twice. A new run that still has the old mark
-// is not noticed here.
+// and, if it does not, its time in ms. If the mark in the reply names another run than the known
+// mark of the node, it returns an error, because the node's address may lead to the server of
+// another node, which would then count twice. It does not notice a new run that has the old mark.
 func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64, err error) {
 	parts, _ := reply.([]any)
 	if len(parts) == 1 && parts[0] == int64(-1) {
@@ -272,14 +271,13 @@ func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64,
 	return holds, now, nil
 }
 
-// repair writes a hold to the node. The record ends with the lease, however
-// late the command arrives: its end is by the node's own clock, which has gone on
-// since it was read.
+// repair writes a hold to the node. The record ends with the lease, however late the
+// command arrives, because its end is a time of the node's own clock.
 func (n *node) repair(f flaw) {
 	d, r, a, ended := n.d, f.r, f.r.a, make(chan struct{})
 	end := r.began.Add(r.c.TTL - backend.Drift(r.c.TTL))
-	// The node read its clock before f.read. So the record ends before the lease by
-	// that trip, and never after it.
+	// The node read its clock before f.read. So the record may end before the lease, by
+	// the time of that trip, and never after it.
 	left := end.Sub(f.read)
 
 	// d.mu is held until the repair counts as in flight. So a Release either prevents the

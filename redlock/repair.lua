@@ -3,7 +3,7 @@
 -- KEYS: the lock
 -- ARGV: the record, the end of the hold by this server's time in ms, 1 if the hold is shared
 -- Returns 1, or 0 if another record is in the way or the hold has ended.
--- An intent does not stop a repair, because this reader has had the key since before it.
+-- An intent does not stop a repair, because the reader has held the key since before the intent.
 local now = clock()
 local left = tonumber(ARGV[2]) - now - 1 -- clock rounds down
 if left < 1 then return 0 end

@@ -7,7 +7,7 @@ import (
 
 const (
 	wantedFor = time.Second      // how long a contended key counts as contended
-	maxWanted = 256              // keys; a forgotten key may cost a split vote, or a place in the order
+	maxWanted = 256              // keys; for a forgotten one, votes may split or the order be lost
 	shunFor   = 10 * time.Second // how long a node must not lead
 )
 
@@ -18,7 +18,7 @@ type rivalry struct {
 	until   time.Time         // when all nodes may lead again
 }
 
-// rivals returns the rivalry for a key, or a new one. The caller holds d.mu.
+// rivals returns the rivalry for a key, or a new one.
 func (d *driver) rivals(key string) *rivalry {
 	r := d.wants[key]
 	if r == nil {

@@ -10,7 +10,7 @@ local function remove(turns, looks, waiter)
 end
 
 -- head returns the waiter that has waited longest, and when it arrived. It returns
--- nothing if nobody waits. It removes those before it that are gone.
+-- nothing if nobody waits. It removes the waiters before it that are gone.
 local function head(turns, looks)
 	local now
 	while true do

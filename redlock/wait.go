@@ -21,7 +21,7 @@ const (
 	firstSleep = 50 * time.Millisecond  // of the first waiter; it doubles with each look
 )
 
-// waiting is one Wait.
+// waiting is the state of one Wait.
 type waiting struct {
 	d    *driver
 	c    backend.Claim
@@ -44,8 +44,8 @@ type waiting struct {
 	trip   time.Duration      // how long the last look took
 
 	surveyed  time.Time // when all nodes were last asked
-	leftover  string    // what the lead had or lacked then
-	seenSince time.Time // since when this waiter has seen that there
+	leftover  string    // what strayed saw on the lead then: a record, or the lack of one
+	seenSince time.Time // when it first saw that
 }
 
 // Wait queues on one node, the lead. It makes an attempt when a release there wakes this
@@ -117,7 +117,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		case strayed || w.leftover == "" && w.answer != behind:
 			// The lead shows no record, or one that blocks no quorum.
 			if lead = w.lead(ctx); s.shared(lead) {
-				lead = noLead // a reader has left its record there, and the others are free
+				lead = noLead // a reader's record is left there, and the others are free
 			}
 			g, err = w.attempt(ctx, lead)
 		}
@@ -136,7 +136,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 
 // knows reports whether a refusal by the lead is enough at that time, because all nodes
 // were asked recently. The first waiter asks them more often, because it has to find out
-// if the lead's record is a leftover. To ask them also shows an outage of the others.
+// if the lead's record is a leftover. Asking them also shows an outage of the others.
 func (w *waiting) knows(now time.Time) bool {
 	recent := min(time.Second, w.c.Timeout/3)
 	if w.answer != behind && !w.c.Shared {
@@ -157,10 +157,9 @@ func (w *waiting) lead(ctx context.Context) int {
 }
 
 // stand moves the waiter to another node: it leaves the old queue, and subscribes on the
-// new node. With noLead it only leaves. The next attempt takes the place in the queue, and
-// a release after it wakes the waiter. A reader has no place in the queue. It
-// subscribes to the channel that all readers of a key share, because one release lets all of
-// them in.
+// new node. With noLead it only leaves. The next attempt takes the place in the queue, and a
+// release after that attempt wakes the waiter. A reader has no place in the queue. It subscribes
+// to the channel that all readers of a key share, because one release lets all of them in.
 func (w *waiting) stand(ctx context.Context, lead int) {
 	if w.queue == lead {
 		return
@@ -181,8 +180,8 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	if !w.c.Shared {
 		channel += ":" + w.d.id
 	}
-	// If the node is late, or the user has no right to subscribe, the Listener goes on trying.
-	// Until the subscription is confirmed the waiter polls.
+	// If the node is late, or the user has no right to subscribe, the Listener goes on trying,
+	// and the waiter polls until the subscription is confirmed.
 	ctx, cancel := context.WithTimeout(ctx, n.patience())
 	defer cancel()
 	w.ear, _ = n.store.Subscribe(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) {
@@ -194,10 +193,10 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	})
 }
 
-// strayed reports whether the lead has had a leftover for leadTimeout or longer: a record that
-// no quorum can have, or none although it has voted yes and another caller holds the key. Then
-// it makes the next node lead. One look is not enough: a rival may be about to ask the other
-// nodes, or may have written its record after the lead answered.
+// strayed reports whether the lead has had a leftover for leadTimeout or longer: a record that no
+// quorum can have, or no record although it has voted yes and another caller holds the key. If
+// so, strayed lets the next node lead. To see this once is not enough, because a rival may be about
+// to ask the other nodes, or may have written its record after the lead answered.
 func (w *waiting) strayed(lead int, s survey) bool {
 	seen, odd := "", false
 	if record, most := s.record(lead); record != "" {
