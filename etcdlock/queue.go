@@ -120,11 +120,11 @@ func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 		}
 	}
 	v.known = max(v.known, revision)
-	q.wakeFront()
+	q.wakeFrontLocked()
 }
 
-// wakeFront wakes the waiters that no entry is ahead of.
-func (q *queue) wakeFront() {
+// wakeFrontLocked wakes the waiters that no entry is ahead of.
+func (q *queue) wakeFrontLocked() {
 	n := 0
 	if q.view != nil {
 		n = holders(q.view.order)
@@ -262,7 +262,7 @@ func (q *queue) deleted(name string, revision int64) {
 			w.signal()
 		}
 	}
-	q.wakeFront()
+	q.wakeFrontLocked()
 }
 
 // checkHead reads the first entry of a queue that callers wait in, which is another one each

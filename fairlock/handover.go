@@ -35,10 +35,10 @@ func (d *driver) received(payload string) {
 	case f[2] == "-":
 		// The script has removed the place, and has offered the key to the next waiter.
 		w.failed = redisstore.NoFence(w.group.keys[1])
-		w.wakeUp()
+		w.wakeUpLocked()
 	default:
 		if w.handed = w.holdOf(f[2]); w.handed != nil { // else it is not from hasp
-			w.wakeUp()
+			w.wakeUpLocked()
 		}
 	}
 }
@@ -76,7 +76,7 @@ func (d *driver) deliverLocked(grant []any, sent time.Time) {
 		}
 		w.handed = hold
 	}
-	w.wakeUp()
+	w.wakeUpLocked()
 }
 
 // holdOf returns a hold with that fence, or nil if w cannot have such a hold.

@@ -303,7 +303,7 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 		w.queuedLocked(r, sent)
 		return
 	}
-	w.wakeUp()
+	w.wakeUpLocked()
 }
 
 // scheduleLocked schedules the next poll after all pending polls have ended, the
@@ -338,7 +338,7 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	for _, w := range g.waiters {
 		if w.queued && time.Since(g.outageSince) >= w.c.Timeout {
 			w.failed = &backend.UnavailableError{Since: g.outageSince, Err: err}
-			w.wakeUp()
+			w.wakeUpLocked()
 		}
 	}
 }

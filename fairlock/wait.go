@@ -127,7 +127,7 @@ func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
 	}
 }
 
-func (w *waiter) wakeUp() {
+func (w *waiter) wakeUpLocked() {
 	select {
 	case w.wake <- struct{}{}:
 	default: // mu is held, so do not block; one signal is enough, because w reads all fields

@@ -18,8 +18,8 @@ type rivalry struct {
 	until   time.Time         // when all nodes may lead again
 }
 
-// rivals returns the rivalry for a key, or a new one.
-func (d *driver) rivals(key string) *rivalry {
+// rivalsLocked returns the rivalry for a key, or a new one.
+func (d *driver) rivalsLocked(key string) *rivalry {
 	r := d.wants[key]
 	if r == nil {
 		if len(d.wants) >= maxWanted {
@@ -36,7 +36,7 @@ func (d *driver) rivals(key string) *rivalry {
 func (d *driver) refused(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.rivals(key).at = time.Now()
+	d.rivalsLocked(key).at = time.Now()
 }
 
 // shun excludes node i from leading for a while. The node has a record that blocks only
@@ -45,7 +45,7 @@ func (d *driver) refused(key string) {
 func (d *driver) shun(key string, i int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r := d.rivals(key)
+	r := d.rivalsLocked(key)
 	r.until = time.Now().Add(shunFor)
 	r.shunned[i] = r.until
 }
