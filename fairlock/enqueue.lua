@@ -13,7 +13,7 @@ if has == token then
 	return report(token, '', command, channel, nil, has, whose, fence)
 end
 if shared and redis.call('ZSCORE', lock, token .. '#' .. owner) then
-	-- The reply or the message about the grant was lost, and its fence with it. A new one is as good.
+	-- The reply or the message about the grant was lost, and its fence with it. A new fence is as good.
 	fence = grant(token, owner, whole, flags)
 	if fence then return report(token, '', command, channel, nil, token, owner, fence) end
 	quit(token .. '#' .. owner)
@@ -23,7 +23,7 @@ if (not has or shared and isShared(flags)) and redis.call('EXISTS', queue) == 0 
 	fence = grant(token, owner, term, flags, '-')
 	return report(token, '', command, channel, {fence and 1 or -1, token, round, fence or '0'})
 end
--- The mark comes first. The release of a hold without a mark would not read the queue.
+-- The mark comes first, because the release of a hold without a mark does not read the queue.
 if mark == '-' then redis.call('SETRANGE', lock, 8, '+') end
 local full = till == '0'
 if full then
@@ -35,7 +35,7 @@ till = timeout(till, command)
 local new = redis.call('ZADD', timeouts, till, token) == 1
 local ok, err = pcall(function()
 	if new and redis.call('RPUSH', queue, entry) == 1 then
-		-- The list is new. If one was lost, its places were too.
+		-- The list is new. If an older one was lost, its places must go, too.
 		redis.call('DEL', timeouts)
 		redis.call('ZADD', timeouts, till, token)
 		keepQueue()

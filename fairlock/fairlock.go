@@ -17,8 +17,8 @@
 // A waiter whose connection is closed is skipped at once, and removed when its
 // window has passed. If more than 500 such waiters are at the head of the queue, the
 // others wait until these windows have passed. A waiter that is stopped, or cut off
-// without a closed connection, looks alive. The key is handed to the first of them, and
-// is lost for the window at most. By then the windows of all others have passed too.
+// without a closed connection, looks alive. The key is handed to the first such waiter, and is
+// lost for the window at most. After that the windows of all such waiters have passed.
 //
 // # Shared holds
 //
@@ -63,8 +63,8 @@
 // fence, term and owner of the hold. Its time to live is the term. If
 // hasp.WithMinHold keeps the key after an Unlock, the token begins with kept-, and a
 // message asks the first waiter to look for the new end. A key with any other value
-// counts as held. The record of shared holds is a sorted set under the key itself, with
-// token#owner of each holder by the end of its term. In the same cluster slot are
+// counts as held. The record of shared holds is a sorted set under the key itself. It has
+// token#owner for each holder, and the end of its term as the score. In the same cluster slot are
 //
 //	hasp:{tag}:queue:key     list of the waiters, in order of arrival
 //	hasp:{tag}:timeouts:key  sorted set of their tokens, by when their places end
@@ -133,7 +133,7 @@ type driver struct {
 	background sync.WaitGroup // counts the activities that Close waits for
 
 	// mu guards all below, and the fields of group, subscription and waiter
-	// that say so. It is not held during a call to the Redis.
+	// that say so. It is not held during a call to Redis.
 	mu            sync.Mutex
 	groups        map[string]*group        // by key
 	waiters       map[string]*waiter       // by token
@@ -147,8 +147,8 @@ var (
 	_ backend.Lister    = (*driver)(nil)
 )
 
-// New returns a Client whose locks are in the Redis of rdb. That is a client of one server, of a
-// cluster, or of the master that sentinels name. A redis.Ring does not fit: it moves keys to other
+// New returns a Client whose locks are in the Redis of rdb: a client of one server, of a cluster, or
+// of the master that sentinels name. A redis.Ring does not fit, because it moves keys to other
 // servers while one is down. rdb remains the caller's: its settings stay as they are, except that
 // hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
 // the error is hasp.ErrInvalid.
@@ -210,7 +210,7 @@ const closing = time.Second
 // by URL, it closes the connections too.
 func (d *driver) Close() error {
 	// begin adds to background with mu held. Once open has ended, only activities that
-	// are counted already may add more, so Wait misses none.
+	// count already may add others, so Wait below misses none.
 	d.mu.Lock()
 	d.shut()
 	for _, g := range d.groups {
@@ -231,8 +231,8 @@ func (d *driver) Close() error {
 		}
 	}
 
-	// A call that is cancelled has an unknown outcome. So calls may first end by
-	// themselves.
+	// A call that is cancelled has an unknown outcome. So calls first have time to end
+	// by themselves.
 	within()
 	d.cancel()
 	err := d.store.Close()
@@ -243,8 +243,8 @@ func (d *driver) Close() error {
 
 var errClosed = errors.New("fairlock: driver is closed")
 
-// begin counts an activity that Close waits for; background.Done ends it. It
-// returns false once Close has begun.
+// begin counts an activity that Close waits for until background.Done. It returns
+// false once Close has begun.
 func (d *driver) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

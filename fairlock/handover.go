@@ -9,15 +9,15 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// received handles a message. It is about a grant: token, round, and fence, or - if there
-// can be no fence. Or it is a token and "look": the term of the holder has another end now.
+// received handles a message. About a grant, it has token, round, and fence, with - in place of
+// the fence if there can be none. If it has a token and "look", the holder's term has a new end.
 func (d *driver) received(payload string) {
 	f := strings.Fields(payload)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(f) == 0 || d.waiters[f[0]] == nil {
-		// A grant is not lost by this. The waiter's next call finds its token in the record,
-		// or the release of the token frees the key.
+		// This loses no grant. The waiter's next call finds its token in the record, or the
+		// release of the token frees the key.
 		return
 	}
 
@@ -25,19 +25,19 @@ func (d *driver) received(payload string) {
 	switch {
 	case w.handed != nil:
 	case len(f) != 3 || f[1] != strconv.Itoa(w.round) || w.unsure:
-		// The message is look, or the hold may have ended since: if an enqueue was not answered, its
-		// place may have led to a hold before that of this round. The reply to a poll tells,
-		// and schedules another poll for the end of the term.
+		// The message is look, or is about another round. Or an enqueue of this round was not
+		// answered, so the message may be about an earlier hold, which has ended since. A poll
+		// finds out, and its reply schedules another poll for the end of the term.
 		w.group.pollByLocked(time.Now())
 		// A poll does not ask for a waiter whose enqueue is in flight. That waiter compares
-		// gaps when the reply comes, because the script may have run before.
+		// gaps when the reply comes, because its script may have run before this message.
 		w.group.sub.gaps++
 	case f[2] == "-":
 		// The script has removed the place, and has offered the key to the next waiter.
 		w.failed = redisstore.NoFence(w.group.keys[1])
 		w.wakeUpLocked()
 	default:
-		if w.handed = w.holdOf(f[2]); w.handed != nil { // else it is not from hasp
+		if w.handed = w.holdOf(f[2]); w.handed != nil { // otherwise the message is not from hasp
 			w.wakeUpLocked()
 		}
 	}
@@ -60,7 +60,7 @@ func (d *driver) deliverLocked(grant []any, sent time.Time) {
 	_, ok := decode(grant, &kind, &token, &round, &fence)
 	w := d.waiters[token]
 	if w == nil || strconv.Itoa(w.round) != round || w.handed != nil {
-		return // the waiter is gone, knows already, or has begun another round since
+		return // the waiter is gone, has learned of the grant already, or is in another round
 	}
 
 	hold := w.holdOf(fence)

@@ -10,8 +10,8 @@ local function wakeFirst()
 	end
 end
 
--- The key must be free or have a shared record, and holder or the caller has set shared. The client
--- with the channel own receives a key in the reply, without a message. Adds to handed, if given.
+-- The key must be free or have a shared record, and shared must say which. The client with the channel
+-- own receives a key in the reply, without a message. If handed is given, the function adds to it.
 -- Returns {1, token, round, fence} for each grant to that client, and {-1, token, round, 0} for
 -- each of its waiters that cannot have a fence, all in one list.
 local function handOver(own, handed)

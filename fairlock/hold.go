@@ -40,7 +40,7 @@ var (
 	//go:embed inspect.lua
 	inspectSrc string
 
-	// readingSrc is the beginning of each script, and handingOver of each that may hand a key over.
+	// readingSrc begins each script, and handingOver begins each that may hand a key over.
 	readingSrc  = redisstore.SharedSrc + recordSrc
 	handingOver = redisstore.FenceSrc + readingSrc + queueSrc + grantSrc + offerSrc + handOverSrc
 
@@ -63,7 +63,7 @@ func keysOf(key string) []string {
 	}
 }
 
-// call returns the call of a script that may hand the key over.
+// call returns the arguments of a script that may hand the key over.
 func (d *driver) call(key string, args ...any) redisstore.Call { return d.callOn(keysOf(key), args...) }
 
 // callOn is call for keys that the caller has already.
@@ -88,10 +88,10 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a
 // place in the queue, Release gives up that place. With c.KeepUntil, the next waiter
-// gets the key then.
+// gets the key at that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
-	// An enqueue of the token may still arrive: see Wait. While the token holds the key, it
-	// changes nothing. After the release it would take a new place, so the release is repeated.
+	// An enqueue of the token may still arrive: see Wait. While the token holds the key, such an
+	// enqueue changes nothing. After the release it would take a new place, so repeat the release.
 	if late, ok := c.Handle.(time.Time); ok && time.Until(late) > 0 {
 		time.AfterFunc(time.Until(late), func() {
 			if !d.begin() {

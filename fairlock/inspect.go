@@ -53,7 +53,7 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 	return s, own || shared > 0, nil
 }
 
-// records is how a list finds the holds and the queues.
+// records tells redisstore how to find the holds and the queues for a list.
 var records = redisstore.Listing{Type: "string", Peek: []any{"getrange", 0, 9}, Queue: "timeouts", Ours: func(begin any) bool {
 	return begin == "fairlock- " || begin == "fairlock+ "
 }}

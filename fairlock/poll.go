@@ -20,7 +20,7 @@ const (
 	pollGather        = time.Millisecond       // how long a poll that is due waits for other polls
 )
 
-// group is the waiters of this Driver for one key. It exists while there are any,
+// group holds the waiters of this driver for one key. It exists while there are any,
 // and polls the key for all of them.
 type group struct {
 	d    *driver
@@ -32,18 +32,18 @@ type group struct {
 	waiters     map[string]*waiter // by token
 	timer       *time.Timer        // starts the next poll; nil before the first
 	next        time.Time          // when the next poll is due; zero if none is scheduled
-	extended    time.Time          // when the last call was sent that kept the places of this client alive
-	kept        int64              // until when it did, by the server's clock in ms
+	extended    time.Time          // when the last call that kept this client's places alive was sent
+	kept        int64              // until when that call keeps them, by the server's clock in ms
 	pending     int                // polls queued or in flight; above one only if there are many waiters
 	sent        time.Time          // when the polls in flight were sent; zero if none is
 	again       bool               // another poll became due while polls were pending
 	err         error              // the error of one of the pending polls
-	outageSince time.Time          // when the first poll was sent that failed; zero if the last one was answered
+	outageSince time.Time          // when the first failed poll was sent; zero if the last poll was answered
 	outage      error              // the error of the last poll, if outageSince is set
 }
 
-// join adds w to the group of its key. The subscription is confirmed before, if it
-// can be.
+// join adds w to the group of its key. Before that, it waits until the subscription is
+// confirmed, if it can be.
 func (d *driver) join(ctx context.Context, w *waiter) {
 	s := d.subscribe(ctx, w.c) // may call the server, so not with mu held
 
@@ -78,7 +78,7 @@ func (d *driver) leave(w *waiter) {
 	}
 	d.mu.Unlock()
 
-	// The subscription ends after the group. So a group in d.groups has one.
+	// The subscription ends after the group, so a group in d.groups always has one.
 	d.unsubscribe(g.sub)
 }
 
@@ -114,8 +114,8 @@ func (g *group) nextPoll(r report, sent time.Time) time.Time {
 		after = min(after, foreignEvery)
 	}
 	if r.pttl == -2 || g.sub.receives() == noCommand {
-		// A key is still free if no waiter could receive it, or if the script has not reached
-		// one. Then there is no holder whose release hands the key over.
+		// If the key is still free, no waiter could receive it, or the script has not reached
+		// one that could. Then there is no holder whose release hands the key over.
 		after = min(after, unsubscribedEvery)
 	}
 
@@ -227,7 +227,7 @@ func (d *driver) send(polls []*poll, timeout time.Duration) {
 
 	ctx, cancel := context.WithTimeout(d.calls, timeout)
 	defer cancel()
-	sent := time.Now() // for all, and before the first, so that no hold counts as later than it is
+	sent := time.Now() // before all calls, so that no hold counts as later than it is
 	d.store.RunEach(ctx, pollScript, calls, func(i int, reply any, err error) {
 		polls[i].done = true
 		d.polled(polls[i], reply, err, sent)
@@ -251,8 +251,8 @@ func (d *driver) polled(p *poll, reply any, err error, sent time.Time) {
 	case !ok || len(r.found) != len(p.places):
 		err = d.store.Unexpected(reply)
 	default:
-		// deliver comes before updateLocked, because it knows that the hold began after
-		// this call was sent. To updateLocked the same grant is of unknown age.
+		// deliver comes before updateLocked, because deliver knows that the hold began after
+		// this call was sent. updateLocked would not know the age of the same grant.
 		d.deliver(r.handed, sent)
 	}
 
@@ -261,8 +261,8 @@ func (d *driver) polled(p *poll, reply any, err error, sent time.Time) {
 	if err != nil {
 		g.err = err
 	} else {
-		// The Subscriber's mutex is taken inside mu, here and in receives. Its callbacks
-		// take mu, but run without its mutex, so this cannot deadlock.
+		// The subscriber's mutex is taken inside mu, here and in receives. The subscriber's
+		// callbacks take mu, but run without that mutex, so this cannot deadlock.
 		if r.unsubscribed {
 			g.sub.listener.Relisten()
 		}
@@ -278,7 +278,7 @@ func (d *driver) polled(p *poll, reply any, err error, sent time.Time) {
 	}
 }
 
-// keptLocked notes until when a call that was sent at the given time keeps the client's places.
+// keptLocked records until when a call that was sent at the given time keeps the client's places.
 func (g *group) keptLocked(r report, sent time.Time) {
 	if r.kept > 0 && sent.After(g.extended) {
 		g.extended, g.kept = sent, r.kept
@@ -293,8 +293,8 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
 		return // a message or another reply was faster
 	case r.token == w.c.Token && (r.fence > 0 || !w.c.Fenced):
-		// The message about this hold was lost, or is late. It is not known when the hold
-		// began, so its term still counts from notBefore.
+		// The message about this hold was lost, or is late. It is unknown when the hold began,
+		// so its term still counts from notBefore.
 		w.handed = &handedOver{fence: r.fence}
 	case !found:
 		// The window passed, the queue was lost, or the hold has ended already.
@@ -306,8 +306,8 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	w.wakeUpLocked()
 }
 
-// scheduleLocked schedules the next poll after all pending polls have ended, the
-// last with report r.
+// scheduleLocked schedules the next poll. All pending polls have ended, and r is the
+// report of the last of them.
 func (g *group) scheduleLocked(r report, sent time.Time) {
 	next := time.Now()
 	if g.err != nil {
@@ -326,8 +326,8 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 	g.pollByLocked(next)
 }
 
-// failedLocked notes that a poll that was sent at the given time was not answered.
-// It ends the waits for which the outage has lasted their Timeout.
+// failedLocked records that a poll that was sent at the given time was not answered.
+// It ends each wait whose Timeout is not longer than the outage so far.
 func (g *group) failedLocked(err error, sent time.Time) {
 	if g.outageSince.IsZero() {
 		g.outageSince = sent
@@ -343,9 +343,9 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	}
 }
 
-// outageAfterLocked returns the outage that began after an answer to a call of the
-// given time: a poll has failed, or has not been answered for a third of timeout.
-// Without an outage it returns nil.
+// outageAfterLocked returns an outage that began after answered, the time at which the last
+// answered call was sent. It is an outage if a poll has failed, or has not been answered for a
+// third of timeout. Without one, outageAfterLocked returns nil.
 func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) error {
 	switch {
 	case g.outageSince.After(answered):

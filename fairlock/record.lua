@@ -24,8 +24,8 @@ local function parse(entry) return string.match(entry, '^(%S+) (%S+) (%S+) (%S+)
 
 local function isShared(flags) return tonumber(flags) >= 2 end
 
--- Returns when a hold began, if nothing has prolonged it. Left is the rest of its term. A program that
--- shortened a term of many years must not make it negative: it has 13 digits.
+-- Returns when a hold began, if nothing has prolonged it. Left is the rest of its term. The result has
+-- 13 digits, so it must not be negative, even if a program has shortened a term of many years.
 local function start(left, term) return string.format('%013.0f', math.max(now() + math.min(left - term, 0), 1)) end
 
 -- Returns token, owner, fence, mark, since and term of the hold; true if the record is not of this

@@ -12,8 +12,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// decode stores the first elements of a script's reply in variables: int64 and string. It
-// returns the others, and whether the reply has elements of these types.
+// decode stores the first elements of a script's reply in the variables that to points to, and
+// returns the other elements. ok is false if an element is missing or has another type.
 func decode(reply any, to ...any) (others []any, ok bool) {
 	r, _ := reply.([]any)
 	if len(r) < len(to) {
@@ -33,7 +33,7 @@ func decode(reply any, to ...any) (others []any, ok bool) {
 	return r[len(to):], true
 }
 
-// noPTTL is the PTTL of a brief report, which does not say it.
+// noPTTL takes the place of the PTTL in a brief report, which leaves it out.
 const noPTTL = -3
 
 // report is the reply of the scripts that end with report.lua.

@@ -5,7 +5,7 @@ local kept = 0 -- until when this call keeps the client's places, by the server'
 -- Returns {1 if the asking token holds the key and otherwise 0, PTTL, 1 if the holder is of another
 -- strategy and 2 if the record is shared, 1 if the client's channel has no subscriber, token, fence and
 -- owner of the hold, for each queried token 1 if it is in the queue and otherwise 0, kept}, followed by
--- what handOver returned. The script passes either that, if the key was free, or the holder. A brief
+-- what handOver returned. The script passes that list, if it called handOver, or else the holder. A brief
 -- report leaves out what another report to the client has said or will say soon: its PTTL is -3, and
 -- the subscriber is not checked.
 local function report(asking, found, command, channel, handed, token, owner, fence, brief)

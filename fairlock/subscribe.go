@@ -31,7 +31,7 @@ type subscription struct {
 }
 
 // receives returns the command that publishes on s, or noCommand if the Client receives no
-// messages. The same applies if command is wrong, because the server did not say which it is.
+// messages, or if command is wrong because the server did not say which one it uses.
 func (s *subscription) receives() string {
 	if s.listener.Command() == s.command {
 		return s.command
@@ -39,8 +39,8 @@ func (s *subscription) receives() string {
 	return noCommand
 }
 
-// subscribe returns the subscription to the channel of c.Key, for one more waiter.
-// It blocks until the server confirms the subscription, for a third of c.Timeout
+// subscribe returns the subscription to the channel of c.Key, and counts one more waiter
+// for it. It blocks until the server confirms the subscription, for a third of c.Timeout
 // and subscribeWithin at most.
 func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	channel := d.store.Channel("grant:"+d.id, c.Key)
@@ -75,13 +75,13 @@ func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	return shared
 }
 
-// shareSubscription returns the subscription to channel, for one more waiter. If
-// there is none, it stores and returns s, which may be nil.
+// shareSubscription returns the subscription to channel, and counts one more waiter for
+// it. If there is none, it stores and returns s, which may be nil.
 func (d *driver) shareSubscription(channel string, s *subscription) *subscription {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// Find and count in one step, or unsubscribe could close the subscription between.
+	// Find and count in one step, so that unsubscribe cannot close the subscription between.
 	if first := d.subscriptions[channel]; first != nil {
 		s = first
 	}

@@ -16,24 +16,24 @@ import (
 type waiter struct {
 	d    *driver
 	c    backend.Claim
-	term time.Duration // of a key that is handed over: the claim's, but at most the window
-	wake chan struct{} // receives when a field has changed that Driver.mu guards; has room for one
+	term time.Duration // of the hold when the key is handed over: the TTL, or the window if shorter
+	wake chan struct{} // signals a change of a field that the driver's mu guards; has room for one
 
 	// Only the goroutine of Wait uses these.
 	unanswered  bool      // an enqueue was not answered, and may still arrive
-	outageSince time.Time // when the first call began that was not answered; zero if the last one was
+	outageSince time.Time // when the first unanswered call began; zero if the last call was answered
 	outage      error     // the error of the last call, if outageSince is set
 
 	// Driver.mu guards these.
 	group     *group
 	round     int                // is written into the entry; a grant counts only if its round is the same
-	notBefore time.Time          // no hold of this round began before; the term counts from here
+	notBefore time.Time          // no hold of this round began before this; its term counts from here
 	queued    bool               // the store has confirmed the place in this round
 	unsure    bool               // an enqueue of this round was not answered
 	handed    *handedOver        // the hold, once the key was handed over
 	failed    error              // why the wait cannot go on
 	held      *backend.HeldError // the store's last answer
-	heldAt    time.Time          // when the call was sent that brought it
+	heldAt    time.Time          // when the call with that answer was sent
 }
 
 // handedOver is a hold that a message or a reply has announced.
@@ -58,11 +58,11 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	d.leave(w)
 	switch {
 	case err == nil && w.unanswered:
-		// That enqueue arrives until then, if at all.
+		// The unanswered enqueue arrives before that time, if at all.
 		g.Handle = time.Now().Add(c.Timeout)
 	case errors.Is(err, backend.ErrHeld):
-		// The place is still in the queue. With ctx's error the outcome is unknown, so
-		// the engine releases the token.
+		// The place is still in the queue. Joined with ctx's error, the outcome counts as
+		// unknown, so the engine releases the token.
 		err = errors.Join(err, ctx.Err())
 	case errors.Is(err, backend.ErrInvalid) && w.unanswered:
 		// An earlier call may have taken a place, so the outcome is unknown. An
@@ -96,10 +96,10 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			continue
 		}
 		if ctx.Err() != nil && time.Since(began) < w.c.Timeout/3 {
-			continue // err is due to ctx, and says nothing of the store
+			continue // err is due to ctx, and says nothing about the store
 		}
 
-		// Timeout bounds the outage from its first call on, and not each call of it.
+		// Timeout bounds the whole outage from its first call on, and not each call.
 		if w.outage = err; w.outageSince.IsZero() {
 			w.outageSince = began
 		}
@@ -166,9 +166,9 @@ func (w *waiter) endError(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// outcome returns the grant and true, the error that ended the wait, or neither.
-// If a hold may end too soon, outcome begins a new round, and the next enqueue
-// confirms the hold or takes a new place.
+// outcome returns the grant and true, or the error that ended the wait. It returns false
+// and nil if the wait goes on. If a hold may end too soon, outcome begins a new round, and
+// the next enqueue confirms the hold or takes a new place.
 func (w *waiter) outcome() (backend.Grant, bool, error) {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -189,9 +189,9 @@ func (w *waiter) newRoundLocked() {
 	w.notBefore, w.queued, w.unsure, w.handed = time.Time{}, false, false, nil
 }
 
-// grantLocked returns the grant of the hold that was handed over, and whether
-// Wait may return it. The replicas must have confirmed it, more than half of its
-// term must be left, and the term must be whole, or made whole by a renewal.
+// grantLocked returns the grant of the hold that was handed over, and whether Wait may
+// return it. For that, the replicas must have confirmed it, at least half of its term must be
+// left, and the term must be the whole TTL, unless a renewal will raise it.
 func (w *waiter) grantLocked() (backend.Grant, bool) {
 	g := backend.Grant{Until: w.handed.until}
 	if w.c.Fenced {
@@ -233,8 +233,8 @@ func (w *waiter) enqueue(ctx context.Context) error {
 		w.c.Token, g.sub.command, g.sub.channel, strconv.Itoa(w.round),
 		strconv.FormatInt(redisstore.Millis(w.term), 10), strconv.Itoa(flags(w.c)), w.c.Owner,
 	}, " ")
-	gaps := g.sub.gaps // before the call: the key may be handed over before the reply comes
-	// This place may end with those that another call has kept.
+	gaps := g.sub.gaps // read before the call, because a message may come before the reply
+	// If another call has just kept the client's places, this place may end with them.
 	till := g.kept
 	if sent.Sub(g.extended) > d.window/3 {
 		till = 0
@@ -244,14 +244,14 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	reply, err := d.store.Run(ctx, enqueueScript, call)
 
 	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
-		// This is an answer, and no outage. outcome ends the wait with it.
+		// This error is an answer, and no outage, so outcome ends the wait with it.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		w.failed = err
 		return nil
 	}
 	if err != nil {
-		// This call may arrive even after a later one is answered, so it stays noted.
+		// This call may arrive even after a later one is answered, so unanswered stays set.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		w.unanswered, w.unsure = true, true
@@ -260,8 +260,8 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	return w.enqueued(reply, sent, gaps)
 }
 
-// enqueued handles the reply to an enqueue that was sent at the given time. The
-// subscription had that many gaps then.
+// enqueued handles the reply to an enqueue that was sent at the given time. Gaps is the
+// number of gaps that the subscription had then.
 func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	d, g := w.d, w.group
 	r, ok := reportOf(reply)
@@ -286,13 +286,13 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	case mine && w.c.Fenced && r.fence == 0:
 		return d.store.Unexpected(reply)
 	case mine:
-		// The script has raised the term to the whole of it.
+		// The script has raised the term to the whole TTL.
 		w.handed = &handedOver{r.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
 	default:
 		w.queuedLocked(r, sent)
 		g.keptLocked(r, sent)
-		// Count from the call that kept the client alive. This reply may be brief.
-		// After a brief one, a poll in flight schedules the next poll.
+		// Count from the call that kept the places alive, because this report may be brief.
+		// After a brief report, a poll that is in flight schedules the next poll.
 		if r.pttl != noPTTL || g.pending == 0 {
 			g.pollByLocked(g.nextPoll(r, g.extended))
 		}
@@ -304,10 +304,11 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	return nil
 }
 
-// queuedLocked notes that w was in the queue when a call was sent that reported r.
+// queuedLocked records that w was in the queue when a call was sent that reported r.
 func (w *waiter) queuedLocked(r report, sent time.Time) {
 	w.queued = true
-	// Replies may come out of order. A later call proves that the hold began later.
+	// Replies may come out of order. The call that was sent last gives the best bound, because w
+	// still waited then.
 	if sent.After(w.notBefore) {
 		w.notBefore = sent
 	}
