@@ -8,7 +8,7 @@ import (
 )
 
 // clock tells the ages of leases. Go's monotonic clock does not count the time for which
-// the machine was suspended, but a lease grows old meanwhile. So this clock adds it.
+// the machine was suspended, but a lease grows old meanwhile. So this clock adds that time.
 type clock struct {
 	base      time.Time
 	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
@@ -23,7 +23,7 @@ func newClock() *clock {
 
 // now returns the time since some moment in the past.
 func (k *clock) now() time.Duration {
-	// A pause within a reading makes it too small, so the largest one counts.
+	// If the process pauses during a reading, the result is too small. So the largest one counts.
 	return time.Duration(raise(&k.slept, int64(k.suspended()))) + time.Since(k.base)
 }
 

@@ -20,8 +20,8 @@ const (
 	liveness  = time.Second
 	lookEvery = 200 * time.Millisecond
 
-	// headStart is how much earlier a silent member is asked than the others. A store that is
-	// only slow would otherwise lose its calls.
+	// headStart is how much earlier a silent member is asked than the others. Otherwise another
+	// one would replace a member that is only slow, and the calls in flight would fail.
 	headStart = time.Second
 
 	searchTime = 3 * time.Second        // for one search for a member
@@ -33,8 +33,8 @@ const (
 // cluster is the etcd: its endpoints, and the member in use. Each member has a client of its own,
 // because one client of several members sends calls to a member that hangs as well.
 type cluster struct {
-	conf  clientv3.Config // of one member, but for the endpoint
-	all   []string        // endpoints
+	conf  clientv3.Config // for one member, without the endpoint
+	all   []string        // all endpoints
 	clock *clock
 	beats chan struct{}   // has room for the keep-alives that may be under way
 	ctx   context.Context // ends with the driver
@@ -42,12 +42,12 @@ type cluster struct {
 
 	mu      sync.Mutex    // guards all below
 	current *member       // nil before the first search, and after a connection has failed
-	search  chan struct{} // is closed when the search ends that is under way; nil if there is none
+	search  chan struct{} // closed when the search that is under way ends; nil if there is none
 	pending int           // calls that have no answer yet
-	silent  time.Time     // since when there was no answer; zero if no call waits for one, and none has failed since the last answer
+	silent  time.Time     // when the silence began; zero if no call waits, and none has failed since the last answer
 	checked time.Time     // when look last asked for a check
 	failed  time.Time     // when the last search failed
-	rest    time.Duration // from failed on, before the next one
+	rest    time.Duration // how long after failed the next search may begin
 	err     error         // of the last search
 }
 
@@ -67,7 +67,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			return v, nil
 		}
 
-		// If etcd has refused the token, the client has got another one.
+		// If etcd has refused the token, the client has acquired another one by now.
 		notSent := isUnsent(err)
 		if try == 0 && (notSent || is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)) {
 			continue
@@ -108,7 +108,7 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 	}
 }
 
-// asked notes that a call is sent.
+// asked records that a call is sent.
 func (c *cluster) asked() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,13 +122,13 @@ func (c *cluster) silentLocked() {
 	}
 }
 
-// answered notes the end of a call to m. Without an answer, etcd counts as silent until there is an
-// answer to another call. A member is given up if its connection has failed, if it has no leader, or
-// if it refuses the password.
+// answered records the end of a call to m. If there was no answer, etcd counts as silent until
+// another call has one. The member is given up if its connection has failed, if it has no leader,
+// or if it refuses the password.
 func (c *cluster) answered(m *member, err error) {
 	// A member that says that a request timed out has answered: it could not commit this one before
-	// the call's deadline, or within some seconds. To leave would close the connection under the
-	// calls of all others.
+	// the call's deadline, or within some seconds. Giving up the member would make the calls of all
+	// other callers fail.
 	leave := isUnavailable(err) && !is(err, rpctypes.ErrTimeout) || isRefused(err)
 
 	c.mu.Lock()
@@ -153,16 +153,16 @@ func (c *cluster) spokeLocked() {
 	}
 }
 
-// silence returns since when the etcd does not answer, or zero, and the reason of the last search
-// that failed.
+// silence returns when etcd stopped answering, or zero if it answers, and the error of the last
+// search, or nil.
 func (c *cluster) silence() (time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.silent, c.err
 }
 
-// look begins a search if etcd is silent. It reports whether a call is due to find out whether the
-// member lives, because callers wait for an event: the watches of a member that hangs report nothing.
+// look begins a search if etcd is silent. If callers wait for events, it also reports whether a call
+// is due that finds out whether the member lives, because a member that hangs reports no events.
 func (c *cluster) look(waits bool) (due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,15 +307,15 @@ func (c *cluster) spawn(f func()) bool {
 type member struct {
 	endpoint string
 	client   *clientv3.Client
-	leases   pb.LeaseClient // the client's own cannot choose the numbers of leases
+	leases   pb.LeaseClient // unlike client's own methods, it can choose the numbers of leases
 
 	mu      sync.Mutex // guards all below
 	watcher clientv3.Watcher
-	idle    []*stream // that no call uses
+	idle    []*stream // the streams that no call uses
 }
 
-// connect returns a member that may not have been connected yet, unless there is a user: then the
-// client has got a token.
+// connect returns a member. Its connection may not be established yet, unless there is a user,
+// because then the client has fetched a token.
 func (c *cluster) connect(endpoint string) (*member, error) {
 	conf := c.conf
 	conf.Endpoints = []string{endpoint}
@@ -332,13 +332,13 @@ const maxBeats = 64
 
 // beat is a keep-alive with its answer.
 type beat struct {
-	began time.Duration // by the clock, before it was sent, so the lease's term ends later than began + ttl
+	began time.Duration // by the clock, before it was sent; the lease does not end before began + ttl
 	ttl   int64         // the lease's term in seconds; 0 or less if the lease has ended
-	term  uint64        // of the leader, as the member knew it
+	term  uint64        // the raft term, as the member knew it: a new leader has a new one
 	err   error
 }
 
-// beat begins the term of a lease anew.
+// beat sends a keep-alive, which begins the term of a lease anew.
 func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 	select {
 	case c.beats <- struct{}{}:
@@ -351,14 +351,14 @@ func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 }
 
 // stream is for keep-alives, one at a time: a member that is not the leader passes each on to the
-// leader, and answers those of one stream one after another. Streams are used again, because the
-// client lets etcd check the password for each new one.
+// leader, and answers those of one stream one after another. Streams are used again, because for
+// each new one the client has etcd check the password.
 type stream struct {
 	pb.Lease_LeaseKeepAliveClient
 	cancel context.CancelFunc
 }
 
-// beat uses a stream that no call uses, or opens one.
+// beat sends a keep-alive on a stream that no call uses, or on a new one, and fills in b.
 func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (err error) {
 	m.mu.Lock()
 	var s *stream

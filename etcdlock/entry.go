@@ -45,7 +45,7 @@ func entryName(key string, lease int64, shared bool) string {
 	return queueOf(key) + mark + fmt.Sprintf("%016x", lease)
 }
 
-// isShared reports whether an entry is of a shared claim.
+// isShared reports whether an entry belongs to a shared claim.
 func isShared(name []byte) bool {
 	return bytes.HasPrefix(name[bytes.LastIndexByte(name, '/')+1:], []byte("s"))
 }
@@ -88,7 +88,7 @@ func (r record) encode() []byte {
 	return fmt.Appendf(nil, "1 %s %s %d %s", mark, r.token, max(r.since.UnixMilli(), 0), r.owner)
 }
 
-// parseRecord is the reverse of encode. ok is false if value is another program's.
+// parseRecord is the reverse of encode. ok is false if value was not written by hasp.
 func parseRecord(value []byte) (r record, ok bool) {
 	f := bytes.SplitN(value, []byte(" "), 5)
 	if len(f) != 5 || string(f[0]) != "1" {

@@ -66,7 +66,7 @@ func isUnsent(err error) bool {
 	return isUnavailable(err) && strings.Contains(status.Convert(err).Message(), "Error while dialing")
 }
 
-// isContextEnd reports whether err is the end of a context, here or at the server.
+// isContextEnd reports whether err says that a context has ended, here or at the server.
 func isContextEnd(err error) bool {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return true
@@ -102,8 +102,8 @@ func explain(ctx context.Context, endpoint string, err error) error {
 	text := rpctypes.ErrorDesc(err)
 	hint := ""
 	switch {
-	// The driver takes answers of any size. So a message that is larger than allowed is its own
-	// request, whether gRPC says so here or at the server.
+	// The driver accepts answers of any size. So a message that is larger than allowed is its own
+	// request, whether gRPC refuses it here or at the server.
 	case is(err, rpctypes.ErrRequestTooLarge), codeOf(err) == codes.ResourceExhausted && strings.Contains(text, "larger than max"):
 		return fmt.Errorf("%w: the key or the owner is too long for etcd: use a shorter one, of 1,000 bytes at most", backend.ErrInvalid)
 	case is(err, rpctypes.ErrNoSpace):

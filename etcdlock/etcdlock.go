@@ -6,8 +6,8 @@
 // A key has one holder at a time, as long as a majority of the members keeps its data. A
 // hold is in etcd's log, so it survives the loss of a minority, and a change of the leader.
 // The fence is the revision at which the holder joined the queue. So an etcd that has lost its
-// data may give smaller fences than before. TryLock does not pass a queue. Shared claims that
-// follow one another hold the key together.
+// data may grant smaller fences than before. TryLock does not pass a queue. Shared claims that
+// follow one another in the queue hold the key together.
 //
 // A term never ends early. It ends up to half a second late, because etcd looks for leases
 // that have ended twice a second. After a change of the leader all terms begin anew.
@@ -60,8 +60,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// etcd counts terms in whole seconds, and grants none below its election timeout and a
-// half, which is 2 s unless the timeout was changed. maxTTL is the longest term of a lease.
+// etcd counts terms in whole seconds, and grants none below one and a half times its election
+// timeout, which makes 2 s by default. maxTTL is the longest term of a lease.
 const (
 	minTTL  = 2 * time.Second
 	ttlUnit = time.Second
@@ -73,8 +73,8 @@ const (
 const maxName = 100 << 10
 
 // maxAtOnce is how many callers ask for a lease or a place at once, and how many leases are ended
-// at once. After an outage there may be thousands, and if their calls were made together, they would
-// take longer than they may, and be repeated.
+// at once. After an outage there may be thousands of them, and if all their calls were made at once,
+// the calls would time out and be repeated.
 const maxAtOnce = 64
 
 // closing is how long Close waits for the end of leases, in all.
@@ -89,7 +89,7 @@ type driver struct {
 	clock   *clock
 	turns   chan struct{}      // has room for the callers that may ask for a lease or a place at once
 	burials chan struct{}      // has room for the clean-ups that may be under way at once
-	active  atomic.Int64       // Waits and clean-ups
+	active  atomic.Int64       // counts the Waits and clean-ups under way
 	cancel  context.CancelFunc // ends the cluster's context, and everything with it
 	open    context.Context    // ends when Close begins
 	shut    context.CancelFunc // ends open
@@ -120,9 +120,9 @@ type Options struct {
 }
 
 // New returns a Client whose locks are in the etcd that conf is for. It makes clients of its own,
-// one at a time, each for one of the endpoints. Of conf it takes the endpoints, the user, and the
-// settings of connections; its Logger is not used if it is nil. If conf has no endpoints or o is out
-// of range, the error is hasp.ErrInvalid.
+// one at a time, each for one of the endpoints. From conf it takes the endpoints, the user, and the
+// settings of connections. Without a Logger and a LogConfig in conf, these clients log nothing. If
+// conf has no endpoints or o is out of range, the error is hasp.ErrInvalid.
 func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(conf, o)
@@ -159,7 +159,7 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	return d, nil
 }
 
-// tick looks after etcd and the pool until the driver is closed.
+// tick looks for silence of etcd, and prunes the pool, until the driver is closed.
 func (d *driver) tick() {
 	t := time.NewTicker(lookEvery)
 	defer t.Stop()
@@ -194,8 +194,8 @@ func settings(conf clientv3.Config) clientv3.Config {
 	return conf
 }
 
-// failFast has a call fail at once if there is no connection. The client would have it wait for one,
-// and a call whose time is up may have been carried out.
+// failFast makes a call fail at once if there is no connection. By default it would wait for one,
+// and if its time ended then, the driver could not know that it was not sent.
 func failFast(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	return call(ctx, method, req, reply, conn, append(opts, grpc.WaitForReady(false))...)
 }
@@ -242,7 +242,7 @@ func (d *driver) Close() error {
 	d.shut()
 	d.pool.prune(0)
 
-	// Waits that end now leave the queue. What they and the pool begin may take a moment.
+	// Waits that end now, and the pool, begin to revoke leases, which may take a moment.
 	for end := time.Now().Add(closing); d.active.Load() > 0 && time.Now().Before(end); {
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -20,10 +20,10 @@ type hold struct {
 	entry   *mvccpb.KeyValue // as this driver has written it
 	lease   *lease
 	granted time.Time
-	over    atomic.Bool // it was released, or lost, or moved to another lease; who sets it ends the lease
+	over    atomic.Bool // it was released, lost or moved to another lease; who sets it ends the lease
 
 	mu     sync.Mutex // guards both
-	others []*lease   // that may have the entry, after moves of unknown outcome
+	others []*lease   // leases that may have the entry, after moves of unknown outcome
 	ended  bool       // the entry is gone
 }
 
@@ -31,8 +31,8 @@ func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hol
 	return &hold{d: d, token: c.Token, entry: entry, lease: l, granted: time.Now()}
 }
 
-// grant returns the grant of h. The holder may trust it for ttl from the last beginning of the
-// lease's term on.
+// grant returns the grant of h. The holder may trust the hold for ttl, counted from when the
+// lease's term last began.
 func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
 	// Go's clock is read first, so that a suspend in between makes the end too early, which is safe.
 	now, age := time.Now(), h.d.age(h.lease)
@@ -43,7 +43,7 @@ func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
 	return g
 }
 
-// ownHold returns the hold that c is about, also if it is over, or nil if another driver
+// ownHold returns the hold that c is about, even if it is over, or nil if another driver
 // made it.
 func (d *driver) ownHold(c backend.Claim) *hold {
 	h, _ := c.Handle.(*hold)
@@ -79,15 +79,15 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		if !errors.Is(err, errGone) {
 			return g, err
 		}
-		// The put was refused, so nothing has changed. The next lease may be alive.
+		// etcd has refused the put, so nothing has changed. The next lease may be alive.
 		d.pool.prune(0)
 	}
 }
 
 // acquire makes an attempt with a lease. It returns errGone if the lease has ended.
 func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Duration) (backend.Grant, error) {
-	// A lease of the pool has run for a while. If the hold will be renewed, a little less
-	// than its term will do. Otherwise the term begins anew beside the put.
+	// Part of the term of a pooled lease has passed. If the hold will be renewed, a little less
+	// than the term is enough. Otherwise a keep-alive beside the put begins the term anew.
 	var renewed chan beat
 	if age := called - time.Duration(l.began.Load()); age > 0 && !(c.Renewed && age < min(c.TTL/10, maxAge)) {
 		renewed = make(chan beat, 1)
@@ -138,7 +138,7 @@ func refusal(kvs []*mvccpb.KeyValue) error {
 // a longer term than its lease has moves to another lease.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	var open []*renewal
-	var others []int // go by the token, or move
+	var others []int // the claims to renew by the token or by a move
 	for i, c := range cs {
 		h := d.ownHold(c)
 		if err := d.check(ctx, c); err != nil {
@@ -166,17 +166,17 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 
 // renewal is a keep-alive for a hold, and what a read of its entry says.
 type renewal struct {
-	i        int // of the claim
+	i        int // the index of the claim
 	h        *hold
 	beat     beat
 	attached bool   // the entry is under the lease
-	term     uint64 // of the leader that answered the read
+	term     uint64 // the raft term of the answer to the read
 	err      error  // of the read
 }
 
 // prove sends keep-alives for the leases of holds, then reads the entries, and calls done for each,
-// with errGone if the hold is lost. A keep-alive without an answer in half of the time fails its
-// renewal. It delays the others no longer than that, and does not hide that an entry is gone.
+// with errGone if the hold is lost. If a keep-alive has no answer in half of the time, its renewal
+// fails. It delays the others no longer than that, and does not hide that its entry is gone.
 func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if end, ok := ctx.Deadline(); ok {
@@ -226,7 +226,8 @@ const (
 	maxNames = 1 << 19 // bytes of their names; etcd takes requests of 1.5 MiB
 )
 
-// outcome returns errGone if the hold is lost, unless another driver has moved it.
+// outcome returns errGone if the entry is not under the hold's lease any more, or that has ended.
+// Then the hold is lost, unless another driver has moved it.
 func (r *renewal) outcome() error {
 	if r.err == nil && !r.attached || r.beat.err == nil && r.beat.ttl <= 0 {
 		r.h.abandon()
@@ -238,12 +239,12 @@ func (r *renewal) outcome() error {
 	return r.beat.outcome(r.h.lease, r.term)
 }
 
-// outcome takes in the answer to a keep-alive for a lease, and the term of the leader that answered
-// a read or a put of its entry.
+// outcome returns nil, and records the new term of the lease, if the keep-alive counts. Term is the
+// raft term in which a later read, or a put, of the entry was answered.
 //
 // A keep-alive alone proves nothing. A leader that was deposed may answer it, and so may the
 // leader while it revokes the lease. The read proves that the lease was alive after the answer. If
-// both answers are from the same term of a leader, it has begun the lease's term anew.
+// both answers are from the same raft term, the leader has begun the lease's term anew.
 func (b beat) outcome(l *lease, term uint64) error {
 	switch {
 	case b.err != nil:
@@ -255,8 +256,8 @@ func (b beat) outcome(l *lease, term uint64) error {
 	return nil
 }
 
-// abandon ends the lease of a hold whose entry is not under it, unless a Release or a move does
-// that.
+// abandon ends the lease of a hold whose entry is not under that lease, unless a Release or a move
+// ends it.
 func (h *hold) abandon() {
 	if !h.over.Swap(true) {
 		h.d.bury(h.lease)
@@ -276,7 +277,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return d.releaseByToken(ctx, c)
 	}
 
-	// Whatever comes now, no other call ends the lease or gives it back.
+	// From here on, no other call ends the lease or gives it back, because over is set.
 	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
 		h.settle(true) // a move may have begun meanwhile
@@ -285,7 +286,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	}
 	d.bury(h.lease)
 	if errors.Is(err, errGone) {
-		return d.releaseByToken(ctx, c) // it was moved, or removed
+		return d.releaseByToken(ctx, c) // the entry was moved to another lease, or removed
 	}
 	return err
 }

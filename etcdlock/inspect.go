@@ -17,7 +17,7 @@ import (
 
 const (
 	maxShown = 1000 // shared holders of a Status
-	atOnce   = 16   // questions for the rest of a term
+	atOnce   = 16   // requests for the rest of a term
 	pageSize = 1000 // entries in one answer of a list
 )
 
@@ -47,7 +47,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	for err == nil && len(kvs) > 0 && kvs[0].CreateRevision <= last {
 		if err = d.evict(ctx, kvs[0]); err == nil {
 			kvs = kvs[1:]
-		} else if errors.Is(err, errGone) { // it has ended, or moved to another lease
+		} else if errors.Is(err, errGone) { // the hold has ended, or moved to another lease
 			kvs, err = d.entries(ctx, key)
 		}
 	}
@@ -90,8 +90,8 @@ func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 	return failed
 }
 
-// status returns what Inspect and List report. An entry without its lease was removed after
-// it was read.
+// status returns what Inspect and List report. If the lease of an entry has ended, the entry was
+// removed after it was read.
 func (l *listed) status() (st backend.Status) {
 	for n, left := range l.left {
 		kv := l.kvs[n]
@@ -146,7 +146,7 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// page reads the keys of a page of entries. Next is where the next page begins, or "".
+// page reads the keys of a page of entries. Next is where the next page begins, or "" if none does.
 func (d *driver) page(ctx context.Context, from, end string, timeout time.Duration) (page []listed, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -172,7 +172,7 @@ func (d *driver) page(ctx context.Context, from, end string, timeout time.Durati
 	if r.More {
 		next = string(r.Kvs[len(r.Kvs)-1].Key) + "\x00"
 		if len(page) > 0 {
-			// The entries of the last key may go on.
+			// The last key may have more entries, so read all of them.
 			last := &page[len(page)-1]
 			if last.kvs, err = d.entries(ctx, last.key); err != nil {
 				return nil, "", err

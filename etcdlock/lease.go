@@ -48,7 +48,7 @@ type pool struct {
 	idle map[int64][]*lease // by the term that was asked for, in the order of their return
 }
 
-// seconds returns the term that a lease for ttl has.
+// seconds returns ttl rounded up to whole seconds, and at least minTTL.
 func seconds(ttl time.Duration) int64 {
 	return max(int64(minTTL/time.Second), int64((ttl-1)/time.Second)+1)
 }
@@ -59,14 +59,14 @@ func (l *lease) term() time.Duration { return time.Duration(l.ttl) * time.Second
 // age returns how long ago the term of l began, at most.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
-// old reports whether less than a third of a term is left for certain.
+// old reports whether less than a third of l's term may be left.
 func (d *driver) old(l *lease) bool { return d.age(l) > l.term()*2/3 }
 
-// beganAt notes that the term of l began anew at a time of the driver's clock, or later.
+// beganAt records that the term of l began anew at a time of the driver's clock, or later.
 func (l *lease) beganAt(at time.Duration) { raise(&l.began, int64(at)) }
 
-// take returns a lease with a term of secs. If it comes from the pool, its present term is
-// shorter.
+// take returns a lease with a term of secs. If the lease comes from the pool, part of the term
+// has passed.
 func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 	p.mu.Lock()
 	ls := p.idle[secs]
@@ -79,7 +79,7 @@ func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 	return p.grant(ctx, secs)
 }
 
-// grant makes a lease. The driver chooses the number, so that it can revoke the lease also
+// grant makes a lease. The driver chooses the number, so that it can revoke the lease even
 // if the answer is lost.
 func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	l := &lease{id: rand.Int64N(1<<62) + 1, asked: secs, ttl: secs}
@@ -97,7 +97,7 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	return l, nil
 }
 
-// give returns a lease whose entry is gone for certain.
+// give puts a lease whose entry is certainly gone into the pool, or ends it if it is not fit.
 func (p *pool) give(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,7 +109,7 @@ func (p *pool) give(l *lease) {
 	p.idle[l.asked] = append(p.idle[l.asked], l)
 }
 
-// prune ends the leases that were not used for a time.
+// prune ends the leases that have been in the pool for the given time or longer.
 func (p *pool) prune(unused time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,7 +124,7 @@ func (p *pool) prune(unused time.Duration) {
 	}
 }
 
-// bury ends a lease that may not be used again, in the background.
+// bury starts a goroutine that ends a lease, which must not be used again.
 func (d *driver) bury(l *lease) {
 	l.doubtful.Store(true)
 	d.active.Add(1)
@@ -138,7 +138,7 @@ func (d *driver) bury(l *lease) {
 	}
 }
 
-// end tries to revoke a lease. It reports whether the lease has ended, or does so in any case.
+// end tries to revoke a lease. It reports whether the lease has ended, or needs no further try.
 func (d *driver) end(l *lease) bool {
 	select {
 	case d.burials <- struct{}{}:

@@ -72,8 +72,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 }
 
 // probe checks the version of etcd, the user, and whether the user may read. It refuses etcd's
-// grpc-proxy, which sends keep-alives when it is time by its own reckoning, and lets its clients wait
-// meanwhile.
+// grpc-proxy, which sends keep-alives by a schedule of its own, and makes its clients wait until
+// then.
 func (d *driver) probe(ctx context.Context) error {
 	conf := &d.cluster.conf
 	_, err := call(ctx, d.cluster, func(m *member) (any, error) {
@@ -82,7 +82,7 @@ func (d *driver) probe(ctx context.Context) error {
 		case err == nil:
 			err = checkVersion(r.Version, conf.Username != "")
 		case is(err, rpctypes.ErrPermissionDenied):
-			err = nil // late versions ask for a right
+			err = nil // newer versions require a right for this request
 		}
 		if err == nil && conf.Username != "" {
 			_, err = m.client.Authenticate(ctx, conf.Username, conf.Password)
@@ -107,7 +107,7 @@ func (d *driver) probe(ctx context.Context) error {
 }
 
 // checkVersion refuses versions that lack what the driver needs. With etcd 3.4, the client cannot
-// replace the token of a user that has expired.
+// replace the expired token of a user.
 func checkVersion(version string, user bool) error {
 	var major, minor int
 	_, err := fmt.Sscanf(version, "%d.%d.", &major, &minor)
@@ -165,7 +165,7 @@ func parse(node string) (conf clientv3.Config, err error) {
 	return conf, nil
 }
 
-// tlsConfig returns the settings for etcds://, and nil for etcd://.
+// tlsConfig returns the settings for etcds://. For etcd:// both results are nil: it uses no TLS.
 func tlsConfig(conf clientv3.Config, params hasp.Params) (*tls.Config, error) {
 	if !strings.HasPrefix(conf.Endpoints[0], "https:") {
 		for _, name := range tlsParams {

@@ -11,10 +11,10 @@ import (
 )
 
 // queue is what the waiters of this driver for one key know of its entries. The driver's mu
-// guards its fields, and those of view and place.
+// guards its fields, and those of view and entryState.
 //
 // A watch reports deletions only. The entries come from the reads of the waiters: each reads
-// those that were created since the last read. So an event that is lost only delays a waiter.
+// those that were created since the last read. So a lost event only delays a waiter.
 //
 // The watch has no start revision. It reports what happens after etcd has confirmed it, so
 // a waiter reads the queue only then. A watch from a revision of the past would have to wait
@@ -25,16 +25,16 @@ type queue struct {
 	stop    context.CancelFunc
 	waiters map[*waiter]bool
 	view    *view         // nil while there is no watch
-	blind   time.Time     // since when there is none; zero if there is one
+	blind   time.Time     // since when there has been no watch; zero while there is one
 	changed chan struct{} // closed and replaced when there is a view again
 }
 
 // view is what is known since a watch was confirmed. Before that, deletions may have been missed.
 type view struct {
-	known   int64              // each entry that was created up to this revision, and is there, is in order
+	known   int64              // order has all entries that were created up to this revision and exist
 	order   []*mvccpb.KeyValue // the entries, in order of their creation
 	reading int                // reads under way
-	gone    map[string]int64   // the deletions while there are any
+	gone    map[string]int64   // the revisions of deletions during these reads, by name
 }
 
 // entryState is what is known of the entry of a waiter, which is its place in the queue.
@@ -42,7 +42,7 @@ type entryState struct {
 	view  *view  // of the queue when its read began; what was read is valid in this view only
 	name  string // of the entry
 	mine  int64  // the create revision of the entry; 0 until the queue was read
-	front bool   // no entry is ahead. It stays so: whatever comes later is behind
+	front bool   // no entry is ahead; this stays true, because later entries are behind
 	lost  bool   // the entry was deleted
 }
 
@@ -93,8 +93,8 @@ func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	return v.known, true
 }
 
-// end takes in the entries that a waiter has read at a revision. Its own has the create revision
-// mine, which is 0 if the read has failed.
+// end adds the entries that w has read at a revision to the view. Mine is the create revision of
+// w's own entry, or 0 if the read has failed.
 func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -192,7 +192,7 @@ func (q *queue) run(ctx context.Context) {
 	}
 }
 
-// watch takes in deletions until the watch ends. It reports whether etcd has confirmed the watch.
+// watch records deletions until the watch ends. It reports whether etcd has confirmed the watch.
 func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 	m.mu.Lock()
 	watcher := m.watcher
@@ -214,8 +214,8 @@ func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 	return confirmed
 }
 
-// rewatch replaces a watcher after a watch was refused or ended by etcd. Its stream may have a
-// token that has expired, and all further watches on it would be refused.
+// rewatch replaces a watcher after etcd has refused or ended a watch. The watcher's stream may
+// have an expired token, and then etcd would refuse all further watches on it.
 func (m *member) rewatch(old clientv3.Watcher) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -225,7 +225,7 @@ func (m *member) rewatch(old clientv3.Watcher) {
 	}
 }
 
-// see begins a new view, or none.
+// see sets the view, or removes it if v is nil, and wakes all waiters.
 func (q *queue) see(v *view) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -242,10 +242,10 @@ func (q *queue) see(v *view) {
 	}
 }
 
-// ended is the revision of a deletion that was found out without an event.
+// ended stands for the revision of a deletion that no event has reported.
 const ended = math.MaxInt64
 
-// deleted notes that an entry was deleted at a revision, and wakes the waiters that this concerns.
+// deleted records that an entry was deleted at a revision, and wakes the waiters that it concerns.
 func (q *queue) deleted(name string, revision int64) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -253,7 +253,7 @@ func (q *queue) deleted(name string, revision int64) {
 		if v.gone != nil {
 			v.gone[name] = revision
 		}
-		// A name may have been used again.
+		// A name may have been used again. The entry that was created later stays.
 		v.order = slices.DeleteFunc(v.order, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name && kv.CreateRevision < revision })
 	}
 	for w := range q.waiters {
@@ -265,8 +265,8 @@ func (q *queue) deleted(name string, revision int64) {
 	q.wakeFrontLocked()
 }
 
-// checkHead reads the first entry of a queue that callers wait in, which is another one each
-// time. If the entry is gone, but its event has not come, the event may be lost.
+// checkHead reads the first entry of a queue that callers wait in, chosen at random. If the entry
+// is gone, its event may be lost, so checkHead records the deletion.
 func (d *driver) checkHead() {
 	d.mu.Lock()
 	var q *queue

@@ -11,11 +11,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has what goes by the token, because the hold is another driver's or its state
-// is not known, and what moves a hold to another lease.
+// This file has the calls that find a hold by its token, because another driver made the hold or
+// its state is not known, and those that move a hold to another lease.
 
-// renewOther moves a hold to a new lease. It needs a longer term than its lease has, or it is not
-// known by its lease.
+// renewOther moves a hold to a new lease, because the hold needs a longer term than its lease has,
+// or this driver does not know its lease.
 func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	h := d.ownHold(c)
 	for {
@@ -34,7 +34,7 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 		switch {
 		case errors.Is(err, errGone) && known:
 			h.doubt(h.lease)
-		case errors.Is(err, errGone): // it has changed since it was read
+		case errors.Is(err, errGone): // the entry has changed since it was read
 		case errors.Is(err, errNoSpace) && known:
 			// etcd has no space to move the hold to another lease, but the present one lasts.
 			d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
@@ -72,7 +72,7 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 		return backend.Grant{}, err
 	}
 
-	// The name has the number of the old lease, so that lease is not used again.
+	// The entry's name has the number of the old lease, so that lease must not be used again.
 	if h == nil || kv.Lease != h.lease.id {
 		d.bury(d.foreign(kv.Lease))
 	}
@@ -82,8 +82,8 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	return n.grant(c, c.TTL), nil
 }
 
-// doubt notes that the entry of h may be under its lease or under another one, so neither is revoked.
-// The next renewal or release goes by the token, changes the entry, and settles h.
+// doubt records that the entry of h may be under h's lease or under other, so neither is revoked.
+// The next renewal or release finds the entry by the token, changes it, and settles h.
 func (h *hold) doubt(other *lease) {
 	if h == nil {
 		return // the lease serves the hold, or ends by itself
@@ -98,8 +98,8 @@ func (h *hold) doubt(other *lease) {
 	}
 }
 
-// settle ends the leases that h has left. It is called after the entry was moved to another lease,
-// or removed, so that a put of h that comes late changes nothing.
+// settle ends the leases that h does not use any more; h may be nil. It is called after the entry
+// was moved to another lease, or removed, so that a put of h that arrives late changes nothing.
 func (h *hold) settle(ended bool) {
 	if h == nil {
 		return
@@ -121,7 +121,7 @@ func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte,
 	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: at}, err
 }
 
-// change changes an entry by op, and returns the revision at which that happened. It returns
+// change applies op to an entry, and returns the revision at which that happened. It returns
 // errGone if the entry has changed since it was read.
 func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op) (int64, error) {
 	r, err := d.txn(ctx, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision), []clientv3.Op{op})
@@ -190,7 +190,7 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 			err = d.evict(ctx, kv)
 		}
 		if err == nil || errors.Is(err, backend.ErrLost) {
-			d.ownHold(c).settle(true)
+			d.ownHold(c).settle(true) // does nothing if another driver made the hold
 		}
 		if !errors.Is(err, errGone) {
 			return err
@@ -201,9 +201,9 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 // evict removes an entry of any driver, and ends its lease. It returns errGone if the entry
 // has changed since it was read.
 //
-// The entry goes first, because until then its driver may end the hold and use the lease for
-// another one. If this process dies in between, the lease goes on. Then the holder learns
-// at its next renewal, which reads the entry, that the hold is lost.
+// The entry is removed first, because until then its driver may end the hold and use the lease
+// for another one. If this process dies before the lease is revoked, the lease lives on. Then the
+// holder's next renewal, which reads the entry, finds that the hold is lost.
 //
 // If the entry was removed here, the driver that made it finds that out at its Release, and
 // does not use the lease again. So the lease can be revoked without harm to another hold.
@@ -219,8 +219,8 @@ func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 }
 
 // keep leaves the key taken until c.KeepUntil, by no token: it puts the entry under another
-// lease. This process ends the lease at that time. If it cannot, because it has ended, or the
-// driver is closed, the lease ends with its term, up to 2.5 s later.
+// lease. This process ends the lease at that time. If it cannot, because the process has ended or
+// the driver is closed, the lease ends with its term, up to 2.5 s later.
 func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) error {
 	l, err := d.pool.grant(ctx, seconds(time.Until(c.KeepUntil)))
 	if err != nil {

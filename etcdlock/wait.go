@@ -25,8 +25,8 @@ type waiter struct {
 	lease   *lease
 	entry   *mvccpb.KeyValue // of lease
 	beating atomic.Bool      // a keep-alive is under way
-	since   time.Time        // when the first of the calls that failed began, or zero
-	err     error            // by which they failed
+	since   time.Time        // when the first failed call since the last success began, or zero
+	err     error            // of these failures
 
 	place entryState    // the driver's mu guards it
 	wake  chan struct{} // signals a change of place; has room for one
@@ -107,7 +107,7 @@ func (w *waiter) ended(ctx context.Context) error {
 		return errClosed
 	}
 
-	// An outage is one of this Wait's own calls, or of the driver's, or there is no watch.
+	// An outage is that of this Wait's calls, or else of the driver's calls, or of the watch.
 	since, err := w.since, w.err
 	if since.IsZero() {
 		since, err = w.d.cluster.silence()
@@ -169,8 +169,8 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struc
 	return false
 }
 
-// bounded returns a context for one call, which ends with the longest outage that this Wait
-// may go on in.
+// bounded returns a context for one call. It ends when an outage that has begun would end the
+// Wait, or a Timeout from now if there is none.
 func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	left := w.c.Timeout
 	if !w.since.IsZero() {
@@ -180,8 +180,8 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 }
 
 // ready waits until there is a watch, and for this waiter's turn to enter the queue. The watch
-// comes first, so that no deletion falls between the two. It returns false if that takes long,
-// so that the caller looks for an end of the Wait.
+// comes first, so that no deletion falls between the two. If this is not yet so, ready returns
+// false after a short sleep, so that the caller can check whether the Wait must end.
 func (w *waiter) ready(ctx context.Context) bool {
 	w.keepAlive()
 	w.d.mu.Lock()
@@ -227,7 +227,7 @@ func (w *waiter) enter(ctx context.Context) error {
 	return nil
 }
 
-// keepAlive begins the lease's term anew, in the background, if a third of it has passed.
+// keepAlive starts a goroutine that begins the lease's term anew, if a third of it has passed.
 func (w *waiter) keepAlive() {
 	l := w.lease
 	if l == nil || w.d.age(l) < l.term()/3 || w.beating.Swap(true) {
@@ -247,9 +247,10 @@ func (w *waiter) keepAlive() {
 	})
 }
 
-// grant returns the hold of an entry at the front of the queue. A hold that is not renewed
-// gets the whole TTL. A hold that is renewed starts with the rest of its place's lease, at
-// least two thirds of that term, and its first renewal moves it to a lease of the whole TTL.
+// grant returns the hold of an entry at the front of the queue. If over is false and err is nil,
+// the entry was removed meanwhile, and the Wait goes on. A hold that is not renewed starts with
+// the whole TTL. A hold that is renewed starts with the rest of its place's lease, at least two
+// thirds of that term, and its first renewal moves it to a lease of the whole TTL.
 func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err error) {
 	within, cancel := w.bounded(ctx)
 	defer cancel()
@@ -259,7 +260,7 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 		// If the outcome is unknown, the Wait fails, and both leases end.
 		h.ended = true
 		g, err = w.d.move(within, w.c, h, w.entry)
-		return g, err == nil || !unchanged(err), err // if it was removed, the event may not have come yet
+		return g, err == nil || !unchanged(err), err // errGone: it was removed, but its event may be late
 	}
 
 	enough := term - backend.Drift(term)/2
