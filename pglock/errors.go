@@ -24,7 +24,7 @@ type said struct {
 func (s *said) Error() string { return s.text }
 func (s *said) Unwrap() error { return s.err }
 
-// oneLine returns err with a text of one line. An error about several hosts has more.
+// oneLine returns err with a text of one line. An error about several hosts has more lines.
 func oneLine(err error) error {
 	if err == nil || !strings.ContainsAny(err.Error(), "\n\r") {
 		return err
@@ -69,7 +69,7 @@ func diagnose(err error) error {
 	return &said{"postgresql: " + text, err}
 }
 
-// hints are what to do about errors of PostgreSQL, by code.
+// hints say what to do about errors of PostgreSQL, by code.
 var hints = map[string]string{
 	"28P01":             "check user and password in the URL: postgres://user:password@host/database",
 	"28000":             "check the user in the URL, sslmode, and pg_hba.conf of the server",

@@ -53,8 +53,8 @@ func owners(readers string, now time.Time) (owners []string) {
 	return owners
 }
 
-// Inspect returns the holder of key. The waiters are not recorded. Every hold raises the fence,
-// but the Fence is zero if the last hold did not ask for one.
+// Inspect returns the holder of key, and no waiters, because they are not recorded. Every hold
+// raises the fence, but the Fence is zero if the last hold did not ask for one.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := checkKey(key); err != nil {
 		return backend.Status{}, err
@@ -106,7 +106,8 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// page returns the held ones of the next rows, and the last key, or nil if there is no row.
+// page returns the held keys among the next 1,000 rows, and the last of these rows' keys. All
+// results are nil if there are no more rows.
 func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -121,8 +122,7 @@ func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout ti
 	return page, last, err
 }
 
-// afterPrefix returns the first key after those that begin with prefix, or nil if there is
-// none.
+// afterPrefix returns the first key after those that begin with prefix, or nil if no key is.
 func afterPrefix(prefix string) []byte {
 	b := []byte(prefix)
 	for len(b) > 0 {

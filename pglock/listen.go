@@ -18,7 +18,7 @@ import (
 const (
 	checkListening = 3 * time.Second // without a message for so long, the connection is checked
 	listenAgain    = time.Second     // after a failure
-	lingers        = 5 * time.Second // the connection stays open for so long without waiters
+	lingers        = 5 * time.Second // without waiters for so long, the connection is closed
 )
 
 // message returns what a release of key sends. Another key with the same message only makes
@@ -30,7 +30,7 @@ func message(key string) string {
 }
 
 // listener is the connection by which a driver learns of releases. It exists only while
-// callers wait, because each NOTIFY costs every session that listens some time.
+// callers wait, because each NOTIFY takes time in every session that listens.
 type listener struct {
 	d *driver
 
@@ -44,8 +44,8 @@ type listener struct {
 
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
-// Listen registers a caller. The mark of its refused attempt has the next release wake it. The
-// connection may still be under way: as soon as it listens, all callers are woken.
+// Listen registers a caller to be woken. The next release sends a message, because the caller's
+// refused attempt has left a mark. As soon as a new connection listens, it wakes all callers.
 func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	return d.listener.add(message(c.Key))
 }
@@ -94,13 +94,13 @@ func (l *listener) wakeLocked(m string) {
 	for wake := range l.waits[m] {
 		select {
 		case wake <- struct{}{}:
-		default: // the next attempt begins after this release as well
+		default: // a signal waits already, so the next attempt begins after this release as well
 		}
 	}
 }
 
-// set notes whether the driver listens now. If it does, it wakes all waits, because releases may
-// have been missed until now. If not, it closes their channels, so that the callers poll.
+// set records whether the driver listens now. If it does, set wakes all waits, because releases may
+// have been missed until now. If not, set closes their channels, so that the callers poll.
 func (l *listener) set(deaf bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,8 +117,8 @@ func (l *listener) set(deaf bool) {
 	}
 }
 
-// idle reports whether nobody has waited for some time. If the run ends then, a wait that begins
-// later starts another one.
+// idle reports whether nobody has waited for the time lingers. If so, and if ends is true, the run
+// must end, because a wait that begins later starts another one.
 func (l *listener) idle(ends bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -194,7 +194,7 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 			return false
 		}
 		if err != nil {
-			// The connection may be half open. The waits look once a second meanwhile.
+			// The connection may be half open. The callers try once a second meanwhile.
 			within, cancel := context.WithTimeout(ctx, checkListening)
 			err := c.Ping(within)
 			cancel()

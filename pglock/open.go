@@ -68,7 +68,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil
 	}
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		// ctx has no deadline, and the connection has its place in the pool already.
+		// ctx has no deadline, and the connection already takes up a place in the pool.
 		within, cancel := context.WithTimeout(ctx, cfg.ConnConfig.ConnectTimeout)
 		defer cancel()
 		return d.notice(within, conn, true)
@@ -138,8 +138,8 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 
 // timeoutPerHost returns the default of connect_timeout. Several hosts are tried one after
 // another, so each gets its part of the Timeout. Otherwise a host that does not answer would
-// leave no time for the next one. And a connection that is begun in an outage keeps its place
-// in the pool for this time, after the outage as well.
+// leave no time for the next one. Also, a connection that is begun in an outage takes up a place
+// in the pool for this time, even if the outage ends before.
 func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
 	hosts := map[string]bool{fmt.Sprint(cfg.Host, ":", cfg.Port): true}
 	for _, f := range cfg.Fallbacks {

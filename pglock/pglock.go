@@ -6,8 +6,8 @@
 // A key has one holder at a time, as long as the PostgreSQL keeps what it has confirmed and
 // its clock does not step by more than backend.Drift. A lock and its renewals are on the
 // server's disk before they are confirmed. So holds survive a restart, and a crash. A
-// failover to a replica that lags may lose the newest locks: see docs/pglock.md. Fences grow
-// also then, if the clocks of both servers agree. Waiters get the key in no particular
+// failover to a replica that lags may lose the newest locks: see docs/pglock.md. Fences
+// grow even then, if the clocks of both servers agree. Waiters get the key in no particular
 // order.
 //
 // A fence can be checked in the transaction of the write that it guards:
@@ -23,9 +23,9 @@
 //
 // It takes one statement to lock a free key, one to find that a key is held, one to renew up
 // to 256 leases of a Client, and one to unlock. A caller that waits uses LISTEN: the release
-// wakes it by NOTIFY. It looks once a second as well, and when the holder's term ends. A
+// wakes it by NOTIFY. It also tries once a second, and when the holder's term ends. A
 // Client makes one more connection while its callers wait. A shared lease rewrites the row of
-// its key, with all shared leases of the key. So a key should have tens of them, not thousands.
+// its key, which has all shared leases of the key. So a key should have tens, not thousands.
 // While a transaction in the same database stays open for long, as pg_dump does, calls on a busy
 // key get slower: see docs/pglock.md.
 //
@@ -54,9 +54,9 @@
 //
 // # Table
 //
-// A row is a key. The first Client creates the table, if it may. If not, the error has the
-// statement for someone who may. A key is deleted when it was not used for an hour. Keys have
-// up to 2,000 bytes.
+// Each key has a row. The first Client creates the table, if it may. If not, the error has the
+// statement for someone who may. The row of a key that was not used for an hour is deleted. Keys
+// have up to 2,000 bytes.
 //
 // PostgreSQL 13 or later.
 package pglock
@@ -105,7 +105,7 @@ type driver struct {
 	options Options // as they were passed
 	sql     *statements
 	channel string      // of the messages of releases
-	bouncer atomic.Bool // sessions are not the driver's own, so nothing may be left in them
+	bouncer atomic.Bool // a pooler shares sessions with others, so nothing may be left in them
 
 	// takes bounds the attempts in flight. They may wait for a row that another transaction
 	// has locked. Releases still get a connection.
@@ -168,7 +168,7 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 
 func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
 	size := int(pool.Config().MaxConns)
-	kept := max(size/8, 1) // for renewals alone; attempts leave as many again, to releases
+	kept := max(size/8, 1) // connections for renewals only; attempts leave as many to releases
 	d := &driver{pool: pool, own: own, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
@@ -206,8 +206,8 @@ func (d *driver) Close() error {
 	return nil
 }
 
-// Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a
-// caller waits for their end. If the caller waits, it leaves a mark.
+// Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a caller
+// waits for their end. If this caller will wait, Acquire leaves a mark that has a release wake it.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began, answered := time.Now(), d.silence.last.Load()
 	if err := takeSlot(ctx, d.takes); err != nil {
@@ -221,16 +221,16 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	for {
 		g, last, err := d.take(ctx, c)
 		if err == backend.ErrHeld && c.WillRetry {
-			// Another caller has taken the key during the attempt. All those that a release has
-			// woken get here but one. A look at the row spares each of them a mark.
+			// Another caller has taken the key during the attempt. A release wakes many callers, and
+			// all but one get here. A second attempt shows them whether there is a mark already.
 			g, last, err = d.take(ctx, c)
 		}
 		if !errors.Is(err, backend.ErrHeld) || !c.WillRetry || last.blocked {
 			return g, err
 		}
 
-		// The mark comes before the caller sleeps. A release before the mark wakes nobody, but
-		// then the key is not held any more, and the mark says so.
+		// The mark comes before the caller sleeps. A release before the mark wakes nobody, but then
+		// the key is not held any more, and the error of the mark is errNoRow.
 		switch markErr := d.mark(ctx, c, last.marked, err); {
 		case markErr == nil:
 			return g, err
@@ -243,8 +243,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 }
 
-// mark has the next release wake those who wait. If c waits for the end of shared holds, it also
-// keeps out new ones, until a Release of its token. Marked says that there is a mark already.
+// mark makes the next release wake those who wait. If c waits for the end of shared holds, mark also
+// keeps out new ones, until a Release of c's token. Marked says that the row has a mark already.
 func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
 	var held *backend.HeldError
 	intends := errors.As(refusal, &held) && held.Shared && !c.Shared
@@ -267,7 +267,7 @@ func takeSlot(ctx context.Context, slots chan struct{}) error {
 
 // refusal is what a refused attempt has learnt besides its HeldError.
 type refusal struct {
-	marked  bool // the next release wakes those who wait, and it will for another second
+	marked  bool // a mark makes a release wake those who wait, and lasts for another second
 	blocked bool // another transaction has locked the row of a free key
 }
 
@@ -278,13 +278,13 @@ const (
 	// transaction that guards a write of the last holder may take longer.
 	maxBlocked = 50 * time.Millisecond
 
-	// stillBlocked is for an attempt at a key that is known to be guarded, and for one while
-	// all places are taken. Many callers may wait for guarded keys, and must leave connections
-	// to the others, so they poll.
+	// stillBlocked is for an attempt at a key that is known to be guarded, and for an attempt
+	// while all slots of takes are used. Many callers may wait for guarded keys. They poll, so
+	// that they leave connections to the others.
 	stillBlocked = time.Millisecond
 
 	// maxRenewBlocked is for renewals and breaks, which a guard does not block, and for an
-	// attempt if the row is not locked.
+	// attempt after blocked has found that no guard locks the row.
 	maxRenewBlocked = time.Second
 )
 
@@ -304,7 +304,7 @@ func unhex(text string) string {
 	return string(b)
 }
 
-// term returns the rest of a term of so many microseconds. It is negative if there is no end.
+// term returns the rest of a term, given in microseconds, or -1 if left is nil: it has no end.
 func term(left *int64) time.Duration {
 	if left == nil {
 		return -1
@@ -313,15 +313,15 @@ func term(left *int64) time.Duration {
 	return time.Duration(min(*left, most)) * time.Microsecond
 }
 
-// guards remembers since when the rows of free keys are locked by other transactions. A key stays
-// there until an attempt at it has another outcome.
+// guards records since when the rows of free keys have been locked by other transactions. A key
+// stays in it until an attempt at the key has another outcome.
 type guards struct {
 	mu    sync.Mutex // guards since
 	since map[string]time.Time
 }
 
 const (
-	maxGuards   = 256         // keys; at one that is forgotten, the next attempt waits for maxBlocked
+	maxGuards   = 256         // keys; after a key is forgotten, its next attempt waits for maxBlocked
 	longestRest = time.Second // between two attempts at a guarded key
 )
 
@@ -337,21 +337,21 @@ func (g *guards) forget(key string) {
 	delete(g.since, key)
 }
 
-// refusal notes that key is guarded. The end of a guard wakes nobody, so the error has the
+// refusal records that key is guarded. The end of a guard wakes nobody, so RetryAfter makes the
 // caller ask again. A guard that has lasted for some time may last for as long again.
 func (g *guards) refusal(key string) *backend.HeldError {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.since[key].IsZero() {
 		if len(g.since) >= maxGuards || g.since == nil {
-			g.since = map[string]time.Time{} // each that is in use is soon noted again
+			g.since = map[string]time.Time{} // each that is in use is soon recorded again
 		}
 		g.since[key] = time.Now().Add(-maxBlocked)
 	}
 	return &backend.HeldError{RetryAfter: rand.N(min(time.Since(g.since[key]), longestRest))}
 }
 
-// take makes one attempt. The caller has a slot of d.takes.
+// take makes one attempt. The caller holds a slot of d.takes.
 func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refusal, error) {
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, refusal{}, err
@@ -375,14 +375,14 @@ func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 	}
 }
 
-// joinable reports whether err is about a shared hold, which a shared claim can join. Then only
-// another caller that joins or leaves has locked the row, for as long as its commit takes.
+// joinable reports whether err is about a shared hold that c, a shared claim, can join. Then only
+// a caller that joins or leaves has locked the row, for as long as its commit takes.
 func joinable(c backend.Claim, err error) bool {
 	var held *backend.HeldError
 	return c.Shared && errors.As(err, &held) && held.Shared
 }
 
-// takeOnce is one statement of take.
+// takeOnce sends one statement for take.
 func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // leaves time to ask what was locked
@@ -417,11 +417,11 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 }
 
 // blocked tells why an attempt has waited too long for a lock of PostgreSQL, and so has
-// changed nothing. If another transaction has locked the row, the key is held. If a statement
-// such as CREATE INDEX locks the whole table, that is an outage: nobody can take or renew a
-// lock. The table lock ends an attempt only if the server, the role or the database has a
-// lock_timeout; the attempt sets its own after PostgreSQL has locked the table. The error is
-// nil if the lock was another one, or is gone. Then the attempt is due again.
+// changed nothing. If another transaction has locked the row, the key counts as held. If a
+// statement such as CREATE INDEX locks the whole table, that is an outage, because nobody can
+// take or renew a lock. A table lock ends an attempt only if the server, the role or the database
+// has a lock_timeout: the attempt sets its own after PostgreSQL has locked the table. False and
+// nil mean that the lock was another one, or is gone, so that the caller must try again.
 func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
 	var (
 		held, shared, table bool
@@ -511,7 +511,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		err = d.exec(ctx, d.sql.release, key, c.Token, while, d.channel, message, wait)
 
-		// The token may belong to a caller that has waited, and that keeps readers out.
+		// The token may belong to a caller that has waited, and whose mark keeps readers out.
 		if errors.Is(err, errNoRow) {
 			err = d.exec(ctx, d.sql.unmark, key, c.Token, d.channel, message, wait)
 			if err == nil {

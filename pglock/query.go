@@ -73,7 +73,7 @@ func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
 			conflicts++
 		case code(err) == undefinedTable && !made && ctx.Err() == nil:
-			// The database has lost its data, or is another one.
+			// The database has lost its table, or another database answers now.
 			made = true
 			if d.makeTable(ctx) != nil {
 				return err
@@ -102,7 +102,7 @@ func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 
 	if n := len(args) - 1; n >= 0 {
 		if most, ok := args[n].(lockWait); ok {
-			args = append(slices.Clip(args[:n]), most.timeout(ctx)) // a copy, for the next try
+			args = append(slices.Clip(args[:n]), most.timeout(ctx)) // a copy, because a retry needs args
 		}
 	}
 	if d.bouncer.Load() || d.silence.lately() {
@@ -131,7 +131,7 @@ func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 	return nil
 }
 
-// hangUp closes c at once. It says goodbye, but waits for no answer.
+// hangUp closes c. It tells the server, but waits for no answer.
 func hangUp(c *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()

@@ -12,15 +12,15 @@ import (
 // Pauses of a driver whose server grants no further connection.
 const (
 	nextProbe = time.Second          // between two requests for a connection
-	ownLook   = 5 * time.Millisecond // for a connection that another statement has given back
-	otherLook = nextProbe / 10       // the same in a pool that was passed, which asks each time
+	ownLook   = 5 * time.Millisecond // between looks for a connection that was given back
+	otherLook = nextProbe / 10       // the same in a pool of the caller, which asks the server each time
 )
 
-// scarce has the last refusal of a connection. For a second after it, statements use the
-// connections that there are, and no statement asks for another.
+// scarce holds the server's last refusal of a connection. For a second after it, statements use
+// the connections that there are, and no statement asks for another.
 type scarce struct{ last atomic.Pointer[early] }
 
-// early is the error of a connection that the server was not asked for, because of a refusal.
+// early is the error of a statement that asked for no connection, because of a recent refusal.
 type early struct {
 	error
 	until time.Time
@@ -28,7 +28,7 @@ type early struct {
 
 func (e *early) Unwrap() error { return e.error }
 
-// ask returns an error during a pause.
+// ask returns the last refusal while no connection may be asked for, and otherwise nil.
 func (s *scarce) ask() error {
 	if e := s.last.Load(); e != nil && time.Now().Before(e.until) {
 		return e
@@ -36,15 +36,15 @@ func (s *scarce) ask() error {
 	return nil
 }
 
-// note notes a refusal.
+// note records a refusal, unless it came from ask.
 func (s *scarce) note(refusal error) {
 	if !errors.As(refusal, new(*early)) {
 		s.last.Store(&early{oneLine(refusal), time.Now().Add(nextProbe)})
 	}
 }
 
-// acquire returns a connection of the pool. It closes those that are in doubt. The caller calls
-// release.
+// acquire returns a connection of the pool. It closes those that are in doubt: see silence. The
+// caller must call release.
 func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	look := otherLook
 	if d.own {
@@ -80,7 +80,7 @@ func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 func release(c *pgxpool.Conn) {
 	if c.Conn().IsClosed() {
 		// The call has failed. The library still asks the server to cancel the statement, which
-		// may take long. Without Hijack that would keep a place in the pool.
+		// may take long. Without Hijack, a place in the pool would be taken up for that time.
 		c.Hijack()
 	} else {
 		c.Release()

@@ -13,10 +13,10 @@ import (
 // doubt. A caller with little time says nothing about the network.
 const minSilence = 50 * time.Millisecond
 
-// silence notes when the server has answered. If a firewall has forgotten the connections of a
+// silence records when the server has answered. If a firewall has forgotten the connections of a
 // pool, all of them look sound. So when a statement gets no answer, all connections without an
-// answer since it was sent are in doubt. They are closed instead of used: the calls that are
-// under way may lose their time, and no later one does.
+// answer since it was sent are in doubt. They are closed instead of used, so that only the calls
+// that are already under way may time out.
 //
 // All times are since began, by the monotonic clock.
 type silence struct {
@@ -27,9 +27,9 @@ type silence struct {
 
 func (s *silence) now() int64 { return int64(time.Since(s.began)) }
 
-// lastAnswer is where a connection keeps the time of its last answer. Only the goroutine that
-// has acquired the connection uses it. A connection is taken for answered when it is first
-// seen: at once if it is the driver's own.
+// lastAnswer returns where a connection keeps the time of its last answer. Only the goroutine
+// that has acquired the connection uses it. The first call counts as an answer. For a connection
+// of the driver's own pool, it comes as soon as the connection is made.
 func (s *silence) lastAnswer(c *pgx.Conn) *int64 {
 	const name = "hasp: last answer"
 	data := c.PgConn().CustomData()
@@ -44,7 +44,7 @@ func (s *silence) lastAnswer(c *pgx.Conn) *int64 {
 // doubts reports whether c is in doubt.
 func (s *silence) doubts(c *pgx.Conn) bool { return *s.lastAnswer(c) < s.doubt.Load() }
 
-// note notes the outcome of a statement that was sent on c at a time.
+// note records the outcome of a statement that was sent on c at the time sent.
 func (s *silence) note(ctx context.Context, c *pgx.Conn, sent int64, err error) {
 	now := s.now()
 	switch {
@@ -52,7 +52,7 @@ func (s *silence) note(ctx context.Context, c *pgx.Conn, sent int64, err error) 
 		*s.lastAnswer(c) = now
 		s.last.Store(now)
 	case ctx.Err() != nil && now-sent >= int64(minSilence):
-		// Statements end in any order. The latest one counts.
+		// Statements end in any order. The one that was sent last counts.
 		for old := s.doubt.Load(); old < sent && !s.doubt.CompareAndSwap(old, sent); old = s.doubt.Load() {
 		}
 	}

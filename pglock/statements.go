@@ -17,8 +17,7 @@ type statements struct {
 	table, take, join, blocked, mark, renew, renewShared, release, leave, unmark, breakKey, inspect, list, sweep string
 }
 
-// newStatements returns the statements for a table. An empty schema leaves it to the search
-// path.
+// newStatements returns the statements for a table. If schema is empty, the search path decides.
 func newStatements(schema, table string) *statements {
 	name := pgx.Identifier{table}.Sanitize()
 	if schema != "" {

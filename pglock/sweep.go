@@ -13,15 +13,15 @@ import (
 
 // Times and numbers of the sweep.
 const (
-	sweepAge   = time.Hour   // a key that was not used for so long is deleted; keeps fences growing if the clock is set back by less
+	sweepAge   = time.Hour   // rows unused for so long are deleted; fences grow if the clock is set back by less
 	sweepEvery = time.Minute // of all clients together, at most
-	sweepOneIn = 1000        // grants, on average, lead to an attempt to sweep
+	sweepOneIn = 1000        // grants, on average, for one attempt to sweep
 	sweepBatch = 1000        // rows in one statement; see sweep.sql
 	sweepCall  = 10 * time.Second
 )
 
-// sweepSeldom is called after each grant. Seldom, it deletes the rows of keys that nobody uses.
-// The number of grants decides when, so that programs that live for a second also do their part.
+// sweepSeldom is called after each grant. After a few of them, at random, it deletes the rows of
+// unused keys. It needs no timer, so programs that live for a second also do their part.
 func (d *driver) sweepSeldom() {
 	now, next := time.Now(), d.nextSweep.Load()
 	if mathrand.N(sweepOneIn) != 0 || now.UnixNano() < next || d.closing.Err() != nil {
@@ -32,8 +32,8 @@ func (d *driver) sweepSeldom() {
 	}
 }
 
-// sweepInTurn sweeps unless a client has swept within the last minute. The clients agree on
-// that by a lock on the empty key, which no caller can have. Its term ends by itself.
+// sweepInTurn sweeps unless a client has swept within the last minute. For that, the clients take
+// a lock on the empty key, which no caller can use. The lock lasts for a minute.
 func (d *driver) sweepInTurn(ctx context.Context) {
 	turn := backend.Claim{Token: rand.Text(), TTL: sweepEvery, Timeout: sweepCall}
 	within, cancel := context.WithTimeout(ctx, sweepCall)

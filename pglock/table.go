@@ -108,8 +108,8 @@ func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
 	return f, diagnose(err)
 }
 
-// noRights returns the error of a user who may not create the table. It has all that someone
-// else may have to run.
+// noRights returns the error of a user who may not create the table. It has all statements that
+// someone else may have to run.
 func noRights(err error, user, schema, table string) error {
 	ddl := strings.Join(strings.Fields(newStatements(schema, table).table), " ")
 	s, t, u := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{schema, table}.Sanitize(), pgx.Identifier{user}.Sanitize()
@@ -165,11 +165,11 @@ func (f found) check(table string) error {
 	return nil
 }
 
-// notice finds out whether a connection pooler is in between: the server process is not the
-// one that the connection began with. If own is set, the session is the driver's own unless
-// there is a pooler. Then it gets the isolation level that has no conflicts, and waits for table
-// locks as long as its caller does: a lock_timeout of the server, the role or the database could
-// otherwise end a wait for a table lock, which looks like one for a row. See blocked.
+// notice finds out whether a connection pooler is in between: then the server process is not the
+// one that the connection began with. If there is none, and own is set, the session is the
+// driver's own. Then notice gives it the isolation level that has no conflicts, and a lock_timeout
+// of 0, because with one of the server, the role or the database, a wait for a table lock could
+// end with the same error as a wait for a row. See blocked.
 func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
 		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) END`

@@ -1,5 +1,5 @@
--- entry has the columns of inspect and list. Their types are read as text in one way only,
--- whatever bytea_output and DateStyle are.
+-- entry has the columns of inspect and list. Their types have the same text form whatever
+-- bytea_output and DateStyle are.
 -- key and owner in hexadecimal, whether the key is held, since in µs, the rest of the term in µs
 -- or NULL if it has no end, the fence, the shared holds as JSON, the present time in µs
 encode(key, 'hex'), encode(owner, 'hex'), expires > clock_timestamp() IS TRUE,

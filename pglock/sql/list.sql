@@ -1,4 +1,4 @@
--- list reports on the held ones of the next 1,000 keys.
+-- list reports on those of the next 1,000 keys that are held.
 -- $1 prefix, $2 the last key of the page before or NULL, $3 the first key after the prefix or NULL
 -- Returns a row as inspect does for each key that is held, and for the last of the 1,000, from
 -- which the next call continues.

@@ -1,5 +1,5 @@
--- release gives a key back, or leaves it taken by nobody for another while, and wakes those who
--- wait for it: they learn when to look.
+-- release gives a key back, or leaves it taken by nobody for another while. It wakes those who
+-- wait for the key, so that they try, or learn when the while ends.
 -- $1 key, $2 token, $3 the while in µs or NULL, $4 channel, $5 message, $6 lock_timeout
 -- Returns a row if the token held the key.
 WITH setting AS MATERIALIZED (
@@ -13,9 +13,9 @@ WITH setting AS MATERIALIZED (
     WHERE key = $1 AND token = $2 AND expires > clock_timestamp()
     RETURNING wanted
 )
--- A release does not wait for the disk: if a crash loses it, the hold ends with its term. But a
--- key that stays taken must do so after a crash.
--- A message costs every session that listens some time, so there is none unless a caller waits.
+-- A release does not wait for the disk, because if a crash loses it, the hold ends with its term.
+-- But a key that is left taken must stay taken after a crash.
+-- A message takes time in every session that listens, so there is none unless a caller waits.
 SELECT CASE WHEN $3 IS NULL THEN set_config('synchronous_commit', 'off', true) END,
     CASE WHEN wanted > clock_timestamp() THEN pg_notify($4, $5) END IS NULL
 FROM freed
