@@ -136,7 +136,7 @@ func isCut(text string) bool {
 	return strings.Contains(text, "broken pipe") || strings.Contains(text, "reset by peer")
 }
 
-// plain returns the cause of an error of gRPC, which is at its end.
+// plain returns the end of the text of a gRPC error, where the cause is.
 func plain(text string) string {
 	for _, before := range []string{"Error while dialing: ", "authentication handshake failed: ", "desc = "} {
 		if i := strings.LastIndex(text, before); i >= 0 {

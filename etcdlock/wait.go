@@ -107,7 +107,7 @@ func (w *waiter) ended(ctx context.Context) error {
 		return errClosed
 	}
 
-	// An outage is that of this Wait's calls, or else of the driver's calls, or of the watch.
+	// Look for an outage of this Wait's calls, or else of the driver's calls, or of the watch.
 	since, err := w.since, w.err
 	if since.IsZero() {
 		since, err = w.d.cluster.silence()

@@ -123,7 +123,7 @@ type driver struct {
 	store    *redisstore.Store
 	window   time.Duration // Options.Window
 	fenceTTL time.Duration // Options.FenceTTL
-	id       string        // of this Driver, in the names of its channels
+	id       string        // of this driver, in the names of its channels
 	began    time.Time     // polls are due at fractions of the window, counted from here
 
 	open       context.Context // ends when Close begins: no call is repeated after that
@@ -206,7 +206,7 @@ func (d *driver) Traits() backend.Traits {
 // them, it waits as long again.
 const closing = time.Second
 
-// Close ends all waits and the driver's background work. If the Driver was opened
+// Close ends all waits and the driver's background work. If the driver was opened
 // by URL, it closes the connections too.
 func (d *driver) Close() error {
 	// begin adds to background with mu held. Once open has ended, only activities that

@@ -1,5 +1,5 @@
--- Hands a key to the first waiter that can receive it. If that one shares the key, the next ones that
--- share it get it too, up to the first that does not. This part follows offer.lua.
+-- Hands a key to the first waiter that can receive it. If that waiter wants a shared hold, those behind
+-- it get one, too, up to the first that wants the key alone. This part follows offer.lua.
 
 -- Asks the first waiter that has a subscription to poll. Its client runs the next script then.
 local function wakeFirst()
@@ -17,8 +17,8 @@ end
 local function handOver(own, handed)
 	handed = handed or {}
 	local position, met = 0, 0
-	-- A script that went through a long queue would block the server. Entries without a place do not
-	-- count, because tidy bounds their number.
+	-- Stop after 500 places, because to go through a long queue would block the server. Entries without
+	-- a place do not count, because tidy bounds their number.
 	while met < 500 do
 		local entry = redis.call('LINDEX', queue, position)
 		local outcome = entry and offer(entry, own, handed)

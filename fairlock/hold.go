@@ -99,7 +99,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 			}
 			defer d.background.Done()
 
-			// The context is the Driver's, because the caller has left.
+			// The context is the driver's, because the caller has left.
 			ctx, cancel := context.WithTimeout(d.calls, c.Timeout)
 			defer cancel()
 			_ = d.Release(ctx, c) // if this fails, the place ends with its window

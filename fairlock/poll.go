@@ -28,7 +28,7 @@ type group struct {
 	keys []string // in the Redis
 	sub  *subscription
 
-	// Driver.mu guards these.
+	// The driver's mu guards these.
 	waiters     map[string]*waiter // by token
 	timer       *time.Timer        // starts the next poll; nil before the first
 	next        time.Time          // when the next poll is due; zero if none is scheduled

@@ -47,7 +47,7 @@ type report struct {
 	owner        string
 	found        string // for each queried token 1 if it is in the queue, and otherwise 0
 	kept         int64  // until when the call keeps the client's places, by the server's clock in ms; or 0
-	handed       []any  // the return values of handOver, if the key was free
+	handed       []any  // the return values of handOver, if the script called it
 }
 
 func reportOf(reply any) (r report, ok bool) {

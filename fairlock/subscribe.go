@@ -18,14 +18,14 @@ const noCommand = "-"
 // subscription.
 const subscribeWithin = time.Second
 
-// subscription is a channel of this Driver. Scripts publish on it for all keys
+// subscription is a channel of this driver. Scripts publish on it for all keys
 // that have this channel.
 type subscription struct {
 	channel  string
 	command  string // publishes on channel
 	listener *pubsub.Listener
 
-	// Driver.mu guards these.
+	// The driver's mu guards these.
 	waiters int // how many use the subscription
 	gaps    int // how often messages may have been missed, or came before the reply that they are about
 }

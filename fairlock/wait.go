@@ -24,7 +24,7 @@ type waiter struct {
 	outageSince time.Time // when the first unanswered call began; zero if the last call was answered
 	outage      error     // the error of the last call, if outageSince is set
 
-	// Driver.mu guards these.
+	// The driver's mu guards these.
 	group     *group
 	round     int                // is written into the entry; a grant counts only if its round is the same
 	notBefore time.Time          // no hold of this round began before this; its term counts from here

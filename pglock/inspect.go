@@ -106,8 +106,8 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// page returns the held keys among the next 1,000 rows, and the last of these rows' keys. All
-// results are nil if there are no more rows.
+// page returns the entries that list.sql finds in the next 1,000 rows, and the last key, after
+// which the next page begins. All results are nil if there are no more rows.
 func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -122,7 +122,7 @@ func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout ti
 	return page, last, err
 }
 
-// afterPrefix returns the first key after those that begin with prefix, or nil if no key is.
+// afterPrefix returns the first key after all that begin with prefix, or nil if there is none.
 func afterPrefix(prefix string) []byte {
 	b := []byte(prefix)
 	for len(b) > 0 {

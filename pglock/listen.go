@@ -21,8 +21,8 @@ const (
 	lingers        = 5 * time.Second // without waiters for so long, the connection is closed
 )
 
-// message returns what a release of key sends. Another key with the same message only makes
-// its waiters look once too often.
+// message returns what a release of key sends. If two keys have the same message, a release of
+// one only makes the waiters of the other try once without need.
 func message(key string) string {
 	h := fnv.New64a()
 	h.Write([]byte(key))

@@ -178,7 +178,7 @@ func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
 	return d
 }
 
-// Traits reports that the driver excludes all clients of the same table, draws fences, and
+// Traits reports that the driver excludes all clients of the same table, grants fences, and
 // obeys KeepUntil and Shared. Its calls end promptly.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
@@ -194,7 +194,7 @@ func (d *driver) Close() error {
 	if d.own {
 		closed := make(chan struct{})
 		go func() {
-			d.pool.Close() // connections say goodbye
+			d.pool.Close() // may block, because each connection tells the server
 			close(closed)
 		}()
 		select {

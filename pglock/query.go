@@ -84,7 +84,7 @@ func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 	}
 }
 
-// exec is query for a statement whose values do not matter.
+// exec is query for a statement whose rows' values do not matter.
 func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
 	return d.query(ctx, sql, func(pgx.Rows) error { return nil }, args...)
 }

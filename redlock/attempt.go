@@ -29,7 +29,7 @@ var errNotAsked = errors.New("not asked")
 type attempt struct {
 	d       *driver
 	c       backend.Claim
-	lockKey string // on the nodes
+	lockKey string // the name of c.Key on the nodes
 	record  string
 	prefix  string // of record; proves that a record belongs to this attempt
 	again   bool   // an attempt with this token came before
@@ -41,7 +41,7 @@ type attempt struct {
 	leadVoted chan struct{} // closed when the lead has voted
 	leadYes   bool          // the lead has voted yes; set before leadVoted is closed
 
-	// Driver.mu guards the fields below.
+	// The driver's mu guards the fields below.
 	on       []onNode  // one element for each node
 	fence    uint64    // of the hold, written to a quorum; 0 if the hold has none
 	failed   bool      // the attempt holds nothing, so each node must release the record

@@ -17,9 +17,9 @@ const inspectTimeout = 3 * time.Second
 // forever makes gather wait for the nodes that have not answered until ctx is done.
 const forever = time.Duration(math.MaxInt64)
 
-// gather asks all nodes at once. It returns the answers when all nodes have answered, when ctx is
-// done, or when the time that more allows has passed: after each answer, gather calls more, which
-// returns how long to wait for the other answers at most. The caller must count as work.
+// gather asks all nodes at once, and returns their answers. After each answer it calls more, which
+// returns how long to wait for the others at most. It also stops waiting when ctx is done. The
+// caller must count as work.
 func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -193,7 +193,7 @@ func (s survey) open() int {
 
 // amongReaders reports whether readers are in the way of a writer: no other writer holds the
 // key, and some node has a shared record. One such node may be enough to refuse the writer,
-// because rivals may have the votes of the others, or these may be late.
+// because rivals may have the votes of the others, or those may be late.
 func (s survey) amongReaders() bool {
 	if s.reader || s.holder != nil && !s.holder.Shared() {
 		return false

@@ -66,9 +66,9 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 	s := n.marks.current.Load()
 	_, longest, _ := timesOf(s.mark)
 	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longest {
-		// The vote came from another run or with another mark than s names, or this driver has
-		// since learned of a longer term, for which the node must wait. The vote does not count
-		// until the node has answered what its run and its mark are now.
+		// Either the vote came with another run or another mark than s has, or this driver has
+		// since learned of a longer term, for which the node must wait. So ask the node for its
+		// run and its mark before the vote counts.
 		var err error
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
@@ -324,8 +324,8 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 			return
 		}
 		// The nodes that voted for a live lock are a majority, and all of them have marks. So if
-		// a majority answers, and none of it has a mark, there is no live lock, or nodes have lost
-		// its votes. The marks of a minority that is down would not change that.
+		// a majority answers without any mark, there is no live lock, or some of its voters have
+		// lost their data. The marks of a minority that is down would not change that.
 		if unmarked >= d.quorum() && marked == 0 {
 			gather(ctx, d, func(n *node) error {
 				if s := all[n.i]; s != nil {

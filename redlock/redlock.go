@@ -201,7 +201,7 @@ func NewDriver(clients []goredis.UniversalClient, o *Options) (backend.Driver, e
 	return d, nil
 }
 
-// newDriver returns a Driver over stores. Names are the addresses of the nodes, or
+// newDriver returns a driver over stores. Names are the addresses of the nodes, or
 // "" where the address is not known yet.
 func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver, error) {
 	o = cmp.Or(o, &Options{})
@@ -367,7 +367,7 @@ func (d *driver) beginWork() bool {
 // Close waits at most 3 s for the commands in flight, and for the release of the
 // records that they leave on a node. A record that stays blocks its key for a
 // term. Close then closes the connections of waiters, and all connections of a
-// Driver that was opened by URL.
+// driver that was opened by URL.
 func (d *driver) Close() error {
 	d.mu.Lock()
 	d.beginClose() // from here on, only goroutines that count as work add to work

@@ -117,7 +117,7 @@ func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
 // renew renews holds on one node. It continues after Renew has returned.
 func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 	timeout := renewals[0].c.Timeout
-	// The context of Renew does not end the call, because a late answer, too, shows whether the
+	// The context of Renew does not end the call, because a late answer still shows whether the
 	// node needs a repair.
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()

@@ -18,7 +18,7 @@ local function head(turns, looks)
 		if not first[1] then return nil end
 		now = now or clock()
 		local looked = tonumber(redis.call('ZSCORE', looks, first[1]) or 0)
-		-- A look in the future comes from before the clock was set back. 50 ms are
+		-- If a look is in the future, the clock was set back after it. 50 ms are
 		-- allowed, because clocks are also adjusted by little.
 		if now - looked < window and looked <= now + 50 then return first[1], tonumber(first[2]) end
 		remove(turns, looks, first[1])

@@ -14,7 +14,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// The sleep between two looks. lookEvery is the longest.
+// How long a waiter sleeps between two looks. lookEvery is the longest sleep.
 const (
 	minSleep   = time.Millisecond
 	maxPoll    = 100 * time.Millisecond // the longest if the waiter is not subscribed
