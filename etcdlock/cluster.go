@@ -44,7 +44,7 @@ type cluster struct {
 	current *member       // nil before the first search, and after a connection has failed
 	search  chan struct{} // closed when the search that is under way ends; nil if there is none
 	pending int           // calls that have no answer yet
-	silent  time.Time     // when the silence began; zero if no call waits, and none has failed since the last answer
+	silent  time.Time     // when the silence began; zero while etcd answers, or no call asks it
 	checked time.Time     // when look last asked for a check
 	failed  time.Time     // when the last search failed
 	rest    time.Duration // how long after failed the next search may begin
@@ -161,8 +161,8 @@ func (c *cluster) silence() (time.Time, error) {
 	return c.silent, c.err
 }
 
-// look begins a search if etcd is silent. If callers wait for events, it also reports whether a call
-// is due that finds out whether the member lives, because a member that hangs reports no events.
+// look begins a search if etcd is silent. If callers wait for events, it also reports whether a
+// call is due that finds out if the member lives, because a member that hangs reports no events.
 func (c *cluster) look(waits bool) (due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -102,8 +102,8 @@ func parseRecord(value []byte) (r record, ok bool) {
 	return r, err == nil
 }
 
-// holders returns how many of the entries of a key, which are in the order of their create
-// revisions, hold the key. The others wait.
+// holders returns how many of a key's entries hold the key. The others wait. The entries must be
+// in the order of their create revisions.
 func holders(kvs []*mvccpb.KeyValue) int {
 	n := slices.IndexFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isShared(kv.Key) })
 	if n < 0 {

@@ -41,7 +41,7 @@ func unchanged(err error) bool {
 	return backend.Definite(err) || errors.Is(err, errGone) || errors.Is(err, errNoSpace) || errors.As(err, new(*unsent))
 }
 
-// codeOf returns the code of an error of gRPC, or of one that the client has made of it.
+// codeOf returns the code of a gRPC error, or of the error that the etcd client has made of one.
 func codeOf(err error) codes.Code {
 	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
 		return e.Code()

@@ -73,8 +73,8 @@ const (
 const maxName = 100 << 10
 
 // maxAtOnce is how many callers ask for a lease or a place at once, and how many leases are ended
-// at once. After an outage there may be thousands of them, and if all their calls were made at once,
-// the calls would time out and be repeated.
+// at once. After an outage there may be thousands of them, and if all their calls were made
+// together, the calls would time out and be repeated.
 const maxAtOnce = 64
 
 // closing is how long Close waits for the end of leases, in all.

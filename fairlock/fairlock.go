@@ -147,8 +147,8 @@ var (
 	_ backend.Lister    = (*driver)(nil)
 )
 
-// New returns a Client whose locks are in the Redis of rdb: a client of one server, of a cluster, or
-// of the master that sentinels name. A redis.Ring does not fit, because it moves keys to other
+// New returns a Client whose locks are in the Redis of rdb, a client of one server, of a cluster,
+// or of the master that sentinels name. A redis.Ring does not fit, because it moves keys to other
 // servers while one is down. rdb remains the caller's: its settings stay as they are, except that
 // hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
 // the error is hasp.ErrInvalid.

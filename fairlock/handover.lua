@@ -1,4 +1,4 @@
--- Hands a key to the first waiter that can receive it. If that waiter wants a shared hold, those behind
+-- Hands a key to the first waiter that can receive it. If that one wants a shared hold, those behind
 -- it get one, too, up to the first that wants the key alone. This part follows offer.lua.
 
 -- Asks the first waiter that has a subscription to poll. Its client runs the next script then.
@@ -10,15 +10,15 @@ local function wakeFirst()
 	end
 end
 
--- The key must be free or have a shared record, and shared must say which. The client with the channel
--- own receives a key in the reply, without a message. If handed is given, the function adds to it.
+-- The key must be free or have a shared record, and shared must say which. The client with the
+-- channel own receives a key in the reply, without a message. If handed is given, this adds to it.
 -- Returns {1, token, round, fence} for each grant to that client, and {-1, token, round, 0} for
 -- each of its waiters that cannot have a fence, all in one list.
 local function handOver(own, handed)
 	handed = handed or {}
 	local position, met = 0, 0
-	-- Stop after 500 places, because to go through a long queue would block the server. Entries without
-	-- a place do not count, because tidy bounds their number.
+	-- Stop after 500 places, because a long queue would block the server. Entries without a place do
+	-- not count, because tidy bounds their number.
 	while met < 500 do
 		local entry = redis.call('LINDEX', queue, position)
 		local outcome = entry and offer(entry, own, handed)

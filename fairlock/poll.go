@@ -38,7 +38,7 @@ type group struct {
 	sent        time.Time          // when the polls in flight were sent; zero if none is
 	again       bool               // another poll became due while polls were pending
 	err         error              // the error of one of the pending polls
-	outageSince time.Time          // when the first failed poll was sent; zero if the last poll was answered
+	outageSince time.Time          // when the first failed poll was sent; zero if the last was answered
 	outage      error              // the error of the last poll, if outageSince is set
 }
 

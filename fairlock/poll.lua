@@ -16,5 +16,5 @@ sweep()
 keepQueue()
 local has, whose, fence = holder()
 if has and not shared then return report(nil, found, command, channel, nil, has, whose, fence) end
--- A reader whose message was lost has no place any more. It queues again, and enqueue finds its hold.
+-- A reader whose message was lost has no place here. It queues again, and enqueue finds its hold.
 return report(nil, found, command, channel, handOver(channel))

@@ -40,8 +40,8 @@ func (s *subscription) receives() string {
 }
 
 // subscribe returns the subscription to the channel of c.Key, and counts one more waiter
-// for it. It blocks until the server confirms the subscription, for a third of c.Timeout
-// and subscribeWithin at most.
+// for it. It blocks until the server confirms the subscription, but no longer than a third
+// of c.Timeout, and no longer than subscribeWithin.
 func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	channel := d.store.Channel("grant:"+d.id, c.Key)
 	if s := d.shareSubscription(channel, nil); s != nil {

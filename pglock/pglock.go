@@ -243,7 +243,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 }
 
-// mark makes the next release wake those who wait. If c waits for the end of shared holds, mark also
+// mark makes the next release wake those who wait. If c waits for the end of shared holds, it also
 // keeps out new ones, until a Release of c's token. Marked says that the row has a mark already.
 func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
 	var held *backend.HeldError

@@ -46,7 +46,7 @@ func isConflict(err error) bool {
 }
 
 // maxConflicts is how often a statement is repeated after a conflict. In each conflict
-// another statement got through.
+// another statement was carried out.
 const maxConflicts = 10
 
 // query is queryUnbounded for every statement except a renewal: it waits for a slot of

@@ -13,7 +13,7 @@ import (
 const (
 	nextProbe = time.Second          // between two requests for a connection
 	ownLook   = 5 * time.Millisecond // between looks for a connection that was given back
-	otherLook = nextProbe / 10       // the same in a pool of the caller, which asks the server each time
+	otherLook = nextProbe / 10       // the same in a caller's pool, which asks the server each time
 )
 
 // scarce holds the server's last refusal of a connection. For a second after it, statements use

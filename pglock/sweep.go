@@ -13,7 +13,7 @@ import (
 
 // Times and numbers of the sweep.
 const (
-	sweepAge   = time.Hour   // rows unused for so long are deleted; fences grow if the clock is set back by less
+	sweepAge   = time.Hour   // rows unused for so long are deleted; see sweep.sql
 	sweepEvery = time.Minute // of all clients together, at most
 	sweepOneIn = 1000        // grants, on average, for one attempt to sweep
 	sweepBatch = 1000        // rows in one statement; see sweep.sql

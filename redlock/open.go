@@ -97,8 +97,8 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 }
 
 // nodeParams returns the parameters for one node. If any node uses TLS, a node
-// without TLS does not get the parameters of TLS. If no node does, all nodes get
-// them, and redisstore refuses them.
+// without TLS does not get the parameters of TLS. If no node uses TLS, all nodes
+// get them, so that redisstore refuses them.
 func nodeParams(node string, all []string, p hasp.Params) map[string]string {
 	secure := func(node string) bool { return strings.HasPrefix(node, "rediss://") }
 	params := map[string]string{}

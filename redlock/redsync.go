@@ -15,8 +15,8 @@ import (
 
 // An attempt uses a mutex of redsync, whose locks exclude those of hasp. An outage is an error of
 // go-multierror. Redsync asks all nodes at once, and it alone decides whether a key is won: it
-// counts the votes up to the quorum, and checks the rest of the term. But redsync does not know that
-// a quorum has become impossible, that a node must not vote, or that the outcome of a call is
+// counts the votes up to the quorum, and checks the rest of the term. But redsync does not know
+// that a quorum has become impossible, that a node must not vote, or that the outcome of a call is
 // unknown. So the ballot counts the same votes, and ends an attempt that cannot win.
 
 // redsyncPool is a node as redsync sees it, for one operation. Redsync calls the function

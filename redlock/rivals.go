@@ -7,7 +7,7 @@ import (
 
 const (
 	wantedFor = time.Second      // how long a contended key counts as contended
-	maxWanted = 256              // keys; for a forgotten one, votes may split or the order be lost
+	maxWanted = 256              // keys; for a forgotten one, votes may split, or the order is lost
 	shunFor   = 10 * time.Second // how long a node must not lead
 )
 
