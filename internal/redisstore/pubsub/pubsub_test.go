@@ -402,7 +402,7 @@ func TestAttemptsToConnectAreRare(t *testing.T) {
 					fault(s.srv.Proxy)
 					for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-						_, err := s.Listen(ctx, "c", "c", nil)
+						_, err := s.Listen(ctx, "c", "c", ignore)
 						cancel()
 						if err == nil || !strings.HasPrefix(err.Error(), `redis virtual:6379: channel "c": `) {
 							t.Fatalf("got %v", err)
@@ -417,6 +417,9 @@ func TestAttemptsToConnectAreRare(t *testing.T) {
 		}
 	}
 }
+
+// ignore is for a Listen that fails. Even so it may be called once.
+func ignore(string, bool) {}
 
 func TestListenEndsWithItsContext(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
@@ -546,7 +549,7 @@ func TestCloseEndsListening(t *testing.T) {
 	})
 	virtually(t, 3, func(t *testing.T, s *listening) { // a Store that was never used
 		s.Close()
-		if _, err := s.Listen(t.Context(), "a", "a", nil); !errors.Is(err, redis.ErrClosed) {
+		if _, err := s.Listen(t.Context(), "a", "a", ignore); !errors.Is(err, redis.ErrClosed) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -595,7 +598,7 @@ func TestOneRefusedChannelOfMany(t *testing.T) {
 				return refuse
 			})
 			bad := func() {
-				_, err := s.Listen(t.Context(), "bad", "bad", nil)
+				_, err := s.Listen(t.Context(), "bad", "bad", ignore)
 				if !redis.HasErrorPrefix(err, "NOPERM") || !strings.HasPrefix(err.Error(), `redis virtual:6379: channel "bad": NOPERM`) {
 					t.Errorf("got %v", err)
 				}
@@ -742,7 +745,7 @@ func TestListenWhileNoServerIsFound(t *testing.T) {
 		time.Sleep(soon)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := s.Listen(ctx, "a", "a", nil); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		if _, err := s.Listen(ctx, "a", "a", ignore); err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
 
@@ -751,7 +754,7 @@ func TestListenWhileNoServerIsFound(t *testing.T) {
 		closed.Close()
 		s.put("b", closed)
 		time.AfterFunc(pubsub.TickEvery/2, func() { s.put("b", nil) })
-		if _, err := s.Listen(ctx, "b", "b", nil); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		if _, err := s.Listen(ctx, "b", "b", ignore); err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("in progress: got %v", err)
 		}
 
@@ -771,7 +774,7 @@ func TestServerThatHangsAsItConnects(t *testing.T) {
 		s.srv.Proxy.Fail("hello", faultproxy.HangReply)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		if _, err := s.Listen(ctx, "a", "a", nil); err == nil || ctx.Err() != nil {
+		if _, err := s.Listen(ctx, "a", "a", ignore); err == nil || ctx.Err() != nil {
 			t.Errorf("got %v", err)
 		}
 		a := s.listen("a")
