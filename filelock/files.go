@@ -215,9 +215,6 @@ func (d *driver) ensureDir() error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if fi, e := os.Lstat(d.dir); e == nil && fi.Mode()&fs.ModeSymlink != 0 {
-		return err // a symbolic link to nothing
-	}
 	return d.createDir()
 }
 
