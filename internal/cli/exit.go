@@ -91,7 +91,8 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 		return a.code
 	}
 	if !a.ran {
-		a.complain("%s (see %q)", strings.Join(strings.Fields(err.Error()), " "), cmd.CommandPath()+" --help")
+		words := strings.Replace(err.Error(), "\n\nDid you mean this?", "; did you mean", 1) // cobra's
+		a.complain("%s (see %q)", strings.Join(strings.Fields(words), " "), cmd.CommandPath()+" --help")
 		return exitUsage
 	}
 

@@ -74,7 +74,7 @@ func TestBadInput(t *testing.T) {
 		code int
 		says string
 	}{
-		"unknown command":      {[]string{"rum"}, exitUsage, `unknown command "rum" for "hasp" Did you mean this? run `},
+		"unknown command":      {[]string{"rum"}, exitUsage, `unknown command "rum" for "hasp"; did you mean run `},
 		"unknown flag":         {[]string{"inspect", "--tll", "key"}, exitUsage, `unknown flag: --tll (see "hasp inspect --help")`},
 		"no key":               {[]string{"inspect"}, exitUsage, `accepts 1 arg(s), received 0 (see "hasp inspect --help")`},
 		"two keys":             {[]string{"break", "a", "b"}, exitUsage, "accepts 1 arg(s), received 2"},
