@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -96,8 +94,8 @@ func New(dir string, n int, args ...string) ([]*Server, error) {
 	for i := range n {
 		s := &Server{Name: fmt.Sprint("m", i), Dir: filepath.Join(dir, fmt.Sprint("m", i))}
 		var err1, err2 error
-		s.Client, err1 = freePort()
-		s.Peer, err2 = freePort()
+		s.Client, err1 = crew.FreeAddr()
+		s.Peer, err2 = crew.FreeAddr()
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, err
 		}
@@ -113,18 +111,6 @@ func New(dir string, n int, args ...string) ([]*Server, error) {
 			"--unsafe-no-fsync", "--logger=zap", "--log-level=error"}, args...)
 	}
 	return all, nil
-}
-
-// freePort returns an address of the loopback interface on which no server listens now. The port is
-// below those that systems give to connections: one of those may be taken before the server starts.
-func freePort() (addr string, err error) {
-	for range 100 {
-		var l net.Listener
-		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", 22000+rand.N(10000))); err == nil {
-			return l.Addr().String(), l.Close()
-		}
-	}
-	return "", err
 }
 
 // Start starts the process, and does not wait until it answers.

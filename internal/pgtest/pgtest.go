@@ -130,30 +130,25 @@ func (s *Server) Replica(t testing.TB, options ...string) *Server {
 
 // start makes the files of a server and starts it.
 func start(program string, options []string, files func(*Server) error) (s *Server, err error) {
-	for range 5 { // another program may take the port
-		s = &Server{Database: "postgres", program: program, options: options}
-		if err = s.place(); err == nil {
-			err = files(s)
-		}
-		if err == nil {
-			err = s.Start()
-		}
-		if err == nil {
-			return s, nil
-		}
-		s.Remove()
+	s = &Server{Database: "postgres", program: program, options: options}
+	if err = s.place(); err == nil {
+		err = files(s)
 	}
-	return nil, err
+	if err == nil {
+		err = s.Start()
+	}
+	if err != nil {
+		s.Remove()
+		return nil, err
+	}
+	return s, nil
 }
 
 // place finds a free port and makes a directory that the server may use.
-func (s *Server) place() error {
-	l, err := net.Listen("tcp", host+":0")
-	if err != nil {
+func (s *Server) place() (err error) {
+	if s.Addr, err = crew.FreeAddr(); err != nil {
 		return err
 	}
-	defer l.Close()
-	s.Addr = l.Addr().String()
 	if s.dir, err = os.MkdirTemp("", "pg"); err != nil { // a short path, for the socket
 		return err
 	}

@@ -47,11 +47,11 @@ func (s *Server) startProcess() error {
 func freePort(t testing.TB) (int, error) {
 	for range 100 {
 		p := 10500 + rand.IntN(11000)
-		release, err := reserve(p)
+		release, err := crew.ReservePort(p)
 		if err != nil {
 			continue
 		}
-		releaseBus, err := reserve(p + 10000)
+		releaseBus, err := crew.ReservePort(p + 10000)
 		if err != nil {
 			release()
 			continue

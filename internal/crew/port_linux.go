@@ -1,13 +1,13 @@
-package redistest
+package crew
 
 import (
 	"os"
 	"syscall"
 )
 
-// reserve reserves a port of the loopback interface until release is called. A bound
+// ReservePort reserves a port of the loopback interface until release is called. A bound
 // socket that does not listen keeps it reserved, also while the server on it is down.
-func reserve(port int) (release func(), err error) {
+func ReservePort(port int) (release func(), err error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
@@ -20,7 +20,7 @@ func reserve(port int) (release func(), err error) {
 	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		return nil, os.NewSyscallError("bind", err)
 	}
-	// Not before bind: the port must not be shared with another reserve, only with the
+	// Not before bind: the port must not be shared with another ReservePort, only with the
 	// server.
 	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
 		return nil, os.NewSyscallError("setsockopt", err)

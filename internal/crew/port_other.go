@@ -1,14 +1,14 @@
 //go:build !linux
 
-package redistest
+package crew
 
 import (
 	"net"
 	"strconv"
 )
 
-// reserve returns an error unless the port was free just now.
-func reserve(port int) (release func(), err error) {
+// ReservePort returns an error unless the port was free just now.
+func ReservePort(port int) (release func(), err error) {
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return nil, err
