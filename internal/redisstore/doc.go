@@ -6,7 +6,6 @@
 // it again, the second reply would be "held", by the caller's own token. A command that was
 // redirected, or refused because the server does not know its script, was not executed, so it is
 // sent again.
-// executed, so it is sent again.
 //
 // # Connections
 //
