@@ -28,7 +28,8 @@ var _ Locker = (*Client)(nil)
 
 // New returns a Client over d. Most programs call New of a strategy's package instead, or [Open].
 // The Client owns d: Close closes it, and New closes it if New fails. If d is nil, an option is out
-// of range, or the TTL is above the longest term that the store grants, the error is ErrInvalid.
+// of range, the TTL is above the longest term that the store grants, or Traits.Reach is empty, the
+// error is ErrInvalid.
 func New(d backend.Driver, o *Options) (*Client, error) {
 	if d == nil {
 		return nil, fmt.Errorf("hasp: new: %w: driver is nil", ErrInvalid)
@@ -44,6 +45,9 @@ func New(d backend.Driver, o *Options) (*Client, error) {
 func newClient(d backend.Driver, o *Options) (*Client, error) {
 	traits := d.Traits()
 	opts, err := o.withDefaults()
+	if err == nil && traits.Reach == "" {
+		err = fmt.Errorf("%w: the driver's Traits have no Reach", ErrInvalid)
+	}
 	if err == nil {
 		err = checkLongest(traits, opts.TTL)
 	}

@@ -21,7 +21,7 @@ import (
 func withTwo(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c, rival *hasp.Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
+		store := new(memlock.Store)
 		f := &faulty{Driver: store.Driver().(Driver)}
 		c, rival := await.Value(hasp.New(f, o)), await.Value(hasp.New(store.Driver(), nil))
 		defer c.Close()

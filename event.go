@@ -8,48 +8,36 @@ import (
 )
 
 // EventKind is the kind of an [Event].
-type EventKind int
+type EventKind string
 
 const (
 	// EventRequested: a call of Lock or TryLock began, by a caller or by Lead. Each is
 	// followed by one EventAcquired or EventRefused of the same ID, and each EventAcquired
 	// by one EventReleased or EventLost.
-	EventRequested EventKind = iota + 1
+	EventRequested EventKind = "requested"
 
 	// EventAcquired: a caller got a lease, after Wait and Tries.
-	EventAcquired
+	EventAcquired EventKind = "acquired"
 
 	// EventRefused: a caller did not get a lease. Err says why.
-	EventRefused
+	EventRefused EventKind = "refused"
 
 	// EventReleased: a lease was unlocked. Err is nil, or the error of the
 	// Unlock if its outcome is unknown.
-	EventReleased
+	EventReleased EventKind = "released"
 
 	// EventLost: a lease ended before it was unlocked. Err is a *LostError or ErrClosed.
-	EventLost
+	EventLost EventKind = "lost"
 
 	// EventRenewFailed: a renewal or an Extend failed or was not answered. A renewal is
 	// tried again until the deadline. Err is the store's error.
-	EventRenewFailed
+	EventRenewFailed EventKind = "renew failed"
 
 	// EventStillHeld: a lease has been held for ten terms, and for a minute at least. It
 	// comes once, and not for Do, DoAll and Lead, which unlock by themselves. The caller
 	// has much to do, or has forgotten to unlock.
-	EventStillHeld
+	EventStillHeld EventKind = "still held"
 )
-
-var eventNames = [...]string{EventRequested: "requested", EventAcquired: "acquired", EventRefused: "refused", EventReleased: "released",
-
-	EventLost: "lost", EventRenewFailed: "renew failed", EventStillHeld: "still held"}
-
-// String returns the kind in lower-case words, such as "acquired".
-func (k EventKind) String() string {
-	if k < EventRequested || int(k) >= len(eventNames) {
-		return "unknown"
-	}
-	return eventNames[k]
-}
 
 // Event reports one change of a lock, for metrics, traces and logs. It has no token
 // and no secret of the store.
@@ -101,7 +89,7 @@ func LogEvents(l *slog.Logger) func(context.Context, Event) {
 		if e.Err != nil {
 			attrs = append(attrs, slog.Any("err", e.Err))
 		}
-		to.LogAttrs(ctx, level, "hasp: "+e.Kind.String(), attrs...)
+		to.LogAttrs(ctx, level, "hasp: "+string(e.Kind), attrs...)
 	}
 }
 

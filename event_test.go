@@ -168,7 +168,7 @@ func TestLossIsReportedAfterClose(t *testing.T) {
 		{release: 500 * time.Millisecond, unlock: hasp.ErrLost},
 	} {
 		var kinds []hasp.EventKind
-		o := &hasp.Options{TTL: hasp.MinTTL, Timeout: time.Second, Observe: func(_ context.Context, e hasp.Event) {
+		o := &hasp.Options{TTL: backend.MinTTL, Timeout: time.Second, Observe: func(_ context.Context, e hasp.Event) {
 			if e.Kind == hasp.EventAcquired {
 				time.Sleep(tc.observer)
 			}

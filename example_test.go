@@ -44,7 +44,7 @@ func Example() {
 //	spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "app:"}})
 func ExampleNew() {
 	ctx := context.Background()
-	store := memlock.NewStore()
+	store := new(memlock.Store)
 	one, err := hasp.New(store.Driver(), &hasp.Options{Owner: "process 1"})
 	if err != nil {
 		log.Fatal(err)
@@ -261,7 +261,7 @@ func ExampleWithFence() {
 // Two schedulers come to the same tick, one a little later. The job runs once.
 func ExampleWithMinHold() {
 	ctx := context.Background()
-	store := memlock.NewStore()
+	store := new(memlock.Store)
 	for _, name := range []string{"a", "b"} {
 		c, err := hasp.New(store.Driver(), nil)
 		if err != nil {

@@ -40,7 +40,7 @@ type Lease struct {
 	// All below is guarded by mu.
 	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
 
-	reported EventKind // the last of EventAcquired and EventStillHeld that was reported, or 0
+	reported EventKind // the last of EventAcquired and EventStillHeld that was reported, or empty
 	unseen   *Event    // the lease's end, if it came before EventAcquired was reported
 }
 

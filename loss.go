@@ -237,7 +237,7 @@ func (o *observer) lost(l *Lease, err error) {
 // reports e after it has released mu.
 func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	switch {
-	case l.reported == 0:
+	case l.reported == "":
 		l.unseen = &e
 	case o.stopped:
 		return true
@@ -254,7 +254,7 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 	}
 	// The outermost lease stands for those that have re-entered. If its EventAcquired was
 	// not reported yet, the event is dropped: a later renewal reports another.
-	if l := h.leases[0]; l.reported != 0 {
+	if l := h.leases[0]; l.reported != "" {
 		o.queueEventLocked(l, l.event(EventRenewFailed, err))
 	}
 }

@@ -11,11 +11,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Defaults of [Options], and the shortest term that may be requested.
+// Defaults of [Options].
 const (
 	DefaultTTL     = 30 * time.Second
 	DefaultTimeout = 3 * time.Second
-	MinTTL         = backend.MinTTL
 )
 
 // Options are the settings of a [Client]. Nil and the zero value mean the defaults.
@@ -164,8 +163,8 @@ const maxTTL = time.Duration(1 << 60)
 
 func checkTTL(ttl time.Duration) error {
 	switch {
-	case ttl < MinTTL:
-		return fmt.Errorf("%w: ttl %v is below %v", ErrInvalid, ttl, MinTTL)
+	case ttl < backend.MinTTL:
+		return fmt.Errorf("%w: ttl %v is below %v", ErrInvalid, ttl, backend.MinTTL)
 	case ttl > maxTTL:
 		return fmt.Errorf("%w: ttl %v is above %v", ErrInvalid, ttl, maxTTL)
 	}
@@ -182,7 +181,7 @@ func checkLongest(t backend.Traits, ttl time.Duration) error {
 
 // termFor returns a term of which at least d is left after the drift is subtracted.
 func termFor(d time.Duration) time.Duration {
-	return max(d+d/99+3*time.Millisecond, MinTTL)
+	return max(d+d/99+3*time.Millisecond, backend.MinTTL)
 }
 
 // WithTTL sets the term of the lease instead of Options.TTL. Less than 100 ms is ErrInvalid.
@@ -225,7 +224,7 @@ func WithMaxHold(d time.Duration) Option {
 // WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner. So a short
 // job runs once per tick although clocks differ. Unlock does not wait: the lease ends and
 // EventReleased comes. But the store keeps the key until d is over, even if the Client is closed or
-// the process ends. Meanwhile others get ErrHeld with a [backend.HeldError]: its RetryAfter is the
+// the process ends. Meanwhile others get ErrHeld with a [HeldError]: its RetryAfter is the
 // rest of d, and its Owner is the last holder. Break frees the key sooner.
 //
 // The min hold has no effect until Unlock reaches the store. Until then the lease has

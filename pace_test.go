@@ -96,7 +96,7 @@ func TestClientsThatPollShareAKey(t *testing.T) {
 				await.Crowd(t)
 			}
 			synctest.Test(t, func(t *testing.T) {
-				holds, jain := w.run(t, memlock.NewStore())
+				holds, jain := w.run(t, new(memlock.Store))
 				if jain < 0.9 {
 					t.Errorf("Jain's index of the shares is %.3f", jain)
 				}
@@ -129,7 +129,7 @@ func TestClientsThatPollShareAKey(t *testing.T) {
 func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 	for _, trip := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {
-			store := memlock.NewStore()
+			store := new(memlock.Store)
 			first := await.Value(hasp.New(store.Driver(), nil))
 			defer first.Close()
 			long := lockNow(t, first, "k")
@@ -146,7 +146,7 @@ func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 // only. A Client that comes later gets its turn nevertheless.
 func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
+		store := new(memlock.Store)
 		alone := &crowd{clients: 1, callers: 16, hold: 10 * time.Millisecond, lasts: 10 * time.Second}
 		if holds, _ := alone.run(t, store); holds < 920 {
 			t.Errorf("%v holds of 10 ms in 10 s, by a Client that is alone", holds)

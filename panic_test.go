@@ -67,14 +67,14 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 						}
 					}
 
-					store, f := memlock.NewStore(), newFaulty()
+					store, f := new(memlock.Store), newFaulty()
 					f.Driver = store.Driver().(Driver)
 					var d backend.Driver = f
 					if ordered {
 						d = store.Driver()
 					}
 					c := await.Value(hasp.New(d, &hasp.Options{
-						Observe: func(_ context.Context, e hasp.Event) { spring(e.Kind.String()) },
+						Observe: func(_ context.Context, e hasp.Event) { spring(string(e.Kind)) },
 						Backoff: func(int) time.Duration { spring("Backoff"); return time.Second },
 					}))
 					defer c.Close()

@@ -134,9 +134,9 @@ func ParseURL(rawURL string) (Config, error) {
 	return c, nil
 }
 
-// Check returns ErrInvalid if c has a parameter that is not among known. Openers call
-// it, so that a misspelt parameter is never ignored.
-func (c Config) Check(known ...string) error {
+// check returns ErrInvalid if c has a parameter that is not among known, so that a misspelt
+// parameter is never ignored.
+func (c Config) check(known []string) error {
 	for _, name := range slices.Sorted(maps.Keys(c.Params)) {
 		if !slices.Contains(known, name) {
 			all := slices.Concat(engineParams, known)
@@ -215,18 +215,21 @@ func (c Config) Driver(ctx context.Context) (backend.Driver, error) {
 
 // open opens the driver, and returns the Options of a Client over it.
 func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, error) {
-	opener, err := lookup(c.Strategy)
+	known, err := lookup(c.Strategy)
 	if err != nil {
 		return nil, Options{}, fmt.Errorf("hasp: open: %w", err)
 	}
 	opts, err := c.options(o)
+	if err == nil {
+		err = c.check(known.params)
+	}
 	if err != nil {
 		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
 	}
 
 	within, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
-	d, err := opener(within, c)
+	d, err := known.open(within, c)
 	if err != nil {
 		if !backend.Definite(err) {
 			err = openErr(ctx, err, opts.Timeout)
@@ -263,29 +266,34 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 	return c.Open(ctx, o)
 }
 
-// Opener opens a driver by configuration. c.Params has only the strategy's own parameters. An
-// Opener refuses parameters that it does not know ([Config.Check]). It calls the store once, to see
-// that it can be reached, and returns when ctx ends. Its errors contain no password.
-type Opener func(ctx context.Context, c Config) (backend.Driver, error)
+// opener opens a strategy's driver by configuration.
+type opener struct {
+	open   func(ctx context.Context, c Config) (backend.Driver, error)
+	params []string // that open knows
+}
 
 // registry holds the openers of strategies by name.
 var registry = struct {
 	sync.Mutex // guards openers
-	openers    map[string]Opener
-}{openers: map[string]Opener{}}
+	openers    map[string]opener
+}{openers: map[string]opener{}}
 
-// Register registers a strategy for Open. Strategies call it in their init. It panics
-// if o is nil or the name is taken.
-func Register(strategy string, o Opener) {
+// Register registers a strategy for Open. Strategies call it in their init. It panics if open is
+// nil or the name is taken.
+//
+// Params are the names of the strategy's own parameters. Other ones are refused, and c.Params has
+// no other ones. Open calls the store once, to see that it can be reached, and returns when ctx
+// ends. Its errors contain no password.
+func Register(strategy string, open func(ctx context.Context, c Config) (backend.Driver, error), params ...string) {
 	registry.Lock()
 	defer registry.Unlock()
-	if o == nil {
+	if open == nil {
 		panic("hasp: Register: opener of " + strategy + " is nil")
 	}
 	if _, taken := registry.openers[strategy]; taken {
 		panic("hasp: Register: strategy " + strategy + " is registered already")
 	}
-	registry.openers[strategy] = o
+	registry.openers[strategy] = opener{open, params}
 }
 
 // Strategies returns the names of the registered strategies, sorted.
@@ -301,11 +309,11 @@ var ownStrategies = []string{"etcdlock", "fairlock", "filelock", "memlock", "pgl
 
 // lookup returns the opener of a strategy. If there is none, the error says which
 // import or change may be missing.
-func lookup(strategy string) (Opener, error) {
+func lookup(strategy string) (opener, error) {
 	registry.Lock()
 	o := registry.openers[strategy]
 	registry.Unlock()
-	if o != nil {
+	if o.open != nil {
 		return o, nil
 	}
 
@@ -332,7 +340,7 @@ func lookup(strategy string) (Opener, error) {
 	}
 	if strings.ContainsAny(strategy, "@:/") {
 		// It may be a URL with a password, so the error does not show it.
-		return nil, fmt.Errorf("%w: strategy is not a name (registered: %s); put a URL into nodes", ErrInvalid, registered)
+		return opener{}, fmt.Errorf("%w: strategy is not a name (registered: %s); put a URL into nodes", ErrInvalid, registered)
 	}
-	return nil, fmt.Errorf("%w: unknown strategy %q (registered: %s); %s", ErrInvalid, strategy, registered, hint)
+	return opener{}, fmt.Errorf("%w: unknown strategy %q (registered: %s); %s", ErrInvalid, strategy, registered, hint)
 }

@@ -37,7 +37,7 @@ func TestParseURL(t *testing.T) {
 // short is a strategy that grants no term above 5 s.
 type short struct{ Driver }
 
-func (short) Traits() backend.Traits { return backend.Traits{MaxTTL: 5 * time.Second} }
+func (short) Traits() backend.Traits { return backend.Traits{MaxTTL: 5 * time.Second, Reach: backend.Process} }
 
 func init() {
 	hasp.Register("short", func(context.Context, hasp.Config) (backend.Driver, error) {
@@ -245,7 +245,7 @@ func TestBadArguments(t *testing.T) {
 // plainDriver is nothing but a Driver, and unfenced.
 type plainDriver struct{ d backend.Driver }
 
-func (p plainDriver) Traits() backend.Traits { return backend.Traits{} }
+func (p plainDriver) Traits() backend.Traits { return backend.Traits{Reach: backend.Process} }
 func (p plainDriver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	return p.d.Acquire(ctx, c)
 }
@@ -283,7 +283,7 @@ func TestEventsOfACall(t *testing.T) {
 			}
 		}
 		for _, e := range []hasp.Event{got[0], got[2], got[4]} {
-			if e.Kind != hasp.EventRequested || e.Wait != 0 || e.Err != nil || e.Kind.String() != "requested" {
+			if e.Kind != hasp.EventRequested || e.Wait != 0 || e.Err != nil || string(e.Kind) != "requested" {
 				t.Errorf("got %+v", e)
 			}
 		}
@@ -296,7 +296,7 @@ func TestEventsOfACall(t *testing.T) {
 		if e := got[5]; e.Kind != hasp.EventAcquired || e.Tries != 0 {
 			t.Errorf("got %+v", e)
 		}
-		if e := got[7]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold != time.Second || e.Fence != got[1].Fence || e.Kind.String() != "released" {
+		if e := got[7]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold != time.Second || e.Fence != got[1].Fence || string(e.Kind) != "released" {
 			t.Errorf("got %+v", e)
 		}
 	})

@@ -304,7 +304,7 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 // is.
 func TestFailedRenewalsAreSpaced(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k", hasp.WithTTL(hasp.MinTTL))
+		l := lockNow(t, c, "k", hasp.WithTTL(backend.MinTTL))
 		f.set(func(f *faulty) {
 			f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
 				if len(f.renewed) > 1000 {
@@ -315,7 +315,7 @@ func TestFailedRenewalsAreSpaced(t *testing.T) {
 		})
 		<-l.Context().Done()
 		if _, n, _ := f.calls(); n < 10 || n > 60 {
-			t.Errorf("%d renewals in two thirds of %v", n, hasp.MinTTL)
+			t.Errorf("%d renewals in two thirds of %v", n, backend.MinTTL)
 		}
 	})
 }

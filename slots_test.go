@@ -25,7 +25,7 @@ func TestSlotsAreShared(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
-				store := memlock.NewStore()
+				store := new(memlock.Store)
 				var mu sync.Mutex // guards all below
 				attempts, longest := 0, time.Duration(0)
 				shares, inside := make([]int, callers), map[int]bool{} // by caller, by slot
@@ -98,7 +98,7 @@ func TestSlotsAreShared(t *testing.T) {
 func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease), opts ...hasp.Option) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
+		store := new(memlock.Store)
 		other := &faulty{Driver: store.Driver().(Driver)}
 		holder := await.Value(hasp.New(other, nil))
 		defer holder.Close()
@@ -326,7 +326,7 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 // With a short term, a Lock that has the queue for a moment is no Lock that waits.
 func TestTryLockBesideABriefLookWithAShortTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
+		store := new(memlock.Store)
 		mine, other := await.Value(hasp.New(store.Driver(), &hasp.Options{TTL: time.Second})), await.Value(hasp.New(store.Driver(), &hasp.Options{TTL: time.Second}))
 		defer mine.Close()
 		defer other.Close()

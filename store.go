@@ -81,7 +81,6 @@ func (c *core) answerTime() time.Duration {
 // and the context of f ends when call must return. Otherwise run gives f a goroutine of its own,
 // which call leaves behind when it must return.
 func call[T any](s *store, ctx context.Context, bound time.Duration,
-
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
 	var closing context.Context
 	var quit <-chan struct{}
@@ -136,7 +135,6 @@ func direct[T any](ctx, quit context.Context, bound time.Duration, f func(contex
 // If Cancellation is CancelPrompt, or Reach is Process, run calls f on the caller's goroutine and
 // waits until f returns. Then it never calls late.
 func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit <-chan struct{},
-
 	f func(context.Context) (T, error), late func(T, error)) (v T, err error) {
 	end := func() {}
 	if bound > 0 {

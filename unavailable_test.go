@@ -231,7 +231,7 @@ func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
 }
 
 // zone opens the strategy "zone" as a test says.
-var zone hasp.Opener
+var zone func(context.Context, hasp.Config) (backend.Driver, error)
 
 func init() {
 	hasp.Register("zone", func(ctx context.Context, c hasp.Config) (backend.Driver, error) { return zone(ctx, c) })
@@ -239,7 +239,7 @@ func init() {
 
 // Open by URL says the same as the calls of a Client.
 func TestOpenOfAnUnavailableStore(t *testing.T) {
-	try := func(ctx context.Context, o hasp.Opener) error {
+	try := func(ctx context.Context, o func(context.Context, hasp.Config) (backend.Driver, error)) error {
 		zone = o
 		return errOf(hasp.Open(ctx, "zone://?timeout=1s", nil))
 	}

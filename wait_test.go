@@ -71,7 +71,7 @@ var (
 func withRival(t *testing.T, d hooked, run func(t *testing.T, c *hasp.Client, rival *hasp.Lease)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
+		store := new(memlock.Store)
 		d.Driver = store.Driver().(Driver)
 		c, other := await.Value(hasp.New(&d, nil)), await.Value(hasp.New(store.Driver(), nil))
 		defer other.Close()
@@ -264,7 +264,7 @@ func TestPollingSleepsAreBoundedByTheHoldersTerm(t *testing.T) {
 // its place in the queue at once, rather than make an attempt that is refused.
 func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
+		store := new(memlock.Store)
 		d := &hooked{Driver: store.Driver().(Driver), traits: store.Driver().Traits()}
 		attempts := 0
 		d.acquire = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {

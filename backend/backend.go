@@ -1,6 +1,6 @@
 // Package backend defines what a store must do to keep locks for package hasp.
 //
-// Authors of drivers import it. Users of locks need it only for [HeldError], [Status] and [Entry].
+// Authors of drivers import it. Users of locks need only package hasp.
 // Each call of a [Driver] makes one attempt: it takes a key for a token, prolongs the term, or
 // gives the key back. A driver does not retry, and it never logs. The engine in package hasp does
 // the rest, once for all drivers: queueing within a process, backoff, renewal in time, deadlines,
@@ -162,11 +162,8 @@ func (e *UnavailableError) Error() string {
 	return e.Err.Error()
 }
 
-// Unwrap returns e.Err.
-func (e *UnavailableError) Unwrap() error { return e.Err }
-
-// Is reports whether target is [ErrUnavailable], which every UnavailableError matches.
-func (e *UnavailableError) Is(target error) bool { return target == ErrUnavailable }
+// Unwrap returns [ErrUnavailable] and e.Err, so that e matches both.
+func (e *UnavailableError) Unwrap() []error { return []error{ErrUnavailable, e.Err} }
 
 // Driver keeps claims in one store with one strategy.
 //
@@ -374,28 +371,20 @@ const (
 )
 
 // Reach says which callers a driver excludes from one another.
-type Reach int
+type Reach string
 
 const (
 	// Process drivers exclude callers within one process. Their calls never
 	// block on anything outside the process, so the engine runs them on the
 	// caller's goroutine, whatever Cancellation says.
-	Process Reach = iota
+	Process Reach = "process"
 
 	// Host drivers exclude all processes of one host.
-	Host
+	Host Reach = "host"
 
 	// Network drivers exclude all processes that reach the same store.
-	Network
+	Network Reach = "network"
 )
-
-// String returns "process", "host" or "network".
-func (r Reach) String() string {
-	if r < Process || r > Network {
-		return fmt.Sprintf("Reach(%d)", int(r))
-	}
-	return [...]string{"process", "host", "network"}[r]
-}
 
 // Claim is the request to a driver. Drivers read the fields that they need. Renew and Release find
 // a hold by Key and Token, and a shared one also by Shared. Handle may help them.

@@ -45,14 +45,6 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-func TestReachString(t *testing.T) {
-	for r, want := range map[backend.Reach]string{backend.Process: "process", backend.Host: "host", backend.Network: "network", 7: "Reach(7)"} {
-		if got := r.String(); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
 func TestRenewEach(t *testing.T) {
 	cs := make([]backend.Claim, 100)
 	for i := range cs {

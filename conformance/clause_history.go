@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )

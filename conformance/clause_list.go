@@ -124,15 +124,15 @@ func listPrefix(e *env) {
 
 func listForeign(e *env) {
 	this := e.open()
-	for _, o := range e.h.Others {
-		other := e.openBy(o.Open, e.store)
+	for _, o := range e.others() {
+		other := e.openBy(o.open, e.store)
 		prefix, keys := e.keysFor(1)
 		c := e.claimOf(keys[0], e.long)
 		other.take(c)
 		named := this.inspect(c.Key).Owner != ""
 		all := this.list(prefix)
 		require(len(all) == 0 && !named || len(all) == 1 && all[c.Key].Owner == c.Owner,
-			"list of a key that %q holds with %s, and that Inspect shows with its owner: %t: %+v", c.Owner, o.Name, named, all)
+			"list of a key that %q holds with %s, and that Inspect shows with its owner: %t: %+v", c.Owner, o.name, named, all)
 	}
 }
 
@@ -201,9 +201,9 @@ func listOutage(e *env) {
 	d.take(e.claimOf(keys[0], e.long))
 	for _, state := range []LinkState{Down, Hung} {
 		l.Set(state)
-		mustf(e.within("List while the link is "+state.String(), func() error {
+		mustf(e.within("List while the link is "+string(state), func() error {
 			_, err := listed(d.Driver.(backend.Lister).List(e.ctx, prefix, e.timeout))
-			return unknown("List while the link is "+state.String(), err)
+			return unknown("List while the link is "+string(state), err)
 		}), "list")
 		l.Set(Up)
 		e.retry("List after an outage", func() error {

@@ -3,6 +3,8 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -26,29 +28,43 @@ var otherClauses = given(others, []clause{
 		why: "Simultaneous calls of all strategies that share keys are linearizable as one lock."},
 })
 
+// other is a strategy that shares keys with others.
+type other struct {
+	name string
+	open opener
+}
+
+// others returns the Others of the Harness.
+func (e *env) others() (all []other) {
+	for _, name := range slices.Sorted(maps.Keys(e.h.Others)) {
+		all = append(all, other{name, e.h.Others[name]})
+	}
+	return all
+}
+
 // strategies returns the strategy under test and its others.
-func (e *env) strategies() []Other {
-	return append([]Other{{Name: "this strategy", Open: e.h.Open}}, e.h.Others...)
+func (e *env) strategies() []other {
+	return append([]other{{"this strategy", e.h.Open}}, e.others()...)
 }
 
 // pairs runs f for the strategy under test with each other strategy, in both
 // orders, all at once.
-func (e *env) pairs(f func(e *env, a, b Other)) {
+func (e *env) pairs(f func(e *env, a, b other)) {
 	this := e.strategies()[0]
-	var pairs [][2]Other
-	for _, other := range e.h.Others {
-		pairs = append(pairs, [2]Other{this, other}, [2]Other{other, this})
+	var pairs [][2]other
+	for _, o := range e.others() {
+		pairs = append(pairs, [2]other{this, o}, [2]other{o, this})
 	}
 	must(e.each(len(pairs), func(i int) {
 		a, b := pairs[i][0], pairs[i][1]
-		mustf(e.try(func() { f(e, a, b) }), "%s with %s", a.Name, b.Name)
+		mustf(e.try(func() { f(e, a, b) }), "%s with %s", a.name, b.name)
 	}))
 }
 
 // othersExclude checks that b does not get a key that a holds before it is
 // released, and before its term has ended.
-func othersExclude(e *env, first, second Other) {
-	a, b := e.openBy(first.Open, e.store), e.openBy(second.Open, e.store)
+func othersExclude(e *env, first, second other) {
+	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
 	c := e.claim(e.long)
 	c.Fenced = a.Traits().Fenced
 	a.take(c)
@@ -80,8 +96,8 @@ func (d *driver) shutOut(key string) {
 
 // othersWait lets b wait for a key that a holds. If a releases the key, b must get
 // it long before the term ends.
-func othersWait(e *env, first, second Other) {
-	a, b := e.openBy(first.Open, e.store), e.clientBy(second.Open)
+func othersWait(e *env, first, second other) {
+	a, b := e.openBy(first.open, e.store), e.clientBy(second.open)
 	key := e.key()
 	for _, ttl := range []time.Duration{e.long, e.long, e.term} {
 		c := e.claimOf(key, ttl)
@@ -92,21 +108,21 @@ func othersWait(e *env, first, second Other) {
 		if ttl == e.long {
 			a.give(c)
 		}
-		must(e.arrives(fmt.Sprintf("Lock of a key that %s had for a term of %v", first.Name, ttl), done))
+		must(e.arrives(fmt.Sprintf("Lock of a key that %s had for a term of %v", first.name, ttl), done))
 	}
 	must(a.grantedAtLast(key))
 }
 
 // othersBreak lets b break a hold of a, while waiters of both wait for the key.
-func othersBreak(e *env, first, second Other) {
-	a, b := e.openBy(first.Open, e.store), e.openBy(second.Open, e.store)
+func othersBreak(e *env, first, second other) {
+	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
 	if _, ok := b.Driver.(backend.Inspector); !ok {
 		return
 	}
 	c := a.hold(e.long)
 	b.shows(c, 0)
 
-	waits := []<-chan error{e.locks(e.clientBy(first.Open), c.Key), e.locks(e.clientBy(second.Open), c.Key)}
+	waits := []<-chan error{e.locks(e.clientBy(first.open), c.Key), e.locks(e.clientBy(second.open), c.Key)}
 	e.sleep(e.term / 8)
 	b.breakKey(c.Key)
 	for _, done := range waits {
@@ -119,24 +135,24 @@ func othersBreak(e *env, first, second Other) {
 
 // othersShared checks that holds of a and b exclude each other if one of the two is not
 // shared.
-func othersShared(e *env, first, second Other) {
-	a, b := e.openBy(first.Open, e.store), e.openBy(second.Open, e.store)
+func othersShared(e *env, first, second other) {
+	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
 	key := e.key()
 	if a.Traits().Shared {
 		r := a.join(key, e.long)
-		mustf(b.refused(key), "a key with a shared hold of %s", first.Name)
+		mustf(b.refused(key), "a key with a shared hold of %s", first.name)
 		b.lost(e.claimOf(key, e.long), "another's shared hold")
 
 		if b.Traits().Shared {
 			c := shared(e.claimOf(key, e.long))
 			if err := errOf(b.acquire(c)); err == nil {
 				a.give(r)
-				mustf(a.refused(key), "a key with a shared hold of %s", second.Name)
+				mustf(a.refused(key), "a key with a shared hold of %s", second.name)
 				b.keep(c)
 				b.give(c)
 				r = a.join(key, e.long)
 			} else {
-				must(is("acquire shared a key with a shared hold of "+first.Name, err, backend.ErrHeld))
+				must(is("acquire shared a key with a shared hold of "+first.name, err, backend.ErrHeld))
 			}
 		}
 		a.keep(r)
@@ -160,12 +176,12 @@ func othersFence(e *env) {
 	f := e.fences()
 	for range 3 {
 		for _, o := range e.strategies() {
-			d := e.openBy(o.Open, e.store)
+			d := e.openBy(o.open, e.store)
 			if !d.Traits().Fenced {
 				continue
 			}
 			for range 2 {
-				d.give(f.take("by "+o.Name, d))
+				d.give(f.take("by "+o.name, d))
 			}
 		}
 	}
@@ -176,8 +192,8 @@ func othersHistory(e *env) {
 	var clients []*hasp.Client
 	fenced := true
 	for _, o := range e.strategies() {
-		d := e.openBy(o.Open, e.store)
-		drivers, clients = append(drivers, d), append(clients, e.clientBy(o.Open))
+		d := e.openBy(o.open, e.store)
+		drivers, clients = append(drivers, d), append(clients, e.clientBy(o.open))
 		fenced = fenced && d.Traits().Fenced
 	}
 	must((&history{e: e, fenced: fenced}).byDrivers(drivers).check(false))

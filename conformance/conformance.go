@@ -123,14 +123,9 @@ type Harness struct {
 	Sweep func(ctx context.Context, store string) error
 
 	// Others are strategies that keep their locks on the same store under the
-	// same keys, so that processes with different strategies exclude each other.
-	Others []Other
-}
-
-// Other opens drivers of a strategy that is not the one under test.
-type Other struct {
-	Name string
-	Open func(ctx context.Context, store string) (backend.Driver, error)
+	// same keys, so that processes with different strategies exclude each other. By their names,
+	// each opens drivers as Open does.
+	Others map[string]func(ctx context.Context, store string) (backend.Driver, error)
 }
 
 // Cost is how many calls to the store an operation may take on average, without
@@ -209,9 +204,9 @@ func (h *Harness) check() error {
 	if (h.Stop == nil) != (h.Start == nil) {
 		return errors.New("conformance: Harness has one of Stop and Start")
 	}
-	for _, o := range h.Others {
-		if o.Name == "" || o.Open == nil {
-			return errors.New("conformance: Harness.Others: one without Name or Open")
+	for name, open := range h.Others {
+		if open == nil {
+			return fmt.Errorf("conformance: Harness.Others: %q is nil", name)
 		}
 	}
 

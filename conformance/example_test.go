@@ -15,7 +15,7 @@ import (
 // processes can reach is started by Store, which returns its address; Open
 // gets that.
 func harness() conformance.Harness {
-	store := memlock.NewStore()
+	store := new(memlock.Store)
 	return conformance.Harness{
 		Open: func(_ context.Context, _ string) (backend.Driver, error) { return store.Driver(), nil },
 	}

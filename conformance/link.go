@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"fmt"
 	"net"
 	"time"
 
@@ -31,38 +30,29 @@ type Link struct {
 }
 
 // LinkState is how a Link behaves.
-type LinkState int
+type LinkState string
 
 const (
 	// Up carries everything.
-	Up LinkState = iota
+	Up LinkState = "up"
 
 	// Slow holds every reply back for Delay.
-	Slow
+	Slow LinkState = "slow"
 
 	// Deaf carries requests and loses their replies. The requests of this time
 	// never get a reply.
-	Deaf
+	Deaf LinkState = "deaf"
 
 	// Hung carries nothing and refuses nothing, like a pulled cable. Requests of
 	// this time arrive when the link is Up again.
-	Hung
+	Hung LinkState = "hung"
 
 	// Down ends connections and refuses new ones.
-	Down
+	Down LinkState = "down"
 )
 
 // Delay is how long a Slow link holds a reply back.
 const Delay = 150 * time.Millisecond
-
-// String returns "up", "slow", "deaf", "hung" or "down".
-func (s LinkState) String() string {
-	names := [...]string{"up", "slow", "deaf", "hung", "down"}
-	if s < 0 || int(s) >= len(names) {
-		return fmt.Sprintf("LinkState(%d)", int(s))
-	}
-	return names[s]
-}
 
 // TCP makes a Link to the TCP address target. The link listens on an address of
 // its own on the loopback interface, and Store is that host:port. A hook may change

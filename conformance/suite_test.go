@@ -132,13 +132,13 @@ func TestPace(t *testing.T) {
 func TestHarnessIsChecked(t *testing.T) {
 	stop := func(context.Context, string) error { return nil }
 	for want, h := range map[string]Harness{
-		"Open is nil":           {},
-		"one of Stop and Start": {Open: openInert, Stop: stop},
-		"without Name or Open":  {Open: openInert, Others: []Other{{Name: "other"}}},
-		`no clause "relase"`:    {Open: openInert, Cannot: map[string]string{"relase": "misspelt"}},
-		"must meet \"acquire-":  {Open: openInert, Cannot: map[string]string{"acquire-excludes": "too hard"}},
-		"start the store: no":   {Open: openInert, Store: func(context.Context) (string, func(), error) { return "", nil, errors.New("no") }},
-		"open a driver: nil":    {Open: func(context.Context, string) (backend.Driver, error) { return nil, nil }},
+		"Open is nil":            {},
+		"one of Stop and Start":  {Open: openInert, Stop: stop},
+		`Others: "other" is nil`: {Open: openInert, Others: map[string]opener{"other": nil}},
+		`no clause "relase"`:     {Open: openInert, Cannot: map[string]string{"relase": "misspelt"}},
+		"must meet \"acquire-":   {Open: openInert, Cannot: map[string]string{"acquire-excludes": "too hard"}},
+		"start the store: no":    {Open: openInert, Store: func(context.Context) (string, func(), error) { return "", nil, errors.New("no") }},
+		"open a driver: nil":     {Open: func(context.Context, string) (backend.Driver, error) { return nil, nil }},
 	} {
 		err := Check(t.Context(), h, func(r Result) { t.Errorf("%s was tried", r.Name) })
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -210,7 +210,7 @@ func (refusing) Acquire(context.Context, backend.Claim) (backend.Grant, error) {
 }
 
 func TestSummaryNamesTheHooksThatAreNil(t *testing.T) {
-	h := Harness{Name: "It", Stop: func(context.Context, string) error { return nil }, Others: []Other{{}}}
+	h := Harness{Name: "It", Stop: func(context.Context, string) error { return nil }, Others: map[string]opener{"": nil}}
 	const want = "conformance: It: 3 clauses passed, 0 failed, 7 skipped; hooks that are nil: Store, Link, Flush, Kick, Advance, Commands, Entries, Sweep"
 	if got := summary(h, map[string]int{passed: 3, skipped: 7}); got != want {
 		t.Errorf("got %q, want %q", got, want)

@@ -252,4 +252,4 @@ func (d *driver) Close() error {
 	return nil
 }
 
-func init() { hasp.Register("etcdlock", open) }
+func init() { hasp.Register("etcdlock", open, append([]string{"window"}, tlsParams...)...) }

@@ -116,7 +116,7 @@ func TestMembers(t *testing.T) {
 
 	t.Run("paths are cut off or slow", func(t *testing.T) {
 		for _, state := range []conformance.LinkState{conformance.Hung, conformance.Down, conformance.Slow} {
-			t.Run(state.String(), func(t *testing.T) {
+			t.Run(string(state), func(t *testing.T) {
 				links := map[string]*conformance.Link{}
 				var all []string
 				for _, s := range servers {

@@ -34,11 +34,8 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
 }
 
-// open is the Opener of etcdlock+etcd:// and etcdlock+etcds://.
+// open opens etcdlock+etcd:// and etcdlock+etcds://.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(append([]string{"window"}, tlsParams...)...); err != nil {
-		return nil, err
-	}
 	o := &Options{}
 	if text, ok := c.Params["window"]; ok {
 		var err error

@@ -83,6 +83,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -259,4 +260,6 @@ func (d *driver) beginLocked() bool {
 	return true
 }
 
-func init() { hasp.Register("fairlock", open) }
+func init() {
+	hasp.Register("fairlock", open, append(slices.Clone(redisstore.Params), "window", "fence_ttl")...)
+}

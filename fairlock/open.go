@@ -3,7 +3,6 @@ package fairlock
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -11,11 +10,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// open is the Opener of this strategy.
+// open opens this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(append(slices.Clone(redisstore.Params), "window", "fence_ttl")...); err != nil {
-		return nil, err
-	}
 
 	var o Options
 	if text, ok := c.Params["window"]; ok {

@@ -17,13 +17,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-func init() { hasp.Register("filelock", open) }
+func init() { hasp.Register("filelock", open, "mode") }
 
-// open is the Opener of filelock://DIR?mode=0770.
+// open opens filelock://DIR?mode=0770.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check("mode"); err != nil {
-		return nil, err
-	}
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: filelock takes one directory, not %d", hasp.ErrInvalid, len(c.Nodes))
 	}

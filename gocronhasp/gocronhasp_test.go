@@ -54,7 +54,7 @@ func (l late) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 // unless it stays taken after the run.
 func TestShortJobRunsOncePerTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := memlock.NewStore()
+		s := new(memlock.Store)
 		var runs atomic.Int64
 		job := func() {
 			time.Sleep(time.Millisecond)
@@ -83,7 +83,7 @@ func TestEndOfTheJobsContextDoesNotEndTheHold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const term = time.Second
-			store := memlock.NewStore()
+			store := new(memlock.Store)
 			began, ended, finish := make(chan struct{}), make(chan struct{}), make(chan struct{})
 			l := gocronhasp.NewLocker(open(t, store), 0, hasp.WithTTL(term))
 			s, j := start(t, gocron.OneTimeJob(gocron.OneTimeJobStartImmediately()), func(ctx context.Context) {
@@ -114,7 +114,7 @@ func TestEndOfTheJobsContextDoesNotEndTheHold(t *testing.T) {
 }
 
 func TestLockerReturnsErrors(t *testing.T) {
-	c := open(t, memlock.NewStore())
+	c := open(t, new(memlock.Store))
 	l := gocronhasp.NewLocker(c, 0)
 	held, err := l.Lock(t.Context(), "a")
 	must(t, err)
@@ -135,7 +135,7 @@ func TestLockerReturnsErrors(t *testing.T) {
 
 func TestOnlyTheLeaderRunsJobs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
+		store := new(memlock.Store)
 		var runs [2]atomic.Int64
 		var electors [2]*gocronhasp.Elector
 		var schedulers [2]gocron.Scheduler

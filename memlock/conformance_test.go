@@ -13,7 +13,7 @@ import (
 )
 
 func harness() conformance.Harness {
-	s := NewStore()
+	s := new(Store)
 	return conformance.Harness{
 		Open: func(context.Context, string) (backend.Driver, error) { return newDriver(s), nil },
 		Entries: func(context.Context, string) ([]string, error) {

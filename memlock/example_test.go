@@ -13,7 +13,7 @@ import (
 // store that they share.
 func Example() {
 	ctx := context.Background()
-	store := memlock.NewStore()
+	store := new(memlock.Store)
 	a, err := hasp.New(store.Driver(), &hasp.Options{Owner: "a"})
 	if err != nil {
 		log.Fatal(err)

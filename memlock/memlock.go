@@ -29,8 +29,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Store is the memory that several drivers of one process can share. The zero
-// value is not usable; call [NewStore].
+// Store is the memory that several drivers of one process can share. The zero value is an empty
+// store.
 type Store struct {
 	mu    sync.Mutex // guards all below, and every entry and waiter
 	keys  map[string]*entry
@@ -40,11 +40,6 @@ type Store struct {
 
 // minLimit is the smallest limit of a store.
 const minLimit = 1024
-
-// NewStore returns an empty store.
-func NewStore() *Store {
-	return &Store{keys: map[string]*entry{}, limit: minLimit}
-}
 
 // Driver returns a new driver on s. Each Client needs a driver of its own.
 func (s *Store) Driver() backend.Driver { return newDriver(s) }
@@ -56,7 +51,7 @@ func New(o *hasp.Options) (*hasp.Client, error) { return hasp.New(NewDriver(), o
 
 // NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
 // passed to [hasp.New].
-func NewDriver() backend.Driver { return NewStore().Driver() }
+func NewDriver() backend.Driver { return new(Store).Driver() }
 
 // driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the order of arrival, an
 // Inspector and a Lister, and it grants fences.
@@ -469,7 +464,7 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 	if e := s.keys[key]; e != nil {
 		return e
 	}
-	if len(s.keys) >= s.limit {
+	if len(s.keys) >= s.limit { // an empty store has no map and no limit yet
 		s.sweepLocked(now)
 	}
 	e := &entry{key: key}
@@ -557,11 +552,8 @@ var named = struct {
 	stores     map[string]*Store
 }{stores: map[string]*Store{}}
 
-// open is the Opener of memlock://NAME.
+// open opens memlock://NAME.
 func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(); err != nil {
-		return nil, err
-	}
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: memlock takes one node, the name of a store, not %d", hasp.ErrInvalid, len(c.Nodes))
 	}
@@ -579,7 +571,7 @@ func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	defer named.Unlock()
 	s := named.stores[name]
 	if s == nil {
-		s = NewStore()
+		s = new(Store)
 		named.stores[name] = s
 	}
 	return s.Driver(), nil

@@ -51,7 +51,7 @@ func want(t *testing.T, what string, err, target error) {
 
 func TestKeysThatAreFreeTakeNoMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewStore()
+		s := new(Store)
 		d := newDriver(s)
 		for i := range 100_000 {
 			c := claim(fmt.Sprint(i), "t")
@@ -79,7 +79,7 @@ func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return int64(m.HeapAlloc)
 	}
-	d := newDriver(NewStore())
+	d := newDriver(new(Store))
 	before := heap()
 	const n = 100_000
 	for i := range n {
@@ -101,7 +101,7 @@ func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
 // key granted to another.
 func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewStore()
+		s := new(Store)
 		d := newDriver(s)
 		acquire(t, d, claim("k", "holder"))
 		woken := wait(t, d, claim("k", "late"))
@@ -150,7 +150,7 @@ func TestNamedStoresAreShared(t *testing.T) {
 
 func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewStore()
+		s := new(Store)
 		a, b := newDriver(s), newDriver(s)
 		a.Acquire(t.Context(), claim("k", "holder"))
 		ended := wait(t, a, claim("k", "1"))
@@ -170,7 +170,7 @@ func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 // or die.
 func TestLastTermOfTheReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDriver(NewStore())
+		d := newDriver(new(Store))
 		r := rand.New(rand.NewPCG(1, 2))
 		ends := map[string]time.Time{} // of the readers that have not left
 		for i := range 5000 {

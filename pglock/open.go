@@ -16,7 +16,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-func init() { hasp.Register("pglock", open) }
+func init() { hasp.Register("pglock", open, slices.Concat(ownParams, libpqParams)...) }
 
 // Defaults of connections.
 const (
@@ -39,11 +39,8 @@ var (
 // tracer counts statements in tests.
 var tracer pgx.QueryTracer
 
-// open is the Opener of this strategy.
+// open opens this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(slices.Concat(ownParams, libpqParams)...); err != nil {
-		return nil, err
-	}
 	o := Options{Schema: c.Params["schema"], Table: c.Params["table"]}
 	if err := o.check(); err != nil {
 		return nil, err

@@ -83,9 +83,9 @@ import (
 // defaultTable is the name of the table, unless Options.Table is set.
 const defaultTable = "hasp_locks"
 
-// MaxKey is the longest key in bytes. A longer one is backend.ErrInvalid. PostgreSQL
+// maxKey is the longest key in bytes. A longer one is backend.ErrInvalid. PostgreSQL
 // has no index on longer values.
-const MaxKey = 2000
+const maxKey = 2000
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
@@ -527,8 +527,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 // checkKey returns ErrInvalid if key is too long.
 func checkKey(key string) error {
-	if len(key) > MaxKey {
-		return fmt.Errorf("%w: the key has %d bytes; pglock takes up to %d: use a hash of it", backend.ErrInvalid, len(key), MaxKey)
+	if len(key) > maxKey {
+		return fmt.Errorf("%w: the key has %d bytes; pglock takes up to %d: use a hash of it", backend.ErrInvalid, len(key), maxKey)
 	}
 	return nil
 }

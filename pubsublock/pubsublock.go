@@ -151,11 +151,8 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	return d, nil
 }
 
-// open is the Opener of this strategy.
+// open opens this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(append(slices.Clone(redisstore.Params), "channel", "fence_ttl")...); err != nil {
-		return nil, err
-	}
 
 	o := Options{Channel: c.Params["channel"]}
 	var err error
@@ -364,4 +361,6 @@ func channel(prefix, key string, sharded bool) string {
 	return name
 }
 
-func init() { hasp.Register("pubsublock", open) }
+func init() {
+	hasp.Register("pubsublock", open, append(slices.Clone(redisstore.Params), "channel", "fence_ttl")...)
+}

@@ -34,9 +34,6 @@ const (
 // openConfig opens the driver for hasp.Open. It returns no error if some nodes do not
 // answer, as long as a quorum does. The driver uses the others when they are up.
 func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(params...); err != nil {
-		return nil, err
-	}
 	o, err := options(c.Params)
 	if err != nil {
 		return nil, err

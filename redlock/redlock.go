@@ -157,7 +157,7 @@ var (
 	_ backend.Inspector = (*driver)(nil)
 )
 
-func init() { hasp.Register("redlock", openConfig) }
+func init() { hasp.Register("redlock", openConfig, params...) }
 
 // New returns a Client whose locks are on the masters that clients lead to, one client for each
 // master. The clients belong to the caller: Close does not close them. Their settings apply, except

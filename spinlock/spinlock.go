@@ -139,11 +139,8 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	return d, nil
 }
 
-// open is the Opener of this strategy.
+// open opens this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(append(slices.Clone(redisstore.Params), "registry", "fence_ttl")...); err != nil {
-		return nil, err
-	}
 	o := Options{Registry: c.Params["registry"]}
 	var err error
 	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
@@ -324,4 +321,6 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	return err
 }
 
-func init() { hasp.Register("spinlock", open) }
+func init() {
+	hasp.Register("spinlock", open, append(slices.Clone(redisstore.Params), "registry", "fence_ttl")...)
+}

@@ -133,6 +133,7 @@ func harness(c hasp.Config) conformance.Harness {
 
 	// On one Redis, the strategies must exclude each other.
 	onRedis := []string{"spinlock", "pubsublock", "fairlock"}
+	h.Others = map[string]func(context.Context, string) (backend.Driver, error){}
 	for _, strategy := range onRedis {
 		if strategy == c.Strategy || !slices.Contains(onRedis, c.Strategy) {
 			continue
@@ -140,8 +141,7 @@ func harness(c hasp.Config) conformance.Harness {
 		other := c
 		other.Strategy, other.Params = strategy, maps.Clone(c.Params) // those that all of them have
 		maps.DeleteFunc(other.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
-		h.Others = append(h.Others, conformance.Other{Name: strategy,
-			Open: func(ctx context.Context, _ string) (backend.Driver, error) { return other.Driver(ctx) }})
+		h.Others[strategy] = func(ctx context.Context, _ string) (backend.Driver, error) { return other.Driver(ctx) }
 	}
 	return h
 }

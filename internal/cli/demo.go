@@ -104,8 +104,8 @@ func (a *app) checkDemo(cmd *cobra.Command, d *demo.Demo) (err error) {
 		return usagef("--workers %d: want 1 to %d", d.Workers, maxWorkers)
 	case d.Increments < 1 || d.Increments > maxIncrements:
 		return usagef("--increments %d: want 1 to %d", d.Increments, maxIncrements)
-	case d.TTL < hasp.MinTTL:
-		return usagef("--ttl %v: want %v or more", d.TTL, hasp.MinTTL)
+	case d.TTL < backend.MinTTL:
+		return usagef("--ttl %v: want %v or more", d.TTL, backend.MinTTL)
 	case d.Work < 0:
 		return usagef("--work %v: want 0 or more", d.Work)
 	case d.NoLock || !a.store.given(cmd):
@@ -116,7 +116,7 @@ func (a *app) checkDemo(cmd *cobra.Command, d *demo.Demo) (err error) {
 		return err
 	}
 	s := describe(d.Store.Strategy)
-	if s.Reach == backend.Process.String() {
+	if s.Reach == backend.Process {
 		return usagef("%s excludes the callers of one process, and the demo starts several; name another strategy, or no store", s.Name)
 	}
 	d.Ordered = s.Order == InOrder

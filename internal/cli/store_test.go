@@ -16,10 +16,10 @@ import (
 // unfenced is a strategy with the fewest abilities that are allowed.
 type unfenced struct{ backend.Driver }
 
-func (unfenced) Traits() backend.Traits { return backend.Traits{} }
+func (unfenced) Traits() backend.Traits { return backend.Traits{Reach: backend.Process} }
 
 func init() {
-	s := memlock.NewStore()
+	s := new(memlock.Store)
 	hasp.Register("unfenced", func(context.Context, hasp.Config) (backend.Driver, error) {
 		return unfenced{s.Driver()}, nil
 	})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hasplock/hasp/backend"
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
 	_ "github.com/hasplock/hasp/memlock"
@@ -16,12 +17,12 @@ import (
 
 // Strategy describes a strategy.
 type Strategy struct {
-	Name  string `json:"name"`
-	Reach string `json:"reach,omitempty"` // process, host or network
-	Order string `json:"order,omitempty"` // of waiters: InOrder, "usually arrival", or "none"
-	Fence bool   `json:"fence"`
-	URL   string `json:"url"` // an example
-	About string `json:"about,omitempty"`
+	Name  string        `json:"name"`
+	Reach backend.Reach `json:"reach,omitempty"` // process, host or network
+	Order string        `json:"order,omitempty"` // of waiters: InOrder, "usually arrival", or "none"
+	Fence bool          `json:"fence"`
+	URL   string        `json:"url"` // an example
+	About string        `json:"about,omitempty"`
 }
 
 // InOrder is the Order of a strategy that serves waiters in order of arrival.

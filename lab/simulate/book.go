@@ -76,7 +76,7 @@ func (t *tally) follows(e hasp.Event) bool {
 	case hasp.EventRequested:
 		t.requested++
 		t.open[e.ID] = e.Kind
-		return before == 0
+		return before == ""
 	case hasp.EventAcquired:
 		t.open[e.ID] = e.Kind
 		return before == hasp.EventRequested

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
@@ -15,7 +14,7 @@ type Kind struct {
 	Open func(t *testing.T, r *rand.Rand) Store
 
 	// Shortest is the shortest term of the store, in whole units of which it counts terms. Zero
-	// means hasp.MinTTL and no unit. Callers ask for short terms, and faults last for one
+	// means backend.MinTTL and no unit. Callers ask for short terms, and faults last for one
 	// or two of them.
 	Shortest, Unit time.Duration
 
@@ -23,7 +22,7 @@ type Kind struct {
 }
 
 // shortest returns the shortest term.
-func (k Kind) shortest() time.Duration { return max(k.Shortest, hasp.MinTTL) }
+func (k Kind) shortest() time.Duration { return max(k.Shortest, backend.MinTTL) }
 
 // Store is what the Clients of a world share.
 type Store interface {

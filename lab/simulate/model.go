@@ -25,7 +25,7 @@ type model struct {
 // inMemory is a store in memory whose links fail. If waits is set, its drivers are Waiters.
 func inMemory(waits bool) func(*testing.T, *rand.Rand) Store {
 	return func(_ *testing.T, r *rand.Rand) Store {
-		m := &model{mem: memlock.NewStore(), waits: waits, bad: r.Float64() * 0.3}
+		m := &model{mem: new(memlock.Store), waits: waits, bad: r.Float64() * 0.3}
 		m.traits = backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
 		return m
 	}

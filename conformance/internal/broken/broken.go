@@ -84,10 +84,9 @@ func (f Fault) Harness() conformance.Harness {
 		},
 		Commands: func(context.Context, string) (int64, error) { return s.commands.Load(), nil },
 		Entries:  func(context.Context, string) ([]string, error) { return s.entries(), nil },
-		Others: []conformance.Other{{
-			Name: "other",
-			Open: func(context.Context, string) (backend.Driver, error) { return other(s, f.kind), nil },
-		}},
+		Others: map[string]func(context.Context, string) (backend.Driver, error){
+			"other": func(context.Context, string) (backend.Driver, error) { return other(s, f.kind), nil },
+		},
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 )
 
 // stopped reacts to a stop of the command.
@@ -81,7 +81,7 @@ func (j *Job) suspend() {
 func (j *Job) settle() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = j.w.Lease.Extend(ctx, hasp.MinTTL) // a loss is noticed later
+	_ = j.w.Lease.Extend(ctx, backend.MinTTL) // a loss is noticed later
 }
 
 // DieAlike ends hasp, and the scripts that called it, by SIGINT if Ctrl-C ended

@@ -141,13 +141,10 @@ func (d *Driver) sweepUntil(ctx context.Context) {
 // micros rounds a term up.
 func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
-func init() { hasp.Register("rowlock", opener) }
+func init() { hasp.Register("rowlock", opener, "sslmode", "connect_timeout") }
 
 // opener opens rowlock+postgres://user@host/db?sslmode=disable.
 func opener(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check("sslmode", "connect_timeout"); err != nil {
-		return nil, err // a parameter that is misspelt or unknown
-	}
 	if len(c.Nodes) != 1 {
 		return nil, fmt.Errorf("%w: rowlock takes one server, not %d", hasp.ErrInvalid, len(c.Nodes))
 	}
