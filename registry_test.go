@@ -37,7 +37,9 @@ func TestParseURL(t *testing.T) {
 // short is a strategy that grants no term above 5 s.
 type short struct{ Driver }
 
-func (short) Traits() backend.Traits { return backend.Traits{MaxTTL: 5 * time.Second, Reach: backend.Process} }
+func (short) Traits() backend.Traits {
+	return backend.Traits{MaxTTL: 5 * time.Second, Reach: backend.Process}
+}
 
 func init() {
 	hasp.Register("short", func(context.Context, hasp.Config) (backend.Driver, error) {

@@ -414,7 +414,9 @@ type way struct {
 	left    int
 }
 
-func newWay(s *store) *way { return &way{store: s, state: conformance.Up, then: conformance.Up, changed: make(chan struct{})} }
+func newWay(s *store) *way {
+	return &way{store: s, state: conformance.Up, then: conformance.Up, changed: make(chan struct{})}
+}
 
 func (w *way) set(state conformance.LinkState) {
 	w.mu.Lock()
