@@ -11,16 +11,16 @@
 //
 // # Cost
 //
-// It takes one round trip to lock a free key and one to unlock it. If the key is held, the
 // It takes one round trip to lock a free key and one to unlock it. If the key is held, the first
 // attempt of a caller takes a second round trip, to learn the holder and the rest of the term.
 // Later attempts, and attempts with WithFence, take one. Renewals travel in batches.
 // hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
-// All Clients that wait for a key make about eight attempts for each hold, however many they
+//
 // All Clients that wait for a key together make about eight attempts for each hold, however many
 // they are, and the key is free for about an eighth of the time. Each process asks at least three
 // times a second, so spinlock is for up to some hundred processes that want the same key. With the
 // other strategies on Redis, a release sends a message to those that wait.
+//
 // # URL
 //
 //	spinlock+redis://user:password@host:port/db
@@ -36,27 +36,25 @@
 //
 // # Keys
 //
-// A lock is a string under the key itself. Its value is token~n#owner, and its time
-// to live is the term. The Client waited for n microseconds; those that wait now follow
 // A lock is a string under the key itself. Its value is token~n#owner, and its time to live is the
 // term. n is how many microseconds the Client waited for the key. Clients that wait now choose
 // their pace by n. If hasp.WithMinHold keeps the key after an Unlock, the value is
 // kept-token~n#owner. Spring's RedisLockRegistry stores its locks in the same way. For keys with
 // the prefix "registry:", hasp and new RedisLockRegistry(connectionFactory, "registry") exclude
 // each other. A key with any other value counts as held.
-// the parameter, their threads block until their own timeout. If the Redis user
+//
 // With registry=registry, a release or a Break also publishes the key to registry-channel:KEY,
 // where registries of the type PUB_SUB_LOCK listen. Without the parameter, the threads of such a
 // registry block until their own timeout. If the Redis user may not publish, the key is freed
 // without a message.
-// live of the key is the longest term. It is the same for pubsublock and fairlock, so
+//
 // A shared lock is a sorted set under the key itself. Each holder has a member token#owner, whose
 // score is the end of its term in ms by the server's clock. The time to live of the key is the
 // longest term. pubsublock and fairlock store a shared lock in the same way, so readers of these
 // three share a key. To hasp, a sorted set without an end, or whose first member has another form,
 // is a foreign value that holds the key. On a shared lock, a registry of Spring receives WRONGTYPE,
 // an exception instead of "held".
-// The caller repeats it with each attempt, and its grant removes it. If the
+//
 // If readers refuse a caller that waits, the caller stores an intent: the string
 // hasp:{tag}:intent:key, with its token, for 300 ms and twice the last round trip. While it exists,
 // new readers are refused, except those of fairlock. The caller repeats the intent with each
