@@ -11,9 +11,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Client is a [Locker] over one driver. It may be used by many goroutines at once. Callers of one
-// Client that wait for one key do so in order of arrival, and the leases of a Client are renewed
-// together. So a program needs one Client per store.
+// Client is a [Locker] over one driver, for any number of goroutines. A program needs one Client
+// per store: callers of one Client that wait for one key do so in order of arrival, and the leases
+// of a Client are renewed together.
 type Client struct {
 	*core
 	store    store
@@ -74,9 +74,9 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 // the context's error if ctx ended the wait before the store had answered. Its other errors are
 // ErrClosed, ErrInvalid and errors.ErrUnsupported.
 //
-// The context bounds the wait and the hold: when it ends, the context of the lease
-// ends as well. The lease is then renewed for at most one more term. The key stays locked
-// until Unlock, or until the term ends. Do renews the lease until its function returns.
+// The context bounds the wait and the hold: when it ends, the context of the lease ends as well,
+// and the lease is renewed for at most one more term. The key stays locked until Unlock, or until
+// the term ends. Do renews the lease until its function returns.
 //
 // A context derived from a lease's context re-enters: if that lease holds the same key on the same
 // Client, Lock returns at once with a lease on the same hold. Unlock the inner lease first, as
@@ -87,14 +87,14 @@ func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, 
 	return c.lock(ctx, "lock", key, opts)
 }
 
-// TryLock makes one attempt, bounded by ctx and Options.Timeout. It returns ErrHeld
-// if the key is held. If another caller of this Client holds the key or waits for it,
-// TryLock usually returns without a call to the store. WithMaxWait has no effect on it.
+// TryLock makes one attempt, bounded by ctx and Options.Timeout. It returns ErrHeld if the key is
+// held. If another caller of this Client holds the key or waits for it, TryLock usually returns
+// without a call to the store. It ignores WithMaxWait.
 func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "trylock", key, opts)
 }
 
-// Status is what a store says about a key.
+// Status is a store's report about a key.
 type Status = backend.Status
 
 // Inspect returns what the store knows about key: the holder, when the hold began,
@@ -105,10 +105,10 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	return s, newError("inspect", key, err)
 }
 
-// Break frees key, whichever caller holds it. It is the one call that may admit two holders at
-// once, because the old holder learns of it only at its next renewal. Until then, the old holder's
-// Client may hand the hold over to another of its callers, in the 50 ms after the store has
-// confirmed it.
+// Break frees key, whichever caller holds it. Break is the only call that may admit two holders at
+// once, because the old holder learns of it only at its next renewal. Within 50 ms after the store
+// has confirmed the old hold, the old holder's Client may even hand it over to another of its
+// callers.
 func (c *Client) Break(ctx context.Context, key string) error {
 	_, err := inspect(&c.store, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, key)
@@ -124,10 +124,10 @@ type Entry = backend.Entry
 // slot, KEY#queue is held too. List puts Options.Prefix before prefix, and removes it from the
 // keys.
 //
-// The list is no snapshot: a key that is taken or freed meanwhile may be missing, and a key
-// may come twice. List asks the store page by page as the loop goes on, and
-// Options.Timeout bounds each call. An error is yielded once, last. It is of type [*Error].
-// If the driver cannot list, the error is errors.ErrUnsupported.
+// The list is no snapshot: a key that is taken or freed meanwhile may be missing, and a key may
+// come twice. List asks the store page by page as the loop goes on, and Options.Timeout bounds each
+// call. An error, of type [*Error], is yielded once and last. If the driver cannot list, the error
+// is errors.ErrUnsupported.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return c.store.list(ctx, prefix)
 }
@@ -136,8 +136,8 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error
 // renewing. Then it waits up to Options.Timeout for the holders to Unlock and for calls in flight.
 // It never frees a key while its holder still runs: the remaining holds expire, and Close returns
 // an error that names their keys. Finally Close closes the driver, and waits up to a second for
-// calls that have still not ended. It leaves no goroutine behind unless a call of the driver or of
-// Observe does not end. A second Close waits for the first.
+// calls that have still not ended. All goroutines of the Client have ended then, except those in
+// calls of the driver or of Observe that do not end. A second Close waits for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closing.Err() != nil {
@@ -146,8 +146,8 @@ func (c *Client) Close() error {
 		return nil
 	}
 
-	// Both steps are under mu, so closeLocked misses no hold: a caller that gets one later finds
-	// the Client closing. The leases can still be unlocked.
+	// Do both steps under mu, so that closeLocked finds all holds: a caller that gets a hold later
+	// finds the Client closing. The leases can still be unlocked.
 	c.close(ErrClosed)
 	c.changed.Broadcast()
 	ended := c.renewer.closeLocked()
@@ -156,21 +156,21 @@ func (c *Client) Close() error {
 		l.endContext(ErrClosed)
 	}
 
-	// Holders unlock while the Client cleans up after calls of unknown outcome,
-	// so one Timeout is enough for both.
+	// One Timeout is enough for holders that unlock and for clean-up, because they go on at the
+	// same time.
 	end := time.Now().Add(c.opts.Timeout)
 	c.settle(end, func() bool { return c.queue.open == 0 })
 	poke(c.renewer.wake)
 	poke(c.reaper.wake)
 	c.settle(end, func() bool {
-		c.stopped = c.calls == 0 && c.queue.callers == c.queue.open // no call is in flight, and every caller that is left has a hold
+		c.stopped = c.calls == 0 && c.queue.callers == c.queue.open // no call is in flight, and all callers that are left have holds
 		return c.stopped
 	})
 	c.mu.Lock()
 	c.stopped = true
 	c.mu.Unlock()
 
-	// A call that is still in flight should end when its driver is closed.
+	// Close the driver, so that calls that are still in flight end.
 	err := joined(c.store.driver.Close(), notUnlocked(ended))
 	c.settle(time.Now().Add(min(c.opts.Timeout, lastPatience)), func() bool { return c.calls == 0 })
 	close(c.closed)

@@ -5,11 +5,9 @@ import (
 	"time"
 )
 
-// instant is a moment by a Client's clock, in nanoseconds since the Client was created. It is never
-// 0, because 0 stands for no moment. It includes the time of those suspends of the machine that the
-// clock notices: see clock.local and package hostclock. On some platforms Go's monotonic clock does
-// not include the time of suspends. Where a comment says "by clock.awake", the time of suspends is
-// not included.
+// instant is a moment by a Client's clock, in nanoseconds since the Client was created. 0 means no
+// moment. An instant includes the time of the suspends that the clock notices: see clock.local and
+// package hostclock. An instant "by clock.awake" does not include suspends.
 type instant int64
 
 // never is later than every deadline.
@@ -28,26 +26,26 @@ func (t instant) sub(u instant) time.Duration { return time.Duration(t - u) }
 // clock is Go's monotonic clock plus the time for which the machine has slept. Inside
 // a synctest bubble, Go's clock is virtual.
 //
-// Reading the time of sleep takes system calls. So only the method read does it, and at most once a
-// millisecond. The engine calls read around calls that acquire or renew a hold, in Lease.Err, and
+// Only the method read reads the time of sleep, and at most once a millisecond, because that takes
+// system calls. The engine calls read around calls that acquire or renew a hold, in Lease.Err, and
 // once a second while leases are held. The method now uses the last reading.
 type clock struct {
 	base      time.Time            // just before the clock was created
 	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
-	local     bool                 // the store is in this process and sleeps with it, so no suspend counts
+	local     bool                 // the store is in this process, so suspends do not count
 	before    time.Duration        // suspended() when the clock was created
 	slept     atomic.Int64         // the largest suspended() − before so far
 	nextCheck atomic.Int64         // when read calls suspended again, by Go's clock since base
 }
 
-// checkInterval is how long read uses the last reading. It is measured by Go's clock, which stops
-// during a suspend. So read may notice a suspend that much later.
+// checkInterval is how long read uses the last reading, by Go's clock, which stops during a
+// suspend. So read may notice a suspend that much later.
 const checkInterval = time.Millisecond
 
 func newClock(suspended func() time.Duration, local bool) *clock {
 	k := &clock{base: time.Now().Add(-1), suspended: suspended, local: local, before: suspended()}
-	// If the process pauses within a reading, the result is too small. Every later reading is
-	// compared with the first. If that one were too small, its pause would count as a suspend.
+	// Take the largest of several readings. A reading during which the process pauses is too small,
+	// and then that pause would later count as a suspend.
 	for range 3 {
 		k.before = max(k.before, suspended())
 	}
@@ -65,8 +63,8 @@ func (k *clock) awake() instant { return instant(time.Since(k.base)) }
 // withoutSleep converts t, which now or read has just returned, to a time by awake.
 func (k *clock) withoutSleep(t instant) instant { return t - instant(k.slept.Load()) }
 
-// minSuspend is the shortest suspend that counts. Without a suspend, readings of two clocks may
-// differ by less.
+// minSuspend is the shortest suspend that counts, because readings of two clocks may differ by less
+// without a suspend.
 const minSuspend = int64(time.Millisecond)
 
 // read returns the present time, and how long the machine has slept. It reads the time
@@ -80,8 +78,8 @@ func (k *clock) read() (now instant, slept int64) {
 
 	k.nextCheck.Store(awake + int64(checkInterval))
 	seen := int64(k.suspended() - k.before)
-	// Another goroutine may have stored a larger value meanwhile. Instants must not go back, so
-	// only a larger value is stored.
+	// Store only a larger value, because instants must not go back, and another goroutine may store
+	// one meanwhile.
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
@@ -97,8 +95,8 @@ func (k *clock) at(t time.Time, slept int64) instant {
 
 // time converts t to a time, for people and for timers.
 func (k *clock) time(t instant) time.Time {
-	// A result computed from base would miss, on its wall clock, the suspends since base was read.
-	// So the result is computed from the present time.
+	// Compute the result from the present time. The wall clock of base lacks the suspends since
+	// base was read.
 	now := time.Now()
 	return now.Add(time.Duration(int64(t)-k.slept.Load()) - now.Sub(k.base))
 }

@@ -22,12 +22,12 @@ type core struct {
 	close   context.CancelCauseFunc
 
 	// mu guards the state of all parts, and those fields of line, hold and Lease whose comments say
-	// so. It is one mutex, because an Unlock and a loss change most parts at one moment. It is not
-	// held across I/O. A function whose name ends in Locked is called with mu held, and does not
-	// unlock it.
+	// so. One mutex guards all, because an Unlock and a loss change most parts at one moment. It is
+	// not held across I/O. A function whose name ends in Locked is called with mu held, and does
+	// not unlock it.
 	mu      sync.Mutex
-	calls   int        // goroutines of this Client, and calls of callers other than Lock and TryLock
-	stopped bool       // Close waits no longer and closes the driver, so no goroutine may start
+	calls   int        // number of goroutines of this Client, and of calls other than Lock and TryLock
+	stopped bool       // Close has stopped waiting and closes the driver, so no goroutine may start
 	changed *sync.Cond // signals a change of a count or a state for which Close or an Unlock waits
 }
 
@@ -42,8 +42,8 @@ func newCore(opts Options, traits backend.Traits) *core {
 	return c
 }
 
-// enter counts a call on the caller's goroutine until leave ends it, because Close waits for it.
-// enter returns ErrClosed if Close waits no longer.
+// enter begins a call on the caller's goroutine that Close waits for, until leave ends it. If Close
+// has stopped waiting, enter returns ErrClosed.
 func (c *core) enter() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,7 +54,7 @@ func (c *core) enter() error {
 	return nil
 }
 
-// leave ends a call that enter has counted.
+// leave ends a call that enter has begun.
 func (c *core) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -62,8 +62,8 @@ func (c *core) leave() {
 	c.changed.Broadcast()
 }
 
-// spawn runs f on a goroutine that Close waits for. If Close waits no longer, spawn does not run f,
-// and returns false.
+// spawn runs f on a goroutine that Close waits for. If Close has stopped waiting, spawn returns
+// false instead.
 func (c *core) spawn(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,8 +86,8 @@ func (c *core) spawnLocked(f func()) bool {
 // settle waits until cond returns true, but not past end. It calls cond with mu held.
 func (c *core) settle(end time.Time, cond func() bool) {
 	timer := time.AfterFunc(time.Until(end), func() {
-		// The signal is sent with mu held, so it does not come between the check of the
-		// time and the Wait below.
+		// Hold mu, so that the signal does not come between the check of the time and the Wait
+		// below.
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.changed.Broadcast()

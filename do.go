@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// Do runs fn while it holds key. fn receives the lease's context: it ends when ctx ends or the lock
-// is lost, and a Lock of the same key with it re-enters.
+// Do runs fn while it holds key. fn receives the lease's context, which ends when ctx ends or the
+// lock is lost. A Lock of the same key with this context re-enters.
 //
 // The lease is renewed until fn returns, even after ctx has ended, so that no other caller gets the
-// key while fn cleans up. If fn ignores the end of its context, it keeps the key; WithMaxHold
-// bounds for how long.
+// key while fn cleans up. If fn ignores the end of its context, it keeps the key, with WithMaxHold
+// only for that time.
 //
 // If Lock fails, Do returns its error and does not call fn. Otherwise Do returns the error of fn,
 // joined with the error of Unlock. If the lock was lost while fn ran, the error matches ErrLost,
@@ -43,7 +43,7 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 		l.renewUntilUnlock()
 	}
 
-	// Unlock is deferred, so that the keys are unlocked even if fn panics.
+	// Defer the unlock, so that the keys are unlocked even if fn panics.
 	defer func() {
 		errs := ls.unlock(ctx)
 		for i, err := range errs {
@@ -58,9 +58,9 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 	return fn(), nil
 }
 
-// DoAll is [Do] for several keys, locked as by [LockAll]. With WithMaxWait(0), DoAll locks all of
-// them at once or returns ErrHeld. The context that fn receives ends when any of the leases is
-// lost. The others are renewed until fn returns.
+// DoAll is [Do] for several keys, locked as by [LockAll]. With WithMaxWait(0), DoAll locks all keys
+// at once or returns ErrHeld. The context that fn receives ends when any of the leases is lost. The
+// others are renewed until fn returns.
 func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Context, leases *Leases) error, opts ...Option) error {
 	if fn == nil {
 		return fmt.Errorf("hasp: do all: %w", errNoFunc)
@@ -72,29 +72,28 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 	return joined(all.do(ctx, func() error { return fn(all.Context(), all) }))
 }
 
-// LockAll locks all of keys or none. It locks them one after another in sorted order. So two calls
-// with overlapping keys cannot deadlock. A key that is given twice is locked only once. WithMaxWait
-// bounds the waits for held keys, all of them together. Once that time is over, LockAll still locks
-// a key that is free, and fails at one that is held. The other options apply to each key. If
-// LockAll fails, WithMinHold keeps none of the keys.
+// LockAll locks all of keys or none. It locks them in sorted order, so two calls with overlapping
+// keys cannot deadlock. A key that is given twice is locked only once. WithMaxWait bounds the sum
+// of all waits for held keys: after that time, LockAll still locks free keys, and fails at a held
+// one. The other options apply to each key. If LockAll fails, WithMinHold keeps none of the keys.
 //
-// While LockAll waits for a key, the leases that it already has are renewed, unless
-// WithoutRenewal is among opts. In that case choose a TTL much longer than all the waits
-// and calls to the store take together.
+// While LockAll waits for a key, the leases that it already has are renewed, unless opts have
+// WithoutRenewal. With WithoutRenewal, choose a TTL much longer than all waits and calls to the
+// store together.
 func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Leases, error) {
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	if len(keys) == 0 {
 		return nil, fmt.Errorf("hasp: lock all: %w: no keys", ErrInvalid)
 	}
 
-	// Of the options, only WithMaxWait concerns all keys together.
+	// Only WithMaxWait applies to all keys together.
 	var r request
 	r.apply(opts)
 
 	began := time.Now()
 	all := &Leases{}
 
-	// Lock all or none, even if l is a wrapper that panics or ends the goroutine.
+	// Unlock all even if l is a wrapper that panics or ends the goroutine.
 	returns := false
 	defer func() {
 		if !returns {
@@ -111,7 +110,6 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 
 		lease, err := l.Lock(ctx, key, o...)
 		if err != nil {
-			// All or none: the keys so far are unlocked.
 			returns = true
 			return nil, errors.Join(err, all.Unlock(ctx))
 		}
@@ -170,7 +168,7 @@ func (ls *Leases) unlock(ctx context.Context) []error {
 		}
 		defer unlock(i - 1) // also if Observe panics
 		if outage {
-			// If they ran in sequence, each call might take Options.Timeout.
+			// Do not wait: in sequence, each call might take Options.Timeout.
 			wg.Go(func() { errs[i] = ls.leases[i].Unlock(ctx) })
 			return
 		}
@@ -189,23 +187,24 @@ const (
 	longestPause = time.Second            // the longest of all
 )
 
-// Lead runs fn while it holds key, and competes again whenever the lease was lost: leader election.
-// It returns nil only if fn returned nil and the key was held until then. Otherwise it returns
+// Lead elects a leader: it runs fn while it holds key, and competes again whenever the lease was
+// lost. It returns nil only if fn returned nil and the key was held until then. Otherwise it
+// returns
 //   - fn's error, joined with Unlock's, if the key was held until fn returned;
 //   - the error of Lock if ctx ended or the Client was closed while waiting, and
 //     at once ErrInvalid (fn is nil; WithMaxWait, WithShared) and errors.ErrUnsupported.
 //
-// After a loss Lead discards fn's result, even if it is nil, because others may have led meanwhile.
-// So fn must be safe to run again. Before Lead competes again, it waits until fn has returned, and
-// then for up to 100 ms. So fn never runs twice at once in one Lead. An outage does not end Lead:
-// it tries again after a pause of up to a second. Options.Observe reports outages and losses.
+// After a loss Lead waits until fn has returned, discards the result, even if it is nil, and
+// competes again after a pause of up to 100 ms. So fn must be safe to run again, and never runs
+// twice at once in one Lead. After an outage, Lead tries again after a pause of up to a second.
+// Options.Observe reports outages and losses.
 //
-// fn's context ends when ctx ends or when the lease is lost. A loss ends it at the lease's deadline
-// at the latest. To tell which of the two it was, call lease.Err: it is ErrLost after a loss, and
-// nil if only ctx has ended. After ctx has ended, the lease is renewed until fn has returned, so
-// that no successor starts while fn cleans up. Then the key is unlocked, and a successor leads at
-// once. If the lease is lost while fn cleans up, the error matches ErrLost. A fn that ignores its
-// context after a loss runs beside the next leader: only a fence stops its writes.
+// fn's context ends when ctx ends, or when the lease is lost, at its deadline at the latest. Then
+// lease.Err returns ErrLost after a loss, and nil if only ctx has ended. After ctx has ended, the
+// lease is renewed until fn has returned, so that no successor starts while fn cleans up. Then the
+// key is unlocked, and a successor leads at once. If the lease is lost while fn cleans up, the
+// error matches ErrLost. If fn ignores its context after a loss, it runs beside the next leader,
+// and only a fence stops its writes.
 //
 // If fn panics or calls runtime.Goexit, the key is unlocked and the panic goes
 // on. [Client.Inspect] shows who leads.
@@ -242,12 +241,12 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		if !errors.Is(uerr, ErrLost) || ctx.Err() != nil {
 			return joined(ferr, uerr)
 		}
-		rest(ctx, nil, rand.N(lossPause)) // others may have lost theirs at the same moment, and must not all compete at once
+		rest(ctx, nil, rand.N(lossPause)) // others may have lost their leases at the same moment, and must not all compete at once
 	}
 }
 
-// leadOver reports whether err, which Lock returned, ends Lead, and with which error. An outage
-// does not end it, and neither does ErrHeld, with which a wrapper may end a wait of its own.
+// leadOver reports whether err, which Lock returned, ends Lead, and with which error. Outages do
+// not end Lead, and neither does ErrHeld, which a wrapper may return after a wait of its own.
 func leadOver(ctx context.Context, key string, err error) (bool, error) {
 	if end := ctx.Err(); end != nil {
 		if !errors.Is(err, end) {

@@ -34,19 +34,18 @@ var (
 	ErrInvalid = backend.ErrInvalid
 
 	// ErrUnavailable says that the store failed or did not answer. The call may or may not have
-	// taken effect. If a failed Lock may have left something in the store, the Client releases it
-	// in the background.
+	// taken effect. If a failed Lock may have left a hold or a place in the store, the Client
+	// releases it in the background.
 	//
-	// It matches refused and broken connections, timeouts, every error that the server
-	// itself reports (no memory, no permission, read only, loading), a lost quorum, and
-	// an Unlock or Extend whose outcome is unknown. Open, Inspect, Break and List return
-	// it too. The driver's error stays wrapped. It never matches an error that is ErrHeld,
-	// ErrLost, ErrReleased, ErrClosed, ErrInvalid or errors.ErrUnsupported, except
-	// where LockAll or Do joins several errors.
+	// It matches refused and broken connections, timeouts, every error that the server itself
+	// reports (no memory, no permission, read only, loading), a lost quorum, and an Unlock or
+	// Extend whose outcome is unknown. Open, Inspect, Break and List return it too. The driver's
+	// error stays wrapped. An ErrUnavailable is never ErrHeld, ErrLost, ErrReleased, ErrClosed,
+	// ErrInvalid or errors.ErrUnsupported as well, except where LockAll or Do joins several errors.
 	//
-	// If the caller's context ends before any call has failed, the error matches only
-	// the context's error: a short deadline is not an outage. If a call had failed
-	// before, the error matches both. So test the context first.
+	// If the caller's context ends before any call has failed, the error matches only the context's
+	// error: a short deadline is not an outage. If a call has failed before, the error matches
+	// both. So test for the context's error first.
 	ErrUnavailable = backend.ErrUnavailable
 )
 
@@ -88,16 +87,15 @@ func (e *LostError) Error() string {
 // Is reports whether target is [ErrLost], which every LostError matches.
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// Error is the error of every call that concerns a key. It says what was tried, on
-// which key, and why it failed.
+// Error is the error of every call about a key: what was tried, on which key, and why it failed.
 type Error struct {
 	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break", "list", "do", "lead"
 	Key string // as the caller gave it, without Options.Prefix; for List the prefix
 	Err error
 }
 
-// Error returns the message. The key is quoted, because it may be any bytes, and the middle of
-// a long one is left out.
+// Error returns the message. The key is quoted, because it may be any bytes, without the middle if
+// it is long.
 func (e *Error) Error() string {
 	return "hasp: " + e.Op + " " + brief(e.Key) + ": " + e.Err.Error()
 }
@@ -105,7 +103,7 @@ func (e *Error) Error() string {
 // Unwrap returns e.Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// newError returns the error of a call that concerns a key, or nil if err is nil.
+// newError returns the error of a call about a key, or nil if err is nil.
 func newError(op, key string, err error) error {
 	if err == nil {
 		return nil
@@ -113,8 +111,8 @@ func newError(op, key string, err error) error {
 	return &Error{op, key, marked(err)}
 }
 
-// marked returns err, wrapped if need be, so that it matches ErrUnavailable if and only if it is an
-// outage. All errors of calls pass through marked, so that drivers need not mark theirs.
+// marked returns err, wrapped if need be, so that it matches ErrUnavailable exactly if it is an
+// outage. All errors of calls pass through marked, so drivers need not mark outages.
 func marked(err error) error {
 	switch outage := isOutage(err); {
 	case outage == errors.Is(err, ErrUnavailable):
@@ -125,9 +123,9 @@ func marked(err error) error {
 	return available{err}
 }
 
-// available is an error that does not match ErrUnavailable although a part of it does. That part is
-// the cause that the caller gave its context, or an outage joined with the loss of a lease around
-// the call. available does not unwrap, so that errors.Is cannot find that part.
+// available is an error that must not match ErrUnavailable although a part of it does: the cause
+// that the caller gave its context, or an outage joined with the loss of a lease around the call.
+// It does not unwrap, so that errors.Is does not find that part.
 type available struct{ err error }
 
 func (e available) Error() string { return e.err.Error() }
@@ -162,7 +160,7 @@ func withContextEnd(ctx context.Context, err error) error {
 		cause = end
 	}
 
-	// Is, and not ==, because the error of a context may be of any type.
+	// Use errors.Is, because the error of a context may be of any type.
 	if !errors.Is(cause, end) {
 		cause = &waitError{end, cause}
 	}
@@ -175,8 +173,8 @@ func withContextEnd(ctx context.Context, err error) error {
 	return &waitError{err, cause}
 }
 
-// noAnswer returns the error of an outage. It does not match
-// context.DeadlineExceeded, which would say that the caller's own deadline has passed.
+// noAnswer returns the error of an outage. It does not match context.DeadlineExceeded, which is for
+// the caller's own deadline.
 func noAnswer(d time.Duration) error {
 	return fmt.Errorf("no answer from the store within %v: %w", d, os.ErrDeadlineExceeded)
 }
@@ -206,8 +204,8 @@ func isOutage(err error) bool {
 	if err == nil || backend.Definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
 		return false
 	}
-	// If a context ended the wait, the error that it interrupted decides. An outage matches no
-	// context's error.
+	// If a context ended the wait, the error that it interrupted decides. Outages do not match the
+	// error of a context.
 	if w, ok := err.(*waitError); ok {
 		err = w.err
 	}
@@ -230,8 +228,8 @@ func brief(key string) string {
 	return fmt.Sprintf("%q…%q (%d bytes)", key[:longKey/2], key[len(key)-longKey/4:], len(key))
 }
 
-// joined returns the errors of fn and of Unlock joined, or the only one that is not nil, as it is.
-// A loss comes first, because the error of fn is then often only the end of its context.
+// joined joins the errors of fn and of Unlock, or returns the only one that is not nil. A loss
+// comes first, because then the error of fn is often only the end of its context.
 func joined(err, unlock error) error {
 	switch {
 	case err == nil || unlock == nil:

@@ -33,9 +33,9 @@ const (
 	// tried again until the deadline. Err is the store's error.
 	EventRenewFailed EventKind = "renew failed"
 
-	// EventStillHeld: a lease has been held for ten terms, and for a minute at least. It
-	// comes once, and not for Do, DoAll and Lead, which unlock by themselves. The caller
-	// has much to do, or has forgotten to unlock.
+	// EventStillHeld: a lease has been held for ten terms and a minute. The caller has much to do,
+	// or has forgotten to unlock. The event comes once for a lease, but not for Do, DoAll and Lead,
+	// which unlock by themselves.
 	EventStillHeld EventKind = "still held"
 )
 
@@ -48,22 +48,23 @@ type Event struct {
 	Key     string        // as the caller gave it
 	Owner   string        // Options.Owner
 	Shared  bool          // WithShared; not set in EventRequested and EventRefused
-	Reentry bool          // EventAcquired and later: the lease joined a hold that its caller had; to count holds, skip these
+	Reentry bool          // from EventAcquired on: the lease joined a hold that its caller had; to count holds, skip these
 	Fence   uint64        // the lease's, or 0
 	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited
 	Hold    time.Duration // EventReleased, EventLost, EventStillHeld: how long the lease has lasted
 	Err     error         // the reason, for the kinds that have one
 
-	// Tries is how many calls to the store EventAcquired or EventRefused took. A driver's Wait is
-	// one call. If EventAcquired has 0, and no Reentry, the hold was handed over within the Client.
+	// Tries is the number of calls to the store before EventAcquired or EventRefused. A driver's
+	// Wait is one call. If EventAcquired has 0 Tries and no Reentry, the hold was handed over
+	// within the Client.
 	Tries int
 }
 
 // LogEvents returns an [Options.Observe] that writes to l. A lost lease is an Error. A failed
-// renewal is a Warn, and so is a Lock refused with ErrUnavailable. EventStillHeld, which finds a
-// forgotten Unlock, is an Info. All else is Debug, which slog does not show by default. A message
-// is, for example, "hasp: acquired". It has those of the attributes key, id, op, wait, hold, fence
-// and err that the event has. If l is nil, LogEvents calls slog.Default at each event.
+// renewal and a Lock refused with ErrUnavailable are Warn. EventStillHeld, which finds a forgotten
+// Unlock, is Info. All other events are Debug, which slog does not show by default. A message is,
+// for example, "hasp: acquired", with the attributes key, id, op, wait, hold, fence and err, as far
+// as the event has them. If l is nil, LogEvents calls slog.Default at each event.
 func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) {
 		to := l

@@ -23,15 +23,15 @@ type hold struct {
 
 	// All below is guarded by mu.
 	line   *line    // the line of its key
-	leases []*Lease // the leases that are neither lost nor unlocked; an inner lease comes after those around it
+	leases []*Lease // those neither lost nor unlocked; an inner lease comes after those around it
 	joined int      // how many leases it has had so far
 
-	// What the store knows, as far as this Client can tell.
+	// The state in the store, as far as this Client can tell.
 	kept      instant // the store may keep the hold until then: the latest end of a requested term, answered or not
 	confirmed instant // when the last call that confirmed it began; see newHold for a Waiter's grant
-	raised    instant // when a re-entry raised the term that renewals ask for: a call that began earlier asked for less
+	raised    instant // when a re-entry raised the term that renewals ask for; earlier calls asked for less
 	limit     instant // the end of WithMaxHold, or never; renewals ask for a term that ends just after it
-	keep      instant // the latest end of a WithMinHold that counts: an earlier release leaves the key taken until then; 0 if there is none
+	keep      instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
 
 	// Its renewal.
 	renewal  int8          // renews, paused or unrenewed
@@ -48,7 +48,7 @@ type hold struct {
 	// Its end.
 	lapsed bool // it ended by its deadline or by WithMaxHold, so the store may still keep it
 
-	// The first lease and its slot in leases are part of the hold, to save two allocations.
+	// The first lease and its place in leases are part of the hold, to save two allocations.
 	first Lease
 	place [1]*Lease
 }
@@ -78,9 +78,8 @@ func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, s
 	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
 
 	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
-	// a Waiter has granted less than a whole term, it is not known when the term began. Then
-	// renewal counts from now. An Ordered driver hands over by a message, which confirms the hold
-	// now.
+	// a Waiter has granted less than a whole term, the begin of the term is not known, so renewal
+	// counts from now. An Ordered driver hands over by a message, which confirms the hold now.
 	began := until.add(-term)
 	since := min(max(start, began), now)
 	h.confirmed = since
@@ -104,8 +103,8 @@ func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited tim
 	}
 	ln.startedLocked(h, waited, sought)
 
-	// With a max hold, the first claim may have asked for less than the whole term.
-	// Renewals ask for the whole term, or until a little after the limit if that is less.
+	// With a max hold, the first claim may have asked for less than the whole term. Renewals ask
+	// for the whole term, but end little after the limit.
 	l := h.addLeaseLocked(ctx, r, h.granted)
 	if r.maxHold > 0 {
 		h.claim.TTL = r.ttl
@@ -129,7 +128,7 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 		l.maxHold = l.since.add(r.maxHold)
 	}
 	if r.minHold > 0 {
-		l.keep = l.since.add(r.minHold) // it counts once the call has returned; see countMinHold
+		l.keep = l.since.add(r.minHold) // the min hold counts after the call has returned; see countMinHold
 	}
 
 	if h.leases == nil {
@@ -140,10 +139,10 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	return l
 }
 
-// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. If that caller
-// cannot have h, if other Clients should get a turn first, or if h has left the line, it returns
-// false, and h must be released. A hand-over needs no call to the store, because the store knows
-// only the token of the hold, and has confirmed it a moment ago.
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
+// false, and h must be released, if that caller cannot use h, if other Clients should get a turn,
+// or if h has left the line. A hand-over needs no call to the store, because the store knows only
+// the token of the hold, and has confirmed it a moment ago.
 func (h *hold) handOverLocked() bool {
 	ln, now := h.line, h.c.clock.now()
 	t := ln.first()

@@ -13,7 +13,7 @@ import (
 
 // This file has the calls that report what is in the store.
 
-// inspect calls f with the driver, which must be an Inspector, and with key behind Options.Prefix.
+// inspect calls f with the driver, which must be an Inspector, and with Options.Prefix and key.
 func inspect[T any](s *store, ctx context.Context, key string, f func(context.Context, backend.Inspector, string) (T, error)) (v T, err error) {
 	in, ok := s.driver.(backend.Inspector)
 	switch {
@@ -58,9 +58,9 @@ func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry
 		defer cancel()
 		defer context.AfterFunc(s.closing, cancel)()
 
-		// The driver's loop goes on only when it is asked for the next entry, so it sends nothing
-		// while the caller uses an entry. If a call outlasts its context, list does not wait for
-		// it. The loop is then stopped when that call has ended.
+		// Pull the entries, so that the driver's loop sends nothing while the caller uses an entry.
+		// If a call outlasts its context, list does not wait for it: the loop is stopped when that
+		// call has ended.
 		next, stop := iter.Pull2(in.List(within, s.opts.Prefix+prefix, s.opts.Timeout))
 		left := false
 		defer func() {

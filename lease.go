@@ -32,8 +32,8 @@ type Lease struct {
 	loss    *LostError                   // why it was lost; set before state is lost
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
 
-	// parentDone is the Done channel of Lock's context. The first renewal reads it, and sets
-	// parentDoneRead. Only renewals use these two fields, and a hold has one renewal at a time.
+	// parentDone is the Done channel of Lock's context, which the first renewal reads. Only
+	// renewals use these two fields, one at a time.
 	parentDone     <-chan struct{}
 	parentDoneRead bool
 
@@ -44,16 +44,16 @@ type Lease struct {
 	unseen   *Event    // the lease's end, if it came before EventAcquired was reported
 }
 
-// States of a Lease. It begins as held. The clock or an answer of the store makes it lost, and
-// Close makes it closed. Unlock turns held and closed into releasing while its call to the store is
-// in flight, and then into released, unknown or lost. If Unlock needs no call, it turns them into
-// released. A repeated Unlock turns unknown into released or lost.
+// States of a Lease. The first is held. The clock or an answer of the store makes it lost, and
+// Close makes it closed. Unlock turns held and closed into releasing during its call to the store,
+// and then into released, unknown or lost, or at once into released if it needs no call. A repeated
+// Unlock turns unknown into released or lost.
 const (
 	held int32 = iota
 	lost
 	closed
 	releasing
-	unknown // the outcome of Unlock is unknown, and a repeated Unlock may learn it
+	unknown // the outcome of Unlock is unknown; Unlock may be repeated
 	released
 )
 
@@ -76,8 +76,8 @@ func (l *Lease) Expires() time.Time { return l.hold.c.clock.time(l.end()) }
 
 // Err returns nil while the lease is held, ErrReleased after Unlock, and ErrClosed after the
 // Client's Close. After its loss, Err returns a [*LostError], which matches ErrLost and gives the
-// reason. Err reads the clock. So if a process was stopped until after the lease's term, its first
-// call of Err already reports the loss.
+// reason. Err reads the clock. So in a process that was stopped until after the term, the first
+// call of Err reports the loss.
 func (l *Lease) Err() error {
 	l.expire()
 	return l.cause()
@@ -96,8 +96,7 @@ func (l *Lease) cause() error {
 	return nil
 }
 
-// expire ends the lease if its time is over by the clock, and the other leases of its hold that
-// end with it. The caller must not hold mu.
+// expire ends the leases of the hold whose time is over by the clock. The caller must not hold mu.
 func (l *Lease) expire() {
 	c, h := l.hold.c, l.hold
 	now, _ := c.clock.read()
@@ -107,7 +106,7 @@ func (l *Lease) expire() {
 
 	c.mu.Lock()
 	var gone []*Lease
-	// The hold may have ended meanwhile, or a renewal may have moved its deadline.
+	// Check again: the hold may have ended meanwhile, or a renewal may have moved its deadline.
 	if h.index >= 0 {
 		gone = h.endExpiredLocked(now)
 	}
@@ -124,8 +123,8 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 // not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's Close with
 // cause ErrClosed. When Lock's context ends, this context ends with the same cause.
 //
-// If Lock's context was the context of another lease, the end of the other lease also ends this
-// context, with the other's cause. [Lease.Err] says whether this lease itself has ended, and how.
+// If Lock's context was that of another lease, the end of the other lease ends this context too,
+// with the other's cause. [Lease.Err] says whether this lease itself has ended.
 //
 // The context's Err and Done read the clock, as [Lease.Err] does. Contexts derived from it do not:
 // they end when a timer fires, which may be late.
@@ -134,7 +133,7 @@ func (l *Lease) Context() context.Context {
 		return x
 	}
 
-	// Two first calls may meet here: one context wins, and the other is discarded.
+	// If two first calls meet here, one context wins, and the other is discarded.
 	x := &leaseContext{lease: l}
 	x.Context, x.cancel = context.WithCancelCause(l.parent)
 	x.deadline, x.bounded = l.parent.Deadline()
@@ -143,7 +142,7 @@ func (l *Lease) Context() context.Context {
 		return l.ctx.Load()
 	}
 
-	// The lease may have ended before l.ctx was set, when there was no context to cancel.
+	// Cancel the context if the lease has ended before l.ctx was set.
 	if err := l.Err(); err != nil {
 		x.cancel(err)
 	}
@@ -158,15 +157,15 @@ func (l *Lease) renewUntilUnlock() {
 	defer c.mu.Unlock()
 	l.untilUnlock = true
 
-	// If the process was stopped since Lock returned, renewal may have stopped by now,
-	// because the contexts of all Locks had ended.
+	// Renewal may have stopped by now, because the contexts of all Locks have ended while the
+	// process was stopped.
 	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(c.clock.now()) {
 		c.renewer.scheduleLocked(h)
 	}
 }
 
-// countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it last. Until then
-// the caller has done nothing under the key, so an Unlock must not keep the key taken.
+// countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it last, because an
+// Unlock before the caller has done anything must not keep the key taken.
 func (l *Lease) countMinHold() {
 	l.hold.c.mu.Lock()
 	defer l.hold.c.mu.Unlock()
@@ -202,7 +201,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		return false, l.unlockAgain(ctx)
 	}
 
-	// The context is cancelled without mu, because that runs code of users.
+	// Cancel the context without mu, because that runs code of users.
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(ErrReleased)
 	}
@@ -214,14 +213,13 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 
 // beginUnlock ends the lease, if it is held or was ended by Close, and returns its state before. If
 // the lease is then releasing, or was unknown before, the caller must call the store's release, and
-// Close waits for that. If beginUnlock returns an error, Unlock returns it and has nothing left to
-// do.
+// Close waits for that. If beginUnlock returns an error, Unlock must return that error.
 func (l *Lease) beginUnlock() (was int32, err error) {
 	c, h := l.hold.c, l.hold
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for l.state.Load() == releasing {
-		c.changed.Wait() // at most for Timeout, which bounds the other Unlock's call
+		c.changed.Wait() // for at most the other Unlock's call, which Timeout bounds
 	}
 
 	switch was = l.state.Load(); {
@@ -241,8 +239,8 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 		return was, nil
 	}
 
-	// The hold goes on with its other leases, or with the next caller in line. That caller runs at
-	// once, and its context may derive from this lease's. So this lease must end first.
+	// End this lease first: the next caller in line, whose context may derive from this lease's,
+	// runs at once after a hand-over.
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
@@ -304,15 +302,15 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	}
 	l.state.Store(released)
 	if err == nil || now < instant(h.deadline.Load()) {
-		// Before the deadline the term cannot have run out. So ErrLost counts as a sign
-		// that an earlier release has reached the store. A Break looks the same.
+		// Before the deadline the term cannot have run out, so after ErrLost an earlier release has
+		// probably reached the store. A Break looks the same.
 		return nil
 	}
 	return l.loseLocked(&LostError{Reason: LostUnanswered}) // the term has ended meanwhile
 }
 
-// Extend makes the lease last for at least ttl from now, in one call to the store. It never
-// shortens the lease. Renewals still ask for the lease's own term. A ttl below 100 ms, or one that
+// Extend makes the lease last for at least ttl from now, in one call to the store, and never
+// shortens it. Renewals still ask for the lease's own term. A ttl below 100 ms, or one that
 // WithMaxHold or the store does not allow, is ErrInvalid. If the lease has ended, the error is
 // ErrLost, ErrReleased or ErrClosed. After ErrUnavailable or an error of ctx the outcome is
 // unknown, and the lease lasts at least as long as before.
@@ -349,12 +347,12 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
 	}
 
-	// Err reads the clock, because the answer may have come after the lease's end.
+	// Read the clock, because the answer may have come after the lease's end.
 	return cmp.Or(l.Err(), err)
 }
 
-// beginExtend waits until no renewal of the hold is in flight, and then marks the hold as busy. It
-// returns the claim to renew, and how long the call may last.
+// beginExtend waits for the end of a renewal in flight, and then marks the hold as busy. It returns
+// the claim to renew, and how long the call may last.
 func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Claim, time.Duration, error) {
 	for {
 		if err := cmp.Or(ctx.Err(), l.Err()); err != nil {
@@ -390,7 +388,7 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 	cl = h.claim
 	cl.TTL = termFor(ttl)
 	if err := checkLongest(c.traits, cl.TTL); err != nil {
-		// The store would refuse it as well, but that would count as a failed renewal.
+		// Refuse it here, because a refusal of the store would count as a failed renewal.
 		return cl, 0, nil, err
 	}
 

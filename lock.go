@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file takes a call of Lock or TryLock to the point where it asks the store: through its
-// arguments, re-entry, and the line of this Client's callers. wait.go has the rest.
+// This file has the steps of Lock and TryLock before the store is asked: arguments, re-entry, and
+// the line of this Client's callers. wait.go has the rest.
 
 // wait is one call of Lock or TryLock, from its arguments to a hold.
 type wait struct {
@@ -28,12 +28,12 @@ type wait struct {
 	line       *line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
 	stood      bool  // the caller has waited in the line, or for the end of a gap
 	turn       turn  // its entry in the line; ready is nil unless the caller waits there
-	lastAnswer error // why the caller does not have the key, as far as it knows
+	lastAnswer error // why the caller does not have the key; nil if that is not known
 	refused    bool  // the store has just refused this caller
 
 	listening                  // zero while the caller does not listen to a Waker
 	listenAgain instant        // when to call Listen again, after it has failed
-	intent      *backend.Claim // the last claim that may keep new shared callers away; nil if there is none
+	intent      *backend.Claim // the last claim that may keep out new shared callers, or nil
 
 	part *wait // with slots, the latest wait for the key of one of them
 }
@@ -86,12 +86,12 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	return l, err
 }
 
-// abandon gives up what the call has acquired, after code of the user has panicked or ended the
-// goroutine: Options.Observe, Options.Backoff, or a method of the context. L is the lease that Lock
-// would have returned, or nil.
+// abandon gives up what the call has acquired, after Options.Observe, Options.Backoff or a method
+// of the context has panicked or ended the goroutine. L is the lease that Lock would have returned,
+// or nil.
 func (w *wait) abandon(l *Lease) {
 	if l != nil {
-		_, _ = l.unlock(context.Background()) // without another event; if it fails, the Client repeats it
+		_, _ = l.unlock(context.Background()) // without another event; if the release fails, the Client repeats it
 	}
 	if w.part != nil {
 		w.part.abandon(nil)
@@ -155,8 +155,8 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 		return nil, tk.err
 	}
 
-	// From here on this caller asks the store, and knows what the head before it knew. The
-	// line counts it until its hold has ended, or until it gives up below.
+	// This caller is the head now, and takes over the last head's answer. The line counts the
+	// caller until its hold has ended, or until it gives up below.
 	w.lastAnswer = tk.lastAnswer
 	if tk.after > 0 && !w.once { // a TryLock does not wait
 		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
@@ -170,7 +170,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil && c.closing.Err() != nil {
-		// Close began during the call, and ended only the leases that it found.
+		// Close began during the call, and has not ended this lease.
 		c.reaper.addLocked(&reap{claim: h.claim, times: reapOnce}, h.claim.TTL)
 		err = ErrClosed
 	}
@@ -186,7 +186,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 // giveUpLocked leaves the line after the caller has asked the store and has got no hold.
 func (w *wait) giveUpLocked() {
 	if w.intent != nil {
-		// Without a release, new shared callers would wait behind this claim for a while.
+		// Release the claim, because it would keep out new shared callers for a while.
 		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
 	}
 	w.line.leaveWithoutHoldLocked()
@@ -233,8 +233,8 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	refusal := w.quitLine(ctx)
 	waited := c.clock.now().sub(w.start)
 	if refusal == nil && waited < c.answerTime() {
-		// The store had no time to answer. All that is known is that other callers of this Client
-		// came first.
+		// The store had no time to answer. It is only known that other callers of this Client came
+		// first.
 		refusal = errHeldHere
 	}
 	// This is not under mu, because ctx may be the context of a lease, which locks mu.
@@ -261,8 +261,8 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 var errNoneAround = errors.New("no lease around the caller holds the key")
 
 // reenter adds a lease to the hold of the innermost lease around the caller that holds the key, or
-// a slot of it if the call has slots. The caller's context is that of the lease, or was derived
-// from it. If there is no such lease, the error is errNoneAround.
+// a slot of it if the call has slots. A lease is around the caller if the caller's context is
+// derived from its context. Without such a lease, the error is errNoneAround.
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r
 	for o := r.around; o != nil && !r.apart; o = o.around {
@@ -287,7 +287,7 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 		return nil, fmt.Errorf("%w: the outer lease has no fence; pass WithFence to its Lock as well", ErrInvalid)
 	}
 	if err := checkLongest(c.traits, r.ttl); err != nil {
-		// The store would refuse renewals for that term, and both leases would be lost.
+		// Refuse the term here: the store would refuse its renewals, and both leases would be lost.
 		return nil, err
 	}
 
@@ -299,8 +299,8 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 
 	now := c.clock.now()
 
-	// If the hold is renewed, a renewal asks for a longer term at once. Until the store answers
-	// that, the term is the shorter one.
+	// If the hold is renewed, a renewal asks for the longer term at once. Until the store has
+	// answered, the shorter term counts.
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
 		h.raised = now

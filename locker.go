@@ -1,7 +1,7 @@
 // Package hasp provides named locks that processes share, behind one [Locker] interface. A strategy
-// decides how locks are stored and waited for: in one process (memlock), on one host (filelock), on
-// Redis (spinlock, pubsublock, fairlock, redlock), in PostgreSQL (pglock) or in etcd (etcdlock).
-// Configuration names the strategy, so a change of strategy is a change of one string.
+// decides where locks are kept and how callers wait: in one process (memlock), on one host
+// (filelock), on Redis (spinlock, pubsublock, fairlock, redlock), in PostgreSQL (pglock) or in etcd
+// (etcdlock). Configuration names the strategy, so a change of strategy is a change of one string.
 //
 //	c, err := hasp.Open(ctx, "spinlock+redis://localhost:6379", nil)
 //	…
@@ -10,12 +10,11 @@
 //		return bill(ctx) // ctx ends if the lock is lost
 //	})
 //
-// A lock in a distributed system is a lease. It has a term, and it is renewed while
-// its holder lives. A lease can be lost, because a process may be stopped or cut off for
-// longer than the term. Package hasp ends the lease before another caller can get
-// the key ([Lease.Context], [Lease.Err]). It does so by its own clock, and needs no
-// message. A write that is in flight when the term ends can still arrive late. The
-// resource can refuse such a write by its fence ([WithFence], [Lease.Fence]).
+// A lock in a distributed system is a lease. It has a term, and it is renewed while its holder
+// lives. A lease can be lost, because a process may be stopped or cut off for longer than the term.
+// Package hasp ends the lease by its own clock, before another caller can get the key
+// ([Lease.Context], [Lease.Err]). A write that is in flight when the term ends can still arrive
+// late. The resource can refuse such a write by its fence ([WithFence], [Lease.Fence]).
 //
 // Authors of a driver find the contract in package backend, and its test suite in
 // package conformance.
@@ -35,8 +34,8 @@ import "context"
 //	etcdlock.New(config, options)      // etcd
 //	hasp.Open(ctx, "spinlock+redis://localhost:6379", options) // any of them, by URL
 //
-// Pass a Locker on, and not a Client, so that the strategy can be swapped, and a wrapper that adds
-// traces or metrics can stand in between. A wrapper returns the leases of the Locker inside it.
+// In your own functions, take a Locker and not a Client, so that a wrapper can add traces or
+// metrics. A wrapper returns the leases of the Locker inside it.
 type Locker interface {
 	// Lock waits until it holds key, or until ctx ends, WithMaxWait has
 	// passed, or the store could not be reached for Options.Timeout.

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// This file ends holds that are not unlocked. The clock ends them (endExpiredLocked), or an answer
-// of the store (batch.answer in renew.go). The program learns of it by the context of the lease,
-// and by an event.
+// This file ends holds that are not unlocked, because of the clock (endExpiredLocked) or of an
+// answer of the store (batch.answer in renew.go). The context of the lease and an event tell the
+// program.
 
 // endExpiredLocked ends the leases of h whose time is over by the clock, and returns them. The
 // caller calls endContext of each, after it has released mu.
@@ -19,7 +19,7 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 		return h.loseLocked(h.lapseLocked())
 	}
 
-	// The hold goes on. Only those leases end whose WithMaxHold is over.
+	// The hold goes on. End only the leases whose WithMaxHold is over.
 	var ended []*Lease
 	for i := len(h.leases) - 1; i >= 0; i-- {
 		if l := h.leases[i]; now >= l.maxHold {
@@ -47,7 +47,7 @@ func (h *hold) lapseLocked() *LostError {
 	case h.renewal != renews:
 		return &LostError{Reason: LostNotRenewed}
 	}
-	// Every renewal so far has succeeded, and the next one has had no chance to fail.
+	// All renewals have succeeded, and the next one was not made in time.
 	return &LostError{Reason: LostStopped}
 }
 
@@ -61,9 +61,9 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 	}
 	h.c.renewer.unscheduleLocked(h)
 
-	// The next caller may ask the store now, although the caller of loseLocked has not ended the
-	// contexts yet. That is safe: the leases have ended above, so Lease.Err reports the loss, and
-	// so do Err and Done of their contexts. Only contexts derived from those end a moment later.
+	// The next caller may ask the store now, before the contexts have ended. That is safe:
+	// Lease.Err, and Err and Done of the leases' contexts, already report the loss. Only contexts
+	// derived from those end a moment later.
 	h.line.endedLocked(h)
 	return ended
 }
@@ -109,8 +109,7 @@ func (x *leaseContext) Done() <-chan struct{} {
 	return x.Context.Done()
 }
 
-// check ends the context if the lease has ended by the clock. The renewer would end it as well, but
-// may run late.
+// check ends the context if the lease has ended by the clock, because the renewer may run late.
 func (x *leaseContext) check() {
 	if x.Context.Err() != nil {
 		return
@@ -144,8 +143,7 @@ var lastEventID atomic.Uint64
 
 // observer calls Options.Observe, if there is one. Events of a call come on the caller's goroutine.
 // The others come on a goroutine of the observer, so that an Observe that blocks delays neither
-// renewals nor the end of a context. Lock and Unlock first check whether there is an Observe,
-// because most Clients have none.
+// renewals nor the end of a context.
 type observer struct {
 	*core
 
@@ -233,8 +231,8 @@ func (o *observer) lost(l *Lease, err error) {
 }
 
 // lostLocked queues e, the EventLost of l, or keeps e in l until EventAcquired was reported. If
-// Close waits no longer, no goroutine may report it: then lostLocked returns true, and the caller
-// reports e after it has released mu.
+// Close has stopped waiting, no goroutine may start: then lostLocked returns true, and the caller
+// must report e after it has released mu.
 func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	switch {
 	case l.reported == "":
@@ -252,8 +250,8 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 	if o.opts.Observe == nil || len(h.leases) == 0 || len(o.queue) >= maxUnobserved {
 		return
 	}
-	// The outermost lease stands for those that have re-entered. If its EventAcquired was
-	// not reported yet, the event is dropped: a later renewal reports another.
+	// Report the outermost lease, for all that have re-entered. Drop the event if EventAcquired of
+	// that lease was not reported yet, because a later renewal reports another.
 	if l := h.leases[0]; l.reported != "" {
 		o.queueEventLocked(l, l.event(EventRenewFailed, err))
 	}
@@ -274,7 +272,7 @@ func (o *observer) reportStillHeldLocked(h *hold, now instant) {
 
 // queueEventLocked queues an event of l for Observe.
 func (o *observer) queueEventLocked(l *Lease, e Event) {
-	// One goroutine at a time serves the queue, so the events keep their order.
+	// Let one goroutine serve the queue, so that the events keep their order.
 	o.queue = append(o.queue, unobserved{l.parent, e})
 	if !o.running {
 		o.running = o.spawnLocked(o.run)
@@ -294,8 +292,8 @@ func (o *observer) run() {
 		}
 		o.mu.Unlock()
 
-		// Observe is called without mu, because it is the user's code. So are the
-		// methods of the context.
+		// Call Observe, and the methods of the context, without mu, because they are the user's
+		// code.
 		for _, u := range events {
 			o.call(context.WithoutCancel(u.ctx), u.e)
 		}

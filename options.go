@@ -38,17 +38,17 @@ type Options struct {
 	// that failed. Attempts count from 1. The Client shortens what Backoff returns by a
 	// random part of up to a half, so that callers do not stay in step.
 	//
-	// If Backoff is nil, the Client chooses the sleeps by how long Clients wait for the key, so
-	// that all Clients together make about eight attempts for each hold. The sleeps are at most 375
-	// ms, and at most 75 ms once a caller has waited for much longer than is usual for the key.
+	// If Backoff is nil, the Client chooses sleeps such that all Clients together make about eight
+	// attempts for each hold. The sleeps are at most 375 ms, and at most 75 ms once a caller has
+	// waited for much longer than is usual for the key.
 	//
 	// A sleep ends earlier if the holder's term ends, or in time for a last attempt before the wait
-	// ends. An exclusive caller that shared leases keep from the key sleeps for 100 ms at most.
-	// Otherwise new shared callers could overtake it. During an outage a sleep may be longer. It
-	// ends at the latest Timeout/8 after the moment at which the outage has lasted for Timeout.
+	// ends. An exclusive caller that waits for shared leases sleeps for 100 ms at most, because
+	// otherwise new shared callers could overtake it. A sleep during an outage ends at the latest
+	// when the outage has lasted for 9/8 of Timeout.
 	//
-	// If the store wakes the callers, they need no sleeps: then Backoff is called only during
-	// an outage, and while a caller cannot listen.
+	// If the store wakes callers, Backoff is called only during an outage, and while a caller
+	// cannot listen.
 	Backoff func(attempt int) time.Duration
 
 	// Observe is called with every event. EventRequested, EventAcquired, EventRefused
@@ -57,14 +57,14 @@ type Options struct {
 	// EventAcquired comes while the key is held: a slow Observe makes other callers
 	// wait, and may outlast a term that is not renewed.
 	//
-	// The other kinds of events come one at a time, on a goroutine of the Client.
-	// Their context has the values of Lock's context. They delay no renewal and no end
-	// of a lease. Close waits for them, up to Timeout; after that, EventLost may come
-	// on any goroutine. EventRenewFailed is dropped if thousands of events wait for
-	// Observe, or if Observe has not returned from EventAcquired of the same lease.
+	// The other kinds of events come one at a time, on a goroutine of the Client. Their context has
+	// the values of Lock's context. Observe then delays neither renewals nor the end of a lease.
+	// Close waits for these events, up to Timeout; after that, EventLost may come on any goroutine.
+	// EventRenewFailed is dropped if thousands of events wait for Observe, or if Observe has not
+	// returned from EventAcquired of the same lease.
 	//
-	// The events of one lease come in order. Those of different leases do not: after an Unlock, the
-	// next caller's EventAcquired may come before EventReleased, which waits for the store's
+	// The events of one lease come in order, but not those of different leases: after an Unlock,
+	// the next caller's EventAcquired may come before EventReleased, which waits for the store's
 	// answer. So for a moment, a gauge of holds may count a key twice.
 	//
 	// Observe must not call the Client. A panic in Observe is not recovered. If Observe
@@ -195,12 +195,11 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// WithMaxWait bounds the wait, and only the wait. The deadline of Lock's context bounds the wait
-// and the hold. Zero means one attempt, bounded by Options.Timeout. Negative is ErrInvalid.
+// WithMaxWait bounds the wait, while the deadline of Lock's context bounds the wait and the hold.
+// Zero means one attempt, bounded by Options.Timeout. Negative is ErrInvalid.
 //
-// If d is above zero, the last attempt may end after d: it may take four round trips, at
-// least 50 ms and at most Options.Timeout. So a healthy store answers even if the wait is
-// shorter than a round trip.
+// If d is above zero, the last attempt may end after d: it may take min(max(4 round trips, 50 ms),
+// Options.Timeout). So a healthy store answers even if the wait is shorter than a round trip.
 func WithMaxWait(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 {
@@ -221,16 +220,16 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner. So a short
-// job runs once per tick although clocks differ. Unlock does not wait: the lease ends and
-// EventReleased comes. But the store keeps the key until d is over, even if the Client is closed or
+// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner, so that a
+// short job runs once per tick although clocks differ. Unlock does not wait: the lease ends and
+// EventReleased comes, but the store keeps the key until d is over, even if the Client is closed or
 // the process ends. Meanwhile others get ErrHeld with a [HeldError]: its RetryAfter is the
 // rest of d, and its Owner is the last holder. Break frees the key sooner.
 //
-// The min hold has no effect until Unlock reaches the store. Until then the lease has
-// its ordinary term. So if the holder dies before Unlock, the key is free after that term,
-// and another process can do the job. The key may also be free before d is over if the lease
-// is lost, or if the store cannot be reached from Unlock until the term ends.
+// The min hold has no effect until Unlock reaches the store. So if the holder dies before Unlock,
+// the key is free after the lease's term, and another process can do the job. The key may also be
+// free before d is over if the lease is lost, or if the store cannot be reached from Unlock until
+// the term ends.
 //
 // Under re-entry the latest end counts. Zero means no minimum. A d below zero or above 36 years is
 // ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is errors.ErrUnsupported,
@@ -250,29 +249,29 @@ func WithoutRenewal() Option {
 	return func(r *request) { r.noRenew = true }
 }
 
-// WithoutReentry makes the caller a stranger to leases in its context: it waits for the key even if
-// its context derives from a lease that holds it. Use it when goroutines started under a lease must
-// exclude one another. Do not wait for such a call while you hold the outer lease: it cannot get
-// the key before you unlock. The end of the outer lease also ends the context of the new one. Give
-// the call context.WithoutCancel(ctx) to avoid that.
+// WithoutReentry makes the caller wait for the key even if its context derives from a lease that
+// holds the key. Use it when goroutines started under a lease must exclude one another. Do not wait
+// for such a call while you hold the outer lease, because the call cannot get the key before you
+// unlock. The end of the outer lease also ends the context of the new one, unless you pass
+// context.WithoutCancel(ctx).
 func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }
 
 // WithShared takes the key shared. Any number of shared leases may hold a key at once, but never
 // beside an exclusive lease. If a Lock without WithShared waits, new shared callers wait behind it,
-// including those of this Client. That Lock gets the key even if shared callers keep coming. Each
-// shared caller asks the store itself. Each shared lease is renewed, and may be lost, on its own.
+// so that it gets the key even if they keep coming. Each shared caller asks the store itself. Each
+// shared lease is renewed, and may be lost, on its own.
 //
-// In the context of an exclusive lease of the key, a shared Lock re-enters that lease and is
-// exclusive. In the context of a shared lease, it re-enters the shared one. In that context, an
-// exclusive Lock or TryLock is ErrInvalid at once: a shared lease cannot become an exclusive one,
-// because two leases that tried would wait for each other.
+// A shared Lock re-enters the lease of the key in its context. If that lease is exclusive, the new
+// one is exclusive as well. In the context of a shared lease, an exclusive Lock or TryLock is
+// ErrInvalid at once: a shared lease cannot become exclusive, because two leases that tried would
+// wait for each other.
 //
 // With WithFence, a shared lease also gets a fence. With redlock, two shared leases that begin at
 // the same moment may get the same fence. A resource that checks the fences of readers and writers
-// keeps two numbers. It refuses a write whose fence is smaller than the largest that it has seen,
-// and a read whose fence is smaller than the largest that it has seen with a write.
+// keeps two numbers: it refuses a write whose fence is smaller than the largest it has seen, and a
+// read whose fence is smaller than the largest it has seen with a write.
 //
 // WithShared with WithMinHold or WithSlots is ErrInvalid. If the driver has no
 // [backend.Traits].Shared, the error is errors.ErrUnsupported, and the key is not locked.
@@ -293,15 +292,14 @@ func WithFence() Option {
 // The slot of a holder that died is free after its term. WithSlots(1) and a lock without WithSlots
 // do not exclude each other.
 //
-// Lock first locks the key KEY#queue, in the order of the strategy. Only the caller
-// that holds KEY#queue looks for a free slot. It asks for each slot in turn. It asks again
-// at most 80 ms later, or n times 10 ms if that is longer, or as soon as a lease of this
-// Client ends. So a Lock costs a lock and an unlock of KEY#queue, and one call for each
-// slot that it tries. It makes no call for a slot that this Client knows to be held.
+// Lock first locks the key KEY#queue, in the order of the strategy. The holder of KEY#queue asks
+// for each slot in turn, except those that this Client knows to be held. It asks again when a lease
+// of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So a Lock costs a
+// lock and an unlock of KEY#queue, and one call for each slot that it tries.
 //
-// TryLock does not queue. If a Lock of this Client waits for a slot, or one of another
-// Client has waited for 100 ms, TryLock returns ErrHeld. Otherwise it asks for each slot
-// once. So it makes up to n+1 calls.
+// TryLock does not queue. It returns ErrHeld if a Lock of this Client waits for a slot, or a Lock
+// of another Client has waited for 100 ms. Otherwise it asks for each slot once. So it makes up to
+// n+1 calls.
 //
 // If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
 // are per slot. n below 1 or above 100 is ErrInvalid.

@@ -16,8 +16,8 @@ import (
 const freshEnough = 50 * time.Millisecond
 
 // queue keeps the callers of one Client that want or hold a key, by key. It is a state machine
-// without I/O: each step changes the line of a key, and says what a caller must do next. The step
-// returns that, or sends it as a ticket to a caller that waits.
+// without I/O: each step changes the line of a key, and tells a caller what to do next, by its
+// result or by a ticket to a caller that waits.
 //
 //	a caller joins             it may ask the store, must wait, or is refused
 //	the store has answered     the line knows an outage, or why the key is not free
@@ -33,24 +33,23 @@ type queue struct {
 	// All below is guarded by mu.
 	lines     map[string]*line    // by key, without those of shared callers
 	contended contended           // keys that other Clients may want
-	lookers   map[string]chan int // by key: here the caller that looks for a slot receives one that may have become free
+	lookers   map[string]chan int // by key: the caller that looks for a slot receives here one that may have become free
 	callers   int                 // in all lines
 	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
 }
 
 // line is the callers of one Client that want or hold one key. It exists only while there are such
-// callers, so a key that is not in use takes no memory. The Client's mu guards all of it.
+// callers. The Client's mu guards all of it.
 //
 // At most one caller is at the head: it asks the store for the key, holds it, or
 // releases it. The others wait in order of arrival.
 //
-// An Ordered driver queues the callers itself. Then all of them ask the store, and the
-// line only counts them.
+// If the driver is Ordered, it queues the callers itself: all of them ask the store, and the line
+// only counts them.
 //
-// A shared caller does not wait in the line of the key. It asks the store itself, and has a hold of
-// its own. If a Client handed a shared hold from caller to caller, it might never release the key,
-// and an exclusive caller of another Client would never get it. The code for lines serves shared
-// callers as well: each has a line of its own, which no other caller joins.
+// A shared caller has a line of its own, which no other caller joins. It asks the store itself, and
+// has a hold of its own. If a Client handed a shared hold from caller to caller, it might never
+// release the key, and an exclusive caller of another Client would never get it.
 type line struct {
 	q       *queue
 	key     string
@@ -117,9 +116,9 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
-	// The first caller asks the store. An Ordered driver queues the callers itself, so all of them
-	// ask. But a TryLock with other callers in the line is refused here, because one of them has
-	// the key or waits for it. During an outage it asks all the same.
+	// The first caller asks the store. If the driver is Ordered, all callers ask. But a TryLock
+	// with other callers in the line is refused here, unless there is an outage, because one of
+	// them has the key or waits for it.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0
@@ -128,9 +127,9 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	case t.r.shared:
 		return ln, ticket{do: mayAsk}
 	case asks:
-		// This caller begins a line, unless the driver is Ordered, which needs no gaps. If the
-		// key's last line began a gap, contended knows it (lastLeavesLocked). Callers that wait in
-		// a line learn of a gap by the line's gapEnds (promoteLocked).
+		// If the key's last line has begun a gap, contended has its end (lastLeavesLocked), and
+		// this caller waits for it. For callers that wait in a line, the line's gapEnds has it
+		// (promoteLocked). An Ordered driver needs no gaps.
 		ln.hasHead = true
 		return ln, ticket{do: mayAsk, after: max(q.contended[key].gapEnds.sub(now), 0)}
 	case once:
@@ -162,7 +161,7 @@ func (ln *line) quitLocked(t *turn) *Lease {
 		ln.leaveLocked()
 		return nil
 	}
-	tk := <-t.ready // it is there, because whoever took t out of the line sent it under mu
+	tk := <-t.ready // the ticket is there: it was sent under mu, when t was taken out of the line
 	if tk.do == mayAsk {
 		ln.promoteLocked()
 		ln.leaveLocked()
@@ -190,8 +189,8 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	ln.hold, ln.answers = h, answers{}
 	ln.pace.acquired(waited)
 	ln.sought = sought // if so, a gap follows the release, however long ago the refusal was
-	// A caller may come during the hold and get it by a hand-over. So the row begins
-	// here even if no caller waits yet.
+	// The row begins here even if no caller waits yet, because one may come during the hold and get
+	// it by a hand-over.
 	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
 		ln.pace.began = h.granted
 	}
@@ -247,8 +246,8 @@ func (ln *line) promoteLocked() {
 		return
 	}
 
-	// The caller learns by the ticket that it is the head. It may leave at the same
-	// moment: quitLocked then finds the ticket.
+	// The ticket tells the caller that it is the head. If it leaves at the same moment, quitLocked
+	// finds the ticket.
 	ln.remove(next)
 	ln.hasHead = true
 	if ln.rowOverLocked(now) {
@@ -317,17 +316,15 @@ func (ln *line) outageLocked(since instant) time.Duration {
 	return ln.q.clock.awake().sub(max(ln.outage, since))
 }
 
-// staleLocked reports whether answer is ErrHeld, and is too old to report: the store has answered
-// no attempt for the last third of Timeout or longer, so it may hang. A failure of the store is
-// never too old.
+// staleLocked reports whether answer is an ErrHeld that is too old to report, because attempts have
+// had no answer for a third of Timeout, so the store may hang.
 func (ln *line) staleLocked(answer error) bool {
 	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && ln.q.clock.awake().sub(ln.unanswered) >= ln.q.opts.Timeout/3
 }
 
-// refusalLocked returns why a caller in line does not have the key. That is a
-// HeldError if this Client holds the key, and otherwise the store's last answer to
-// the head. It is nil if the store has not answered yet, or has not answered for too
-// long: then the key may be free, or the store may hang.
+// refusalLocked returns why a caller in line does not have the key: a HeldError if this Client
+// holds the key, and otherwise the store's last answer to the head, or nil if there is none or it
+// is too old.
 func (ln *line) refusalLocked() error {
 	switch {
 	case ln.hold != nil:
@@ -342,35 +339,33 @@ func (ln *line) refusalLocked() error {
 // A row is a sequence of holds of one key by callers of one Client, one after another. After a row
 // the Client leaves the key to other Clients for a gap.
 //
-// A row ends when it has lasted freshEnough. It ends sooner if it has rowTurns holds, and has
-// lasted both rowTime and rowTrips round trips. If no other caller waited, a caller that locks
-// again at once goes on with its row for up to briefRow, because a sleep often lasts for a
-// millisecond, however short it should be.
+// A row ends after freshEnough, or after rowTurns holds and max(rowTime, rowTrips round trips). If
+// no other caller waited, a caller that locks again at once goes on with its row for up to
+// briefRow, because even a short sleep often lasts for a millisecond.
 const (
 	rowTime  = 10 * time.Millisecond
 	rowTrips = 10
 	rowTurns = 5
 	briefRow = 2 * time.Millisecond
 
-	// The row's time divided by partOfRow, up to rowTime, is added to the gap, so that a Client
-	// that has just come finds the key free.
+	// min(row/partOfRow, rowTime) is a part of the gap, so that a Client that has just come finds
+	// the key free.
 	partOfRow = 24
-	maxGap    = 100 * time.Millisecond // one slow answer must not leave a free key alone for seconds
+	maxGap    = 100 * time.Millisecond // so that a slow answer does not leave a free key unused for seconds
 )
 
-// A Client that polls sleeps for a ninth of the time for which Clients wait for the key. So all
-// Clients together make about eight attempts for each hold, however many they are. Each Client
-// makes as many as the others: a hold tells how long its Client waited, so all Clients know the
-// same mean. If each knew only its own waits, one that was lucky would poll more often, and so be
-// lucky again.
+// A Client that polls sleeps for a ninth of the mean wait for the key. So all Clients together make
+// about eight attempts for each hold, however many they are. A hold tells how long its Client
+// waited, so all Clients know the same mean, and make the same number of attempts. If each knew
+// only its own waits, a lucky one would poll more often, and so be lucky again.
 const (
 	sleepsInWait = 9
 	meanOver     = 4                      // a new wait has a weight of 1/meanOver in the mean
-	longestWait  = 2 * time.Second        // a longer wait counts as this, because it says nothing about waits for brief holds
+	longestWait  = 2 * time.Second        // a longer wait counts as this, because it is not for brief holds
 	maxSleep     = 250 * time.Millisecond // before it varies at random
 
-	// A Client sleeps for at least an eighth of the age of a hold, up to longSleep, so that a long
-	// hold costs few attempts.
+	// A Client sleeps for at least min(age of the hold/partOfHold, longSleep), so that a long hold
+	// costs few attempts.
 	partOfHold = 8
 	longSleep  = 50 * time.Millisecond
 )
@@ -380,7 +375,7 @@ const (
 type pace struct {
 	began instant       // when the row began; 0 between two rows
 	ended instant       // when the last row ended: waits count from here
-	mean  time.Duration // how long Clients wait for the key; 0 if that is not known
+	mean  time.Duration // the mean wait for the key; 0 if it is not known
 	found instant       // when an attempt first found the present hold; 0 if none was refused since the Client had the key
 	held  time.Duration // how long the Client of that hold waited
 }
@@ -394,9 +389,9 @@ func (ln *line) rowOverLocked(now instant) bool {
 	return lasted >= freshEnough || ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*ln.q.roundTrip())
 }
 
-// endRowLocked ends the row of the line, and returns when the gap after it ends. If the key is
-// contended, the gap lasts for at least two round trips, up to maxGap. If Clients must poll, it
-// also lasts at least as long as this Client's first sleep would.
+// endRowLocked ends the row of the line, and returns the end of the gap after it. If the key is
+// contended, the gap is two round trips longer, up to maxGap. If Clients also must poll, the gap is
+// at least this Client's first sleep.
 func (ln *line) endRowLocked(now instant, contended bool) instant {
 	p := &ln.pace
 	d := jitter(min(now.sub(p.began)/partOfRow, rowTime)) // at random, because others take two equal waits for one hold
@@ -436,9 +431,8 @@ func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 }
 
 // sleep returns how long to sleep. Waited is how long the Client has waited for the key, and age is
-// how long it has known the present hold. A Client that has waited for longer asks sooner, so that
-// no wait is much longer than the others. When it has waited for the mean of all waits, it sleeps
-// for a ninth of that.
+// how long it has known the present hold. A Client that has waited for longer sleeps for less, so
+// that no wait is much longer than the others. After the mean wait, it sleeps for a ninth of that.
 func (p *pace) sleep(waited, age time.Duration) time.Duration {
 	d := minSleep
 	if p.mean > 0 {
@@ -451,11 +445,10 @@ func (p *pace) sleep(waited, age time.Duration) time.Duration {
 
 // contended holds the keys that the store has refused lately.
 //
-// A caller that wants such a key joins the queue of an Ordered driver at once. An
-// attempt before that would cost a round trip, in which callers of other Clients could
-// join the queue first. With another driver, a caller that comes back right after its
-// Unlock leaves the key to other Clients for a gap. Otherwise it would take the key
-// before the Clients that the release has woken, or that poll.
+// With an Ordered driver, a caller that wants such a key joins the queue at once: during an attempt
+// before that, callers of other Clients could join first. With another driver, a caller that comes
+// back right after its Unlock leaves the key to other Clients for a gap. Otherwise it would take
+// the key before the Clients that the release has woken, or that poll.
 type contended map[string]contention
 
 type contention struct {
@@ -466,7 +459,7 @@ type contention struct {
 
 const (
 	contendedFor = time.Second
-	maxContended = 256 // keys; for one that is forgotten, a caller makes an attempt too many or leaves no gap
+	maxContended = 256 // keys; for a forgotten one, a caller makes an attempt too many or leaves no gap
 )
 
 func (k *contended) note(key string, now instant) {
@@ -484,11 +477,10 @@ func (k *contended) set(key string, at contention) {
 
 func (k contended) lately(key string, now instant) bool { return now < k[key].until }
 
-// lastLeavesLocked begins a gap when the hold of the last caller in line has ended, if others may
-// want the key: if this hold came after a refusal, or the store has refused the key lately. A
-// Client that polls leaves a gap in any case, because others would rarely find a key free that it
-// takes again at once. But after a brief row it leaves none, and its next caller goes on with the
-// row.
+// lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap if
+// this hold came after a refusal, or the store has refused the key lately. A Client that polls
+// always leaves a gap, because others would rarely find free a key that it takes again at once. But
+// after a brief row it leaves none, and its next caller goes on with the row.
 func (ln *line) lastLeavesLocked() {
 	q := ln.q
 	if q.traits.Ordered {

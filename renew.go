@@ -19,17 +19,17 @@ const (
 	maxSuspect   = 8                     // the same, for holds whose last renewal failed or was not answered
 	minWindow    = 5 * time.Millisecond  // the shortest window; see windowsPerT
 	maxWindow    = 50 * time.Millisecond // the longest window
-	windowsPerT  = 100                   // renewals that are due within TTL/100, the window, travel together
+	windowsPerT  = 100                   // the window is TTL/100: renewals that are due within it travel together
 	checkEvery   = time.Second           // how often the clock is read while leases are held
 	renewalsPerT = 3                     // a renewal starts at TTL/3
 	overdueTerms = 10                    // a lease that is held for longer is reported: EventStillHeld
 	triesPerT    = 10                    // a try lasts at most TTL/10, the second of a renewal TTL/5
 )
 
-// renewer keeps the leases of a Client alive, and ends those whose deadline has
-// passed. It is one goroutine, which runs while there are holds and a moment longer.
-// It never calls the driver, so a store that hangs does not delay the end of a
-// context. Each batch of renewals has a goroutine of its own.
+// renewer keeps the leases of a Client alive, and ends those whose deadline has passed. It is one
+// goroutine, which runs while there are holds and a moment longer. It never calls the driver, so
+// that a store that hangs does not delay the end of a context. Each batch of renewals has its own
+// goroutine.
 type renewer struct {
 	*store
 	reaper   *reaper
@@ -45,10 +45,10 @@ type renewer struct {
 }
 
 // lane is the holds of one class that are due, and the calls in flight that renew such holds. In a
-// class, the time that a try may last varies by at most a factor of two. A batch lasts only as long
-// as its shortest try, so all its holds come from one lane. Each lane has calls of its own, because
-// unanswered calls for long terms outlast a short term. And holds whose last renewal failed have
-// lanes of their own, because their calls may take long, and must not delay the other holds.
+// class, the time that a try may last varies by at most a factor of two. All holds of a batch come
+// from one lane, because a batch lasts only as long as its shortest try. Each lane has its own
+// calls, because unanswered calls for long terms outlast a short term. Holds whose last renewal
+// failed have their own lanes, because their calls may take long.
 type lane struct {
 	queue   []*hold // in the order in which the holds became due
 	flights int     // calls in flight
@@ -57,9 +57,9 @@ type lane struct {
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
 
-// holdHeap orders holds by when the renewer must serve them. These times are not in the
-// holds, because a comparison that reads the holds waits for memory: with 30,000 leases that
-// was a quarter of the cost of a renewal.
+// holdHeap orders holds by when the renewer must serve them. It has these times itself, because
+// comparisons that read the holds wait for memory: with 30,000 leases that was a quarter of the
+// cost of a renewal.
 type holdHeap []scheduled
 
 type scheduled struct {
@@ -95,8 +95,7 @@ func (q *holdHeap) Pop() any {
 
 // scheduleLocked puts h into the heap or moves it there, and wakes the renewer if need be.
 func (r *renewer) scheduleLocked(h *hold) {
-	// The renewer serves h when the hold ends, when one of its leases ends, or when a
-	// renewal is due, whichever is first.
+	// The renewer serves h when a renewal is due, or when the hold or one of its leases ends.
 	next := min(instant(h.deadline.Load()), h.limit)
 	for _, l := range h.leases {
 		next = min(next, l.maxHold)
@@ -140,8 +139,8 @@ func (r *renewer) closeLocked() (ended []*Lease) {
 	return ended
 }
 
-// run serves the holds in the heap. When the heap is empty, it stays for a moment. Otherwise a
-// program that locks and unlocks in a loop would start a goroutine each time.
+// run serves the holds in the heap. When the heap is empty, it stays for a moment, so that a
+// program that locks and unlocks in a loop does not start a goroutine each time.
 func (r *renewer) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -214,8 +213,8 @@ func (r *renewer) queueLocked(h *hold) {
 	lanes[class].queue = append(lanes[class].queue, h)
 }
 
-// dispatchLocked sends the renewals that are due, up to the bounds on calls in
-// flight. The others wait, and later travel in larger batches.
+// dispatchLocked sends the renewals that are due, up to the bounds on calls in flight. The others
+// wait, and travel in larger batches later.
 func (r *renewer) dispatchLocked() {
 	for class := range tryClasses {
 		for ln := &r.well[class]; ln.flights < maxBatches && len(ln.queue) > 0; {
@@ -272,7 +271,7 @@ func (b *batch) run() {
 		b.send(context.Background(), b.try)
 	}
 
-	// The call has ended or was left behind, so another batch of the lane may be sent.
+	// Another batch of the lane may be sent now.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b.lane.flights--
@@ -290,8 +289,8 @@ func (b *batch) prepare() {
 	}
 	r.mu.Unlock()
 
-	// A hold is wanted if at least one of its leases was locked with a context that has not ended.
-	// This is not under mu, because a context may belong to a lease, which locks mu.
+	// A hold is wanted if a context of its Locks has not ended. Ask the contexts without mu,
+	// because the context of a lease locks mu.
 	wanted := make([]bool, len(all))
 	for i := range all {
 		wanted[i] = slices.ContainsFunc(leases[i], func(l *Lease) bool { return !l.abandoned() })
@@ -317,11 +316,11 @@ func (b *batch) prepare() {
 	}
 }
 
-// abandoned reports whether Lock's context has ended. Only the batch that renews the
-// hold calls it, so no two calls for a lease run at once. The caller must not hold mu.
+// abandoned reports whether Lock's context has ended. Only the batch that renews the hold calls it,
+// so calls for one lease do not run at once. The caller must not hold mu.
 //
-// The context may be of any type. If its methods are slow, they must not delay the
-// other renewals of the batch. So Done is called once, and Err never.
+// It calls Done once and Err never, because the context may be of any type, and slow methods would
+// delay the other renewals of the batch.
 func (l *Lease) abandoned() bool {
 	if !l.parentDoneRead {
 		l.parentDoneRead, l.parentDone = true, l.parent.Done()
@@ -329,24 +328,24 @@ func (l *Lease) abandoned() bool {
 	return isClosed(l.parentDone)
 }
 
-// renewalLocked returns the claim of the next renewal, or false if h must not be
-// renewed. Wanted says whether the context of at least one of its Locks goes on.
+// renewalLocked returns the claim of the next renewal, or false if h must not be renewed. Wanted
+// says whether a context of its Locks has not ended.
 func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	cl := h.claim
 	if h.index < 0 {
 		return cl, false // it has ended
 	}
 
-	// Leases of Do and Lead are wanted whatever their contexts say. untilUnlock is read here and
-	// not before, so that a renewal in preparation does not miss a call of renewUntilUnlock.
+	// Leases of Do and Lead are always wanted. Read untilUnlock only here, so that a renewal in
+	// preparation notices a call of renewUntilUnlock.
 	switch {
 	case wanted, slices.ContainsFunc(h.leases, func(l *Lease) bool { return l.untilUnlock }):
 		h.orphaned = 0
 	case h.orphaned == 0:
 		h.orphaned = now
 	case now.sub(h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
-		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go
-		// on for two thirds of TTL more. So the last one comes within a term of that end.
+		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go on for two
+		// thirds of TTL more. So the last one comes within a term.
 		h.renewal = paused
 		return cl, false
 	}
@@ -362,20 +361,20 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	return cl, true
 }
 
-// send makes the call, which lasts for bound at most if bound is above 0. A claim fails if it
-// has no answer when the call ends, or a moment after ctx or the bound has ended.
+// send makes the call, which may last for bound if bound is above 0. A claim fails if it has no
+// answer when the call ends, or a moment after ctx or the bound has ended.
 func (b *batch) send(ctx context.Context, bound time.Duration) {
 	r := b.r
 	b.sent, b.slept = r.clock.read()
 
-	// If the driver's call outlasts its context, send does not wait for it: the holds must be
-	// tried again before their terms end.
+	// If the driver's call outlasts its context, leave it behind: the holds must be tried again
+	// before their terms end.
 	_, _ = run(r.store, ctx, bound, nil, nil, func(ctx context.Context) (struct{}, error) {
 		r.driver.Renew(ctx, b.claims, b.done)
 		return struct{}{}, nil
 	}, nil)
 
-	// Answers that come from now on do not count.
+	// From now on answers do not count.
 	r.mu.Lock()
 	b.over = true
 	r.mu.Unlock()
@@ -389,8 +388,8 @@ func (b *batch) send(ctx context.Context, bound time.Duration) {
 
 // done receives the driver's answer to the claim with index i.
 func (b *batch) done(i int, g backend.Grant, err error) {
-	// The driver may answer on any goroutine, twice, or after send has given up. The
-	// first to set holds[i] to nil decides.
+	// The driver may answer on any goroutine, twice, or after send has given up. The first answer
+	// sets holds[i] to nil.
 	b.r.mu.Lock()
 	if b.over || i < 0 || i >= len(b.holds) || b.holds[i] == nil {
 		b.r.mu.Unlock()

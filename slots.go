@@ -11,27 +11,25 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// A lease WithSlots(n) is an exclusive lease on one of n keys. It is no counter in the
-// store: each slot has a term and a fence of its own, so a dead holder blocks only its own
-// slot, and a resource can tell old holders from new ones.
+// A lease WithSlots(n) is an exclusive lease on one of n keys, with a term and a fence of its own.
+// So a dead holder blocks only its own slot, and a resource can tell old holders from new ones.
 //
-// One caller at a time looks for a free slot: the holder of one more key, the queue. So callers get
-// slots in the order of the strategy, and the store answers one looker instead of all waiters.
+// Only the holder of one more key, the queue, looks for a free slot. So callers get slots in the
+// order of the strategy, and the store answers one looker instead of all waiters.
 
 const (
 	maxSlots = 100
 
-	// The pauses between two looks grow from firstLook for each slot to lastLook for each
-	// slot, but at least to slowLook. A release by this Client ends a pause.
+	// With n slots, the pauses between two looks grow from n·firstLook to max(n·lastLook,
+	// slowLook). A release by this Client ends a pause.
 	firstLook = time.Millisecond
 	lastLook  = 10 * time.Millisecond
 	slowLook  = 80 * time.Millisecond
 
-	// queueTTL bounds the term of the queue. If the looker dies, the next one can look after that
-	// time.
+	// queueTTL bounds the term of the queue, and so how long a dead looker delays the next one.
 	queueTTL = 5 * time.Second
 
-	// passing is how long a Lock may hold the queue before TryLock lets that Lock go first.
+	// After a Lock has held the queue for passing, TryLocks let that Lock go first.
 	passing = 100 * time.Millisecond
 )
 
@@ -51,8 +49,7 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The caller does not wait for this unlock, because the store may hang. If it fails, the reaper
-	// repeats it.
+	// Do not wait for this unlock, because the store may hang. If it fails, the reaper repeats it.
 	defer w.c.spawn(func() { _, _ = queue.unlock(context.WithoutCancel(ctx)) })
 	return w.lookUntilFree(ctx)
 }
@@ -68,15 +65,15 @@ func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, erro
 }
 
 // askQueue returns ErrHeld if a Lock has found no free slot and looks again and again. That Lock
-// goes first, because a TryLock in a loop would leave it no slot.
+// goes first, because TryLocks in a loop could take each free slot before it.
 func (w *wait) askQueue(ctx context.Context) error {
 	c := w.c
 	if c.queue.looked(w.r.name) {
 		return errHeldHere
 	}
 
-	// A caller of another Client may hold the queue, and look. If it has held the queue for less
-	// than passing, it may instead be about to get a slot, or about to unlock the queue.
+	// A caller of another Client may look, too. Ignore it before it has held the queue for passing:
+	// it may be about to get a slot or to unlock the queue.
 	w.tries++
 	st, err := c.store.status(ctx, w.r.name+"#queue")
 	switch {
@@ -134,13 +131,13 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 		if retry > 0 {
 			d = min(d, retry+minSleep) // the slot is free then, if its holder has died
 		}
-		c.queue.beginLooking(w.r.name, freed) // only now, so that a Lock that finds a slot at once refuses no TryLock
+		c.queue.beginLooking(w.r.name, freed) // not before, so that a Lock that finds a slot at once does not refuse TryLocks
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
 
-// pauseLooking returns after d, or when a slot was freed, or when the wait is over. It
-// returns the slot to ask for first.
+// pauseLooking returns after d, when a slot was freed, or when the wait is over. It returns the
+// slot to ask for first.
 func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Duration) int {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -154,10 +151,10 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 	return rand.N(w.r.slots)
 }
 
-// look makes one attempt at each slot, until it gets one. It begins with the slot number first. If
-// all are held, it returns the shortest time after which one of them is free if its holder has
-// died, or 0 if the store does not say. The error is the answer of that slot. If one slot does not
-// answer, look goes on; if a second one does not answer, look ends.
+// look makes one attempt at each slot, from the slot first on, until it gets one. If all are held,
+// retry is the shortest rest of a holder's term, after which that slot is free if its holder has
+// died, or 0 if it is not known. The error is that slot's answer. If one slot does not answer, look
+// goes on; if a second one does not answer, look ends.
 func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
 	var outage error  // of the first slot that did not answer
@@ -194,8 +191,8 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// beginLooking records that a caller looks for a slot of key. The caller receives from freed a slot
-// that may have become free.
+// beginLooking records that a caller looks for a slot of key. freed receives a slot that may have
+// become free.
 func (q *queue) beginLooking(key string, freed chan int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -15,11 +15,11 @@ import (
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// grace is how long a call may take to return after its context has ended. It lets
-// the driver return its own error, which says more than a general one.
+// grace is how long a call may take to return after its context has ended, so that the driver can
+// return its own error.
 const grace = 10 * time.Millisecond
 
-// errLate is an outage: the grant was too late to be used.
+// errLate is an outage: the grant came too late.
 var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDeadlineExceeded)
 
 // errLeft is run's error if leave was closed before the call ended.
@@ -43,7 +43,8 @@ func (s *store) claim(r *request) backend.Claim {
 
 	ttl := r.ttl
 	if 0 < r.maxHold && r.maxHold < ttl {
-		// If the holder dies, the next caller gets the key soon after the max hold.
+		// Ask for little more than the max hold, so that the key of a dead holder is free soon
+		// after it.
 		ttl = min(ttl, termFor(r.maxHold))
 	}
 	return backend.Claim{Key: s.opts.Prefix + r.key, Token: string(token[:]), Owner: s.opts.Owner,
@@ -52,13 +53,13 @@ func (s *store) claim(r *request) backend.Claim {
 
 // noteTrip records that a call that was answered took d.
 func (c *core) noteTrip(d time.Duration) {
-	// If a call lasted longer than it may, the machine or the process was stopped
-	// meanwhile. The call's time then says nothing about the store.
+	// Ignore a call that lasted longer than it may: the machine or the process was stopped
+	// meanwhile.
 	if d > c.opts.Timeout {
 		return
 	}
 	trip, old := int64(d), c.trip.Load()
-	if old > 0 && old <= 2*trip { // a mean of more than twice trip is replaced: the first call also dials, and is slow
+	if old > 0 && old <= 2*trip { // replace a mean above 2*trip, because the first call also dials, and is slow
 		trip = old + (trip-old)/8
 	}
 	c.trip.Store(trip)
@@ -108,13 +109,13 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 }
 
 // direct runs f on the caller's goroutine. The context of f ends with ctx, after bound, or with
-// quit, which may be nil. With CancelByDeadline, f may outlast the end of quit.
+// quit, which may be nil. With CancelByDeadline, f may go on after quit.
 func direct[T any](ctx, quit context.Context, bound time.Duration, f func(context.Context) (T, error)) (T, error) {
 	within := lazyctx.WithTimeout(ctx, quit, bound)
 	defer within.End()
 	v, err := f(within)
 
-	// If the end of a context caused the error, the error must say which context.
+	// If a context caused the error, say whether it was the caller's.
 	switch {
 	case err == nil || backend.Definite(err):
 	case ctx.Err() != nil:
@@ -130,7 +131,7 @@ func direct[T any](ctx, quit context.Context, bound time.Duration, f func(contex
 // run calls f on a goroutine of its own, with a context that ends with ctx and after bound, if
 // bound is above 0. It returns when f has returned, when leave or quit is closed, or a moment after
 // the context has ended. If f returns later than that, late receives its outcome, unless late is
-// nil. If Close waits no longer, run does not call f and returns ErrClosed.
+// nil. If Close has stopped waiting, run returns ErrClosed instead.
 //
 // If Cancellation is CancelPrompt, or Reach is Process, run calls f on the caller's goroutine and
 // waits until f returns. Then it never calls late.
@@ -145,8 +146,8 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 		return f(ctx)
 	}
 
-	// The caller swaps decided when it leaves. The call swaps it when it ends. Whichever is second
-	// handles the outcome.
+	// The caller swaps decided when it leaves, and the call when it ends. The second one handles
+	// the outcome.
 	var decided atomic.Bool
 	var answer T
 	var failure error
@@ -158,7 +159,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 			late(answer, failure)
 		}
 		close(done)
-		end() // only now: if ctx ended before done, it would look as if bound had passed
+		end() // only now: otherwise it would look as if bound had passed
 	}) {
 		end()
 		return v, ErrClosed
@@ -191,8 +192,8 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 	return v, err
 }
 
-// release calls the driver's Release. The end of ctx does not interrupt it. The release leaves the
-// key taken until keep, unless keep is 0.
+// release calls the driver's Release, even if ctx has ended. The release leaves the key taken until
+// keep, unless keep is 0.
 func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) error {
 	if ctx.Done() != nil {
 		ctx = context.WithoutCancel(ctx)
@@ -207,9 +208,8 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) err
 	return err
 }
 
-// keeping returns cl for a release that begins now. If keep has not passed, the release leaves the
-// key taken until then. Each call computes KeepUntil anew, because the machine may have slept since
-// the last one.
+// keeping returns cl for a release that begins now, with KeepUntil if keep has not passed. Each
+// release computes KeepUntil anew, because the machine may have slept since the last one.
 func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
 	if keep == 0 {
 		return cl
@@ -223,16 +223,16 @@ func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
 // Bounds of clean-up. If the queue is full, a token is not released, and expires.
 const (
 	maxReaps   = 1 << 16 // tokens in the queue
-	maxReaping = 512     // calls in flight: while a part of the store hangs, releases for the other parts must go on
+	maxReaping = 512     // calls in flight: many, so that releases go on while a part of the store hangs
 	maxRepeats = 64      // a token whose last release was not answered waits while so many calls are in flight
 
 	firstRetry = 50 * time.Millisecond
 )
 
-// How often a token is released. If its grant came late, the store has carried out the command, so
-// one release is enough. If the outcome is unknown, the store may carry out the command after the
-// first release. So the reaper makes a second release, a Timeout later. By then the command has
-// arrived, or its connection is dead.
+// How often a token is released. After a late grant, one release is enough, because the store has
+// carried out the command. If the outcome is unknown, the store may carry out the command after the
+// first release. So the reaper makes a second one, a Timeout later, when the command has arrived or
+// its connection is dead.
 const (
 	reapOnce  = 1
 	reapTwice = 2
@@ -242,8 +242,8 @@ const (
 // unknown outcome, late grants, lost holds, and places in a queue that were given up. It is one
 // goroutine, which runs while there is work, and one more for each release in flight.
 //
-// Its times are by clock.awake. A machine may send a command only when it wakes up, so a
-// suspend must not make the reaper drop a token sooner.
+// Its times are by clock.awake, because a command may be sent only when the machine wakes up, and
+// must still be cleaned up then.
 type reaper struct {
 	*store
 	wake chan struct{} // signals a change of the queue; has room for one
@@ -259,7 +259,7 @@ type reap struct {
 	claim  backend.Claim
 	keep   instant // the release leaves the key taken until then, for WithMinHold; 0 if it does not
 	at     instant // of the next try, by clock.awake
-	until  instant // by clock.awake: the token has expired in the store by then
+	until  instant // by clock.awake, when the token has expired in the store
 	times  int     // releases that are still to be answered
 	failed int     // releases that were not answered, since the last answer
 }
@@ -289,8 +289,8 @@ func (r *reaper) add(cl backend.Claim, times int) {
 }
 
 // addHoldLocked has the reaper release the token of a hold that has ended. Keep is h.keep if the
-// store may still have the hold, and 0 if the store has answered that it is lost. Failed is how
-// many releases were not answered.
+// store may still have the hold, and 0 if the store has reported its loss. Failed is the number of
+// releases without an answer.
 func (r *reaper) addHoldLocked(h *hold, keep instant, failed int) {
 	kept := max(h.kept.sub(r.clock.now()), 0)
 	r.addLocked(&reap{claim: h.claim, keep: keep, times: reapOnce, failed: failed}, kept)
@@ -316,7 +316,7 @@ func (r *reaper) addLocked(x *reap, kept time.Duration) {
 }
 
 // run serves the queue until it is empty. After Close has begun, it releases each token once,
-// without delay. But it drops a token whose last release was not answered: that token expires.
+// without delay, and drops those whose last release was not answered.
 func (r *reaper) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -334,7 +334,7 @@ func (r *reaper) run() {
 
 		done := r.closing.Done()
 		if closing {
-			done = nil // handled once; otherwise the loop would never block again
+			done = nil // handled once, so that the loop can block again
 		}
 		timer.Reset(wait)
 		select {
@@ -349,8 +349,8 @@ func (r *reaper) run() {
 // how long to wait for the next one.
 func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 	for len(r.queue) > 0 && r.active < maxReaping {
-		// A token that has expired needs no release. After Close has begun, a release that
-		// was not answered is not tried again.
+		// Drop a token that has expired, and after Close has begun one whose release was not
+		// answered.
 		x := r.queue[0]
 		drop := closing && x.failed > 0 || now >= x.until
 		if x.at > now && !closing && !drop {
@@ -361,8 +361,8 @@ func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 			continue
 		}
 		if x.failed > 0 && r.active >= maxRepeats {
-			// While a part of the store hangs, repeats for that part must not delay
-			// releases that were not tried yet.
+			// Delay repeats while many calls are in flight, so that they do not delay releases that
+			// were not tried yet.
 			x.at = now.add(x.backoff(r.opts.Timeout))
 			r.insert(x)
 			continue
@@ -382,14 +382,13 @@ func (r *reaper) try(x *reap) {
 	cancel()
 	settled := err == nil || errors.Is(err, ErrLost)
 
-	// The call has ended. If another one must follow, x is queued again.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	defer poke(r.wake)
 	r.active--
 
-	// After an answer the next release, if times asks for one, comes a Timeout later.
-	// Without an answer the release does not count.
+	// After an answer, the next release that times asks for comes a Timeout later. A release
+	// without an answer does not count.
 	now := r.clock.awake()
 	if settled {
 		x.times--
@@ -404,9 +403,9 @@ func (r *reaper) try(x *reap) {
 	}
 }
 
-// after wraps f. If f returns an error that leaves the outcome unknown, and the driver does not
-// clean up, the reaper releases the token of cl, whether or not the caller still waits. The outcome
-// is also unknown if f's error is that of a context, joined with a definite error.
+// after wraps f: if the outcome of f is unknown, and the driver does not clean up, the reaper
+// releases the token of cl, even if the caller has left. The outcome is also unknown if f returns
+// the error of a context joined with a definite error.
 func (r *reaper) after(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
 	return func(ctx context.Context) (backend.Grant, error) {
 		g, err := f(ctx, cl)

@@ -11,8 +11,8 @@ import (
 )
 
 // askUntilHeld asks the store until the caller has the key or the wait is over. Between two
-// attempts the caller waits in the driver, or sleeps until the driver wakes it or it is time to
-// poll.
+// attempts the caller waits in the driver, or sleeps until the driver wakes it or the next poll is
+// due.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	mayWait := w.c.store.waiter != nil && !w.once
 	defer w.stopListening()
@@ -21,7 +21,8 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 			return nil, w.endErr(ctx)
 		}
 
-		// Decide before the call whether it is the last one: its outcome must not extend the wait.
+		// Decide before the call whether it is the last one, so that its outcome does not extend
+		// the wait.
 		last := w.once || w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
 		w.asked = w.c.clock.now()
@@ -46,7 +47,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 			return nil, why
 		}
 		if !useWait && mayWait && w.shouldWait() {
-			continue // the driver's Wait is better than a sleep
+			continue // wait in the driver instead of a sleep
 		}
 		if w.refused && w.listen(ctx) {
 			continue // the key may have been released before the Client listened
@@ -90,12 +91,13 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	if c.traits.Reach == backend.Process {
 		g, err = c.store.driver.Acquire(context.WithoutCancel(ctx), cl)
 	} else {
-		// A suspend before the call must not count as a part of the term.
+		// Read the clock again, so that a suspend before the call does not count as a part of the
+		// term.
 		start, slept = c.clock.read()
 		g, err = call(&c.store, ctx, bound, c.reaper.after(cl, c.store.driver.Acquire), c.reaper.late(cl))
 	}
 
-	// The clock is read after the call, during which the machine may have slept.
+	// Read the clock, because the machine may have slept during the call.
 	now, _ := c.clock.read()
 	if err == nil || backend.Definite(err) {
 		c.noteTrip(c.clock.withoutSleep(now).sub(start - instant(slept)))
@@ -111,9 +113,9 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	return newHold(c, cl, g, start, now, slept)
 }
 
-// beginAttempt records that an attempt begins, and returns how long it may take. That is
-// Timeout, or the rest of Timeout in an outage, or the rest of the wait, whichever is the
-// shortest. But it is always long enough for a healthy store to answer.
+// beginAttempt records that an attempt begins, and returns how long it may take: min(Timeout, in an
+// outage the rest of Timeout, rest of the wait), but at least as long as a healthy store may take
+// to answer.
 func (w *wait) beginAttempt() time.Duration {
 	c, ln := w.c, w.line
 	// Without a max wait, end is never, and Timeout is the bound.
@@ -130,10 +132,10 @@ func (w *wait) beginAttempt() time.Duration {
 	return d
 }
 
-// shouldWait reports whether to call the Wait of a Waiter instead of Acquire. That needs a reason
-// to expect that Acquire would be refused. With a Waiter that is not Ordered, the only reason is
-// w.refused: the store has just refused this caller. With an Ordered one there are two more: other
-// callers of this Client want the key, or the driver has refused the key lately.
+// shouldWait reports whether to call the Wait of a Waiter instead of Acquire, because Acquire would
+// probably be refused: the store has just refused this caller. With an Ordered Waiter there are two
+// more reasons: other callers of this Client want the key, or the driver has refused the key
+// lately.
 func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
@@ -144,8 +146,8 @@ func (w *wait) shouldWait() bool {
 
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
-	// In an outage an attempt comes first: a Wait would give no answer, and so not end
-	// the outage, until it returns.
+	// In an outage make an attempt first, because the answer ends the outage. A Wait may return
+	// much later.
 	if w.line.outage != 0 {
 		return false
 	}
@@ -166,7 +168,7 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 	}
 
 	cl := c.store.claim(&w.r)
-	start, slept := c.clock.read() // the driver reads its clock for Grant.Until later than this
+	start, slept := c.clock.read() // before the driver reads its clock for Grant.Until
 	g, err := run(&c.store, ctx, 0, nil, nil, c.reaper.after(cl, c.store.waiter.Wait), c.reaper.late(cl))
 	switch {
 	case err == nil:
@@ -175,8 +177,8 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 	case ctx.Err() == nil:
 		err = plainDated(err, cl.Timeout)
 	case errors.Is(err, ErrHeld) && isContextError(err):
-		// The reaper or the driver releases the place in the queue. Report only that the key was
-		// held, because ctx may have ended by WithMaxWait and not by the caller's context.
+		// Report only that the key was held, because ctx may have ended by WithMaxWait. The reaper
+		// or the driver releases the place in the queue.
 		var held *backend.HeldError
 		if errors.As(err, &held) {
 			return nil, held
@@ -186,14 +188,14 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 	return nil, err
 }
 
-// over records the outcome of a call that returned err, and reports whether the wait is over,
-// and with which error. Sent is when the call began, by clock.awake, or for a driver's Wait what
-// outageOf returns. Last says that the call was begun as the last one.
+// over records the outcome of a call that returned err, and reports whether the wait is over, and
+// with which error. Sent is the start of the call, by clock.awake, or for a driver's Wait the
+// result of outageOf. Last says that the call was begun as the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
 	outage, final := w.note(err, sent, last)
 
-	// If ctx has ended, the error must say so, and give the last answer as well. So ctx is checked
-	// before the outage.
+	// Check ctx before the outage: if ctx has ended, the error must say so, and give the last
+	// answer as well.
 	switch {
 	case final:
 		return true, err
@@ -243,16 +245,16 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 	return outage, false
 }
 
-// awaitEnd waits until ctx has ended, if the deadline of ctx is what leaves no time for another
-// call. The error can then say that ctx has ended.
+// awaitEnd waits until ctx has ended, if its deadline is before the end of the wait, so that the
+// error can say so.
 func (w *wait) awaitEnd(ctx context.Context) {
 	if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
 		rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 	}
 }
 
-// waitedLocked returns how long the Client has waited for the key. It is 0 if no attempt was
-// refused, and there was no gap.
+// waitedLocked returns how long the Client has waited for the key, or 0 if the first attempt got
+// it, without a gap.
 func (w *wait) waitedLocked(now instant) time.Duration {
 	if w.tries > 1 || w.stood {
 		return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
@@ -282,7 +284,7 @@ func (w *wait) endErr(ctx context.Context) error {
 		return ErrClosed
 	}
 	if w.lastAnswer == nil {
-		// If this Client itself holds the key, the refusal needs no answer of the store.
+		// If this Client itself holds the key, the store need not have answered.
 		w.c.mu.Lock()
 		if w.line.hold != nil {
 			w.lastAnswer = w.line.refusalLocked()
@@ -295,11 +297,11 @@ func (w *wait) endErr(ctx context.Context) error {
 	return noAnswer(w.c.clock.now().sub(w.start))
 }
 
-// pause returns how long to sleep after an attempt that failed with err. If Options.Backoff
-// is set, it decides. Otherwise the pace of the line decides. A caller that listens is woken,
-// so it only polls in case a message is lost. In an outage the number of
-// attempts decides, and Backoff may only make the sleep longer. But the sleep ends with the
-// holder's term, and in time for a last attempt before the wait ends.
+// pause returns how long to sleep after an attempt that failed with err. If the key is held,
+// Options.Backoff decides, or without it the pace of the line; a caller that listens polls seldom,
+// because it is woken. In an outage the number of attempts decides, and Backoff may make the sleep
+// longer. The sleep ends with the holder's term, and in time for a last attempt before the wait
+// ends.
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
 	c := w.c
 	var held backend.HeldError
@@ -313,34 +315,34 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	switch {
 	case !errors.Is(err, ErrHeld):
-		// An outage. Calls that fail at once must not keep a processor busy.
-		// Nor may a long Backoff outlast the time for which Lock retries.
+		// An outage. Sleep for least, so that calls that fail at once do not keep a processor busy,
+		// but end a long Backoff with the time for which Lock retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
 		rest := c.opts.Timeout - w.line.outageLocked(w.began)
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
 	case w.wake != nil:
-		d = listenPoll - rand.N(listenPoll/8) // callers that began together must not always ask together
+		d = listenPoll - rand.N(listenPoll/8) // so that callers that began together do not always ask together
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
 		now := c.clock.now()
 		d = w.line.pace.refused(now, now.sub(max(w.line.pace.ended, w.start)), held.Waited)
 		c.mu.Unlock()
 	}
-	// Each attempt keeps new shared callers behind this one only for a while.
+	// Ask again soon, because each attempt keeps out new shared callers only for a while.
 	if held.Shared && !w.r.shared && w.wake == nil {
 		d = min(d, backend.SharedRetryEvery)
 	}
-	// At the end of the term the key is free, if the holder has died.
+	// Ask at the end of the term, when the key is free if the holder has died.
 	if held.RetryAfter > 0 {
 		d = min(d, held.RetryAfter+minSleep)
 	}
 	return min(d, max(w.untilLastCall(ctx), 0))
 }
 
-// listenPoll is the longest time between two polls of a caller that a Waker wakes. It is also how
-// long a caller polls after Listen has failed, before it calls Listen again.
+// listenPoll is the longest time between two polls of a caller that a Waker wakes, and the time
+// from a failure of Listen to the next Listen.
 const listenPoll = time.Second
 
 // listening is what a Waker's Listen returns.
@@ -350,10 +352,11 @@ type listening struct {
 }
 
 // listen calls Listen of a Waker, unless the caller listens already, or a Listen has failed just
-// now. It reports whether the caller has begun to listen. Otherwise the caller polls.
+// now. If it returns true, the caller has begun to listen and must ask once more. Otherwise the
+// caller sleeps.
 func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
-	// Most of the time is left for the attempt that follows.
+	// Leave most of the time to the attempt that follows.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
 	if c.store.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
 		return false

@@ -11,9 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Bench measures a driver in ways that are the same for all: by itself and
-// through a Client, alone and contended. Terms are Harness.Long, so only the last
-// benchmark renews a hold.
+// Bench measures a driver, with the same benchmarks for all drivers. Terms are Harness.Long, so
+// only the last benchmark renews a hold.
 //
 //	driver         Acquire and Release of a key that no other caller wants
 //	client         Lock and Unlock of such a key by one goroutine
@@ -60,7 +59,7 @@ func benchDriver(b *testing.B, e *env) {
 	d := e.open()
 	c, token := e.claim(e.long), uint64(1<<63)
 	for b.Loop() {
-		// A token is never used twice. The driver does not make it.
+		// Each attempt needs a new token, which is not part of the driver's work.
 		token++
 		c.Token = strconv.FormatUint(token, 10)
 		if _, err := d.Acquire(e.ctx, c); err != nil {
@@ -89,8 +88,8 @@ func benchClient(b *testing.B, e *env) {
 	}
 }
 
-// benchClients locks and unlocks by many goroutines of some Clients. If key is empty, each
-// has a key of its own.
+// benchClients locks and unlocks key by many goroutines of some Clients. If key is empty, each
+// goroutine has a key of its own.
 func benchClients(b *testing.B, e *env, clients []*hasp.Client, parallelism int, key string) {
 	var next atomic.Int32
 	b.SetParallelism(parallelism)
@@ -111,8 +110,7 @@ func benchContended(b *testing.B, e *env) {
 	benchClients(b, e, append(e.clients(), e.newClient()), 16, e.key())
 }
 
-// benchHandover lets two drivers take turns: each waits while the other holds the
-// key.
+// benchHandover measures how two drivers take turns: each waits while the other holds the key.
 func benchHandover(b *testing.B, e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	key := e.key()

@@ -17,13 +17,13 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// child is this program, running as a child process.
+// child is a child process that runs this program.
 type child struct {
 	e *env
 	*crew.Process
 
 	next    atomic.Int64
-	replies sync.Map // the channels of errors of requests without a reply, by their IDs
+	replies sync.Map // by ID: the channel of each request that has no reply yet
 }
 
 // spawn starts a child and waits until it has opened a driver of its own. The end
@@ -43,7 +43,7 @@ func (e *env) spawn() *child {
 		os.Remove(log.Name())
 	})
 
-	// The first reply may come at once, so expect it before the process starts.
+	// Register the first reply before the process starts, because it may come at once.
 	p, hello := &child{e: e}, make(chan error, 1)
 	p.replies.Store(int64(0), hello)
 	p.Process, err = crew.StartProgram(log, args, childRole, string(spec))
@@ -75,7 +75,7 @@ func (e *env) spawnMany(n int) []*child {
 	return children
 }
 
-// read hands out replies until the child ends.
+// read passes each reply to its request until the child ends.
 func (p *child) read() {
 	for r := (reply{}); p.Receive(&r) == nil; r = (reply{}) {
 		if c, ok := p.replies.LoadAndDelete(r.ID); ok {
@@ -83,7 +83,7 @@ func (p *child) read() {
 		}
 	}
 
-	// No reply will come to requests that are still open. Later ones cannot be sent.
+	// Requests that are still open get no reply any more. Later ones cannot be sent.
 	for _, c := range p.replies.Range {
 		c.(chan error) <- errors.New("the child process has ended")
 	}
@@ -103,7 +103,7 @@ func (p *child) do(op string, c backend.Claim) error {
 	return p.e.arrives(op+" in another process", p.begin(request{Op: op, Claim: c}))
 }
 
-// childRole is the role of a process that is a child of the suite.
+// childRole is the role of the suite's child processes.
 const childRole = "conformance"
 
 // childSpec is the argument of childRole, in JSON.
@@ -113,9 +113,8 @@ type childSpec struct {
 	Long, Timeout time.Duration // of the child's Client
 }
 
-// Child reports whether the suite has started this process as a child. In a child
-// the next call of Check or Run does not return. A TestMain that starts containers
-// can skip that in a child.
+// Child reports whether the suite has started this process as a child. In a child the next call of
+// Check or Run does not return, and a TestMain need not start servers.
 func Child() bool {
 	role, _ := crew.Role()
 	return role == childRole
@@ -138,7 +137,7 @@ type reply struct {
 	Kind int // the place of Err in kinds, or -1
 }
 
-// kinds are the errors that a parent tells apart.
+// kinds are the errors that the parent must distinguish.
 var kinds = []error{hasp.ErrHeld, hasp.ErrLost}
 
 // replyOf returns the reply to a request that ended with err.
@@ -161,7 +160,7 @@ func (r reply) error() error {
 	return fmt.Errorf("%w (%s)", kinds[r.Kind], r.Err)
 }
 
-// serveIfChild does not return in a child of this harness.
+// serveIfChild serves the parent and does not return if this process is a child of this harness.
 func serveIfChild(ctx context.Context, h Harness) error {
 	if !Child() {
 		return nil
@@ -190,8 +189,7 @@ type agent struct {
 	leases sync.Map // of *hasp.Lease, by the token of the request that locked
 }
 
-// serve answers requests until no more come. That is also so if the parent has ended.
-// It returns an exit code.
+// serve answers requests until the parent sends no more or has ended. It returns an exit code.
 func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 	err := a.open(ctx, h, spec)
 	a.parent.Send(replyOf(0, err))

@@ -157,9 +157,8 @@ func acquireDeadContext(e *env) {
 }
 
 // undone does what the engine does after an attempt of unknown outcome, which returned err: d
-// releases the token, at once and again after the timeout, when every late command has
-// arrived. If the driver Cleans, it must do that itself. undone ends the try unless other then
-// gets the key.
+// releases the token at once, and again after the timeout. If the driver Cleans, undone leaves that
+// to the driver. It ends the try unless other then gets the key.
 func (e *env) undone(d, other *driver, c backend.Claim, err error) {
 	cleans := e.traits.Cleans && err != nil
 	undo := func() error {

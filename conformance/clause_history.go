@@ -16,8 +16,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// historyClauses record simultaneous calls and their answers. porcupine checks
-// whether one lock could have given the answers in some order.
+// historyClauses record simultaneous calls and their answers. porcupine checks whether there is an
+// order of the calls in which one lock would have given these answers.
 var historyClauses = []clause{
 	{name: "history-driver", says: saysOneHolder, check: func(e *env) { must(e.history().byDrivers(e.drivers()).check(false)) },
 		why: "Simultaneous calls are linearizable: the answers fit an order of the calls in which one lock gives them."},
@@ -50,10 +50,10 @@ type step struct {
 	op     string // "acquire", "wait", "renew" or "release"
 	key    int
 	client int
-	hold   int  // the attempt or hold that it is about, from 1
+	hold   int  // number of the attempt, and of its hold, from 1
 	yes    bool // granted, renewed, released; else ErrHeld or ErrLost
 	fence  uint64
-	shared bool // the hold
+	shared bool // the hold is shared
 	maybe  bool // a refusal that another call of the same Client explains
 	twin   bool // has the fence of another shared hold, which began at the same moment
 }
@@ -85,7 +85,7 @@ func (r readers) change(hold int) readers {
 	return r
 }
 
-// after returns the state after s, and whether a lock in state l gives that answer.
+// after returns the state after s, and whether a lock in state l would give the answer of s.
 func (l lockState) after(s step, strict bool) (lockState, bool) {
 	free := l.hold == 0 && (s.shared || l.readers == readers{})
 	holds := l.hold == s.hold || l.readers.has(s.hold)
@@ -128,8 +128,8 @@ func model(strict bool) porcupine.Model {
 	}
 }
 
-// history is a record of calls. Its clock is a counter that every call reads before
-// it begins and after it has ended. So no two events have the same time.
+// history is a record of calls. Its clock is a counter that grows at the begin and the end of each
+// call, so no two events have the same time.
 type history struct {
 	e         *env
 	fenced    bool          // every second hold has a fence
@@ -142,8 +142,8 @@ type history struct {
 	ops       []porcupine.Operation
 }
 
-// record makes one call and records its answer: yes without an error, no if the
-// error is refusal. Any other error ends the try.
+// record makes one call and records its answer: yes if there is no error, and no if the error is
+// refusal. Any other error ends the try.
 func (h *history) record(s step, refusal error, f func() (fence uint64, err error)) step {
 	called := h.clock.Add(1)
 	fence, err := f()
@@ -159,8 +159,8 @@ func (h *history) record(s step, refusal error, f func() (fence uint64, err erro
 	return s
 }
 
-// check returns an error unless the answers fit an order of the calls. If strict,
-// refusals must be true.
+// check returns an error unless the answers fit some order of the calls. If strict, refusals must
+// fit as well.
 func (h *history) check(strict bool) error {
 	h.annotate()
 	byKey := map[int][]porcupine.Operation{}
@@ -210,8 +210,8 @@ func (h *history) useDriver(d *driver, client int, keys []string) {
 		return g.Fence, err
 	})
 
-	// The second renewal and release are by a token that holds nothing any more.
-	// If the key was refused, that is true of the first as well.
+	// After the first release, the token holds nothing. If the attempt was refused, the token never
+	// held anything. So later calls must return ErrLost.
 	for _, op := range []string{"renew", "release", "renew", "release"}[rand.N(2):] {
 		use := d.renews
 		if op == "release" {
@@ -280,10 +280,10 @@ func (h *history) overlap(i int) (all []step) {
 	return all
 }
 
-// annotate marks twins: with redlock, two shared holds that begin at the same moment may
-// have the same fence. And it marks refusals by Clients that are right although no token
-// holds the key. TryLock returns ErrHeld while another caller of its Client acquires or
-// releases the key. An ordered driver returns ErrHeld while any caller waits.
+// annotate marks two kinds of steps. Twins are shared holds that begin at the same moment, which
+// may have the same fence with redlock. A refusal by a Client may be right although no token holds
+// the key: TryLock returns ErrHeld while another caller of its Client acquires or releases the key,
+// and an ordered driver returns ErrHeld while any caller waits.
 func (h *history) annotate() {
 	for i := range h.ops {
 		s := h.ops[i].Input.(step)

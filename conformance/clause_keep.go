@@ -29,14 +29,13 @@ var keepClauses = append(given(keeps, []clause{
 	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: pair(keepUnclaimed),
 		why: "A driver without MinHold frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
 
-// keptFor returns c with a KeepUntil in d.
+// keptFor returns c with a KeepUntil that is d from now.
 func keptFor(c backend.Claim, d time.Duration) backend.Claim {
 	c.KeepUntil = time.Now().Add(d)
 	return c
 }
 
-// taken ends the try unless key is refused, with no more than left as the rest of its
-// term.
+// taken ends the try unless key is refused, with a rest of its term of at most left.
 func (d *driver) taken(key string, left time.Duration) {
 	c := d.e.claimOf(key, d.e.long)
 	_, err := d.acquire(c)
@@ -49,15 +48,15 @@ func (d *driver) taken(key string, left time.Duration) {
 	}
 }
 
-// endsAt ends the try unless d gets key, and not before end.
+// endsAt ends the try unless d gets key at end or later.
 func (d *driver) endsAt(key string, end time.Time) {
 	c := d.succeed(key, d.e.long)
 	d.e.notBefore(end, time.Now())
 	d.give(c)
 }
 
-// notBefore ends the try if a key whose hold ends at end was granted at a time before.
-// The store's clock may run at a different speed.
+// notBefore ends the try if a key whose hold ends at end was granted at the time at, and that is
+// too early. The drift is allowed for, because the store's clock may run at another speed.
 func (e *env) notBefore(end, at time.Time) {
 	early := end.Sub(at) - backend.Drift(3*e.term)
 	require(early <= 0, "the key was granted %v before the end of KeepUntil", early)

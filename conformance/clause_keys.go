@@ -21,7 +21,7 @@ var keyClauses = []clause{
 		why: "An owner may have any bytes, or none, and is never a proof."},
 }
 
-// oddKeys all differ in more than what a store might cut off.
+// oddKeys returns keys that a store might confuse, because it cuts, folds or interprets some bytes.
 func oddKeys(k string) []string {
 	return []string{
 		k + "-nul\x00a", k + "-nul\x00b", k + "-nul", k + "-nul\x00", "\x00" + k,
@@ -106,9 +106,8 @@ func derivedKeys(k string) []string {
 	return ks
 }
 
-// keysDerived locks derived names while their key is held with a fence. The store
-// may grant them or not, because it may take its own entry under that name for a
-// lock.
+// keysDerived locks derived names while their key is held with a fence. The store may refuse such a
+// name, because its own entry under that name may look like a lock.
 func keysDerived(e *env, a, b *driver) {
 	c := e.fencedIfCan(e.claim(e.long))
 	before := a.take(c)

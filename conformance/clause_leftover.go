@@ -66,15 +66,15 @@ func leftovers(e *env) {
 	b.lost(k, "a hold that was released")
 	must(e.lockOnce(c, k.Key))
 
-	// A late command lands before the last release of its token, which comes a
-	// timeout later. A Client that is closed earlier does not wait for that.
+	// Wait before Close for the last releases of tokens, which come one timeout later. A late
+	// command arrives before them, and Close does not wait for them.
 	e.sleep(e.timeout)
 	must(errors.Join(c.Close(), b.Close()))
 	e.sleep(e.timeout)
 	must(e.nothingSince(before))
 }
 
-// giveUp waits for a held key, if the driver is a Waiter, and leaves.
+// giveUp waits for a held key, if the driver is a Waiter, and gives up.
 func (e *env) giveUp(d *driver, key string) {
 	if e.waiter {
 		w := e.queue(key, 1, d, d)[0]
@@ -83,8 +83,8 @@ func (e *env) giveUp(d *driver, key string) {
 	}
 }
 
-// leftoversClose closes a Client and its driver while a command may be in flight,
-// such as the vote of a node that the driver did not wait for.
+// leftoversClose closes Clients and drivers while a command may be in flight, such as a vote that
+// redlock did not wait for.
 func leftoversClose(e *env) {
 	before := e.entries()
 	for range 20 {
@@ -169,7 +169,7 @@ var costClauses = alone(given(commands, []clause{
 		why: "Callers that wait do not keep the store busy, however many wait in one Client."},
 }))
 
-// costs checks the number of calls of n times f, those of the background included.
+// costs checks how many calls n times f makes, including those in the background.
 func (e *env) costs(what string, n int, each float64, f func(i int)) {
 	count := func() int64 {
 		n, err := e.h.Commands(e.ctx, e.store)
@@ -186,7 +186,7 @@ func (e *env) costs(what string, n int, each float64, f func(i int)) {
 	}
 	got := count() - before - own
 
-	// Drivers also make calls that keep their connections alive.
+	// Allow for calls that keep connections alive.
 	spare := 2 + 2*time.Since(began).Seconds() + 0.05*float64(n)*each
 	require(float64(got) <= float64(n)*each+spare, "%d × %s: %d calls to the store, want %g", n, what, got, float64(n)*each)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// linkClauses disturb a link to the store, of which each has its own.
+// linkClauses each disturb a link of their own to the store.
 var linkClauses = given(link, []clause{
 	{name: "link-outage", says: saysOutage, check: linkOutage,
 		why: "An outage is not reported as ErrHeld, ErrLost or ErrInvalid. The driver works again after it."},
@@ -32,8 +32,8 @@ var linkClauses = given(link, []clause{
 		why: "A waiter that is cut off does not keep the others from the key. It still waits when its connection works again."},
 })
 
-// cable makes a link. The end of the try first makes it work again, and closes it
-// after its drivers.
+// cable makes a link. At its end, the try makes the link work again, and closes it after its
+// drivers.
 func (e *env) cable() *Link {
 	l, err := e.h.Link(e.ctx, e.store)
 	hooked(err)
@@ -42,8 +42,8 @@ func (e *env) cable() *Link {
 	return l
 }
 
-// outageCalls returns calls of each kind, by name: of a free key, of other, which
-// another driver holds, and of mine, which d holds.
+// outageCalls returns calls of each kind by their names, for a free key, for other, which another
+// driver holds, and for mine, which d holds.
 func (e *env) outageCalls(d *driver, mine, other backend.Claim) map[string]func(context.Context) error {
 	calls := map[string]func(context.Context) error{
 		"Acquire of a free key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claim(e.long))) },
@@ -173,7 +173,8 @@ func linkCutWaiter(e *env) {
 	// The waiter that is cut off is the first in line.
 	l.Set(Hung)
 	for range 3 {
-		// An attempt that was sent before could otherwise win the key after its release.
+		// Let attempts that were sent before the link hung arrive: one of them could win the key
+		// after its release.
 		must(a.granted(e.key()))
 	}
 	a.give(c)

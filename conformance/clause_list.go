@@ -32,8 +32,8 @@ var listClauses = given(lister, []clause{
 		why: "Client.List takes Options.Prefix off the keys. Each slot is a key of its own."},
 })
 
-// listing begins a list. A call of a list may read hundreds of names and records, so it may
-// take longer than other calls.
+// listing begins a list, whose calls may take longer than others because each may read hundreds of
+// records.
 func (d *driver) listing(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return d.Driver.(backend.Lister).List(ctx, prefix, 10*d.e.timeout)
 }
@@ -45,7 +45,7 @@ func (d *driver) list(prefix string) map[string]backend.Status {
 	return all
 }
 
-// statuses returns what Inspect and List say of key, as far as the driver has them.
+// statuses returns the status of key by Inspect and by List, as far as the driver has them.
 func (d *driver) statuses(key string) map[string]backend.Status {
 	all := map[string]backend.Status{}
 	if d.e.inspector {
@@ -105,7 +105,7 @@ func listHeld(e *env, a, b *driver) {
 func listPrefix(e *env) {
 	d := e.open()
 	base := e.key()
-	// If one of these were a pattern, it would match another.
+	// Each of these matches another one if the driver takes prefixes for patterns.
 	for _, name := range []string{"*", "?", "[a-z]", "x", `\*`, "x/y", "", "hasp:{x}:lock:y", " \x00\xff", "%"} {
 		d.take(e.claimOf(base+name, e.long))
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// lockClauses use the driver through package hasp, as programs do. What the engine does by
-// itself, without the help of the driver, is tested in package hasp.
+// lockClauses use the driver through package hasp, as programs do. They check only what depends on
+// the driver: package hasp tests its engine.
 var lockClauses = []clause{
 	{name: "lock-waits", says: saysHasp, check: lockWaits,
 		why: "TryLock of a held key returns ErrHeld, and Lock does when WithMaxWait has passed. Lock gets a key that another Client unlocks, and a key whose holder died."},
@@ -54,8 +54,8 @@ func lockWaits(e *env) {
 	}))
 }
 
-// lockCancelledWaiting uses the shortest of several times, because a slow machine
-// may delay any of them.
+// lockCancelledWaiting measures the shortest of several times, because a slow machine may delay
+// some.
 func lockCancelledWaiting(e *env) {
 	_, t := e.tapped(hasp.Options{})
 	a := e.open()
@@ -77,8 +77,8 @@ func lockCancelledWaiting(e *env) {
 	requireInTime(best <= e.promptly, "of several cancelled Locks the fastest took %v to return", best)
 }
 
-// cancelLock begins a Lock, and cancels it when its attempt is pause old. It returns
-// the error of the Lock, and how long the Lock took to return.
+// cancelLock begins a Lock, and cancels it a pause after its attempt began. It returns how long the
+// Lock then took to return, and its error.
 func (t *tap) cancelLock(key string, pause time.Duration, cause error) (took time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(t.e.ctx)
 	done := t.attempts(func() error { return errOf(t.client.Lock(ctx, key)) })
@@ -108,7 +108,7 @@ func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string
 
 	next := b.succeed(key, e.long)
 
-	// Even the first check after the other's grant must see the loss.
+	// The first check after the other's grant must show the loss.
 	require(ctx.Err() != nil, "another holds the key, and the lease's context goes on")
 	isLost(lease, "when another holds the key")
 

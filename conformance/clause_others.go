@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// otherClauses check strategies that keep their locks under the same keys of one
-// store. With them users can change from one strategy to another while both run.
+// otherClauses check strategies that keep their locks under the same keys of one store, so that
+// users can change from one to another while programs run.
 var otherClauses = given(others, []clause{
 	{name: "others-exclude", says: saysShared, check: func(e *env) { e.pairs(othersExclude) },
 		why: "Strategies that share keys exclude each other. If one holds a key, another's Acquire returns ErrHeld, and its Renew and Release return ErrLost. After the hold it gets the key."},
@@ -61,8 +61,8 @@ func (e *env) pairs(f func(e *env, a, b other)) {
 	}))
 }
 
-// othersExclude checks that b does not get a key that a holds before it is
-// released, and before its term has ended.
+// othersExclude checks that b does not get a key of a before a has released it or its term has
+// ended.
 func othersExclude(e *env, first, second other) {
 	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
 	c := e.claim(e.long)
@@ -84,7 +84,7 @@ func othersExclude(e *env, first, second other) {
 	b.give(next)
 }
 
-// shutOut ends the try if d can change a key that another strategy holds.
+// shutOut ends the try if d can take, renew or release a key that another strategy holds.
 func (d *driver) shutOut(key string) {
 	c := d.e.claimOf(key, d.e.long)
 	d.lost(c, "another's hold")
@@ -133,8 +133,7 @@ func othersBreak(e *env, first, second other) {
 	must(errors.Join(a.grantedAtLast(c.Key), b.grantedAtLast(c.Key)))
 }
 
-// othersShared checks that holds of a and b exclude each other if one of the two is not
-// shared.
+// othersShared checks that holds of a and b exclude each other unless both are shared.
 func othersShared(e *env, first, second other) {
 	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
 	key := e.key()

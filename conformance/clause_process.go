@@ -13,8 +13,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// processClauses start this program again. For a driver that reaches one process
-// only the first has a point.
+// processClauses start this program again. Only the first applies to a driver that reaches one
+// process.
 var processClauses = []clause{
 	{name: "reach", says: saysReach, check: reach,
 		why: "Drivers that reach the host or the network exclude callers in other processes. Drivers that reach the process do not."},
@@ -40,8 +40,8 @@ func reach(e *env) {
 	must(is("acquire in another process a key that is held", err, backend.ErrHeld))
 }
 
-// turns locks key several times. A directory exists while a caller is inside. It returns
-// an error if that takes longer than a term.
+// turns locks key several times. It makes a directory while it holds the key, so that a second
+// holder fails. It returns an error if the turns take longer than term.
 func turns(ctx context.Context, c *hasp.Client, key, dir string, times int, term time.Duration) error {
 	inside := filepath.Join(dir, "inside")
 	for began := time.Now(); times > 0 && time.Since(began) < term; times-- {
@@ -83,7 +83,7 @@ func processExclusion(e *env) {
 			return
 		}
 
-		// It ends by itself, later than arrives would allow.
+		// Do not use arrives: turns may take longer, and ends by itself.
 		must(<-children[i].begin(request{Op: "turns", Claim: e.claimOf(key, e.long), Dir: dir, Times: times}))
 	}))
 }
@@ -121,8 +121,8 @@ func processStoppedHolder(e *env) {
 	mustInTime(p.do("err", held), "a lease right after Lock")
 	hooked(p.Pause())
 
-	// The process may have been stopped during a renewal. The next try has a longer
-	// term, so that is less likely.
+	// If the process was stopped during a renewal, this may fail. In the next try, with a longer
+	// term, that is less likely.
 	next, err := b.seizes(held.Key, e.long)
 	mustInTime(err, "a key whose holder was stopped")
 

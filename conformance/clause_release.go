@@ -23,15 +23,15 @@ var releaseClauses = []clause{
 		why: "Renew and Release work with the token alone, without a handle, in every driver on the store."},
 }
 
-// lostHolds makes a call with tokens that do not hold their key, and checks that it harms no
-// successor and takes no key.
+// lostHolds makes a call with tokens that do not hold their key, and checks that the call neither
+// affects a successor nor takes the key.
 func (e *env) lostHolds(what string, call func(d *driver, c backend.Claim) error) {
 	a, b := e.open(), e.open()
 	never, released, expired := e.claim(e.long), a.hold(e.long), a.hold(e.term)
 	a.give(released)
 	beforeLong, beforeShort := a.hold(e.term), a.hold(e.term)
 
-	// When these two have ended, the hold of the same term that began before them has as well.
+	// When these two have ended, so has expired, which began earlier with the same term.
 	long, short := b.succeed(beforeLong.Key, e.long), b.succeed(beforeShort.Key, e.term)
 	for state, c := range map[string]backend.Claim{
 		"never was": never, "was released": released, "has expired": expired,
@@ -113,7 +113,7 @@ var renewClauses = []clause{
 func renewHolds(e *env, a, b *driver) {
 	c := e.claim(e.term)
 	first := time.Now()
-	last := first // when the newest renewal that succeeded began
+	last := first // when the last successful renewal began
 	a.take(c)
 
 	for time.Since(first) < 4*e.term {
@@ -133,7 +133,7 @@ func renewHolds(e *env, a, b *driver) {
 	}
 }
 
-// renewRaises renews a hold for longer, beside another one if they are shared.
+// renewRaises renews a hold for a longer term. If shared, another shared hold is beside it.
 func (e *env) renewRaises(shared bool) {
 	a, b := e.open(), e.open()
 	c := e.claim(e.term)
@@ -213,15 +213,15 @@ func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
 	return a
 }
 
-// check ends the try if done was called too late, too often, or for no claim.
+// check ends the try if done was called too late, twice for a claim, or for none.
 func (a *answers) check() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	must(a.wrong)
 }
 
-// renewMany mixes holds, free keys and keys of other tokens, also those of the same batch. The
-// second half of each eight is shared.
+// renewMany renews holds, free keys and keys of other tokens in one batch. Of each eight claims,
+// the last four are shared.
 func renewMany(e *env, a, b *driver) {
 	cs := make([]backend.Claim, 60)
 	holdsNothing := func(i int) bool { return i%4 == 1 || i%4 == 2 }

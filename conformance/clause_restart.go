@@ -9,8 +9,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// restartClauses stop the store and start it again, or make it drop its scripts
-// or its connections.
+// restartClauses restart the store, or make it drop its scripts or its connections.
 var restartClauses = alone([]clause{
 	{name: "flush-unnoticed", need: flush, says: saysSpeed, check: flushUnnoticed,
 		why: "If the store drops what it keeps only for speed, every call still works."},
@@ -53,7 +52,7 @@ func (e *env) down() (up func(data bool)) {
 // restart stops the store and starts it.
 func (e *env) restart(data bool) { e.down()(data) }
 
-// restartAnyhow starts the store by up, with its data if the hook supports that.
+// restartAnyhow calls up to start the store, with its data if the hook supports that.
 func (e *env) restartAnyhow(up func(data bool)) {
 	err := e.try(func() { up(true) })
 	var skip *skipError
@@ -121,7 +120,7 @@ func restartWaiter(e *env, a, b *driver) {
 	e.restartAnyhow(up)
 	e.recovers(a)
 
-	// With or without data, no token but the waiter's holds the key after this.
+	// After this, only the waiter's token may hold the key, whether or not the data was lost.
 	a.giveIfHeld(c, "after a restart")
 	w.servedOrUnknown("Wait during a restart")
 	must(a.grantedAtLast(c.Key))

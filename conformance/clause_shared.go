@@ -73,7 +73,7 @@ func (d *driver) joins(key string) (backend.Claim, error) {
 	return c, err
 }
 
-// joinsAtLast is joins, and the release.
+// joinsAtLast acquires key shared as soon as it is granted, and releases it.
 func (d *driver) joinsAtLast(key string) error { return d.givesBack(d.joins(key)) }
 
 // join acquires key shared for ttl.
@@ -199,8 +199,8 @@ func sharedFence(e *env, a, b *driver) {
 	}
 }
 
-// readersOf keeps key held shared by two drivers until stop is called or the try ends. Each
-// asks once for its next hold before it ends the last one, and waits for it if it is refused.
+// readersOf keeps key held shared by two drivers until stop is called or the try ends. Each driver
+// asks for its next hold before it ends the last one, and waits if it is refused.
 func (e *env) readersOf(key string) (stop func() error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	var ends []<-chan error
@@ -252,7 +252,8 @@ func sharedWriterWaits(e *env) {
 	must(stop())
 }
 
-// sharedWriterGone has a reader that stays, so that no grant ends what the writer left.
+// sharedWriterGone has a reader that keeps its hold. So no grant to a writer removes what the
+// writer that is gone has left.
 func sharedWriterGone(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 	if !e.traits.Ordered {
@@ -316,8 +317,9 @@ func sharedUnclaimed(e *env, a, b *driver) {
 	}
 }
 
-// sharedTerms lets a shared hold end beside a longer one. The longer one begins first or last, or
-// both are renewed meanwhile, with terms that end neither of them sooner or later.
+// sharedTerms lets a shared hold end beside a longer one. In the first case the longer one begins
+// last, and in the second first. In the third both are renewed, the longer one also with the short
+// term, which must not shorten it.
 func sharedTerms(e *env) {
 	must(e.each(3, func(n int) {
 		a, b, key := e.open(), e.open(), e.key()
@@ -420,8 +422,8 @@ func sharedNoBarging(e *env, a, b *driver, key string) {
 	w.served("Wait for a key whose shared hold was released")
 }
 
-// sharedCutWriter lets a writer wait whose link then loses everything. A reader stays,
-// so that the key is never free for the writer.
+// sharedCutWriter cuts off a writer that waits. A reader stays, so that the key is never free for
+// the writer.
 func sharedCutWriter(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -432,8 +434,8 @@ func sharedCutWriter(e *env) {
 	l.Set(Hung)
 	mustf(b.joinsAtLast(key), "while a writer is cut off")
 
-	// The Wait may have ended by its timeout, or by the server's. A request of it that the link
-	// has held up may still take the key.
+	// The Wait may have ended by its timeout, or by the server's. A request that the link has held
+	// back may still take the key.
 	l.Set(Up)
 	a.give(stays)
 	switch err := e.arrives("Wait that was cut off", cut.done); {

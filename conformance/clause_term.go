@@ -19,9 +19,9 @@ var termClauses = []clause{
 		why: "A term of a day lasts a day by the store's clock, and no longer."},
 }
 
-// succession lets a hold expire, which is renewed once if renewed. Then another
-// driver gets the key. It returns when the call began that began or renewed the hold, when
-// the key was granted next, and what is wrong with the deadline of the hold.
+// succession takes a key, renews the hold once if renewed, and waits until another driver gets the
+// key. It returns the start of the last call for the hold, and the time of the next grant. The
+// error says that the hold's deadline had not passed by then.
 func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	a, b := e.open(), e.open()
 	c := e.claim(e.term)
@@ -31,8 +31,7 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 		e.sleep(e.term / 4)
 		at := time.Now()
 
-		// On a slow machine the hold may be lost by now. Then the first
-		// term counts.
+		// On a slow machine this may fail. Then the first term counts.
 		if again, err := a.renew(c); err == nil {
 			called, g = at, again
 		}
@@ -42,8 +41,8 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	return called, next, err
 }
 
-// succeedsAfter returns the time after d got key. It returns an error if the deadline of
-// the hold before had not passed.
+// succeedsAfter waits until d gets key, and returns the time. It returns an error if deadline, of
+// the hold before, had not passed.
 func (d *driver) succeedsAfter(deadline time.Time, key string) (at time.Time, err error) {
 	d.succeed(key, d.e.long)
 	if at = time.Now(); deadline.After(at) {
@@ -103,7 +102,7 @@ var fenceClauses = []clause{
 		why: "If a claim asks for a fence, a driver that is not Fenced returns errors.ErrUnsupported and takes nothing."},
 }
 
-// fences checks that each fence of a key is larger than the one before.
+// fences checks that each fence of a key is larger than the last one.
 type fences struct {
 	e    *env
 	key  string
@@ -115,7 +114,7 @@ func (e *env) fences() *fences { return &fences{e: e, key: e.key()} }
 // claim returns a claim that asks for a fence.
 func (f *fences) claim(ttl time.Duration) backend.Claim { return fencedClaim(f.e.claimOf(f.key, ttl)) }
 
-// add ends the try unless the fence of g is larger than the one before.
+// add ends the try unless the fence of g is larger than the last one.
 func (f *fences) add(how string, g backend.Grant) {
 	require(g.Fence != 0, "%s: no fence", how)
 	require(g.Fence > f.last, "%s: fence %d after %d", how, g.Fence, f.last)

@@ -137,8 +137,8 @@ func (e *env) cancelRace(shared bool) {
 		w := b.want(next)
 		e.sleep(moment(round / 8))
 
-		// In even rounds the cancellation comes after the release has returned. In odd
-		// rounds it may come before, during or after.
+		// In even rounds the cancellation comes after the release. In odd rounds it may also come
+		// before or during the release.
 		if round%2 == 0 {
 			a.give(c)
 			e.sleep(moment(round / 2))
@@ -204,9 +204,8 @@ var orderClauses = []clause{
 		why: "A driver that always keeps the order of arrival is Ordered by its Traits."},
 }
 
-// line lets n waiters of several drivers queue for a held key. The waiters in quit
-// give up. Then the holder releases the key. line returns the order in which the
-// others get it.
+// line lets n waiters of several drivers queue for a held key, and those in quit give up. Then the
+// holder releases the key, and line returns the order in which the others get it.
 func (e *env) line(n int, quit ...int) []int {
 	a := e.open()
 	drivers := e.drivers()
@@ -245,8 +244,8 @@ func (e *env) ownersInLine(key string, a, b *driver) (owners []string) {
 	return owners
 }
 
-// served returns the order in which n waiters get a key. get waits for the grant of
-// waiter i and returns the function that releases it, or nil if i does not wait.
+// served returns the order in which n waiters get a key. get waits for the grant to waiter i, and
+// returns the function that releases it, or nil if there is no waiter i.
 func (e *env) served(n int, get func(i int) (release func())) (order []int) {
 	var mu sync.Mutex // guards order
 	must(e.each(n, func(i int) {
@@ -266,7 +265,7 @@ func (e *env) served(n int, get func(i int) (release func())) (order []int) {
 func (e *env) inOrder(got []int) {
 	verdict := require
 	if !e.inspector {
-		verdict = requireInTime // they may have arrived in that order
+		verdict = requireInTime // the waiters may have arrived in another order
 	}
 	verdict(slices.IsSorted(got), "waiters got the key in order %v", got)
 }
@@ -275,7 +274,7 @@ func orderOfArrival(e *env) { e.inOrder(e.line(6)) }
 
 func orderKept(e *env) { e.inOrder(e.line(6, 0, 3)) }
 
-// orderNoBarging makes attempts all the time while waiters are served.
+// orderNoBarging makes attempts while waiters are served.
 func orderNoBarging(e *env) {
 	a, b, stranger := e.open(), e.open(), e.open()
 	c := a.hold(e.long)
@@ -306,15 +305,16 @@ func orderNoBarging(e *env) {
 	last.use()
 }
 
-// orderNotClaimed gives a driver many chances to break the order. A driver that
-// never does so keeps the order.
+// orderNotClaimed gives a driver many chances to break the order. If the driver never does, it
+// keeps the order and must say so.
 func orderNotClaimed(e *env, a, b *driver) {
 	for i := range 30 {
 		c := a.hold(e.long)
 		w := b.wants(c.Key)
 		e.sleep(e.term / 40)
 
-		// A driver may know from its release that others wait. A new driver does not.
+		// In odd rounds use a new driver, because the other may know from its release that callers
+		// wait.
 		by := a
 		if i%2 == 1 {
 			by = e.open()

@@ -33,7 +33,7 @@ type listener struct {
 	wake <-chan struct{}
 }
 
-// listen begins to listen for key. The end of the try ends that.
+// listen begins to listen for key, until the end of the try.
 func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
 	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
 	defer cancel()
@@ -56,7 +56,7 @@ func (d *driver) listens(key string) *listener {
 	return l
 }
 
-// refused makes an attempt, which must be refused. What woke the caller before does not count.
+// refused makes an attempt, which must be refused, and drops an earlier signal.
 func (l *listener) refused() {
 	must(l.d.refuses(waiting(l.d.e.claimOf(l.key, l.d.e.long))))
 	select {
@@ -65,8 +65,8 @@ func (l *listener) refused() {
 	}
 }
 
-// woken ends the try unless the caller is woken, or its channel is closed. On a slow machine
-// the attempt before may be too old for the driver.
+// woken ends the try unless the caller is woken, or its channel is closed. A slow machine may be
+// the cause, because a driver may wake only callers whose last attempt is recent.
 func (l *listener) woken(what string) {
 	t := time.NewTimer(l.d.e.patience)
 	defer t.Stop()
@@ -117,7 +117,7 @@ func wakeWriterLeaves(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 }
 
-// wakeMissed ends the link while the key is released.
+// wakeMissed disturbs the link while the key is released.
 func wakeMissed(e *env) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
@@ -125,7 +125,7 @@ func wakeMissed(e *env) {
 		e.recovers(d)
 		c := b.hold(e.long)
 		if i > 0 {
-			// After a failure of the link, a driver may be able to listen only later.
+			// After a failure of the link, Listen may fail for a while.
 			e.retry("Listen", func() error { return errOf(d.listen(c.Key, e.patience)) })
 		}
 		caller := d.listens(c.Key)
@@ -158,8 +158,8 @@ func wakeDown(e *env) {
 	}
 }
 
-// wakeDeaf makes Listen fail, or return a channel that is closed, for all callers but that of
-// the driver.
+// wakeDeaf checks that a Client gets the key although its Listen fails, or returns a closed
+// channel.
 func wakeDeaf(e *env) {
 	for _, fails := range []bool{true, false} {
 		c, t := e.tapped(hasp.Options{})
@@ -180,8 +180,8 @@ func wakeDeaf(e *env) {
 	}
 }
 
-// wait lets a caller wait for c. It calls Wait of a Waiter. Over a Waker the caller waits in a
-// Client, so that the clauses of Wait check what a Waker does for its callers.
+// wait waits for the key of c. It calls Wait of a Waiter. With a Waker it makes a Client and calls
+// Lock, so that the clauses about Wait also check Wakers.
 func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant, error) {
 	if w, ok := d.(backend.Waiter); ok {
 		return w.Wait(ctx, c)
@@ -217,14 +217,14 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 	return g, nil
 }
 
-// loan is a Waker in a Client that takes one key for one claim. All attempts have the token of
-// that claim, so an unknown outcome ends the wait, as it ends a Wait.
+// loan is the driver of a Client that takes one key for the claim c. Its attempts all have the
+// token of c, and an unknown outcome ends the wait, as it ends a Wait.
 type loan struct {
 	backend.Waker
 	c     backend.Claim
 	end   context.CancelCauseFunc
 	grant backend.Grant // of the last attempt
-	given atomic.Bool   // the hold is the clause's now
+	given atomic.Bool   // the clause has the hold now
 }
 
 type unknownOutcome struct{ error }
@@ -239,7 +239,7 @@ func (w *loan) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, err
 	return g, err
 }
 
-// Release releases what the Client has left, but not the hold.
+// Release releases attempts of the Client, but not a hold that was given to the clause.
 func (w *loan) Release(ctx context.Context, c backend.Claim) error {
 	if w.given.Load() {
 		return nil

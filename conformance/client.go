@@ -36,8 +36,8 @@ func (e *env) clientBy(open opener) *hasp.Client {
 	return e.client(e.openOwn(open, e.store), hasp.Options{})
 }
 
-// lock locks key. It ends the try if that fails. A slow machine may make a Lock with a short term
-// or a short timeout fail.
+// lock locks key, or ends the try. The failure is slow, because a Lock with a short term or timeout
+// may fail on a slow machine.
 func (e *env) lock(c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease {
 	lease, err := c.Lock(e.ctx, key, opts...)
 	mustInTime(err, "Lock")
@@ -61,21 +61,21 @@ func (e *env) locks(c *hasp.Client, key string, opts ...hasp.Option) <-chan erro
 	return e.begin(func() error { return e.lockOnce(c, key, opts...) })
 }
 
-// isLost ends the try unless lease reports its loss, which has happened.
+// isLost ends the try unless lease, which is lost, reports its loss.
 func isLost(lease *hasp.Lease, when string) {
 	must(is("Err of a lease that is lost, "+when, lease.Err(), hasp.ErrLost))
 	require(lease.Context().Err() != nil, "the context of a lease that is lost goes on, %s", when)
 	must(is("the cause of the context of a lease that is lost, "+when, context.Cause(lease.Context()), hasp.ErrLost))
 }
 
-// tap is a driver between the engine and the driver under test. It counts calls, and can keep
-// renewals from the store. It is a Waiter or a Waker if the driver is one.
+// tap is a driver between the engine and the driver under test. It counts calls, and can drop
+// renewals. If the driver is a Waiter or a Waker, so is the tap.
 type tap struct {
 	backend.Driver
 	e      *env
 	client *hasp.Client // whose calls go through the tap
 
-	// If it is not nil, it stands in for Listen. It is set before use.
+	// listen, if it is not nil, replaces Listen. It is set before use.
 	listen func() (<-chan struct{}, error)
 
 	cut     atomic.Bool  // renewals do not reach the store

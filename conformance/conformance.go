@@ -14,34 +14,30 @@
 //
 // # Skipped clauses
 //
-// A clause is skipped, with a reason, if the driver's Traits make it pointless, if
-// it needs a hook of the Harness that is nil, or if [Harness.Cannot] declares that
-// the driver cannot meet it. A driver whose Traits claim less than is true fails,
-// as one that claims more.
+// A clause is skipped, with a reason, if the driver's Traits make it pointless, if it needs a hook
+// of the Harness that is nil, or if [Harness.Cannot] declares that the driver cannot meet it. A
+// driver whose Traits claim more than is true fails, and so does one whose Traits claim less.
 //
-// The first clause takes a free key and releases it. If it fails, the others are
-// skipped, because they would fail for the same reason.
+// If the first clause, which takes and releases a free key, fails, the others are skipped, because
+// they would fail for the same reason.
 //
 // # Time
 //
-// Terms are real, so a run takes some seconds, most of them spent waiting. A
-// verdict depends on the order of events and on the answers of the store. An event
-// that must happen gets 20 seconds. Only for cancelled calls there is a shorter
-// limit: the fastest of several must return within 50 ms.
+// Terms are real, so a run takes some seconds, most of them spent waiting. A verdict depends on the
+// order of events and on the answers of the store, not on speed, except that the fastest of several
+// cancelled calls must return within 50 ms. Every other event that must happen gets 20 seconds.
 //
-// If a slow machine could have caused a failure, the clause is tried again with
-// longer terms, and the result says so. That is so if this process did not run for a
-// part of a term, if a call to the store had no answer for its whole timeout, or if the clause took so
-// long that holds may have expired that were meant to outlast it. If this process did not run for a part of even the longest term,
-// the clause is skipped.
+// If a slow machine could have caused a failure, the clause is tried again with longer terms, and
+// the result says so. The signs of a slow machine are that this process did not run for a part of a
+// term, that a call to the store had no answer for its whole timeout, or that long holds may have
+// expired. If this process did not run for a part of even the longest term, the clause is skipped.
 //
 // # Several processes
 //
-// Clauses over several processes start the running program again, with its own
-// arguments for Check, and with arguments that select this test for Run. In such
-// a child Check and Run do not return: they open drivers with Open, execute the
-// parent's requests, and exit. They do not call Store. Code before the call of
-// Check or Run also runs in the child; [Child] reports whether a process is one.
+// Clauses over several processes start this program again: Check with the same arguments, and Run
+// with arguments that select the test. In such a child Check and Run do not call Store and do not
+// return: they open drivers with Open, execute the parent's requests, and exit. Code before the
+// call of Check or Run also runs in the child; see [Child].
 package conformance
 
 import (
@@ -63,40 +59,36 @@ type Harness struct {
 	// processes. The default of Run is the test's name.
 	Name string
 
-	// Store starts a store, or finds one that runs. It returns its address and a
-	// function that stops it. It is called once. If it is nil, the address is
-	// empty. All keys of the suite contain "hasp-conformance-" and a random part,
-	// so others may use the store at the same time.
+	// Store starts a store, or finds one that runs, and returns its address and a function that
+	// stops it. It is called once. If it is nil, the address is empty. All keys of the suite
+	// contain "hasp-conformance-" and a random part, so other programs may use the store at the
+	// same time.
 	Store func(ctx context.Context) (store string, stop func(), err error)
 
-	// Open opens a new driver on the store at the address that Store or Link has
-	// returned. The suite closes the driver. Open is called often, by several
-	// goroutines, and in child processes.
+	// Open opens a new driver on the store at the address that Store or Link has returned. The
+	// suite closes the driver. Open is called by several goroutines, and in child processes.
 	Open func(ctx context.Context, store string) (backend.Driver, error)
 
-	// Term is the term of leases that expire in a clause; default 400 ms. It is rounded
-	// up as the Traits of the driver say. Long is a term that outlasts every clause; default and minimum 1 min. Timeout bounds
-	// one call to the store; default 3 s.
+	// Term is the term of leases that expire in a clause, before it is rounded up as the driver's
+	// Traits say; default 400 ms. Long is a term that outlasts every clause; default and minimum 1
+	// min. Timeout bounds one call to the store; default 3 s.
 	Term, Long, Timeout time.Duration
 
 	// Only selects clauses by name. If it is nil, all clauses run.
 	Only func(clause string) bool
 
-	// Cannot declares clauses that the driver or its store cannot meet, by name,
-	// with the reason. Such a clause is tried nevertheless and must fail. Then it is
-	// skipped with that reason. Only clauses whose failure harms no other process
-	// may be declared.
+	// Cannot has the reasons, by clause, why the driver or its store cannot meet optional clauses.
+	// Such a clause is tried, and must fail. Then it is skipped with the reason. A clause is
+	// optional if its failure harms no other process.
 	Cannot map[string]string
 
-	// Stop stops the store, so that it does not answer. Start starts it again
-	// at the same address, with its data or without. A store that can do only one
-	// of the two returns errors.ErrUnsupported for the other.
+	// Stop stops the store, so that it does not answer. Start starts it again at the same address,
+	// with its data or without, and returns errors.ErrUnsupported if it cannot do so.
 	Stop  func(ctx context.Context, store string) error
 	Start func(ctx context.Context, store string, data bool) error
 
-	// Link makes a new connection path to the store, which the suite can disturb
-	// without an effect on other paths. Several exist at a time. [TCP] makes one for
-	// stores that are reached over TCP.
+	// Link makes a new connection path to the store, which the suite can disturb without an effect
+	// on other paths. Several exist at a time. For a store on TCP, use [TCP].
 	Link func(ctx context.Context, store string) (*Link, error)
 
 	// Flush makes the store drop what it keeps only for speed, such as scripts
@@ -104,7 +96,7 @@ type Harness struct {
 	// and places in queues survive both.
 	Flush, Kick func(ctx context.Context, store string) error
 
-	// Advance moves the store's clock forward by d, all its terms included.
+	// Advance moves the store's clock, and so the terms in it, forward by d.
 	Advance func(ctx context.Context, store string, d time.Duration) error
 
 	// Commands returns how many calls the store has served so far, by a counter
@@ -112,14 +104,13 @@ type Harness struct {
 	Commands func(ctx context.Context, store string) (int64, error)
 	Cost     Cost
 
-	// Entries lists all that must be gone when no caller holds or wants a key:
-	// holds, places in queues and the like. Fence counters and guard files may
-	// stay, and Entries does not list them.
+	// Entries lists all that must be gone when no caller holds or wants a key, such as holds and
+	// places in queues, but not fence counters and guard files, which may stay.
 	Entries func(ctx context.Context, store string) ([]string, error)
 
-	// Sweep removes what expired holds have left, if no caller wants their keys
-	// again. It does at once what the driver or its store does from time to time.
-	// It may be nil if such leftovers disappear by themselves within 20 seconds.
+	// Sweep does at once what the driver or its store does from time to time: it removes the
+	// leftovers of expired holds. It may be nil if leftovers disappear by themselves within 20
+	// seconds.
 	Sweep func(ctx context.Context, store string) error
 
 	// Others are strategies that keep their locks on the same store under the
@@ -157,9 +148,8 @@ type Result struct {
 	Elapsed  time.Duration // zero if the clause was not tried
 }
 
-// Check checks the driver of h against all clauses and reports each result,
-// in the order of the table. It returns an error that names the failed clauses,
-// or the reason why the suite could not run.
+// Check checks the driver of h against all clauses and reports each result, in a fixed order. Its
+// error names the failed clauses, or says why the suite could not run.
 //
 // Independent clauses run at the same time. Clauses that disturb the store or
 // count its calls run alone, at the end.
@@ -178,7 +168,7 @@ func Check(ctx context.Context, h Harness, report func(Result)) error {
 	for _, r := range s.start(ctx) {
 		res := <-r
 		if ctx.Err() != nil {
-			continue // the clause was cut short, so its result means nothing
+			continue // ctx has cut the clause short, so its result does not count
 		}
 		total++
 		report(res)

@@ -72,8 +72,8 @@ func (d *driver) soon() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.e.ctx, d.e.patience)
 }
 
-// acquire makes one attempt. A driver may refuse a grant that arrives after the
-// end of its term, so such an error is slow.
+// acquire makes one attempt. An error after the end of the term is slow, because a driver may
+// refuse a grant that arrives so late.
 func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := d.soon()
 	defer cancel()
@@ -90,7 +90,7 @@ func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	return g, err
 }
 
-// mine registers c, so that the end of the try releases it.
+// mine registers the hold of c, which is released at the end of the try.
 func (d *driver) mine(c backend.Claim) {
 	d.e.mu.Lock()
 	defer d.e.mu.Unlock()
@@ -140,8 +140,8 @@ func (d *driver) give(cs ...backend.Claim) {
 	}
 }
 
-// giveIfHeld releases what c may hold. If another release is under way, each of them may
-// find the hold on too few nodes of a quorum. So a release without an answer is repeated.
+// giveIfHeld releases the hold that c may have. It repeats a release of unknown outcome: if two
+// releases run at once, each may find the hold on too few nodes of a quorum.
 func (d *driver) giveIfHeld(c backend.Claim, what string) {
 	d.e.retry("release "+what, func() error {
 		if err := d.release(c); !errors.Is(err, backend.ErrLost) {
@@ -181,7 +181,7 @@ func (d *driver) keep(c backend.Claim) backend.Grant {
 	return g
 }
 
-// lost ends the try unless c has lost its key. what describes the hold.
+// lost ends the try unless the token of c does not hold its key. what describes the hold.
 func (d *driver) lost(c backend.Claim, what string) {
 	must(is("renewal of "+what, d.renews(c), backend.ErrLost))
 	must(is("release of "+what, d.release(c), backend.ErrLost))
@@ -195,15 +195,15 @@ func (d *driver) refuses(c backend.Claim) error {
 	return is(fmt.Sprintf("acquire %.60q, which is held", c.Key), errOf(d.acquire(c)), backend.ErrHeld)
 }
 
-// refusedWhileRenewed ends the try unless d is refused key, which another renews.
-// lease returns an error if that hold has ended, as on a slow machine.
+// refusedWhileRenewed ends the try unless d is refused key, which another caller holds and renews.
+// lease returns an error if that hold has ended, as may happen on a slow machine.
 func (d *driver) refusedWhileRenewed(key string, lease func() error) {
 	err := d.refused(key)
 	requireInTime(err == nil || lease() == nil, "no renewal for a term of %v", d.e.term)
 	mustf(err, "while the holder renews")
 }
 
-// granted returns an error unless one attempt gets key. It releases key again.
+// granted returns an error unless one attempt gets key. It then releases key.
 func (d *driver) granted(key string) error {
 	c := d.e.claimOf(key, d.e.long)
 	if _, err := d.acquire(c); err != nil {
@@ -223,7 +223,7 @@ func (d *driver) givesBack(c backend.Claim, err error) error {
 	return d.release(c)
 }
 
-// seize acquires what claim returns until it is granted.
+// seize makes attempts with new claims until one is granted.
 func (d *driver) seize(claim func() backend.Claim) (c backend.Claim, g backend.Grant, err error) {
 	err = d.e.try(func() {
 		d.e.retry(fmt.Sprintf("acquire %.60q", claim().Key), func() error {
@@ -252,9 +252,8 @@ func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
 	return c
 }
 
-// outlast waits for the end of a term that begins now. It takes a key of its own
-// and does not renew it. When that hold has expired by the store's clock, every
-// older hold of the same term has as well.
+// outlast waits until older holds with the term ttl have expired by the store's clock: it takes a
+// new key for ttl, and waits for that key.
 func (d *driver) outlast(ttl time.Duration) {
 	c := d.hold(ttl)
 	d.e.sleep(ttl * 9 / 10)
@@ -272,8 +271,8 @@ func (d *driver) inspect(key string) backend.Status {
 	return s
 }
 
-// shows ends the try unless Inspect reports the hold of c and its fence. A store
-// may not know the owner and the fence.
+// shows ends the try unless Inspect reports the hold of c. A store need not know the owner and the
+// fence.
 func (d *driver) shows(c backend.Claim, fence uint64) {
 	s := d.inspect(c.Key)
 	require(s.Held, "inspect %s, which is held: %+v", brief(c.Key), s)
@@ -309,7 +308,7 @@ type wanted struct {
 	stop  context.CancelFunc
 }
 
-// wait lets a caller wait for c.
+// wait waits for the key of c.
 func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	g, err := wait(ctx, d.Driver, c)
 	if err == nil {
@@ -324,7 +323,7 @@ func (d *driver) want(c backend.Claim) *wanted {
 	ctx, stop := context.WithCancel(d.e.ctx)
 	w := &wanted{d: d, c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
 
-	// The end of the try stops each Wait that is registered. So that comes first.
+	// Register before the Wait begins, so that the end of the try stops it.
 	d.e.beforeReleases(func(end context.Context) {
 		stop()
 		select {
@@ -360,8 +359,8 @@ func (w *wanted) served(what string) {
 	w.use()
 }
 
-// servedOrUnknown is served for a Wait that an outage may have ended. It returns
-// the error of such a Wait.
+// servedOrUnknown is served, except that the Wait may have ended with an outage. It returns that
+// error.
 func (w *wanted) servedOrUnknown(what string) error {
 	err := w.d.e.arrives(what, w.done)
 	if err == nil {
@@ -393,8 +392,8 @@ func (w *wanted) abandon(err error) {
 	w.d.e.onEnd(func() { again.Stop() })
 }
 
-// queued waits until n waiters for key are in the queue. If Inspect does not report
-// them, it only gives them time.
+// queued waits until n waiters for key are in the queue. If Inspect does not report waiters, it
+// sleeps instead.
 func (e *env) queued(d *driver, key string, n int) {
 	if !e.inspector || !e.traits.Ordered {
 		e.sleep(e.term / 8)

@@ -70,8 +70,8 @@ func (e *env) close() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.timeout)
 	defer cancel()
 
-	// Links work again first. Otherwise no release would arrive. Then Waits end. They would
-	// get the keys that are released below.
+	// First make links work again, so that releases arrive. Then end Waits, so that they do not get
+	// the keys that are released below.
 	e.mu.Lock()
 	first := e.first
 	e.mu.Unlock()
@@ -79,7 +79,7 @@ func (e *env) close() {
 		f(ctx)
 	}
 
-	// A Wait that ended just now may have registered a hold.
+	// Only now read e.held, because a Wait that ended just now may have registered a hold.
 	e.mu.Lock()
 	held, cleanup := maps.Clone(e.held), e.cleanup
 	e.mu.Unlock()
@@ -182,7 +182,7 @@ func (e *env) begin(f func() error) <-chan error {
 // within returns what f returns. It ends the try if f does not return.
 func (e *env) within(what string, f func() error) error { return e.arrives(what, e.begin(f)) }
 
-// arrives returns what a goroutine sends. It ends the try if nothing comes.
+// arrives returns the error that a goroutine sends. It ends the try if none comes in time.
 func (e *env) arrives(what string, done <-chan error) error {
 	t := time.NewTimer(e.patience)
 	defer t.Stop()
@@ -213,9 +213,9 @@ func (e *env) each(n int, f func(i int)) error {
 	return errors.Join(errs...)
 }
 
-// labelName is the profiler label that marks the goroutines of a clause.
-// A goroutine inherits the labels of the goroutine that starts it. So the leaks of
-// one clause can be distinguished from other goroutines of the program.
+// labelName is the profiler label of the goroutines of a clause. A goroutine inherits the labels of
+// the goroutine that starts it, so the leaks of a clause can be told from other goroutines of the
+// program.
 const labelName = "hasp-conformance"
 
 // stacks returns the stacks of all goroutines with a label.

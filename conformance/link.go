@@ -15,14 +15,12 @@ type Link struct {
 	// Set puts the link into a state, also for connections that exist already.
 	Set func(LinkState)
 
-	// SetAfter carries the next replies, as many as it is given, and then puts
-	// the link into state s. In state Deaf the following reply is the first one
-	// that is lost; in state Hung it is the first one that is held back. Until
-	// then requests are carried. A later Set or SetAfter cancels a change that
-	// has not happened yet.
+	// SetAfter puts the link into state s after it has carried the given number of replies. The
+	// next reply is the first that is lost in state Deaf, and the first that is held back in state
+	// Hung. A later Set or SetAfter cancels a change that has not happened yet.
 	//
-	// A call may take several round trips. SetAfter disturbs each in turn. If
-	// it is nil, the clauses that need it are skipped.
+	// The suite uses it to disturb each round trip of a call in turn. If it is nil, the clauses
+	// that need it are skipped.
 	SetAfter func(replies int, s LinkState)
 
 	// Close ends the link.
@@ -39,12 +37,10 @@ const (
 	// Slow holds every reply back for Delay.
 	Slow LinkState = "slow"
 
-	// Deaf carries requests and loses their replies. The requests of this time
-	// never get a reply.
+	// Deaf carries requests and loses their replies for good.
 	Deaf LinkState = "deaf"
 
-	// Hung carries nothing and refuses nothing, like a pulled cable. Requests of
-	// this time arrive when the link is Up again.
+	// Hung holds requests and replies back, like a pulled cable, until the link is Up again.
 	Hung LinkState = "hung"
 
 	// Down ends connections and refuses new ones.
@@ -54,9 +50,8 @@ const (
 // Delay is how long a Slow link holds a reply back.
 const Delay = 150 * time.Millisecond
 
-// TCP makes a Link to the TCP address target. The link listens on an address of
-// its own on the loopback interface, and Store is that host:port. A hook may change
-// Store to the form that Open takes.
+// TCP makes a Link to the TCP address target. Its Store is the host:port on the loopback interface
+// where the link listens. A hook may change Store to the form that Open takes.
 func TCP(target string) (*Link, error) {
 	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", target) })
 	if err != nil {

@@ -8,15 +8,14 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// A call may take several round trips, and the first may only read. So the
-// clauses of this file disturb each round trip of a call in turn.
+// The clauses of this file disturb each round trip of a call in turn, because a call may take
+// several, and the first may only read.
 
-// maxReplies is how many replies of one call are disturbed in turn. A new
-// connection takes some of them.
+// maxReplies bounds how many replies of a call are disturbed, including those for a new connection.
 const maxReplies = 32
 
-// disturb puts l into state s after it has carried n replies to the next call. If
-// n is negative, it does so before the store gets the call.
+// disturb puts l into state s after l has carried n replies to the next call. If n is negative, the
+// state begins before the store gets the call.
 func (l *Link) disturb(n int, s LinkState) {
 	switch {
 	case n < 0, n == 0 && s == Deaf:
@@ -31,15 +30,15 @@ func (l *Link) disturb(n int, s LinkState) {
 // lostReply is a call whose reply is lost after the store has carried it out.
 type lostReply struct {
 	what   string
-	claim  func() backend.Claim        // a new one for each try
-	call   func(c backend.Claim) error // for a claim
-	landed func(c backend.Claim) bool  // the store has carried it out
-	again  bool                        // the call may be repeated
+	claim  func() backend.Claim // a new one for each try
+	call   func(c backend.Claim) error
+	landed func(c backend.Claim) bool // the store has carried it out
+	again  bool                       // the call may be repeated
 }
 
-// loses disturbs the replies to a call in turn, until the store has carried out a
-// call whose caller did not get the reply. It returns the claim of that call, and
-// the error that the call returned once the link was up again.
+// loses loses one reply of a call, the first, then the second and so on, until the store has
+// carried out a call whose reply was lost. It returns the claim of that call, and the error of the
+// call after the link was up again.
 func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 	for n := range maxReplies {
 		c := r.claim()
@@ -48,18 +47,18 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 		landed := e.lands(done, func() bool { return r.landed(c) })
 		ended := len(done) > 0
 
-		// If the driver repeats the call, the repeat gets through now.
+		// If the driver repeats the call, the repeat arrives now.
 		l.Set(Up)
 		err := e.arrives(r.what, done)
 		switch {
 		case err == nil:
 			requireInTime(!ended, "%s: it succeeded after %d replies; the store was never seen to carry it out while its reply was lost", r.what, n)
 
-			// The driver repeated a call that was not carried out, or one that it may
-			// repeat. Otherwise the reply may have been late instead of lost.
+			// The driver may have repeated a call that was not carried out, or that may be
+			// repeated. Otherwise only a reply that was late, and not lost, explains this.
 			requireInTime(r.again || !landed, "%s: no error, want one of unknown outcome", r.what)
 		case errors.Is(err, backend.ErrHeld) && !landed && !e.inspector:
-			mustInTime(err, "%s", r.what) // our own attempt was in its way
+			mustInTime(err, "%s", r.what) // the attempt of holds was in its way
 		default:
 			must(unknown(r.what, err))
 		}
@@ -75,8 +74,8 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 	panic("unreachable")
 }
 
-// lands reports whether the store carries out a call within a term. The call's
-// outcome comes through done.
+// lands reports whether the store carries out a call within a term. done receives the call's
+// outcome.
 func (e *env) lands(done <-chan error, landed func() bool) bool {
 	e.sleep(e.term / 8) // landed may itself make an attempt, which would interfere with the call
 	for began := time.Now(); time.Since(began) < e.term; e.sleep(e.term / 32) {
@@ -103,9 +102,9 @@ func (d *driver) holds(key string) bool {
 	return errors.Is(err, backend.ErrHeld)
 }
 
-// sentOnce loses replies. A driver that repeats a call is refused because of its own
-// first call. If the calls are shared, another reader holds the key when the token is
-// released.
+// sentOnce loses the reply of a call. If the driver sends the call again, the first one makes the
+// second fail, which is not an unknown outcome. If shared, another reader also holds the key when
+// the token is released.
 func (e *env) sentOnce(shared bool) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
@@ -140,7 +139,7 @@ func (e *env) sentOnce(shared bool) {
 	}
 }
 
-// linkWaitReply does the same for a Wait, which may repeat a call with its token.
+// linkWaitReply loses the replies of a Wait, which may repeat a call with its token.
 func linkWaitReply(e *env) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
@@ -160,9 +159,9 @@ func linkWaitReply(e *env) {
 	e.undone(d, b, c, err)
 }
 
-// outlives disturbs the round trips of a call in turn. It holds each back until
-// the holds of the call have ended and successors hold the keys for the given
-// terms. check ends the try if the call has harmed the successors.
+// outlives holds back each round trip of a call in turn, until the holds of the call have ended and
+// successors hold the keys for the given terms. check ends the try if the call has affected the
+// successors.
 func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, cs []backend.Claim) error,
 	check func(b *driver, next []backend.Claim)) {
 	l := e.cable()
@@ -215,8 +214,8 @@ func linkLateRenew(e *env) {
 		})
 }
 
-// linkEnds disturbs each round trip in turn. It measures each several times and
-// keeps the shortest time, because the machine may be slow.
+// linkEnds disturbs each round trip in turn, several times, and takes the shortest time, because
+// the machine may be slow.
 func linkEnds(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -239,8 +238,8 @@ func linkEnds(e *env) {
 	}
 }
 
-// endsInTime lets the store hang after n replies of a call. It reports whether
-// the call needs more replies than that.
+// endsInTime lets the store hang after n replies of a call, and measures how long the call takes to
+// end with its context. It reports whether the call needs more than n replies.
 func (e *env) endsInTime(l *Link, n int, what string, call func(ctx context.Context) error) (more bool) {
 	defer l.Set(Up)
 	best := e.patience

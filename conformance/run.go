@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Run is [Check] as a test: each clause is a subtest. Clauses run at the same
-// time unless -run or -skip pick some of them.
+// Run is [Check] as a test with a subtest for each clause. Clauses run at the same time unless -run
+// or -skip selects some.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.Name == "" {
@@ -28,7 +28,7 @@ func Run(t *testing.T, h Harness) {
 	}
 	t.Cleanup(s.stop)
 
-	// Flags may pick some subtests.
+	// Flags may select some subtests.
 	value := func(f string) string { return flag.Lookup(f).Value.String() }
 	picked := strings.Count(value("test.run"), "/") > strings.Count(t.Name(), "/") || value("test.skip") != ""
 	cs := s.clauses()
@@ -54,8 +54,8 @@ func Run(t *testing.T, h Harness) {
 	fmt.Println(summary(h, counts))
 }
 
-// summary returns one line about how much a run has checked. It is printed even
-// without -v, because a suite passes although its clauses are skipped.
+// summary returns one line about how much a run has checked. It is printed even without -v, because
+// the test passes even if clauses are skipped.
 func summary(h Harness, counts map[string]int) string {
 	line := fmt.Sprintf("conformance: %s: %d clauses passed, %d failed, %d skipped", h.Name, counts[passed], counts[failed], counts[skipped])
 	var missing []string
@@ -86,8 +86,8 @@ func report(t *testing.T, r Result) {
 	}
 }
 
-// testArgs returns the arguments with which a test binary runs the test of this
-// name. They include the arguments of the program.
+// testArgs returns arguments that make a test binary run the test of this name, and adds those of
+// this program.
 func testArgs(name string) []string {
 	parts := strings.Split(name, "/")
 	for i := range parts {

@@ -31,14 +31,13 @@ type allowance struct {
 	promptly time.Duration // for the return of a call whose context has ended
 }
 
-// paceOf returns the pace of the n-th try, from 0. Each has terms that are four times as
-// long as before. So the last has terms of half a minute, unless Traits.MaxTTL forbids
-// holds that outlast them.
+// paceOf returns the allowance of the n-th try, from 0. Each try has terms four times as long as
+// the last, up to half a minute, unless Traits.MaxTTL forbids holds that outlast them.
 func (s *suite) paceOf(n int) allowance {
 	p := allowance{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
 		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}
 	if most := s.traits.MaxTTL; most > 0 {
-		// Extend asks for more than what the lease is to last, because of the drift.
+		// Stay below MaxTTL by the drift, because Extend asks for that much more.
 		p.long = min(p.long, max(most-2*backend.Drift(most), s.h.Long))
 	}
 	p.term = s.granted(max(s.h.Term, min(p.term, p.long/8)))
@@ -55,15 +54,14 @@ type suite struct {
 	waker     bool
 	inspector bool
 	lister    bool
-	id        string       // makes this run's keys unique
+	id        string       // part of each key, so that keys of two runs differ
 	serial    atomic.Int64 // of keys
 	hopeless  atomic.Bool  // the first clause has failed, so that the others would fail as well
 	childArgs []string     // arguments of child processes; nil for the program's own
 }
 
-// newSuite starts the store and opens a first driver for its traits. The driver
-// stays open until stop, because a store in memory may last only while a driver is
-// open.
+// newSuite starts the store and opens a first driver for its traits. This driver stays open until
+// stop, because a store in memory may be lost when its last driver is closed.
 func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error) {
 	if err := h.check(); err != nil {
 		return nil, err
@@ -98,7 +96,7 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	_, s.inspector = d.(backend.Inspector)
 	_, s.lister = d.(backend.Lister)
 
-	// The driver goes before its store.
+	// Close the driver before its store.
 	stopStore := s.stop
 	s.stop = func() {
 		d.Close()
@@ -140,8 +138,8 @@ func (s *suite) start(ctx context.Context) []chan Result {
 	return results
 }
 
-// runAll runs clauses and sends their results. A clause that runs alone waits until
-// the clauses before it have ended.
+// runAll runs clauses and sends their results. A clause that must run alone begins when all before
+// it have ended.
 func (s *suite) runAll(ctx context.Context, cs []*clause, results []chan Result) {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, concurrent)
@@ -203,8 +201,8 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 	return r
 }
 
-// repeat tries a clause until a slow machine cannot have caused its outcome, tries times
-// at most. It returns what the tries found that did not count.
+// repeat tries a clause, up to tries times, until a slow machine cannot have caused the outcome. It
+// returns the failures that do not count in earlier.
 func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err error) {
 	for n := range tries {
 		p := s.paceOf(n)
@@ -212,9 +210,8 @@ func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err er
 		err = s.once(ctx, c, p)
 		took, stalled := time.Since(began), stalls()
 
-		// A failure counts at once only if this process ran all the time, if no hold can
-		// have expired that was meant to outlast the try, and if it is not that a call had no
-		// answer for a whole timeout: the store may be slow as well.
+		// A failure does not count if the machine or the store was slow: this process did not run
+		// for a while, long holds may have expired, or a call had no answer for a whole timeout.
 		var late *slowError
 		var skip *skipError
 		silent := took >= p.timeout && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded))
@@ -249,8 +246,7 @@ func (s *suite) once(ctx context.Context, c *clause, p allowance) error {
 	case <-ctx.Done():
 	}
 
-	// The check sees the end of ctx as well, and its error may say what it waited
-	// for.
+	// Wait for the check, which also notices the end of ctx: its error may say what it waited for.
 	select {
 	case err := <-done:
 		return err

@@ -11,11 +11,9 @@ import (
 //
 //   - The table has a row for each clause. Rows and checks are in clause_*.go, and
 //     in roundtrip.go for calls that take several round trips.
-//   - A check is a list of steps. verdict.go says how a step fails. driver.go has
-//     the steps on a driver. client.go has the steps on a Client, and the tap between a
-//     Client and its driver.
-//   - env.go has what one try of a check works with. child.go has the two ends of
-//     another process.
+//   - A check is a list of steps. verdict.go says how a step fails. driver.go has steps on a
+//     driver. client.go has steps on a Client, and the tap between a Client and its driver.
+//   - env.go has the environment of one try of a check. child.go has both sides of child processes.
 //   - suite.go runs the table, for Check in conformance.go and for Run in run.go.
 
 // clause is one sentence of the contract and its check.
@@ -29,7 +27,7 @@ type clause struct {
 	check    func(e *env)
 }
 
-// optional reports whether Harness.Cannot may name a clause.
+// optional says whether Harness.Cannot may name a clause.
 type optional int
 
 const (
@@ -38,8 +36,8 @@ const (
 	chance          // and the clause may pass by chance
 )
 
-// table has every clause, in the order in which results are reported. Clauses that
-// run alone are last, because the others run before them.
+// table has every clause, in the order in which results are reported. Clauses that run alone come
+// last.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
 	keepClauses, sharedClauses, waitClauses, wakeClauses, orderClauses, inspectClauses, listClauses, closeClauses,
@@ -97,7 +95,7 @@ func given(n need, cs []clause) []clause {
 // need returns the reason why a clause is pointless for a suite, or "".
 type need func(s *suite) string
 
-// missing is n for a suite, also if n is nil.
+// missing returns n(s), or "" if n is nil.
 func (n need) missing(s *suite) string {
 	if n == nil {
 		return ""
@@ -166,7 +164,7 @@ type hook struct {
 	has  func(h *Harness) bool
 }
 
-// hooks are all hooks, in the order of the fields. The entry of Stop covers Start.
+// hooks are all hooks, in the order of the fields. Stop stands for Start as well.
 var hooks = []hook{
 	{"Store", func(h *Harness) bool { return h.Store != nil }},
 	{"Stop", func(h *Harness) bool { return h.Stop != nil }},

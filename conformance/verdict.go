@@ -21,7 +21,7 @@ func must(err error) {
 	}
 }
 
-// mustf is must, with the step that failed in front of the error.
+// mustf is must. Its message, which names the step, precedes the error.
 func mustf(err error, format string, args ...any) {
 	if err != nil {
 		fail("%s: %w", fmt.Sprintf(format, args...), err)
@@ -38,8 +38,8 @@ func require(ok bool, format string, args ...any) {
 // fail ends the try.
 func fail(format string, args ...any) { panic(abort{fmt.Errorf(format, args...)}) }
 
-// slowError is a failure that a slow machine or a wrong driver may have caused. It
-// counts if it also happens with the longest terms.
+// slowError is a failure that a slow machine may have caused. It counts only if it also happens
+// with the longest terms.
 type slowError struct{ error }
 
 func (e *slowError) Unwrap() error { return e.error }
@@ -60,7 +60,7 @@ func requireInTime(ok bool, format string, args ...any) {
 	}
 }
 
-// skipError ends a clause that turns out to be pointless.
+// skipError skips a clause that cannot be checked after all.
 type skipError struct{ reason string }
 
 func (e *skipError) Error() string { return e.reason }

@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// clock tells the ages of leases. Go's monotonic clock does not count the time for which
-// the machine was suspended, but a lease grows old meanwhile. So this clock adds that time.
+// clock measures the ages of leases, which grow even while the machine is suspended. So it adds the
+// time of suspends to Go's monotonic clock, which leaves it out.
 type clock struct {
 	base      time.Time
 	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
@@ -23,11 +23,11 @@ func newClock() *clock {
 
 // now returns the time since some moment in the past.
 func (k *clock) now() time.Duration {
-	// If the process pauses during a reading, the result is too small. So the largest one counts.
+	// Keep the largest reading: one during which the process pauses is too small.
 	return time.Duration(raise(&k.slept, int64(k.suspended()))) + time.Since(k.base)
 }
 
-// raise sets a to n if that is more, and returns a.
+// raise sets a to max(a, n), and returns that.
 func raise(a *atomic.Int64, n int64) int64 {
 	for {
 		if old := a.Load(); old >= n {

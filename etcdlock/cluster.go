@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// liveness is how long etcd may be silent before the driver looks for a member that answers,
-	// and how often the member is asked whether it lives while callers wait.
+	// After a silence of liveness, the driver searches for a member that answers. While callers
+	// wait, it asks the member in use this often whether it lives.
 	liveness  = time.Second
 	lookEvery = 200 * time.Millisecond
 
-	// headStart is how much earlier a silent member is asked than the others. Otherwise another
-	// one would replace a member that is only slow, and the calls in flight would fail.
+	// A search asks a silent member this much earlier than the others. Otherwise another member
+	// would replace one that is only slow, and the calls in flight would fail.
 	headStart = time.Second
 
 	searchTime = 3 * time.Second        // for one search for a member
@@ -31,7 +31,7 @@ const (
 )
 
 // cluster is the etcd: its endpoints, and the member in use. Each member has a client of its own,
-// because one client of several members sends calls to a member that hangs as well.
+// because one client of several members would also send calls to a member that hangs.
 type cluster struct {
 	conf  clientv3.Config // for one member, without the endpoint
 	all   []string        // all endpoints
@@ -44,16 +44,17 @@ type cluster struct {
 	current *member       // nil before the first search, and after a connection has failed
 	search  chan struct{} // closed when the search that is under way ends; nil if there is none
 	pending int           // calls that have no answer yet
-	silent  time.Time     // when the silence began; zero while etcd answers, or no call asks it
+	silent  time.Time     // when the silence began; zero if etcd answers or is not asked
 	checked time.Time     // when look last asked for a check
 	failed  time.Time     // when the last search failed
-	rest    time.Duration // how long after failed the next search may begin
+	rest    time.Duration // the next search may begin at failed + rest
 	err     error         // of the last search
 }
 
-// call makes one call to the etcd. On a silent member it waits until the member answers. If another
-// member replaces that one, the call fails, and its outcome is unknown. The call is repeated only
-// if etcd has certainly not carried it out: it found no connection, or its token was refused.
+// call makes one call to the etcd. If the member is silent, call waits for the answer. If another
+// member replaces the silent one meanwhile, the call fails, and its outcome is unknown. call
+// repeats only calls that etcd has certainly not carried out: there was no connection, or the token
+// was refused.
 func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) (v T, err error) {
 	for try := 0; ; try++ {
 		m, err := c.member(ctx)
@@ -67,7 +68,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			return v, nil
 		}
 
-		// If etcd has refused the token, the client has acquired another one by now.
+		// After a refused token, the client has another one by now.
 		notSent := isUnsent(err)
 		if try == 0 && (notSent || is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)) {
 			continue
@@ -101,7 +102,7 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 		done := c.searchLocked()
 		c.mu.Unlock()
 		select {
-		case <-done: // c.failed tells whether it has failed
+		case <-done: // if the search has failed, c.failed says so
 		case <-ctx.Done():
 		case <-c.ctx.Done():
 		}
@@ -122,13 +123,12 @@ func (c *cluster) silentLocked() {
 	}
 }
 
-// answered records the end of a call to m. If there was no answer, etcd counts as silent until
-// another call has one. The member is given up if its connection has failed, if it has no leader,
-// or if it refuses the password.
+// answered records the end of a call to m. If m has not answered, etcd counts as silent until
+// another call has an answer. The member is given up if its connection has failed, if it has no
+// leader, or if it refuses the password.
 func (c *cluster) answered(m *member, err error) {
-	// A member that says that a request timed out has answered: it could not commit this one before
-	// the call's deadline, or within some seconds. Giving up the member would make the calls of all
-	// other callers fail.
+	// Keep a member that says that a request timed out: it has answered, and if it were given up,
+	// the calls of all other callers would fail.
 	leave := isUnavailable(err) && !is(err, rpctypes.ErrTimeout) || isRefused(err)
 
 	c.mu.Lock()
@@ -161,8 +161,8 @@ func (c *cluster) silence() (time.Time, error) {
 	return c.silent, c.err
 }
 
-// look begins a search if etcd is silent. If callers wait for events, it also reports whether a
-// call is due that finds out if the member lives, because a member that hangs reports no events.
+// look begins a search if etcd is silent. If callers wait for events, it also reports whether to
+// send a call that shows if the member lives, because a member that hangs reports no events.
 func (c *cluster) look(waits bool) (due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,7 +202,7 @@ func (c *cluster) searchLocked() <-chan struct{} {
 		if m != old {
 			given := c.current // old, or nil because old was given up meanwhile
 			if c.current = m; c.ctx.Err() != nil {
-				given, c.current = m, nil // Close has begun, and will not find it
+				given, c.current = m, nil // Close has begun, and will not close it
 			}
 			if given != nil {
 				c.wg.Go(func() { given.client.Close() }) // its calls fail, with unknown outcomes
@@ -215,7 +215,7 @@ func (c *cluster) searchLocked() <-chan struct{} {
 	return done
 }
 
-// find returns a member that answers: old, if it is not nil and does, or the first of the others.
+// find returns a member that answers: old, which may be nil, or the first of the others.
 func (c *cluster) find(old *member) (*member, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.conf.DialTimeout)
 	defer cancel()
@@ -230,8 +230,8 @@ func (c *cluster) find(old *member) (*member, error) {
 			m, err = c.connect(endpoint)
 		}
 		if err == nil {
-			// A linearizable read needs a leader and a majority. A member that is cut off from the
-			// others may still answer other requests, but not this one.
+			// Send a linearizable read, which needs a leader and a majority. A member that is cut
+			// off from the others may still answer other requests.
 			_, err = m.client.Get(ctx, root, clientv3.WithKeysOnly())
 		}
 		a := answer{m, nil}
@@ -248,8 +248,8 @@ func (c *cluster) find(old *member) (*member, error) {
 		}
 	}
 
-	// Every endpoint gets a new connection, also that of old: a connection may be dead although its
-	// member lives.
+	// Connect to every endpoint, including old's: a connection may be dead although its member
+	// lives.
 	open, start := len(c.all), time.Duration(0)
 	if old != nil {
 		open, start = open+1, headStart
@@ -314,8 +314,8 @@ type member struct {
 	idle    []*stream // the streams that no call uses
 }
 
-// connect returns a member. Its connection may not be established yet, unless there is a user,
-// because then the client has fetched a token.
+// connect returns a member. With a user its connection is established, because the client has
+// fetched a token. Without one it may not be.
 func (c *cluster) connect(endpoint string) (*member, error) {
 	conf := c.conf
 	conf.Endpoints = []string{endpoint}
@@ -350,15 +350,15 @@ func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 	return b
 }
 
-// stream is for keep-alives, one at a time: a member that is not the leader passes each on to the
-// leader, and answers those of one stream one after another. Streams are used again, because for
-// each new one the client has etcd check the password.
+// stream is for one keep-alive at a time, because a member that is not the leader answers those of
+// one stream one after another. Streams are reused, because etcd checks the password for each new
+// one.
 type stream struct {
 	pb.Lease_LeaseKeepAliveClient
 	cancel context.CancelFunc
 }
 
-// beat sends a keep-alive on a stream that no call uses, or on a new one, and fills in b.
+// beat sends a keep-alive on an idle stream, or on a new one, and fills in b.
 func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (err error) {
 	m.mu.Lock()
 	var s *stream

@@ -21,19 +21,19 @@ import (
 // KEY is the escaped key. LEASE is the number of the lease that the entry was made with.
 // The create revision of the entry is its place in the queue, and the fence of its hold.
 //
-// The name is not made from the token, because a name that was deleted stays in etcd's
-// index until the next compaction. Leases are used again, so there are few names.
+// The name has the lease and not the token, because a deleted name stays in etcd's index until the
+// next compaction. Leases are reused, so there are few names.
 const root = "hasp/"
 
 var escaper = strings.NewReplacer("%", "%25", "/", "%2F")
 var unescaper = strings.NewReplacer("%25", "%", "%2F", "/")
 
-// escape returns s without a slash. escape(a) is a prefix of escape(b) exactly if a is a
-// prefix of b, so a prefix of keys is a prefix of names.
+// escape returns s without slashes. escape(a) is a prefix of escape(b) exactly if a is a prefix of
+// b, so List can search for names by a prefix.
 func escape(s string) string { return escaper.Replace(s) }
 
-// queueOf returns the prefix of the entries of key. Because an escaped key has no slash,
-// it is a prefix of the entries of no other key.
+// queueOf returns the prefix of the entries of key, and of no other key, because an escaped key has
+// no slash.
 func queueOf(key string) string { return root + escape(key) + "/" }
 
 // entryName returns the name of an entry.
@@ -70,7 +70,7 @@ func newEntry(c backend.Claim, l *lease, since time.Time) *mvccpb.KeyValue {
 type record struct {
 	fenced bool // the claim asked for a fence
 	token  string
-	since  time.Time // when the hold was granted, by the clock of its process; zero if that is not known
+	since  time.Time // when the hold was granted, by its process's clock; zero if that is not known
 	owner  string
 }
 

@@ -102,8 +102,7 @@ func explain(ctx context.Context, endpoint string, err error) error {
 	text := rpctypes.ErrorDesc(err)
 	hint := ""
 	switch {
-	// The driver accepts answers of any size. So a message that is larger than allowed is its own
-	// request, whether gRPC refuses it here or at the server.
+	// The message that is too large is a request, because the driver accepts answers of any size.
 	case is(err, rpctypes.ErrRequestTooLarge), codeOf(err) == codes.ResourceExhausted && strings.Contains(text, "larger than max"):
 		return fmt.Errorf("%w: the key or the owner is too long for etcd: use a shorter one, of 1,000 bytes at most", backend.ErrInvalid)
 	case is(err, rpctypes.ErrNoSpace):
@@ -116,8 +115,8 @@ func explain(ctx context.Context, endpoint string, err error) error {
 		hint = "grant the user's role readwrite on the prefix " + root + ": etcdctl role grant-permission ROLE readwrite --prefix " + root
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "handshake failed: EOF"):
 		hint = "it speaks no TLS: use etcd:// and not etcds://"
-	// A server without TLS closes the connection as well. Its answer is lost if the rest of the
-	// client's hello comes after that.
+	// A server without TLS may look like this: it closes the connection, and its answer is lost if
+	// the rest of the client's hello comes after that.
 	case strings.Contains(text, "handshake failed: ") && isCut(text):
 		hint = "it ended the TLS handshake: if it speaks no TLS, use etcd:// and not etcds://; otherwise check the parameters cert and key"
 	case strings.Contains(text, "error reading server preface"):

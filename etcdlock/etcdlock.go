@@ -1,30 +1,31 @@
-// Package etcdlock keeps locks in an etcd, and serves waiters in order of arrival over all
-// processes.
+// Package etcdlock keeps locks in an etcd. It serves the waiters of all processes in order of
+// arrival.
 //
 // # Guarantees
 //
-// A key has one holder at a time, as long as a majority of the members keeps its data. A
-// hold is in etcd's log, so it survives the loss of a minority, and a change of the leader.
-// The fence is the revision at which the holder joined the queue. So an etcd that has lost its
-// data may grant smaller fences than before. TryLock does not pass a queue. Shared claims that
-// follow one another in the queue hold the key together.
+// A key has one holder at a time, as long as a majority of the members keeps its data. A hold is in
+// etcd's log, so it survives the loss of a minority, and a change of the leader. The fence is the
+// revision at which the holder joined the queue, so an etcd that has lost its data may grant
+// smaller fences than before. TryLock does not pass waiters. Shared claims that follow one another
+// in the queue hold the key together.
 //
-// A term never ends early. It ends up to half a second late, because etcd looks for leases
-// that have ended twice a second. After a change of the leader all terms begin anew.
+// A term ends up to half a second late, and never early, because etcd looks for leases that have
+// ended twice a second. After a change of the leader all terms begin anew.
 //
 // A waiter that died, or is cut off, keeps its place for the parameter window, 5 s by default,
 // and up to half a second more.
 //
-// A hold lasts while etcd has both its lease and its entry. A renewal keeps the lease alive and
-// reads the entry. To end a hold by hand, use hasp's Break or revoke the lease.
-// The holder learns of it at its next renewal.
+// A hold lasts while etcd has its lease and its entry. A renewal keeps the lease alive and reads
+// the entry. To end a hold by hand, use hasp's Break or revoke the lease. The holder learns of the
+// loss at its next renewal.
 //
 // # Cost
 //
-// To lock a free key takes one transaction, and a keep-alive or a call that makes a lease if the
-// driver has no fresh lease left from an earlier hold. To unlock takes one call. A waiter takes one
-// transaction, and a release wakes it by an event. A renewal is a message on streams that all
-// renewals share, and one read for up to 100 holds. docs/etcdlock.md has the whole table.
+// To lock a free key takes one transaction. If the driver has no fresh lease left from an earlier
+// hold, it also takes a keep-alive, or a call that makes a lease. To unlock takes one call. A
+// waiter takes one transaction, and a release wakes it by an event. A renewal is a message on
+// streams that all renewals share, and one read for up to 100 holds. docs/etcdlock.md has the whole
+// table.
 //
 // # URL
 //
@@ -60,24 +61,23 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// etcd counts terms in whole seconds, and grants none below one and a half times its election
-// timeout, which makes 2 s by default. maxTTL is the longest term of a lease.
+// etcd counts terms in whole seconds, of at least one and a half times its election timeout: 2 s by
+// default. maxTTL is the longest term of a lease.
 const (
 	minTTL  = 2 * time.Second
 	ttlUnit = time.Second
 	maxTTL  = clientv3.MaxLeaseTTL * time.Second
 )
 
-// maxName is how long the escaped key may be. A request names it up to ten times, and etcd
-// takes requests of 1.5 MiB.
+// maxName is the length of the longest escaped key. A request names the key up to ten times, and
+// etcd takes requests of 1.5 MiB.
 const maxName = 100 << 10
 
-// maxAtOnce is how many callers ask for a lease or a place at once, and how many leases are ended
-// at once. After an outage there may be thousands of them, and if all their calls were made
-// together, the calls would time out and be repeated.
+// maxAtOnce bounds how many callers ask for a lease or a place at once, and how many leases are
+// ended at once. After an outage, thousands of calls at once would time out and be repeated.
 const maxAtOnce = 64
 
-// closing is how long Close waits for the end of leases, in all.
+// closing bounds how long Close waits for the end of leases.
 const closing = time.Second
 
 // driver is a [backend.Waiter] that keeps its locks in an etcd and serves waiters in order
@@ -90,7 +90,7 @@ type driver struct {
 	turns   chan struct{}      // has room for the callers that may ask for a lease or a place at once
 	burials chan struct{}      // has room for the clean-ups that may be under way at once
 	active  atomic.Int64       // counts the Waits and clean-ups under way
-	cancel  context.CancelFunc // ends the cluster's context, and everything with it
+	cancel  context.CancelFunc // ends the cluster's context
 	open    context.Context    // ends when Close begins
 	shut    context.CancelFunc // ends open
 
@@ -112,17 +112,16 @@ type Options struct {
 	// Client is the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Window is how long a waiter keeps its place in the queue without a sign of life
-	// from its process. So it is how long a waiter that has died, or is cut off, can delay
-	// those behind it. It is rounded up to whole seconds. The default is 5 s, the minimum
-	// 2 s.
+	// Window is how long a waiter keeps its place in the queue without a sign of life from its
+	// process, and so delays the waiters behind it after it has died or was cut off. It is rounded
+	// up to whole seconds. The default is 5 s, the minimum 2 s.
 	Window time.Duration
 }
 
-// New returns a Client whose locks are in the etcd that conf is for. It makes clients of its own,
-// one at a time, each for one of the endpoints. From conf it takes the endpoints, the user, and the
-// settings of connections. Without a Logger and a LogConfig in conf, these clients log nothing. If
-// conf has no endpoints or o is out of range, the error is hasp.ErrInvalid.
+// New returns a Client whose locks are in the etcd of conf. It makes its own etcd clients, one at a
+// time, each for one of the endpoints, with the user and the settings of connections in conf. If
+// conf has neither a Logger nor a LogConfig, these clients log nothing. If conf has no endpoints or
+// o is out of range, the error is hasp.ErrInvalid.
 func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(conf, o)
@@ -159,7 +158,7 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	return d, nil
 }
 
-// tick looks for silence of etcd, and prunes the pool, until the driver is closed.
+// tick notices silence of etcd, and prunes the pool, until the driver is closed.
 func (d *driver) tick() {
 	t := time.NewTicker(lookEvery)
 	defer t.Stop()
@@ -179,7 +178,7 @@ func (d *driver) tick() {
 	}
 }
 
-// settings returns conf with what the clients of the members need.
+// settings returns conf with the settings that the clients of the members need.
 func settings(conf clientv3.Config) clientv3.Config {
 	if conf.Logger == nil && conf.LogConfig == nil {
 		conf.Logger = zap.NewNop()
@@ -194,8 +193,8 @@ func settings(conf clientv3.Config) clientv3.Config {
 	return conf
 }
 
-// failFast makes a call fail at once if there is no connection. By default it would wait for one,
-// and if its time ended then, the driver could not know that it was not sent.
+// failFast makes a call fail at once if there is no connection. By default a call waits for one,
+// and if it times out meanwhile, the driver cannot know that the call was not sent.
 func failFast(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	return call(ctx, method, req, reply, conn, append(opts, grpc.WaitForReady(false))...)
 }
@@ -242,7 +241,7 @@ func (d *driver) Close() error {
 	d.shut()
 	d.pool.prune(0)
 
-	// Waits that end now, and the pool, begin to revoke leases, which may take a moment.
+	// Wait a moment, because Waits that end now, and the pool, revoke leases.
 	for end := time.Now().Add(closing); d.active.Load() > 0 && time.Now().Before(end); {
 		time.Sleep(2 * time.Millisecond)
 	}

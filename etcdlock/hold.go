@@ -20,7 +20,7 @@ type hold struct {
 	entry   *mvccpb.KeyValue // as this driver has written it
 	lease   *lease
 	granted time.Time
-	over    atomic.Bool // it was released, lost or moved to another lease; who sets it ends the lease
+	over    atomic.Bool // it was released, lost or moved to another lease; the call that sets it ends the lease
 
 	mu     sync.Mutex // guards both
 	others []*lease   // leases that may have the entry, after moves of unknown outcome
@@ -31,10 +31,10 @@ func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hol
 	return &hold{d: d, token: c.Token, entry: entry, lease: l, granted: time.Now()}
 }
 
-// grant returns the grant of h. The holder may trust the hold for ttl, counted from when the
-// lease's term last began.
+// grant returns the grant of h, which the holder may trust for ttl from the last begin of the
+// lease's term.
 func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
-	// Go's clock is read first, so that a suspend in between makes the end too early, which is safe.
+	// Read Go's clock first: then a suspend in between makes the end too early, which is safe.
 	now, age := time.Now(), h.d.age(h.lease)
 	g := backend.Grant{Until: now.Add(ttl - backend.Drift(ttl) - age), Handle: h}
 	if c.Fenced {
@@ -43,8 +43,7 @@ func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
 	return g
 }
 
-// ownHold returns the hold that c is about, even if it is over, or nil if another driver
-// made it.
+// ownHold returns the hold of c, even if it is over, or nil if another driver made it.
 func (d *driver) ownHold(c backend.Claim) *hold {
 	h, _ := c.Handle.(*hold)
 	if h == nil || h.d != d || h.token != c.Token {
@@ -53,8 +52,8 @@ func (d *driver) ownHold(c backend.Claim) *hold {
 	return h
 }
 
-// maxAge limits the age of a pooled lease that is reused without a keep-alive. A tenth of
-// the term limits it as well, and only holds that will be renewed may use such a lease.
+// A hold that will be renewed may begin without a keep-alive on a pooled lease that is younger than
+// maxAge and a tenth of the term.
 const maxAge = time.Second
 
 // Acquire takes a key whose queue is empty. A shared claim also takes a key whose queue has
@@ -86,8 +85,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 // acquire makes an attempt with a lease. It returns errGone if the lease has ended.
 func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Duration) (backend.Grant, error) {
-	// Part of the term of a pooled lease has passed. If the hold will be renewed, a little less
-	// than the term is enough. Otherwise a keep-alive beside the put begins the term anew.
+	// Part of the term of a pooled lease has passed. If that is little, and the hold will be
+	// renewed, go on. Otherwise send a keep-alive beside the put, which begins the term anew.
 	var renewed chan beat
 	if age := called - time.Duration(l.began.Load()); age > 0 && !(c.Renewed && age < min(c.TTL/10, maxAge)) {
 		renewed = make(chan beat, 1)
@@ -98,7 +97,7 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	if c.Shared {
 		rivals += "x"
 	}
-	r, err := d.txn(ctx, clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix(), // passes if there are none
+	r, err := d.txn(ctx, clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix(), // passes if the queue is empty
 		[]clientv3.Op{put(string(entry.Key), entry.Value, l.id)}, clientv3.OpGet(queueOf(c.Key), clientv3.WithFirstCreate()...))
 	var late error
 	if renewed != nil {
@@ -110,7 +109,7 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	case isGone(err):
 		return backend.Grant{}, errGone
 	case err != nil && !unchanged(err), err == nil && r.Succeeded && late != nil:
-		// The key may be taken, or is taken, but perhaps not for the whole term.
+		// The key may be taken, but perhaps not for the whole term.
 		d.bury(l)
 		return backend.Grant{}, errors.Join(err, late)
 	case err != nil:
@@ -164,7 +163,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	backend.RenewEach(ctx, rest, func(n int, g backend.Grant, err error) { done(others[n], g, err) }, d.renewOther)
 }
 
-// renewal is a keep-alive for a hold, and what a read of its entry says.
+// renewal is a keep-alive for a hold, and the result of a read of its entry.
 type renewal struct {
 	i        int // the index of the claim
 	h        *hold
@@ -174,9 +173,10 @@ type renewal struct {
 	err      error  // of the read
 }
 
-// prove sends keep-alives for the leases of holds, then reads the entries, and calls done for each,
-// with errGone if the hold is lost. If a keep-alive has no answer in half of the time, its renewal
-// fails. It delays the others no longer than that, and does not hide that its entry is gone.
+// prove sends keep-alives for the leases of holds, then reads the entries, and calls done for each
+// hold, with errGone if it is lost. If a keep-alive has no answer in half of the time, its renewal
+// fails, so that it does not delay the others for longer. The read may still show that the hold is
+// lost.
 func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if end, ok := ctx.Deadline(); ok {
@@ -226,8 +226,8 @@ const (
 	maxNames = 1 << 19 // bytes of their names; etcd takes requests of 1.5 MiB
 )
 
-// outcome returns errGone if the entry is not under the hold's lease any more, or that has ended.
-// Then the hold is lost, unless another driver has moved it.
+// outcome returns errGone if the lease has ended, or the entry is not under it any more. Then the
+// hold is lost, unless another driver has moved it.
 func (r *renewal) outcome() error {
 	if r.err == nil && !r.attached || r.beat.err == nil && r.beat.ttl <= 0 {
 		r.h.abandon()
@@ -239,8 +239,8 @@ func (r *renewal) outcome() error {
 	return r.beat.outcome(r.h.lease, r.term)
 }
 
-// outcome returns nil, and records the new term of the lease, if the keep-alive counts. Term is the
-// raft term in which a later read, or a put, of the entry was answered.
+// outcome returns nil, and records the new begin of the lease's term, if the keep-alive counts.
+// Term is the raft term in which a later read, or a put, of the entry was answered.
 //
 // A keep-alive alone proves nothing. A leader that was deposed may answer it, and so may the
 // leader while it revokes the lease. The read proves that the lease was alive after the answer. If
@@ -277,7 +277,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return d.releaseByToken(ctx, c)
 	}
 
-	// From here on, no other call ends the lease or gives it back, because over is set.
+	// Because over is set, no other call ends the lease or gives it back from now on.
 	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
 		h.settle(true) // a move may have begun meanwhile

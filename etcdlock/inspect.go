@@ -21,8 +21,8 @@ const (
 	pageSize = 1000 // entries in one answer of a list
 )
 
-// Inspect returns the holder and the queue. It takes one call, and one for the rest of each
-// holder's term.
+// Inspect returns the holder and the queue. It takes one call, and one for each holder's rest of
+// the term.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	kvs, err := d.entries(ctx, key)
 	if err != nil {
@@ -35,15 +35,15 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return all[0].status(), nil
 }
 
-// Break removes the entries that hold the key, and ends their leases, so that the holders
-// learn of it at their next renewals.
+// Break removes the entries that hold the key, and ends their leases. The holders learn of it at
+// their next renewals.
 func (d *driver) Break(ctx context.Context, key string) error {
 	kvs, err := d.entries(ctx, key)
 	held := kvs[:holders(kvs)]
 	if err != nil || len(held) == 0 {
 		return err
 	}
-	last := held[len(held)-1].CreateRevision // later entries waited, or came later
+	last := held[len(held)-1].CreateRevision // later entries belong to waiters
 	for err == nil && len(kvs) > 0 && kvs[0].CreateRevision <= last {
 		if err = d.evict(ctx, kvs[0]); err == nil {
 			kvs = kvs[1:]
@@ -78,7 +78,8 @@ func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 				})
 				switch {
 				case err == nil && r.GrantedTTL > 0:
-					// etcd rounds down. A term that has ended goes on until etcd notices that.
+					// Add 1, because etcd rounds down. Return at least 1, because a term that has
+					// ended goes on until etcd notices that.
 					l.left[n] = time.Duration(max(min(r.TTL+1, r.GrantedTTL), 1)) * time.Second
 				case err != nil && !isGone(err):
 					once.Do(func() { failed = err })
@@ -146,7 +147,8 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// page reads the keys of a page of entries. Next is where the next page begins, or "" if none does.
+// page reads a page of entries, by key. Next is the name at which the next page begins, or "" after
+// the last page.
 func (d *driver) page(ctx context.Context, from, end string, timeout time.Duration) (page []listed, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

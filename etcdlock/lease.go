@@ -16,19 +16,19 @@ type lease struct {
 	asked int64 // the term that was asked for, in seconds
 	ttl   int64 // the term that etcd has granted, in seconds
 
-	// began is when the last request that began its term anew was sent, by the driver's
+	// began is the time of sending of the last request that began the term anew, by the driver's
 	// clock. The lease does not end before began + ttl.
 	began atomic.Int64
 
 	// doubtful is set if a put under the lease has an unknown outcome. Such a lease is never used
-	// again: a put that arrives late would change another hold. A keep-alive may come late.
+	// again, because a put that arrives late would change another hold. A late keep-alive is
+	// harmless.
 	doubtful atomic.Bool
 
 	since time.Time // when it was given back to the pool
 }
 
-// foreign returns a lease that this driver only ends. Its term is not known, and counts from
-// now.
+// foreign returns a lease that this driver only ends. Its term is not known.
 func (d *driver) foreign(id int64) *lease {
 	l := &lease{id: id, ttl: 1}
 	l.began.Store(int64(d.clock.now()))
@@ -41,7 +41,7 @@ const (
 	revokeTime = 3 * time.Second // for one attempt to revoke a lease
 )
 
-// pool keeps leases that nobody uses, so that a hold need not wait for a new one.
+// pool keeps unused leases, so that a hold need not wait for a new one.
 type pool struct {
 	d    *driver
 	mu   sync.Mutex         // guards idle
@@ -56,7 +56,7 @@ func seconds(ttl time.Duration) int64 {
 // term returns the term of a lease.
 func (l *lease) term() time.Duration { return time.Duration(l.ttl) * time.Second }
 
-// age returns how long ago the term of l began, at most.
+// age returns the longest time that may have passed of l's term.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
 // old reports whether less than a third of l's term may be left.
@@ -97,7 +97,8 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	return l, nil
 }
 
-// give puts a lease whose entry is certainly gone into the pool, or ends it if it is not fit.
+// give puts a lease whose entry is certainly gone into the pool, or ends a lease that must not be
+// reused.
 func (p *pool) give(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,7 +139,7 @@ func (d *driver) bury(l *lease) {
 	}
 }
 
-// end tries to revoke a lease. It reports whether the lease has ended, or needs no further try.
+// end tries to revoke a lease. It returns false if it must be called again.
 func (d *driver) end(l *lease) bool {
 	select {
 	case d.burials <- struct{}{}:
@@ -150,7 +151,7 @@ func (d *driver) end(l *lease) bool {
 	defer cancel()
 	err := d.revoke(ctx, l.id)
 
-	// A new leader begins the terms anew, so a lease may last for longer than its term.
+	// Give up only long after the term, because a new leader begins the terms anew.
 	return err == nil || isGone(err) || d.cluster.ctx.Err() != nil || d.age(l) > 2*l.term()+10*time.Second
 }
 

@@ -69,8 +69,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 }
 
 // probe checks the version of etcd, the user, and whether the user may read. It refuses etcd's
-// grpc-proxy, which sends keep-alives by a schedule of its own, and makes its clients wait until
-// then.
+// grpc-proxy, which delays keep-alives by a schedule of its own.
 func (d *driver) probe(ctx context.Context) error {
 	conf := &d.cluster.conf
 	_, err := call(ctx, d.cluster, func(m *member) (any, error) {
@@ -162,7 +161,8 @@ func parse(node string) (conf clientv3.Config, err error) {
 	return conf, nil
 }
 
-// tlsConfig returns the settings for etcds://. For etcd:// both results are nil: it uses no TLS.
+// tlsConfig returns the settings for etcds://. For etcd://, which uses no TLS, both results are
+// nil.
 func tlsConfig(conf clientv3.Config, params hasp.Params) (*tls.Config, error) {
 	if !strings.HasPrefix(conf.Endpoints[0], "https:") {
 		for _, name := range tlsParams {

@@ -10,15 +10,15 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// queue is what the waiters of this driver for one key know of its entries. The driver's mu
-// guards its fields, and those of view and entryState.
+// queue is what the waiters of this driver for one key know about the key's entries. The driver's
+// mu guards its fields, and those of view and entryState.
 //
-// A watch reports deletions only. The entries come from the reads of the waiters: each reads
-// those that were created since the last read. So a lost event only delays a waiter.
+// A watch reports deletions only. New entries come from the reads of the waiters: each reads those
+// that were created since the last read. So a lost event only delays a waiter.
 //
-// The watch has no start revision. It reports what happens after etcd has confirmed it, so
-// a waiter reads the queue only then. A watch from a revision of the past would have to wait
-// for a loop of etcd that runs ten times a second.
+// The watch has no start revision, and reports events after its confirmation, so a waiter reads the
+// queue only after that. A watch from a past revision would have to wait for a loop of etcd that
+// runs ten times a second.
 type queue struct {
 	d       *driver
 	prefix  string
@@ -29,7 +29,7 @@ type queue struct {
 	changed chan struct{} // closed and replaced when there is a view again
 }
 
-// view is what is known since a watch was confirmed. Before that, deletions may have been missed.
+// view is what is known since a watch was confirmed. Deletions before that may have been missed.
 type view struct {
 	known   int64              // order has all entries that were created up to this revision and exist
 	order   []*mvccpb.KeyValue // the entries, in order of their creation
@@ -39,7 +39,7 @@ type view struct {
 
 // entryState is what is known of the entry of a waiter, which is its place in the queue.
 type entryState struct {
-	view  *view  // of the queue when its read began; what was read is valid in this view only
+	view  *view  // the queue's view when the read began; the result is valid in this view only
 	name  string // of the entry
 	mine  int64  // the create revision of the entry; 0 until the queue was read
 	front bool   // no entry is ahead; this stays true, because later entries are behind
@@ -78,8 +78,8 @@ func (q *queue) leave(w *waiter) {
 	}
 }
 
-// begin prepares w for reading the entries that were created after the revision known. It
-// returns false if there is no watch.
+// begin prepares a read by w of the entries that were created after the revision known. It returns
+// false if there is no watch.
 func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -114,7 +114,7 @@ func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	for _, kv := range kvs {
 		i, found := slices.BinarySearchFunc(v.order, kv, byAge)
 
-		// A deletion that was reported during the read may be later than the read.
+		// Leave out an entry whose deletion was reported during the read.
 		if !found && gone[string(kv.Key)] <= kv.CreateRevision {
 			v.order = slices.Insert(v.order, i, kv)
 		}
@@ -123,7 +123,7 @@ func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	q.wakeFrontLocked()
 }
 
-// wakeFrontLocked wakes the waiters that no entry is ahead of.
+// wakeFrontLocked wakes the waiters whose entries hold the key.
 func (q *queue) wakeFrontLocked() {
 	n := 0
 	if q.view != nil {
@@ -141,7 +141,7 @@ func (q *queue) wakeFrontLocked() {
 	}
 }
 
-// where is what a waiter knows of its place.
+// where is the state of a waiter's place.
 type where int
 
 const (
@@ -214,8 +214,8 @@ func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 	return confirmed
 }
 
-// rewatch replaces a watcher after etcd has refused or ended a watch. The watcher's stream may
-// have an expired token, and then etcd would refuse all further watches on it.
+// rewatch replaces a watcher after etcd has refused or ended a watch. If the stream of the old
+// watcher has an expired token, etcd would refuse all further watches on it.
 func (m *member) rewatch(old clientv3.Watcher) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -242,10 +242,10 @@ func (q *queue) see(v *view) {
 	}
 }
 
-// ended stands for the revision of a deletion that no event has reported.
+// ended is used as the revision of a deletion that no event has reported.
 const ended = math.MaxInt64
 
-// deleted records that an entry was deleted at a revision, and wakes the waiters that it concerns.
+// deleted records that an entry was deleted at a revision, and wakes the waiters that are affected.
 func (q *queue) deleted(name string, revision int64) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -253,7 +253,7 @@ func (q *queue) deleted(name string, revision int64) {
 		if v.gone != nil {
 			v.gone[name] = revision
 		}
-		// A name may have been used again. The entry that was created later stays.
+		// Keep an entry that was created later under the same name.
 		v.order = slices.DeleteFunc(v.order, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name && kv.CreateRevision < revision })
 	}
 	for w := range q.waiters {
@@ -265,8 +265,8 @@ func (q *queue) deleted(name string, revision int64) {
 	q.wakeFrontLocked()
 }
 
-// checkHead reads the first entry of a queue that callers wait in, chosen at random. If the entry
-// is gone, its event may be lost, so checkHead records the deletion.
+// checkHead chooses at random a queue that callers wait in, and reads its first entry. If the entry
+// is gone, checkHead records the deletion, because the event may be lost.
 func (d *driver) checkHead() {
 	d.mu.Lock()
 	var q *queue

@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the calls that find a hold by its token, because another driver made the hold or
-// its state is not known, and those that move a hold to another lease.
+// This file has the calls that find a hold by its token, because another driver made it or its
+// state is not known, and the calls that move a hold to another lease.
 
 // renewOther moves a hold to a new lease, because the hold needs a longer term than its lease has,
 // or this driver does not know its lease.
@@ -36,7 +36,7 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 			h.doubt(h.lease)
 		case errors.Is(err, errGone): // the entry has changed since it was read
 		case errors.Is(err, errNoSpace) && known:
-			// etcd has no space to move the hold to another lease, but the present one lasts.
+			// Renew the present lease, because etcd has no space to move the hold to another one.
 			d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
 			if !errors.Is(err, errGone) {
 				return h.grant(c, min(c.TTL, h.lease.term())), err
@@ -72,7 +72,7 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 		return backend.Grant{}, err
 	}
 
-	// The entry's name has the number of the old lease, so that lease must not be used again.
+	// End the old lease, which must not be reused because its number is in the entry's name.
 	if h == nil || kv.Lease != h.lease.id {
 		d.bury(d.foreign(kv.Lease))
 	}
@@ -82,8 +82,8 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	return n.grant(c, c.TTL), nil
 }
 
-// doubt records that the entry of h may be under h's lease or under other, so neither is revoked.
-// The next renewal or release finds the entry by the token, changes it, and settles h.
+// doubt records that the entry of h may be under h's lease or under other, so that neither is
+// revoked. The next renewal or release finds the entry by the token, changes it, and settles h.
 func (h *hold) doubt(other *lease) {
 	if h == nil {
 		return // the lease serves the hold, or ends by itself
@@ -99,7 +99,8 @@ func (h *hold) doubt(other *lease) {
 }
 
 // settle ends the leases that h does not use any more; h may be nil. It is called after the entry
-// was moved to another lease, or removed, so that a put of h that arrives late changes nothing.
+// was moved to another lease, or removed. So a late put of h finds its lease ended, or the entry
+// changed.
 func (h *hold) settle(ended bool) {
 	if h == nil {
 		return
@@ -201,12 +202,12 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 // evict removes an entry of any driver, and ends its lease. It returns errGone if the entry
 // has changed since it was read.
 //
-// The entry is removed first, because until then its driver may end the hold and use the lease
-// for another one. If this process dies before the lease is revoked, the lease lives on. Then the
-// holder's next renewal, which reads the entry, finds that the hold is lost.
+// The entry is removed first, because before that its driver may end the hold and reuse the lease.
+// If this process dies before the lease is revoked, the holder's next renewal, which reads the
+// entry, still finds that the hold is lost.
 //
-// If the entry was removed here, the driver that made it finds that out at its Release, and
-// does not use the lease again. So the lease can be revoked without harm to another hold.
+// After the removal, the entry's driver finds no entry at its Release, and does not reuse the
+// lease. So the revocation affects no other hold.
 func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 	if _, err := d.change(ctx, kv, clientv3.OpDelete(string(kv.Key))); err != nil {
 		return err
@@ -218,9 +219,9 @@ func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 	return nil
 }
 
-// keep leaves the key taken until c.KeepUntil, by no token: it puts the entry under another
-// lease. This process ends the lease at that time. If it cannot, because the process has ended or
-// the driver is closed, the lease ends with its term, up to 2.5 s later.
+// keep leaves the key taken until c.KeepUntil, without a token: it puts the entry under another
+// lease, which this process ends at that time. If the process has ended or the driver is closed by
+// then, the lease ends with its term, up to 2.5 s later.
 func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) error {
 	l, err := d.pool.grant(ctx, seconds(time.Until(c.KeepUntil)))
 	if err != nil {
@@ -236,7 +237,7 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 	}
 	d.bury(d.foreign(kv.Lease))
 
-	// The term of a lease is at least 2 s and whole seconds, and etcd ends it late.
+	// End the lease in time, because its own term is at least 2 s and whole seconds, and ends late.
 	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l) })
 	return nil
 }

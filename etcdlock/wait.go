@@ -32,8 +32,8 @@ type waiter struct {
 	wake  chan struct{} // signals a change of place; has room for one
 }
 
-// Wait puts an entry into the queue of the key, and returns when all entries before it that
-// exclude it are gone.
+// Wait puts an entry into the queue of the key, and returns when the entries ahead that exclude it
+// are gone.
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.check(ctx, c); err != nil {
 		return backend.Grant{}, err
@@ -88,8 +88,9 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 			w.since, w.err = time.Time{}, nil
 		case errors.Is(err, errGone):
 			w.abandon()
-		case ctx.Err() == nil: // otherwise ended says more, and an earlier failure still counts
-			// The last call may have had no answer only because ctx was about to end.
+		case ctx.Err() == nil: // otherwise ended returns the error, and an earlier failure still counts
+			// Keep an earlier error if this one is a deadline, because ctx may have been about to
+			// end.
 			if w.err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 				w.err = err
 			}
@@ -140,7 +141,7 @@ func (w *waiter) ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// abandon gives up an entry that is gone. The next attempt takes another lease.
+// abandon gives up an entry that is gone, so that the next attempt takes another lease.
 func (w *waiter) abandon() {
 	if w.lease != nil {
 		w.d.bury(w.lease)
@@ -155,7 +156,7 @@ func pause(ctx context.Context, d time.Duration) {
 	<-ctx.Done()
 }
 
-// sleep waits for a signal on one of two channels, for room in turns, or for d. It reports whether it
+// sleep waits for the waiter's wake, for signal, for room in turns, or for d. It reports whether it
 // has taken room.
 func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struct{}, turns chan<- struct{}) bool {
 	ctx, cancel := context.WithTimeout(ctx, d)
@@ -169,8 +170,8 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struc
 	return false
 }
 
-// bounded returns a context for one call. It ends when an outage that has begun would end the
-// Wait, or a Timeout from now if there is none.
+// bounded returns a context for one call. It lasts for Timeout, or in an outage until the outage
+// ends the Wait.
 func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	left := w.c.Timeout
 	if !w.since.IsZero() {
@@ -179,9 +180,9 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithTimeout(ctx, left)
 }
 
-// ready waits until there is a watch, and for this waiter's turn to enter the queue. The watch
-// comes first, so that no deletion falls between the two. If this is not yet so, ready returns
-// false after a short sleep, so that the caller can check whether the Wait must end.
+// ready waits for a watch, and then for this waiter's turn to enter the queue. The watch comes
+// first, so that it reports every deletion after the entry. After a short sleep without both, ready
+// returns false, so that the caller can check whether the Wait must end.
 func (w *waiter) ready(ctx context.Context) bool {
 	w.keepAlive()
 	w.d.mu.Lock()
@@ -193,8 +194,8 @@ func (w *waiter) ready(ctx context.Context) bool {
 	return w.sleep(ctx, 100*time.Millisecond, changed, turns)
 }
 
-// enter puts the entry into the queue, unless it is there, and reads the queue. A repeat
-// finds the entry in its place.
+// enter reads the queue, after it has put the entry there, unless the entry is already in its
+// place.
 func (w *waiter) enter(ctx context.Context) error {
 	within, cancel := w.bounded(ctx)
 	defer cancel()
@@ -248,9 +249,9 @@ func (w *waiter) keepAlive() {
 }
 
 // grant returns the hold of an entry at the front of the queue. If over is false and err is nil,
-// the entry was removed meanwhile, and the Wait goes on. A hold that is not renewed starts with
-// the whole TTL. A hold that is renewed starts with the rest of its place's lease, at least two
-// thirds of that term, and its first renewal moves it to a lease of the whole TTL.
+// the entry was removed meanwhile, and the Wait goes on. A hold that is not renewed starts with the
+// whole TTL. A hold that is renewed starts with the rest of the lease of its place, at least two
+// thirds of that lease's term, and its first renewal moves it to a lease of the whole TTL.
 func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err error) {
 	within, cancel := w.bounded(ctx)
 	defer cancel()
@@ -260,7 +261,7 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 		// If the outcome is unknown, the Wait fails, and both leases end.
 		h.ended = true
 		g, err = w.d.move(within, w.c, h, w.entry)
-		return g, err == nil || !unchanged(err), err // errGone: it was removed, but its event may be late
+		return g, err == nil || !unchanged(err), err // errGone: the entry was removed, but its event may be late
 	}
 
 	enough := term - backend.Drift(term)/2
@@ -274,7 +275,7 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 		}
 	}
 
-	// The entry may have been removed meanwhile, by a Break, whose event has come.
+	// Check again, because a Break may have removed the entry meanwhile.
 	if w.q.where(w) != front {
 		return g, false, nil
 	}

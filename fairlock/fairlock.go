@@ -1,5 +1,5 @@
-// Package fairlock implements locks on one Redis whose waiters form one queue over
-// all processes, first come, first served.
+// Package fairlock implements locks on one Redis. The waiters of all processes form one queue,
+// first come, first served.
 //
 // # Guarantees
 //
@@ -9,16 +9,16 @@
 // it loses a place in the queue, the waiter takes a new one. It may also lose a
 // lock; replicas=N makes that rarer. See docs/redis.md.
 //
-// The script that releases a key also hands it to the first waiter that can
-// receive it. So no caller can take it in between, and TryLock does not pass a
-// queue. A waiter keeps its place while its process is alive, however long the
-// holder takes. Places and terms depend on the server's clock, and on no client's.
+// The script that releases a key also hands it to the first waiter that can receive it, so other
+// callers cannot take it in between, and TryLock does not pass a queue. A waiter keeps its place
+// while its process is alive, however long the holder takes. Places and terms depend on the
+// server's clock only.
 //
-// A waiter whose connection is closed is skipped at once, and removed when its
-// window has passed. If more than 500 such waiters are at the head of the queue, the
-// others wait until these windows have passed. A waiter that is stopped, or cut off
-// without a closed connection, looks alive. The key is handed to the first such waiter, and is
-// lost for the window at most. After that the windows of all such waiters have passed.
+// A waiter whose connection is closed is skipped at once, and removed when its window has passed.
+// If more than 500 such waiters are at the head of the queue, the others wait until these windows
+// have passed. A waiter that is stopped, or cut off without a closed connection, looks alive. The
+// key is handed to the first such waiter, and is unused for a window at most. After that the
+// windows of all such waiters have passed.
 //
 // # Shared holds
 //
@@ -102,13 +102,12 @@ const minWindow = 300 * time.Millisecond
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
-	// Client is the options of the Client that New returns. NewDriver ignores it.
+	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Window is how long a waiter keeps its place in the queue without a poll
-	// by its process. Processes poll every third of it. A key is handed over
-	// for a window at most, until its first renewal. So Window is also how long
-	// a stopped waiter can delay those behind it. The default is 5 s, the
+	// Window is how long a waiter keeps its place in the queue without a poll by its process, which
+	// polls every third of it. A key is handed over for a window at most, until its first renewal.
+	// So Window is also how long stopped waiters can delay the others. The default is 5 s, the
 	// minimum 300 ms.
 	Window time.Duration
 
@@ -210,8 +209,8 @@ const closing = time.Second
 // Close ends all waits and the driver's background work. If the driver was opened
 // by URL, it closes the connections too.
 func (d *driver) Close() error {
-	// begin adds to background with mu held. Once open has ended, only activities that
-	// count already may add others, so Wait below misses none.
+	// Once open has ended, only activities that count already may add others, because begin holds
+	// mu. So Wait below covers all.
 	d.mu.Lock()
 	d.shut()
 	for _, g := range d.groups {
@@ -232,8 +231,7 @@ func (d *driver) Close() error {
 		}
 	}
 
-	// A call that is cancelled has an unknown outcome. So calls first have time to end
-	// by themselves.
+	// Give calls time to end by themselves, because a cancelled call has an unknown outcome.
 	within()
 	d.cancel()
 	err := d.store.Close()

@@ -16,8 +16,8 @@ func (d *driver) received(payload string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(f) == 0 || d.waiters[f[0]] == nil {
-		// This loses no grant. The waiter's next call finds its token in the record, or the
-		// release of the token frees the key.
+		// Ignore it: a waiter's next call finds its token in the record, or the release of the
+		// token frees the key.
 		return
 	}
 
@@ -25,12 +25,12 @@ func (d *driver) received(payload string) {
 	switch {
 	case w.handed != nil:
 	case len(f) != 3 || f[1] != strconv.Itoa(w.round) || w.unsure:
-		// The message is look, or is about another round. Or an enqueue of this round was not
-		// answered, so the message may be about an earlier hold, which has ended since. A poll
-		// finds out, and its reply schedules another poll for the end of the term.
+		// The message is look, or about another round, or perhaps about an earlier hold, because an
+		// enqueue of this round was not answered. Poll to find out. The reply schedules another
+		// poll for the end of the term.
 		w.group.pollByLocked(time.Now())
-		// A poll does not ask for a waiter whose enqueue is in flight. That waiter compares
-		// gaps when the reply comes, because its script may have run before this message.
+		// A poll does not ask for a waiter whose enqueue is in flight. Its script may have run
+		// before this message, so it compares gaps when the reply comes.
 		w.group.sub.gaps++
 	case f[2] == "-":
 		// The script has removed the place, and has offered the key to the next waiter.
@@ -60,7 +60,7 @@ func (d *driver) deliverLocked(grant []any, sent time.Time) {
 	_, ok := decode(grant, &kind, &token, &round, &fence)
 	w := d.waiters[token]
 	if w == nil || strconv.Itoa(w.round) != round || w.handed != nil {
-		return // the waiter is gone, has learned of the grant already, or is in another round
+		return // the waiter is gone, has the grant already, or is in another round
 	}
 
 	hold := w.holdOf(fence)
@@ -70,7 +70,7 @@ func (d *driver) deliverLocked(grant []any, sent time.Time) {
 	case !ok || hold == nil:
 		w.failed = d.store.Unexpected(grant)
 	default:
-		// This call itself handed the key over, so the hold began after it was sent.
+		// This call itself has handed the key over, so the hold began after sent.
 		if sent.After(w.notBefore) {
 			w.notBefore = sent
 		}

@@ -90,8 +90,8 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 // place in the queue, Release gives up that place. With c.KeepUntil, the next waiter
 // gets the key at that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
-	// An enqueue of the token may still arrive: see Wait. While the token holds the key, such an
-	// enqueue changes nothing. After the release it would take a new place, so repeat the release.
+	// An enqueue of the token may arrive after this release, and take a new place: see Wait. So
+	// repeat the release.
 	if late, ok := c.Handle.(time.Time); ok && time.Until(late) > 0 {
 		time.AfterFunc(time.Until(late), func() {
 			if !d.begin() {
@@ -99,7 +99,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 			}
 			defer d.background.Done()
 
-			// The context is the driver's, because the caller has left.
+			// Use the driver's context, because the caller has left.
 			ctx, cancel := context.WithTimeout(d.calls, c.Timeout)
 			defer cancel()
 			_ = d.Release(ctx, c) // if this fails, the place ends with its window

@@ -39,7 +39,7 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 			s.Since, own = time.UnixMilli(ms), pttl >= 0
 		}
 	}
-	// A counter that hasp did not write counts as none.
+	// Ignore a counter that hasp did not write.
 	s.Fence, _ = strconv.ParseUint(fence, 10, 64)
 	for i, name := range names {
 		owner, _ := name.(string)
@@ -58,8 +58,8 @@ var records = redisstore.Listing{Type: "string", Peek: []any{"getrange", 0, 9}, 
 	return begin == "fairlock- " || begin == "fairlock+ "
 }}
 
-// List returns the keys with a record of fairlock, with shared holds, or with waiters. If
-// callers wait for a key that another strategy or another program holds, it has no Owner.
+// List returns the keys with a record of fairlock, with shared holds, or with waiters. A key with
+// waiters that another strategy or program holds has no Owner.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	call := func(c redisstore.Candidate) redisstore.Call { return redisstore.Call{Keys: keysOf(c.Key)} }
 	return d.store.ListBy(ctx, prefix, timeout, records, inspectScript, call, func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {

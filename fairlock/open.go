@@ -27,7 +27,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// The options come first, because newDriver does not close s if it refuses them.
+	// Check the options before this, because newDriver does not close s if it refuses them.
 	s, err := redisstore.OpenOne(ctx, "fairlock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err

@@ -32,23 +32,23 @@ type group struct {
 	waiters     map[string]*waiter // by token
 	timer       *time.Timer        // starts the next poll; nil before the first
 	next        time.Time          // when the next poll is due; zero if none is scheduled
-	extended    time.Time          // when the last call that kept this client's places alive was sent
+	extended    time.Time          // when the last call that kept this client's places was sent
 	kept        int64              // until when that call keeps them, by the server's clock in ms
-	pending     int                // polls queued or in flight; above one only if there are many waiters
+	pending     int                // polls queued or in flight; several only if there are many waiters
 	sent        time.Time          // when the polls in flight were sent; zero if none is
 	again       bool               // another poll became due while polls were pending
-	err         error              // the error of one of the pending polls
+	err         error              // an error of the pending polls
 	outageSince time.Time          // when the first failed poll was sent; zero if the last was answered
 	outage      error              // the error of the last poll, if outageSince is set
 }
 
-// join adds w to the group of its key. Before that, it waits until the subscription is
-// confirmed, if it can be.
+// join adds w to the group of its key, after it has waited for the confirmation of the
+// subscription, if there can be one.
 func (d *driver) join(ctx context.Context, w *waiter) {
 	s := d.subscribe(ctx, w.c) // may call the server, so not with mu held
 
-	// Another waiter may have begun the group meanwhile. Its subscription is s as well,
-	// because leave ends a group before its subscription.
+	// Another waiter may have begun the group meanwhile. Its subscription is also s, because leave
+	// ends a group before its subscription.
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g := d.groups[w.c.Key]
@@ -83,8 +83,8 @@ func (d *driver) leave(w *waiter) {
 }
 
 func (g *group) stopLocked() {
-	// If the timer has fired already, poll runs all the same. Then it has no places to
-	// poll for, or beginLocked refuses it, or Close waits for it.
+	// If the timer has fired already, poll still runs. But it has no places to poll for, or
+	// beginLocked refuses it, or Close waits for it.
 	if g.timer != nil {
 		g.timer.Stop()
 	}
@@ -105,26 +105,26 @@ func (g *group) pollByLocked(at time.Time) {
 	}
 }
 
-// nextPoll returns when to poll after a call that was sent at the given time and
-// reported r. A poll is due when the places need it, when the holder's term ends,
-// and earlier if no message will announce the release.
+// nextPoll returns when to poll after a call that was sent at the given time and reported r: in
+// time to keep the places, when the holder's term ends, and earlier if no message will announce the
+// release.
 func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	after := g.d.window / 3
 	if r.foreign {
 		after = min(after, foreignEvery)
 	}
 	if r.pttl == -2 || g.sub.receives() == noCommand {
-		// If the key is still free, no waiter could receive it, or the script has not reached
-		// one that could. Then there is no holder whose release hands the key over.
+		// The key is still free: no waiter could receive it, or the script has not reached one that
+		// could. So no release will hand it over.
 		after = min(after, unsubscribedEvery)
 	}
 
-	// Polls that are due within the same sixteenth of the interval travel together.
-	// Truncate makes them earlier, never later.
+	// Polls that are due within the same sixteenth of the interval travel together. Truncate only
+	// makes them earlier.
 	at := g.d.began.Add((sent.Sub(g.d.began) + after).Truncate(after / 16))
 	if r.pttl >= 0 {
-		// The server may have computed the PTTL just before the reply arrived. So
-		// the term may end as late as this.
+		// Count from now, because the server may have computed the PTTL just before the reply
+		// arrived.
 		if end := time.Now().Add(redisstore.Term(r.pttl) + time.Millisecond); end.Before(at) {
 			return end
 		}
@@ -133,8 +133,8 @@ func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	return at
 }
 
-// poll is called by the timer. It queues a poll, which travels together with the
-// polls of other groups that become due in the next moment.
+// poll is called by the timer. It queues a poll, which travels with those of other groups that
+// become due in the next moment.
 func (g *group) poll() {
 	d := g.d
 	d.mu.Lock()
@@ -147,7 +147,7 @@ func (g *group) poll() {
 		return
 	}
 
-	// The first group starts a batch. Others join it until pollDue takes it.
+	// The first group starts a batch, which others join until pollDue takes it.
 	if len(d.due) == 0 {
 		if !d.beginLocked() {
 			return
@@ -185,8 +185,8 @@ func (d *driver) pollDue() {
 	for _, g := range d.due {
 		var places []polled
 		for _, w := range g.waiters {
-			// A poll might overtake an enqueue in flight, and find no place. So it asks only
-			// for places that are confirmed.
+			// Ask only for confirmed places, because a poll might overtake an enqueue in flight,
+			// and find no place.
 			if w.queued && w.handed == nil {
 				places = append(places, polled{w, w.round})
 				if timeout == 0 || w.c.Timeout < timeout {
@@ -208,8 +208,8 @@ func (d *driver) pollDue() {
 
 	// background cannot be zero here, because pollDue itself is counted until it returns.
 	for batch := range slices.Chunk(polls, pollBatch) {
-		// Half of the timeout leaves time for a second poll, if this one is lost with
-		// its connection, before it counts as an outage and before places end.
+		// Use half of the timeout, so that after a lost connection a second poll comes before the
+		// outage counts and before places end.
 		d.background.Go(func() { d.send(batch, timeout/2) })
 	}
 }
@@ -227,14 +227,14 @@ func (d *driver) send(polls []*poll, timeout time.Duration) {
 
 	ctx, cancel := context.WithTimeout(d.calls, timeout)
 	defer cancel()
-	sent := time.Now() // before all calls, so that no hold counts as later than it is
+	sent := time.Now() // before all calls, so that holds do not count as later than they are
 	d.store.RunEach(ctx, pollScript, calls, func(i int, reply any, err error) {
 		polls[i].done = true
 		d.polled(polls[i], reply, err, sent)
 	})
 
-	// RunEach omits calls whose replies are lost. Each poll must end once, or its group
-	// would never poll again.
+	// End the polls whose replies are lost, which RunEach omits. Otherwise their groups would never
+	// poll again.
 	for _, p := range polls {
 		if !p.done {
 			d.polled(p, nil, fmt.Errorf("%s: %w", d.store.Name(), ctx.Err()), sent)
@@ -251,8 +251,8 @@ func (d *driver) polled(p *poll, reply any, err error, sent time.Time) {
 	case !ok || len(r.found) != len(p.places):
 		err = d.store.Unexpected(reply)
 	default:
-		// deliver comes before updateLocked, because deliver knows that the hold began after
-		// this call was sent. updateLocked would not know the age of the same grant.
+		// Call deliver before updateLocked, because only deliver knows that the hold began after
+		// this call was sent.
 		d.deliver(r.handed, sent)
 	}
 
@@ -272,7 +272,7 @@ func (d *driver) polled(p *poll, reply any, err error, sent time.Time) {
 		}
 	}
 
-	// A large group has several polls. The last to end schedules the next ones.
+	// If a group has several polls, the last to end schedules the next ones.
 	if g.pending--; g.pending == 0 {
 		g.scheduleLocked(r, sent)
 	}
@@ -293,11 +293,11 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
 		return // a message or another reply was faster
 	case r.token == w.c.Token && (r.fence > 0 || !w.c.Fenced):
-		// The message about this hold was lost, or is late. It is unknown when the hold began,
-		// so its term still counts from notBefore.
+		// The message about this hold was lost, or is late. The term counts from notBefore, because
+		// it is not known when the hold began.
 		w.handed = &handedOver{fence: r.fence}
 	case !found:
-		// The window passed, the queue was lost, or the hold has ended already.
+		// The window has passed, the queue was lost, or the hold has ended already.
 		w.newRoundLocked()
 	default:
 		w.queuedLocked(r, sent)
@@ -311,12 +311,12 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 func (g *group) scheduleLocked(r report, sent time.Time) {
 	next := time.Now()
 	if g.err != nil {
-		// Poll again soon: the places end if no poll arrives within their window.
+		// Poll again soon, because the places end without a poll.
 		g.failedLocked(g.err, sent)
 		next = next.Add(pause(3))
 	} else {
 		g.outageSince, g.outage = time.Time{}, nil
-		// If another poll became due meanwhile, it comes at once.
+		// A poll that became due meanwhile comes at once.
 		if !g.again {
 			next = g.nextPoll(r, sent)
 		}
@@ -326,8 +326,8 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 	g.pollByLocked(next)
 }
 
-// failedLocked records that a poll that was sent at the given time was not answered.
-// It ends each wait whose Timeout is not longer than the outage so far.
+// failedLocked records that a poll that was sent at the given time was not answered. It ends the
+// waits whose Timeout the outage has reached.
 func (g *group) failedLocked(err error, sent time.Time) {
 	if g.outageSince.IsZero() {
 		g.outageSince = sent
@@ -343,9 +343,8 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	}
 }
 
-// outageAfterLocked returns an outage that began after answered, the time at which the last
-// answered call was sent. It is an outage if a poll has failed, or has not been answered for a
-// third of timeout. Without one, outageAfterLocked returns nil.
+// outageAfterLocked returns the outage, or nil, since answered, the time at which the last answered
+// call was sent. It is an outage if a poll has failed, or has had no answer for a third of timeout.
 func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) error {
 	switch {
 	case g.outageSince.After(answered):

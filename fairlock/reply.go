@@ -33,7 +33,7 @@ func decode(reply any, to ...any) (others []any, ok bool) {
 	return r[len(to):], true
 }
 
-// noPTTL takes the place of the PTTL in a brief report, which leaves it out.
+// noPTTL stands for the PTTL that a brief report leaves out.
 const noPTTL = -3
 
 // report is the reply of the scripts that end with report.lua.

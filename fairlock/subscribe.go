@@ -9,9 +9,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// noCommand takes the place of the publishing command in a call whose client cannot receive
-// messages. The client has no subscription, because its user may not subscribe or the server
-// accepts no more connections. Its waiters keep their places, and the client polls.
+// noCommand replaces the publishing command in the calls of a client without a subscription,
+// because its user may not subscribe or the server accepts no more connections. Its waiters keep
+// their places, and the client polls.
 const noCommand = "-"
 
 // subscribeWithin bounds how long a waiter without a place waits for a
@@ -27,11 +27,11 @@ type subscription struct {
 
 	// The driver's mu guards these.
 	waiters int // how many use the subscription
-	gaps    int // how often messages may have been missed, or came before the reply that they are about
+	gaps    int // how often messages may have been missed, or may have come before a reply
 }
 
 // receives returns the command that publishes on s, or noCommand if the Client receives no
-// messages, or if command is wrong because the server did not say which one it uses.
+// messages.
 func (s *subscription) receives() string {
 	if s.listener.Command() == s.command {
 		return s.command
@@ -48,12 +48,12 @@ func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 		return s
 	}
 
-	// Leave most of the time for the call that takes a place in the queue.
+	// Leave most of the time for the enqueue.
 	ctx, cancel := context.WithTimeout(ctx, min(c.Timeout/3, subscribeWithin))
 	defer cancel()
 
-	// The error does not matter. The listener retries, and until then receives returns
-	// noCommand, so the waiters poll.
+	// Ignore the error: the listener retries, and until then receives returns noCommand, so the
+	// waiters poll.
 	s := &subscription{channel: channel, command: "PUBLISH"}
 	s.listener, _ = d.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key), func(payload string, gap bool) {
 		if gap {
@@ -81,7 +81,7 @@ func (d *driver) shareSubscription(channel string, s *subscription) *subscriptio
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// Find and count in one step, so that unsubscribe cannot close the subscription between.
+	// Find and count in one step, so that unsubscribe cannot close the subscription in between.
 	if first := d.subscriptions[channel]; first != nil {
 		s = first
 	}
@@ -103,7 +103,7 @@ func (d *driver) unsubscribe(s *subscription) {
 	}
 	d.mu.Unlock()
 
-	// No waiter can find s any more, so this needs no lock.
+	// Without mu, because no waiter can find s any more.
 	if last {
 		s.listener.Close()
 	}

@@ -27,7 +27,7 @@ type waiter struct {
 	// The driver's mu guards these.
 	group     *group
 	round     int                // is written into the entry; a grant counts only if its round is the same
-	notBefore time.Time          // no hold of this round began before this; its term counts from here
+	notBefore time.Time          // a hold of this round began after this; its term counts from here
 	queued    bool               // the store has confirmed the place in this round
 	unsure    bool               // an enqueue of this round was not answered
 	handed    *handedOver        // the hold, once the key was handed over
@@ -58,15 +58,15 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	d.leave(w)
 	switch {
 	case err == nil && w.unanswered:
-		// The unanswered enqueue arrives before that time, if at all.
+		// The unanswered enqueue arrives before this time, if at all.
 		g.Handle = time.Now().Add(c.Timeout)
 	case errors.Is(err, backend.ErrHeld):
-		// The place is still in the queue. Joined with ctx's error, the outcome counts as
-		// unknown, so the engine releases the token.
+		// The place is still in the queue. Join ctx's error, so that the outcome counts as unknown
+		// and the engine releases the token.
 		err = errors.Join(err, ctx.Err())
 	case errors.Is(err, backend.ErrInvalid) && w.unanswered:
-		// An earlier call may have taken a place, so the outcome is unknown. An
-		// error that matches ErrInvalid would be definite.
+		// Hide ErrInvalid, which would be definite: an earlier call may have taken a place, so the
+		// outcome is unknown.
 		err = errors.New(err.Error())
 	}
 	return g, err
@@ -75,7 +75,7 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 // wait calls the store and sleeps in turn, until w has the key or cannot go on.
 func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 	for try := 0; ; {
-		// A grant comes before the end of ctx, because the key is already handed over.
+		// Check for a grant before the end of ctx, because the key is then handed over already.
 		if g, ok, err := w.outcome(); ok || err != nil {
 			return g, err
 		}
@@ -96,10 +96,10 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			continue
 		}
 		if ctx.Err() != nil && time.Since(began) < w.c.Timeout/3 {
-			continue // err is due to ctx, and says nothing about the store
+			continue // ctx has caused err
 		}
 
-		// Timeout bounds the whole outage from its first call on, and not each call.
+		// Timeout bounds the whole outage, from its first call on.
 		if w.outage = err; w.outageSince.IsZero() {
 			w.outageSince = began
 		}
@@ -130,7 +130,7 @@ func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
 func (w *waiter) wakeUpLocked() {
 	select {
 	case w.wake <- struct{}{}:
-	default: // mu is held, so do not block; one signal is enough, because w reads all fields
+	default: // do not block, because mu is held; one signal is enough, because w reads all fields
 	}
 }
 
@@ -146,17 +146,17 @@ func (w *waiter) endError(ctx context.Context) error {
 	defer w.d.mu.Unlock()
 	switch {
 	case w.outage != nil:
-		// This is newer than any answer: an answer to an enqueue would have cleared it.
+		// The outage is newer than every answer, because an answer to an enqueue clears it.
 		return &backend.UnavailableError{Since: w.outageSince, Err: w.outage}
 	case ctx.Err() == nil:
 		return errClosed
 	case w.held != nil:
-		// If the store has been silent since it said held, this is an outage.
+		// If the store has been silent since this answer, it is an outage.
 		if err := w.group.outageAfterLocked(w.heldAt, w.c.Timeout); err != nil {
 			return err
 		}
 
-		// RetryAfter was true when the call was sent. Subtract the time since then.
+		// Subtract the time since the call was sent from RetryAfter.
 		e := *w.held
 		if e.RetryAfter > 0 {
 			e.RetryAfter = max(e.RetryAfter-time.Since(w.heldAt), 0)
@@ -166,9 +166,9 @@ func (w *waiter) endError(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// outcome returns the grant and true, or the error that ended the wait. It returns false
-// and nil if the wait goes on. If a hold may end too soon, outcome begins a new round, and
-// the next enqueue confirms the hold or takes a new place.
+// outcome returns the grant and true, or the error that ended the wait. It returns false and nil if
+// the wait goes on. If a hold may end too soon, outcome begins a new round, whose enqueue confirms
+// the hold or takes a new place.
 func (w *waiter) outcome() (backend.Grant, bool, error) {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -184,7 +184,7 @@ func (w *waiter) outcome() (backend.Grant, bool, error) {
 }
 
 func (w *waiter) newRoundLocked() {
-	// From here on, messages about the rounds before no longer count.
+	// From now on, messages about earlier rounds do not count.
 	w.round++
 	w.notBefore, w.queued, w.unsure, w.handed = time.Time{}, false, false, nil
 }
@@ -204,28 +204,28 @@ func (w *waiter) grantLocked() (backend.Grant, bool) {
 		return g, false
 	}
 
-	// The record was written after notBefore, so it outlasts Until.
+	// The record outlasts Until, because it was written after notBefore.
 	g.Until = w.notBefore.Add(w.term - backend.Drift(w.term))
 	return g, (w.c.Renewed || w.term == w.c.TTL) && time.Until(g.Until) >= w.term/2
 }
 
-// enqueue sends the script that queues w. If w has a place, it keeps the place. If w holds the
-// key, the script raises the term. If the outcome is unknown, enqueue may be called again,
-// because a token has one place at most.
+// enqueue sends the script that queues w. If w has a place, it keeps the place. If w holds the key,
+// the script raises the term. enqueue may be repeated after an unknown outcome, because a token has
+// one place at most.
 func (w *waiter) enqueue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
 
 	if w.group == nil {
-		// The subscription comes first, so that no message is missed.
+		// Subscribe first, so that the waiter receives every message.
 		w.d.join(ctx, w)
 	}
 
 	d, g := w.d, w.group
 	d.mu.Lock()
 	sent := time.Now()
-	// An earlier enqueue of this round, whose reply was lost, may have led to a grant. So
-	// a repeat does not move notBefore.
+	// A repeat does not move notBefore, because an earlier enqueue of this round, whose reply was
+	// lost, may have led to a grant.
 	if w.notBefore.IsZero() {
 		w.notBefore = sent
 	}
@@ -244,14 +244,14 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	reply, err := d.store.Run(ctx, enqueueScript, call)
 
 	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
-		// This error is an answer, and no outage, so outcome ends the wait with it.
+		// The error is an answer, so outcome ends the wait with it.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		w.failed = err
 		return nil
 	}
 	if err != nil {
-		// This call may arrive even after a later one is answered, so unanswered stays set.
+		// unanswered stays set, because this call may arrive even after a later one was answered.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		w.unanswered, w.unsure = true, true
@@ -279,8 +279,8 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	mine := r.token == w.c.Token
 	switch {
 	case w.handed != nil:
-		// A message may have been faster than this reply. The replicas' confirmation of
-		// this call covers the record only if the token still held the key.
+		// A message was faster than this reply. The replicas have confirmed the record only if the
+		// token still held the key.
 		w.handed.confirmed = mine
 	case w.failed != nil:
 	case mine && w.c.Fenced && r.fence == 0:
@@ -297,18 +297,18 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 			g.pollByLocked(g.nextPoll(r, g.extended))
 		}
 		if g.sub.gaps != gaps {
-			// The message for this place may have fallen into a gap.
+			// Poll, because the message for this place may have fallen into a gap.
 			g.pollByLocked(sent)
 		}
 	}
 	return nil
 }
 
-// queuedLocked records that w was in the queue when a call was sent that reported r.
+// queuedLocked records that w was still in the queue at a call that was sent at the given time and
+// reported r.
 func (w *waiter) queuedLocked(r report, sent time.Time) {
 	w.queued = true
-	// Replies may come out of order. The call that was sent last gives the best bound, because w
-	// still waited then.
+	// Replies may come out of order. Use the call that was sent last.
 	if sent.After(w.notBefore) {
 		w.notBefore = sent
 	}

@@ -2,12 +2,10 @@ package filelock
 
 import "time"
 
-// instant is one moment, read from two clocks of the host. All processes of a host
-// read the same two clocks. So no clock is compared with a clock of another
-// machine.
+// instant is one moment, read from two clocks that all processes of the host share.
 type instant struct {
-	// boot is the kernel's identifier of this boot, or empty if it has none. In one
-	// boot, a file has all data that was written to it, even without a flush.
+	// boot is the kernel's identifier of this boot, or empty if it has none. During one boot, a
+	// file keeps all data that was written to it, even without a flush.
 	boot string
 
 	// clock names the clock of up. It is boot, and more if one boot has several such
@@ -18,9 +16,8 @@ type instant struct {
 	wall time.Time     // by the wall clock
 }
 
-// readClock returns the present instant. If the boot clock cannot be read, the wall
-// clock alone decides. Then exclusion holds only while the wall clock is not set
-// forward by a term.
+// readClock returns the present instant. If the boot clock cannot be read, the wall clock alone
+// decides. Then setting the wall clock forward by a term can break exclusion.
 func readClock() instant {
 	now := bootClock()
 	now.wall = time.Now().Round(0) // without the monotonic part

@@ -16,8 +16,8 @@ var bootID = sync.OnceValue(func() string {
 	return id
 })
 
-// bootClock reads mach_continuous_time, which counts through sleep and cannot be
-// set. On macOS, CLOCK_MONOTONIC can.
+// bootClock reads mach_continuous_time, which counts through sleep and, unlike CLOCK_MONOTONIC of
+// macOS, cannot be set.
 func bootClock() instant {
 	boot := bootID()
 	var ts unix.Timespec

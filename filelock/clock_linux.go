@@ -17,10 +17,9 @@ type hostClock struct {
 	offset time.Duration // of this process's boot clock from the host's
 }
 
-// hostBootClock returns the boot clock of the host. In a time namespace this process's
-// clock has an offset, which the kernel reports. If the offset is not known, readings must
-// not be compared with others. Then the namespace is part of the clock's name, and the
-// wall clock decides between clocks of different names.
+// hostBootClock returns the boot clock of the host. In a time namespace this process's clock has an
+// offset, which the kernel reports. If the offset is not known, the namespace is part of the
+// clock's name, because clocks of different names are not compared: the wall clock then decides.
 var hostBootClock = sync.OnceValue(func() hostClock {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -39,8 +38,7 @@ var hostBootClock = sync.OnceValue(func() hostClock {
 	return hostClock{boot: boot, name: boot + "/" + ns}
 })
 
-// bootOffset returns the offset of the boot clock in the time namespace ns, which is
-// this process's.
+// bootOffset returns the offset of the boot clock in ns, the time namespace of this process.
 func bootOffset(ns string) (offset time.Duration, ok bool) {
 	// The file has the offsets of the namespace in which children will run.
 	if children, err := os.Readlink("/proc/self/ns/time_for_children"); err != nil || children != ns {

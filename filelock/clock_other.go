@@ -2,6 +2,6 @@
 
 package filelock
 
-// bootClock returns the zero instant. This platform has no reliable identifier of a
-// boot, and a clock that may have started again is worse than the wall clock.
+// bootClock returns the zero instant, because this platform has no reliable identifier of a boot.
+// Without one, a clock that starts anew at each boot is worse than the wall clock.
 func bootClock() instant { return instant{} }

@@ -10,26 +10,23 @@ import (
 	"time"
 )
 
-// A fence is the larger of two numbers: the wall clock in microseconds, and the
-// last fence of the stripe + 1. Fences must grow across releases, expiries and
-// kills. They must also grow across power failures of a machine whose clock starts
-// in 1970. Then only flushed data is left. A flush takes from hundreds of
-// microseconds to many milliseconds, so no call should flush under a guard that
-// other calls need. So two files share the work:
+// A fence is the larger of two numbers: the wall clock in microseconds, and the last fence of the
+// stripe + 1. Fences must grow across releases, expiries and kills, and across power failures of a
+// machine whose clock starts in 1970. After a power failure only flushed data is left. But a flush
+// takes up to many milliseconds, so no call should flush under a guard that other calls need. So
+// two files share the work:
 //
-//   - "fence" has the ceiling: no fence above it was ever given. It is raised by a
-//     minute at a time, and flushed before a fence below it is given. So there are
-//     at most two flushes a minute for all keys together. The file also has the
-//     floor, which is the ceiling that this boot found: no fence of an earlier boot
-//     is above it.
-//   - Each stripe's file has the last fence of the stripe. It is written under the
-//     stripe's guard, before the record that has the fence, and not flushed. The
-//     next process reads it from the page cache, and after a reboot it no longer
-//     counts. A stripe that gave no fence in this boot begins at the floor. One
-//     whose file is damaged begins at the ceiling.
+//   - "fence" has the ceiling: no fence above it was ever given. The ceiling is raised by a minute
+//     at a time, and flushed before a fence below it is given. So there are at most two flushes a
+//     minute for all keys together. The file also has the floor, which is the ceiling at the start
+//     of this boot: no fence of an earlier boot is above the floor.
+//   - Each stripe's file has the last fence of the stripe. It is written under the stripe's guard,
+//     before the record that has the fence, and is not flushed: it counts only in this boot, in
+//     which processes read it from the page cache. A stripe that gave no fence in this boot begins
+//     at the floor. A stripe whose file is damaged begins at the ceiling.
 //
-// On platforms where boots have no identifier, only flushed data counts. Then each
-// fence is the new ceiling, and waits for the disk.
+// On platforms where boots have no identifier, only flushed data counts, so each fence is a new
+// ceiling and waits for the disk.
 
 // ceiling is the content of the file "fence".
 type ceiling struct {
@@ -38,8 +35,7 @@ type ceiling struct {
 	top   uint64 // no fence is above it
 }
 
-// fenceReserve is how far the ceiling is raised above the fence that is needed, in
-// fences, and so in microseconds.
+// fenceReserve is how far the ceiling is raised above the fence that is needed, in microseconds.
 const fenceReserve = uint64(time.Minute / time.Microsecond)
 
 const ceilingHeader = "hasp filelock fence 1\n"
@@ -49,9 +45,8 @@ var errCeiling = errors.New("not the file in which filelock keeps its fences")
 // minFence returns the smallest fence that may be given at now.
 func minFence(now instant) uint64 { return uint64(max(now.wall.UnixMicro(), 0)) }
 
-// reserveFences raises the ceiling above the fences of the next half a minute, if
-// it is lower. It is called without a stripe's guard, so that other callers do not
-// wait for the flush.
+// reserveFences makes the ceiling reach above the fences of the next half a minute. It is called
+// without a stripe's guard, so that other callers do not wait for the flush.
 func (d *driver) reserveFences(ctx context.Context, now instant) error {
 	if now.boot == "" {
 		return nil // each fence raises the ceiling itself
@@ -59,11 +54,9 @@ func (d *driver) reserveFences(ctx context.Context, now instant) error {
 	return d.raiseCeiling(ctx, now, minFence(now)+fenceReserve/2, fenceReserve/2)
 }
 
-// raiseCeiling does nothing if the ceiling is at least least. Otherwise it raises
-// it to least + reserve or more.
+// raiseCeiling raises the ceiling to least + reserve or more, if it is below least.
 func (d *driver) raiseCeiling(ctx context.Context, now instant, least, reserve uint64) error {
-	// A ceiling only grows, so one that this process has read from the disk before
-	// is still a lower bound.
+	// An old ceiling is a lower bound, because a ceiling only grows.
 	if c := d.ceiling.Load(); c.boot == now.boot && c.top >= least {
 		return nil
 	}
@@ -90,7 +83,7 @@ func (d *driver) raiseCeiling(ctx context.Context, now instant, least, reserve u
 		}
 	}
 
-	// The name must be durable as well. If another process wrote the file, it may
+	// Make the name durable as well. Do so even if another process wrote the file, because it may
 	// have died before this line.
 	if err := syncDir(d.dir); err != nil {
 		return err
@@ -101,9 +94,8 @@ func (d *driver) raiseCeiling(ctx context.Context, now instant, least, reserve u
 
 func (d *driver) ceilingPath() string { return filepath.Join(d.dir, "fence") }
 
-// readCeiling returns the ceiling. If the file cannot be read, that is an error,
-// because a guess might be too small. A crash does not damage the file: it is
-// flushed before it has its name.
+// readCeiling returns the ceiling. It fails if the file cannot be read, because a guess might be
+// too small. A crash does not damage the file, which is flushed before it has its name.
 func (d *driver) readCeiling() (ceiling, error) {
 	path := d.ceilingPath()
 	b, _, err := readFile(path)
@@ -126,8 +118,8 @@ func (d *driver) readCeiling() (ceiling, error) {
 	return c, nil
 }
 
-// drawFence returns a fence above all fences that keys of the stripe were given. A
-// crash after it has returned does not change that.
+// drawFence returns a fence above all earlier fences of the stripe's keys, and below all later
+// ones, even after a crash.
 func (g *guard) drawFence(ctx context.Context, now instant) (uint64, error) {
 	last, err := g.lastFence(now)
 	if err != nil {
@@ -142,21 +134,21 @@ func (g *guard) drawFence(ctx context.Context, now instant) (uint64, error) {
 		return 0, err
 	}
 
-	// The line is overwritten in place. A process that is killed meanwhile leaves a
-	// line with a wrong checksum, and then the ceiling counts instead.
+	// Overwrite the line in place. If this process is killed meanwhile, the checksum is wrong, and
+	// the ceiling counts instead.
 	_, err = g.stripe.WriteAt(fenceLine{fence, now.boot}.encode(), int64(pidLen))
 	return fence, err
 }
 
-// lastFence returns a number that no fence of the stripe is above.
+// lastFence returns a number that is at least as large as all fences of the stripe.
 func (g *guard) lastFence(now instant) (uint64, error) {
 	line, whole := g.readFenceLine()
 	if whole && line.boot == now.boot && now.boot != "" {
 		return line.fence, nil
 	}
 
-	// If the stripe gave no fence in this boot, the floor is enough. A line without
-	// a boot may be of this boot.
+	// If the stripe gave no fence in this boot, the floor is enough. A line without an identifier
+	// may be of this boot.
 	c := *g.d.ceiling.Load()
 	ofEarlierBoot := line == fenceLine{} || line.boot != ""
 	if whole && ofEarlierBoot && c.boot == now.boot && now.boot != "" {
@@ -176,7 +168,7 @@ func (l fenceLine) encode() []byte {
 	return seal(fmt.Appendf(nil, "fence %020d boot %+q ", l.fence, l.boot))
 }
 
-// readFenceLine returns the line, and whether it is whole.
+// readFenceLine returns the line, and whether its checksum is right.
 func (g *guard) readFenceLine() (line fenceLine, whole bool) {
 	b := make([]byte, 256)
 	n, _ := g.stripe.ReadAt(b, int64(pidLen))

@@ -3,40 +3,36 @@
 //
 // # Guarantees
 //
-// Processes that name the same directory exclude each other while their terms
-// last. They may belong to any user who may write in the directory, and run in any
-// container that shares the directory and this host's kernel. On Linux and macOS a
-// term is counted by the kernel's boot clock. All these processes share it, it
-// counts through a suspend, and it cannot be set. Elsewhere terms are counted by
-// the wall clock: setting it forward by a term ends a lease early. After a reboot a
-// record lasts until its end by the wall clock. Fences grow across reboots, and
-// even if the clock is set back.
+// Processes that name the same directory exclude each other while their terms last. They may belong
+// to any user who may write in the directory, and run in any container that shares the directory
+// and this host's kernel. On Linux and macOS a term is counted by the kernel's boot clock, which
+// all these processes share. The boot clock counts through a suspend and cannot be set. Elsewhere
+// terms are counted by the wall clock, and setting it forward by a term ends a lease early. After a
+// reboot a record lasts until its end by the wall clock. Fences grow across reboots, even if the
+// clock is set back.
 //
-// A process that dies at any instruction leaves a state that the next process can
-// read. If the disk is full, the directory cannot be read, or a state file is
-// damaged or foreign, the error names the file. None of these admits a second
-// holder. A state file that cannot be read blocks its key until it is removed, by
-// Break or by hand. A foreign file with the name of a stripe stays unchanged, and
-// blocks the keys of the stripe until it is removed by hand.
+// A process that dies at any instruction leaves a state that the next process can read. If the disk
+// is full, the directory cannot be read, or a state file is damaged or foreign, the error names the
+// file, and no second holder is admitted. A state file that cannot be read blocks its key until
+// Break or a user removes the file. A foreign file with the name of a stripe blocks the keys of the
+// stripe until a user removes it.
 //
 // # Limits
 //
-// It does not reach other hosts. A network file system (NFS, SMB) or a directory that
-// virtual machines share must support flock(2). Then processes of one host exclude
-// each other, but those of two hosts may not. It does not protect against a process
-// that may write in the directory and means harm. So use a directory of the users
-// who share the locks, and not /tmp itself. It keeps no order: the first caller that
-// asks when the key is free gets it.
+// Only processes of one host exclude each other, even in a directory of a network file system (NFS,
+// SMB) or of virtual machines, which must support flock(2). A hostile process that may write in the
+// directory can break locks. So use a directory of the users who share the locks, and not /tmp
+// itself. Waiters have no order: the first caller that asks when the key is free gets it.
 //
 // # Cost
 //
-// On Unix, an attempt at a held key reads one file and locks none, which takes about 10 µs. So
-// many callers may poll. To take or release a key takes about fifteen system calls, one of which
-// creates a file: tens of microseconds on a local file system. A list reads 256 names at a
-// time, and then the record of each. On Unix it locks no guard. A batch of renewals locks
-// each guard once. Only the first fence in half a minute waits for the disk. Records need
-// not survive a power failure, because holders do not. If a power failure leaves an
-// incomplete record, the key is free after the next boot.
+// On Unix, an attempt at a held key reads one file and locks none, which takes about 10 µs. So many
+// callers may poll. To take or release a key takes about fifteen system calls, one of which creates
+// a file: tens of microseconds on a local file system. A list reads 256 names at a time and the
+// record of each, on Unix without a guard. A batch of renewals locks each guard once. Only the
+// first fence in half a minute waits for the disk. Records need not survive a power failure,
+// because holders do not. If a power failure leaves an incomplete record, its key is free after the
+// next boot.
 //
 // # URL
 //
@@ -49,14 +45,13 @@
 //
 // # Files
 //
-// The directory is created if it is missing. Its files have its permissions without
-// the right to execute. A user who may write may lock. A user who may only read may
-// inspect with a Client of [New]; opening a URL tests that the directory can be
-// written. For several users, create it with mode=0770 and the group that they
-// share; hasp sets the setgid bit. Parents that are missing are created for this
-// user only. A sticky directory serves one user only, because other users cannot
-// replace an expired record. If the directory is removed, its keys are free, as
-// after Break.
+// The directory is created if it is missing. Its files have its permissions without the right to
+// execute. A user who may write may lock. A user who may only read may inspect with a Client of
+// [New], but not with one of a URL, whose opening tests that the directory can be written. For
+// several users, create the directory with mode=0770 and the group that they share; hasp sets the
+// setgid bit. Missing parents are created for this user only. A sticky directory serves one user
+// only, because other users cannot replace an expired record. If the directory is removed, its keys
+// are free, as after Break.
 //
 //	key-NAME.lock          the record of a held key, as text; NAME is the key with
 //	sha256-HEX.lock        %xx escapes; a long key has its SHA-256 instead
@@ -67,14 +62,12 @@
 //	                       stripe-fence
 //	temp-*                 a file that is being written
 //
-// A key that was released or broken has no file, so a million keys that are not in
-// use leave 131 small files. A record that expired, such as that of a holder that
-// died or of a key with a minimum hold, stays until the key is taken again or a
-// sweep removes it. A driver sweeps 256 files with the first and each 128th key that
-// it takes, so expired records become no more than the others and some hundreds. An
-// opening by URL sweeps 1,000 files. A sweep also removes temporary files after an
-// hour. A process that died while it created the directory leaves .filelock-new-*
-// beside it.
+// A key that was released or broken has no file, so a directory whose keys are all free has 131
+// small files. An expired record, as of a dead holder or of a minimum hold, stays until the key is
+// taken again or a sweep removes it. A driver sweeps 256 files with the first and each 128th key
+// that it takes, so there are at most as many expired records as others, and some hundreds. An
+// opening by URL sweeps 1,000 files. A sweep also removes temporary files after an hour. A process
+// that dies while it creates the directory leaves .filelock-new-* beside it.
 package filelock
 
 import (
@@ -94,7 +87,7 @@ import (
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
-	// Client is the options of the Client that New returns. NewDriver ignores it.
+	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
 	// Mode is the mode of the directory if it has to be created. Its files get the
@@ -110,15 +103,15 @@ type driver struct {
 	mode  fs.FileMode // of dir, if it has to be created
 	clock func() instant
 
-	// turns has one token for each guard. A goroutine that wants a guard takes the
-	// token first, so only one goroutine of this process polls the guard's file.
+	// turns has room for one goroutine for each guard, so that only one goroutine of this process
+	// polls the guard's file.
 	turns [stripes + 1]chan struct{}
 
 	ceiling atomic.Pointer[ceiling] // of fences, as last read from the disk
 	closed  atomic.Bool
 
 	taken   atomic.Uint64 // how many keys this driver has taken
-	unswept chan *os.File // has the directory, open where the next sweep continues, or nil; empty during a sweep
+	unswept chan *os.File // has the directory, open where the next sweep continues, or nil; is empty during a sweep
 }
 
 var (
@@ -191,9 +184,9 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return backend.Grant{}, err
 	}
 
-	// Most attempts of waiters end here, without the guard. A record gets its name
-	// when it is complete, so it can be read while another process replaces it. If
-	// it is anything but a valid hold, the guard is needed to be sure.
+	// First read the record without the guard, which is enough for most attempts of waiters.
+	// Another process may replace the record meanwhile, because a record gets its name when it is
+	// complete. Only if it is no valid hold, the guard is needed.
 	if readsNeedNoGuard {
 		now := d.clock()
 		if r, err := d.load(c.Key, now); err == nil && r != nil {
@@ -205,7 +198,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	defer cancel()
 	d.sweepOften(ctx) // not after the grant, whose term runs
 	if c.Fenced {
-		// Before the guard is locked, because this may wait for the disk.
+		// Do this before the guard is locked, because it may wait for the disk.
 		if err := d.reserveFences(ctx, d.clock()); err != nil {
 			return backend.Grant{}, d.explain(err)
 		}
@@ -220,8 +213,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 // acquire is Acquire under the guard of c.Key.
 func (g *guard) acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	// The clock is read after the guard was locked. So a record that expired meanwhile
-	// no longer holds the key.
+	// Read the clock only now, because a record may have expired while this call waited for the
+	// guard.
 	now := g.d.clock()
 	held, err := g.d.load(c.Key, now)
 	if err != nil {
@@ -238,17 +231,17 @@ func (g *guard) acquire(ctx context.Context, c backend.Claim) (backend.Grant, er
 			return backend.Grant{}, err
 		}
 	}
-	// The holder trusts the hold from when the call began, and the record's term
-	// began later. So the record outlasts that trust, however long store takes.
+	// The record outlasts the holder's trust, however long store takes: the holder counts the term
+	// from the start of the call, which is before now.
 	if err := g.store(&r); err != nil {
 		return backend.Grant{}, err
 	}
 	return backend.Grant{Fence: r.fence}, nil
 }
 
-// Release removes the record if it is c.Token's and its term has not ended. It
-// works on a full disk. With c.KeepUntil it writes a record without the token, which
-// ends then. On a full disk it may fail to do so, and the record stays for its term.
+// Release removes the record if it has c.Token and its term has not ended. This works on a full
+// disk. With c.KeepUntil it writes a record without the token, which ends at that time. If the disk
+// is full, that may fail, and the old record stays for its term.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
 		now := d.clock()
@@ -274,9 +267,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	})
 }
 
-// Break removes the record of key, whichever token has it. It also removes a file
-// that cannot be read or is of another kind, such as a symbolic link or an empty
-// directory.
+// Break removes the record of key, whichever token it has. It also removes a file that cannot be
+// read, or is no regular file.
 func (d *driver) Break(ctx context.Context, key string) error {
 	return d.guarded(ctx, key, 0, func(*guard) error {
 		err := os.Remove(d.path(key))
@@ -299,8 +291,8 @@ func (d *driver) guarded(ctx context.Context, key string, timeout time.Duration,
 	return d.explain(f(g))
 }
 
-// Inspect returns what the record of key says. If the platform can read a record
-// without its guard, Inspect needs no permission to write.
+// Inspect reports the record of key. If the platform can read a record without its guard, Inspect
+// needs no permission to write.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := d.check(ctx); err != nil {
 		return backend.Status{}, err
@@ -326,7 +318,7 @@ func (d *driver) status(key string) (backend.Status, error) {
 	return r.status(now), nil
 }
 
-// status returns what Inspect and List report of a record.
+// status returns the status that Inspect and List report for a record.
 func (r *record) status(now instant) backend.Status {
 	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}
 }

@@ -22,8 +22,8 @@ const (
 // openFile opens the file at path, and returns an error if it is not a regular one.
 func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	if openFlags == 0 {
-		// Without flags that make the open safe, check before it. Stat below checks
-		// again, because another process may have replaced the file in between.
+		// Without flags that make the open safe, check before it. Check again below, because
+		// another process may replace the file in between.
 		if err := checkRegular(path); err != nil {
 			return nil, err
 		}
@@ -44,7 +44,7 @@ func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// checkRegular returns an error if something else than a regular file is at path.
+// checkRegular returns an error if the file at path is not a regular one.
 func checkRegular(path string) error {
 	if fi, err := os.Lstat(path); err == nil && !fi.Mode().IsRegular() {
 		return kindError(path, fi)
@@ -80,14 +80,15 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 
-	// No record is that long. So a huge file is refused, and never read as a whole.
+	// Read one byte more than the longest record, so that a huge file is refused but not read as a
+	// whole.
 	b, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
 	return b, fi, err
 }
 
-// create creates a file with the directory's mode, whatever this process's umask
-// is. The file gets its mode after its name. A process that is killed in between
-// leaves a file that other users cannot open, so path must be a temporary name.
+// create creates a file with the directory's mode, whatever this process's umask is. path must be a
+// temporary name, because a process that is killed before it has set the mode leaves a file that
+// other users cannot open.
 func create(path string) (*os.File, error) {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {
@@ -111,14 +112,14 @@ func create(path string) (*os.File, error) {
 	return f, err
 }
 
-// replace gives the file at path a new content in one step. A process that opens
-// path gets all of the old content or all of the new, even if this process is
-// killed at any point. With flush, the content is on the disk before the file has
-// its name. Temp is the temporary file of a guard that the caller holds.
+// replace gives the file at path a new content in one step. A process that opens path gets the old
+// or the new content, even if this process is killed at any point. With flush, the content is on
+// the disk before the file has its name. Temp is the temporary file of a guard that the caller
+// holds.
 func (d *driver) replace(path, temp string, content []byte, flush bool) error {
 	f, err := create(temp)
 	if errors.Is(err, fs.ErrExist) {
-		// Its guard is ours, so the process that made it has died.
+		// The process that made it has died, because its guard is ours.
 		if err = os.Remove(temp); err == nil {
 			f, err = create(temp)
 		}
@@ -136,7 +137,7 @@ func (d *driver) replace(path, temp string, content []byte, flush bool) error {
 	return err
 }
 
-// fill writes content into f and closes it. With flush, the content is on the disk then.
+// fill writes content into f, with flush also to the disk, and closes f.
 func fill(f *os.File, content []byte, flush bool) error {
 	_, err := f.Write(content)
 	if err == nil && flush {
@@ -188,14 +189,14 @@ func createEmpty(path string) error {
 		return err
 	}
 
-	// A rename would replace a file that another process has created and locked
-	// meanwhile. A link fails instead.
+	// Use a link, which fails if another process has created a file meanwhile. A rename would
+	// replace that file, which may be locked.
 	err = os.Link(temp, path)
 	if err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 
-	// File systems without hard links (FAT) have no owners either.
+	// File systems without hard links (FAT) have no owners either, so the mode does not matter.
 	if f, err = create(path); err != nil {
 		return err
 	}
@@ -220,9 +221,9 @@ func (d *driver) ensureDir() error {
 
 // createDir creates the directory, unless another process is faster.
 func (d *driver) createDir() error {
-	// The umask takes bits away, so the mode is set afterwards. A process that is
-	// killed in between must not leave a directory that other users cannot enter. So
-	// the directory gets its mode first and its name last.
+	// The umask takes bits away, so the mode must be set afterwards. Give the directory its name
+	// last, so that a process that is killed in between leaves no directory that other users cannot
+	// enter.
 	temp, err := os.MkdirTemp(filepath.Dir(d.dir), dirPrefix)
 	if err != nil {
 		var path *fs.PathError
@@ -234,14 +235,13 @@ func (d *driver) createDir() error {
 
 	mode := d.mode
 	if mode&0o020 != 0 {
-		// Files that one member of the group creates must belong to the directory's
-		// group, or the other members could not use them.
+		// Let new files belong to the directory's group, so that other members can use them.
 		mode |= fs.ModeSetgid
 	}
 	err = os.Chmod(temp, mode)
 	if err == nil {
-		// A rename replaces an empty directory, which another process may have created
-		// meanwhile and be about to use. So a new directory is never empty.
+		// Put a file into the directory: a rename would replace an empty one, which another process
+		// may have created and be about to use.
 		err = createEmpty(filepath.Join(temp, filepath.Base(d.guardFile("guard", fenceGuard))))
 	}
 	if err == nil {

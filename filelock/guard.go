@@ -20,11 +20,10 @@ import (
 // processes of the host. It is a flock(2) of the kernel, which ends when the
 // process dies.
 //
-// The guard's file is never removed. Otherwise a process that had it open would
-// lock a file without a name, while the next process locks a new file. The pid and
-// the last fence are in a second file, the stripe's, for two reasons. Some
-// platforms do not let other processes read a locked file. Some end the lock when
-// the process closes any descriptor of the file.
+// The guard's file is never removed. Otherwise a process could lock the old file, which it has
+// open, while another locks a new one. The pid and the last fence are in a second file, the
+// stripe's, for two reasons. Some platforms do not let other processes read a locked file. Some end
+// the lock when the process closes any descriptor of the file.
 type guard struct {
 	d      *driver
 	n      int          // which guard: a stripe, or fenceGuard
@@ -43,8 +42,7 @@ func (d *driver) guardFile(kind string, n int) string {
 	return filepath.Join(d.dir, fmt.Sprintf("%s-%02x", kind, n))
 }
 
-// How long to sleep between two tries to lock a guard: it doubles from firstPoll
-// to lastPoll.
+// The sleep between two tries to lock a guard doubles from firstPoll to lastPoll.
 const (
 	firstPoll = 20 * time.Microsecond
 	lastPoll  = 5 * time.Millisecond
@@ -68,7 +66,7 @@ func (d *driver) lockGuard(ctx context.Context, n int) (*guard, error) {
 	for delay := firstPoll; ; delay = min(2*delay, lastPoll) {
 		g, err := d.tryFlock(n)
 		if g != nil {
-			return g, nil // it keeps the turn until drop
+			return g, nil // the guard keeps the turn until drop
 		}
 		if err != nil {
 			<-d.turns[n]
@@ -103,15 +101,15 @@ func (d *driver) tryGuard(ctx context.Context, n int) (*guard, error) {
 	return g, err
 }
 
-// tryFlock locks the file of guard n. It returns nil, nil if another process has
-// it. The caller has this process's turn, which the guard takes over.
+// tryFlock locks the file of guard n, or returns nil, nil if another process has locked it. The
+// caller has this process's turn, which the guard takes over.
 func (d *driver) tryFlock(n int) (*guard, error) {
 	path := d.guardFile("guard", n)
 	var l *flock.Flock
 	var ok bool
 	err := d.withFile(path, func() (err error) {
-		// Without O_CREATE: ensureFile creates the file with the right mode. For writing,
-		// because some systems lock exclusively only files that are open for writing.
+		// Do not pass O_CREATE, because ensureFile creates the file with the right mode. Open for
+		// writing, because some systems lock exclusively only files that are open for writing.
 		l = flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
 		if ok, err = l.TryLock(); err != nil {
 			err = explainOpen(path, err)
@@ -128,16 +126,16 @@ func (d *driver) tryFlock(n int) (*guard, error) {
 		err = g.openStripe()
 	}
 	if err != nil || !same {
-		// Without an error, the directory was cleaned between open and lock: the
-		// caller tries again, and locks the new file.
+		// If err is nil, the file was removed between open and lock. The caller then tries again,
+		// and locks the new file.
 		g.unlock()
 		return nil, err
 	}
 	return g, nil
 }
 
-// locksFileAt reports whether l has locked the file that is at path now. It returns
-// an error if that is not a regular file.
+// locksFileAt reports whether l has locked the file that is at path now. It returns an error if l's
+// file is not a regular one.
 func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	locked, err := l.Stat()
 	if err != nil {
@@ -162,10 +160,9 @@ var pidLen = len(fmt.Sprintf(pidLine, 0))
 // maxStripe is larger than any stripe's file, which has two lines.
 const maxStripe = 512
 
-// openStripe opens the stripe's file and writes the pid into it, for the error of
-// callers that wait for the guard until they time out. That costs one write into
-// the page cache. /proc/locks would cost nothing, but exists on Linux only. On the
-// overlay file systems of containers, its file numbers do not match those of stat.
+// openStripe opens the stripe's file and writes the pid into it, which callers that time out name
+// in their error. That costs one write into the page cache. /proc/locks would cost nothing, but
+// exists on Linux only, and its file numbers are wrong on the overlay file systems of containers.
 func (g *guard) openStripe() error {
 	path := g.d.guardFile("stripe", g.n)
 	err := g.d.withFile(path, func() (err error) {
@@ -176,8 +173,8 @@ func (g *guard) openStripe() error {
 		return err
 	}
 
-	// This is the only file that is changed in place. So a foreign file that has its
-	// name is refused. It may be a hard link, whose other name is elsewhere.
+	// Refuse a foreign file of this name, because this is the only file that is changed in place,
+	// and a hard link may have its other name elsewhere.
 	b := make([]byte, maxStripe)
 	n, err := g.stripe.ReadAt(b, 0)
 	if err != nil && err != io.EOF {
@@ -187,8 +184,8 @@ func (g *guard) openStripe() error {
 		return fmt.Errorf("%s: %w (the keys of its stripe are blocked until this file is removed)", path, errStripe)
 	}
 
-	// On a full disk the pid is missing and the guard works. The next change may
-	// be a release, which needs no room.
+	// Ignore the error of a full disk: the guard works without the pid, and a release needs no
+	// room.
 	if pid := fmt.Appendf(nil, pidLine, os.Getpid()); !bytes.HasPrefix(b, pid) {
 		_, _ = g.stripe.WriteAt(pid, 0)
 	}
@@ -197,9 +194,9 @@ func (g *guard) openStripe() error {
 
 var errStripe = errors.New("not the file in which filelock keeps a stripe's last fence")
 
-// ofStripe reports whether b can be the content of a stripe's file. A new file is
-// empty. A full disk may leave a part of the pid line or none, in front of the fence
-// line. A power failure may leave zeros.
+// ofStripe reports whether b can be the content of a stripe's file. A new file is empty. After a
+// full disk, the pid line before the fence line may be incomplete or missing. A power failure may
+// leave zeros.
 func ofStripe(b []byte) bool {
 	begins := func(b []byte, word string) bool {
 		text := string(bytes.TrimRight(b, "\x00"))
@@ -210,8 +207,8 @@ func ofStripe(b []byte) bool {
 	return len(b) < maxStripe && (bytes.HasPrefix(pid, []byte("pid ")) || begins(pid, "pid ") && begins(fence, "fence "))
 }
 
-// drop unlocks the guard and gives up this process's turn. The turn comes last, or
-// the next goroutine would find the file locked and sleep.
+// drop unlocks the guard, and then gives up this process's turn. In the other order the next
+// goroutine would find the file locked and sleep.
 func (g *guard) drop() {
 	g.unlock()
 	<-g.d.turns[g.n]

@@ -5,31 +5,26 @@ import (
 	"encoding/hex"
 )
 
-// stripes is how many stripes the keys of a directory are divided into. Each has a
-// guard. The number is part of the format: two processes with different numbers
-// would not exclude each other.
+// stripes is the number of stripes of keys in a directory. Each has a guard. The number is part of
+// the format: two processes with different numbers would not exclude each other.
 const stripes = 64
 
-// maxPlain is the longest encoded key that a file name shows. So the whole name
-// stays below 143 bytes, which is the smallest limit of a common file system
-// (eCryptfs).
+// maxPlain is the length of the longest encoded key in a file name. So the whole name stays below
+// 143 bytes, the smallest limit of a common file system (eCryptfs).
 const maxPlain = 120
 
 // stateName returns the name of key's state file. No two keys have the same name:
 //
-//   - A short key is encoded, so that a listing of the directory can be read. A
-//     lower-case ASCII letter, a digit, "-", "_" and "." stand for themselves. Any
-//     other byte, also an upper-case letter, becomes "%" and two hexadecimal
-//     digits. So keys stay apart on file systems that ignore case or normalise
-//     Unicode.
+//   - A short key is encoded, so that people can read it. A lower-case ASCII letter, a digit, "-",
+//     "_" and "." stay as they are. Any other byte, also of an upper-case letter, becomes "%" and
+//     two hexadecimal digits, because some file systems ignore case or normalise Unicode.
 //   - A long key is named by its SHA-256. The record has the whole key, and load
 //     compares it.
 //
-// Because of the prefix, no key looks like another file of the directory, the
-// current directory or a device (NUL, con). Because of the suffix, the last
-// character is never a dot or a space, which Windows ignores.
+// The prefix prevents names of other files of the directory, of the current directory and of
+// devices (NUL, con). The suffix prevents a dot or a space at the end, which Windows ignores.
 func stateName(key string) string {
-	// Each byte of the key takes a byte at least.
+	// Do not escape a longer key: each byte takes at least one.
 	if len(key) <= maxPlain {
 		if plain := escape(key); len(plain) <= maxPlain {
 			return plainPrefix + plain + suffix

@@ -53,10 +53,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// parseDir returns the directory that a node names: an absolute path, or one that
-// begins with ./ or ../. A bare relative path is refused, because a slash may be
-// missing: then two processes with different working directories would not exclude
-// each other.
+// parseDir returns the directory that a node names: an absolute path, or one that begins with ./ or
+// ../. It refuses other relative paths, in which the first slash was probably forgotten: processes
+// with different working directories would not exclude each other.
 func parseDir(node string) (string, error) {
 	if runtime.GOOS == "windows" && len(node) > 2 && node[0] == '/' && node[2] == ':' {
 		node = node[1:] // filelock:///C:/locks
@@ -86,8 +85,8 @@ func userDir() (string, error) {
 	return filepath.Join(home, ".local", "state", "hasp"), nil
 }
 
-// probe creates the directory if it does not exist, and then creates, writes and locks a
-// temporary file in it. So Open reports a wrong configuration, and not the first Lock.
+// probe creates the directory if it does not exist, and then creates, writes and locks a temporary
+// file in it. So a wrong configuration is an error of Open, and not of the first Lock.
 func (d *driver) probe(ctx context.Context) (err error) {
 	defer func() { err = d.explain(err) }()
 	if err := d.check(ctx); err != nil {

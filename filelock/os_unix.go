@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openFlags protect against files of other kinds. A symbolic link is not followed
-// out of the directory, and the open of a FIFO does not block.
+// openFlags protect against files of other kinds: a symbolic link is not followed, and the open of
+// a FIFO does not block.
 const openFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK
 
-// readsNeedNoGuard says that a file may be replaced or removed while another
-// process reads it.
+// readsNeedNoGuard is true, because a file may be replaced or removed while another process reads
+// it.
 const readsNeedNoGuard = true
 
 var (

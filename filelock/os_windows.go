@@ -2,8 +2,8 @@ package filelock
 
 import "golang.org/x/sys/windows"
 
-// openFlags is empty, because no flag prevents that a link is followed. So openFile
-// checks the file before it opens it.
+// openFlags is empty, because no flag prevents following a link. So openFile checks the file before
+// it opens it.
 const openFlags = 0
 
 // readsNeedNoGuard is false: to replace a file that another process is reading is a

@@ -17,9 +17,9 @@ const recordHeader = "hasp filelock record 2\n"
 // maxRecord is the largest size of a record, in bytes.
 const maxRecord = 1 << 20
 
-// record is the content of a state file: who holds which key until when. It is
-// text that people can read, with one field on each line. A checksum closes it, so
-// that a file of which a part is missing is never taken for a shorter record.
+// record is the content of a state file: who holds which key until when. In the file it is text
+// that people can read, with a field on each line, and a checksum at the end, which shows that no
+// part is missing.
 type record struct {
 	key   string
 	token string
@@ -35,7 +35,7 @@ type record struct {
 }
 
 var (
-	// errTorn means that the end of a record is missing.
+	// errTorn says that the end of a record is missing.
 	errTorn = errors.New("the record is incomplete")
 
 	errForeign = errors.New("not a record of filelock")
@@ -43,11 +43,10 @@ var (
 	errChanged = errors.New("the record does not match its checksum")
 )
 
-// left returns how much of the term is left. Within one boot the boot clock
-// decides, whatever happens to the wall clock. A record of another boot lasts until
-// its end by the wall clock. If its holder ran on this host, it ended with that
-// boot. But containers may have different boot clocks, and virtual machines may
-// share the directory against our advice.
+// left returns how much of the term is left. Within one boot the boot clock decides, whatever
+// happens to the wall clock. A record of another boot lasts until its end by the wall clock,
+// because its holder may still run: containers may have different boot clocks, and virtual machines
+// may share the directory against our advice.
 func (r *record) left(now instant) time.Duration {
 	if r.clock != "" && r.clock == now.clock {
 		return r.end - now.up
@@ -55,8 +54,7 @@ func (r *record) left(now instant) time.Duration {
 	return r.until.Sub(now.wall)
 }
 
-// extend makes the term last at least ttl from now, and reports whether that
-// changed anything.
+// extend makes the term last at least ttl from now, and reports whether it has changed the term.
 func (r *record) extend(now instant, ttl time.Duration) bool {
 	if r.left(now) >= ttl {
 		return false
@@ -65,28 +63,28 @@ func (r *record) extend(now instant, ttl time.Duration) bool {
 	return true
 }
 
-// endIn sets the rest of the term, shorter or longer.
+// endIn sets the rest of the term, which may become shorter.
 func (r *record) endIn(now instant, left time.Duration) {
-	// A sum that overflows is harmless: the subtraction in left overflows back.
+	// If a sum overflows, the subtraction in left overflows back.
 	r.clock, r.end, r.until = now.clock, now.up+left, now.wall.Add(left).UTC()
 }
 
-// encode returns the content of the state file. Strings are quoted and in ASCII,
-// because a key may have any bytes, such as a line feed or an escape sequence.
+// encode returns the content of the state file. Strings are quoted in ASCII, because a key may have
+// any bytes, such as a line feed.
 func (r *record) encode() []byte {
 	b := fmt.Appendf(nil, recordHeader+"key %+q\ntoken %+q\nowner %+q\npid %d\nsince %s\nfence %d\nclock %+q\nend %d\nuntil %s\nwaited %d\n",
 		r.key, r.token, r.owner, r.pid, r.since.Format(time.RFC3339Nano), r.fence, r.clock, r.end, r.until.Format(time.RFC3339Nano), r.waited)
 	return seal(b)
 }
 
-// decode is the inverse of encode. It accepts nothing else.
+// decode is the inverse of encode, and refuses all other content.
 func decode(b []byte) (*record, error) {
 	body, err := unseal(b, recordHeader, errForeign)
 	if err != nil {
 		return nil, err
 	}
 
-	// Go evaluates the calls in this order, which is the order of the lines.
+	// Go evaluates these calls from left to right, which is the order of the lines.
 	p := fields{rest: body}
 	r := &record{key: p.text("key"), token: p.text("token"), owner: p.text("owner"), pid: int(p.signed("pid")),
 		since: p.time("since"), fence: p.unsigned("fence"),
@@ -105,9 +103,8 @@ func seal(b []byte) []byte {
 // sumLen is the length of the line that seal appends.
 const sumLen = len("sum 01234567\n")
 
-// unseal returns the text between header and checksum. A file whose end is missing
-// is errTorn: a power failure may leave it. So is a file of zeros, which some file
-// systems leave if data was not written to the disk.
+// unseal returns the text between header and checksum. It returns errTorn if the end is missing, or
+// if the file has only zeros: a power failure may leave either.
 func unseal(b []byte, header string, foreign error) (string, error) {
 	kind := header[:strings.LastIndexByte(header, ' ')+1]
 	switch {
@@ -130,8 +127,8 @@ func unseal(b []byte, header string, foreign error) (string, error) {
 
 // fields parses lines of the form "name value", in a fixed order.
 type fields struct {
-	rest string // the lines that are still to be parsed
-	bad  bool   // a line was not as expected; its value is then of no use
+	rest string // the lines that are not parsed yet
+	bad  bool   // a line was not as expected
 }
 
 // complete reports whether all lines were parsed and were as expected.

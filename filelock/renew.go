@@ -8,8 +8,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Renew prolongs the terms of cs. It locks each guard once, for all claims of its
-// stripe. If another process has a guard, only the claims of that stripe wait.
+// Renew prolongs the terms of cs. It locks each guard once, for all claims of the stripe. If
+// another process has a guard, only the claims of that stripe wait.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	if len(cs) == 0 {
 		return
@@ -33,8 +33,8 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		}
 	}
 
-	// The stripes whose guards are free come first, on this goroutine. Each of the
-	// others waits for its guard on a goroutine of its own.
+	// First renew on this goroutine in stripes whose guards are free. In each of the others, wait
+	// for the guard on a goroutine of its own.
 	var wg sync.WaitGroup
 	defer wg.Wait() // done must not be called after Renew has returned
 	for n, is := range byStripe {
@@ -50,13 +50,13 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	}
 }
 
-// renewAll renews the claims of cs whose indices are in is, and returns the outcome
-// of each. Then it drops the guard. If g is nil, every outcome is err.
+// renewAll renews the claims of cs whose indices are in is, drops the guard, and returns the
+// outcomes. If g is nil, every outcome is err.
 func (g *guard) renewAll(ctx context.Context, cs []backend.Claim, is []int, err error) []error {
 	if g == nil {
 		return slices.Repeat([]error{err}, len(is))
 	}
-	// The guard is dropped before done is called, because done may take any time.
+	// Drop the guard here, before done is called, because done may take any time.
 	defer g.drop()
 	errs := make([]error, len(is))
 	for j, i := range is {

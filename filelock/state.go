@@ -13,9 +13,9 @@ import (
 // path returns the path of key's state file.
 func (d *driver) path(key string) string { return filepath.Join(d.dir, stateName(key)) }
 
-// load returns the record that holds key. It returns nil, nil if the key is free:
-// there is no record, or its term has ended. Any other state file is an error that
-// is not ErrHeld. So it neither frees the key nor counts as contention.
+// load returns the record that holds key, or nil, nil if there is none or its term has ended. Any
+// other state file is an error, but not ErrHeld: the key is not free, and no caller is known to
+// hold it.
 func (d *driver) load(key string, now instant) (*record, error) {
 	path := d.path(key)
 	b, fi, err := readFile(path)
@@ -51,11 +51,9 @@ func blocksKey(err error) error {
 	return fmt.Errorf("%w (the key is blocked until this file is removed, by break or by hand)", err)
 }
 
-// fromBeforeBoot reports whether a torn record was written before this boot. A
-// record is complete before it has its name, but it is not flushed. So a power
-// failure may leave the name without the content. All holders ended with that
-// boot, so the record holds nothing. A torn record of this boot was damaged in
-// another way, and its key may be held.
+// fromBeforeBoot reports whether a torn record was written before this boot. Then a power failure
+// has probably left the name without the content, which was not flushed, and the holder has ended
+// with that boot. A torn record of this boot was damaged in another way, and its key may be held.
 func fromBeforeBoot(fi fs.FileInfo, now instant) bool {
 	const slack = time.Second // more than the resolution of file times
 	return now.clock != "" && fi.ModTime().Add(slack).Before(now.bootTime())

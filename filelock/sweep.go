@@ -13,21 +13,21 @@ const (
 	sweepFiles = 256       // how many files one sweep checks
 	sweepEvery = 128       // how many keys a driver takes between two sweeps
 	openFiles  = 1000      // how many files the sweep of an opening checks
-	sweepAge   = time.Hour // how old a temporary file is when its process must have died
+	sweepAge   = time.Hour // the process of an older temporary file has died
 )
 
-// sweepOften calls sweep before d takes its first and each sweepEvery-th key.
-// A sweep checks twice as many files as the directory may have got since the sweep
-// before. So at most about half of the files have expired records.
+// sweepOften calls sweep before d takes its first and each sweepEvery-th key. A sweep checks twice
+// as many files as this driver has made since the last one, so at most about half of the files have
+// expired records.
 func (d *driver) sweepOften(ctx context.Context) {
 	if d.taken.Add(1)%sweepEvery == 1 {
 		d.sweep(ctx, sweepFiles)
 	}
 }
 
-// sweep checks the next n files of the directory. It removes records whose terms have
-// ended, and old temporary files of processes that died. If sweep cannot remove a file,
-// it leaves the file. A call that needs the file reports the error.
+// sweep checks the next n files of the directory. It removes records whose terms have ended, and
+// old temporary files of processes that died. It ignores errors: a call that needs the file reports
+// them.
 func (d *driver) sweep(ctx context.Context, n int) {
 	var dir *os.File
 	select {
@@ -63,7 +63,7 @@ func (d *driver) sweep(ctx context.Context, n int) {
 func (d *driver) sweepFile(ctx context.Context, e os.DirEntry) {
 	path := filepath.Join(d.dir, e.Name())
 	if strings.HasPrefix(e.Name(), probePrefix) || strings.HasPrefix(e.Name(), newPrefix) {
-		// If the process was only stopped, it notices that the file is missing.
+		// If the process is not dead but stopped, it will find that the file is missing.
 		if fi, err := e.Info(); err == nil && d.clock().wall.Sub(fi.ModTime()) > sweepAge {
 			os.Remove(path)
 		}
@@ -86,8 +86,7 @@ func (d *driver) removeExpired(ctx context.Context, key string) {
 	}
 	defer g.drop()
 
-	// The record was read without the guard. Another process may have taken the key
-	// since.
+	// Read the record again under the guard, because another process may have taken the key since.
 	if r, err := d.load(key, d.clock()); r == nil && err == nil {
 		os.Remove(d.path(key))
 	}

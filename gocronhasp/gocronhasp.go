@@ -4,10 +4,9 @@
 //
 //	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronhasp.NewLocker(c, 30*time.Second)))
 //
-// Neither ends a job that runs. If a lease is lost, for example because the process
-// was stopped for longer than the term, another process may start the job while the
-// old run goes on. gocron has no way to tell the job. A job that must know calls
-// [hasp.Do] itself, or sends a fence with its writes.
+// If a lease is lost, for example because the process was stopped for longer than the term, another
+// process may start the job while the old run goes on, because gocron cannot tell a running job. If
+// that must not happen, call [hasp.Do] in the job, or send a fence with its writes.
 //
 // [gocron]: https://github.com/go-co-op/gocron
 package gocronhasp
@@ -33,18 +32,16 @@ type Locker struct {
 
 var _ gocron.Locker = (*Locker)(nil)
 
-// NewLocker returns a Locker that keeps the key of a job taken for at least minHold
-// after a run has started; see [hasp.WithMinHold]. So a job of a millisecond runs once
-// per tick, although the clocks of the schedulers differ. minHold must be longer than
-// the clocks differ, and shorter than the time between two ticks less that difference.
-// Half of the time between two ticks is a good choice. If jobs have different periods, give
-// each job a Locker of its own by [gocron.WithDistributedJobLocker].
+// NewLocker returns a Locker that keeps the key of a job taken for at least minHold after a run has
+// started; see [hasp.WithMinHold]. So a job of a millisecond runs once per tick, although the
+// clocks of the schedulers differ. If ticks are P apart, and clocks differ by up to D, minHold must
+// be longer than D and shorter than P − D. P/2 is a good choice. If jobs have different periods,
+// give each job a Locker of its own by [gocron.WithDistributedJobLocker].
 //
-// The opts apply to each Lock. If a scheduler dies during a run, minHold does not count: the
-// job runs elsewhere at its next tick after the term of the lease, which [hasp.WithTTL]
-// sets. For a nightly job with a minHold of 12 hours that is the next night. If the job
-// must not be left out, give it ticks that repeat it, such as every 10 minutes from 2 to 3
-// o'clock. After a run that has ended, minHold keeps the later ticks from running it again.
+// The opts apply to each Lock. If a scheduler dies during a run, the key is free after the term of
+// the lease, which [hasp.WithTTL] sets, and another scheduler runs the job at its next tick. If a
+// nightly job must not be skipped, give it several ticks, such as every 10 minutes from 2 to 3
+// o'clock, and a minHold of 12 hours: after a complete run, the later ticks find the key held.
 func NewLocker(l hasp.Locker, minHold time.Duration, opts ...hasp.Option) *Locker {
 	return &Locker{l, append([]hasp.Option{hasp.WithMinHold(minHold)}, opts...)}
 }
@@ -53,16 +50,16 @@ func NewLocker(l hasp.Locker, minHold time.Duration, opts ...hasp.Option) *Locke
 // of its own by [gocron.WithName], the same in all processes: by default the name is that
 // of the Go function.
 //
-// The lock is renewed until gocron calls Unlock when the run has ended. The end of ctx
-// does not end it: gocron cancels ctx when the job is removed and when the scheduler shuts
-// down, while the job may still run.
+// The lock is renewed until gocron calls Unlock at the end of the run, even if ctx ends before:
+// gocron cancels ctx when the job is removed and when the scheduler shuts down, while the job may
+// still run.
 //
-// If Lock returns an error, gocron skips this run, and passes the error to the listener
-// [gocron.AfterLockError] only. [hasp.ErrHeld] is usual: the job runs elsewhere, or has run
-// for this tick. Every other error deserves a log line. [hasp.ErrUnavailable] says that
-// the store failed: if it fails for all processes, the job does not run for this tick.
-// [hasp.ErrInvalid] and [errors.ErrUnsupported] say that the job never runs. gocron
-// discards the error of Unlock; hasp.Options.Observe reports losses.
+// If Lock returns an error, gocron skips this run, and passes the error only to the listener
+// [gocron.AfterLockError]. [hasp.ErrHeld] is usual: the job runs elsewhere, or has run for this
+// tick. Log every other error. [hasp.ErrUnavailable] says that the store failed: if it fails for
+// all processes, the job does not run for this tick. [hasp.ErrInvalid] and [errors.ErrUnsupported]
+// say that the job never runs. gocron discards the error of Unlock; hasp.Options.Observe reports
+// losses.
 func (k *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &hasp.Error{Op: "trylock", Key: key, Err: err}
@@ -74,8 +71,8 @@ func (k *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	return lease, nil
 }
 
-// ErrNotLeader says that another process leads, that no process does, or that the
-// store cannot be reached.
+// ErrNotLeader says that this process does not lead: another one does, or none, or the store cannot
+// be reached.
 var ErrNotLeader = errors.New("gocronhasp: not the leader")
 
 // Elector is a [gocron.Elector]. It competes for a key in the background, and is the leader
@@ -83,7 +80,7 @@ var ErrNotLeader = errors.New("gocronhasp: not the leader")
 type Elector struct {
 	lease  atomic.Pointer[hasp.Lease] // nil unless this Elector leads
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the Elector competes no longer
+	done   chan struct{} // closed when the Elector has stopped competing
 	err    error         // why; read it after done
 }
 
@@ -92,10 +89,10 @@ var _ gocron.Elector = (*Elector)(nil)
 // NewElector returns an Elector that competes for key by [hasp.Lead] until Close, or until
 // ctx ends. It takes the options of Lead.
 //
-// When a leader ends by Close, another process leads at once. When a leader dies, another
-// one leads after the term of the lease. Meanwhile no process starts jobs: a tick may be
-// left out. If clocks differ, a tick at which the leader changes may also run twice. A
-// Locker does not prevent that: a scheduler that has an Elector asks no Locker.
+// After Close of the leader, another process leads at once. After the death of a leader, no process
+// starts jobs until the term of the lease has ended, so a tick may be skipped. If clocks differ, a
+// tick at which the leader changes may also run twice. A Locker does not prevent that, because a
+// scheduler with an Elector asks no Locker.
 func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Option) *Elector {
 	ctx, cancel := context.WithCancel(ctx)
 	e := &Elector{cancel: cancel, done: make(chan struct{})}
@@ -103,7 +100,7 @@ func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Opt
 		defer close(e.done)
 		err := hasp.Lead(ctx, l, key, e.hold, opts...)
 
-		// An end by Close or ctx is no error, but for the Unlock that follows.
+		// If Close or ctx has ended the Elector, only an error of the Unlock counts.
 		if ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
 			e.err = err
 		}
@@ -119,14 +116,14 @@ func (e *Elector) hold(ctx context.Context, lease *hasp.Lease) error {
 	return lease.Err()
 }
 
-// IsLeader returns nil if this process leads. It reads the clock and makes no call to the
-// store: a process that was stopped past its term is no leader at its first call. It does
-// not read ctx.
+// IsLeader returns nil if this process leads. It reads the clock and makes no call to the store, so
+// a process that was stopped past its term learns at its first call that it no longer leads. ctx
+// has no effect.
 //
-// It returns [ErrNotLeader] otherwise. If the Elector has ended by itself, the error also
-// matches the reason: [hasp.ErrInvalid], [errors.ErrUnsupported] or [hasp.ErrClosed].
-// gocron discards the error and skips the run. An Elector starts in the background: a moment
-// after the start, IsLeader also reports a wrong option.
+// Otherwise it returns [ErrNotLeader]. If the Elector has ended by itself, the error also matches
+// the reason: [hasp.ErrInvalid], [errors.ErrUnsupported] or [hasp.ErrClosed]. gocron discards the
+// error and skips the run. A wrong option is reported only a moment after NewElector, because an
+// Elector starts in the background.
 func (e *Elector) IsLeader(ctx context.Context) error {
 	if lease := e.lease.Load(); lease != nil && lease.Err() == nil {
 		return nil
@@ -141,11 +138,10 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 	return ErrNotLeader
 }
 
-// Close ends the candidature and, if this process leads, unlocks the key. It returns when
-// that is done. Call it after Shutdown of the scheduler, which waits for running jobs:
-// otherwise a successor may start a job that still runs here. For the same reason ctx of
-// NewElector should not end before. Close returns the error of the Unlock, or the reason why
-// the Elector had ended by itself.
+// Close stops competing for the key, and unlocks the key if this process leads. Call it after
+// Shutdown of the scheduler, which waits for running jobs: otherwise a successor may start a job
+// that still runs here. For the same reason ctx of NewElector should not end before Shutdown. Close
+// returns the error of the Unlock, or the reason why the Elector had ended by itself.
 func (e *Elector) Close() error {
 	e.cancel()
 	<-e.done

@@ -1,17 +1,16 @@
 // Package memlock keeps locks in the memory of one process.
 //
-// It guarantees exclusion among all callers in the process that use the same store, in order of
-// arrival. It has terms, fences and everything else that the strategies for several processes have.
-// It is meant for tests, for programs that run as one process today, and as a model of a driver. It
-// guarantees nothing to other processes, and forgets everything at the end of this one.
+// It excludes all callers in the process that use the same store, and serves them in order of
+// arrival. It has terms, fences and all other features of the strategies for several processes. It
+// is meant for tests, for programs that run as one process today, and as a model of a driver. Other
+// processes are not excluded.
 //
-// A call costs no round trip. A key without a holder or a waiter takes no memory, with one
-// exception: a hold that expired and was never released. It stays until a caller next wants its
-// key, or until the store removes all such holds. The store does so when it has 1,024 keys, and
-// twice as many as it kept the last time.
+// A call costs no round trip. A key without a holder or a waiter takes no memory, unless its last
+// hold expired without a release. The store removes such a hold when a caller wants the key, or
+// with all others when the store has twice as many keys as after the last time, and at least 1,024.
 //
-// URL: memlock:// or memlock://NAME is a store that all Clients of the process
-// with that name share; [New] makes a private one. There are no parameters.
+// URL: memlock:// or memlock://NAME is a store that all Clients of the process with that URL share;
+// [New] makes a private one. There are no parameters.
 package memlock
 
 import (
@@ -114,8 +113,8 @@ func (d *driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, err
 	now := time.Now()
 	e := s.entryLocked(c.Key, now)
 	if e.queue.Len() > 0 || !e.freeFor(c, now) {
-		// If the term has just ended, the key belongs to the first waiter, whose timer
-		// is about to fire.
+		// Refuse c even if the term has just ended: the first waiter, whose timer is about to fire,
+		// gets the key.
 		return backend.Grant{}, e.refusal(now)
 	}
 	return s.grantLocked(e, c, now), nil
@@ -132,7 +131,7 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	s.mu.Lock()
 	e := s.entryLocked(c.Key, time.Now())
 	w.place = e.queue.PushBack(w)
-	s.mu.Unlock() // from here on, any caller may hand the key to w
+	s.mu.Unlock() // from now on, any caller may hand the key to w
 
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -145,7 +144,7 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 			return *w.grant, nil
 		}
 
-		// The other waiters need no timer: when they become first, they are signalled.
+		// Only the first waiter needs a timer. The others get a signal when they become first.
 		var expired <-chan time.Time
 		if left > 0 {
 			timer.Reset(left)
@@ -161,17 +160,16 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 }
 
 // poll reports whether w has the key now, or returns the error that ends its wait. Otherwise, if w
-// is first in the queue, poll returns the rest of a holder's term. After that time, w takes the key
-// or waits for the term of another reader. For the other waiters, poll returns 0.
+// is first in the queue, left is the rest of a holder's term, after which w must call poll again.
+// For other waiters left is 0.
 func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, left time.Duration, err error) {
 	s := d.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 
-	// A waiter that was granted the key has left the queue and must not touch e.
-	// Before it woke, the hold may have been broken or have expired, and the key
-	// may have another entry. While w is queued, e stays in the map.
+	// A waiter that was granted the key must not touch e, because the hold may have ended before
+	// the waiter woke, and the key may have another entry. While w is queued, e stays in the map.
 	if w.grant == nil && e.freeFor(e.first().claim, now) {
 		s.advanceLocked(e, now)
 	}
@@ -179,8 +177,8 @@ func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 		return true, 0, nil
 	}
 
-	// The key is held. A wait that ends now leaves nothing in the store, so the
-	// refusal is definite.
+	// The key is held. The refusal is definite, because a wait that ends now leaves nothing in the
+	// store.
 	switch {
 	case ctx.Err() != nil:
 		err = e.refusal(now)
@@ -237,8 +235,8 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	return g, nil
 }
 
-// keptToken takes the place of the token of a hold that was released with KeepUntil. No
-// claim has it, because it is not made of URL-safe characters.
+// keptToken replaces the token of a hold that was released with KeepUntil. No claim has this token,
+// because tokens have only URL-safe characters.
 const keptToken = "(kept)"
 
 // Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it then.
@@ -312,8 +310,8 @@ func (d *driver) List(ctx context.Context, prefix string, _ time.Duration) iter.
 				return
 			}
 
-			// The store was unlocked meanwhile, so an entry may be gone by now. sweepLocked may
-			// even have replaced the map that this loop walks. So look each key up again.
+			// Look each key up again: the store was unlocked meanwhile, so the entry may be gone,
+			// and sweepLocked may have replaced the map.
 			if !strings.HasPrefix(key, prefix) || s.keys[key] != e {
 				continue
 			}
@@ -375,8 +373,8 @@ func (e *entry) held(now time.Time) bool {
 	return e.claim.Token != "" && now.Before(e.until) || e.reader(now) != nil
 }
 
-// reader returns a reader whose term goes on, or nil. It removes those before it whose
-// terms have ended, so dead readers do not add up.
+// reader returns a reader whose term goes on, or nil. It removes readers whose terms have ended, so
+// that dead readers do not add up.
 func (e *entry) reader(now time.Time) *reader {
 	for token, r := range e.readers {
 		if now.Before(r.until) {
@@ -421,8 +419,8 @@ func (e *entry) status(now time.Time) (st backend.Status) {
 	return st
 }
 
-// refusal returns a HeldError. It names the holder, if there is one; otherwise the
-// caller is refused because others wait.
+// refusal returns a HeldError, which names the holder unless the caller is refused because others
+// wait.
 func (e *entry) refusal(now time.Time) *backend.HeldError {
 	he := &backend.HeldError{}
 	if e.held(now) {
@@ -445,7 +443,7 @@ func (e *entry) first() *waiter {
 // heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, it also
 // returns the reader.
 func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
-	// A hold whose term has ended is lost, even if no caller has taken the key since.
+	// A hold whose term has ended is lost, even if the key is still free.
 	e := s.keys[c.Key]
 	if e == nil || !e.held(now) {
 		return nil, nil
@@ -514,7 +512,7 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 	}
 	switch next := e.first(); {
 	case next != nil:
-		next.signal() // it may be first only now, or its timer may run until the end of an old term
+		next.signal() // it may have become first, or its timer may run until the end of an old term
 	case !e.held(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
@@ -523,8 +521,8 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 	}
 }
 
-// sweepLocked removes the entries of holds that expired and were never released. A map
-// keeps the memory of its largest size, so the other entries move to a new one.
+// sweepLocked removes the entries of holds that expired without a release. The other entries move
+// to a new map, because a map keeps the memory of its largest size.
 func (s *Store) sweepLocked(now time.Time) {
 	keys := map[string]*entry{}
 	for key, e := range s.keys {
@@ -535,8 +533,8 @@ func (s *Store) sweepLocked(now time.Time) {
 	s.keys, s.limit = keys, max(minLimit, 2*len(keys))
 }
 
-// signal wakes the waiter. If a signal is pending already, one is enough: the
-// waiter reads the state under mu after it wakes.
+// signal wakes the waiter. One pending signal is enough, because the waiter reads the state under
+// mu after it wakes.
 func (w *waiter) signal() {
 	select {
 	case w.wake <- struct{}{}:

@@ -12,8 +12,8 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// bounds are the buckets of both histograms, in seconds. The default ones of OpenTelemetry
-// are made for milliseconds.
+// bounds are the buckets of both histograms, in seconds. OpenTelemetry's default buckets are for
+// milliseconds.
 var bounds = []float64{0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 3600}
 
 // metrics are the instruments of one Observe.
@@ -29,8 +29,8 @@ type metrics struct {
 	timeouts, losses, renewalFailures  metric.Int64Counter
 }
 
-// labels are the attributes of one measurement that differ within an instrument. An empty
-// string is no attribute.
+// labels are the attributes that differ between the measurements of an instrument. An empty string
+// is no attribute.
 type labels struct{ state, op, errorType, loss, key string }
 
 // measured is a set of attributes in the form that instruments take.
@@ -64,8 +64,7 @@ func (m *metrics) init(c *config) {
 	m.renewalFailures = instrument(meter.Int64Counter("hasp.client.lock.renewal_failures", metric.WithUnit("{failure}"),
 		metric.WithDescription("The number of renewals that failed or were not answered.")))
 
-	// An increase from nothing to 1 is not an increase for Prometheus, so the counters
-	// begin at 0.
+	// Begin the counters at 0, because Prometheus sees no increase if a counter begins at 1.
 	ctx := context.Background()
 	m.beginCounters(ctx, "")
 	m.count.Add(ctx, 0, m.with(labels{state: "used"}).add...)
@@ -76,8 +75,7 @@ func (m *metrics) init(c *config) {
 	}
 }
 
-// instrument returns i. Package otel handles the error. The instrument can be used
-// anyway.
+// instrument returns i, which can be used even if err is not nil, and passes err to package otel.
 func instrument[T any](i T, err error) T {
 	if err != nil {
 		otel.Handle(err)
@@ -85,7 +83,7 @@ func instrument[T any](i T, err error) T {
 	return i
 }
 
-// beginCounters makes the counters of key exist.
+// beginCounters sets the counters of key to 0.
 func (m *metrics) beginCounters(ctx context.Context, key string) {
 	for _, c := range []metric.Int64Counter{m.timeouts, m.renewalFailures} {
 		c.Add(ctx, 0, m.with(labels{key: key}).add...)
@@ -146,7 +144,7 @@ func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	case hasp.EventAcquired, hasp.EventRefused:
 		m.pending.Add(ctx, -1, m.with(labels{op: e.Op, key: key}).add...)
 		if e.Reentry {
-			return // it waited for nothing, and the hold is counted already
+			return // it did not wait, and the hold is counted already
 		}
 		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: e.Op, errorType: kind, key: key}).record...)
 		if e.Kind == hasp.EventAcquired {
@@ -164,8 +162,8 @@ func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	}
 }
 
-// lead measures e of a call of Lead. Followers wait for as long as another one leads. So a
-// wait that ends well says nothing about the store, and would hide the waits of lock.
+// lead measures e, an event of Lead. It does not record waits that end well: a follower waits as
+// long as another one leads, and such waits would hide those of Lock.
 func (m *metrics) lead(ctx context.Context, e hasp.Event, kind, key string) {
 	add := m.with(labels{key: key}).add
 	switch e.Kind {

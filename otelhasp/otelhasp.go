@@ -3,8 +3,7 @@
 //
 //	c, err := hasp.Open(ctx, url, &hasp.Options{Observe: otelhasp.Observe(nil)})
 //
-// The names follow db.client.connection.* of the semantic conventions: a lock is waited
-// for, used and given back, as a connection of a pool is. The instruments are:
+// The names follow db.client.connection.* of the semantic conventions. The instruments are:
 //
 //   - hasp.client.lock.wait_time, a histogram in seconds: how long each call of Lock or
 //     TryLock took, with hasp.operation.name ("lock" or "trylock"). If the caller did not
@@ -15,31 +14,28 @@
 //     hasp.client.lock.state is "used".
 //   - hasp.client.lock.pending_requests, an up-down counter: how many calls of Lock or
 //     TryLock have not returned, with hasp.operation.name.
-//   - hasp.client.lock.timeouts, a counter: calls of Lock that WithMaxWait or the deadline of
-//     the context ended before they got the key. A Lock with WithMaxWait(0) that finds the
-//     key held is one of them. A TryLock is not.
-//   - hasp.client.lock.losses, a counter: leases that ended as lost. Each of them is a
-//     caller that may have worked while another one held the key. hasp.loss.reason is the
-//     Reason of a hasp.LostError.
+//   - hasp.client.lock.timeouts, a counter: calls of Lock that WithMaxWait or the deadline of the
+//     context ended before they got the key. A Lock with WithMaxWait(0) that finds the key held
+//     counts; a TryLock does not.
+//   - hasp.client.lock.losses, a counter: leases that ended as lost, whose callers may have worked
+//     while another caller held the key. hasp.loss.reason is the Reason of a hasp.LostError.
 //   - hasp.client.lock.renewal_failures, a counter: renewals and calls of Extend that failed
 //     or were not answered. hasp repeats a renewal until the lease ends.
 //   - hasp.client.lock.followers and hasp.client.lock.leaders, up-down counters: how many
 //     calls of Lead wait to lead, and how many lead.
 //
-// A lease that re-entered shares a hold. It is counted in pending_requests and losses, and not
-// in the others. Calls of Lead are counted in followers, leaders, losses and
-// renewal_failures. If the store fails, each try is also in wait_time, with the
-// hasp.operation.name "lead".
+// A lease that re-entered shares a hold, and is counted only in pending_requests and losses. Calls
+// of Lead are counted in followers, leaders, losses and renewal_failures, and in wait_time only if
+// the store fails or the wait ends, with the hasp.operation.name "lead".
 //
 // The values of error.type are: held, unavailable, canceled, deadline_exceeded, closed, lost,
 // invalid, unsupported and _OTHER. If several of them apply, the value is the first of
 // unavailable, closed, invalid, unsupported, canceled, held, deadline_exceeded and lost.
 //
-// Each call of Lock or TryLock has a span "hasp wait", unless it re-entered. With
-// [WithHoldSpans], each hold has a span "hasp hold". Both are children of the span in the
-// context of that call. The context of the lease stays as it is: spans made under the lease are
-// children of the caller's span. No span and no metric has the key, unless [WithKey] asks
-// for it.
+// Each call of Lock or TryLock has a span "hasp wait", unless it re-entered. With [WithHoldSpans],
+// each hold has a span "hasp hold". Both are children of the span in the context of that call. The
+// context of the lease is unchanged, so spans made under the lease are children of the caller's
+// span. Spans and metrics have the key only if [WithKey] asks for it.
 //
 // [OpenTelemetry]: https://opentelemetry.io
 package otelhasp
@@ -82,31 +78,30 @@ type config struct {
 	holdSpans bool
 }
 
-// WithMeterProvider sets where metrics go. The default is the global provider. A provider
-// of package metric/noop switches metrics off.
+// WithMeterProvider sets the provider of metrics. The default is the global one. A provider of
+// package metric/noop switches metrics off.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return func(c *config) { c.meters = p }
 }
 
-// WithTracerProvider sets where spans go. The default is the global provider. A provider
-// of package trace/noop switches spans off.
+// WithTracerProvider sets the provider of spans. The default is the global one. A provider of
+// package trace/noop switches spans off.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return func(c *config) { c.tracers = p }
 }
 
-// WithAttributes adds attrs to every metric and span. If a program has several Clients,
-// attributes such as the name of the strategy tell them apart.
+// WithAttributes adds attrs to every metric and span. In a program with several Clients, an
+// attribute such as the strategy distinguishes them.
 func WithAttributes(attrs ...attribute.KeyValue) Option {
 	return func(c *config) { c.attrs = append(c.attrs, attrs...) }
 }
 
-// WithKey adds the attribute hasp.key to every metric and span. Its value is what name
-// returns for the key as the caller gave it. If name returns "", the attribute is left
-// out.
+// WithKey adds the attribute hasp.key to every metric and span. Its value is name(key), where key
+// has no prefix. If name returns "", the attribute is left out.
 //
-// Each value makes a time series of each metric, which the provider keeps for as long as it
-// lives. So name should return few values: "invoices" for the key "invoices/2024-06". The
-// function is called at each event, from many goroutines.
+// name should return few values, such as "invoices" for the key "invoices/2024-06", because each
+// value makes time series that the provider keeps until its end. Many goroutines call name, at each
+// event.
 func WithKey(name func(key string) string) Option {
 	return func(c *config) { c.key = name }
 }
@@ -117,11 +112,11 @@ func WithHoldSpans() Option {
 	return func(c *config) { c.holdSpans = true }
 }
 
-// Observe returns a function for hasp.Options.Observe that records metrics and spans. Then it
-// calls next with the same arguments, unless next is nil.
+// Observe returns a function for hasp.Options.Observe that records metrics and spans, and then
+// calls next with the same arguments unless next is nil.
 //
 // Call Observe once for each Client. Errors of the provider go to the error handler of package
-// otel. The function makes no call to another process, unless the provider does.
+// otel.
 func Observe(next func(context.Context, hasp.Event), opts ...Option) func(context.Context, hasp.Event) {
 	return newObserver(next, opts).observe
 }
@@ -166,7 +161,7 @@ func (o *observer) observe(ctx context.Context, e hasp.Event) {
 	}
 }
 
-// attributes returns the attributes of all metrics and spans, with those of one of them.
+// attributes returns more, and the attributes that all metrics and spans have.
 func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.KeyValue {
 	attrs := append(slices.Clone(c.attrs), more...)
 	if key != "" {
@@ -175,8 +170,7 @@ func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.
 	return attrs
 }
 
-// errorTypes are the values of error.type. An error that matches several of them has the
-// first one.
+// errorTypes are the values of error.type. If an error matches several, the first one counts.
 var errorTypes = []struct {
 	err  error
 	name string
@@ -194,7 +188,7 @@ var errorTypes = []struct {
 // lossReasons are the values of hasp.loss.reason.
 var lossReasons = []string{hasp.LostRevoked, hasp.LostUnanswered, hasp.LostStopped, hasp.LostNotRenewed, hasp.LostMaxHold}
 
-// lossReason returns why a lease was lost, or "" if err does not say.
+// lossReason returns the reason of a LostError, or "" if err is none.
 func lossReason(err error) string {
 	var lost *hasp.LostError
 	if errors.As(err, &lost) {

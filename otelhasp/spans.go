@@ -19,9 +19,8 @@ type spans struct {
 	holds  sync.Map // spans of holds that have not ended, a trace.Span by Event.ID
 }
 
-// record makes, changes or ends the span of e, whose error has the type kind. The
-// contexts that Start returns are not used, because the lease's context is made without
-// them.
+// record makes, changes or ends the span of e, whose error has the type kind. No span is put into a
+// context, so spans made under the lease are children of the caller's span.
 func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 	switch e.Kind {
 	case hasp.EventAcquired, hasp.EventRefused:
@@ -45,8 +44,8 @@ func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 	}
 }
 
-// waited makes the span of a wait that has ended. The wait is known from the event, so
-// nothing has to be kept while it lasts.
+// waited makes the span of a wait that has ended. It needs only this event, which has the length of
+// the wait.
 func (s *spans) waited(ctx context.Context, e hasp.Event, kind, key string) {
 	now := time.Now()
 	_, span := s.tracer.Start(ctx, "hasp wait", trace.WithTimestamp(now.Add(-e.Wait)),

@@ -32,9 +32,9 @@ func oneLine(err error) error {
 	return &said{strings.Join(strings.Fields(err.Error()), " "), err}
 }
 
-// badConfig returns the error of a URL or a parameter that pgx cannot use. The text of pgx
-// begins with the URL, between backquotes, so only what follows is shown, and only if it has
-// none of the secrets.
+// badConfig returns the error of a URL or a parameter that pgx cannot use. The text of pgx begins
+// with the URL, between backquotes. So badConfig shows only the rest, and only if that has none of
+// the secrets.
 func badConfig(err error, secrets ...string) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
@@ -51,7 +51,7 @@ func badConfig(err error, secrets ...string) error {
 	return fmt.Errorf("%w: the address of the PostgreSQL or one of its parameters is wrong%s (want postgres://user:password@host:port/database)", backend.ErrInvalid, text)
 }
 
-// diagnose returns the error of opening a driver in one line, with what to do about it.
+// diagnose returns the error of opening a driver in one line, with advice.
 func diagnose(err error) error {
 	if err == nil {
 		return nil

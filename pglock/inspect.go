@@ -39,11 +39,10 @@ func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 	return backend.Entry{Key: unhex(key), Status: s}, nil
 }
 
-// owners returns the owners of the shared holds that have not ended, up to 1,000 of them. It
-// leaves out what is malformed.
+// owners returns up to 1,000 owners of shared holds that have not ended. It ignores malformed ones.
 func owners(readers string, now time.Time) (owners []string) {
 	var holds map[string]struct{ Owner, End string }
-	_ = json.Unmarshal([]byte(readers), &holds) // it goes on after a value of a wrong type
+	_ = json.Unmarshal([]byte(readers), &holds) // Unmarshal goes on after a value of a wrong type
 	for _, token := range slices.Sorted(maps.Keys(holds)) {
 		end, err := time.Parse(time.RFC3339, holds[token].End)
 		if err == nil && end.After(now) && len(owners) < 1000 {
@@ -53,8 +52,8 @@ func owners(readers string, now time.Time) (owners []string) {
 	return owners
 }
 
-// Inspect returns the holder of key, and no waiters, because they are not recorded. Every hold
-// raises the fence, but the Fence is zero if the last hold did not ask for one.
+// Inspect returns the holder of key, without waiters, because pglock does not record them. Every
+// hold raises the fence, but Fence is zero if the last claim did not ask for one.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := checkKey(key); err != nil {
 		return backend.Status{}, err
@@ -65,7 +64,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 		return err
 	}, []byte(key))
 	if errors.Is(err, errNoRow) {
-		err = nil // nobody has held the key lately
+		err = nil // the key has no row
 	}
 	return e.Status, err
 }
@@ -107,7 +106,7 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 }
 
 // page returns the entries that list.sql finds in the next 1,000 rows, and the last key, after
-// which the next page begins. All results are nil if there are no more rows.
+// which the next page begins. If there are no more rows, all results are nil.
 func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -122,7 +121,8 @@ func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout ti
 	return page, last, err
 }
 
-// afterPrefix returns the first key after all that begin with prefix, or nil if there is none.
+// afterPrefix returns the first key after all keys that begin with prefix, or nil if none can
+// follow.
 func afterPrefix(prefix string) []byte {
 	b := []byte(prefix)
 	for len(b) > 0 {

@@ -16,21 +16,21 @@ import (
 
 // Times of the listener.
 const (
-	checkListening = 3 * time.Second // without a message for so long, the connection is checked
+	checkListening = 3 * time.Second // after so long without a message, the connection is checked
 	listenAgain    = time.Second     // after a failure
-	lingers        = 5 * time.Second // without waiters for so long, the connection is closed
+	lingers        = 5 * time.Second // after so long without waiters, the connection is closed
 )
 
-// message returns what a release of key sends. If two keys have the same message, a release of
-// one only makes the waiters of the other try once without need.
+// message returns the message of a release of key. Two keys may have the same message. Then a
+// release of one makes waiters of the other try too early, which is harmless.
 func message(key string) string {
 	h := fnv.New64a()
 	h.Write([]byte(key))
 	return fmt.Sprintf("%x", h.Sum64())
 }
 
-// listener is the connection by which a driver learns of releases. It exists only while
-// callers wait, because each NOTIFY takes time in every session that listens.
+// listener is the connection on which a driver receives messages about releases. It exists only
+// while callers wait, because each NOTIFY takes time in every session that listens.
 type listener struct {
 	d *driver
 
@@ -38,14 +38,14 @@ type listener struct {
 	waits   map[string]map[chan struct{}]bool // by message
 	last    time.Time                         // when a wait began or ended
 	running bool
-	deaf    bool               // the last attempt to listen failed, so those who wait poll
+	deaf    bool               // the last attempt to listen failed, so callers that wait poll
 	end     context.CancelFunc // ends the present session; nil if there is none
 }
 
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
-// Listen registers a caller to be woken. The next release sends a message, because the caller's
-// refused attempt has left a mark. As soon as a new connection listens, it wakes all callers.
+// Listen registers a caller to be woken by the next release, which sends a message because the
+// caller's refused attempt has left a mark. A new connection wakes all callers once it listens.
 func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	return d.listener.add(message(c.Key))
 }
@@ -79,7 +79,7 @@ func (l *listener) add(m string) (<-chan struct{}, func(), error) {
 	}, nil
 }
 
-// hears reports whether releases wake those who wait, or soon will.
+// hears reports whether releases wake callers that wait, or soon will.
 func (l *listener) hears() bool {
 	if l.d.bouncer.Load() {
 		return false
@@ -99,8 +99,8 @@ func (l *listener) wakeLocked(m string) {
 	}
 }
 
-// set records whether the driver listens now. If it does, set wakes all waits, because releases may
-// have been missed until now. If not, set closes their channels, so that the callers poll.
+// set records whether the driver is deaf. If it listens, set wakes all waits, because releases may
+// have been missed until now. If it is deaf, set closes their channels, so that the callers poll.
 func (l *listener) set(deaf bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,8 +117,8 @@ func (l *listener) set(deaf bool) {
 	}
 }
 
-// idle reports whether nobody has waited for the time lingers. If so, and if ends is true, the run
-// must end, because a wait that begins later starts another one.
+// idle reports whether no caller has waited for the time lingers. If so, and ends is true, the run
+// must end: a wait that begins later starts another one.
 func (l *listener) idle(ends bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,7 +127,7 @@ func (l *listener) idle(ends bool) bool {
 	return idle
 }
 
-// run listens until nobody waits any more, or the driver is closed.
+// run listens until no caller waits any more, or the driver is closed.
 func (l *listener) run() {
 	for ctx := l.d.closing; ctx.Err() == nil && !l.idle(true); {
 		within, end := context.WithCancel(ctx)
@@ -148,7 +148,7 @@ func (l *listener) run() {
 	}
 }
 
-// leave ends the present session, if there is one. Its server may be a replica now.
+// leave ends the present session, if there is one, because its server may be a replica now.
 func (l *listener) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,8 +157,7 @@ func (l *listener) leave() {
 	}
 }
 
-// session connects and listens until nobody waits any more, ctx ends, or the connection
-// fails.
+// session connects and listens until no caller waits any more, ctx ends, or the connection fails.
 func (l *listener) session(ctx context.Context) (failed bool) {
 	c, err := l.d.connect(ctx)
 	if err != nil {
@@ -189,12 +188,14 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 		} else if ctx.Err() != nil || !quiet {
 			return true
 		}
-		// Other Clients may hand keys over all the time, so there may be no quiet moment.
+		// Check this after each message too: if other Clients hand keys over all the time, there is
+		// no quiet moment.
 		if l.idle(false) {
 			return false
 		}
 		if err != nil {
-			// The connection may be half open. The callers try once a second meanwhile.
+			// Find out whether the connection is half open. Meanwhile the callers try once a
+			// second.
 			within, cancel := context.WithTimeout(ctx, checkListening)
 			err := c.Ping(within)
 			cancel()
@@ -209,7 +210,7 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 func (d *driver) connect(ctx context.Context) (*pgx.Conn, error) {
 	cfg := d.pool.Config()
 	if cfg.ConnConfig.ConnectTimeout == 0 {
-		cfg.ConnConfig.ConnectTimeout = hasp.DefaultTimeout // for each host; a pool that was handed in may have none
+		cfg.ConnConfig.ConnectTimeout = hasp.DefaultTimeout // for each host; a caller's pool may have no timeout
 	}
 	if cfg.BeforeConnect != nil {
 		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {

@@ -52,8 +52,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 
 	cfg.ConnConfig.Tracer = tracer
 	cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
-		// A server that ends a connection says why, so there is something to read. The library's check
-		// takes a millisecond and no round trip. It is deprecated because it finds no silent server.
+		// Use the library's check, which takes a millisecond and no round trip. It notices that a
+		// server has ended the connection, but not that a server is silent, and is deprecated for
+		// that.
 		return p.IdleDuration > checkIdle && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}
 	var d *driver
@@ -65,7 +66,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil
 	}
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		// ctx has no deadline, and the connection already takes up a place in the pool.
+		// Set a deadline, because ctx has none and the connection already takes up a place in the
+		// pool.
 		within, cancel := context.WithTimeout(ctx, cfg.ConnConfig.ConnectTimeout)
 		defer cancel()
 		return d.notice(within, conn, true)
@@ -82,9 +84,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// parse makes the settings of the pool. It accepts no parameter that is not in the lists, so
-// that no misspelt one is taken for a setting of the server. The deadline of ctx is the Timeout
-// of the Client.
+// parse makes the settings of the pool. It refuses parameters that are not in the lists, because a
+// misspelt one would be passed on as a setting of the server. The deadline of ctx is the Timeout of
+// the Client.
 func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 	const want = "want postgres://user:password@host:port/database"
 	if len(c.Nodes) != 1 {
@@ -133,10 +135,10 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// timeoutPerHost returns the default of connect_timeout. Several hosts are tried one after
-// another, so each gets its part of the Timeout. Otherwise a host that does not answer would
-// leave no time for the next one. Also, a connection that is begun in an outage takes up a place
-// in the pool for this time, even if the outage ends before.
+// timeoutPerHost returns the default of connect_timeout. Hosts are tried one after another, so each
+// gets a part of the Timeout, and a host that does not answer leaves time for the next one. It is
+// short also because a connection that is begun in an outage takes up a place in the pool for this
+// time.
 func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
 	hosts := map[string]bool{fmt.Sprint(cfg.Host, ":", cfg.Port): true}
 	for _, f := range cfg.Fallbacks {

@@ -1,33 +1,29 @@
-// Package pglock implements locks on a PostgreSQL database. A service that has a
-// PostgreSQL needs no other server for its locks.
+// Package pglock keeps locks in a table of a PostgreSQL database.
 //
 // # Guarantees
 //
-// A key has one holder at a time, as long as the PostgreSQL keeps what it has confirmed and
-// its clock does not step by more than backend.Drift. A lock and its renewals are on the
-// server's disk before they are confirmed. So holds survive a restart, and a crash. A
-// failover to a replica that lags may lose the newest locks: see docs/pglock.md. Fences
-// grow even then, if the clocks of both servers agree. Waiters get the key in no particular
-// order.
+// A key has one holder at a time, as long as the PostgreSQL keeps what it has confirmed and its
+// clock does not step by more than backend.Drift. Locks and renewals are on the server's disk
+// before they are confirmed, so holds survive a restart or a crash. A failover to a replica that
+// lags may lose the newest locks: see docs/pglock.md. Fences grow even over a failover, if the
+// clocks of both servers agree. Waiters get the key in no particular order.
 //
 // A fence can be checked in the transaction of the write that it guards:
 //
 //	SELECT FROM hasp_locks WHERE key = $1 AND fence = $2 AND expires > clock_timestamp()
 //	FOR KEY SHARE
 //
-// If this returns a row, no later holder gets the key before the transaction has ended. That
-// makes the write safe, however long it takes. The holder's renewals go on meanwhile. See the
-// example.
+// If this returns a row, no later holder gets the key before the transaction has ended, so the
+// write is safe, however long it takes. The holder's renewals go on meanwhile. See the example.
 //
 // # Cost
 //
-// It takes one statement to lock a free key, one to find that a key is held, one to renew up
-// to 256 leases of a Client, and one to unlock. A caller that waits uses LISTEN: the release
-// wakes it by NOTIFY. It also tries once a second, and when the holder's term ends. A
-// Client makes one more connection while its callers wait. A shared lease rewrites the row of
-// its key, which has all shared leases of the key. So a key should have tens, not thousands.
-// While a transaction in the same database stays open for long, as pg_dump does, calls on a busy
-// key get slower: see docs/pglock.md.
+// It takes one statement to lock a free key, one to find that a key is held, one to renew up to 256
+// leases of a Client, and one to unlock. A release wakes waiters by NOTIFY. Waiters also try once a
+// second, and when the holder's term ends. A Client makes one more connection while its callers
+// wait. Each call for a shared lease rewrites the row of its key, which has all shared leases of
+// the key. So a key should have tens of them, not thousands. While a transaction in the same
+// database stays open for long, as in pg_dump, calls on a busy key get slower: see docs/pglock.md.
 //
 // # URL
 //
@@ -49,14 +45,14 @@
 // If there are several hosts, target_session_attrs is read-write unless it is given, so that
 // the primary is found after a failover.
 //
-// A PgBouncer in between is noticed. Then nothing is prepared, and waiters poll, because
-// LISTEN does not work through it.
+// Through a PgBouncer, which a Client notices, nothing is prepared, and waiters poll, because
+// LISTEN does not work.
 //
 // # Table
 //
-// Each key has a row. The first Client creates the table, if it may. If not, the error has the
+// Each key has a row. The first Client creates the table. If it may not, the error has the
 // statement for someone who may. The row of a key that was not used for an hour is deleted. Keys
-// have up to 2,000 bytes.
+// may have up to 2,000 bytes.
 //
 // PostgreSQL 13 or later.
 package pglock
@@ -83,18 +79,18 @@ import (
 // defaultTable is the name of the table, unless Options.Table is set.
 const defaultTable = "hasp_locks"
 
-// maxKey is the longest key in bytes. A longer one is backend.ErrInvalid. PostgreSQL
-// has no index on longer values.
+// maxKey is the length of the longest key in bytes, because PostgreSQL has no index on longer
+// values. A longer key is backend.ErrInvalid.
 const maxKey = 2000
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
-	// Client is the options of the Client that New returns. NewDriver ignores it.
+	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Schema and Table name the table of the locks. All clients that share locks must use
-	// the same. They are taken literally: case counts. The default of Schema is the schema
-	// in the search path that has the table, or else the first schema of the search path.
+	// Schema and Table name the table of the locks. All clients that share locks must use the same
+	// names. Case matters. The default of Schema is the schema in the search path that has the
+	// table, or else the first schema of the search path.
 	Schema, Table string
 }
 
@@ -105,13 +101,13 @@ type driver struct {
 	options Options // as they were passed
 	sql     *statements
 	channel string      // of the messages of releases
-	bouncer atomic.Bool // a pooler shares sessions with others, so nothing may be left in them
+	bouncer atomic.Bool // a pooler shares sessions, so nothing may be left in them
 
-	// takes bounds the attempts in flight. They may wait for a row that another transaction
-	// has locked. Releases still get a connection.
+	// takes bounds the attempts in flight, so that releases get a connection even if attempts wait
+	// for rows that other transactions have locked.
 	takes chan struct{}
 
-	// others bounds all statements except renewals. So a renewal never waits for a connection
+	// others bounds all statements except renewals, so that a renewal never waits for a connection
 	// behind the releases of a busy Client.
 	others chan struct{}
 
@@ -120,7 +116,7 @@ type driver struct {
 	silence  silence
 	listener listener
 
-	// nextSweep is a UnixNano. Before then, this driver does not try to sweep.
+	// nextSweep is a UnixNano before which this driver does not sweep.
 	nextSweep atomic.Int64
 
 	closing context.Context // ends when Close begins
@@ -135,10 +131,10 @@ var (
 )
 
 // New returns a Client whose locks are in the database of pool. It calls the database to find the
-// table, and creates the table if there is none. If the database cannot be used, the error says what
-// to do; it has no password. If pool is nil or o is out of range, the error is hasp.ErrInvalid. The
-// pool remains the caller's: Close does not close it. While callers wait, the Client makes one more
-// connection with the settings of the pool.
+// table, and creates the table if there is none. If the database cannot be used, the error says
+// what to do, without a password. If pool is nil or o is out of range, the error is
+// hasp.ErrInvalid. The pool remains the caller's: Close does not close it. While callers wait, the
+// Client makes one more connection with the settings of the pool.
 func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(ctx, pool, o)
@@ -168,7 +164,7 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 
 func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
 	size := int(pool.Config().MaxConns)
-	kept := max(size/8, 1) // connections for renewals only; attempts leave as many to releases
+	kept := max(size/8, 1) // connections for renewals only; attempts leave as many more to releases
 	d := &driver{pool: pool, own: own, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
@@ -206,13 +202,13 @@ func (d *driver) Close() error {
 	return nil
 }
 
-// Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a caller
-// waits for their end. If this caller will wait, Acquire leaves a mark that has a release wake it.
+// Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a writer
+// waits for their end. If this caller will wait, Acquire leaves a mark, so that a release wakes it.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began, answered := time.Now(), d.silence.last.Load()
 	if err := takeSlot(ctx, d.takes); err != nil {
 		if c.WillRetry && time.Since(began) >= c.Timeout/2 && d.silence.last.Load() != answered {
-			err = &backend.HeldError{} // a long queue is no outage, while the server answers others
+			err = &backend.HeldError{} // no outage: the queue is long, and the server answers others
 		}
 		return backend.Grant{}, err
 	}
@@ -221,16 +217,17 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	for {
 		g, last, err := d.take(ctx, c)
 		if err == backend.ErrHeld && c.WillRetry {
-			// Another caller has taken the key during the attempt. A release wakes many callers, and
-			// all but one get here. A second attempt shows them whether there is a mark already.
+			// Another caller has taken the key during the attempt. After a release, many callers
+			// get here at once. A second attempt shows whether there is a mark already, and who
+			// holds the key.
 			g, last, err = d.take(ctx, c)
 		}
 		if !errors.Is(err, backend.ErrHeld) || !c.WillRetry || last.blocked {
 			return g, err
 		}
 
-		// The mark comes before the caller sleeps. A release before the mark wakes nobody, but then
-		// the key is not held any more, and the error of the mark is errNoRow.
+		// Leave the mark before the caller sleeps. If a release has come before the mark, the error
+		// of the mark is errNoRow, because the key is free.
 		switch markErr := d.mark(ctx, c, last.marked, err); {
 		case markErr == nil:
 			return g, err
@@ -243,8 +240,9 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 }
 
-// mark makes the next release wake those who wait. If c waits for the end of shared holds, it also
-// keeps out new ones, until a Release of c's token. Marked says that the row has a mark already.
+// mark makes the next release wake the callers that wait. If c is a writer that waits for readers,
+// mark also keeps out new readers, until a Release of c's token. Marked says that the row has a
+// mark already.
 func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
 	var held *backend.HeldError
 	intends := errors.As(refusal, &held) && held.Shared && !c.Shared
@@ -265,26 +263,25 @@ func takeSlot(ctx context.Context, slots chan struct{}) error {
 	}
 }
 
-// refusal is what a refused attempt has learnt besides its HeldError.
+// refusal is what a refused attempt reports besides its HeldError.
 type refusal struct {
-	marked  bool // a mark makes a release wake those who wait, and lasts for another second
+	marked  bool // there is a mark, for another second at least, so a release wakes the callers that wait
 	blocked bool // another transaction has locked the row of a free key
 }
 
-// How long a statement waits for a row that another transaction has locked. It keeps a
-// connection meanwhile.
+// How long a statement waits, and keeps its connection, for a row that another transaction has
+// locked.
 const (
-	// maxBlocked is for an attempt. It is long enough for the commits of other attempts. A
-	// transaction that guards a write of the last holder may take longer.
+	// maxBlocked is for an attempt. The commits of other attempts are faster, but a transaction
+	// that guards a write of the last holder may be slower.
 	maxBlocked = 50 * time.Millisecond
 
-	// stillBlocked is for an attempt at a key that is known to be guarded, and for an attempt
-	// while all slots of takes are used. Many callers may wait for guarded keys. They poll, so
-	// that they leave connections to the others.
+	// stillBlocked is for an attempt at a key that is known to be guarded, and for an attempt while
+	// all slots of takes are used. Such callers poll, so that they leave connections to the others.
 	stillBlocked = time.Millisecond
 
-	// maxRenewBlocked is for renewals and breaks, which a guard does not block, and for an
-	// attempt after blocked has found that no guard locks the row.
+	// maxRenewBlocked is for renewals and breaks, which a guard does not block, and for an attempt
+	// after blocked has found no guard.
 	maxRenewBlocked = time.Second
 )
 
@@ -294,8 +291,8 @@ func heldError(owner string, shared bool, left *int64) *backend.HeldError {
 	return &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
 }
 
-// unhex returns the bytes of an owner or a key, which the statements encode. A value that
-// someone has changed by hand may be anything.
+// unhex returns the bytes of an owner or a key, which the statements encode. It returns text if
+// that is no hexadecimal, because someone may have changed the value by hand.
 func unhex(text string) string {
 	b, err := hex.DecodeString(text)
 	if err != nil {
@@ -313,8 +310,8 @@ func term(left *int64) time.Duration {
 	return time.Duration(min(*left, most)) * time.Microsecond
 }
 
-// guards records since when the rows of free keys have been locked by other transactions. A key
-// stays in it until an attempt at the key has another outcome.
+// guards records the free keys whose rows other transactions have locked, and since when. A key is
+// removed when an attempt at it has another outcome.
 type guards struct {
 	mu    sync.Mutex // guards since
 	since map[string]time.Time
@@ -337,14 +334,14 @@ func (g *guards) forget(key string) {
 	delete(g.since, key)
 }
 
-// refusal records that key is guarded. The end of a guard wakes nobody, so RetryAfter makes the
-// caller ask again. A guard that has lasted for some time may last for as long again.
+// refusal records that key is guarded. RetryAfter makes the caller ask again, because the end of a
+// guard wakes no caller. It grows with the time for which the guard has lasted.
 func (g *guards) refusal(key string) *backend.HeldError {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.since[key].IsZero() {
 		if len(g.since) >= maxGuards || g.since == nil {
-			g.since = map[string]time.Time{} // each that is in use is soon recorded again
+			g.since = map[string]time.Time{} // those in use are soon recorded again
 		}
 		g.since[key] = time.Now().Add(-maxBlocked)
 	}
@@ -375,8 +372,8 @@ func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 	}
 }
 
-// joinable reports whether err is about a shared hold that c, a shared claim, can join. Then only
-// a caller that joins or leaves has locked the row, for as long as its commit takes.
+// joinable reports whether err is about a shared hold that c can join. Then only a caller that
+// joins or leaves has locked the row, until its commit.
 func joinable(c backend.Claim, err error) bool {
 	var held *backend.HeldError
 	return c.Shared && errors.As(err, &held) && held.Shared
@@ -385,7 +382,7 @@ func joinable(c backend.Claim, err error) bool {
 // takeOnce sends one statement for take.
 func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
 	if end, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(end)/2) // leaves time to ask what was locked
+		most = min(most, time.Until(end)/2) // leave time for blocked
 	}
 	sql := d.sql.take
 	if c.Shared {
@@ -416,12 +413,12 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 	return backend.Grant{Fence: uint64(*fence)}, refusal{}, nil
 }
 
-// blocked tells why an attempt has waited too long for a lock of PostgreSQL, and so has
-// changed nothing. If another transaction has locked the row, the key counts as held. If a
-// statement such as CREATE INDEX locks the whole table, that is an outage, because nobody can
-// take or renew a lock. A table lock ends an attempt only if the server, the role or the database
-// has a lock_timeout: the attempt sets its own after PostgreSQL has locked the table. False and
-// nil mean that the lock was another one, or is gone, so that the caller must try again.
+// blocked returns why an attempt has waited too long for a lock of PostgreSQL, and so has changed
+// nothing. If another transaction has locked the row, row is true: the key counts as held. If a
+// statement such as CREATE INDEX locks the whole table, the error is an outage, because no lock can
+// be taken or renewed. A table lock ends an attempt only if the server, the role or the database
+// has a lock_timeout: the attempt sets its own after PostgreSQL has locked the table. If the lock
+// was another one, or is gone, blocked returns false and nil, and the caller must try again.
 func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
 	var (
 		held, shared, table bool
@@ -493,8 +490,8 @@ func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 	}
 }
 
-// Release frees c.Key and wakes the callers that wait for it. With c.KeepUntil it leaves the
-// key taken until then. A release of a shared hold leaves the others.
+// Release frees c.Key and wakes the callers that wait for it. With c.KeepUntil the key stays taken
+// until then. A release of a shared hold leaves the others.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if checkKey(c.Key) != nil {
 		return backend.ErrLost
@@ -511,7 +508,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		err = d.exec(ctx, d.sql.release, key, c.Token, while, d.channel, message, wait)
 
-		// The token may belong to a caller that has waited, and whose mark keeps readers out.
+		// The token may belong to a writer that has waited. Then remove its mark, which keeps
+		// readers out.
 		if errors.Is(err, errNoRow) {
 			err = d.exec(ctx, d.sql.unmark, key, c.Token, d.channel, message, wait)
 			if err == nil {

@@ -45,8 +45,8 @@ func isConflict(err error) bool {
 	return c == serializationFailure || c == deadlockDetected
 }
 
-// maxConflicts is how often a statement is repeated after a conflict. In each conflict
-// another statement was carried out.
+// maxConflicts bounds how often a statement is repeated. In each conflict another statement was
+// carried out, so many in a row are unlikely.
 const maxConflicts = 10
 
 // query is queryUnbounded for every statement except a renewal: it waits for a slot of
@@ -73,7 +73,7 @@ func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
 			conflicts++
 		case code(err) == undefinedTable && !made && ctx.Err() == nil:
-			// The database has lost its table, or another database answers now.
+			// Make the table again: the database has lost it, or another one answers now.
 			made = true
 			if d.makeTable(ctx) != nil {
 				return err
@@ -84,7 +84,7 @@ func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 	}
 }
 
-// exec is query for a statement whose rows' values do not matter.
+// exec is query, without the values of the rows.
 func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
 	return d.query(ctx, sql, func(pgx.Rows) error { return nil }, args...)
 }
@@ -106,8 +106,8 @@ func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 		}
 	}
 	if d.bouncer.Load() || d.silence.lately() {
-		// One round trip. To prepare the statement first would take another, for which a slow
-		// link may leave no time. Then each new connection would fail with its first statement.
+		// Do not prepare the statement, which takes a second round trip: over a slow link, each new
+		// connection would fail with its first statement.
 		args = append([]any{pgx.QueryExecModeExec}, args...)
 	}
 	rows, err := c.Conn().Query(ctx, sql, args...)
@@ -131,7 +131,7 @@ func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 	return nil
 }
 
-// hangUp closes c. It tells the server, but waits for no answer.
+// hangUp tells the server that c ends, and closes c without waiting for an answer.
 func hangUp(c *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
@@ -141,7 +141,7 @@ func hangUp(c *pgx.Conn) {
 // failed returns the error of a statement.
 func (d *driver) failed(c *pgx.Conn, err error) error {
 	if code(err) == readOnlyTransaction {
-		// The server may be a former primary. The next connection may reach the new one.
+		// Connect again, because the server may be a former primary.
 		hangUp(c)
 		d.listener.leave()
 		return fmt.Errorf("%w (%s)", err, hint(err))
@@ -150,8 +150,8 @@ func (d *driver) failed(c *pgx.Conn, err error) error {
 }
 
 // lockWait is how long a statement may wait for locks of PostgreSQL. It is the statement's last
-// argument. The statement never waits past its caller's deadline: otherwise it could be carried out
-// long after the caller has left. The time until then is read when the statement has a connection.
+// argument. When the statement has a connection, lockWait is cut at the caller's deadline.
+// Otherwise the statement could be carried out long after the caller has left.
 type lockWait time.Duration
 
 // timeout returns the value of lock_timeout.

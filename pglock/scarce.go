@@ -16,11 +16,11 @@ const (
 	otherLook = nextProbe / 10       // the same in a caller's pool, which asks the server each time
 )
 
-// scarce holds the server's last refusal of a connection. For a second after it, statements use
-// the connections that there are, and no statement asks for another.
+// scarce holds the server's last refusal of a connection. For a second after a refusal, statements
+// use the connections of the pool, and none asks for another.
 type scarce struct{ last atomic.Pointer[early] }
 
-// early is the error of a statement that asked for no connection, because of a recent refusal.
+// early is the error of a statement that did not ask for a connection, because of a recent refusal.
 type early struct {
 	error
 	until time.Time
@@ -28,7 +28,7 @@ type early struct {
 
 func (e *early) Unwrap() error { return e.error }
 
-// ask returns the last refusal while no connection may be asked for, and otherwise nil.
+// ask returns nil if a connection may be asked for, and otherwise the last refusal.
 func (s *scarce) ask() error {
 	if e := s.last.Load(); e != nil && time.Now().Before(e.until) {
 		return e
@@ -43,8 +43,8 @@ func (s *scarce) note(refusal error) {
 	}
 }
 
-// acquire returns a connection of the pool. It closes those that are in doubt: see silence. The
-// caller must call release.
+// acquire returns a connection of the pool that is not in doubt: see silence. The caller must call
+// release.
 func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	look := otherLook
 	if d.own {
@@ -67,7 +67,7 @@ func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 		if s := d.pool.Stat(); s.TotalConns() == s.ConstructingConns() {
 			return nil, oneLine(err)
 		}
-		// There are other connections. One of them will be idle when a statement has ended.
+		// Wait for one of the pool's connections, which is idle when its statement has ended.
 		select {
 		case <-time.After(look):
 		case <-ctx.Done():
@@ -76,11 +76,11 @@ func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	}
 }
 
-// release gives a connection back to the pool, which forgets it if it is closed.
+// release gives a connection back to the pool, or removes it from the pool if it is closed.
 func release(c *pgxpool.Conn) {
 	if c.Conn().IsClosed() {
-		// The call has failed. The library still asks the server to cancel the statement, which
-		// may take long. Without Hijack, a place in the pool would be taken up for that time.
+		// Take the connection out of the pool now. Otherwise it would take up a place while the
+		// library asks the server to cancel the statement, which may take long.
 		c.Hijack()
 	} else {
 		c.Release()

@@ -9,13 +9,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// minSilence is how long a statement must have had no answer to put other connections in
-// doubt. A caller with little time says nothing about the network.
+// If a statement has had no answer for minSilence, other connections are in doubt. A shorter wait
+// says nothing about the network.
 const minSilence = 50 * time.Millisecond
 
-// silence records when the server has answered. If a firewall has forgotten the connections of a
-// pool, all of them look sound. So when a statement gets no answer, all connections without an
-// answer since it was sent are in doubt. They are closed instead of used, so that only the calls
+// silence records when the server has answered. A firewall may have forgotten all connections of a
+// pool, which still look sound. So when a statement gets no answer, all connections without an
+// answer since that statement was sent are in doubt. They are closed before use, so that only calls
 // that are already under way may time out.
 //
 // All times are since began, by the monotonic clock.
@@ -27,9 +27,9 @@ type silence struct {
 
 func (s *silence) now() int64 { return int64(time.Since(s.began)) }
 
-// lastAnswer returns where a connection keeps the time of its last answer. Only the goroutine
-// that has acquired the connection uses it. The first call counts as an answer. For a connection
-// of the driver's own pool, it comes as soon as the connection is made.
+// lastAnswer returns where a connection keeps the time of its last answer. Only the goroutine that
+// has acquired the connection uses it. The first call counts as an answer: in the driver's own
+// pool, it comes when the connection is made.
 func (s *silence) lastAnswer(c *pgx.Conn) *int64 {
 	const name = "hasp: last answer"
 	data := c.PgConn().CustomData()
@@ -52,7 +52,7 @@ func (s *silence) note(ctx context.Context, c *pgx.Conn, sent int64, err error) 
 		*s.lastAnswer(c) = now
 		s.last.Store(now)
 	case ctx.Err() != nil && now-sent >= int64(minSilence):
-		// Statements end in any order. The one that was sent last counts.
+		// Statements end in any order, so keep the latest time of sending.
 		for old := s.doubt.Load(); old < sent && !s.doubt.CompareAndSwap(old, sent); old = s.doubt.Load() {
 		}
 	}

@@ -20,8 +20,8 @@ const (
 	sweepCall  = 10 * time.Second
 )
 
-// sweepSeldom is called after each grant. After a few of them, at random, it deletes the rows of
-// unused keys. It needs no timer, so programs that live for a second also do their part.
+// sweepSeldom is called after each grant. After some grants, at random, it deletes the rows of
+// unused keys. So programs that live for a second also do their part.
 func (d *driver) sweepSeldom() {
 	now, next := time.Now(), d.nextSweep.Load()
 	if mathrand.N(sweepOneIn) != 0 || now.UnixNano() < next || d.closing.Err() != nil {
@@ -32,8 +32,8 @@ func (d *driver) sweepSeldom() {
 	}
 }
 
-// sweepInTurn sweeps unless a client has swept within the last minute. For that, the clients take
-// a lock on the empty key, which no caller can use. The lock lasts for a minute.
+// sweepInTurn sweeps unless a client has swept within the last minute. It takes a lock with a term
+// of a minute on the empty key, which no caller can use.
 func (d *driver) sweepInTurn(ctx context.Context) {
 	turn := backend.Claim{Token: rand.Text(), TTL: sweepEvery, Timeout: sweepCall}
 	within, cancel := context.WithTimeout(ctx, sweepCall)

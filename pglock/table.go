@@ -23,7 +23,7 @@ var columns = []string{
 	"writer text", "writer_until timestamp with time zone",
 }
 
-// found is what the database says about the table.
+// found is the database's answer about the table.
 type found struct {
 	version  int
 	user     string
@@ -32,7 +32,7 @@ type found struct {
 	schema   string   // of the table; empty if there is no table
 	columns  []string // of the table
 	primary  bool     // its key is the primary key
-	rights   bool     // this user may use it
+	rights   bool     // this user may use the table
 }
 
 const find = `SELECT current_setting('server_version_num')::int, current_user::text, current_database()::text,
@@ -102,7 +102,7 @@ func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
 		return f, fmt.Errorf("%w: this server is PostgreSQL %d.%d: pglock needs version 13 or later", backend.ErrInvalid, f.version/10000, f.version%10000)
 	}
 	if code(err) == insufficientRights {
-		// PostgreSQL does not say whether the table exists in a schema that may not be used.
+		// The table may exist: PostgreSQL does not say so if the user may not use the schema.
 		return f, noRights(err, c.Config().User, d.options.Schema, d.options.Table)
 	}
 	return f, diagnose(err)
@@ -118,7 +118,7 @@ func noRights(err error, user, schema, table string) error {
 		user, schema, ddl, s, u, t, u, err)
 }
 
-// create creates the table. It is no error if another client has just done so.
+// create creates the table, unless another client has just done so.
 func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 	schema := d.options.Schema
 	if schema == "" {
@@ -141,7 +141,7 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 	return diagnose(err)
 }
 
-// makeTable creates the table again after it has vanished. The driver keeps its statements.
+// makeTable creates the table again after it has vanished.
 func (d *driver) makeTable(ctx context.Context) error {
 	err := d.queryOnce(ctx, d.sql.table, func(pgx.Rows) error { return nil }, nil)
 	if errors.Is(err, errNoRow) || code(err) == duplicateObject || code(err) == uniqueViolation {
@@ -166,10 +166,10 @@ func (f found) check(table string) error {
 }
 
 // notice finds out whether a connection pooler is in between: then the server process is not the
-// one that the connection began with. If there is none, and own is set, the session is the
-// driver's own. Then notice gives it the isolation level that has no conflicts, and a lock_timeout
-// of 0, because with one of the server, the role or the database, a wait for a table lock could
-// end with the same error as a wait for a row. See blocked.
+// one that the connection began with. If there is no pooler and own is set, notice gives the
+// session the isolation level without conflicts, and a lock_timeout of 0. With another
+// lock_timeout, a wait for a table lock could end with the same error as a wait for a row: see
+// blocked.
 func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
 		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) END`
@@ -179,7 +179,7 @@ func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	if err == nil {
 		d.bouncer.Store(pooled)
 		if pooled {
-			d.listener.set(true) // LISTEN does not work through it
+			d.listener.set(true) // LISTEN does not work through a pooler
 		}
 		d.silence.lastAnswer(c)
 	}

@@ -1,6 +1,5 @@
-// Package pubsublock implements locks on one Redis whose releases are published
-// to the waiters, as Redisson's RLock does. Programs in Go and services in Java
-// can share such a lock.
+// Package pubsublock implements locks on one Redis whose releases are published to the waiters.
+// Services in Java can share such a lock, because Redisson's RLock works in the same way.
 //
 // # Guarantees
 //
@@ -10,10 +9,10 @@
 // order. A Redis that fails over to a replica may lose its newest writes, and a
 // lock with them; replicas=N makes that rarer. See docs/redis.md.
 //
-// A release wakes the waiters. They also try once a second, and when the holder's term ends. So if
-// a message was lost, a connection is half open, or a strategy released the key without a message,
-// they notice within a second. Until then, other programs that poll more often, and publish
-// nothing, may take the key.
+// A release wakes the waiters. They also try once a second, and when the holder's term ends. So
+// after a lost message, with a half-open connection, or after a release without a message, they
+// notice the free key within a second. Until then, other programs that poll more often may take the
+// key.
 //
 // # Cost
 //
@@ -50,13 +49,12 @@
 // publish, the key is freed without a message. If it may not subscribe, waiters poll.
 //
 // A shared lock is the sorted set that package spinlock describes, so readers of both share a key.
-// Redisson receives WRONGTYPE on it, an exception instead of "held". Only the release of the last
-// holder is published.
+// Redisson receives WRONGTYPE on such a key, an exception instead of "held". Only the release of
+// the last holder is published.
 //
-// If readers refuse a caller that waits, the caller stores an intent: the string
-// hasp:{tag}:intent:key, with its token, for 3 seconds. It works like the intent of spinlock. But
-// if the caller gives up, its release removes the intent and publishes 0, so that the readers try
-// at once.
+// A writer that waits for readers stores an intent: the string hasp:{tag}:intent:key, with its
+// token, for 3 seconds. It works like the intent of spinlock, except that a writer that gives up
+// removes the intent and publishes 0, so that the readers try at once.
 //
 // A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
 // the cluster slot of the key. A user's key that begins with "hasp:{" is stored
@@ -89,7 +87,7 @@ const defaultChannel = "redisson_lock__channel"
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
-	// Client is the options of the Client that New returns. NewDriver ignores it.
+	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
 	// Channel is the prefix of every channel's name; a colon and the key follow. All clients that
@@ -110,8 +108,8 @@ type driver struct {
 	fenceTTL time.Duration
 
 	// crowds holds, for a key that this driver released, how many connections received the message.
-	// One of them is assumed to be this driver's own. The Clients of the others have their turns
-	// before this driver's next one.
+	// One is probably this driver's own. The Clients of the others have their turns before this
+	// driver's next one.
 	crowds memory[int]
 
 	// intents holds the keys at which this driver may have stored an intent.
@@ -213,8 +211,8 @@ var (
 )
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also takes a key that readers
-// hold, unless a caller has stored an intent. If readers refuse another claim whose caller waits,
-// Acquire stores an intent. The first time, that takes one more command.
+// hold, unless there is an intent. If the claim is a writer that waits for readers, Acquire stores
+// an intent, the first time by one more command.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Shared {
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
@@ -229,11 +227,11 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		d.intents.note(c.Key, struct{}{})
 		if !noted {
 			noted = true
-			g, err = d.ask(ctx, c, true) // the refusal was definite, so the token may be sent again
+			g, err = d.ask(ctx, c, true) // after a definite refusal, the token may be sent again
 		}
 	}
 	if noted && redis.HasErrorPrefix(err, "NOPERM") {
-		// This user may not store intents, so readers may come before it.
+		// Try without an intent, which this user may not store. Readers may come first.
 		d.intents.forget(c.Key)
 		noted = false
 		g, err = d.ask(ctx, c, false)
@@ -244,8 +242,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return g, err
 }
 
-// ask makes one attempt of a claim that is not shared. If readers have refused this driver before,
-// refused is true, and the script also receives the intent's key.
+// ask makes one attempt of a claim that is not shared. Refused says that readers have refused this
+// driver before. Then the script also receives the intent's key.
 func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backend.Grant, error) {
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
@@ -297,8 +295,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		Keys: keys,
 		Args: []any{c.Token + redisstore.Mark, c.Owner, rest, name, publish},
 	})
-	// The key is free, even if the message reached no waiter. Waiters without a message retry
-	// within a second.
+	// The key is free, even if the message has reached no waiter: waiters retry within a second.
 	if owned, ok := reply.(int64); ok && owned > 0 {
 		if reached := int(owned - 1); reached > maxAlone && rest == "" {
 			d.crowds.note(c.Key, reached)
@@ -317,8 +314,8 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 // records says how List finds the holds.
 var records = redisstore.Listing{Type: "hash", Peek: []any{"hlen"}, Ours: func(fields any) bool { return fields == int64(1) }}
 
-// List returns the keys with a record of pubsublock, or with shared holds. The holds of
-// other strategies and of other programs, such as Redisson, are not listed.
+// List returns the keys with a record of pubsublock, or with shared holds, but not those of
+// Redisson.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return d.store.List(ctx, prefix, timeout, records, inspectScript)
 }
@@ -345,8 +342,8 @@ func (d *driver) channelOf(ctx context.Context, key string) (name, publish strin
 	return channel(d.channel, key, false), "publish"
 }
 
-// channel returns Redisson's name of the channel of key. A sharded channel must be in the slot of
-// the lock. If Redisson's name is in another slot, channel returns a name of hasp's.
+// channel returns Redisson's name of the channel of key. But a sharded channel must be in the slot
+// of the lock. If Redisson's name is in another slot, channel returns a name of hasp's.
 func channel(prefix, key string, sharded bool) string {
 	lock := redisstore.LockKey(key)
 	name := prefix + ":{" + lock + "}"

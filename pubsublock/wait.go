@@ -9,11 +9,11 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// If readers refuse a caller that waits, it stores an intent, which keeps new readers away. The
-// driver sends the intent's key only after readers have refused it at that key, so that a key
-// without readers costs nothing more.
+// A writer that waits for readers stores an intent, which keeps out new readers. The driver sends
+// the intent's key only after readers have refused it at that key, so that keys without readers
+// cost no more.
 const (
-	intentTTL  = 3 * time.Second         // a caller that waits repeats it once a second
+	intentTTL  = 3 * time.Second         // the writer repeats the intent once a second
 	intendsFor = intentTTL + time.Second // how long the driver sends the intent's key
 )
 
@@ -24,7 +24,7 @@ const (
 	maxDelay = 100 * time.Millisecond // for all of them
 
 	crowdFor = 250 * time.Millisecond // how long after a release its count delays new listeners
-	maxAlone = 2                      // connections that a message reaches if one Client waits: its own, and perhaps this Client's
+	maxAlone = 2                      // if one Client waits, a message reaches so many connections: its own, and perhaps this Client's
 )
 
 // listening is one caller that listens.
@@ -76,19 +76,18 @@ func (l *listening) signal() {
 	}
 }
 
-// delay returns how long to leave the key to other Clients after a message. Redis sends a message
-// to its subscribers in the same order each time. If all attempted at once, one of them would take
-// the key again and again. So the Client that has waited longest attempts at once. The others wait,
-// for each Client with an earlier turn, for oneDelay at most. If such a Client has left, the key
-// stays free meanwhile, so the whole delay is at most maxDelay, and at most half of the time since
-// the last message.
+// delay returns how long to leave the key to other Clients after a message. Redis sends messages to
+// subscribers in a fixed order, so if all attempted at once, one of them would take the key again
+// and again. So a Client with n turns before its own waits for n·min(since/8, oneDelay), where
+// since is the time since the last message. The delay is also at most since/2 and maxDelay, because
+// the key stays free if those Clients have left.
 func (l *listening) delay(now time.Time) time.Duration {
 	since := now.Sub(l.woken) // a turn of another Client
 	l.woken, l.ahead = now, max(l.ahead-1, 0)
 	return min(time.Duration(l.ahead)*min(since/8, oneDelay), since/2, maxDelay)
 }
 
-// memory holds what a driver has learned about keys a short time ago.
+// memory holds recent facts about keys.
 type memory[T any] struct {
 	mu    sync.Mutex // guards noted
 	noted map[string]note[T]
@@ -99,16 +98,15 @@ type note[T any] struct {
 	at   time.Time
 }
 
-// maxNoted is the most keys that a memory holds. If a key is forgotten, its intent lasts until it
-// expires, and one Client may take the key more often than the others.
+// maxNoted is the most keys that a memory holds. After a key is forgotten, its intent stays until
+// it expires, and one Client may take the key more often than the others.
 const maxNoted = 256
 
 func (m *memory[T]) note(key string, what T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 
-	// Forget all keys at once, because that needs no order among them, and each is soon noted
-	// again.
+	// Forget all keys: those in use are soon noted again.
 	if m.noted == nil || len(m.noted) >= maxNoted {
 		m.noted = map[string]note[T]{}
 	}

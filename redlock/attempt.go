@@ -37,7 +37,7 @@ type attempt struct {
 	ballot  *ballot
 
 	lead      int           // the node that is asked first, or noLead
-	place     *queueState   // what the lead is told about the caller, and its answer
+	place     *queueState   // what the lead learns about the caller, and its answer
 	leadVoted chan struct{} // closed when the lead has voted
 	leadYes   bool          // the lead has voted yes; set before leadVoted is closed
 
@@ -49,7 +49,7 @@ type attempt struct {
 	expiry   time.Time // when the record has expired on every node
 }
 
-// onNode is what the driver knows of an attempt's record on one node.
+// onNode is the driver's knowledge about an attempt's record on one node.
 type onNode struct {
 	mayHold   bool          // the node may have the record
 	mayArrive bool          // a command of unknown outcome may still write the record
@@ -105,7 +105,7 @@ func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 	case (lead == noLead || a.askLead(ctx)) && a.won(ctx):
 		g, err = a.grant(ctx)
 	case a.ballot.result() == refused:
-		// Nodes that voted yes keep their record until cleanUp has released it.
+		// cleanUp releases the records on the nodes that voted yes.
 		err = &backend.HeldError{}
 	case a.ballot.result() == noQuorum:
 		err = a.ballot.failures()
@@ -125,11 +125,11 @@ var errLate = fmt.Errorf("a quorum answered after the term had ended: %w", os.Er
 
 // won reports whether redsync has counted a quorum of votes within the term. It returns false if
 // the ballot is decided, redsync gives up, or ctx ends. It also gives up if a quorum has voted, but
-// only a node that is silent for longer than usual could complete a quorum of yes. Otherwise the
-// votes for this attempt would block all other callers for as long as that node hangs.
+// a quorum of yes needs a node that is silent for longer than usual. Otherwise the votes for this
+// attempt would block other callers while that node hangs.
 func (a *attempt) won(ctx context.Context) bool {
 	counted := make(chan error, 1) // has room, because won may return first
-	// redsync does not get ctx: a call that ctx ended could not learn whether it took the key.
+	// Do not pass ctx, because a call that ctx ends could not learn whether it has taken the key.
 	a.d.work.Go(func() { counted <- a.redsyncMutex().TryLockContext(context.Background()) })
 
 	patience := a.d.patience()
@@ -162,7 +162,7 @@ func (d *driver) register(a *attempt) bool {
 	d.attempts[a.c.Token] = a
 
 	// Remove holds that expired without a Release. The next sweep comes when the map has twice as
-	// many attempts as this one leaves, so the average cost for each attempt is constant.
+	// many attempts as now, so the average cost for each attempt is constant.
 	if len(d.attempts) >= d.sweepAt {
 		now := time.Now()
 		for token, old := range d.attempts {
@@ -178,12 +178,12 @@ func (d *driver) register(a *attempt) bool {
 // grant returns the grant of an attempt that has won its quorum.
 func (a *attempt) grant(ctx context.Context) (g backend.Grant, err error) {
 	if a.c.Fenced {
-		// If this fails, the nodes that have stored the fence only make the next one larger.
+		// If this fails, the next fence is only larger.
 		if g.Fence, err = a.raiseFence(ctx); err != nil {
 			return backend.Grant{}, err
 		}
 	}
-	// redsync's check of the term has not counted the time for the lead's vote and for the fence.
+	// Check the term again: redsync's check lacks the time for the lead's vote and for the fence.
 	if time.Since(a.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
 		return backend.Grant{}, errLate
 	}
@@ -204,9 +204,9 @@ func (a *attempt) askLead(ctx context.Context) bool {
 	case <-time.After(timeout):
 		n.latency.Store(0) // the node cannot lead until it has answered a call
 		if n.needed() {
-			break // without this node there is no quorum
+			break // there is no quorum without this node
 		}
-		// Do not make the ballot wait for this vote, because rivals may split the others.
+		// Do not let the ballot wait for this vote, because rivals may split the others.
 		a.ballot.cast(a.lead, unknown, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 	case <-ctx.Done():
 		a.ballot.decide(abandoned)
@@ -216,8 +216,8 @@ func (a *attempt) askLead(ctx context.Context) bool {
 		return true
 	}
 	for i := range a.d.nodes {
-		// A Release that has found this attempt waits for the outcome on every
-		// node, also on those that are never asked.
+		// Settle the nodes that are never asked, because a Release waits for the outcome on every
+		// node.
 		if i != a.lead {
 			a.settle(i, failed, 0)
 		}
@@ -240,18 +240,18 @@ func (a *attempt) leadVote() (bool, error) {
 func (a *attempt) askNode(i int) (bool, error) {
 	n := a.d.nodes[i]
 	if err, hangs := n.suspicion(); hangs && !n.needed() {
-		// The node may not answer for a whole Timeout. If the ballot waited for it, the
-		// votes of this attempt would block other callers meanwhile.
+		// Do not let the ballot wait for a node that hangs, because the votes of this attempt would
+		// block other callers meanwhile.
 		a.ballot.cast(i, unknown, err)
 	}
 
 	v, err := n.requestVote(a)
 	if v == yes {
-		// The record counts for renewals before the vote can decide the ballot.
+		// Let the record count for renewals before the vote can decide the ballot.
 		a.prove(i, a.began, a.c.TTL, 0)
 	}
-	// A refusal by the lead ends the attempt before it takes votes elsewhere. One vote of no does
-	// not decide a ballot, so this must come before the vote is cast.
+	// A refusal by the lead ends the attempt before it takes votes elsewhere. Decide that before
+	// the vote is cast, because one no does not decide a ballot.
 	if i == a.lead && v == no {
 		a.ballot.decide(refused)
 	}
@@ -279,7 +279,7 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 	defer d.mu.Unlock()
 	r := &a.on[i]
 	r.mayHold, r.mayArrive, r.proposal = v == yes || v == unknown, v == unknown, proposal
-	// A Release that waits for the channel then reads mayHold, so mayHold is set first.
+	// Set mayHold first, because a Release that waits for the channel reads it.
 	close(r.inFlight)
 	// If cleanUp ran before this outcome was known, it did not release the record on this node.
 	if a.failed {
@@ -287,22 +287,22 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 	}
 }
 
-// forgetLocked records that a's token holds nothing. The driver then answers renewals and releases
-// of the token itself, for as long as commands in flight may still write and remove its records:
-// until then, the token could seem to hold the key on the nodes.
+// forgetLocked records that a's token holds nothing. The driver itself answers renewals and
+// releases of the token while commands in flight may still write and remove records, so that the
+// token could seem to hold the key.
 func (a *attempt) forgetLocked() {
 	a.d.attempts[a.c.Token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
 }
 
-// cleanUp ends an attempt that did not acquire the key, and releases its records. If the
-// outcome is unknown, the engine will release the token twice. The driver answers these
-// releases itself, because otherwise an outage would fill the nodes with releases.
+// cleanUp ends an attempt that did not acquire the key, and releases its records. The driver itself
+// answers the engine's two releases after an unknown outcome, because otherwise an outage would
+// fill the nodes with releases.
 func (a *attempt) cleanUp() {
 	d, token := a.d, a.c.Token
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// If a call to a node is still in flight, settle sees failed, and releases the record there.
+	// If a call to a node is in flight, settle sees failed and releases the record there.
 	a.failed = true
 	left := false
 	for i := range d.nodes {
@@ -315,8 +315,8 @@ func (a *attempt) cleanUp() {
 		return
 	}
 	delete(d.attempts, token)
-	// The nodes that voted yes have the record until their release arrives, and late votes for
-	// earlier attempts with the token may still come.
+	// Some nodes may have the record until their release arrives, or late votes for earlier
+	// attempts with the token may come.
 	if left || a.again || a.ballot.result() != refused {
 		a.forgetLocked()
 	}
@@ -330,13 +330,13 @@ func (a *attempt) cleanUpLocked(i int) {
 	}
 	channel := ""
 	if i == a.lead {
-		// This caller has left the queue, so the next waiter must be woken.
+		// Wake the next waiter, because this caller has left the queue.
 		channel = redisstore.DerivedKey("channel", a.c.Key)
 	}
 	r := &cleanup{c: a.c, call: releaseCall(a.c, a.prefix, channel)}
 	if a.takeRecordLocked(i, r) {
-		// The caller of cleanUpLocked counts as work, so Close waits for this goroutine even if
-		// Close has already begun.
+		// Close waits for this goroutine even after it has begun, because the caller counts as
+		// work.
 		a.d.work.Go(func() { _ = a.d.nodes[i].cleanUp(r) })
 	}
 }

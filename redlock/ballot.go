@@ -49,8 +49,8 @@ func acquireRule(n, quorum int, count *[5]int) verdict {
 	return undecided
 }
 
-// holdRule is the rule for an existing hold. The hold is lost if so many nodes lack
-// its record that the others are no quorum.
+// holdRule is the rule for an existing hold. The hold is lost if the nodes that may have its record
+// are no quorum.
 func holdRule(n, quorum int, count *[5]int) verdict {
 	switch {
 	case count[yes] >= quorum:
@@ -118,8 +118,8 @@ func (b *ballot) decide(v verdict) {
 	}
 }
 
-// refuseIfSplit gives the verdict refused if a quorum has voted, but no quorum has voted yes.
-// Only silent nodes could still complete a quorum of yes.
+// refuseIfSplit gives the verdict refused if a quorum has voted, but a quorum of yes would need
+// silent nodes.
 func (b *ballot) refuseIfSplit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,9 +141,9 @@ func (b *ballot) result() verdict {
 	return b.verdict
 }
 
-// poll asks all nodes at once about a hold, and returns the error of the verdict. If there is a
-// lead, poll waits for its answer as well, but no longer than an attempt waits for its vote.
-// The caller must count as work. If ctx ends, the calls go on.
+// poll asks all nodes at once about a hold, and returns the error of the verdict. It also waits for
+// the lead, if there is one, as long as an attempt waits for its vote. The caller must count as
+// work. If ctx ends, the calls go on.
 func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, error)) error {
 	b := newBallot(d.nodes, holdRule)
 	gather(ctx, d, func(n *node) int {
@@ -163,9 +163,9 @@ func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, er
 	return b.err()
 }
 
-// failures returns the errors of the nodes that do not vote, as an outage. A node that
-// the caller has stopped waiting for is one of them. A node whose pending vote could
-// not change the verdict is not.
+// failures returns the errors of the nodes that do not vote, as an outage. They include nodes that
+// the caller has stopped waiting for, but not those whose pending votes could not change the
+// verdict.
 func (b *ballot) failures() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

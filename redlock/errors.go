@@ -23,7 +23,7 @@ func (n *node) nodeError(err error, took time.Duration) error {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: no answer within %v: %w", n.name, took.Round(time.Millisecond), os.ErrDeadlineExceeded)
 	case backend.Definite(err):
-		// Without %w, so that callers do not take it for the verdict of a quorum.
+		// Do not wrap err, so that callers do not take it for the verdict of a quorum.
 		return fmt.Errorf("%v", err)
 	}
 	return err

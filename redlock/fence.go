@@ -9,12 +9,11 @@ import (
 
 // A fence is the largest proposal of the nodes that voted for the holder. Before the key is
 // granted, a quorum of nodes that have the holder's record must store the fence. A node without the
-// record does not count: it may have voted for the next holder, and made its proposal, before this
-// fence was written. A renewal writes the fence to every node again, so that it is not forgotten
-// even if nodes lose their data one after another during a long hold. See docs/redlock.md.
+// record may already have made its proposal for the next holder. Each renewal writes the fence to
+// every node again, in case nodes lose their data one after another. See docs/redlock.md.
 
-// maxFence is the largest fence that a node may propose. Above it Lua cannot count
-// in steps of one, so all nodes would propose the same number from then on.
+// maxFence is the largest fence that a node may propose, because above it Lua cannot count in steps
+// of one.
 const maxFence = 1 << 53
 
 // noFence returns the error of a node whose fence counter has a value that is not a
@@ -28,8 +27,7 @@ func (n *node) noFence(key string) error {
 func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 	d := a.d
 	d.mu.Lock()
-	// A node settles before its vote is cast, so the proposals of the whole quorum are known.
-	// Later proposals do not matter.
+	// The proposals of the whole quorum are known, because a node settles before its vote is cast.
 	fence := uint64(0)
 	for _, r := range a.on {
 		fence = max(fence, r.proposal)
@@ -38,8 +36,7 @@ func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 	d.mu.Unlock()
 
 	err := d.poll(ctx, noLead, func(n *node) (vote, error) {
-		// Wait for a vote in flight, because the fence counts on a node only if the record is there.
-		// The node may store the fence after the caller has left, because counters only grow.
+		// Wait for a vote in flight, because a node counts only if it has the record.
 		<-d.settled(a, n.i)
 		reply, err := n.ask(a.c.Timeout, renewScript, n.renewCall(a.c, a, 0))
 		if err != nil {
@@ -55,7 +52,7 @@ func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 		return failed, fmt.Errorf("%s: does not have the lock, so the fence there does not count", n.name)
 	})
 	if err != nil && ctx.Err() != nil {
-		// The nodes that were asked may still store the fence, which does no harm.
+		// Nodes may still store the fence, which is harmless.
 		return 0, ctx.Err()
 	}
 	return fence, err

@@ -23,7 +23,7 @@ const forever = time.Duration(math.MaxInt64)
 func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// There is room for all answers, because gather may return before the last one.
+	// Have room for all answers, because gather may return before the last one.
 	answers := make(chan T, len(d.nodes))
 	for _, n := range d.nodes {
 		d.work.Go(func() { answers <- ask(n) })
@@ -72,7 +72,8 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
 		return r
 	}
 
-	// No caller's context ends the calls, because the outcome also shows whether the node answers.
+	// Do not end the calls with a caller's context, because the outcome also shows whether the node
+	// answers.
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	began := time.Now()
@@ -132,8 +133,7 @@ func (d *driver) sum(all []report, key int, reader bool) survey {
 		}
 	}
 
-	// A record has a quorum until so many of its copies have expired that no quorum
-	// is left.
+	// A record has a quorum until its copies that have not expired are no quorum.
 	var members []string // of a shared record, on a quorum
 	for record, fs := range byRecord {
 		switch {
@@ -147,7 +147,7 @@ func (d *driver) sum(all []report, key int, reader bool) survey {
 	}
 	if len(members) > 0 {
 		// A writer can take a node when the last member there has expired. So the quorum lasts
-		// until too few nodes are left that still have a member.
+		// until too few nodes have a member.
 		fs := slices.DeleteFunc(slices.Clone(s.taken), func(f redisstore.Found) bool { return !f.Shared() })
 		slices.SortFunc(fs, longestFirst)
 		slices.Sort(members)
@@ -191,9 +191,9 @@ func (s survey) open() int {
 	return n
 }
 
-// amongReaders reports whether readers are in the way of a writer: no other writer holds the
-// key, and some node has a shared record. One such node may be enough to refuse the writer,
-// because rivals may have the votes of the others, or those may be late.
+// amongReaders reports whether readers are in the way of a writer: no other writer holds the key,
+// and some node has a shared record. One such node may be enough, because the other nodes may be
+// late or have voted for rivals.
 func (s survey) amongReaders() bool {
 	if s.reader || s.holder != nil && !s.holder.Shared() {
 		return false
@@ -243,7 +243,7 @@ func (s survey) record(i int) (record string, most int) {
 	return s.on[i].Record, most
 }
 
-// unheld reports whether no holder is in the caller's way: no record has a quorum,
+// unheld reports whether the key has no holder in the caller's way: no record can have a quorum,
 // whatever the silent nodes have.
 func (s survey) unheld() bool {
 	if s.open() >= s.d.quorum() {
@@ -265,8 +265,8 @@ func (s survey) unheld() bool {
 	return most+s.silent() < s.d.quorum()
 }
 
-// heldError returns the error for a key that s shows as held. The key becomes free
-// when so many records have expired that a quorum of nodes has none.
+// heldError returns the error for a key that s shows as held. The key is free again when a quorum
+// of nodes has no record.
 func (s survey) heldError() error {
 	if s.holder != nil {
 		return s.holder.Held()
@@ -280,10 +280,10 @@ func (s survey) heldError() error {
 	return s.taken[max(0, min(len(s.taken)-1, s.d.quorum()-s.free-1))].Held()
 }
 
-// survey asks the nodes about c's key, until the answers show the holder, or show that
-// there is none. When a quorum has answered, it waits up to leadTimeout longer for the lead,
-// and for nodes whose answers decide whether there is a holder. It does not wait longer,
-// because a node that hangs must not delay callers while the others hand the key on.
+// survey asks the nodes about c's key, until the answers show the holder, or show that there is
+// none. After a quorum has answered, it waits up to leadTimeout for the lead and for answers that
+// decide whether there is a holder. It does not wait longer, so that a node that hangs does not
+// delay callers.
 func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	return d.sum(d.query(ctx, []string{c.Key}, c.Timeout, func(all []report) time.Duration {
 		s := d.sum(all, 0, c.Shared)
@@ -297,10 +297,9 @@ func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	}), 0, c.Shared)
 }
 
-// clearSurvey is a survey for a caller that will not ask again. If nodes are late, and the
-// answers of the others neither show the holder nor show that there is none, it asks again,
-// because a late node may be free, and a record may be about to be released. It ends after
-// 160 ms, or later if the nodes are slow.
+// clearSurvey is a survey for a caller that will not ask again. While late nodes leave open whether
+// there is a holder, it asks again, because a late node may be free, and a record may be about to
+// be released. It ends after 160 ms, or later if the nodes are slow.
 func (d *driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 	s, end := d.survey(ctx, c, noLead), time.Now().Add(max(8*leadTimeout, 4*d.patience()))
 	for pause := minSleep; s.reports < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause = min(2*pause, leadTimeout) {
@@ -320,7 +319,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	s := d.sum(d.query(ctx, []string{key}, inspectTimeout, func(all []report) time.Duration {
 		switch s := d.sum(all, 0, false); {
 		case s.holder != nil && s.holder.Shared():
-			return leadTimeout // a late node may show that more readers have a quorum
+			return leadTimeout // so that a late node can show more readers with a quorum
 		case s.holder != nil || s.free >= d.quorum():
 			return 0
 		}
@@ -338,7 +337,7 @@ func (s survey) status() (st backend.Status) {
 		st = s.holder.Status()
 	}
 
-	// A granted fence is on a majority. So one of these answers has it, unless a node
+	// Take the largest: a granted fence is on a majority, so one of these nodes has it, unless it
 	// has lost its counter.
 	for _, f := range s.on {
 		if f != nil {
@@ -357,7 +356,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	}
 	defer d.work.Done()
 
-	// A vote of this driver that is in flight could arrive after the removal, so wait for it.
+	// Wait for votes of this driver in flight, which could arrive after the removal.
 	var voting []*attempt
 	d.mu.Lock()
 	for _, a := range d.attempts {

@@ -7,18 +7,18 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Readers do not stand in the queue. As long as new readers join, no quorum of the nodes becomes
-// free for a writer. So if readers have refused the first waiter, it stores an intent on every
-// node, and repeats that. A node with an intent votes no for readers.
+// Readers do not stand in the queue. As long as new readers join, a quorum of free nodes for a
+// writer may never come. So if the first waiter waits for readers, it stores an intent on every
+// node, again and again. A node with an intent votes no for readers.
 
-// leaveIntent stores an intent on all nodes if readers have refused this writer. It does not
-// wait for the nodes.
+// leaveIntent stores an intent on all nodes if this writer waits for readers. It does not wait for
+// the nodes.
 func (w *waiting) leaveIntent() {
 	if !w.wants {
 		return
 	}
 	w.intent = true
-	// The intent lasts until the next look repeats it. If nodes are far away, a look takes longer.
+	// Let the intent last until the next look repeats it, even if nodes are far away.
 	ttl := redisstore.IntentTTL + min(2*w.trip, w.c.Timeout)
 	w.onNodes("set", redisstore.IntentKey(w.c.Key), w.c.Token, "px", ttl.Milliseconds())
 }

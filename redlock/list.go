@@ -15,9 +15,9 @@ var _ backend.Lister = (*driver)(nil)
 // recordsAtOnce is how many keys List asks each node about in one pipeline.
 const recordsAtOnce = 50
 
-// List returns the keys whose record a quorum of the nodes has. It scans one node after another,
-// until fewer nodes than a quorum are not scanned. It asks all nodes about the keys of each page.
-// It remembers the keys that it has seen, and yields none twice.
+// List returns the keys whose record a quorum of the nodes has. It scans one node after another
+// until every quorum has a scanned node, and asks all nodes about the keys of each page. It yields
+// each key once.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		seen := map[string]bool{}

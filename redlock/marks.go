@@ -13,19 +13,19 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A node that may have forgotten a vote must not vote again until every lease that
-// it may have voted for has ended. So each node has a mark, which names the run of the server (its
-// run_id) and the time from which that run votes. A restarted server, and one that has lost its
-// data, gets a new mark, and does not vote until the longest term of any caller has passed. The
-// reply to each vote has the mark and the run of the server that voted. See docs/redlock.md.
+// A node that may have forgotten a vote must not vote again until every lease that it may have
+// voted for has ended. So each node has a mark, which names the run of the server (its run_id) and
+// the time from which that run votes. A server that was restarted, or has lost its data, gets a new
+// mark, and does not vote until the longest term of any caller has passed. The reply to each vote
+// has the mark and the run of the server that voted. See docs/redlock.md.
 const markKey = "hasp:{redlock}:mark"
 
 const (
 	// newSetPause is how long markNewSet waits for another process that may be marking the set.
 	newSetPause = 100 * time.Millisecond
 
-	// newSetTTL is how long after a set was found to be new its marks may be
-	// written, by the servers' clocks.
+	// The marks of a new set may be written until newSetTTL after it was found to be new, by the
+	// servers' clocks.
 	newSetTTL = 5 * time.Second
 
 	// unknownRun is the run of a server that names none.
@@ -66,9 +66,8 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 	s := n.marks.current.Load()
 	_, longest, _ := timesOf(s.mark)
 	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longest {
-		// Either the vote came with another run or another mark than s has, or this driver has
-		// since learned of a longer term, for which the node must wait. So ask the node for its
-		// run and its mark before the vote counts.
+		// The vote came with another run or mark than s has, or this driver has since learned of a
+		// longer term, for which the node must wait. Ask the node again before the vote counts.
 		var err error
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
@@ -77,13 +76,13 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 		case s.run != id.run:
 			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
 		case s.mark != id.mark:
-			// The node may have lost the record before it got this mark.
+			// The node may have lost the record meanwhile.
 			return fmt.Errorf("%s: has another mark than when it voted", n.name)
 		}
 	}
 
-	// The node's wait must have been over when the vote was asked for. It is not enough that it is
-	// over now: the node may have lost its data again before the reply was read.
+	// The node's wait must have been over when the vote was asked for, because the node may have
+	// lost its data again before the reply was read.
 	switch {
 	case s.votesFrom.IsZero():
 	case began.Before(s.votesFrom):
@@ -109,9 +108,8 @@ func (n *node) refreshInBackground(timeout time.Duration) {
 	})
 }
 
-// refreshMark asks for the node's standing and marks the node, unless another
-// caller has asked after since. One caller asks at a time. Close cancels the call, which leaves
-// no lock behind.
+// refreshMark asks for the node's standing and marks the node, unless another caller has asked
+// after since. One caller asks at a time. Close cancels the call, which takes no lock.
 func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -136,7 +134,7 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		return nil, n.nodeError(err, time.Since(s.asked))
 	}
 
-	// mu covers both steps, so that if two nodes are one server, the second finds the first.
+	// Do both steps under mu, so that if two nodes are one server, the second finds the first.
 	n.d.mu.Lock()
 	other := n.d.impostor(n, s.run)
 	if other == nil {
@@ -156,8 +154,8 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 // updateMark writes the mark that the node has from now on, and completes s. The caller holds
 // marks.turn.
 func (n *node) updateMark(ctx context.Context, s *standing) error {
-	// The mark's time is by the node's clock, which may have been ahead. A wait that
-	// is over by our clock is over for every driver.
+	// A wait that is over by our clock is over for every driver, even if the node's clock was ahead
+	// when the mark was made.
 	waited := ""
 	if old := n.marks.current.Load(); old != nil && !old.votesFrom.IsZero() && n.marks.voting() {
 		waited = old.mark
@@ -166,8 +164,8 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 		return err
 	}
 	if s.mark == "" {
-		// A new mark makes the node wait, unless the whole set is new. So find that out
-		// first. This driver or another one may mark the node meanwhile.
+		// First find out whether the whole set is new, because otherwise a new mark makes the node
+		// wait. The node may be marked meanwhile.
 		n.d.markNewSet(ctx, n)
 		return n.writeMark(ctx, s, anyNode, 0, "")
 	}
@@ -192,9 +190,8 @@ func runOfMark(mark string) string {
 	return run
 }
 
-// raiseLongestTTL raises d.longestTTL to longest, in ms. A node that has lost its mark
-// must also wait for the longest term that another mark names, and learns of it only
-// from a driver.
+// raiseLongestTTL raises d.longestTTL to longest, in ms. The driver learns longer terms from marks,
+// for which a node that has lost its own mark must also wait.
 func (d *driver) raiseLongestTTL(longest int64) {
 	for {
 		old := d.longestTTL.Load()
@@ -205,8 +202,8 @@ func (d *driver) raiseLongestTTL(longest int64) {
 	}
 }
 
-// runOf returns the run of the server that a reply to INFO names. A server other
-// than Redis may not name one. Its restarts are noticed only if it loses its data.
+// runOf returns the run of the server that a reply to INFO names. A server other than Redis may not
+// name one: then a restart is noticed only if it loses its data.
 func runOf(info any) string { return cmp.Or(redisstore.InfoField(info, "run_id"), unknownRun) }
 
 // The nodes that writeMark writes to.
@@ -224,17 +221,16 @@ func (n *node) writeMark(ctx context.Context, s *standing, which int, atOnceUnti
 	if n.d.opts.Durable {
 		durable = 1
 	}
-	// The wait includes the drift, because the node's clock may run ahead of a
-	// holder's.
+	// Include the drift in the wait, because the node's clock may run ahead of a holder's.
 	n.d.raiseLongestTTL(redisstore.Millis(n.d.opts.MaxTTL + backend.Drift(n.d.opts.MaxTTL)))
 	call := redisstore.Call{
 		Keys: []string{markKey},
 		Args: []any{n.d.longestTTL.Load(), durable, s.run, atOnceUntil, waited, which},
 	}
 
-	// After a restart all earlier connections are dead, although the node answers on new ones. So
-	// try once more than there can be connections. The script may run twice: the second run keeps
-	// the mark.
+	// Try once more than there can be connections: after a restart all earlier ones are dead,
+	// although the node answers on new ones. If the script runs twice, the second run keeps the
+	// mark.
 	for tries := 1; ; tries++ {
 		began := time.Now()
 		reply, err := n.store.Run(ctx, markScript, call)
@@ -250,8 +246,7 @@ func (n *node) writeMark(ctx context.Context, s *standing, which int, atOnceUnti
 
 // completeStanding fills in s from a reply of mark.lua.
 func (n *node) completeStanding(s *standing, reply any) error {
-	// The wait counts from after the reply, so it may be too long by the trip, but never
-	// too short.
+	// Count the wait from after the reply: it may be too long by the trip, but never too short.
 	now := time.Now()
 	parts, _ := reply.([]any)
 	if len(parts) != 3 {
@@ -274,10 +269,9 @@ func (n *node) completeStanding(s *standing, reply any) error {
 	return nil
 }
 
-// markNewSet marks all nodes that answer, if the set is new. A set is new if a
-// majority of its nodes answers and no node that answers has a mark. If n has no
-// mark, but the set does not look new, another process may be marking it just now.
-// So markNewSet asks once more after a pause.
+// markNewSet marks all nodes that answer, if the set is new: a majority of its nodes answers, none
+// of them with a mark. If n has no mark, but the set does not look new, markNewSet asks once more
+// after a pause, because another process may be marking the set.
 func (d *driver) markNewSet(ctx context.Context, n *node) {
 	select {
 	case d.markTurn <- struct{}{}:
@@ -286,15 +280,15 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 		return
 	}
 
-	// Close does not cancel this, because a set with only some nodes marked no longer
-	// looks new. A third of the time is left for the call that marks n itself.
+	// Do not let Close cancel this, because a set with some marked nodes no longer looks new. Leave
+	// a third of the time to the call that marks n itself.
 	end, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Until(end)*2/3)
 	defer cancel()
 
 	for first := true; ; first = false {
-		// A node counts as silent if it does not answer in half of the time that is left, or if
-		// its answer is an error. Its element stays nil.
+		// A node that does not answer in half of the time that is left, or with an error, counts as
+		// silent. Its element stays nil.
 		end, _ := ctx.Deadline()
 		within, stop := context.WithTimeout(ctx, time.Until(end)/2)
 		all := make([]*standing, len(d.nodes))
@@ -323,9 +317,9 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 		if all[n.i] == nil {
 			return
 		}
-		// The nodes that voted for a live lock are a majority, and all of them have marks. So if
-		// a majority answers without any mark, there is no live lock, or some of its voters have
-		// lost their data. The marks of a minority that is down would not change that.
+		// A majority of nodes, all with marks, has voted for each live lock. So if a majority
+		// answers without any mark, there is no live lock, or some of its voters have lost their
+		// data.
 		if unmarked >= d.quorum() && marked == 0 {
 			gather(ctx, d, func(n *node) error {
 				if s := all[n.i]; s != nil {
@@ -348,8 +342,8 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 	}
 }
 
-// impostor returns a node other than n that is known to be of that run, or whose known mark names
-// it, or nil. Then n's address leads to that node's server, whose answers count for that node only.
+// impostor returns a node other than n that is known to have that run, or whose mark names it, or
+// nil. If there is one, n's address leads to its server, whose answers count for that node only.
 func (d *driver) impostor(n *node, run string) *node {
 	if d.opts.AllowUnsafeNodes || run == "" || run == unknownRun {
 		return nil

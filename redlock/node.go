@@ -15,10 +15,10 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A node is suspect if a call to it has timed out, if it refuses connections, or if it closes
-// each connection. A suspect node is asked once in probeEvery, so that callers do not queue for a
-// node that hangs. A node that refuses is spared like this only while the others suffice for a
-// quorum, because a refusal takes longer than an answer, but makes nobody queue.
+// A node is suspect if a call to it has timed out, if it refuses connections, or if it closes each
+// connection. A suspect node that hangs is asked once in probeEvery, so that callers do not queue
+// for it. A suspect node that refuses is asked as rarely while the others are a quorum, because a
+// refusal takes longer than an answer.
 const probeEvery = 200 * time.Millisecond
 
 // node is one of the masters.
@@ -43,7 +43,8 @@ type node struct {
 // is suspect.
 func (n *node) admit() error {
 	why, hangs := n.suspicion()
-	// All may ask a needed node that refuses. needed locks other nodes, so call it without mu.
+	// Ask a node that refuses if it is needed. Call needed without mu, because it locks other
+	// nodes.
 	if why == nil || !hangs && n.needed() {
 		return nil
 	}
@@ -78,8 +79,8 @@ func (n *node) healthy() bool {
 func (n *node) needed() bool {
 	voting := 0
 	for _, other := range n.d.nodes {
-		// Each node is locked separately, so the count may be out of date at once.
-		// It only decides which nodes callers wait for, and never a vote.
+		// The count may be out of date at once, because each node is locked separately. It only
+		// decides which nodes callers wait for.
 		if other != n && other.healthy() && other.marks.voting() {
 			voting++
 		}
@@ -100,8 +101,8 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if closed {
-		// After a restart every connection of the pool may be dead. If more are
-		// closed in a row than the pool can have, the server itself closes them.
+		// After a restart every connection of the pool may be dead. If more are closed in a row,
+		// the server closes them.
 		n.disconnects++
 		refuses = n.disconnects > connections
 	}
@@ -165,15 +166,15 @@ func (n *node) send(timeout time.Duration, script *redisstore.Script, call redis
 
 // requestVote asks the node for its vote, and settles the attempt on the node.
 func (n *node) requestVote(a *attempt) (vote, error) {
-	// The caller's context does not end the call. If the caller leaves, the call still
-	// learns whether it took the key, and can release it.
+	// Do not end the call with the caller's context: after the caller has left, the call must learn
+	// whether it took the key, and release it.
 	ctx := lazyctx.WithTimeout(context.Background(), nil, a.c.Timeout)
 	defer ctx.End()
 
 	err := n.admit()
 	if err == nil && n.marks.current.Load() == nil {
-		// Load the mark before the vote, because checkVote compares with it. Any earlier answer will
-		// do, so since is the zero time.
+		// Load the mark before the vote, because checkVote compares with it. Any earlier answer
+		// will do.
 		_, err = n.refreshMark(ctx, time.Time{})
 	}
 	if err == nil && !a.active() {
@@ -187,8 +188,8 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 	began := time.Now()
 	v, fence, id, err := n.sendAcquire(ctx, a)
 	n.observe(ctx, began, err)
-	// Settle before the mark is checked: a Release may wait for it, and the check may
-	// call the node again.
+	// Settle before the mark is checked, because a Release may wait for it, and the check may call
+	// the node again.
 	a.settle(n.i, v, fence)
 
 	switch {
@@ -199,8 +200,8 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 			return unknown, err // the vote does not count, but the record is there
 		}
 	case v == no:
-		// Every use of a node must leave a mark on it. Then a node without a mark, in a set
-		// where another node has one, has lost its data or was never used.
+		// Every use of a node must leave a mark on it, so that a node without a mark, in a set with
+		// marks, has lost its data or was never used.
 		if s := n.marks.current.Load(); s.mark != id.mark || id.run != "" && s.run != id.run {
 			n.refreshInBackground(a.c.Timeout)
 		}

@@ -31,8 +31,8 @@ const (
 	openGrace = 250 * time.Millisecond
 )
 
-// openConfig opens the driver for hasp.Open. It returns no error if some nodes do not
-// answer, as long as a quorum does. The driver uses the others when they are up.
+// openConfig opens the driver for hasp.Open. It is enough if a quorum of the nodes answers. The
+// driver uses the others when they are up.
 func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	o, err := options(c.Params)
 	if err != nil {
@@ -55,7 +55,7 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		s, probe, err := redisstore.Prepare(node, nodeParams(node, nodes, c.Params), connections)
 		if err != nil {
 			for _, s := range stores {
-				// The error of Close does not matter: the stores have sent nothing.
+				// Ignore the error, because the stores have sent nothing.
 				s.Close()
 			}
 			return nil, err
@@ -93,9 +93,8 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 	return nodes, names, nil
 }
 
-// nodeParams returns the parameters for one node. If any node uses TLS, a node
-// without TLS does not get the parameters of TLS. If no node uses TLS, all nodes
-// get them, so that redisstore refuses them.
+// nodeParams returns the parameters for one node. The parameters of TLS go only to nodes with TLS,
+// but to all nodes if none has TLS, so that redisstore refuses them.
 func nodeParams(node string, all []string, p hasp.Params) map[string]string {
 	secure := func(node string) bool { return strings.HasPrefix(node, "rediss://") }
 	params := map[string]string{}

@@ -14,15 +14,14 @@ import (
 // ask first. The lead refuses a free key to a caller if another has waited longer. A
 // release wakes the first waiter of the queue, and the readers, which do not stand in it.
 //
-// The order is not guaranteed. The queue can make the lead vote no, and never yes. Some
-// callers do not stand in it: those that see another lead, those that have met no
-// contention, and redsync. Each of them may get the key first. A
-// waiter keeps its arrival when the lead changes, because it tells each lead how long it
-// has waited.
+// The order is not guaranteed, because the queue can only make the lead vote no. Callers that see
+// another lead or have met no contention, and redsync, do not stand in the queue, and may get the
+// key first. A waiter keeps its arrival when the lead changes, because it tells each lead how long
+// it has waited.
 
-// lookEvery is the longest time between two looks of a waiter. A look is an attempt that
-// asks the lead, and it keeps the waiter's place. A waiter that has not looked for a
-// second, the window of turns.lua, counts as gone.
+// lookEvery is the longest time between two looks of a waiter. A look is an attempt that asks the
+// lead, and keeps the waiter's place. A waiter that has not looked for a second, the window of
+// turns.lua, counts as gone.
 const lookEvery = 300 * time.Millisecond
 
 // queueKeys returns the keys of the queue: when each waiter arrived, and when it last
@@ -31,13 +30,13 @@ func queueKeys(key string) []string {
 	return []string{redisstore.DerivedKey("turns", key), redisstore.DerivedKey("looks", key)}
 }
 
-// queueState is what an attempt tells the lead about its caller, and the lead's answer.
+// queueState has what the lead learns about the caller, and the lead's answer.
 type queueState struct {
 	waiter string    // the name in the queue; empty for a caller that does not queue
 	since  time.Time // when the waiter arrived
 
 	answer atomic.Int32 // of the lead
-	intent atomic.Int64 // how long an intent lasts for which a node has refused a reader, in ms
+	intent atomic.Int64 // the rest, in ms, of an intent because of which a node has refused a reader
 }
 
 // Answers of the lead. For a refused caller, queue.lua returns the number minus one.
@@ -79,7 +78,7 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	if err != nil {
 		v = voteAfter(err)
 		if n.i == a.lead && v == failed {
-			n.d.shun(a.c.Key, n.i) // it keeps no queue, so waiters would not be woken
+			n.d.shun(a.c.Key, n.i) // the lead keeps no queue, so waiters would not be woken
 		}
 		return v, 0, id, err
 	}
@@ -107,12 +106,12 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 		}
 		return failed, 0, id, n.noFence(a.c.Key)
 	}
-	// The script cannot have returned this reply, but it may have taken the key.
+	// The reply is none of the script's, but the script may have taken the key.
 	return unknown, 0, id, n.store.Unexpected(reply)
 }
 
-// refuses stores what a node says to a refused caller in a.place. It returns false if the
-// script cannot have said that.
+// refuses stores a node's answer to a refused caller in a.place. It returns false if the script
+// cannot give that answer.
 func (n *node) refuses(a *attempt, says []any) bool {
 	p := a.place
 	if n.i != a.lead {
@@ -123,8 +122,8 @@ func (n *node) refuses(a *attempt, says []any) bool {
 		if len(says) != 1 || !a.c.Shared || rest <= 0 {
 			return false
 		}
-		// Several nodes may store their rest of an intent at once. Any of them will do, because a
-		// writer repeats all of its intents.
+		// Several nodes may store their rest at once. Any will do, because a writer repeats all of
+		// its intents.
 		p.intent.Store(rest)
 		return true
 	}

@@ -4,19 +4,17 @@
 //
 // # Guarantees
 //
-// A key has one holder at a time, whichever minority of the nodes is down, slow,
-// paused, cut off or restarted without its data. The fastest quorum decides every
-// call. If the outcome of a call is unknown on a node, the driver releases what
-// the call may have left there. If a node loses a hold, the next renewal writes
-// it again.
+// A key has one holder at a time, whichever minority of the nodes is down, slow, paused, cut off or
+// restarted without its data. The fastest quorum decides every call. If the outcome of a call is
+// unknown on a node, the driver releases the record that the call may have left there. If a node
+// loses a hold, the next renewal writes it again.
 //
 // A node that was restarted or lost its data does not vote for MaxTTL, because it
 // may have forgotten a vote. A new set of nodes votes at once. If all nodes that
 // answer have lost their data, and they are a majority, the set counts as new.
 //
-// Fences grow from holder to holder, whichever majorities grant them, unless a node
-// has lost its counter and at the same time the nodes' clocks differ by more than
-// the time between the two holds.
+// Fences grow from holder to holder, unless a node has lost its counter and the nodes' clocks also
+// differ by more than the time between the two holds.
 //
 // # Limits
 //
@@ -24,9 +22,9 @@
 // term, if operators delete keys or Redis evicts them, or if two servers answer at
 // the address of one node. The fence then protects the resource. See docs/redlock.md.
 //
-// Waiters usually get the key in the order in which they began to wait. That is not
-// guaranteed. TryLock may report a free key as held while others wait for it, and for a
-// second after the last of them has died.
+// Waiters usually, but not always, get the key in the order in which they began to wait. TryLock
+// may report a free key as held while others wait for it, and for a second after the last of them
+// has died.
 //
 // # Cost
 //
@@ -106,14 +104,13 @@ var errClosed = errors.New("redlock: driver is closed")
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
-	// Client is the options of the Client that New returns. NewDriver ignores it.
+	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// MaxTTL is the longest term that any caller may ask for. Lock and Extend
-	// refuse a longer one. A node that was restarted or has lost its data does not
-	// vote for this time. The default is two minutes, the minimum backend.MinTTL. A min hold may
-	// be longer, but then the key is free early if a majority of the nodes lose their data
-	// during it, even one after another.
+	// MaxTTL is the longest term that any caller may ask for. Lock and Extend refuse a longer one.
+	// A node that was restarted or has lost its data does not vote for this time. The default is
+	// two minutes, the minimum backend.MinTTL. If a min hold is longer, the key is free early if a
+	// majority of the nodes lose their data during it, even one after another.
 	MaxTTL time.Duration
 
 	// FenceTTL is how long a node keeps the fence counter of a key after the last
@@ -126,9 +123,8 @@ type Options struct {
 	// then votes at once.
 	Durable bool
 
-	// AllowUnsafeNodes accepts fewer than three nodes, which tolerate no failure; an
-	// even number, which tolerates no more failures than one node fewer; and one
-	// server twice, which votes twice.
+	// AllowUnsafeNodes accepts fewer than three nodes, which tolerate no failure; an even number,
+	// which tolerates as many failures as one node fewer; and one server twice, which votes twice.
 	AllowUnsafeNodes bool
 }
 
@@ -269,8 +265,8 @@ func (d *driver) Traits() backend.Traits {
 // quorum is the smallest majority of the nodes.
 func (d *driver) quorum() int { return len(d.nodes)/2 + 1 }
 
-// checkTTL returns an error if a term is longer than MaxTTL. A restarted node does
-// not vote for MaxTTL, and a longer term could last beyond that.
+// checkTTL returns an error if a term is longer than MaxTTL, because a restarted node votes again
+// after MaxTTL.
 func (d *driver) checkTTL(ttl time.Duration) error {
 	if ttl > d.opts.MaxTTL {
 		return fmt.Errorf("%w: a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs", backend.ErrInvalid, ttl, d.opts.MaxTTL)
@@ -278,14 +274,14 @@ func (d *driver) checkTTL(ttl time.Duration) error {
 	return nil
 }
 
-// Acquire takes c.Key if a quorum of the nodes stores nothing under it, or, for a shared claim,
-// nothing but a shared record. It asks all nodes at once. If this driver has met other callers of
-// the key within the last second, it asks one node first, which also refuses a free key if others
-// wait for it. Acquire does not wait for the key. But it asks again, a few times, if only the
-// queue has refused it, or if the nodes have refused a key that nobody seems to hold.
+// Acquire takes c.Key if on a quorum of the nodes it is free or, for a shared claim, has a shared
+// record. It asks all nodes at once, or, if this driver has met other callers of the key within the
+// last second, one node first, which also refuses a free key if others wait for it. Acquire does
+// not wait for the key, but asks again, a few times, if only the queue has refused it, or if the
+// nodes have refused a key that no caller seems to hold.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	// Rivals that ask the same node first do not split the votes. Readers do not ask one node
-	// first, because they do not exclude each other and do not queue.
+	// Rivals that ask the same node first do not split the votes. Readers need not, because they do
+	// not exclude each other.
 	lead := noLead
 	if !c.Shared && d.rivalled(c.Key) {
 		lead = d.leader(c.Key)
@@ -295,8 +291,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	g, err := d.tryAcquire(ctx, c, 0, lead, p)
 	number := 1
 	for pause := minSleep; p.answer.Load() == behindFree && isHeld(err) && pause < leadTimeout; pause *= 2 {
-		// Only the queue has refused, because the key was free on the lead. Either the first waiter
-		// is about to take the key, or a waiter that had it has not left the queue yet.
+		// Only the queue has refused a key that is free on the lead. Ask again: the first waiter
+		// may be about to take the key, or a waiter that had it has not left the queue yet.
 		doze(ctx, pause)
 		p = &queueState{}
 		g, err = d.tryAcquire(ctx, c, number, lead, p)
@@ -304,7 +300,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	for round := 0; isHeld(err); round++ {
 		d.refused(c.Key)
-		// A waiting writer keeps readers out until its intent ends, whatever the nodes store.
+		// An intent keeps readers out until it ends, whatever the nodes store.
 		if rest := p.intent.Load(); rest > 0 {
 			return backend.Grant{}, &backend.HeldError{RetryAfter: time.Duration(rest) * time.Millisecond}
 		}
@@ -320,10 +316,10 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			return backend.Grant{}, s.heldError()
 		}
 
-		// The records that refused this attempt are about to be released, such as
-		// the votes of a rival that was also refused. If several rivals ask again at
-		// once, one of them nearly always wins. If the queue refused, its first waiter
-		// has not taken the free key in all this time, and is probably gone.
+		// Ask again. The records that refused this attempt, such as votes of a rival, are about to
+		// be released. If the queue refused, its first waiter has not taken the free key meanwhile,
+		// and is probably gone. If several rivals ask again at once, one of them nearly always
+		// wins.
 		g, err = d.tryAcquire(ctx, c, number, noLead, p)
 		number++
 	}
@@ -355,8 +351,8 @@ func (d *driver) spawn(f func()) bool {
 func (d *driver) beginWork() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Close ends closing with mu held, and waits after that. So work never grows from zero
-	// while Close waits.
+	// Because Close ends closing with mu held before it waits, work does not grow from zero during
+	// that wait.
 	if d.closing.Err() != nil {
 		return false
 	}
@@ -364,13 +360,12 @@ func (d *driver) beginWork() bool {
 	return true
 }
 
-// Close waits at most 3 s for the commands in flight, and for the release of the
-// records that they leave on a node. A record that stays blocks its key for a
-// term. Close then closes the connections of waiters, and all connections of a
-// driver that was opened by URL.
+// Close waits at most 3 s for the commands in flight, and for the release of the records that they
+// leave on a node, which would block their keys for a term. Close then closes the connections of
+// waiters, and all connections of a driver that was opened by URL.
 func (d *driver) Close() error {
 	d.mu.Lock()
-	d.beginClose() // from here on, only goroutines that count as work add to work
+	d.beginClose() // from now on, only goroutines that count as work add to work
 	d.mu.Unlock()
 
 	done := make(chan struct{})
@@ -379,13 +374,13 @@ func (d *driver) Close() error {
 		close(done)
 	}()
 
-	// If a call does not end in time, the goroutine above ends later, with that call.
+	// If a call does not end in time, the goroutine above ends with that call.
 	select {
 	case <-done:
 	case <-time.After(closeTimeout):
 	}
 
-	// The connections are closed last, because the releases above use them.
+	// Close the connections last, because the releases above use them.
 	var err error
 	for _, n := range d.nodes {
 		err = errors.Join(err, n.store.Close())

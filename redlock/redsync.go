@@ -13,20 +13,19 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// An attempt uses a mutex of redsync, whose locks exclude those of hasp. An outage is an error of
-// go-multierror. Redsync asks all nodes at once, and it alone decides whether a key is won: it
-// counts the votes up to the quorum, and checks the rest of the term. But redsync does not know
-// that a quorum has become impossible, that a node must not vote, or that the outcome of a call is
-// unknown. So the ballot counts the same votes, and ends an attempt that cannot win.
+// An attempt uses a mutex of redsync, which asks all nodes at once, counts the votes up to the
+// quorum, and checks the rest of the term. Only redsync decides whether a key is won. But it does
+// not know that a quorum has become impossible, that a node must not vote, or that the outcome of a
+// call is unknown. So the ballot counts the same votes, and ends an attempt that cannot win.
 
-// redsyncPool is a node as redsync sees it, for one operation. Redsync calls the function
-// in place of SET NX. The driver decides when the command is sent, and handles its outcome
-// even after redsync has returned. So no call ends with redsync's context.
+// redsyncPool is a node for one operation of redsync, which calls the function instead of SET NX.
+// The driver decides when the command is sent, and handles its outcome even after redsync has
+// returned. So calls do not end with redsync's context.
 type redsyncPool func() (bool, error)
 
-// redsyncMutex returns redsync's mutex over the nodes. Redsync releases what it did not
-// win, as soon as it gives up. The driver ignores that, and releases the record on
-// a node when the call to that node has ended.
+// redsyncMutex returns redsync's mutex over the nodes. The driver ignores redsync's releases after
+// an attempt that has failed, and releases the record on a node when the call to that node has
+// ended.
 func (a *attempt) redsyncMutex() *redsync.Mutex {
 	pools := make([]redis.Pool, len(a.d.nodes))
 	for i := range pools {
@@ -34,8 +33,8 @@ func (a *attempt) redsyncMutex() *redsync.Mutex {
 			pools[i] = redsyncPool(a.leadVote)
 			continue
 		}
-		// Count the call here, not in its goroutine: redsync may return before
-		// that goroutine starts, and Close would not wait for it.
+		// Count the call here, because redsync may return before the call's goroutine starts, and
+		// Close would not wait for it.
 		a.d.work.Add(1)
 		pools[i] = redsyncPool(func() (bool, error) {
 			defer a.d.work.Done()
@@ -57,7 +56,7 @@ func (p redsyncPool) Get(context.Context) (redis.Conn, error) { return redsyncCo
 
 // redsyncConn is one call. It has the methods of redis.Conn that TryLock uses.
 type redsyncConn struct {
-	redis.Conn // nil, because nobody calls the other methods
+	redis.Conn // nil: the other methods are not called
 	take       redsyncPool
 }
 

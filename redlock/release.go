@@ -33,9 +33,9 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 	lead := noLead
 	if a != nil && time.Since(a.began) >= wantedFor/2 {
-		// What this driver knew about waiters may have expired during the hold. The lead's reply
-		// says whether there are any. Otherwise a caller that locks again at once could overtake
-		// them each time.
+		// Also wait for the lead, whose reply says whether callers wait: what this driver knew may
+		// have expired during the hold, and a caller that locks again at once could overtake
+		// waiters each time.
 		lead = d.leader(c.Key)
 	}
 	prefix := c.Token
@@ -43,12 +43,12 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		prefix = a.prefix // so that the node need not search its members
 	}
 	call := releaseCall(c, prefix, redisstore.DerivedKey("channel", c.Key)) // the same for all nodes
-	// This does not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the
-	// calls go on, so that no node keeps the record.
+	// Do not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the calls go
+	// on, so that all nodes release the record.
 	err = d.poll(ctx, lead, func(n *node) (vote, error) { return n.releaseHold(c, a, call) })
 	if err == nil && a != nil && a.again {
-		// A late vote for an earlier attempt, and a node that has not answered yet, could still
-		// make a quorum for a renewal. So renewals of the token must fail from now on.
+		// Renewals of the token must fail from now on: a late vote for an earlier attempt, and a
+		// node that has not answered yet, could make a quorum for them.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		a.forgetLocked()
@@ -56,9 +56,9 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// beginRelease prevents further commands for the hold of c, and returns the attempt that took
-// it. An attempt of nil without an error means that this driver does not know the hold, so the
-// nodes must be asked for any record of the token. It counts the Release as work.
+// beginRelease prevents further commands for the hold of c, and returns the attempt that took it.
+// If this driver does not know the hold, the attempt is nil, and the nodes must be asked for any
+// record of the token. beginRelease counts the Release as work.
 func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,7 +72,7 @@ func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 
 	d.work.Add(1)
 	if a != nil {
-		// From here on no repair starts. releaseHold waits for one in flight.
+		// No repair starts from now on. releaseHold waits for one in flight.
 		a.released = true
 		delete(d.attempts, c.Token)
 	}
@@ -85,8 +85,8 @@ func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (vote, error) {
 	r := &cleanup{c: c, call: call, answers: 1, until: time.Now().Add(c.TTL + c.Timeout)}
 	if a != nil {
-		// A command in flight may still write the record. It ends within its Timeout.
-		// Close waits for it; otherwise the record would stay for a term.
+		// Wait for commands in flight, which may still write the record. They end within their
+		// Timeout.
 		<-n.d.settled(a, n.i)
 
 		n.d.mu.Lock()
@@ -108,9 +108,9 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 	return failed, n.nodeError(err, time.Since(began))
 }
 
-// cleanup is the release of one record on one node. A command of unknown outcome may write
-// the record after the first release. A Timeout later the connection of that command is dead,
-// so a second release that the node answers then removes the record for good.
+// cleanup is the release of one record on one node. A command of unknown outcome may write the
+// record after the first release. A Timeout later its connection is dead, so a second release that
+// the node answers then removes the record for good.
 type cleanup struct {
 	c       backend.Claim
 	call    redisstore.Call // of the script
@@ -119,8 +119,8 @@ type cleanup struct {
 	until   time.Time       // when the record has expired on the node
 }
 
-// cleanUp sends a release. If the node must answer another one, r joins the node's clean-ups.
-// The caller counts as work, so Close waits for r even if Close has already begun.
+// cleanUp sends a release. If the node must answer another one, r joins the node's clean-ups. Close
+// waits for r even after it has begun, because the caller counts as work.
 func (n *node) cleanUp(r *cleanup) error {
 	err := n.try(r, false)
 
@@ -140,8 +140,8 @@ func (n *node) cleanUp(r *cleanup) error {
 	return err
 }
 
-// try sends a release, unless the node is suspect. The last try goes even to a suspect node,
-// because perhaps only one connection was dead.
+// try sends a release, unless the node is suspect and this is not the last try: perhaps only one
+// connection was dead.
 func (n *node) try(r *cleanup, last bool) error {
 	if !last {
 		if err := n.admit(); err != nil {
@@ -155,8 +155,8 @@ func (n *node) try(r *cleanup, last bool) error {
 	}
 
 	reply, err := n.send(r.c.Timeout, releaseScript, call)
-	// A reply above 1 says that others wait for the key. refused makes the next Acquire ask
-	// the lead first, so that they get the key first.
+	// A reply above 1 says that others wait for the key. Let the next Acquire ask the lead first,
+	// so that they get the key before it.
 	if waiters, ok := reply.(int64); ok && waiters > 1 {
 		n.d.refused(r.c.Key)
 		reply = int64(1)
@@ -165,15 +165,15 @@ func (n *node) try(r *cleanup, last bool) error {
 		n.d.mu.Lock()
 		defer n.d.mu.Unlock()
 		r.answers--
-		// An earlier command may still write the record within its Timeout. So a second
-		// release, if it is due, comes after that.
+		// A second release comes a Timeout later, because an earlier command may still write the
+		// record within its Timeout.
 		r.due = time.Now().Add(r.c.Timeout)
 	}
 	return err
 }
 
-// repeatCleanups tries the node's clean-ups until none is left. There is one such goroutine
-// for each node, however many records an outage has left there.
+// repeatCleanups tries the node's clean-ups until none is left. One such goroutine for each node is
+// enough.
 func (n *node) repeatCleanups() {
 	pause, left := firstRetry, true
 	for left {

@@ -28,27 +28,24 @@ type flaw struct {
 	read  time.Time // when that clock was read
 }
 
-// proof says whether the record on a node counts for a renewal.
+// proof says whether the record on a node counts for a renewal: the node's vote counted, and the
+// node has had the record ever since.
 //
-// The record counts if the node's vote counted, and the node has had the record ever since.
+// A record that is there may not count: after the first one has expired, the node may have voted
+// for another caller, lost that vote with its data, and stored this record from a late command.
+// Then both callers would count the node: see RENEW_ANYWHERE in lab/model/redlock.pml.
 //
-// A vote does not prove the record for ever. The record may have expired, the node may have
-// voted for another caller, lost that vote with its data, and then stored this record from a
-// late command. Then both callers would count the node: see RENEW_ANYWHERE in
-// lab/model/redlock.pml.
-//
-// Any other record counts from the next renewal on, if the node had it at least one Timeout
-// before the end of a term that a quorum has granted. An attempt of another caller that got
-// this node's vote earlier lasts at most one Timeout. So it ends before the other nodes of
-// that quorum are free.
+// Such a record counts from the next renewal on, if the node had it at least one Timeout before the
+// end of a term that a quorum has granted. Another caller's attempt with an earlier vote of this
+// node lasts at most one Timeout, so it ends before the other nodes of that quorum are free.
 type proof struct {
 	until time.Time // the record is there until then, if the node keeps its data
 	lost  time.Time // when the last renewal that did not find the record began
 }
 
-// Renew asks all nodes to prolong the holds, with one batch for each node. A hold is
-// renewed if a quorum has records of it that count: see proof. The nodes that lack it are then
-// repaired, if this driver took the hold.
+// Renew asks all nodes to prolong the holds, with one batch for each node. A hold is renewed if a
+// quorum has records of it that count: see proof. If this driver took the hold, it then repairs the
+// nodes that lack it.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var renewals []*renewal
 	for i, c := range cs {
@@ -64,9 +61,9 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 		return
 	}
 
-	// End the ballots. A quorum that is complete only after Renew has returned must not repair a
-	// hold, because the lease may have ended, and another caller may hold the key. If Close has
-	// begun, no node decides them.
+	// End the ballots, so that a quorum that is complete only after Renew has returned does not
+	// repair a hold: another caller may hold the key by then. If Close has begun, no node decides
+	// the ballots.
 	defer func() {
 		for _, r := range renewals {
 			r.ballot.decide(abandoned)
@@ -106,8 +103,7 @@ func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
 		return nil, backend.ErrLost
 	}
 	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now()}
-	// The records may last longer from now on. A refused renewal also prolongs them on
-	// the nodes that still have one.
+	// The records may last longer from now on, even after a refused renewal.
 	if expiry := r.began.Add(c.TTL + c.Timeout); a != nil && expiry.After(a.expiry) {
 		a.expiry = expiry
 	}
@@ -117,8 +113,8 @@ func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
 // renew renews holds on one node. It continues after Renew has returned.
 func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 	timeout := renewals[0].c.Timeout
-	// The context of Renew does not end the call, because a late answer still shows whether the
-	// node needs a repair.
+	// Do not end the call with Renew's context, because a late answer still shows whether the node
+	// needs a repair.
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 
@@ -143,17 +139,17 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 		cast(j, v, err)
 	})
 
-	// RunEach leaves out the calls that had no reply in time. Their outcome is unknown,
-	// and they cast no vote of no.
+	// RunEach leaves out the calls without a reply in time. Their outcome is unknown, which is not
+	// a no.
 	for j := range renewals {
 		if !answered[j] {
 			cast(j, failed, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 		}
 	}
 
-	// When a quorum has renewed a hold, a node without it gets the record. A record that did not
-	// count so far counts from now on, if at least one Timeout of the term is left. All nodes vote
-	// within their Timeout, so the wait for a ballot ends.
+	// If a quorum has renewed the hold, repair a node without the record. A record that did not
+	// count counts from now on, if at least one Timeout of the term is left. The wait for a ballot
+	// ends, because all nodes vote within their Timeout.
 	for _, f := range flaws {
 		<-f.r.ballot.done
 		switch {
@@ -200,9 +196,9 @@ func (a *attempt) proven(i int) bool {
 	return time.Now().Before(a.on[i].proof.until)
 }
 
-// prove records that the record on node i counts until the end of a term that began at began.
-// It does nothing if less than spare of the term is left, or if a renewal that began later
-// did not find the record, because this reply is then out of date.
+// prove records that the record on node i counts until the end of a term that began at began. It
+// does nothing if less than spare of the term is left, or if a renewal that began later did not
+// find the record.
 func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
 	end := began.Add(ttl - backend.Drift(ttl))
 	a.d.mu.Lock()
@@ -276,12 +272,12 @@ func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64,
 func (n *node) repair(f flaw) {
 	d, r, a, ended := n.d, f.r, f.r.a, make(chan struct{})
 	end := r.began.Add(r.c.TTL - backend.Drift(r.c.TTL))
-	// The node read its clock before f.read. So the record may end before the lease, by
-	// the time of that trip, and never after it.
+	// The node read its clock before f.read. So the record ends with the lease, or earlier by the
+	// time of that trip.
 	left := end.Sub(f.read)
 
-	// d.mu is held until the repair counts as in flight. So a Release either prevents the
-	// repair, or waits for it and then removes the record.
+	// Hold d.mu until the repair counts as in flight, so that a Release either prevents the repair,
+	// or waits for it and then removes the record.
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
@@ -307,8 +303,8 @@ func (n *node) repair(f flaw) {
 		}
 		if err != nil && voteAfter(err) == unknown {
 			d.mu.Lock()
-			// The command may still arrive. This is set before ended is closed,
-			// because a Release that waits for ended reads it.
+			// The command may still arrive. Set this before ended is closed, because a Release that
+			// waits for ended reads it.
 			a.on[n.i].mayArrive = true
 			d.mu.Unlock()
 		}

@@ -23,7 +23,7 @@ func (d *driver) rivalsLocked(key string) *rivalry {
 	r := d.wants[key]
 	if r == nil {
 		if len(d.wants) >= maxWanted {
-			// To find the oldest key would take time.
+			// Forget all, because a search for the oldest key would take time.
 			clear(d.wants)
 		}
 		r = &rivalry{shunned: map[int]time.Time{}}
@@ -39,9 +39,9 @@ func (d *driver) refused(key string) {
 	d.rivalsLocked(key).at = time.Now()
 }
 
-// shun excludes node i from leading for a while. The node has a record that blocks only
-// callers that ask this node first; or it lacks the holder's record, so the release wakes
-// nobody there; or it cannot keep a queue.
+// shun excludes node i from leading for a while, because its record blocks only callers that ask it
+// first, because it lacks the holder's record, so that the release wakes no waiter there, or
+// because it cannot keep a queue.
 func (d *driver) shun(key string, i int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -65,7 +65,7 @@ func (d *driver) rivalled(key string) bool {
 	defer d.mu.Unlock()
 	r := d.wants[key]
 
-	// The entry also names the shunned node, so it stays until both times are over.
+	// Keep the entry until both times are over, because it also names the shunned node.
 	if r != nil && time.Since(r.at) >= wantedFor && time.Now().After(r.until) {
 		delete(d.wants, key)
 		r = nil

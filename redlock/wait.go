@@ -14,7 +14,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// How long a waiter sleeps between two looks. lookEvery is the longest sleep.
+// Sleeps of a waiter between two looks. lookEvery is the longest.
 const (
 	minSleep   = time.Millisecond
 	maxPoll    = 100 * time.Millisecond // the longest if the waiter is not subscribed
@@ -35,8 +35,8 @@ type waiting struct {
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
 	answer int32              // of the lead to the last attempt
-	barred time.Duration      // the rest of an intent that has refused this reader, or 0
-	wants  bool               // readers have refused this writer, so it leaves intents
+	barred time.Duration      // the rest of an intent because of which this reader was refused, or 0
+	wants  bool               // this writer waits for readers, so it leaves intents
 	among  bool               // readers were in the way of this writer at the last survey
 	intent bool               // it has left some intents
 	vain   int                // looks without success since the waiter was last woken
@@ -44,15 +44,15 @@ type waiting struct {
 	trip   time.Duration      // how long the last look took
 
 	surveyed  time.Time // when all nodes were last asked
-	leftover  string    // what strayed saw on the lead then: a record, or the lack of one
+	leftover  string    // what strayed saw on the lead then: a record, or that one is missing
 	seenSince time.Time // when it first saw that
 }
 
-// Wait queues on one node, the lead. It makes an attempt when a release there wakes this
-// waiter, and from time to time. The first waiter also tries when the holder's term ends.
-// An attempt asks the lead first, and the others if the lead votes yes or does not answer
-// in time. Waiters usually agree on the lead, so they do not split the vote. If no quorum
-// answers a look, Wait returns the outage, and the engine asks again.
+// Wait queues on one node, the lead. It makes an attempt when a release there wakes this waiter,
+// and from time to time. The first waiter also tries when the holder's term ends. An attempt asks
+// the lead first, and then the others if the lead votes yes or does not answer in time. Waiters
+// usually agree on the lead, so they do not split the vote. If no quorum answers a look, Wait
+// returns the outage.
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1), waiter: d.id + "~" + crand.Text(), began: time.Now(), queue: noLead}
 	defer w.stand(context.Background(), noLead)
@@ -73,8 +73,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		case ctx.Err() == nil:
 			return backend.Grant{}, &backend.UnavailableError{Since: began, Err: err}
 		case took >= c.Timeout/3:
-			// ctx has ended the look, which by itself is no sign of an outage. But no quorum has
-			// answered for so long that the last answer says nothing about the present.
+			// ctx has ended the look, but a quorum has not answered for so long that the last
+			// answer is too old.
 			err = fmt.Errorf("no quorum has answered for %v: %w", took.Round(time.Millisecond), os.ErrDeadlineExceeded)
 			return backend.Grant{}, &backend.UnavailableError{Since: began, Err: err}
 		}
@@ -87,8 +87,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return backend.Grant{}, ctx.Err()
 }
 
-// look makes one attempt. If it is refused, look asks all nodes who holds the key,
-// unless it has done so recently. If nobody holds it, look tries once more.
+// look makes one attempt. If it is refused, look asks all nodes who holds the key, unless it has
+// done so recently. If no caller holds it, look tries once more.
 func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
 	lead := w.lead(ctx)
@@ -129,14 +129,14 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		w.vain++
 		return g, err
 	}
-	// Count from before the nodes were asked, so that the term ends here no later than there.
+	// Count from before the nodes were asked, so that the term ends here first.
 	g.Until = w.asked.Add(w.c.TTL - backend.Drift(w.c.TTL))
 	return g, nil
 }
 
-// knows reports whether a refusal by the lead is enough at that time, because all nodes
-// were asked recently. The first waiter asks them more often, because it has to find out
-// if the lead's record is a leftover. Asking them also shows an outage of the others.
+// knows reports whether a refusal by the lead is enough, because all nodes were asked recently. The
+// first waiter asks all nodes more often, to find out whether the lead's record is a leftover.
+// Asking them also shows an outage of the others.
 func (w *waiting) knows(now time.Time) bool {
 	recent := min(time.Second, w.c.Timeout/3)
 	if w.answer != behind && !w.c.Shared {
@@ -145,7 +145,7 @@ func (w *waiting) knows(now time.Time) bool {
 	return now.Sub(w.surveyed) < recent
 }
 
-// lead returns the node that the next attempt asks first, after the waiter has moved there.
+// lead moves the waiter to the present lead, and returns the node that the next attempt asks first.
 // A reader asks all nodes at once.
 func (w *waiting) lead(ctx context.Context) int {
 	lead := w.d.leader(w.c.Key)
@@ -156,10 +156,10 @@ func (w *waiting) lead(ctx context.Context) int {
 	return lead
 }
 
-// stand moves the waiter to another node: it leaves the old queue, and subscribes on the
-// new node. With noLead it only leaves. The next attempt takes the place in the queue, and a
-// release after that attempt wakes the waiter. A reader has no place in the queue. It subscribes
-// to the channel that all readers of a key share, because one release lets all of them in.
+// stand moves the waiter to another node: it leaves the old queue, and subscribes on the new node.
+// With noLead it only leaves. The next attempt takes the place in the queue, and a release after
+// that wakes the waiter. A reader has no place in the queue, and subscribes to a channel for all
+// readers of the key, because one release lets all of them in.
 func (w *waiting) stand(ctx context.Context, lead int) {
 	if w.queue == lead {
 		return
@@ -180,8 +180,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	if !w.c.Shared {
 		channel += ":" + w.d.id
 	}
-	// If the node is late, or the user has no right to subscribe, the Listener goes on trying,
-	// and the waiter polls until the subscription is confirmed.
+	// Until the subscription is confirmed, the waiter polls, and the Listener goes on trying.
 	ctx, cancel := context.WithTimeout(ctx, n.patience())
 	defer cancel()
 	w.ear, _ = n.store.Subscribe(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) {
@@ -193,16 +192,16 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	})
 }
 
-// strayed reports whether the lead has had a leftover for leadTimeout or longer: a record that no
-// quorum can have, or no record although it has voted yes and another caller holds the key. If
-// so, strayed lets the next node lead. To see this once is not enough, because a rival may be about
-// to ask the other nodes, or may have written its record after the lead answered.
+// strayed reports whether the lead has had a leftover for leadTimeout or longer: a record that
+// cannot have a quorum, or no record although it has voted yes and another caller holds the key. If
+// so, strayed lets the next node lead. It does not act at once, because a rival may be about to ask
+// the other nodes, or may have written its record after the lead answered.
 func (w *waiting) strayed(lead int, s survey) bool {
 	seen, odd := "", false
 	if record, most := s.record(lead); record != "" {
 		seen, odd = record, most < w.d.quorum()
 	} else if lead != noLead && s.on[lead] != nil && s.on[lead].Free() && s.holder != nil && w.answer == leadYes {
-		seen, odd = "lacks a shared record", true // its members may change, and the lead has none of them
+		seen, odd = "lacks a shared record", true // without its members, which may change
 		if !s.holder.Shared() {
 			seen = "lacks " + s.holder.Record
 		}
@@ -233,9 +232,9 @@ func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) 
 	return g, err
 }
 
-// leader returns the node that contended attempts ask first: the first one in order that
-// votes, is healthy, and is not much slower than the fastest. If clients disagree, they
-// may split a vote, and stand in different queues.
+// leader returns the node that contended attempts ask first: the first one in order that votes, is
+// healthy, and is not much slower than the fastest. Clients that disagree may split a vote, and
+// stand in different queues.
 func (d *driver) leader(key string) int {
 	fastest := time.Duration(1<<63 - 1)
 	for _, n := range d.nodes {
@@ -244,7 +243,7 @@ func (d *driver) leader(key string) int {
 		}
 	}
 
-	// The margin keeps the lead while latencies vary, so that clients agree on it.
+	// The margin keeps the lead the same while latencies vary, so that clients agree on it.
 	for i, n := range d.nodes {
 		if trip := time.Duration(n.latency.Load()); trip > 0 && trip <= 4*fastest+2*time.Millisecond && n.healthy() && n.marks.voting() && d.leads(key, i) {
 			return i
@@ -273,12 +272,12 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		longest = backend.SharedRetryEvery // each look repeats the intent
 	}
 
-	d := longest - rand.N(longest/6) // nothing but a look keeps the place in the queue
+	d := longest - rand.N(longest/6) // at random; only looks keep the place in the queue
 	if w.answer != behind {
 		first := firstSleep
 		if w.answer == leadYes || w.c.Shared {
-			// Other nodes have refused. A rival that asked another node first is about to
-			// release its votes, or holds the key.
+			// Other nodes have refused: a rival that asked another node first is about to release
+			// its votes, or holds the key.
 			first = minSleep
 		}
 		d = min(first<<min(w.vain, 10), longest)
@@ -286,11 +285,10 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	}
 
 	if w.barred > 0 {
-		d = min(d, w.barred+minSleep) // if the writer has died, nothing else wakes this reader
+		d = min(d, w.barred+minSleep) // only this wakes the reader if the writer has died
 	}
 
-	// The first waiter tries when the holder's term ends. The holder may have renewed since all
-	// nodes were asked.
+	// The first waiter tries when the holder's term ends, as far as the last survey knows.
 	if w.held != nil && w.answer != behind {
 		if left := w.held.RetryAfter - time.Since(w.surveyed); left > 0 {
 			d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond

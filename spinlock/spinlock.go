@@ -19,7 +19,7 @@
 // All Clients that wait for a key together make about eight attempts for each hold, however many
 // they are, and the key is free for about an eighth of the time. Each process asks at least three
 // times a second, so spinlock is for up to some hundred processes that want the same key. With the
-// other strategies on Redis, a release sends a message to those that wait.
+// other strategies on Redis, a release sends a message to the waiters.
 //
 // # URL
 //
@@ -37,11 +37,11 @@
 // # Keys
 //
 // A lock is a string under the key itself. Its value is token~n#owner, and its time to live is the
-// term. n is how many microseconds the Client waited for the key. Clients that wait now choose
-// their pace by n. If hasp.WithMinHold keeps the key after an Unlock, the value is
-// kept-token~n#owner. Spring's RedisLockRegistry stores its locks in the same way. For keys with
-// the prefix "registry:", hasp and new RedisLockRegistry(connectionFactory, "registry") exclude
-// each other. A key with any other value counts as held.
+// term. The Client waited for the key for n microseconds, by which Clients that wait now choose
+// their pace. If hasp.WithMinHold keeps the key after an Unlock, the value is kept-token~n#owner.
+// Spring's RedisLockRegistry stores its locks in the same way. For keys with the prefix
+// "registry:", hasp and new RedisLockRegistry(connectionFactory, "registry") exclude each other. A
+// key with any other value counts as held.
 //
 // With registry=registry, a release or a Break also publishes the key to registry-channel:KEY,
 // where registries of the type PUB_SUB_LOCK listen. Without the parameter, the threads of such a
@@ -55,11 +55,10 @@
 // is a foreign value that holds the key. On a shared lock, a registry of Spring receives WRONGTYPE,
 // an exception instead of "held".
 //
-// If readers refuse a caller that waits, the caller stores an intent: the string
-// hasp:{tag}:intent:key, with its token, for 300 ms and twice the last round trip. While it exists,
-// new readers are refused, except those of fairlock. The caller repeats the intent with each
-// attempt, and its grant removes it. If the caller gives up, nothing removes the intent, but it
-// expires.
+// A writer that waits for readers stores an intent: the string hasp:{tag}:intent:key, with its
+// token, for 300 ms and twice the last round trip. While it exists, new readers are refused, except
+// those of fairlock. The writer repeats the intent with each attempt, and its grant removes it. If
+// the writer gives up, the intent expires.
 //
 // The driver needs Redis 6.2 or later.
 package spinlock
@@ -85,12 +84,12 @@ import (
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
-	// Client is the options of the Client that New returns. NewDriver ignores it.
+	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Registry is the registryKey of the RedisLockRegistry of Spring that shares the keys, if its
-	// type is PUB_SUB_LOCK. Releases are then published as that registry publishes its own. By
-	// default nothing is published.
+	// Registry is the registryKey of a RedisLockRegistry of Spring with the type PUB_SUB_LOCK that
+	// shares the keys. hasp then publishes releases as that registry does. By default nothing is
+	// published.
 	Registry string
 
 	// FenceTTL is how long the fence counter of a key is kept after its last fenced hold began.
@@ -147,7 +146,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// OpenOne calls the servers, so the parameters are checked first.
+	// Check the parameters before this, because OpenOne calls the servers.
 	s, err := redisstore.OpenOne(ctx, "spinlock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err
@@ -197,8 +196,7 @@ func record(c backend.Claim) string {
 	return c.Token + mark + strconv.FormatInt(c.Waited.Microseconds(), 10) + redisstore.Mark + c.Owner
 }
 
-// waited returns how long the Client that wrote a record had waited, or 0 if the record does not
-// contain that.
+// waited returns how long the Client that wrote a record had waited, or 0 if that is not known.
 func waited(record string) time.Duration {
 	_, rest, _ := strings.Cut(record, mark)
 	text, _, _ := strings.Cut(rest, redisstore.Mark)
@@ -210,7 +208,7 @@ func waited(record string) time.Duration {
 }
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also takes a key that readers
-// hold, unless a caller has stored an intent.
+// hold, unless there is an intent.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Shared {
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
@@ -220,7 +218,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.take(ctx, c, key)
 	}
 
-	// SET is enough if no fence is requested, and cheaper for the server than a script.
+	// Without a fence use SET, which costs the server less than a script.
 	reply, err := d.store.Send(ctx, key, true, "set", key, record(c), "px", redisstore.Millis(c.TTL), "nx")
 	switch {
 	case err != nil:
@@ -230,14 +228,14 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	case reply != nil:
 		return backend.Grant{}, d.store.Unexpected(reply) // the outcome is unknown
 	}
-	// The key is held. The script reports the holder, or takes the key if it is free by now.
-	// The refusal was definite, so the token may be sent again.
+	// The key is held. The script reports the holder, or takes the key if it is free by now. After
+	// a definite refusal, the token may be sent again.
 	return d.take(ctx, c, key)
 }
 
-// take runs the script that takes the key. The same script makes the fence, so that no later hold
-// can receive a smaller one. If readers hold the key and the caller waits, it stores an intent,
-// which keeps new readers away. If the key is free, it removes any intent, even another caller's.
+// take runs the script that takes the key. The same script makes the fence, so that later holds get
+// larger ones. If the caller waits and readers hold the key, the script stores an intent. If the
+// key is free, it removes any intent, even another caller's.
 func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
 	call := redisstore.Call{Keys: []string{key}, Args: []any{record(c), redisstore.Millis(c.TTL), ""}}
 	if c.Fenced {
@@ -246,7 +244,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend
 	}
 	plain := call
 	if c.WillRetry {
-		// The intent must last until the next attempt repeats it, also if the server is far away.
+		// Let the intent last until the next attempt repeats it, even if the server is far away.
 		term := redisstore.IntentTTL + min(2*time.Duration(d.trip.Load()), c.Timeout)
 		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
 		call.Args = append(call.Args, c.Token, redisstore.Millis(term))
@@ -254,8 +252,8 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend
 	began := time.Now()
 	reply, err := d.store.Run(ctx, acquireScript, call)
 	if c.WillRetry && (redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "TRYAGAIN")) {
-		// This user may not store intents, or the slot of the two keys is being moved. Redis
-		// refused the script before it wrote anything. Without an intent, readers may come first.
+		// Try without an intent, so that readers may come first: this user may not store intents,
+		// or the slot of the two keys is being moved. The refused script has written nothing.
 		reply, err = d.store.Run(ctx, acquireScript, plain)
 	}
 	if err != nil {
@@ -304,8 +302,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return d.store.Inspect(ctx, inspectScript, key)
 }
 
-// List returns the keys with a record of spinlock or redlock, or with shared holds. The
-// holds of other strategies and of other programs are not listed.
+// List returns the keys with a record of spinlock or redlock, or with shared holds.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return d.store.List(ctx, prefix, timeout, redisstore.ByToken, inspectScript)
 }

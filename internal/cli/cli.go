@@ -1,5 +1,5 @@
-// Package cli is the command hasp. Programs that offer more strategies than this module
-// have it in common with cmd/hasp.
+// Package cli is the command hasp. cmd/hasp, and programs that add strategies of other modules,
+// share it.
 package cli
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// Main is the command hasp with the strategies of this module and more. It returns the exit
-// code. The program imports the packages of more.
+// Main runs the command hasp with the strategies of this module and of more, and returns the exit
+// code. The program must import the packages of more.
 func Main(more ...Strategy) int {
 	described = append(described, more...)
 	if role, _ := crew.Role(); role == demo.Role {
@@ -51,7 +51,7 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 type app struct {
 	in       io.Reader
 	out, err io.Writer
-	release  func() error // after it, signals do not end the command's context; see interruptible
+	release  func() error // of interruptible, for the command's context
 	store    storeFlags
 	owner    string // of the locks of this process; open sets it
 	strategy string // of the store; open sets it
@@ -104,9 +104,8 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// interruptible returns a context that ends with the first of sigs, which its cause
-// names. release stops that, leaves the context as it is, and
-// returns the cause if the context has ended.
+// interruptible returns a context that ends with the first of sigs, which its cause names. After
+// release, signals no longer end the context. release returns the cause if one has ended it before.
 func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, release func() error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, job.NotIgnored(sigs)...)
@@ -139,8 +138,8 @@ func (a *app) versionCommand() *cobra.Command {
 	}
 }
 
-// version returns the versions of the module, with the commit where the build
-// knows it, and of Go, and the platform.
+// version returns the version of the module, which may name the commit, the version of Go, and the
+// platform.
 func version() string {
 	module := ""
 	if info, ok := debug.ReadBuildInfo(); ok {

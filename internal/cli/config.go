@@ -14,8 +14,8 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// readConfig reads a YAML file and refuses unknown fields. Its errors show no
-// value of the file, because any value may be a password.
+// readConfig reads a YAML file and refuses unknown fields. Its errors never show a value of the
+// file, because any value may be a password.
 func readConfig(file string) (c hasp.Config, err error) {
 	defer func() {
 		if err != nil {
@@ -46,8 +46,8 @@ var (
 	unknownField = regexp.MustCompile(`field (\S+) not found in type`)
 )
 
-// yamlError names the line and the field that is wrong. The text of package yaml may quote any
-// value, and names types of Go.
+// yamlError returns an error that names the line and an unknown field. The text of err may quote
+// values, and names types of Go.
 func yamlError(err error) error {
 	what := wantConfig
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {

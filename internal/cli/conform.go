@@ -63,8 +63,8 @@ or if the check would have to stop the store or move its clock. The exit code is
 	return cmd
 }
 
-// conform runs the suite. Some clauses start this program again with the same
-// arguments; in those processes, Check does not return.
+// conform runs the suite. Some clauses start this program again with the same arguments. In such a
+// process, Check does not return.
 func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 	var all []clause
 	began := time.Now()
@@ -113,9 +113,8 @@ func (a *app) printClause(c clause, elapsed time.Duration) {
 	}
 }
 
-// harness returns a harness that opens drivers of c. If the only node is a server
-// on plain TCP, the suite also connects through links of its own and disturbs
-// them. The server only sees clients connect and disconnect.
+// harness returns a harness that opens drivers of c. If the only node is a server on plain TCP, the
+// suite also connects through links that it disturbs. The server itself is not disturbed.
 func harness(c hasp.Config) conformance.Harness {
 	server := serverOf(c)
 	h := conformance.Harness{Open: func(ctx context.Context, link string) (backend.Driver, error) {
@@ -146,8 +145,7 @@ func harness(c hasp.Config) conformance.Harness {
 	return h
 }
 
-// serverOf returns the URL of the only node of c, if it is one server on plain TCP,
-// and otherwise nil.
+// serverOf returns the URL of c's only node if that is a server on plain TCP, and otherwise nil.
 func serverOf(c hasp.Config) *url.URL {
 	if len(c.Nodes) != 1 {
 		return nil

@@ -75,9 +75,8 @@ func (a *app) demo(cmd *cobra.Command, d *demo.Demo, asJSON, page bool) error {
 	if page {
 		a.demoPage(cmd, d)
 	}
-	// In "hasp demo | head", SIGPIPE would end hasp and leave its workers and
-	// files behind. While it is caught, a write returns an error instead, and the
-	// demo cleans up.
+	// Catch SIGPIPE, so that in "hasp demo | head" a write returns an error and the demo cleans up.
+	// Otherwise the signal would end hasp, and leave its workers and files behind.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	out := a.out
 	if asJSON {
@@ -123,15 +122,15 @@ func (a *app) checkDemo(cmd *cobra.Command, d *demo.Demo) (err error) {
 	return nil
 }
 
-// Defaults of --ui. A person follows holds of this length, and the page lists often enough
-// to see each.
+// Defaults of --ui. A person can follow holds of this length, and the page lists often enough to
+// see each.
 const (
 	pageWork       = 300 * time.Millisecond
 	pageIncrements = 8
 	pageEvery      = 100 * time.Millisecond
 )
 
-// demoPage makes d show itself on the page of hasp ui.
+// demoPage makes d show the lock on the page of hasp ui.
 func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) {
 	if !cmd.Flag("work").Changed {
 		d.Work = pageWork

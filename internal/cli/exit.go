@@ -15,8 +15,8 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// Exit codes of hasp itself. Few commands use these: 64, 69 and 75 have the
-// meaning of sysexits.h, and 126 and 127 the meaning of every shell.
+// Exit codes of hasp itself: 64, 69 and 75 as in sysexits.h, 126 and 127 as in every shell. Few
+// commands use them.
 const (
 	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite; or stdout could not be written
 	exitUsage       = 64  // EX_USAGE: the command line, the key, the URL or the file is wrong
@@ -28,8 +28,8 @@ const (
 	exitSignal      = 128 // + the number of the signal
 )
 
-// exitCodes is the part of a help about exit codes: when the store failed, the key was not
-// acquired, and the lock was lost.
+// exitCodes returns the part of a help text about exit codes. The arguments say what 69, 75 and 79
+// mean for the command.
 func exitCodes(store, held, lost string) string {
 	return `Exit codes:
 
@@ -66,8 +66,8 @@ func failedf(format string, args ...any) error {
 	return codeError{exitFailed, fmt.Errorf(format, args...)}
 }
 
-// printed returns err, the error of writing to stdout, with the exit code of a failure.
-// Otherwise it would look as if the store had failed.
+// printed gives err, the error of writing to stdout, the exit code of a failure, so that it does
+// not look like a failure of the store.
 func printed(err error) error {
 	if err == nil {
 		return nil
@@ -75,8 +75,8 @@ func printed(err error) error {
 	return codeError{exitFailed, err}
 }
 
-// endedBy is the error of a command that a signal has ended. As in shells, the code is
-// 128 and the number of the signal.
+// endedBy is the error of a command that a signal has ended. As in shells, the code is 128 + the
+// signal's number.
 func endedBy(sig os.Signal) error {
 	code := exitFailed
 	if n, ok := sig.(syscall.Signal); ok {
@@ -103,17 +103,17 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 	return code
 }
 
-// complain prints one line to stderr. It removes passwords from args, which are strings
-// and errors. The words of format stay, even if a password is such a word.
+// complain prints one line to stderr. It removes passwords from args, which are strings and errors,
+// but not from format, where a word may look like a password.
 func (a *app) complain(format string, args ...any) {
 	for i, arg := range args {
 		args[i] = a.store.redact(fmt.Sprint(arg))
 	}
 	line := "hasp: " + text.Plain(strings.TrimPrefix(fmt.Sprintf(format, args...), "hasp: ")) + "\n"
 
-	// The write may block: a pager may not read on, and Ctrl-S stops a terminal. hasp
-	// must not keep a key because of that, or ignore a signal. The line appears when
-	// stderr is read, unless hasp has ended by then.
+	// Do not wait long for the write, so that hasp neither keeps a key nor ignores a signal
+	// meanwhile: a pager may not read on, and Ctrl-S stops a terminal. The line still appears if
+	// stderr is read before hasp ends.
 	written := make(chan struct{})
 	go func() {
 		defer close(written)

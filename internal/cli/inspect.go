@@ -68,8 +68,7 @@ The exit code is 0 whether or not the key is held. With --json, "held" says so.`
 	return cmd
 }
 
-// heldSlots returns the slots of key that are held. It leaves out those that the store does
-// not answer for.
+// heldSlots returns the slots of key that are held, as far as the store answers.
 func heldSlots(ctx context.Context, client *hasp.Client, key string) map[int]hasp.Status {
 	const most = 100 // of WithSlots
 	held := map[int]hasp.Status{}

@@ -25,8 +25,8 @@ type lead struct {
 	ended  bool        // a command has ended
 	result job.Result  // of that command
 
-	// A signal ends the wait for the key. While the command runs, the signal is the
-	// command's, and ends hasp after it.
+	// A signal ends the wait for the key. While the command runs, the signal is passed on to the
+	// command, and hasp ends after the command.
 	mu       sync.Mutex
 	commands bool // a command runs
 	signaled bool // a signal has arrived that ends hasp
@@ -119,8 +119,8 @@ func (l *lead) interrupted() {
 	}
 }
 
-// commanding notes that a command begins or has ended. It returns false if a signal has
-// come before, so that no command may begin.
+// commanding records that a command begins or has ended. If a signal has come before, no command
+// may begin, and commanding returns false.
 func (l *lead) commanding(begins bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,8 +144,8 @@ func (l *lead) term(ctx context.Context, lease *hasp.Lease) (err error) {
 	l.quiet()
 	l.ended = false
 
-	// A signal that is here came before this command, and ends hasp. The command must not
-	// begin, because it would not get the signal.
+	// Do not begin the command if a signal is here already: it ends hasp, and the command would not
+	// get it.
 	for len(l.signals) > 0 {
 		if slices.Contains(job.Ending, <-l.signals) {
 			l.interrupted()
@@ -158,14 +158,13 @@ func (l *lead) term(ctx context.Context, lease *hasp.Lease) (err error) {
 	return err
 }
 
-// observe keeps what the user is told about the store.
+// observe prints that hasp leads, and once in an outage that the store is down.
 func (l *lead) observe(_ context.Context, e hasp.Event) {
 	switch e.Kind {
 	case hasp.EventAcquired:
 		l.complain("leads %s", text.Quote(l.key))
 		l.down.Store(false)
 	case hasp.EventRefused:
-		// Lead goes on after an outage. Say so once.
 		if errors.Is(e.Err, hasp.ErrUnavailable) && !l.down.Swap(true) {
 			l.complain("%v; hasp goes on asking", e.Err)
 		}

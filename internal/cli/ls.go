@@ -93,7 +93,7 @@ var orders = []string{"key", "age", "waiters"}
 // minEvery is the shortest rest of --watch.
 const minEvery = 100 * time.Millisecond
 
-// sizeOf returns the size of a terminal, or 80 by 24 if it does not tell.
+// sizeOf returns the size of a terminal, or 80 by 24 if that is not known.
 func sizeOf(f *os.File) (width, height int) {
 	width, height, err := term.GetSize(int(f.Fd()))
 	if err != nil || width <= 0 || height <= 0 {
@@ -130,7 +130,8 @@ func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 	}
 }
 
-// list returns the entries in their order. A key that came twice has its last entry.
+// list returns the entries in the order of --sort. If List yields a key twice, the last entry
+// counts.
 func (l *ls) list(ctx context.Context, client *hasp.Client) ([]hasp.Entry, error) {
 	byKey := map[string]hasp.Entry{}
 	for e, err := range client.List(ctx, l.prefix) {
@@ -208,12 +209,11 @@ func (l *ls) printJSON(all []hasp.Entry, now time.Time) error {
 	return nil
 }
 
-// draw draws the table over the one before. It shows as many rows as the terminal has room
-// for.
+// draw draws the table over the last one, with as many rows as the terminal has room for.
 func (l *ls) draw(all []hasp.Entry, now time.Time) error {
 	width, height := l.size()
 	head := fmt.Sprintf("%s  %s", now.Format(time.TimeOnly), text.Count(len(all), "key", "keys"))
-	room := max(height-3, 1) // without the head, the names of the columns, and the line of the cursor
+	room := max(height-3, 1) // 3 lines are for the head, the names of the columns, and the cursor
 	if len(all) > room {
 		all = all[:max(room-1, 1)]
 		head += fmt.Sprintf(", the first %d shown", len(all))
@@ -292,7 +292,7 @@ func table(all []hasp.Entry, now time.Time, stamp string, width int, names bool)
 	return lines
 }
 
-// shorten cuts the middle out of a cell that is too long. Its end may be the number of a
+// shorten cuts the middle out of a cell that is too long, because the end may be the number of a
 // slot.
 func shorten(cell string, width int) string {
 	if len(cell) <= width {

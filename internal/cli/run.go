@@ -129,7 +129,7 @@ func (r *run) commonFlags(cmd *cobra.Command) {
 	f.DurationVar(&r.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
 }
 
-// runArgs wants a key, two dashes, and a command.
+// runArgs checks that the arguments are a key, two dashes, and a command.
 func runArgs(cmd *cobra.Command, args []string) error {
 	const want = `want "hasp run KEY -- COMMAND [ARG]..."`
 	switch dash := cmd.ArgsLenAtDash(); {
@@ -182,8 +182,8 @@ func (r *run) run(cmd *cobra.Command) error {
 		return err
 	}
 
-	// From here on a signal is the command's. It must not end ctx, because the lease
-	// ends with ctx. Notify comes before release, so that no signal is lost.
+	// From here on signals are for the command, and must not end ctx, because the lease ends with
+	// ctx. Notify comes before release, so that each signal is received.
 	r.signals = make(chan os.Signal, 32)
 	signal.Notify(r.signals, job.NotIgnored(job.PassedOn)...)
 	defer signal.Stop(r.signals)
@@ -213,8 +213,8 @@ func (r *run) begin(cmd *cobra.Command, observe func(context.Context, hasp.Event
 		return nil, cannotRun(r.argv[0], err)
 	}
 
-	// If no process reads stderr, a message must not end hasp: the command or the lock
-	// would be left. The command itself gets the default action of SIGPIPE.
+	// Catch SIGPIPE, so that hasp does not end, and leave the command or the lock, when no process
+	// reads stderr. The command itself gets the default action.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	return r.open(cmd, cmd.CommandPath()+" "+filepath.Base(r.argv[0]), observe)
 }
@@ -234,8 +234,8 @@ func (r *run) sayLost(lease *hasp.Lease) {
 	r.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s", text.Quote(r.key), why, text.Duration(r.grace))
 }
 
-// finish sets the exit code according to the ends of the command and of the lease. It may
-// end the process.
+// finish sets the exit code. Unlock is the error of the lease's Unlock. After Ctrl-C, finish ends
+// the process.
 func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 	r.code = result.Code
 	switch {
@@ -254,8 +254,8 @@ func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 	}
 }
 
-// close closes the Client, which waits for calls to the store. After a loss there is nothing
-// to wait for, and the store may hang.
+// close closes the Client, which waits for calls to the store. After a loss it does nothing,
+// because there is nothing to wait for, and the store may hang.
 func (r *run) close(client *hasp.Client) {
 	if r.code != exitLost {
 		client.Close()

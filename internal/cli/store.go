@@ -61,8 +61,8 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	case !set:
 		raw = defaultURL
 	case raw == "":
-		// Perhaps the value was lost on its way. The default would exclude no
-		// program on another host.
+		// Do not use the default, which excludes no program of another host: perhaps a variable
+		// that should set HASP_URL was empty.
 		return hasp.Config{}, usagef("HASP_URL is empty: give it a URL, or unset it for %s", defaultURL)
 	}
 
@@ -72,15 +72,15 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 		return c, err
 	}
 
-	// The processes that the conformance suite starts have the same arguments.
+	// Warn once, although the processes that the conformance suite starts have the same arguments.
 	if s.url != "" && len(s.secret) > 0 && !conformance.Child() {
 		a.complain("warning: --url holds a password, which other users of this host can read in the process list; put the URL into HASP_URL or a --config file")
 	}
 	return c, registered(c)
 }
 
-// registered returns an error if this program does not have the strategy of c.
-// The library's error would suggest an import.
+// registered returns an error if this program does not have the strategy of c. The library's own
+// error suggests an import, which does not help users of a command.
 func registered(c hasp.Config) error {
 	all := hasp.Strategies()
 	names := strings.Join(all, ", ")
@@ -148,8 +148,8 @@ func (s *storeFlags) learn(c hasp.Config) {
 	}
 }
 
-// redact removes the store's passwords from a text. The library's errors contain no
-// password, but an error of a server or of the operating system may.
+// redact removes the store's passwords from a text, because an error of a server or of the
+// operating system may contain them.
 func (s *storeFlags) redact(text string) string {
 	for _, pw := range s.secret {
 		if len(pw) < 4 { // so short a password also occurs inside words

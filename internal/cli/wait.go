@@ -18,8 +18,8 @@ import (
 // noticeAfter is how long run waits before it says that it waits.
 const noticeAfter = time.Second
 
-// acquire waits for the key. If it waits for long, it says when the wait begins and
-// ends.
+// acquire waits for the key. If it waits for longer than noticeAfter, it says so, and how long it
+// has waited in the end.
 func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Option) (*hasp.Lease, error) {
 	if err := r.refuseNested(ctx, client); err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 
 	lease, err := client.Lock(ctx, r.key, opts...)
 
-	// If the notice is being printed, wait for it: it comes before any other line.
+	// If the notice is being printed, wait until it is complete, before any other line.
 	done()
 	if !notice.Stop() && <-said && err == nil {
 		r.complain("got %s after %s", text.Quote(r.key), text.Duration(time.Since(began)))
@@ -53,8 +53,8 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s; the command was not run", text.Quote(r.key), held, within)}
 }
 
-// sayWaiting says that hasp waits, and for which holder, if the store names one. It says
-// nothing if ctx ends before, and reports whether it said anything.
+// sayWaiting prints that hasp waits, and for which holder, if the store names one. If ctx ends
+// first, it prints nothing and returns false.
 func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 	if r.slots > 0 {
 		// Each slot has a holder of its own.
@@ -85,9 +85,8 @@ const (
 	heldEnv = "HASP_HELD="
 )
 
-// environment returns env with the key, the fence and the slot of lease, and adds the lease
-// to the locks that env says are held. It removes the key, the fence and the slot of another
-// lock, which a hasp around this one may have set.
+// environment returns env with the variables of lease. They replace those of a hasp around this
+// one, except that HASP_HELD keeps the outer locks.
 func (r *run) environment(env []string, lease *hasp.Lease) []string {
 	held := heldAround()
 	held.Add(lease.Key(), r.owner)
@@ -113,12 +112,11 @@ func heldAround() url.Values {
 	return held
 }
 
-// refuseNested returns an error if hasp runs around this one hold the key, or all of its
-// slots: they wait until this process ends, so this one must not wait for them.
+// refuseNested returns an error if hasp runs around this one hold the key, or all of its slots.
+// They wait until this process ends, so this process must not wait for them.
 //
-// The environment alone does not prove it. A process that a command left in the
-// background keeps the environment when the lock is free, and another store may have
-// the same key. So refuseNested asks the store for the owners.
+// The environment alone is no proof: a process in the background keeps it after the lock was
+// released, and it may be about another store. So refuseNested asks the store for the owners.
 func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
 	owners := heldAround()[r.key]
 	if len(owners) == 0 {
@@ -135,8 +133,8 @@ func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
 		if err != nil || !s.Held {
 			return nil
 		}
-		// A shared hold counts as well, even if this run is shared: a run that is not may wait
-		// between the two.
+		// Refuse even if both runs are shared: a writer may wait between the two, and keep this one
+		// out.
 		holders := append(s.Shared, s.Owner)
 		at := slices.IndexFunc(holders, func(h string) bool { return slices.Contains(owners, h) })
 		if at < 0 {

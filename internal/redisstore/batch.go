@@ -13,8 +13,8 @@ type Reply = resp.Reply
 
 // pipeline sends commands to a server, each once, in one pipeline. If asking is true, ASKING
 // precedes each. If kept is true, pipeline also waits for the replicas. If too few confirm in time,
-// it returns an error for each command that took a hold. All other replies and errors are as the
-// server or the client returned them; outcome interprets them.
+// it returns an error for each command that took a hold. Other replies and errors are unchanged;
+// outcome interprets them.
 func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, commands ...[]any) []Reply {
 	n, all := len(commands), commands
 	if asking {
@@ -70,13 +70,12 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]any) []Reply {
 // answerer passes on the reply to the call with the index i.
 type answerer func(i int, v any, err error)
 
-// RunEach runs sc once for each of calls, in one pipeline for each server. It passes each reply to
-// done. It returns when done has received all replies, or when ctx has ended. The outcome of a call
-// without a reply is unknown. done runs on the goroutine of the caller, so it never runs after
-// RunEach has returned.
+// RunEach runs sc once for each of calls, in one pipeline for each server, and passes each reply to
+// done, on the caller's goroutine. It returns when done has received all replies, or when ctx has
+// ended. The outcome of a call without a reply is unknown.
 //
-// The pipelines run on goroutines of their own, because a client that the caller passed may not
-// obey ctx. Such a client ends a pipeline at its own timeouts.
+// The pipelines run on goroutines of their own, because a client that the caller passed may end a
+// pipeline at its own timeouts and not with ctx.
 func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func(i int, v any, err error)) {
 	answers := make(chan func(), len(calls))
 	go s.runEach(ctx, sc, calls, func(i int, v any, err error) {
@@ -109,8 +108,8 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answer an
 			continue
 		}
 		at[i] = srv
-		// If this fails, process is nil. Then the pipeline of the client finds the process itself,
-		// or reports why it cannot.
+		// If this fails, process is nil, and the client's pipeline finds the process itself, or
+		// fails.
 		process, _ := srv.process(ctx, c.Keys[0])
 		groups[process] = append(groups[process], i)
 	}

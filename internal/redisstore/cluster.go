@@ -46,7 +46,7 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 		at, _, stale = c.has(key)
 	}
 	if stale {
-		// Meanwhile the known slots serve, because a server that has lost a slot redirects.
+		// Use the known slots meanwhile, because a server that has lost a slot redirects.
 		c.searches.request()
 	}
 	if at == nil {
@@ -55,8 +55,8 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	return at, nil
 }
 
-// has returns the server of a key. known is false until a search has succeeded, and stale is true
-// if slots is old. If no server has the slot, at is any server, which then replies with an error.
+// has returns the server of a key. known is true after a search has succeeded, and stale is true if
+// slots is old. If no server has the slot, at is any server, which then replies with an error.
 func (c *cluster) has(key string) (at *server, known, stale bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,8 +77,8 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 		return c.moved(at, key, addr), false
 	}
 	if addr, ok := redis.IsAskError(err); ok {
-		// The slot is being moved. Only this command goes to the other server, so
-		// slots stays as it is.
+		// The slot is being moved. Only this command goes to the other server, so do not change
+		// slots.
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.serverLocked(redirected(addr, at.addr)), true
@@ -107,7 +107,7 @@ func (c *cluster) moved(at *server, key, addr string) *server {
 }
 
 // redirected returns the address to which the server at origin redirects a command. If that server
-// does not know the host, addr has none.
+// does not know the host, addr has no host.
 func redirected(addr, origin string) string {
 	i := strings.LastIndexByte(addr, ':')
 	if i < 0 {

@@ -51,12 +51,12 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	return d, nil
 }
 
-// add counts one more goroutine, which calls wg.Done at its end. After close has begun, add returns
-// false, and the goroutine must not start.
+// add counts one more goroutine, which must call wg.Done at its end. After close has begun, add
+// returns false, and the goroutine must not start.
 func (d *dialer) add() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// close sets over with mu held before it waits, so wg does not grow during that wait.
+	// Because close sets over with mu held before it waits, wg does not grow during that wait.
 	if !d.over {
 		d.wg.Add(1)
 	}
@@ -100,8 +100,8 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 // commands of setup.
 func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 	if d.tls != nil && len(setup) == 0 {
-		// TLS 1.3 sends tickets before the first reply. Without a PING they would stay unread, and
-		// look like a reply that no command asked for.
+		// Send a PING, because TLS 1.3 sends tickets before the first reply. Unread, they would
+		// look like a reply without a command.
 		setup = [][]any{{"ping"}}
 	}
 	p := resp.NewPool(d.open, addr, d.size, func(ctx context.Context) (*resp.Conn, error) {
@@ -128,7 +128,7 @@ func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 		case err != nil || good:
 		case ctx.Err() != nil: // ctx ended as the last reply arrived
 			err = ctx.Err()
-		default: // the next command would take the additional reply for its own
+		default: // the next command would get the additional reply
 			err = errors.New("the server sends more replies than it gets commands")
 		}
 		if err != nil {

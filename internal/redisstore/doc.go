@@ -1,58 +1,56 @@
-// Package redisstore is what the Redis strategies share: it finds the servers that a URL names,
-// sends commands, scripts and batches, and gives keys their names.
+// Package redisstore is the common part of the Redis strategies: it finds the servers that a URL
+// names, sends commands, scripts and batches, and names keys.
 //
 // This package never repeats a command that a server may have executed, even if the caller passed a
-// client that retries by itself. If a server executed a command that takes a key, and then received
-// it again, the second reply would be "held", by the caller's own token. A command that was
-// redirected, or refused because the server does not know its script, was not executed, so it is
-// sent again.
+// client that retries by itself: a second command to take a key would find it held, by the caller's
+// own token. A command that was redirected, or whose script the server does not know, was not
+// executed, so it is sent again.
 //
 // # Connections
 //
 // A Store that was opened by a URL makes its own connections (package resp), because a read of
-// go-redis ends at its deadline, but not when its caller is cancelled, and hasp must end the call
-// then. Only a client that the caller passed is one of go-redis. A connection takes less than 10
-// KiB, because a pool keeps as many connections as its largest burst used.
+// go-redis ends at its deadline, but not when its caller is cancelled. go-redis is used only for a
+// client that the caller passed. A connection takes less than 10 KiB, because a pool keeps the
+// connections of its largest burst.
 //
 // A caller that uses a server alone uses a connection of the pool. Several callers at once share
 // one connection, the wire, which gives 20 to 60 % more throughput. Nothing on the wire is sent
 // twice: if a reply is lost, the outcome is unknown. If commands on the wire stay unanswered, it
-// takes no more, so that a connection that dies in silence fails only the calls of about 75 ms. At
-// 500 calls a second these were 48 calls; with an earlier limit of one to three seconds they were
-// 646. These commands do not use a wire: holds that replicas confirm, commands after an ASK,
-// batches, commands of more than 64 KiB, and all commands over a client that the caller passed,
-// because its hooks and settings apply to them.
+// takes no more, so that a connection that dies in silence fails only the calls of about 75 ms: at
+// 500 calls a second 48 calls, where a limit of one to three seconds failed 646. These commands do
+// not use a wire: holds that replicas confirm, commands after an ASK, batches, commands of more
+// than 64 KiB, and all commands over a client that the caller passed, because its hooks and
+// settings apply to them.
 //
-// The AutoPipeline of go-redis cannot replace the wire yet. Only its asynchronous form lets a
-// caller leave, and the command of that caller is still sent. If a later go-redis reaches 90 % of
-// the wire's throughput, it replaces the wire.
+// The AutoPipeline of go-redis cannot replace the wire yet: only its asynchronous form lets a
+// caller leave, whose command is still sent. If a later go-redis reaches 90 % of the wire's
+// throughput, it shall replace the wire.
 //
 // hasp does not trust replies. It allocates memory for the bytes that arrive, and not for the
-// length that a reply announces. A reply is a grant only if the script can return it. If a wire
-// receives a status that its command cannot have, the wire ends, because the next reply could be
-// the OK of another caller.
+// announced length. A reply is a grant only if the script can return it. A wire ends if it receives
+// a status that its command cannot have, because the next reply could be the OK of another caller.
 //
 // # Replicas
 //
 // With replicas=N, WAIT follows each command that takes a hold. WAIT blocks its connection until
-// the replicas have what that connection wrote. New holds use only one connection to a server for
-// this. Holds that are requested during a WAIT are sent together after it, with one WAIT for all.
+// the replicas have the connection's writes. New holds use only one connection to a server for
+// this: holds that are requested during a WAIT are sent together after it, with one WAIT for all.
 // Renewals use the rest of the pool. When each hold had a connection of its own, 300 callers with a
 // replica 5 ms away used the whole pool, and 50 of 50 healthy leases were lost.
 //
 // # Subscriptions
 //
 // A Store uses one connection to each server for the subscriptions of all keys (package pubsub). A
-// message can wake a waiter and do nothing else.
+// message can only wake a waiter.
 //
 // # Sentinel and Cluster
 //
-// hasp finds the servers itself. It asks all sentinels, after each failure and every 10 s, and
-// believes the answer with the highest epoch. The failover client of go-redis 9.23 believes the
-// first sentinel that answers, and holds its mutex while it dials. hasp does not subscribe to the
-// sentinels' messages: they would show a switch sooner only if the old master still takes writes.
+// hasp finds the servers itself. It asks all sentinels, after each failure and every 10 s, and uses
+// the answer with the highest epoch. The failover client of go-redis 9.23 uses the first answer,
+// and holds its mutex while it dials. hasp does not subscribe to the sentinels' messages, which
+// show a switch sooner only if the old master still takes writes.
 //
-// On a cluster, the reload of go-redis 9.23 calls one server after another without a deadline, so
-// one server that hangs stops the reload. A caller cannot wait until a reload has ended. A WAIT in
-// a pipeline of that client may go to another server than the write.
+// On a cluster, the reload of go-redis 9.23 calls one server after another without a deadline, so a
+// server that hangs stops the reload, and callers cannot wait for its end. A WAIT in a pipeline of
+// that client may go to another server than the write.
 package redisstore

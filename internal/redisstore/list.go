@@ -19,11 +19,11 @@ import (
 )
 
 // This file lists the locks of a Redis. SCAN returns the names of keys of one type, page by page.
-// Most of these keys may belong to other programs. So for each page, hasp first reads a few bytes
-// of each value, and then the records of those that may be locks.
+// Most may belong to other programs. So for each page, hasp first reads a few bytes of each value,
+// and then the records of keys that may be locks.
 
-// These are the sizes of a list's calls. A server executes such a call in about half a millisecond,
-// and other clients wait meanwhile. With smaller calls a list would take much longer.
+// These are the sizes of a list's calls. A server, whose other clients wait meanwhile, executes
+// such a call in about half a millisecond. With smaller calls a list would take much longer.
 const (
 	namesAtOnce   = 500 // names that one SCAN examines
 	peeksAtOnce   = 250 // beginnings of values in a pipeline
@@ -59,8 +59,8 @@ var ByToken = Listing{Type: "string", Peek: []any{"getrange", 0, maxToken}, Ours
 	return hasToken(text)
 }}
 
-// These are the least and the greatest length of a token. A value of another program, such as
-// "user#7", is not listed, because its text before Mark is shorter.
+// These are the bounds on the length of a token. They exclude values of other programs such as
+// "user#7".
 const (
 	minToken = 16
 	maxToken = 127
@@ -288,7 +288,7 @@ func scanned(reply any) (next string, names []string, ok bool) {
 }
 
 // peek sends one command for each name to the server, in pipelines, and sleeps after each pipeline.
-// If this user may not use a key, the reply for it is nil.
+// The reply for a key that this user may not use is nil.
 func (sc *scan) peek(ctx context.Context, names []string, command func(name string) []any) ([]any, error) {
 	var all []any
 	for some := range slices.Chunk(names, peeksAtOnce) {
@@ -318,9 +318,8 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 	return all, nil
 }
 
-// keyOf returns the lock's key that a Redis key belongs to. kind is empty if name is the Redis key
-// of the lock itself. Otherwise it is the kind of the derived key. ok is false if hasp makes no
-// such name.
+// keyOf returns the key of the lock to which a Redis key belongs. kind is the kind of a derived
+// key, or empty for the Redis key of the lock itself. ok is false if hasp makes no such name.
 func keyOf(name string) (key, kind string, ok bool) {
 	rest, derived := strings.CutPrefix(name, ours)
 	if !derived {

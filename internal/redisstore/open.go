@@ -68,8 +68,7 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 // scripts.
 func (s *Store) probe(ctx context.Context, a address) error {
 	if end, ok := ctx.Deadline(); ok {
-		// The dialer times out before ctx does, because its error contains the cause, and the error
-		// of ctx does not.
+		// Let the dialer time out before ctx, because only the dialer's error contains the cause.
 		s.dialer.timeout.Store(int64(time.Until(end) * 4 / 5))
 		defer s.dialer.timeout.Store(int64(dialTimeout))
 	}
@@ -110,8 +109,8 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 		return s.named(at.name, context.Cause(ctx))
 	}
 
-	// Add the hint after named has removed the password: a password may be a word of the hint,
-	// which must stay.
+	// Add the hint after named has removed the password, because a password may be a word of the
+	// hint.
 	hint, reason := findReason(err, lockHints(a), time.Since(began))
 	return withHint(s.named(at.name, reason), hint)
 }

@@ -10,9 +10,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// Replicas returns how many replicas must confirm a hold; zero means none. If a command of another
-// client hands a hold over to a waiter of this one, the strategy sends a renewal, so that the
-// replicas confirm the hold.
+// Replicas returns how many replicas must confirm a hold. After a hand-over by another client, the
+// strategy must send a renewal, so that the replicas confirm the hold.
 func (s *Store) Replicas() int { return s.replicas }
 
 // tookNothing reports whether the reply to a kept command means that the command took
@@ -28,9 +27,9 @@ func tookNothing(reply any) bool {
 // longest bounds the wait for replicas, even if the call has a later deadline.
 const longest = 3 * time.Second
 
-// patience returns how long the server waits for its replicas, in milliseconds. That is less than
-// the time left until the deadline of ctx, so that the server can still reply that too few have
-// confirmed. It is never zero, because with a timeout of 0 WAIT waits without end.
+// patience returns how long the server waits for its replicas, in milliseconds: less than the time
+// until ctx's deadline, so that the server can still reply that too few have confirmed, and never
+// 0, which WAIT takes for no limit.
 func patience(ctx context.Context) int64 {
 	left := longest
 	if end, ok := ctx.Deadline(); ok {
@@ -63,10 +62,10 @@ func (s *Store) confirm(replies []Reply, wait Reply) {
 	}
 }
 
-// waitBatch sends the holds that replicas must confirm. WAIT blocks its connection until the
-// replicas have what that connection wrote. If each hold had a connection of its own, many callers
-// would use the whole pool, and renewals would queue behind them until healthy leases were lost. So
-// holds that are requested during a WAIT are sent together after it, with one WAIT for all of them.
+// waitBatch sends the holds that replicas must confirm. WAIT blocks its connection. If each hold
+// had a connection of its own, many callers would use the whole pool, and renewals would queue
+// behind them until healthy leases were lost. So holds that are requested during a WAIT are sent
+// together after it, with one WAIT for all of them.
 type waitBatch struct {
 	mu      sync.Mutex // guards all below
 	moving  bool       // a goroutine runs move
@@ -106,7 +105,7 @@ func (l *waitBatch) move(s *Store, at *server) {
 		l.mu.Lock()
 		some := l.waiting
 		l.waiting = nil
-		// mu is still held, so if move ends here, the next caller starts it again.
+		// If move ends here, the next caller starts it again, because mu is still held.
 		l.moving = len(some) > 0
 		l.mu.Unlock()
 		if len(some) == 0 {
@@ -124,9 +123,9 @@ func (s *Store) sendTogether(at *server, some []*item) {
 		return
 	}
 
-	// Other callers share this call, so no caller's cancellation ends it. It ends at the latest
-	// deadline of its callers, but after longest at most, so that a dead connection does not block
-	// later holds for long.
+	// No caller's cancellation may end this call, because other callers share it. It ends at the
+	// latest deadline of its callers, but after longest at most, so that a dead connection does not
+	// block later holds for long.
 	end, last := time.Now().Add(longest), time.Time{}
 	commands := make([][]any, len(some))
 	for i, it := range some {

@@ -85,7 +85,7 @@ func (s *searcher) search(k *search, pause time.Duration) {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// mu is held until s.now is nil, so a caller that comes later never finds this search.
+	// Hold mu until s.now is nil, so that later callers do not find this search.
 	close(k.done)
 	s.now, s.ended = nil, time.Now()
 }
@@ -146,9 +146,8 @@ func worst(errs []error, kind string) error {
 	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, errs[0])
 }
 
-// mayHaveMoved reports whether err can mean that another server has replaced the one that was
-// asked. It can if there was no reply, or if the reply says so. The error of a cancelled call says
-// nothing about that.
+// mayHaveMoved reports whether another server may have replaced the one that was asked: there was
+// no reply, though the call was not cancelled, or the reply says so.
 func mayHaveMoved(err error) bool {
 	var reply redis.Error
 	switch {

@@ -30,9 +30,9 @@ const maxHops = 8
 // moment after Send has returned.
 //
 // kept is true for a command that takes or extends a hold. If the Store waits for replicas, and too
-// few of them confirm the command in time, Send returns an error, and the outcome is unknown. A
-// reply that is nil, or 0 or less, or an array that begins with one of these, means that the
-// command took nothing. Then no replica needs to confirm it.
+// few of them confirm the command in time, Send returns an error, and the outcome is unknown.
+// Replicas need not confirm a command that took nothing, whose reply is nil, or 0 or less, or an
+// array that begins with one of these.
 func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (any, error) {
 	at, err := s.servers.find(ctx, key)
 	if err != nil {
@@ -45,14 +45,14 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (a
 		if r.Err == nil {
 			return r.Value, nil
 		}
-		// The caller has left, and the outcome is unknown. Do not follow this error
-		// to another server.
+		// The caller has left. The outcome is unknown, so do not send the command to another
+		// server.
 		if cancelled(ctx, r.Err) {
 			return nil, s.named(at.name, ctx.Err())
 		}
 
-		// A server that redirects a command has not executed it. Servers that disagree about a slot
-		// may redirect to each other without end, so the hops are limited.
+		// A server that redirects a command has not executed it. Limit the hops, because servers
+		// that disagree about a slot may redirect to each other without end.
 		to, ask := s.servers.follow(at, key, r.Err)
 		if to == nil || hops == maxHops {
 			return s.outcome(at, r)
@@ -69,8 +69,8 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 	kept = kept && s.replicas > 0
 
 	switch own := at.pool != nil && !isLarge(args); {
-	// ASKING applies only to the next command on its connection. So the command after it needs a
-	// connection that no other caller uses.
+	// ASKING applies only to the next command on its connection, so use a connection that no other
+	// caller uses.
 	case asking || kept && !own:
 		return s.pipeline(ctx, at, asking, kept, args)[0]
 	case kept:
@@ -99,16 +99,16 @@ func (s *Store) outcome(at *server, r Reply) (any, error) {
 		return r.Value, nil
 	}
 
-	// The callers of outcome check for NOSCRIPT, so this error keeps its text even if the text
-	// contains a password.
+	// Callers check for NOSCRIPT, so do not change this error, even if the text contains a
+	// password.
 	if isUnknown(err) {
 		return nil, err
 	}
 
 	s.servers.failed(at, err)
 	if resp.IsReadOnly(err) {
-		// The address leads to another master now, or soon will. Messages of the new master do not
-		// arrive on a connection to the old one, so the Subscriber connects again.
+		// Let the Subscriber connect again: the address leads to another master now, or soon will,
+		// and its messages do not arrive on a connection to the old one.
 		s.Demoted(at.Server)
 	}
 
@@ -178,8 +178,8 @@ func isUnknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, 
 
 // Run runs sc once and returns its reply as Send does.
 func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
-	// Each call of Run sends the source until one has succeeded. If concurrent first calls sent the
-	// hash, the server would refuse all of them, and each would be sent twice.
+	// Send the source until a call has succeeded. If concurrent first calls sent the hash, the
+	// server would refuse all of them, and each would be sent twice.
 	_, ran := s.ran.Load(sc)
 	v, err := s.Send(ctx, c.Keys[0], sc.kept, sc.args(c, !ran)...)
 	switch {

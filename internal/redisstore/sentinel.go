@@ -17,7 +17,7 @@ import (
 )
 
 // sentinels is the topology of a master that sentinels name. A search queries all sentinels, and
-// the answer with the highest epoch wins. A search starts after each failure, and every
+// uses the answer with the highest epoch. A search starts after each failure, and every
 // searchEvery. Each new connection asks the server whether it is the master.
 type sentinels struct {
 	a        address
@@ -31,8 +31,8 @@ type sentinels struct {
 	epoch  int64      // the epoch of the answer that named it
 }
 
-// searchEvery bounds how long hasp uses a master that was demoted, if that server has not learned
-// of it and still takes writes.
+// searchEvery bounds how long hasp uses a demoted master that does not know that yet, and still
+// takes writes.
 const searchEvery = 10 * time.Second
 
 func newSentinels(a address, d *dialer) *sentinels {
@@ -80,7 +80,7 @@ func (t *sentinels) failed(at *server, err error) {
 	if !mayHaveMoved(err) {
 		return
 	}
-	// Only the server itself can say that it is not the master. If it does not answer,
+	// Give the server up only if it says itself that it is not the master. If it does not answer,
 	// the search decides.
 	if errors.As(err, new(redis.Error)) || errors.Is(err, errNotMaster) {
 		t.mu.Lock()
@@ -113,8 +113,8 @@ func (t *sentinels) search(ctx context.Context, timeout time.Duration) error {
 }
 
 // ask queries one sentinel. It asks for the epoch first, so that the address is not older than the
-// epoch. It asks for the address by a separate command, because during a failover the reply with
-// the epoch still contains the address of the old master.
+// epoch. A separate command asks for the address, because during a failover the reply with the
+// epoch still contains the old master's.
 func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (claimed, error) {
 	var replies [2][]any
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
@@ -136,9 +136,8 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (cla
 }
 
 // adopt makes the server of an answer the master, if that server reports that it is the master.
-// While a master is known, adopt ignores an answer with a lower epoch than the known one, because
-// that sentinel has missed a failover. But if all sentinels have answered, even such an answer
-// counts.
+// Unless all sentinels have answered, adopt ignores an answer with a lower epoch than the known
+// one, because that sentinel has missed a failover.
 func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	t.mu.Lock()
 	was := t.master
@@ -154,8 +153,8 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 
 	to := t.newMaster(w.addr)
 	began := time.Now()
-	// Only the error matters, because each new connection is checked anyway. If there is an error,
-	// the known master stays.
+	// The known master stays if this fails. The reply does not matter, because each new connection
+	// is checked anyway.
 	if r := to.Do(ctx, "role"); r.Err != nil {
 		to.pool.Close()
 		return fmt.Errorf("master %s: %w", w.addr, diagnose(r.Err, lockHints(t.a), time.Since(began)))

@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// maxShared is the most bytes of arguments that a command on a wire may have. A server closes the
-// connection, which other callers share, if it finds an argument too long.
+// maxShared is the most bytes of arguments that a command on a wire may have, because a server
+// closes the connection if it finds an argument too long.
 const maxShared = 64 << 10
 
 // isLarge reports whether a command must have a connection of its own.
@@ -22,8 +22,8 @@ func isLarge(args []any) bool {
 	return n > maxShared
 }
 
-// hesitation is how long callers wait while another caller makes a wire, counted from when that
-// caller began. If they did not wait, many would take connections from the pool at once.
+// hesitation is how long a caller may take to make a wire before the others stop waiting for it. If
+// they did not wait, many would take connections from the pool at once.
 const hesitation = 20 * time.Millisecond
 
 // share sends a command over the server's wire. If there is none, it sends the command
@@ -36,8 +36,8 @@ func (s *Store) share(ctx context.Context, at *server, args []any) Reply {
 		if w == nil {
 			made, cancel := context.WithTimeout(context.Background(), hesitation)
 			if at.making.CompareAndSwap(nil, &made) {
-				// The deferred calls run in reverse: making is nil before cancel wakes the callers
-				// that wait, so that the next of them can make a wire.
+				// Set making to nil before cancel wakes the callers that wait, so that the next of
+				// them can make a wire.
 				defer cancel()
 				defer at.making.Store(nil)
 				return s.sendAndShare(ctx, at, args)
@@ -81,8 +81,8 @@ func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) Reply 
 }
 
 // startWire makes a wire of a connection that a call has used. took is how long the call lasted. If
-// the Store is being closed, startWire returns false. If another caller has just made a wire, this
-// one replaces it, and that one ends when its callers have their replies.
+// the Store is being closed, startWire returns false. The new wire replaces another one, which ends
+// when its callers have their replies.
 func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool {
 	// Count the goroutine before it starts, so that close waits for it.
 	if !s.dialer.add() {

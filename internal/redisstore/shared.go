@@ -11,8 +11,8 @@ import (
 // This file has the shared holds of spinlock and pubsublock. fairlock writes the same
 // record, so readers of the three hold a key together. redlock writes it to each node.
 
-// IntentTTL is how long an intent keeps new shared holds away, unless the caller that waits repeats
-// the intent. It is three times as long as that caller sleeps between attempts.
+// IntentTTL is how long an intent keeps out new readers, unless the writer repeats the intent. It
+// is three times as long as the writer sleeps between attempts.
 const IntentTTL = 3 * backend.SharedRetryEvery
 
 // SharedSrc is the beginning of a script that may find a shared record.
@@ -43,8 +43,8 @@ var (
 	sharedReleaseScript = NewScript(SharedSrc + sharedReleaseSrc)
 )
 
-// IntentKey returns the Redis key of the intent on key: the record of a caller that waits until key
-// has no shared hold. Its value is the caller's token.
+// IntentKey returns the Redis key of the intent on key, which a writer that waits for readers
+// stores. Its value is the writer's token.
 func IntentKey(key string) string { return DerivedKey("intent", key) }
 
 // AcquireShared makes one attempt to take c.Key shared.

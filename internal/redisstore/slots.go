@@ -108,8 +108,8 @@ func (c *cluster) adopt(spans []span) {
 			s.unused = time.Time{}
 		case s.unused.IsZero():
 			s.unused = c.asked
-		// The pool is closed only after staleAfter, because callers that found the server earlier
-		// may still use it.
+		// Close the pool only after staleAfter, because callers that found the server earlier may
+		// still use it.
 		case c.asked.Sub(s.unused) > staleAfter:
 			s.pool.Close()
 			delete(c.servers, addr)

@@ -30,8 +30,8 @@ type Store struct {
 	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
 	dialer    *dialer  // nil if the caller of hasp passed the client
 
-	// always is for tests. If it is true, a caller uses a wire even if there is no other
-	// caller, and the wire does not end by itself.
+	// always is for tests: a caller uses a wire even if it is alone, and the wire does not end by
+	// itself.
 	always bool
 }
 
@@ -121,8 +121,8 @@ func New(rdb redis.UniversalClient) *Store {
 	return s
 }
 
-// subscribe makes the Subscriber. reload makes the Store find out soon where the channels are. It
-// is nil if they cannot move to another server.
+// subscribe makes the Subscriber. reload makes the Store find out soon where the channels are; it
+// is nil if they cannot move.
 func (s *Store) subscribe(reload func()) {
 	s.Subscriber = pubsub.New(pubsub.Config{
 		Server: func(ctx context.Context, slotKey string) (pubsub.Server, error) {
@@ -152,10 +152,10 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Cancellation reports when a call returns at the latest if the server does not answer. If the
-// caller passed the client, Cancellation assumes that its hooks obey their contexts. A Limiter, a
-// CredentialsProvider or a StreamingCredentialsProvider receives no context, so with one of these a
-// call may outlast its context.
+// Cancellation reports when a call returns at the latest if the server does not answer. It assumes
+// that the hooks of a client that the caller passed obey their contexts. With a Limiter, a
+// CredentialsProvider or a StreamingCredentialsProvider, which receive no context, a call may
+// outlast its context.
 func (s *Store) Cancellation() backend.Cancellation {
 	if s.dialer != nil {
 		return backend.CancelPrompt
@@ -180,8 +180,8 @@ func (s *Store) Cancellation() backend.Cancellation {
 func (s *Store) fail(err error) error { return s.named(s.name, err) }
 
 // named adds a name to an error, and removes passwords, because some servers repeat a command that
-// they do not understand. If err or its reply contains a password, named also drops the error's
-// cause, because a program may unwrap and print it.
+// they do not understand. If err or its reply contains a password, named also drops the cause,
+// which a program may unwrap and print.
 func (s *Store) named(name string, err error) error {
 	all := err.Error()
 	if reply := redis.Error(nil); errors.As(err, &reply) {

@@ -20,9 +20,9 @@ import (
 // ours is the beginning of each key that hasp derives.
 const ours = "hasp:{"
 
-// LockKey returns the Redis key of the lock on key, for all strategies. It is key itself, so that
-// the strategies exclude each other and other programs. If key looks like a derived key, such as a
-// fence, LockKey returns a derived name.
+// LockKey returns the Redis key of the lock on key, for all strategies: key itself, so that the
+// strategies exclude each other and other programs. For a key that looks like a derived key, such
+// as a fence, it is a derived name.
 func LockKey(key string) string {
 	if strings.HasPrefix(key, ours) {
 		return DerivedKey("lock", key)
@@ -76,8 +76,8 @@ func Millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// Rest returns the milliseconds until then, rounded up: the term of a key that is released with
-// KeepUntil. It returns 0 if then is zero or has passed. In that case the key must be freed.
+// Rest returns the milliseconds until then, rounded up, for a release with KeepUntil. It returns 0,
+// and the key must be freed, if then is zero or has passed.
 func Rest(then time.Time) int64 {
 	if then.IsZero() {
 		return 0
@@ -143,8 +143,7 @@ func (f Found) Held() *backend.HeldError {
 		e.Owner, e.Shared = Owner(f.Members[0]), true
 	}
 	if f.pttl >= 0 {
-		// A PTTL of 0 still means held, but a RetryAfter of 0 would mean that the
-		// end is not known.
+		// Return at least 1 ms, because a RetryAfter of 0 would mean that the end is not known.
 		e.RetryAfter = Term(max(f.pttl, 1))
 	}
 	return e

@@ -1,12 +1,11 @@
-// Package broken has drivers with one deliberate fault each. They prove that the
-// suite of package conformance can fail: the clauses that are named with a fault must
-// fail, and the same driver without the fault must pass.
+// Package broken has drivers with one deliberate fault each. They prove that the suite of package
+// conformance finds faults: the clauses that a fault names must fail, and the driver without the
+// fault must pass.
 //
-// The drivers use a small store in memory over links that can be cut. So the suite
-// runs on them in virtual time (testing/synctest). The store is not that of package memlock,
-// because about a third of the faults change what a store keeps of a hold or of a queue, and
-// memlock has no clock of its own, no counter of fences that can be lost, and no waiter that
-// can be cut off.
+// The drivers use a small store in memory over links that can be cut, so the suite runs on them in
+// virtual time (testing/synctest). The store of package memlock would not do: it has neither a
+// clock of its own, nor fences that can be lost, nor waiters that can be cut off, and many faults
+// change what the store keeps.
 package broken
 
 import (
@@ -24,12 +23,12 @@ type Fault struct {
 	// Name describes the fault.
 	Name string
 
-	// Clause is the name of the clause that must fail, or several names with a space between them.
-	// Others may also fail. It is empty for a sound driver.
+	// Clause names the clauses that must fail, separated by spaces. Others may fail as well. It is
+	// empty for a sound driver.
 	Clause string
 
 	kind  kind             // the interfaces of the driver
-	cost  conformance.Cost // if the driver takes more commands, which is not its fault
+	cost  conformance.Cost // set if the driver makes more calls, apart from its fault
 	spoil spoil
 }
 
@@ -53,9 +52,9 @@ func Sound() []Fault {
 	}
 }
 
-// Harness returns a harness for the driver with the fault, on a new store, with all
-// hooks. The drivers claim to reach other processes, although they do not. So no fault is for
-// a clause over several processes but for "reach".
+// Harness returns a harness for the driver with the fault, on a new store, with all hooks. All
+// drivers wrongly claim to reach other processes, so of the clauses over several processes only
+// "reach" has faults.
 func (f Fault) Harness() conformance.Harness {
 	s := newStore()
 	return conformance.Harness{

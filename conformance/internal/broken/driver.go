@@ -25,10 +25,10 @@ type driver struct {
 	kind    kind
 	shares  bool                     // obeys Claim.Shared
 	typ     string                   // the type of its records: their tokens begin with it
-	granted map[string]backend.Claim // what Acquire was granted, by token; for faults; the store's mu guards it
+	granted map[string]backend.Claim // by token: grants of Acquire, for some faults; the store's mu guards it
 
-	// Parts that faults replace. The first four name keys, compare tokens, choose
-	// terms and compute deadlines.
+	// Faults replace these parts. The first four map keys, compare tokens, choose terms and compute
+	// deadlines.
 	key      func(key string) string
 	mine     func(c backend.Claim, token string) bool
 	ttl      func(c backend.Claim) time.Duration
@@ -54,7 +54,7 @@ type driver struct {
 // one hold return a grant. The claim of a Break has nothing but a key.
 type call = func(ctx context.Context, c backend.Claim) (backend.Grant, error)
 
-// seq is a list, and yield is the loop over one.
+// seq is a list, and yield is the body of a loop over a list.
 type (
 	seq   = iter.Seq2[backend.Entry, error]
 	yield = func(backend.Entry, error) bool
@@ -163,7 +163,7 @@ func (d *driver) visit(ctx context.Context, c backend.Claim, f func(x *command))
 // send runs f in the store and returns its answer.
 func (d *driver) send(ctx context.Context, c backend.Claim, f func(x *command) (fence uint64, err error)) (g backend.Grant, err error) {
 	called := time.Now()
-	// If the reply is lost, f may have run all the same. So its answer does not count.
+	// Drop the answer of f if the reply is lost.
 	if lost := d.visit(ctx, c, func(x *command) { g.Fence, err = f(x) }); lost != nil {
 		return backend.Grant{}, lost
 	}
@@ -185,8 +185,8 @@ func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (backend.Gra
 	return d.send(ctx, c, (*command).acquire)
 }
 
-// soundWait polls at once, when the key may be free, when the holder's term ends,
-// and in time to keep its place.
+// soundWait polls at once, then whenever the key may be free, when the holder's term ends, and in
+// time to keep its place.
 func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	var last error
 	well := time.Now() // when the store answered last
@@ -247,14 +247,14 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 	}
 }
 
-// soundWatch begins to watch a key for a Wait, and returns the function that returns its signal.
+// soundWatch begins to watch a key for a Wait. changed returns the channel of its signal.
 func (d *driver) soundWatch(key string) (changed func() <-chan struct{}) {
 	c := d.way.store.watch(key)
 	return func() <-chan struct{} { return c }
 }
 
-// soundSleep returns how long a Wait sleeps that was refused, if the term of the holder goes on
-// for left. It is 0 if that is not known.
+// soundSleep returns how long a refused Wait sleeps. left is the rest of the holder's term, or 0 if
+// it is not known.
 func soundSleep(left time.Duration) time.Duration {
 	if left > 0 {
 		return min(window/3, left)
@@ -262,9 +262,9 @@ func soundSleep(left time.Duration) time.Duration {
 	return window / 3
 }
 
-// soundListen asks the store for nothing, so that Listen fails if the store does not answer.
-// From then on a signal of the store wakes the caller. Each change of the connection does so as
-// well, because a signal may have been missed.
+// soundListen first sends a command that does nothing, so that Listen fails if the store does not
+// answer. Then a signal of the store wakes the caller. So does each change of the connection,
+// because a signal may have been missed.
 func (d *driver) soundListen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
 	changed := d.way.store.watch(d.key(c.Key))
 	_, moved := d.way.now()

@@ -14,7 +14,7 @@ var givesHandles = spoils(onAcquire.grants(giveHandle), onWait.grants(giveHandle
 
 func giveHandle(_ *driver, c backend.Claim, g *backend.Grant) { g.Handle = c.Token }
 
-// withoutHandle refuses a claim that comes without the handle of its hold.
+// withoutHandle refuses a claim without a handle.
 func withoutHandle(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 	if c.Handle == nil {
 		return backend.Grant{}, backend.ErrLost
@@ -22,7 +22,7 @@ func withoutHandle(ctx context.Context, _ *driver, c backend.Claim, next call) (
 	return next(ctx, c)
 }
 
-// wholeSeconds rounds a term up to two seconds and to whole seconds.
+// wholeSeconds rounds a term up to whole seconds, and to at least two.
 func wholeSeconds(c backend.Claim) time.Duration {
 	return max(2*time.Second, (c.TTL + time.Second - 1).Truncate(time.Second))
 }
@@ -164,7 +164,7 @@ var fenceFaults = []Fault{
 		spoil: spoils(changes(countByOne), changes(func(s *store) { s.lose = func(bool) { clear(s.fences) } }))},
 }
 
-// countByOne makes fences a counter that is lost with the data.
+// countByOne makes a fence the next number of a counter, which is lost with the data.
 func countByOne(s *store) { s.count = func(last uint64, _ time.Time) uint64 { return last + 1 } }
 
 var keepFaults = []Fault{

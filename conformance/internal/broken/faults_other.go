@@ -118,8 +118,8 @@ var outageFaults = []Fault{
 			}))},
 }
 
-// byDeadline returns a call that ends late by d after the deadline of its context,
-// and not when its context is cancelled.
+// byDeadline returns a call that ends at its context's deadline plus late, and ignores
+// cancellation.
 func byDeadline(late time.Duration) func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
 	return func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 		deadline, ok := ctx.Deadline()
@@ -148,7 +148,7 @@ func dieInAnOutage(d *driver) {
 	})(d)
 }
 
-// again is a call that is repeated if its reply is lost.
+// again sends a call once more if its reply is lost.
 func again(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 	g, err := next(ctx, c)
 	if errors.Is(err, errNoReply) {
@@ -169,8 +169,7 @@ func loadOnce(d *driver) {
 	})(d)
 }
 
-// waitUntilKicked is a Wait on a connection that the store may end. After that no
-// message reaches it.
+// waitUntilKicked is a Wait that gets no message after the store has ended its connection.
 func waitUntilKicked(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 	_, kicked := d.way.now()
 	on, stop := context.WithCancel(ctx)
@@ -213,7 +212,7 @@ func (x *command) leave(key string) {
 	x.keys[key] = &record{hold: hold{token: "left", until: x.now.Add(time.Hour)}}
 }
 
-// voteLate makes each hold leave a vote, which arrives late, if its driver is closed then.
+// voteLate makes each hold leave a record that arrives late, after its driver was closed.
 func voteLate(d *driver) {
 	var closed atomic.Bool
 	d.close = func() error { closed.Store(true); return nil }

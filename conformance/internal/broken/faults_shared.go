@@ -141,7 +141,7 @@ var sharedFaults = []Fault{
 		})},
 }
 
-// joins grants the key to a Wait if its claim is shared, or if it is not.
+// joins grants the key at once to a Wait if shared equals its Claim.Shared.
 func joins(shared bool) spoil {
 	return onLook.inStore(func(x *command) (uint64, error) {
 		if x.c.Shared == shared {
@@ -154,7 +154,7 @@ func joins(shared bool) spoil {
 // exclusively makes a claim ask for a hold that is not shared.
 func exclusively(c *backend.Claim) { c.Shared = false }
 
-// endsNoLaterThan ends all shared holds of a key at end, or sooner if they end sooner.
+// endsNoLaterThan makes each shared hold of a key end at end or before.
 func (x *command) endsNoLaterThan(end time.Time) {
 	for i := range x.r.readers {
 		if x.r.readers[i].until.After(end) {

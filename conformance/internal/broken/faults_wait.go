@@ -155,15 +155,14 @@ var wakeFaults = []Fault{
 		}},
 }
 
-// unheard keeps the signals of the key from the callers that listen, until the function that it
-// returns is called.
+// unheard keeps the signals of the key from the callers that listen until end is called.
 func (x *command) unheard() (end func()) {
 	kept := x.changed[x.c.Key]
 	delete(x.changed, x.c.Key)
 	return func() { x.changed[x.c.Key] = kept }
 }
 
-// sleeps makes Wait poll only when the key is signalled and when sleep says so.
+// sleeps makes Wait poll only at a signal and after the time that sleep returns.
 func sleeps(sleep func(left time.Duration) time.Duration) spoil {
 	return func(d *driver) { d.sleep = sleep }
 }
@@ -178,12 +177,12 @@ func watchesLate(d *driver) {
 	}
 }
 
-// watchesNothing makes Wait get no signal.
+// watchesNothing keeps all signals from Wait.
 func watchesNothing(d *driver) {
 	d.watch = func(string) func() <-chan struct{} { return func() <-chan struct{} { return nil } }
 }
 
-// watchesAlone removes the signal of the other waiters for a key.
+// watchesAlone makes each new Wait for a key take the signal from the others.
 func watchesAlone(d *driver) {
 	d.watch = func(key string) func() <-chan struct{} {
 		s := d.way.store
@@ -192,7 +191,7 @@ func watchesAlone(d *driver) {
 	}
 }
 
-// neverQuits makes a Wait that did not return a grant leave its place and its hold.
+// neverQuits makes a Wait that fails keep its place or its hold.
 func neverQuits(d *driver) { d.quit = func(backend.Claim) {} }
 
 // waitInTurn lets one Wait of a driver run at a time.
@@ -253,7 +252,7 @@ var orderFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.Ordered = false })},
 }
 
-// queues makes a Wait take its place, and then run f on the queue, before its first poll.
+// queues makes a Wait take its place and run f on the queue before its first poll.
 func queues(f func(queue []queued)) spoil {
 	return onWait.firstSends(func(x *command) (uint64, error) {
 		x.look()

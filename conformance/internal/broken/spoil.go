@@ -11,7 +11,7 @@ import (
 // spoil puts a fault into a driver.
 type spoil func(d *driver)
 
-// spoils returns a spoil that does several, one after another.
+// spoils returns a spoil that applies all, one after another.
 func spoils(all ...spoil) spoil {
 	return func(d *driver) {
 		for _, spoil := range all {
@@ -20,7 +20,7 @@ func spoils(all ...spoil) spoil {
 	}
 }
 
-// part is a call of a driver that a fault changes.
+// part is a call of the driver that faults change.
 type part struct {
 	call  func(d *driver) *call
 	sound func(x *command) (fence uint64, err error) // its command
@@ -35,7 +35,7 @@ var (
 	onBreak   = part{func(d *driver) *call { return &d.breakKey }, (*command).breakKey}
 )
 
-// by makes f stand in for the call. next executes it.
+// by replaces the call by f, in which next is the original call.
 func (p part) by(f func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error)) spoil {
 	return func(d *driver) {
 		next := *p.call(d)
@@ -108,7 +108,7 @@ func (p part) inStore(f func(x *command) (fence uint64, err error)) spoil {
 	})
 }
 
-// after runs f in the store after a command of the call whose error is answer.
+// after runs f in the store, right after the call's command, if the command's error is answer.
 func (p part) after(answer error, f func(x *command)) spoil {
 	return p.inStore(func(x *command) (uint64, error) {
 		fence, err := p.sound(x)
@@ -125,10 +125,10 @@ func doNothing(*command) (uint64, error) { return 0, nil }
 // names replaces the names under which the store keeps keys.
 func names(f func(key string) string) spoil { return func(d *driver) { d.key = f } }
 
-// terms replaces the terms that the store is asked for.
+// terms replaces the terms that the driver asks for.
 func terms(f func(c backend.Claim) time.Duration) spoil { return func(d *driver) { d.ttl = f } }
 
-// deadlines replaces the deadlines of grants. called is when the call began.
+// deadlines replaces the deadlines of grants. called is the time when the call began.
 func deadlines(f func(c backend.Claim, called time.Time) time.Time) spoil {
 	return func(d *driver) { d.deadline = f }
 }
@@ -150,7 +150,7 @@ func claims(f func(t *backend.Traits)) spoil {
 	}
 }
 
-// claimsEnds makes the driver claim when its calls end.
+// claimsEnds makes the driver claim the Cancellation ends.
 func claimsEnds(ends backend.Cancellation) spoil {
 	return claims(func(t *backend.Traits) { t.Cancellation = ends })
 }
@@ -166,7 +166,7 @@ func inspects(f func(st *backend.Status)) spoil {
 	}
 }
 
-// listsBy makes f stand in for List. next executes it.
+// listsBy replaces List by f, in which next is the original List.
 func listsBy(f func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq) spoil {
 	return func(d *driver) {
 		next := d.list
@@ -176,22 +176,21 @@ func listsBy(f func(ctx context.Context, d *driver, prefix string, next func(con
 	}
 }
 
-// yieldsBy makes the function that f returns stand in for the yield of each loop over a list.
+// yieldsBy replaces the yield of each loop over a list by the one that f returns.
 func yieldsBy(f func(d *driver, yield yield) yield) spoil {
 	return listsBy(func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq {
 		return func(yield yield) { next(ctx, prefix)(f(d, yield)) }
 	})
 }
 
-// yields changes the entries that List yields, and leaves out those for which f returns
-// false.
+// yields changes the entries of List by f, and drops those for which f returns false.
 func yields(f func(d *driver, e *backend.Entry) bool) spoil {
 	return yieldsBy(func(d *driver, yield yield) yield {
 		return func(e backend.Entry, err error) bool { return err == nil && !f(d, &e) || yield(e, err) }
 	})
 }
 
-// lists changes what List yields of each key.
+// lists changes the status that List yields for each key.
 func lists(f func(st *backend.Status)) spoil {
 	return yields(func(_ *driver, e *backend.Entry) bool { f(&e.Status); return true })
 }
@@ -199,7 +198,7 @@ func lists(f func(st *backend.Status)) spoil {
 // shows changes what Inspect and List return.
 func shows(f func(st *backend.Status)) spoil { return spoils(inspects(f), lists(f)) }
 
-// renews makes f stand in for the renewal of several holds.
+// renews replaces Renew by f.
 func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error))) spoil {
 	return func(d *driver) {
 		d.renew = func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
@@ -215,7 +214,7 @@ func closes(f func(x *command)) spoil {
 	}
 }
 
-// placesStay keeps the place of a waiter that is gone for an hour.
+// placesStay makes the store keep the place of a waiter that is gone for an hour.
 var placesStay = changes(func(s *store) { s.stay = time.Hour })
 
 // changes changes the store itself.

@@ -18,8 +18,8 @@ import (
 // window is how long a place in a queue lasts after its waiter's last poll.
 const window = 900 * time.Millisecond
 
-// store is a correct lock server in memory with a clock of its own. Drivers reach
-// it over a way that can be cut.
+// store is a correct lock server in memory with a clock of its own. Drivers reach it over ways,
+// which can be cut.
 type store struct {
 	mu       sync.Mutex // guards all below
 	keys     map[string]*record
@@ -33,23 +33,23 @@ type store struct {
 	ended    context.Context          // ends at the end, and ends the goroutines that faults leave
 	end      context.CancelFunc
 
-	// Parts that faults replace.
+	// Faults replace these parts.
 	count func(last uint64, now time.Time) uint64 // fences
 	lose  func(data bool)                         // drops what a restart loses
 	stay  time.Duration                           // how long a place lasts
-	delay time.Duration                           // the least time between the expiry of a hold and the next grant
+	delay time.Duration                           // the time from the expiry of a hold to the next grant, at least
 }
 
 // record is a key that is held or waited for.
 type record struct {
-	hold              // the one that is not shared
+	hold              // the exclusive one
 	barred  time.Time // until then no caller gets the key
 	queue   []queued
 	readers []hold // the shared holds
-	writer  queued // a claim that readers refused and that waits; keeps new readers out while it is alive
+	writer  queued // a writer that waits for readers; keeps new readers out while it is alive
 }
 
-// hold is one of a key, or has no token.
+// hold is a hold of a key. Without a token there is none.
 type hold struct {
 	token, owner string
 	since, until time.Time
@@ -69,7 +69,7 @@ func newStore() *store {
 	s.ways = map[string]*way{"": newWay(s)}
 	s.ended, s.end = context.WithCancel(context.Background())
 
-	// Fences that go by the clock grow also when the counter is lost.
+	// Use the clock, so that fences grow even if the counter is lost.
 	s.count = func(last uint64, now time.Time) uint64 { return max(last+1, uint64(now.UnixMicro())) }
 	s.lose = func(data bool) {
 		if !data {
@@ -114,8 +114,8 @@ func (s *store) start(data bool) {
 	})
 }
 
-// get returns the record of key, or a new one. It first removes what has ended. Records stay,
-// because a store lasts for one run of the suite.
+// get returns the record of key, or a new one, without the holds and places that have ended.
+// Records are never removed, because a store lasts for one run of the suite.
 func (s *store) get(key string, now time.Time) *record {
 	r := s.keys[key]
 	if r == nil {
@@ -135,7 +135,7 @@ func (s *store) get(key string, now time.Time) *record {
 	return r
 }
 
-// holds returns the hold that is not shared, and then the shared ones.
+// holds returns the exclusive hold, and then the shared ones.
 func (r *record) holds() []*hold {
 	all := []*hold{&r.hold}
 	for i := range r.readers {
@@ -215,20 +215,20 @@ func (x *command) accepting(mine func(token string) bool) *command {
 	return x
 }
 
-// anyToken takes every token for the right one.
+// anyToken accepts every token.
 func anyToken(string) bool { return true }
 
-// refuse returns the refusal of a claim. If readers refuse a writer that waits, they
-// are the last ones before it.
+// refuse returns the refusal of a claim. If the claim is a writer that waits for readers, it keeps
+// new readers out from now on.
 func (x *command) refuse(waits bool) error {
 	if waits && !x.c.Shared && len(x.r.readers) > 0 {
-		// A caller that listens asks once a second.
+		// Last until the next attempt, because a caller that listens asks once a second.
 		x.r.writer = queued{token: x.c.Token, owner: x.c.Owner, alive: x.now.Add(2 * x.stay)}
 	}
 	return x.r.refusal(x.now)
 }
 
-// give makes the claim the holder of the key, without a look at other holds.
+// give makes the claim a holder of the key, without a check for other holds.
 func (x *command) give() (fence uint64, err error) {
 	if x.c.Fenced {
 		x.fences[x.c.Key] = x.count(x.fences[x.c.Key], x.now)
@@ -252,9 +252,9 @@ func (x *command) acquire() (fence uint64, err error) {
 	return x.give()
 }
 
-// look is the poll of a Wait. It grants the key if no token holds it and no
-// place is before the claim's. Otherwise it takes or keeps the claim's place, if the driver
-// keeps the order. It may be repeated.
+// look is the poll of a Wait, and may be repeated. It grants the key if no token holds it and no
+// place is before the claim's. Otherwise, if the driver keeps the order, it takes or keeps the
+// claim's place.
 func (x *command) look() (fence uint64, err error) {
 	r, c, inQueue := x.r, x.c, x.d.kind == orders
 	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {
@@ -287,7 +287,6 @@ func (x *command) look() (fence uint64, err error) {
 		r.queue = append(r.queue, queued{})
 	}
 
-	// Each poll keeps the place for another while.
 	r.queue[at] = queued{c.Token, c.Owner, x.now.Add(x.stay), c.Shared}
 	return 0, r.refusal(x.now)
 }
@@ -360,8 +359,8 @@ func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 	return st
 }
 
-// list returns the first keys after one key that begin with prefix, up to n of them, and
-// whether there may be more.
+// list returns up to n keys that begin with prefix and sort after the key after, and whether there
+// may be more.
 func (s *store) list(prefix, after string, n int, now time.Time) (page []backend.Entry, more bool) {
 	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
 		if key <= after || !strings.HasPrefix(key, prefix) {
@@ -400,7 +399,7 @@ func (s *store) entries() (all []string) {
 	return all
 }
 
-// latency is how long a command takes to the store, and its reply back.
+// latency is how long a command takes to reach the store, and a reply to come back.
 const latency = 200 * time.Microsecond
 
 // way is a driver's connection path to the store.
@@ -433,7 +432,7 @@ func (w *way) setAfter(replies int, state conformance.LinkState) {
 	w.then, w.left = state, replies
 }
 
-// count counts a reply for setAfter.
+// count records that a reply was carried, for setAfter.
 func (w *way) count() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -464,8 +463,8 @@ var (
 	errWrongType = errors.New("broken: a record of another type")
 )
 
-// call makes the store run f, unless the request is lost, and returns with the
-// reply. An error means that the outcome is unknown.
+// call makes the store run f, and returns when the reply arrives. If it returns an error, f may
+// have run or not.
 func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 	if _, _, err := w.carries(ctx, errRefused); err != nil {
 		return err

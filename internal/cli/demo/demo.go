@@ -1,6 +1,5 @@
-// Package demo shows a lock at work for "hasp demo": several processes
-// increment a number in a file, and one of them is killed while it holds the
-// lock.
+// Package demo is "hasp demo": several processes increment a number in a file under a lock, and one
+// of them is killed while it holds the lock.
 package demo
 
 import (
@@ -27,8 +26,8 @@ type Demo struct {
 	Store      hasp.Config   // where the lock is kept; the zero Config is a temporary directory
 	Ordered    bool          // the store serves waiters in order of arrival
 
-	// Page, if it is not nil, shows the lock on a page, until end is called. The store is
-	// chosen, and nothing runs yet. After the run the page stays until the end of ctx.
+	// Page, if it is not nil, shows the lock on a page until end is called. Run calls it before it
+	// starts a process, and calls end when ctx has ended.
 	Page func(ctx context.Context, d *Demo) (end func(), err error) `json:"-"`
 
 	// Run sets these.
@@ -37,20 +36,18 @@ type Demo struct {
 	place string // describes the store
 }
 
-// failure is a failure of the demo itself or of one of its workers, not of the
-// store.
+// failure is an error of the demo itself, or of a worker, but not of the store.
 type failure struct {
 	error
 	code int
 }
 
-// ExitCode returns the exit code for the failure. If a worker failed, it is the
-// worker's own.
+// ExitCode returns the exit code for the failure, which is the worker's own if a worker failed.
 func (f failure) ExitCode() int { return f.code }
 
 const (
 	exitFailed = 1
-	exitUnread = 128 + int(syscall.SIGPIPE) // no process reads the output any more
+	exitUnread = 128 + int(syscall.SIGPIPE) // the reader of the output is gone
 )
 
 func failed(err error) error { return failure{err, exitFailed} }
@@ -98,8 +95,7 @@ func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
 	return s, nil
 }
 
-// prepare chooses the store and the key, writes the first number, and checks
-// that the store works.
+// prepare chooses the store and the key, writes the number 0, and checks that the store works.
 func (d *Demo) prepare(ctx context.Context, dir string) error {
 	d.Key = "hasp-demo-" + rand.Text()
 	d.File = filepath.Join(dir, "number")
@@ -120,8 +116,8 @@ func (d *Demo) prepare(ctx context.Context, dir string) error {
 	return d.tryStore(ctx)
 }
 
-// tryStore locks and unlocks the key, so that a store that does not work is
-// reported before any process is started.
+// tryStore locks and unlocks the key, so that an error of the store is reported before any process
+// is started.
 func (d *Demo) tryStore(ctx context.Context) error {
 	client, err := d.Store.Open(ctx, nil)
 	if err != nil {

@@ -16,7 +16,7 @@ type lines struct {
 	d   *Demo
 }
 
-// note shows an event that deserves a line. An error means that no process reads it any more.
+// note prints a line. An error means that the reader of the output is gone.
 func (v *lines) note(at time.Duration, text string) error {
 	if _, err := fmt.Fprintf(v.out, "%8.3fs  %s\n", at.Seconds(), text); err != nil {
 		return failure{err, exitUnread}

@@ -15,11 +15,11 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// settleEvery is how often the referee handles what is older than the lag.
+// Once in settleEvery, the referee handles the reports that are older than lag.
 const settleEvery = 40 * time.Millisecond
 
-// lag is how long after it happened the referee handles what happened. The reports of
-// different workers arrive in any order. Within the lag, the referee sorts them by time.
+// The referee keeps each report until the time lag after its event, so that it can sort by time the
+// reports of different workers, which arrive in any order.
 const lag = 100 * time.Millisecond
 
 // referee starts the workers of a demo, kills one, and keeps the timeline. Only
@@ -42,8 +42,8 @@ type report struct {
 	handle func() error
 }
 
-// run runs all workers to their end. When it returns, no process and no
-// goroutine is left, whether or not it returns an error.
+// run runs all workers to their end. When it returns, even with an error, no process and no
+// goroutine is left.
 func (r *referee) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	r.reports = make(chan report)
@@ -172,7 +172,7 @@ func (r *referee) begin(i int) error {
 		return nil
 	case r.ready == r.Workers:
 		start = r.procs
-		// Without the monotonic reading: workers report wall clock times.
+		// Round removes the monotonic reading, because workers report wall clock times.
 		r.began = time.Now().Round(0)
 	}
 
@@ -184,8 +184,8 @@ func (r *referee) begin(i int) error {
 	return nil
 }
 
-// kill kills the worker that stalls. After the lag, another one starts for its
-// remaining turns.
+// kill kills the worker that stalls. After the lag, a new worker starts, and makes the remaining
+// turns.
 func (r *referee) kill(ctx context.Context) error {
 	v, at := r.victim(), time.Now()
 	r.pending = append(r.pending, report{at, func() error {
@@ -199,8 +199,7 @@ func (r *referee) kill(ctx context.Context) error {
 	return r.procs[v].Kill()
 }
 
-// ended records the end of the worker in a lane, and returns its error, if it has
-// failed.
+// ended records the end of the worker in a lane. If the worker has failed, ended returns its error.
 func (r *referee) ended(i int, err error) error {
 	r.running--
 	l := &r.Lanes[i]

@@ -11,8 +11,7 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// Summary is the outcome of a demo. Times are in the unit that the JSON name
-// says.
+// Summary is the outcome of a demo. The names in JSON give the units of times.
 type Summary struct {
 	OK          bool    `json:"ok"`       // the number is right, and the workers agree
 	Expected    int     `json:"expected"` // the number, if no increment is lost
@@ -26,7 +25,7 @@ type Summary struct {
 	Killed      int     `json:"killed_worker,omitempty"` // from 1
 	KilledPID   int     `json:"killed_pid,omitempty"`
 	Heir        int     `json:"heir_worker,omitempty"` // the next worker that held the lock, from 1
-	Takeover    float64 `json:"takeover_ms,omitempty"` // from the kill until then
+	Takeover    float64 `json:"takeover_ms,omitempty"` // from the kill until the heir held it
 }
 
 func (r *referee) summary(number int) Summary {
@@ -91,8 +90,8 @@ func (d *Demo) report(out io.Writer, s Summary) {
 	}
 }
 
-// goRun matches the path of a program that "go run" has started: in a temporary directory, or
-// in the build cache, whose directories have hashes as names.
+// goRun matches the path of a program of "go run", which is in a temporary directory, or in the
+// build cache in a directory that is named by a hash.
 var goRun = regexp.MustCompile(`go-build|[0-9a-f]{64}-d`)
 
 // command returns what the user can paste to start this program again.

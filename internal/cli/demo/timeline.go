@@ -25,7 +25,7 @@ type span struct {
 
 const openEnd = time.Duration(math.MaxInt64)
 
-// track is the part of one worker process in the timeline.
+// track has the spans of one worker process.
 type track struct {
 	PID    int
 	done   int // increments
@@ -34,12 +34,11 @@ type track struct {
 	Spans  []span
 }
 
-// timeline says which worker waited, held the lock or was killed at what time,
-// and how the number grew.
+// timeline records when each worker waited, held the lock or was killed.
 type timeline struct {
 	began  time.Time
 	Lanes  []track
-	Number int           // that was written last
+	Number int           // the last that was written
 	Death  *death        // nil before the kill
 	End    time.Duration // of the last change of a state
 }
@@ -52,13 +51,14 @@ type death struct {
 	Takeover time.Duration
 }
 
-// enter begins a state of a lane, and ends the one before. The first hold after the kill
-// takes over.
+// enter begins a state of a lane, and ends the last one. The first hold after the kill is the
+// takeover.
 func (t *timeline) enter(i int, s state, at time.Duration) {
 	l := &t.Lanes[i]
 	t.End = max(t.End, at)
 	if n := len(l.Spans); n > 0 && l.Spans[n-1].To == openEnd {
-		// A report that comes later than the lag may be older than the span.
+		// Keep To at From or later: a report that was late by more than the lag may be older than
+		// the span.
 		l.Spans[n-1].To = max(at, l.Spans[n-1].From)
 	}
 
@@ -102,7 +102,7 @@ func (t *timeline) in(s state, at time.Duration) []int {
 	return lanes
 }
 
-// done is the number of increments that the workers report.
+// done returns the number of increments that the workers have reported.
 func (t *timeline) done() int {
 	sum := 0
 	for _, l := range t.Lanes {
@@ -125,7 +125,7 @@ func (t *timeline) lengths(in state) []time.Duration {
 	return ds
 }
 
-// heldAtOnce is the largest number of lanes that held the lock at one time.
+// heldAtOnce returns the largest number of lanes that held the lock at one time.
 func (t *timeline) heldAtOnce() int {
 	most := 0
 	for _, l := range t.Lanes {

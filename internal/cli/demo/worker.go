@@ -15,16 +15,14 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// Role is the role of a worker process: a program in which [crew.Role] returns it
-// runs [Work].
+// Role is the role of a worker process. A program must run [Work] if [crew.Role] returns Role.
 const Role = "demo worker"
 
-// order is the first message to a worker. The second one starts its turns, whatever
-// it contains.
+// order is the first message to a worker. Any second message starts the worker's turns.
 type order struct {
 	Demo
 	Turns int // how many increments to make
-	Stall int // the turn, from 1, in which it stops while it holds the lock; 0 is no turn
+	Stall int // in this turn, from 1, it stops while it holds the lock; 0 is no turn
 }
 
 // event is a message of a worker.
@@ -46,9 +44,8 @@ const (
 	isFailed = "failed"
 )
 
-// worker is one process of the demo. It increments a number in a file without
-// any care: it reads, pauses, and writes. Only the lock keeps two workers from
-// writing the same number.
+// worker is one process of the demo. It increments a number in a file: it reads, pauses, and
+// writes. Only the lock prevents two workers from writing the same number.
 type worker struct {
 	order
 	client  *hasp.Client
@@ -57,8 +54,7 @@ type worker struct {
 
 // Work is a worker process of a demo. If the referee ends, Work ends the process.
 func Work(ctx context.Context) error {
-	// Ctrl-C reaches the whole process group. The referee ends its workers
-	// itself.
+	// Ignore Ctrl-C, which reaches the whole process group: the referee ends its workers itself.
 	signal.Ignore(os.Interrupt, syscall.SIGQUIT)
 
 	w := &worker{referee: crew.Parent()}
@@ -114,8 +110,8 @@ func (w *worker) turn(ctx context.Context, stall bool) error {
 			return err
 		}, hasp.WithTTL(w.TTL))
 
-		// After a loss the number may be written already: increment checks the lease
-		// before it writes, and the lease may be lost after that.
+		// Do not repeat a turn whose number is written: the lease may be lost after increment has
+		// checked it.
 		if !errors.Is(err, hasp.ErrLost) {
 			return err
 		} else if wrote {
@@ -167,8 +163,8 @@ func readNumber(file string) (n int, err error) {
 	return n, err
 }
 
-// writeNumber replaces the whole file at once. So a worker that reads without
-// the lock reads an old number, never half of one.
+// writeNumber replaces the whole file at once, so that a worker that reads without the lock never
+// reads half a number.
 func writeNumber(file string, n int) error {
 	tmp := fmt.Sprintf("%s.%d", file, os.Getpid())
 	if err := os.WriteFile(tmp, []byte(strconv.Itoa(n)+"\n"), 0o600); err != nil {

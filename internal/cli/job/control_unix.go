@@ -13,14 +13,16 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// stopped reacts to a stop of the command.
+// stopped reacts to a stop of the command. It distinguishes four cases, in this order:
 //
-// If the command was stopped because it needs the terminal, and hasp has the
-// terminal, hasp lends it to the command. Otherwise hasp takes the terminal back
-// and stops with its own group, as if Ctrl-Z had reached the whole job, so that
-// the shell prompts. When the shell continues hasp, hasp continues the command. A
-// stop that does not come from the terminal, such as kill -STOP, changes nothing:
-// the command still holds the lock.
+//   - The command needs the terminal, and hasp has it: hasp lends it to the command.
+//   - The lease is lost: hasp continues the command so that it acts on SIGTERM, unless it was
+//     stopped because it needs the terminal.
+//   - The signal is SIGSTOP, and the terminal is not lent to the command: hasp does nothing, and
+//     the stopped command still holds the lock.
+//   - Otherwise hasp takes the terminal back and stops with its own group, as if Ctrl-Z had
+//     reached the whole job, so that the shell prompts. When the shell continues hasp, hasp
+//     continues the command.
 func (j *Job) stopped(sig syscall.Signal) {
 	wants := sig == unix.SIGTTIN || sig == unix.SIGTTOU
 	switch {
@@ -39,15 +41,12 @@ func (j *Job) stopped(sig syscall.Signal) {
 	j.signal(unix.SIGCONT)
 }
 
-// suspend stops hasp's own group and returns when it is continued. If no shell
-// has made a group for hasp within its session, as under ssh, no process would
-// continue it, and the kernel would not stop it on Ctrl-Z either. Then suspend
-// returns at once.
+// suspend stops hasp's own group and returns when hasp is continued. If no shell has made a group
+// for hasp within its session, as under ssh, suspend returns at once, because no process would
+// continue hasp.
 //
-// The other processes of the group get SIGTSTP and may prepare. hasp itself takes
-// SIGSTOP, because Go keeps its handler of SIGTSTP once a program has asked for
-// the signal. suspend ignores SIGTSTP first, so the kernel drops hasp's own.
-// Otherwise the handler could run after the stop, and stop the command again.
+// The other processes of the group get SIGTSTP, so that they may prepare. hasp itself takes
+// SIGSTOP, because Go keeps its handler of SIGTSTP once a program has asked for the signal.
 func (j *Job) suspend() {
 	if sid, err := unix.Getsid(0); err != nil || sid == unix.Getpgrp() {
 		return
@@ -60,7 +59,8 @@ func (j *Job) suspend() {
 	}
 	j.settle()
 
-	// Ignore SIGTSTP before the group gets it, so that hasp itself takes SIGSTOP.
+	// Ignore SIGTSTP before the group gets it. Otherwise Go's handler could run after the stop, and
+	// stop the command again.
 	signals := NotIgnored(PassedOn)
 	signal.Ignore(unix.SIGTSTP)
 	_ = syscall.Kill(0, unix.SIGTSTP)
@@ -75,18 +75,18 @@ func (j *Job) suspend() {
 	signal.Notify(j.w.Signals, signals...)
 }
 
-// settle renews the lease, so that no renewal is in flight and none is due for a
-// third of the term. If hasp stopped in the middle of a renewal, it could block
-// the store for others, such as filelock's files, until it is continued.
+// settle renews the lease, so that no renewal is in flight or due when hasp stops. A hasp that
+// stops in the middle of a renewal could block the store for others, such as filelock's files,
+// until it is continued.
 func (j *Job) settle() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = j.w.Lease.Extend(ctx, backend.MinTTL) // a loss is noticed later
 }
 
-// DieAlike ends hasp, and the scripts that called it, by SIGINT if Ctrl-C ended
-// the command. The terminal sent SIGINT to the command's group alone, and a script
-// continues with its next command unless it is interrupted itself.
+// DieAlike ends hasp, and the scripts that called it, by SIGINT if Ctrl-C ended the command.
+// Otherwise a script would continue with its next command, because the terminal sent SIGINT to the
+// command's group alone.
 func (r Result) DieAlike() {
 	if !r.typed {
 		return

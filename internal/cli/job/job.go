@@ -1,6 +1,5 @@
-// Package job runs a command under a lock for "hasp run": in a process group of
-// its own, with hasp's terminal, signals passed on, and an end when the lock is
-// lost.
+// Package job runs a command under a lock for "hasp run", in a process group of its own. It lends
+// the command hasp's terminal, passes signals on, and ends the command when the lock is lost.
 package job
 
 import (
@@ -22,10 +21,9 @@ type Watch struct {
 	Signals chan os.Signal // receives PassedOn
 	Grace   time.Duration  // between SIGTERM and SIGKILL when the lease is lost
 
-	// OnLoss is called once, when the lease is lost. It writes, and a write may block: a
-	// pager may not read on, and Ctrl-S stops a terminal. The end of the command must not
-	// wait for that, so OnLoss has a goroutine of its own. Attend returns when OnLoss has,
-	// which must give up after a second.
+	// OnLoss is called once, on a goroutine of its own, when the lease is lost. It writes, and a
+	// write may block, so the end of the command does not wait for OnLoss. Attend returns only
+	// after OnLoss, which must give up after a second.
 	OnLoss func()
 }
 
@@ -34,13 +32,13 @@ type Result struct {
 	Code int  // the command's exit code, or 128 and the number of the signal
 	Lost bool // the lease was lost before the command ended
 
-	// typed reports that SIGINT ended the command while its group had the
-	// terminal: the user typed Ctrl-C, and hasp's own group did not receive it.
+	// typed reports that the user typed Ctrl-C: SIGINT ended the command while its group had the
+	// terminal. hasp's own group did not receive that SIGINT.
 	typed bool
 }
 
-// NotIgnored returns sigs without the signals that this process was started to
-// ignore. nohup and non-interactive shells rely on that.
+// NotIgnored returns sigs without those that this process has ignored since its start. nohup and
+// non-interactive shells rely on that.
 func NotIgnored(sigs []os.Signal) []os.Signal {
 	var keep []os.Signal
 	for _, sig := range sigs {

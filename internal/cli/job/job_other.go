@@ -11,8 +11,8 @@ import (
 // Ending are the signals that end hasp while it waits for the lock.
 var Ending = []os.Signal{os.Interrupt}
 
-// PassedOn is the same. The console sends these signals to the command as well,
-// so there is nothing to pass on: hasp waits until the command ends.
+// PassedOn are the signals that hasp ignores while the command runs, because the console sends them
+// to the command as well.
 var PassedOn = Ending
 
 // Job is a command.

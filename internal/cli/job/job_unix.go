@@ -23,8 +23,8 @@ var Ending = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, u
 // Ending, and the signals of the terminal.
 var PassedOn = append([]os.Signal{unix.SIGWINCH, unix.SIGCONT, unix.SIGTSTP}, Ending...)
 
-// sweepEvery is how often Attend checks whether any process of a group is left
-// whose leader has ended.
+// After the command has ended, Attend checks once in sweepEvery whether a process of its group is
+// left.
 const sweepEvery = 20 * time.Millisecond
 
 // Job is a command in a process group of its own, whose id is the command's
@@ -47,8 +47,8 @@ func Start(path string, argv, env []string) (*Job, error) {
 	j := &Job{tty: openTerminal(), changes: make(chan syscall.WaitStatus)}
 	started := make(chan error, 1)
 	go func() {
-		// The kernel sends Pdeathsig when the thread that forked ends. This
-		// goroutine keeps that thread to itself until the command has ended.
+		// Keep this thread until the command has ended, because the kernel sends Pdeathsig when the
+		// thread that forked ends.
 		runtime.LockOSThread()
 		err := j.fork(path, argv, env)
 		started <- err
@@ -64,7 +64,7 @@ func Start(path string, argv, env []string) (*Job, error) {
 	return j, nil
 }
 
-// fork starts the command, in the foreground if hasp is there.
+// fork starts the command, in the foreground if hasp's group is there.
 func (j *Job) fork(path string, argv, env []string) error {
 	sys := &syscall.SysProcAttr{Setpgid: true}
 	crew.DieWithParent(sys)
@@ -80,8 +80,8 @@ func (j *Job) fork(path string, argv, env []string) error {
 	}
 
 	if j.tty != nil {
-		// hasp takes the terminal back and prints even from the background, which
-		// SIGTTOU would stop. Ignore it only now, because a child inherits that.
+		// Ignore SIGTTOU, which would stop hasp when it takes the terminal back or prints from the
+		// background. Ignore it only after the fork, because the command would inherit that.
 		signal.Ignore(unix.SIGTTOU)
 	}
 	j.pid = pid
@@ -126,8 +126,8 @@ func (j *Job) Attend(w Watch) Result {
 			j.kill()
 		}
 
-		// Check before anything that lets the command continue: hasp may have been
-		// stopped until after the end of the term.
+		// Check before the command may continue: hasp itself may have been stopped until after the
+		// term.
 		j.checkLost()
 		switch {
 		case changed && ws.Stopped():
@@ -143,8 +143,8 @@ func (j *Job) Attend(w Watch) Result {
 	}
 }
 
-// checkLost begins to end the group if the lease is lost. A process that was
-// stopped acts on SIGTERM first when it is continued.
+// checkLost begins to end the group if the lease is lost. A stopped process acts on SIGTERM only
+// when it is continued, so SIGCONT follows.
 func (j *Job) checkLost() {
 	if j.lost || j.w.Lease.Err() == nil {
 		return
@@ -157,9 +157,8 @@ func (j *Job) checkLost() {
 	j.reported.Go(j.w.OnLoss)
 }
 
-// signal sends sig to the whole group. The kernel does not reuse the group's id
-// while a process is left in it. After the last one has ended, and before hasp
-// knows, the id is reused only if all process ids wrap around.
+// signal sends sig to the whole group. After its last process has ended, and before hasp knows, the
+// kernel could give the group's id to another group only if all process ids had wrapped around.
 func (j *Job) signal(sig syscall.Signal) {
 	_ = syscall.Kill(-j.pid, sig)
 }
@@ -178,16 +177,16 @@ func (j *Job) ended(ws syscall.WaitStatus) Result {
 		r.typed = j.tty.lentTo(j.pid) && ws.Signal() == unix.SIGINT
 	}
 
-	// First a SIGCONT that came while the command ended: the shell may have taken the
-	// terminal, and hasp must not take it from the shell.
+	// First handle a SIGCONT that came while the command ended: if the shell has taken the terminal
+	// meanwhile, hasp must not take it back.
 	for len(j.w.Signals) > 0 {
 		if sig := <-j.w.Signals; sig == unix.SIGCONT {
 			j.tty.recheck(j.pid)
 		}
 	}
 	if j.tty.takeBack() {
-		// Other processes of hasp's own group, such as a pager at the end of a pipe,
-		// may have been stopped because they did not have the terminal.
+		// Continue other processes of hasp's own group, such as a pager, which may have been
+		// stopped because they did not have the terminal.
 		_ = syscall.Kill(0, unix.SIGCONT)
 	}
 	return r
@@ -199,9 +198,9 @@ func (j *Job) kill() {
 	j.signal(unix.SIGKILL)
 }
 
-// sweep blocks until the group is empty, but not after the group was killed. At the
-// deadline it kills the group. A killed process may stay in the group for good, if the
-// process that adopted it does not wait for it.
+// sweep blocks until the group is empty. At the deadline it kills the group and returns, because a
+// killed process may stay in the group for ever if the process that adopted it does not wait for
+// it.
 func (j *Job) sweep() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -214,8 +213,8 @@ func (j *Job) sweep() {
 	}
 }
 
-// left reports whether any process of the group is left. If hasp is the first process
-// of a container, it has adopted processes of the group, and must wait for them.
+// left reports whether any process of the group is left. It waits for those that have ended: if
+// hasp is the first process of a container, it has adopted them.
 func (j *Job) left() bool {
 	for {
 		pid, err := syscall.Wait4(-j.pid, nil, syscall.WNOHANG, nil)

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/term"
 )
 
-// terminal is the controlling terminal of hasp. If there is none, it is nil; all
-// methods work on nil.
+// terminal is the controlling terminal of hasp, or nil if there is none. All methods work on nil.
 //
 // A terminal has one foreground process group. That group may read from it, and
 // receives the signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the
@@ -21,9 +20,7 @@ type terminal struct {
 	lent bool // to the command's group, which may have lent it to another
 }
 
-// openTerminal returns the controlling terminal, or nil. It does not use
-// standard input, which may be a file while ssh asks for a password on the
-// terminal.
+// openTerminal returns the controlling terminal, or nil. Standard input may be another file.
 func openTerminal() *terminal {
 	fd, err := unix.Open("/dev/tty", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -58,9 +55,9 @@ func (t *terminal) lend(pgrp int) {
 	}
 }
 
-// takeBack puts hasp's group into the foreground if the terminal is lent, and
-// reports whether it did. If the shell has taken the terminal, takeBack leaves it
-// there, even if hasp has not received the shell's SIGCONT yet.
+// takeBack puts hasp's group into the foreground if the terminal is lent, and reports whether it
+// did. If the shell has taken the terminal, takeBack does nothing, even before hasp has received
+// the shell's SIGCONT.
 func (t *terminal) takeBack() bool {
 	if t == nil || !t.lent {
 		return false
@@ -72,16 +69,15 @@ func (t *terminal) takeBack() bool {
 	return unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, unix.Getpgrp()) == nil
 }
 
-// recheck notices that the shell has taken the terminal. The shell does so while
-// hasp is stopped, for example by kill -STOP.
+// recheck notices that the shell has taken the terminal, as it does while hasp is stopped.
 func (t *terminal) recheck(pgrp int) {
 	if t != nil && t.lent {
 		t.lent = t.lentTo(pgrp)
 	}
 }
 
-// interactive reports whether the command's input and output are a terminal. If
-// not, as in a pipe to a pager, hasp lends the terminal when the command needs it.
+// interactive reports whether the command's input and output are a terminal. If not, as in a pipe
+// to a pager, hasp lends the terminal only when the command needs it.
 func interactive() bool {
 	return term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
 }

@@ -12,18 +12,18 @@ import (
 	"strings"
 )
 
-// guard refuses requests without the token, and requests that a page of another site makes.
-// Such a page must not read the locks, even if its host name resolves to this server (DNS
-// rebinding). It must not show the page in a frame.
+// guard refuses requests without the token, and requests of other sites' pages. Such a page must
+// not read the locks, even if its host name resolves to this server (DNS rebinding), and must not
+// show this page in a frame.
 type guard struct {
 	hosts    []string // names of the server, in lower case
 	loopback bool     // the server listens on this host only
 	token    string   // empty if none is needed
-	cookie   string   // the name of the cookie that stands for the token
+	cookie   string   // the name of the cookie that replaces the token
 }
 
-// policy is the Content-Security-Policy. The page consists of files of this server, and
-// its script cannot turn text into markup.
+// policy is the Content-Security-Policy: all parts of the page come from this server, and its
+// script cannot turn text into markup.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
@@ -47,8 +47,8 @@ func IsLoopback(host string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-// admit answers a request that is refused, and returns false. It sets the headers that all
-// answers have.
+// admit reports whether to serve a request. It sets the headers of all answers, and itself answers
+// a refused request.
 func (g *guard) admit(w http.ResponseWriter, r *http.Request) bool {
 	h := w.Header()
 	h.Set("Content-Security-Policy", policy)
@@ -74,9 +74,8 @@ func (g *guard) admit(w http.ResponseWriter, r *http.Request) bool {
 	return g.token == "" || g.authorized(w, r)
 }
 
-// isMine reports whether a Host header names this server. A request of another site's page
-// has that site's name in its Host header. If the server listens on loopback only, it
-// accepts no other addresses.
+// isMine reports whether a Host header names this server, and not another site. Any IP address
+// does, but on a loopback listener only a loopback address.
 func (g *guard) isMine(host string) bool {
 	name := strings.ToLower((&url.URL{Host: host}).Hostname())
 	if addr, err := netip.ParseAddr(name); err == nil && (addr.IsLoopback() || !g.loopback) {
@@ -85,8 +84,8 @@ func (g *guard) isMine(host string) bool {
 	return slices.Contains(g.hosts, name)
 }
 
-// sameOrigin reports whether a request comes from this page, or from no page at all.
-// Browsers add these headers, and scripts cannot change them.
+// sameOrigin reports whether a request comes from this page, or from no page. It relies on headers
+// that browsers add and scripts cannot change.
 func sameOrigin(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "", "same-origin", "none":
@@ -101,14 +100,14 @@ func sameOrigin(r *http.Request) bool {
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host)
 }
 
-// authorized reports whether a request has the token: as "Authorization: Bearer TOKEN", as
-// ?token=TOKEN, or in the cookie. A browser uses ?token= once. It gets the cookie, and is
-// sent on to the address without the token, so that no history keeps it.
+// authorized reports whether a request has the token as "Authorization: Bearer TOKEN", or has the
+// cookie. A request with ?token=TOKEN gets the cookie and a redirect to the address without the
+// token, so that no history of a browser keeps the token.
 func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 	if given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && equal(given, g.token) {
 		return true
 	}
-	// With ?token= in the address, the redirect below removes it.
+	// If the address has ?token=, go on to the redirect, which removes it.
 	if c, err := r.Cookie(g.cookie); err == nil && equal(c.Value, g.pass()) && !r.URL.Query().Has("token") {
 		return true
 	}
@@ -125,7 +124,8 @@ func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-// pass returns the value of the cookie. It does not show the token, and changes with it.
+// pass returns the value of the cookie: a hash, which changes with the token and does not reveal
+// it.
 func (g *guard) pass() string {
 	m := hmac.New(sha256.New, []byte(g.token))
 	m.Write([]byte("hasp ui cookie"))

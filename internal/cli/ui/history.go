@@ -30,15 +30,15 @@ const (
 	left     = "left"     // the waiter gave up
 )
 
-// span is a stretch of time in which an owner held a key or waited for it. Only what two
-// lists have shown is known: shorter holds in between are not seen.
+// span is a stretch of time in which an owner held a key or waited for it. Holds and waits that
+// began and ended between two lists are not known.
 type span struct {
 	key, owner string
 	State      string `json:"state"`
 	From       int64  `json:"from"`
 	To         int64  `json:"to,omitempty"`   // 0 while it lasts
 	How        string `json:"how,omitempty"`  // it ended
-	Stale      int64  `json:"late,omitempty"` // when a renewal was due that did not come
+	Stale      int64  `json:"late,omitempty"` // since when a renewal is overdue
 }
 
 // ownerHistory is what one owner did with a key.
@@ -47,15 +47,15 @@ type ownerHistory struct {
 	Spans []span `json:"spans"`
 }
 
-// unwatched is a time for which nothing is known.
+// unwatched is a time of which nothing is known.
 type unwatched struct {
 	Why  string `json:"why"` // outage or unwatched
 	From int64  `json:"from"`
 	To   int64  `json:"to,omitempty"` // 0 while it lasts
 }
 
-// history has the spans of all keys that have ended, the oldest first: the last maxSpans, and
-// up to as many more.
+// history has the spans that have ended, of all keys, the oldest first. At most 2*maxSpans are
+// kept, and at least the last maxSpans.
 type history struct {
 	spans []span
 	gaps  []unwatched
@@ -71,7 +71,7 @@ func (h *history) follow(old, l *lock) {
 		same = l.Held && SameHold(old.Status, l.Status)
 	}
 
-	// The moment of a change, as well as it is known: between the two lists.
+	// The hold changed between the two lists, at best known by Since.
 	at := l.seen
 	began := l.seen
 	if !l.Since.IsZero() && l.Since.Before(began) {
@@ -124,7 +124,7 @@ func (h *history) follow(old, l *lock) {
 		h.add(s)
 	}
 
-	// A holder that does not renew is shown as such while the term lasts.
+	// Show during the term that the holder does not renew.
 	if l.unrenewed() {
 		for i := range l.open {
 			if l.open[i].State == holds {
@@ -134,7 +134,7 @@ func (h *history) follow(old, l *lock) {
 	}
 }
 
-// how returns how a hold ended that was gone at a time.
+// how returns how the hold of old ended, which at the time at was gone.
 func how(old *lock, at time.Time) string {
 	until := old.until()
 	switch {
@@ -148,12 +148,12 @@ func how(old *lock, at time.Time) string {
 	return ended
 }
 
-// inexact is how much later than it is the end of a term may seem to be, because the rest
-// of the term was measured before the answer arrived.
+// The store measures the rest of a term before its answer arrives, so the end of a term may seem to
+// come later, by up to inexact.
 const inexact = 250 * time.Millisecond
 
-// add remembers a span that has ended, and forgets the oldest ones if there are too many. It
-// remembers none of a very long key, which would take too much memory.
+// add appends a span that has ended, and removes the oldest spans if there are too many. It ignores
+// spans of very long keys, which would take too much memory.
 func (h *history) add(s span) {
 	if len(s.key) > maxSpanKey {
 		return
@@ -172,8 +172,8 @@ func (h *history) addGap(why string, from, to time.Time) {
 	h.gaps = append(h.gaps, unwatched{why, ms(from), ms(to)})
 }
 
-// lanes returns the latest spans of a key by owner, in the order in which the owners came. l
-// is nil if the key is free.
+// lanes returns the latest spans of a key for each owner, ordered by the first span of each. l is
+// nil if the key is free.
 func (h *history) lanes(key string, l *lock) []ownerHistory {
 	var spans []span
 	for _, s := range h.spans {

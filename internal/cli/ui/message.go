@@ -10,8 +10,8 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// These are the messages to the browsers. Times are milliseconds since 1970 by this
-// process's clock, or 0. Text is printable: the page shows it as it is.
+// These are the messages to the browsers. Times are milliseconds since 1970 by this process's
+// clock, or 0. Text is printable, and the page shows it unchanged.
 
 // changes is a message of the stream.
 type changes struct {
@@ -57,14 +57,14 @@ type tableRow struct {
 	Waiting int    `json:"waiting,omitempty"`
 }
 
-// Foreign reports whether a key is held by a value that the strategy did not write. Every
-// hold of a hasp Client has an owner and a term.
+// Foreign reports whether a key is held by a value that the strategy did not write: one without an
+// owner or without a term, because every hold of a hasp Client has both.
 func Foreign(s backend.Status) bool {
 	return s.Held && (s.Owner == "" && len(s.Shared) == 0 || s.TTL < 0)
 }
 
-// SameHold reports whether two entries of a key are one hold, as far as can be told. A
-// store that does not record when holds began may have had another hold of the same owner.
+// SameHold reports whether two entries of a key are one hold. If the store does not record when
+// holds began, they may be two holds of one owner.
 func SameHold(a, b backend.Status) bool {
 	return a.Held == b.Held && a.Owner == b.Owner && len(a.Shared) > 0 == (len(b.Shared) > 0) &&
 		a.Since.Equal(b.Since) && a.Fence == b.Fence
@@ -88,15 +88,15 @@ func rowOf(l *lock) tableRow {
 	return r
 }
 
-// like reports whether a browser that has s need not be sent r. The end of a term is
-// measured, so it varies by the time of an answer.
+// like reports whether r and s show the same. Until may differ a little, because its error varies
+// with the time of an answer.
 func (r tableRow) like(s tableRow) bool {
 	d := r.Until - s.Until
 	r.Until, r.Seen = s.Until, s.Seen
 	return r == s && -300 <= d && d <= 300
 }
 
-// detail is what is known of one key.
+// detail is all that is known about one key.
 type detail struct {
 	Key     string         `json:"key"`
 	Now     int64          `json:"now"`
@@ -116,7 +116,7 @@ func ms(t time.Time) int64 {
 	return t.UnixMilli()
 }
 
-// ID returns the name of a key in messages and addresses. A key may be any bytes. The page
+// ID returns the name of a key in messages and addresses, because a key may be any bytes. The page
 // opens with the key's detail if its address ends with # and the ID.
 func ID(key string) string { return base64.RawURLEncoding.EncodeToString([]byte(key)) }
 
@@ -128,8 +128,8 @@ func parseID(id string) (key string, err error) {
 // maxShown is how many bytes of a key are shown.
 const maxShown = 512
 
-// shown returns a key or an owner as printable text. It is quoted if it is not one line of
-// ordinary text, so that two different keys look different.
+// shown returns at most maxShown bytes of a key or an owner as printable text, quoted unless it is
+// one line of ordinary text.
 func shown(s string) string {
 	end := ""
 	if len(s) > maxShown {

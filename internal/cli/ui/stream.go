@@ -7,23 +7,22 @@ import (
 )
 
 const (
-	// maxBrowsers is how many browsers may be connected. Each costs a goroutine.
+	// maxBrowsers is how many browsers may be connected, because each costs a goroutine.
 	maxBrowsers = 64
 
-	// pending is how many messages may wait for a browser. One that is slower is dropped,
-	// and connects again.
+	// pending is how many messages may wait for a browser. If there are more, the browser is
+	// disconnected, and connects again.
 	pending = 8
 
-	heartbeat    = 15 * time.Second // from one message to the next at most
+	heartbeat    = 15 * time.Second // the longest time between two messages
 	writeTimeout = 10 * time.Second // for one message
 )
 
-// subscriber is one browser: the messages for it, until it is closed because the browser is
-// too slow.
+// subscriber has the messages for one browser. It is closed if the browser is too slow.
 type subscriber chan []byte
 
-// subscribe adds a browser. It returns the message with all keys, which the browser must get
-// first. It returns nil if there are too many browsers.
+// subscribe adds a browser, and returns its first message, which has all keys. If there are too
+// many browsers, it returns nil.
 func (w *watcher) subscribe() (subscriber, []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -48,7 +47,8 @@ func (w *watcher) unsubscribe(sub subscriber) {
 	delete(w.subs, sub)
 }
 
-// broadcast sends a message to all browsers. It waits for none. The caller holds mu.
+// broadcast sends a message to all browsers, and disconnects those that are too slow. The caller
+// holds mu.
 func (w *watcher) broadcast(m []byte) {
 	for sub := range w.subs {
 		select {

@@ -1,11 +1,11 @@
-// Package ui is the web page of "hasp ui": a live table of the locks in a store, and for
-// each key a timeline and its queue. It only reads.
+// Package ui is the web page of "hasp ui": a live table of the locks in a store, and for each key a
+// timeline and its queue. It changes no lock.
 //
-// One watcher lists the store for all browsers, and only while a browser is connected. If
-// listing takes long, the watcher lists less often. So the cost for the store does not
-// depend on the number of browsers. The watcher compares each list with the one before. It
-// sends the differences to the browsers as server-sent events, and remembers who held a key
-// and who waited for it, within fixed bounds of memory.
+// One watcher lists the store for all browsers, so the cost for the store does not depend on their
+// number. It lists only while a browser is connected, and less often if a list takes long. The
+// watcher compares each list with the last one, and sends the differences to the browsers as
+// server-sent events. It records the holders and waiters of each key, within fixed bounds of
+// memory.
 package ui
 
 import (
@@ -26,13 +26,13 @@ type Source interface {
 	List(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error]
 }
 
-// Options say what the page shows, and to whom.
+// Options are the settings of the page.
 type Options struct {
 	Store   string // the name of the strategy
 	Prefix  string // of the keys that are listed
 	Ordered bool   // waiters are served in order of arrival
 
-	// Token is what a browser must present, unless it is empty. See guard.
+	// Token, if it is not empty, is what a browser must send. See guard.
 	Token string
 
 	// Listen is the address of the listener, HOST:PORT. Hosts are more names under which
@@ -40,14 +40,14 @@ type Options struct {
 	Listen string
 	Hosts  []string
 
-	// Every is the time from the beginning of one list to the next. Default Every.
+	// Every is the time from the beginning of one list to the beginning of the next; 0 is [Every].
 	Every time.Duration
 
 	// Redact removes secrets from the text of an error; nil removes nothing.
 	Redact func(string) string
 }
 
-// Every is how often the store is listed. A key that is taken is on the page within a
+// Every is the default of Options.Every. With it, a key that is taken is on the page within a
 // second.
 const Every = 500 * time.Millisecond
 
@@ -71,7 +71,7 @@ func New(src Source, o Options) *Server {
 	}
 	s := &Server{guard: newGuard(o), watcher: newWatcher(src, o)}
 
-	// The types are named here, because a host's table of types may lack them.
+	// Set the content types here, because the host's table of types may lack them.
 	for path, file := range map[string]struct{ name, kind string }{
 		"/{$}":      {"index.html", "text/html; charset=utf-8"},
 		"/page.css": {"page.css", "text/css; charset=utf-8"},
@@ -99,8 +99,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Serve serves the page on ln until ctx ends. It returns nil then, and the error of the
-// listener otherwise. It closes ln.
+// Serve serves the page on ln until ctx ends, and then returns nil. If the listener fails, Serve
+// returns its error. Serve closes ln.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -19,26 +19,26 @@ const (
 	maxName  = 256      // bytes of an owner; the rest is cut off
 )
 
-// restFactor is how many times as long as a list took the watcher rests after it, at least.
+// After a list that took t, the watcher rests for at least restFactor·t.
 const restFactor = 2
 
 // watcher lists a store and compares the lists.
 type watcher struct {
 	src  Source
 	o    Options
-	wake chan struct{} // has a value if a browser has come since Run last looked
+	wake chan struct{} // a browser has come; has room for one
 	came chan struct{} // closed when the first browser has come
 
 	first sync.Once // that browser
 
-	// mu guards all below. It is not held while the store is asked. Only the goroutine of
-	// Run changes the maps and the history.
+	// mu guards all below, and is not held during a call to the store. Only the goroutine of Run
+	// changes known and history.
 	mu      sync.Mutex
 	subs    map[subscriber]bool
 	known   map[string]*lock // by key
 	more    int              // keys of the last list that are not in known
 	listed  time.Time        // when the last list that succeeded began; zero before the first
-	took    time.Duration    // by that list
+	took    time.Duration    // the duration of that list
 	rest    time.Duration    // from a list to the next
 	failed  string           // why the last list failed, or empty
 	since   time.Time        // when it failed first
@@ -54,8 +54,8 @@ type lock struct {
 	size  int           // in bytes
 	sent  tableRow      // as the browsers know it
 	open  []span        // that have not ended
-	wait  int           // callers that wait, of whom Waiters has the first
-	share int           // owners of a shared hold, of whom Shared has the first
+	wait  int           // number of waiters; Waiters has the first of them
+	share int           // number of owners of a shared hold; Shared has the first of them
 }
 
 func newWatcher(src Source, o Options) *watcher {
@@ -85,7 +85,7 @@ func (w *watcher) Run(ctx context.Context) {
 		w.mu.Lock()
 		w.rest = rest
 		w.mu.Unlock()
-		// The rest is kept also if all browsers go and come back.
+		// Keep the rest even if all browsers go and come back.
 		select {
 		case <-time.After(rest):
 		case <-ctx.Done():
@@ -110,8 +110,8 @@ func (w *watcher) watched() bool {
 	return len(w.subs) > 0
 }
 
-// look lists the store once, and tells the browsers what has changed. idle says that
-// nobody watched before.
+// look lists the store once, and tells the browsers what has changed. idle says that no browser was
+// connected since the last list.
 func (w *watcher) look(ctx context.Context, idle bool) {
 	began := time.Now()
 	next, more, err := w.list(ctx)
@@ -167,12 +167,13 @@ func (w *watcher) list(ctx context.Context) (next map[string]*lock, more int, er
 	return next, more, nil
 }
 
-// newLock returns an entry that has just arrived, without what is too long.
+// newLock returns the lock of an entry that has just arrived. It cuts long names, and drops names
+// beyond maxNames.
 func newLock(e backend.Entry) *lock {
 	l := &lock{Entry: e, seen: time.Now(), wait: len(e.Waiters), share: len(e.Shared)}
 	cut := func(names []string) (short []string) {
 		for _, s := range names[:min(len(names), maxNames)] {
-			s = strings.Clone(s[:min(len(s), maxName)]) // lets go of the rest
+			s = strings.Clone(s[:min(len(s), maxName)]) // the whole can then be freed
 			l.size += len(s)
 			short = append(short, s)
 		}
@@ -184,7 +185,7 @@ func newLock(e backend.Entry) *lock {
 	return l
 }
 
-// until is when the term ends; zero if it has no end or is not known.
+// until returns when the term ends, or the zero time if the key is free or its hold has no end.
 func (l *lock) until() time.Time {
 	if !l.Held || l.TTL < 0 {
 		return time.Time{}
@@ -196,8 +197,8 @@ func (l *lock) until() time.Time {
 // third of a term.
 func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/2 }
 
-// compare replaces what is known by next, and returns the rows that have changed and the
-// keys that are gone. The caller holds mu.
+// compare replaces known by next, and returns the rows that have changed and the IDs of the keys
+// that are gone. The caller holds mu.
 func (w *watcher) compare(next map[string]*lock, now time.Time) (set []tableRow, gone []string) {
 	for key, l := range next {
 		l.first, l.most = l.seen, l.TTL
@@ -224,7 +225,7 @@ func (w *watcher) compare(next map[string]*lock, now time.Time) (set []tableRow,
 	return set, gone
 }
 
-// detail returns what is known of a key.
+// detail returns all that is known about a key.
 func (w *watcher) detail(key string) detail {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -147,8 +147,8 @@ type passedConn struct{ *redis.PubSub }
 
 func (c passedConn) close() { c.Close() }
 
-// ended is a context that has ended. With a live context, PubSub would replace a failed connection
-// by itself, and report nothing. It obeys the deadline of a context made from ended nevertheless.
+// ended is a context that has ended, so that PubSub does not replace a failed connection by itself,
+// without a report. PubSub still obeys the deadline of a context made from ended.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -14,8 +14,8 @@ import (
 const lingering = time.Second
 
 // keep moves each channel to the server that has its slot now, and ends when there are no channels.
-// Once a second is enough because waiters poll meanwhile, and a server that cannot be used must not
-// see many attempts to connect.
+// It runs once a second, which is enough because waiters poll meanwhile, and spares a server that
+// cannot be used.
 func (b *Subscriber) keep() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
@@ -67,11 +67,10 @@ func (b *Subscriber) removeUnused() []*channel {
 	return slices.Collect(maps.Values(b.channels))
 }
 
-// find moves ch to the server that has its slot now. A server that has become a replica may still
-// confirm subscriptions and deliver messages. But a PUBLISH on the master does not count the
-// replica's subscribers.
+// find moves ch to the server that has its slot now. Otherwise ch could stay at a server that has
+// become a replica, whose subscribers a PUBLISH on the master does not count.
 func (b *Subscriber) find(ctx context.Context, ch *channel) {
-	// Finding the server may need a call, so mu is not held.
+	// Do not hold mu, because this may need a call.
 	server, err := b.server(ctx, ch.slotKey)
 
 	b.mu.Lock()
@@ -80,16 +79,15 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	switch {
 	case b.closed:
 	case err != nil && lost:
-		// Calls of Listen return the error now. A Listener of Subscribe stays, and keep tries
-		// again.
+		// Calls of Listen return the error now. Listeners of Subscribe stay, and keep tries again.
 		ch.failLocked(err)
 	case err != nil:
 	case lost || ch.link.server != server || ch.state == isRefused:
 		b.placeLocked(ch, server)
 		if lost {
-			// When the channel lost its link, the store may have asked a server that had not
-			// learned yet that the slot has moved. The old server, a replica now, confirms the
-			// subscription again, so nothing else would show the mistake.
+			// Search again: when the channel lost its link, the store may have asked a server that
+			// did not know yet that the slot has moved. The old server, now a replica, confirms the
+			// subscription, so nothing else would show the mistake.
 			b.reload()
 		}
 	}
@@ -132,7 +130,7 @@ func (b *Subscriber) server(ctx context.Context, slotKey string) (Server, error)
 	if err != nil || !b.store.Cluster || b.sharded.Load() != nil {
 		return server, err
 	}
-	// Several callers may ask at once, which does no harm.
+	// Several callers may ask at once.
 	return server, b.learnKind(ctx, server)
 }
 
@@ -153,8 +151,8 @@ func (b *Subscriber) isSharded() bool {
 }
 
 // learnKind asks the server whether channels are in slots, and sets that once, because all clients
-// that publish and subscribe must agree. The command has no effect, because it lacks its arguments.
-// A server checks them before anything else, even while it loads its data.
+// that publish and subscribe must agree. The command lacks its arguments, so it has no effect, and
+// is answered even by a server that loads its data.
 func (b *Subscriber) learnKind(ctx context.Context, server Server) error {
 	err := server.Do(ctx, "spublish").Err
 	// Without a reply the kind stays unknown, and the next call asks again.

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	tickEvery      = time.Second     // how often the server must answer something, and how often keep runs
-	deadAfter      = 3 * time.Second // a connection is dead if the server answers nothing for that long
-	writeTimeout   = time.Second     // a connection is also dead if a write takes longer
+	tickEvery      = time.Second     // the time between two pings, and between two runs of keep
+	deadAfter      = 3 * time.Second // a connection without an answer for so long is dead
+	writeTimeout   = time.Second     // a connection is dead if a write takes longer
 	connectTimeout = 5 * time.Second // the most that connecting, or finding the servers, may take
 )
 
@@ -31,7 +31,7 @@ type link struct {
 	// b.mu guards these.
 	queue  []command // not sent yet
 	sent   []command // not answered yet, in this order
-	silent int       // ticks since the server last answered something
+	silent int       // ticks in a row without an answer
 }
 
 // command is a command on a link.
@@ -54,20 +54,20 @@ func (k *link) addLocked(cmd command) {
 	k.queue = append(k.queue, cmd)
 	select {
 	case k.wake <- struct{}{}:
-	// If a signal waits already, the writer will take this command as well.
+	// A signal waits already: the writer will take this command as well.
 	default:
 	}
 }
 
-// run connects and reads the connection. The Listeners' functions are called on its goroutine.
+// run connects and reads the connection. It calls the Listeners' functions on its goroutine.
 func (k *link) run() {
 	b, err := k.b, k.connectAndRead()
 	k.drop(err)
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// If another server has replaced this one, the store closes the client. Then calls of Listen
-	// that are in progress go on.
+	// If the store has closed the client because another server has replaced this one, calls of
+	// Listen go on.
 	replaced := b.store.Reload != nil && errors.Is(err, redis.ErrClosed)
 	for _, ch := range b.channels {
 		if ch.link == k {
@@ -114,8 +114,8 @@ func (k *link) connectAndRead() error {
 }
 
 // write sends commands until the link ends, and then closes the connection, which ends the read in
-// progress. Only the writer closes it, because Close of a PubSub may block: it takes the same lock
-// as a write.
+// progress. Only the writer may close it: Close of a PubSub takes the same lock as a write, and
+// could block.
 func (k *link) write() {
 	defer k.conn.close()
 	ticker := time.NewTicker(tickEvery)
@@ -138,8 +138,8 @@ func (k *link) write() {
 	}
 }
 
-// tick makes sure that the server has a command to answer, and drops a link that is dead. Messages
-// are no answers, because they may still arrive on a dead connection.
+// tick makes sure that the server has a command to answer, and drops a dead link. Messages do not
+// count as answers, because they may still arrive on a dead connection.
 func (k *link) tick() {
 	k.b.mu.Lock()
 	defer k.b.mu.Unlock()
@@ -157,7 +157,7 @@ func (k *link) take() []command {
 	defer k.b.mu.Unlock()
 	cmds := k.queue
 	k.queue = nil
-	k.sent = append(k.sent, cmds...) // before they are sent: the replies may arrive at once
+	k.sent = append(k.sent, cmds...) // before they are sent, because replies may arrive at once
 	return cmds
 }
 
@@ -173,8 +173,8 @@ func (k *link) send(cmd command) error {
 // read processes what arrives until the connection fails.
 func (k *link) read() error {
 	for {
-		// This has no timeout, because the writer makes the server answer each second, and closes a
-		// dead connection.
+		// Use no timeout: the writer makes the server answer each second, and closes a dead
+		// connection.
 		kind, channel, payload, err := k.conn.receive()
 		inStep := true
 		switch {
@@ -190,8 +190,8 @@ func (k *link) read() error {
 			inStep = k.answered(kind, channel)
 		}
 
-		// Replies come in the order of the commands. After one that does not fit,
-		// no later reply can be assigned to its command.
+		// Replies come in the order of the commands, so after one that does not fit, later ones
+		// cannot be assigned either.
 		if !inStep {
 			return errOutOfStep
 		}
@@ -211,15 +211,14 @@ func (k *link) message(name, payload string) {
 	deliver(listeners, payload, false)
 }
 
-// answered processes the answer to a command. On a cluster, the server also ends a
-// subscription by itself if the slot has moved. answered reports false if the answer is
-// unexpected.
+// answered processes the answer to a command, or, on a cluster, the end of a subscription whose
+// slot has moved. It reports false if the answer is unexpected.
 func (k *link) answered(kind, name string) bool {
 	b := k.b
 	b.mu.Lock()
 	var again []*Listener
-	// The reader delivers this before it reads on, so that a Listener learns that messages may be
-	// missing before it receives the first message of the new subscription.
+	// Deliver again before the next read, so that a Listener learns that messages may be missing
+	// before it receives the first message of the new subscription.
 	defer func() {
 		b.mu.Unlock()
 		deliver(again, "", true)
@@ -231,8 +230,7 @@ func (k *link) answered(kind, name string) bool {
 	if len(k.sent) > 0 && k.sent[0].name == kind && k.sent[0].ch.name == name {
 		ch := k.sent[0].ch
 		k.sent, k.silent = k.sent[1:], 0
-		// The confirmation does not count if the channel has moved to another link since the
-		// command was sent.
+		// Ignore the confirmation if the channel has moved to another link meanwhile.
 		if kind == "subscribe" && ch.link == k {
 			again = ch.confirmLocked()
 		}
@@ -261,8 +259,8 @@ func (k *link) refused(err error) bool {
 	cmd := k.sent[0]
 	k.sent, k.silent = k.sent[1:], 0
 	switch {
-	// An error reply to a ping or an unsubscription also shows that the server answers. A refusal
-	// does not count if the channel has moved to another link since the command was sent.
+	// Ignore an error for a ping or an unsubscription, because it shows that the server answers,
+	// and a refusal if the channel has moved to another link meanwhile.
 	case cmd.name != "subscribe" || cmd.ch.link != k:
 	case b.store.Cluster && redis.HasErrorPrefix(err, "MOVED"):
 		b.movedLocked(cmd.ch)

@@ -1,9 +1,9 @@
 // Package pubsub subscribes to channels of a Redis, over one connection to each
 // server.
 //
-// A Subscriber has a channel for each name, and a link for each server that has channels. It sends
-// each subscription in a command of its own, so that the replies, which come in the order of the
-// commands, say for each channel whether it is subscribed to.
+// A Subscriber has a channel for each name, and a link for each server that has channels. Each
+// subscription is a command of its own. Replies come in the order of the commands, so each tells
+// about one channel.
 package pubsub
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Config is what a Subscriber needs to know of its store.
+// Config describes the store of a Subscriber.
 type Config struct {
 	// Server returns the server that has the slot of a key.
 	Server func(ctx context.Context, slotKey string) (Server, error)
@@ -154,8 +154,8 @@ func (l *Listener) Command() string {
 	return "PUBLISH"
 }
 
-// Close ends the Listener. The subscription stays for a moment after the last
-// Listener, so that the next caller for the channel finds it confirmed.
+// Close ends the Listener. The subscription stays for a moment after the last Listener, so that the
+// next one finds it confirmed.
 func (l *Listener) Close() {
 	if l.closed.Swap(true) {
 		return
@@ -190,8 +190,8 @@ func (b *Subscriber) Demoted(server Server) {
 	}
 }
 
-// Close ends all subscriptions. It waits for the goroutines, but for writeTimeout at most: some may
-// run on, because a client that the caller passed may not end a call with its context.
+// Close ends all subscriptions. It waits for the goroutines, for writeTimeout at most, because a
+// client that the caller passed may not end a call with its context.
 func (b *Subscriber) Close() {
 	b.mu.Lock()
 	b.closed = true
@@ -215,8 +215,8 @@ func (b *Subscriber) Close() {
 // join adds l to the channel of a name, and subscribes to the channel if it is new. If its server
 // is not found, keep goes on searching.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
-	// Finding the server may need a call, so mu is not held. An error does not matter if the
-	// channel has a subscription, or waits for one, already.
+	// Do not hold mu, because this may need a call. Ignore an error if the channel already has a
+	// subscription, or waits for one.
 	server, err := b.server(ctx, slotKey)
 
 	b.mu.Lock()

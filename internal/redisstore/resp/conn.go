@@ -23,8 +23,8 @@ type Conn struct {
 	used     time.Time // when it became idle
 }
 
-// bufferSize is the size of the buffer for replies, and the largest buffer for commands that
-// a Conn keeps. A pool keeps the connections of its largest burst, so they must be small.
+// bufferSize is the size of the buffer for replies, and the largest buffer for commands that a Conn
+// keeps. It is small, because a pool keeps the connections of its largest burst.
 const bufferSize = 4 << 10
 
 // NewConn returns a Conn that reads and writes c. base is the connection below the TLS of
@@ -37,8 +37,8 @@ func NewConn(c, base net.Conn) *Conn {
 	return conn
 }
 
-// Close closes the connection. It does not close the TLS session, because that would send a last
-// message and could block.
+// Close closes the connection without closing the TLS session, which would send a last message and
+// could block.
 func (c *Conn) Close() error { return c.base.Close() }
 
 // Reply is the reply to one command, or its error.
@@ -66,8 +66,7 @@ func (c *Conn) Do(ctx context.Context, commands ...[]any) (replies []Reply, good
 	deadline, _ := ctx.Deadline()
 	_ = c.base.SetDeadline(deadline) // fails on a closed connection only
 
-	// The connection enforces the deadline, so no timer is needed. The deadline is set before an
-	// interrupt can set another one.
+	// The connection enforces the deadline, which was set before an interrupt can set another one.
 	parent, quit, _, _ := lazyctx.Split(ctx)
 	interrupt := func() { _ = c.base.SetDeadline(past) }
 	stopParent := context.AfterFunc(parent, interrupt)
@@ -79,8 +78,8 @@ func (c *Conn) Do(ctx context.Context, commands ...[]any) (replies []Reply, good
 		replies[n+i].Err = err
 	}
 
-	// An interrupt that has begun could end the next call on this connection, so do not use it
-	// again.
+	// If an interrupt has begun, do not use the connection again: the interrupt could end its next
+	// call.
 	uncut := stopParent()
 	uncut = stopQuit() && uncut
 	return replies, err == nil && uncut
@@ -114,7 +113,7 @@ var (
 )
 
 // leadsAstray reports whether the error of a reply means that another server has taken over the
-// address. The reply is valid, but only a new connection leads to that server.
+// address, to which only a new connection leads.
 func (c *Conn) leadsAstray(err error) bool {
 	if err == nil {
 		return false
@@ -163,7 +162,7 @@ func (c *Conn) Receive() Reply {
 const maxIdle = 30 * time.Minute
 
 // isUsable reports whether an idle connection can be used: the server has not closed it, and has
-// sent nothing. It is checked before each call, because a command that fails is not sent again.
+// sent nothing. Check that before each call, because a command that fails is not sent again.
 func (c *Conn) isUsable() bool {
 	_ = c.base.SetReadDeadline(time.Time{}) // a deadline that has passed would end the check
 	return time.Since(c.used) < maxIdle && (c.raw == nil || isQuiet(c.raw))

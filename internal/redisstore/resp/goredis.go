@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file has what hasp adds to a client that the caller passed, and errors for replies.
+// This file has hasp's additions to a client that the caller passed, and errors for replies.
 
 // Command is a command that go-redis sends once, whatever the settings of the client: go-redis does
 // not retry it after a timeout, in a pipeline or on a cluster.
@@ -45,7 +45,8 @@ func Pipeline(ctx context.Context, rdb redis.UniversalClient, commands [][]any) 
 	pipe := rdb.Pipeline()
 	cmds := make([]Command, len(commands))
 	for i, args := range commands {
-		// A hook may change the arguments, and other pipelines may send the same slice.
+		// Clone the arguments, because a hook may change them, and other pipelines may send the
+		// same slice.
 		cmds[i].Cmd = redis.NewCmd(ctx, slices.Clone(args)...)
 		_ = pipe.Process(ctx, &cmds[i]) // only queues the command; Exec sets its error
 	}
@@ -79,9 +80,8 @@ func Unexpected(reply any, secrets ...string) error {
 // cutSecret is the length of the shortest part of a secret that Hide finds.
 const cutSecret = 8
 
-// Hide returns text without the secrets. A server may repeat only the beginning of a long
-// command: Redis cuts the arguments of an unknown command after 128 bytes. So Hide also
-// removes the beginnings of secrets.
+// Hide returns text without the secrets and without their beginnings, because a server may repeat
+// only a part of a command: Redis cuts the arguments of an unknown command after 128 bytes.
 func Hide(text string, secrets ...string) string {
 	for _, secret := range secrets {
 		if secret == "" {

@@ -98,12 +98,12 @@ func (p *Pool) takeIdle() *Conn {
 	return c
 }
 
-// staleTime is how long a dial goes on after its caller has left. Meanwhile it uses room that other
-// callers need, and it may wait for a reply that the server will never send.
+// staleTime is how long a dial goes on after its caller has left. It is short, because the dial
+// uses room that other callers need, and may never get a reply.
 const staleTime = time.Second
 
-// getNew makes a connection. If its caller leaves, the next caller receives the connection.
-// Otherwise callers with short deadlines would never get a connection to a server that is far away.
+// getNew makes a connection. If the caller leaves, the next caller receives it. Otherwise callers
+// with short deadlines would never get a connection to a distant server.
 func (p *Pool) getNew(ctx context.Context) (*Conn, error) {
 	type result struct {
 		*Conn

@@ -1,6 +1,6 @@
 // Package resp makes hasp's own connections to Redis. One caller uses a Conn at a time, and a Pool
 // holds the Conns to one server. Many callers share a Wire. A call ends when its context ends. The
-// package also has what hasp adds to a go-redis client that the caller passed.
+// package also has hasp's additions to a go-redis client that the caller passed.
 package resp
 
 import (
@@ -16,8 +16,8 @@ import (
 // and decodes replies
 // (https://redis.io/docs/latest/develop/reference/protocol-spec/).
 
-// appendCommand appends a command to out. Strategies use only strings, ints and int64s, which
-// cannot change, so the caller may leave before its command is encoded.
+// appendCommand appends a command to out. Arguments are strings, ints and int64s, which cannot
+// change, so the caller may leave before its command is encoded.
 func appendCommand(out []byte, args []any) []byte {
 	out = appendHead(out, '*', len(args))
 	var digits [20]byte
@@ -52,9 +52,8 @@ func (e ReplyError) Error() string { return string(e) }
 // RedisError marks the error as a reply, as go-redis marks its own: the server answers.
 func (ReplyError) RedisError() {}
 
-// Limits of a reply. The longest reply that hasp asks for lists the waiters of a key. It is
-// far below these limits. A line must also fit into the buffer of its reader. The longest
-// line is an error, of a few hundred bytes.
+// Limits of a reply. The longest reply, a list of a key's waiters, is far below these limits. A
+// line must also fit into the reader's buffer. The longest line is an error of a few hundred bytes.
 const (
 	maxReply = 64 << 20 // bytes in a reply
 	maxItems = 1 << 18  // values in a reply
@@ -67,8 +66,8 @@ var (
 		maxReply, maxItems, maxDepth)
 )
 
-// reader decodes replies. A server may announce any length, so memory is allocated only for
-// what arrives, and a reply has limits.
+// reader decodes replies. Because a server may announce any length, it allocates memory only for
+// what arrives, and limits each reply.
 type reader struct {
 	*bufio.Reader
 	bytes, items int // what is left of the limits for the current reply

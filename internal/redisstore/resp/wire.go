@@ -17,13 +17,11 @@ import (
 // together, and the replies are read together. When no caller uses the wire any more, the
 // connection goes back to its pool.
 //
-// A caller leaves when its context ends, and no other caller notices. If its
-// command is not written yet, it is not sent. If it is written, its reply is read
-// and dropped. No caller blocks in a read or a write: one goroutine writes while
-// there are commands, and one reads as long as the wire exists.
+// A caller leaves when its context ends, without an effect on others. If its command is not written
+// yet, it is not sent. If it is written, its reply is dropped. No caller blocks in a read or a
+// write: one goroutine writes while there are commands, and one reads as long as the wire exists.
 //
-// A wire that is over takes no more commands; callers use another wire. It ends
-// when no caller waits for a reply any more.
+// A wire that is over takes no more commands, and ends when no caller waits for a reply any more.
 type Wire struct {
 	conn *Conn
 	back func(ok bool) // returns the connection to the pool; ok says that it is in order
@@ -37,8 +35,8 @@ type Wire struct {
 	wake    time.Time  // when the reader wakes if nothing arrives
 	writers sync.WaitGroup
 
-	// requests has blank *request. Each wire has a pool of its own, because a channel must stay
-	// in its bubble of testing/synctest.
+	// requests has blank *request. Each wire has its own pool, because a channel must stay in its
+	// bubble of testing/synctest.
 	requests sync.Pool
 
 	// Only the writer uses these.
@@ -72,8 +70,8 @@ func (w *Wire) Pending() (queued, sent int) {
 	return len(w.queue), len(w.sent)
 }
 
-// request is one command on a wire. Both the reply and a caller that leaves set met. If the reply
-// is first, the caller receives it. If the caller is first, the reply is dropped.
+// request is one command on a wire. The reply and a caller that leaves both set met. If the reply
+// is first, the caller receives it. Otherwise the reply is dropped.
 type request struct {
 	args  []any
 	until time.Time   // when the caller leaves; zero if it has no deadline
@@ -160,8 +158,8 @@ func (w *Wire) put(r *request) bool {
 func (w *Wire) write() {
 	defer w.writers.Done()
 	for {
-		// Callers that have just received a reply are about to send the next command. Without the
-		// yield, each command would be written alone.
+		// Yield, because callers that have just received replies are about to send their next
+		// commands. Otherwise each command would be written alone.
 		runtime.Gosched()
 		if !w.nextBatch() {
 			return
@@ -173,7 +171,7 @@ func (w *Wire) write() {
 
 		_ = w.conn.SetWriteDeadline(time.Now().Add(silence))
 		if _, err := w.conn.Write(w.out); err != nil {
-			// A command may be cut in two, so nothing more can be written.
+			// Write nothing more, because a command may be cut in two.
 			w.GiveUp(err)
 			w.conn.Close() // ends the reader
 		}
@@ -203,8 +201,8 @@ func (w *Wire) nextBatch() bool {
 func (w *Wire) encode() {
 	w.out = w.out[:0]
 
-	// While this runs, the batch is in no list that the reader checks. If the deadline of a request
-	// passes now, the reader ends the request at the end of the tick at the latest.
+	// The reader does not see the batch meanwhile. If the deadline of a request passes now, the
+	// reader ends the request at the end of the tick at the latest.
 	now := time.Now()
 	sent := w.batch[:0]
 	for _, r := range w.batch {

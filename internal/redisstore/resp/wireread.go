@@ -8,17 +8,17 @@ import (
 
 // The reader of a wire checks the wire once in a tick.
 //
-// If no command was outstanding for the time rest, the connection goes back to the pool.
+// If no command was outstanding for the time rest, the pool gets the connection back.
 //
 // If commands are outstanding and nothing arrives for a few round trips, and for two ticks at
-// least, the reader gives the wire up, so that a dead connection fails few calls. The wire then
-// takes no more commands. Commands that are not written go elsewhere. Commands that are written are
-// not repeated: their callers wait until their deadlines, as on a connection of their own. A caller
-// without a deadline waits until nothing has arrived for the time silence. If the server answers
-// all written commands after all, the pool gets the connection back.
+// least, the reader gives the wire up, so that a dead connection fails few calls. Then the wire
+// takes no more commands, and commands that are not written go elsewhere. Written commands are not
+// repeated: their callers wait until their deadlines, or without a deadline until nothing has
+// arrived for the time silence. If the server answers all of them after all, the pool gets the
+// connection back.
 //
-// The reader counts ticks instead of time. So if the process was stopped for a while, the reader
-// first reads the replies that have arrived meanwhile, and then decides.
+// The reader counts ticks instead of time, so that after a stop of the process it first reads the
+// replies that have arrived meanwhile.
 const (
 	tick       = 25 * time.Millisecond
 	rest       = 250 * time.Millisecond
@@ -82,9 +82,8 @@ func (w *Wire) readNext(in *reader) (any, error) {
 	return reply, nil
 }
 
-// canReply reports whether a status can be the reply to a command. If not, replies
-// no longer match their commands, and the next one could be an OK that another
-// caller waits for. None of hasp's scripts returns a status.
+// canReply reports whether a status can be the reply to a command. If not, replies no longer match
+// their commands. hasp's scripts never return a status.
 func canReply(args []any, status any) bool {
 	switch args[0] {
 	case "set":
@@ -207,17 +206,16 @@ func (w *Wire) End() {
 	good := !w.inReply && !w.writing && w.answered == len(w.due) && len(w.sent) == 0
 	w.mu.Unlock()
 
-	// The wire is over, so nothing more is written. The connection can be used again if the wire
-	// was idle or silent, and all commands were answered. It cannot if it failed, or leads to the
-	// wrong server.
+	// The connection can be used again if the wire was idle or silent, and all commands were
+	// answered, but not if it has failed or leads to the wrong server.
 	good = good && (w.ended == errIdle || w.ended == ErrNoReply)
 	if !good {
 		w.conn.Close()
 	}
 	w.back(good)
 
-	// The closed connection ends a writer that hangs. When the writer has ended, sent does not
-	// change any more.
+	// Wait for the writer, which a closed connection ends, because after that sent does not change
+	// any more.
 	w.writers.Wait()
 	for _, r := range append(w.due[w.answered:], w.sent...) {
 		r.answer(Reply{Err: w.over})
