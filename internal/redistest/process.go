@@ -23,9 +23,6 @@ type process struct {
 	cmd  *exec.Cmd
 	out  *bytes.Buffer   // its output, complete when it has ended
 	done <-chan struct{} // closed when it has ended
-
-	env   []string // added to the environment of this process
-	clock string   // the file of Options.Clock
 }
 
 func (s *Server) startProcess() error {
@@ -97,11 +94,6 @@ func (s *Server) startAt(dir string, port int, more ...string) error {
 func (s *Server) run(p *process) error {
 	s.flav = p
 	s.t.Cleanup(func() { p.kill() })
-	if s.o.Clock {
-		if err := p.wind(); err != nil {
-			return err
-		}
-	}
 	if err := p.start(); err != nil {
 		return err
 	}
@@ -109,9 +101,6 @@ func (s *Server) run(p *process) error {
 	go func() { answers <- s.ready() }()
 	select {
 	case err := <-answers:
-		if err == nil && p.clock != "" {
-			err = p.wound()
-		}
 		return err
 	case <-p.done:
 		if bytes.Contains(p.out.Bytes(), []byte("Address already in use")) {
@@ -160,7 +149,6 @@ func (p *process) start() (err error) {
 	p.out = &bytes.Buffer{}
 	p.cmd = exec.Command(program(), p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
-	p.cmd.Env = append(os.Environ(), p.env...)
 	p.done, err = crew.StartServer(p.cmd)
 	return err
 }
