@@ -90,27 +90,6 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 	}
 }
 
-// A writer that was killed leaves a part of a file, and never under the name of a
-// state file.
-func TestHalfWrittenFilesOfTheDeadAreCleared(t *testing.T) {
-	whole := sample().encode()
-	for n := 0; n <= len(whole); n += 20 {
-		d := on(t.TempDir(), nil)
-		write(t, d.guardFile("temp", stripeOf("k")), whole[:n])
-		write(t, d.guardFile("temp", fenceGuard), whole[:n])
-		write(t, d.guardFile("stripe", stripeOf("k")), []byte("pid 47"))
-		c := fenced(claim("k"))
-		acquire(t, d, c)
-		must(t, renew(d, c)[0])
-		release(t, d, c)
-		for _, name := range files(t, d.dir) {
-			if strings.HasPrefix(name, "temp-") || strings.HasPrefix(name, "key-") {
-				t.Errorf("left: %s", name)
-			}
-		}
-	}
-}
-
 // A stripe's file is changed in place. So if a foreign file has its name, an
 // acquire must not change that file.
 func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
