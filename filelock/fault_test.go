@@ -96,7 +96,7 @@ func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
 	for name, content := range map[string][]byte{
 		"text":      []byte("precious"),
 		"zeros":     make([]byte, maxStripe),
-		"long text": append([]byte("pid 47\n"), make([]byte, maxStripe)...),
+		"long text": append([]byte("fence 7 "), make([]byte, maxStripe)...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := on(t.TempDir(), nil)
@@ -107,6 +107,9 @@ func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
 
 			_, err := d.Acquire(t.Context(), fenced(claim("k")))
 			outage(t, "acquire", err, path)
+			c := claim("k") // an unfenced claim needs no such file
+			acquire(t, d, c)
+			release(t, d, c)
 			if b, err := os.ReadFile(other); string(b) != string(content) {
 				t.Errorf("the file is now %q, %v", b, err)
 			}

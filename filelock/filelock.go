@@ -16,8 +16,8 @@
 // read. If the disk is full, the directory cannot be read, or a state file is
 // damaged or foreign, the error names the file. None of these admits a second
 // holder. A state file that cannot be read blocks its key until it is removed, by
-// Break or by hand. A foreign file with the name of a stripe stays unchanged, and
-// blocks the keys of the stripe until it is removed by hand.
+// Break or by hand. A foreign file with the name of a stripe stays unchanged, and the
+// keys of the stripe get no fence until it is removed by hand.
 //
 // # Limits
 //
@@ -62,13 +62,12 @@
 //	sha256-HEX.lock        %xx escapes; a long key has its SHA-256 instead
 //	guard-00 … guard-3f    locked while the records of one stripe of the keys are
 //	                       changed; never remove a guard that may be in use
-//	stripe-00 … stripe-3f  the pid of the guard's last holder, and the last fence
-//	fence                  a number above every fence; it has guard-fence and
-//	                       stripe-fence
+//	stripe-00 … stripe-3f  the last fence of the keys of the stripe
+//	fence                  a number above every fence; it has guard-fence
 //	temp-*                 a file that is being written
 //
 // A key that was released or broken has no file, so a million keys that are not in
-// use leave 131 small files. A record that expired, such as that of a holder that
+// use leave 130 small files. A record that expired, such as that of a holder that
 // died or of a key with a minimum hold, stays until the key is taken again or a
 // sweep removes it. A driver sweeps 256 files with the first and each 128th key that
 // it takes, so expired records become no more than the others and some hundreds. An
