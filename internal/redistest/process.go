@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/testcert"
 )
 
 // process is a redis-server of this machine.
@@ -80,7 +81,8 @@ func (c *Certificate) tempDir(t testing.TB, o *Options) (dir string, err error) 
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	if o.tls() {
-		*c, err = certify(dir)
+		c.CertFile, c.KeyFile, err = testcert.Write(dir, "localhost")
+		c.CAFile = c.CertFile
 	}
 	return dir, err
 }
