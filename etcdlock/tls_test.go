@@ -2,50 +2,20 @@ package etcdlock_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"net/url"
-	"os"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/etcdtest"
+	"github.com/hasplock/hasp/internal/testcert"
 )
-
-// certify writes a certificate, which is its own authority, and its key into files.
-func certify(t *testing.T) (certFile, keyFile string) {
-	t.Helper()
-	must := musts(t)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(nil, err)
-	cert := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "etcd.example"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		DNSNames: []string{"etcd.example"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	der, err := x509.CreateCertificate(rand.Reader, cert, cert, &key.PublicKey, key)
-	must(nil, err)
-	private, err := x509.MarshalECPrivateKey(key)
-	must(nil, err)
-	dir := t.TempDir()
-	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: der}, keyFile: {Type: "EC PRIVATE KEY", Bytes: private}} {
-		must(nil, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
-	}
-	return certFile, keyFile
-}
 
 // TestTLS opens an etcd that wants certificates of its clients.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	etcdtest.Need(t)
-	cert, key := certify(t)
+	cert, key, err := testcert.Write(t.TempDir(), "etcd.example")
+	musts(t)(nil, err)
 	all, err := newServers(t.TempDir(), 1)
 	musts(t)(all, err)
 	s := all[0]

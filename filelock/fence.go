@@ -1,10 +1,13 @@
 package filelock
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -121,7 +124,12 @@ func (d *driver) readCeiling() (ceiling, error) {
 // drawFence returns a fence above all earlier fences of the stripe's keys, and below all later
 // ones, even after a crash.
 func (g *guard) drawFence(ctx context.Context, now instant) (uint64, error) {
-	last, err := g.lastFence(now)
+	stripe, err := g.openStripe()
+	if err != nil {
+		return 0, err
+	}
+	defer stripe.Close()
+	last, err := g.lastFence(stripe, now)
 	if err != nil {
 		return 0, err
 	}
@@ -134,15 +142,18 @@ func (g *guard) drawFence(ctx context.Context, now instant) (uint64, error) {
 		return 0, err
 	}
 
-	// Overwrite the line in place. If this process is killed meanwhile, the checksum is wrong, and
-	// the ceiling counts instead.
-	_, err = g.stripe.WriteAt(fenceLine{fence, now.boot}.encode(), int64(pidLen))
+	// The line is overwritten in place. A process that is killed meanwhile leaves a
+	// line with a wrong checksum, and then the ceiling counts instead.
+	_, err = stripe.WriteAt(fenceLine{fence, now.boot}.encode(), 0)
 	return fence, err
 }
 
-// lastFence returns a number that is at least as large as all fences of the stripe.
-func (g *guard) lastFence(now instant) (uint64, error) {
-	line, whole := g.readFenceLine()
+// lastFence returns a number that no fence of the stripe is above.
+func (g *guard) lastFence(stripe *os.File, now instant) (uint64, error) {
+	line, whole, err := readFenceLine(stripe)
+	if err != nil {
+		return 0, err
+	}
 	if whole && line.boot == now.boot && now.boot != "" {
 		return line.fence, nil
 	}
@@ -154,11 +165,21 @@ func (g *guard) lastFence(now instant) (uint64, error) {
 	if whole && ofEarlierBoot && c.boot == now.boot && now.boot != "" {
 		return c.floor, nil
 	}
-	c, err := g.d.readCeiling()
+	c, err = g.d.readCeiling()
 	return c.top, err
 }
 
-// fenceLine is the second line of the stripe's file. It is zero if there is none.
+// openStripe opens the stripe's file, and creates it if there is none.
+func (g *guard) openStripe() (f *os.File, err error) {
+	path := g.d.guardFile("stripe", g.n)
+	err = g.d.withFile(path, func() (err error) {
+		f, err = openFile(path, os.O_RDWR, 0)
+		return err
+	})
+	return f, err
+}
+
+// fenceLine is the content of the stripe's file. It is zero if the file is empty.
 type fenceLine struct {
 	fence uint64 // the last fence of the stripe
 	boot  string // the boot in which it was given; empty if boots have no identifier
@@ -168,17 +189,33 @@ func (l fenceLine) encode() []byte {
 	return seal(fmt.Appendf(nil, "fence %020d boot %+q ", l.fence, l.boot))
 }
 
-// readFenceLine returns the line, and whether its checksum is right.
-func (g *guard) readFenceLine() (line fenceLine, whole bool) {
-	b := make([]byte, 256)
-	n, _ := g.stripe.ReadAt(b, int64(pidLen))
+// maxStripe is larger than any stripe's file, which has one line.
+const maxStripe = 512
+
+var errStripe = errors.New("not the file in which filelock keeps a stripe's last fence")
+
+// readFenceLine returns the line, and whether it is whole. This is the only file that is
+// changed in place. So a foreign file that has its name is refused. It may be a hard link,
+// whose other name is elsewhere.
+func readFenceLine(stripe *os.File) (line fenceLine, whole bool, err error) {
+	b := make([]byte, maxStripe)
+	n, err := stripe.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return line, false, err
+	}
 	if n == 0 {
-		return line, true // no fence was given yet
+		return line, true, nil // no fence was given yet
 	}
 
-	text, _, _ := strings.Cut(string(b[:n]), "\n")
-	if _, err := fmt.Sscanf(text, "fence %d boot %q ", &line.fence, &line.boot); err != nil {
-		return line, false
+	// A full disk may leave a part of the line. A power failure may leave zeros.
+	const word = "fence "
+	text := string(bytes.TrimRight(b[:n], "\x00"))
+	if n == maxStripe || !strings.HasPrefix(text, word) && !strings.HasPrefix(word, text) {
+		return line, false, fmt.Errorf("%s: %w (its keys get no fence until this file is removed)", stripe.Name(), errStripe)
 	}
-	return line, text+"\n" == string(line.encode())
+	text, _, _ = strings.Cut(text, "\n")
+	if _, err := fmt.Sscanf(text, "fence %d boot %q ", &line.fence, &line.boot); err != nil {
+		return line, false, nil
+	}
+	return line, text+"\n" == string(line.encode()), nil
 }

@@ -63,7 +63,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 		{"a clock before 1970", func() { clock.set(func(i *instant) { i.wall = time.Unix(-1000, 0) }) }},
 		{"a damaged stripe", func() { damage(t, d, "k", []byte("fence 00000000000000000007 boot")) }},
 		{"a stripe half written", func() { damage(t, d, "k", []byte("fence 9999")) }},
-		{"a stripe of zeros", func() { damage(t, d, "k", make([]byte, 40)) }},
+		{"a stripe of zeros", func() { damage(t, d, "k", make([]byte, 100)) }},
 		{"a ceiling that is gone", func() { remove(t, d.ceilingPath()) }},
 		{"a process that cannot read the boot id", func() { clock.set(func(i *instant) { i.boot = "" }) }},
 		{"one that can", func() { clock.set(func(i *instant) { i.boot = "boot-3" }) }},
@@ -89,7 +89,7 @@ func damage(t *testing.T, d *driver, key string, with []byte) {
 	f, err := os.OpenFile(d.guardFile("stripe", stripeOf(key)), os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
-	_, err = f.WriteAt(with, int64(pidLen))
+	_, err = f.WriteAt(with, 0)
 	must(t, err)
 }
 

@@ -11,11 +11,12 @@
 // reboot a record lasts until its end by the wall clock. Fences grow across reboots, even if the
 // clock is set back.
 //
-// A process that dies at any instruction leaves a state that the next process can read. If the disk
-// is full, the directory cannot be read, or a state file is damaged or foreign, the error names the
-// file, and no second holder is admitted. A state file that cannot be read blocks its key until
-// Break or a user removes the file. A foreign file with the name of a stripe blocks the keys of the
-// stripe until a user removes it.
+// A process that dies at any instruction leaves a state that the next process can
+// read. If the disk is full, the directory cannot be read, or a state file is
+// damaged or foreign, the error names the file. None of these admits a second
+// holder. A state file that cannot be read blocks its key until it is removed, by
+// Break or by hand. A foreign file with the name of a stripe stays unchanged, and the
+// keys of the stripe get no fence until it is removed by hand.
 //
 // # Limits
 //
@@ -57,17 +58,18 @@
 //	sha256-HEX.lock        %xx escapes; a long key has its SHA-256 instead
 //	guard-00 … guard-3f    locked while the records of one stripe of the keys are
 //	                       changed; never remove a guard that may be in use
-//	stripe-00 … stripe-3f  the pid of the guard's last holder, and the last fence
-//	fence                  a number above every fence; it has guard-fence and
-//	                       stripe-fence
+//	stripe-00 … stripe-3f  the last fence of the keys of the stripe
+//	fence                  a number above every fence; it has guard-fence
 //	temp-*                 a file that is being written
 //
-// A key that was released or broken has no file, so a directory whose keys are all free has 131
-// small files. An expired record, as of a dead holder or of a minimum hold, stays until the key is
-// taken again or a sweep removes it. A driver sweeps 256 files with the first and each 128th key
-// that it takes, so there are at most as many expired records as others, and some hundreds. An
-// opening by URL sweeps 1,000 files. A sweep also removes temporary files after an hour. A process
-// that dies while it creates the directory leaves .filelock-new-* beside it.
+// A key that was released or broken has no file, so a million keys that are not in
+// use leave 130 small files. A record that expired, such as that of a holder that
+// died or of a key with a minimum hold, stays until the key is taken again or a
+// sweep removes it. A driver sweeps 256 files with the first and each 128th key that
+// it takes, so expired records become no more than the others and some hundreds. An
+// opening by URL sweeps 1,000 files. A sweep also removes temporary files after an
+// hour. A process that died while it created the directory leaves .filelock-new-*
+// beside it.
 package filelock
 
 import (

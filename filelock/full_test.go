@@ -82,16 +82,3 @@ func TestWriteThatEndsHalfWay(t *testing.T) {
 		})
 	}
 }
-
-// A disk that is full for a moment takes no pid into a new stripe, and then a fence.
-func TestStripeWithoutAPid(t *testing.T) {
-	d := on(t.TempDir(), nil)
-	must(t, d.reserveFences(t.Context(), d.clock()))
-	g, err := d.lockGuard(t.Context(), stripeOf("k"))
-	must(t, err)
-	must(t, g.stripe.Truncate(0)) // as if the write of the pid had failed
-	_, err = g.drawFence(t.Context(), d.clock())
-	must(t, err)
-	g.drop()
-	acquire(t, d, fenced(claim("k")))
-}

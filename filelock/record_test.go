@@ -101,14 +101,3 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
-
-func FuzzRecord(f *testing.F) {
-	f.Add("key", "owner")
-	f.Fuzz(func(t *testing.T, key, owner string) {
-		r := sample()
-		r.key, r.owner = key, owner
-		if got, err := decode(r.encode()); err != nil || !reflect.DeepEqual(got, r) {
-			t.Errorf("got %+v, %v, want %+v", got, err, r)
-		}
-	})
-}

@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -197,28 +196,16 @@ func (s *Server) Pid() int {
 	return s.cmd.Process.Pid
 }
 
-// Pause stops the process, which keeps its connections. On Linux it returns when all threads have
-// stopped: on a busy machine, some go on for a while after the signal.
+// Pause stops the process, which keeps its connections. It returns when all threads have stopped.
 func (s *Server) Pause() error {
-	if err := s.Signal(syscall.SIGSTOP); err != nil {
-		return err
-	}
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.Pid()))
-	for _, file := range threads {
-		for stat := "?"; stat != "" && !strings.Contains(stat, ") T "); time.Sleep(time.Millisecond) {
-			b, _ := os.ReadFile(file) // nothing if the thread has ended
-			stat = string(b)
-		}
-	}
-	return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return crew.Pause(s.cmd.Process)
 }
 
 // Resume ends a Pause.
-func (s *Server) Resume() error { return s.Signal(syscall.SIGCONT) }
-
-// Signal sends a signal to the process.
-func (s *Server) Signal(sig syscall.Signal) error {
+func (s *Server) Resume() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.cmd.Process.Signal(sig)
+	return crew.Resume(s.cmd.Process)
 }

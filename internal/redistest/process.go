@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/testcert"
 )
 
 // process is a redis-server of this machine.
@@ -23,9 +24,6 @@ type process struct {
 	cmd  *exec.Cmd
 	out  *bytes.Buffer   // its output, complete when it has ended
 	done <-chan struct{} // closed when it has ended
-
-	env   []string // added to the environment of this process
-	clock string   // the file of Options.Clock
 }
 
 func (s *Server) startProcess() error {
@@ -83,7 +81,8 @@ func (c *Certificate) tempDir(t testing.TB, o *Options) (dir string, err error) 
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	if o.tls() {
-		*c, err = certify(dir)
+		c.CertFile, c.KeyFile, err = testcert.Write(dir, "localhost")
+		c.CAFile = c.CertFile
 	}
 	return dir, err
 }
@@ -97,11 +96,6 @@ func (s *Server) startAt(dir string, port int, more ...string) error {
 func (s *Server) run(p *process) error {
 	s.flav = p
 	s.t.Cleanup(func() { p.kill() })
-	if s.o.Clock {
-		if err := p.wind(); err != nil {
-			return err
-		}
-	}
 	if err := p.start(); err != nil {
 		return err
 	}
@@ -109,9 +103,6 @@ func (s *Server) run(p *process) error {
 	go func() { answers <- s.ready() }()
 	select {
 	case err := <-answers:
-		if err == nil && p.clock != "" {
-			err = p.wound()
-		}
 		return err
 	case <-p.done:
 		if bytes.Contains(p.out.Bytes(), []byte("Address already in use")) {
@@ -160,7 +151,6 @@ func (p *process) start() (err error) {
 	p.out = &bytes.Buffer{}
 	p.cmd = exec.Command(program(), p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
-	p.cmd.Env = append(os.Environ(), p.env...)
 	p.done, err = crew.StartServer(p.cmd)
 	return err
 }

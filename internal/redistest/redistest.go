@@ -73,10 +73,6 @@ type Options struct {
 	// data survives Kill and Restart.
 	Keep bool
 
-	// Clock means a real Redis with a wall clock that Skew sets. If that is not
-	// available, the test is skipped. See [ClocksCanJump].
-	Clock bool
-
 	// SentinelUser and SentinelPassword are the credentials for the sentinels of
 	// StartSentinel.
 	SentinelUser, SentinelPassword string
@@ -91,7 +87,7 @@ func (o *Options) own() bool {
 
 func (o *Options) tls() bool { return o.TLS || o.Mutual }
 
-func (o *Options) real() bool { return o.Real || o.Clock || len(o.Args) > 0 }
+func (o *Options) real() bool { return o.Real || len(o.Args) > 0 }
 
 // Start starts a Redis for t, or returns the one at the URL in HASP_TEST_REDIS.
 func Start(t testing.TB, o *Options) *Server {
@@ -105,7 +101,6 @@ func Start(t testing.TB, o *Options) *Server {
 	if o.real() && kind == "inprocess" {
 		t.Skip("needs a real Redis; this run uses miniredis")
 	}
-	o.needClock(t)
 	switch kind {
 	case "process":
 		err = s.startProcess()

@@ -46,7 +46,6 @@ func newSet(t testing.TB, o *Options) Set {
 	if o != nil {
 		s.o = *o
 	}
-	s.o.needClock(t)
 	dir, err := s.tempDir(t, &s.o)
 	must(t, "set", err)
 	s.dir = dir

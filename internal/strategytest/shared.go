@@ -123,6 +123,18 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 		}
 		r.Release(t, w)
 	}
+
+	// A user without the right to hasp's own keys is refused by readers as by any other holder,
+	// and gets the key when they have left.
+	reader, w := Shared("k"), Claim("k")
+	r.Acquire(t, reader)
+	r.Forbid(t, "resetkeys", "~k")
+	w.WillRetry = true
+	for range 3 {
+		refused(t, "a writer without a right to intents", r, w, true)
+	}
+	r.Release(t, reader)
+	r.Acquire(t, w)
 }
 
 // SharedWithoutRights proves that a user that may not set terms leaves no record without

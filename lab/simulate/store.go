@@ -160,7 +160,7 @@ func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
 	node, l := r.IntN(len(s.nodes)), r.IntN(len(s.links))
 	v, p := s.nodes[node], s.links[l].proxies[node]
 	match := []string{"evalsha", "set", "get", "subscribe", "pttl"}[r.IntN(5)]
-	switch n := r.IntN(linkFaults + 4); n - linkFaults {
+	switch n := r.IntN(linkFaults + 5); n - linkFaults {
 	case 0:
 		v.Proxy.Stall()
 		return v.Proxy.Flow
@@ -174,6 +174,9 @@ func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
 		}
 	case 3:
 		s.do(v, func(ctx context.Context, rdb *redis.Client) error { return rdb.ScriptFlush(ctx).Err() })
+	case 4:
+		v.Skew(-time.Millisecond) // less than the drift of any term
+		return func() { v.Skew(0) }
 	default:
 		return disturb(r, p, n, match)
 	}

@@ -42,10 +42,7 @@ func (s *seat) fill() {
 	o := order{Op: "start", URL: s.store.urls[s.n], Owner: p.String(), Seed: s.seed + uint64(s.n)<<32 + uint64(p.gen),
 		Keys: s.all, Bare: 0.3, Term: s.term, Plant: s.plant, Steady: s.n == spared}
 	if s.losing {
-		// Fences are promised if the store loses its data, or if its clock goes back.
-		// If both happen before the next grant of a key, they are not. So there are
-		// no keys that are granted rarely, and no holds without a fence.
-		o.Keys, o.Bare = s.names, 0
+		o.Bare = 0 // when the store loses locks, only the fence protects the resource
 	}
 	p.send(o)
 }

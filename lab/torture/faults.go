@@ -121,9 +121,6 @@ func (c *catalog) servers(s *store) {
 		add(0.6, 2, "out of memory, noeviction", ordered(k, refuseWrites, enoughMemory))
 		add(0.6, 2, "CLIENT PAUSE", paused(k, "all"))
 		c.commands(n, k)
-		if s.skews {
-			add(0.5, 2, "clock steps by less than the drift", stepped(k))
-		}
 	}
 
 	if minority > 0 {
@@ -165,30 +162,12 @@ func (c *catalog) losses(s *store) {
 	case s.cluster != nil:
 		c.add(server, 0.5, 1, "the key's master is killed and its replica takes over", takenOver(true))
 	default:
-		minority, majority := halves(n)
+		_, majority := halves(n)
 		c.add(server, 0.5, 1, of(n, majority, "emptied by FLUSHALL"), ordered(majority, "flushall", ""))
 		c.add(server, 0.2, 1, of(n, majority, "restarted without data"), restarted(majority, false))
 		c.add(server, 0.6, 2, of(n, majority, "evicting keys"), ordered(majority, evictKeys, enoughMemory))
-
-		// For clocks a minority is enough. A lease that had a bare majority loses it
-		// when one of its servers ends the term early, and the other servers do not
-		// know.
-		for _, k := range []int{majority, minority} {
-			if s.skews && k > 0 {
-				c.add(server, 0.5, 2, of(n, k, clockBack), skewed(k, -time.Minute))
-				c.add(server, 0.5, 2, of(n, k, bootedBack), booted(k))
-			}
-		}
 	}
 }
-
-// clockBack sets the clock back first. The opposite order is not tested: if a
-// server's clock was ahead and then it loses its data, it cannot make larger
-// fences.
-const clockBack = "clock set back by a minute, and forward again"
-
-// bootedBack is a machine that does not know the time when it boots.
-const bootedBack = "restarted with the clock an hour behind, and set right"
 
 // halves returns the sizes of the largest minority and of the smallest majority of n servers.
 func halves(n int) (minority, majority int) { return (n - 1) / 2, n/2 + 1 }

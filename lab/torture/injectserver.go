@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -91,40 +89,6 @@ func paused(k int, clients string) inject {
 	return func(n *nemesis) *injection {
 		return ordered(k, fmt.Sprint("client pause ", n.lasts.Milliseconds(), " ", clients), "client unpause")(n)
 	}
-}
-
-// stepped steps the clocks of servers by less than the drift, all in one
-// direction, and then back.
-func stepped(k int) inject {
-	return func(n *nemesis) *injection {
-		d := backend.Drift(term) / 2
-		if n.rand.IntN(2) == 0 {
-			d = -d
-		}
-		return skewed(k, d)(n)
-	}
-}
-
-// skew sets the clock of a server.
-func (n *nemesis) skew(i int, by time.Duration) { n.Check(n.store.servers[i].Skew(by)) }
-
-// skewed sets the clocks of servers by a duration, and then back.
-func skewed(k int, by time.Duration) inject {
-	return onServers(k,
-		func(n *nemesis, i int) { n.skew(i, by) },
-		func(n *nemesis, i int) { n.skew(i, 0) })
-}
-
-// booted restarts servers with their clocks an hour behind, and then corrects
-// the clocks.
-func booted(k int) inject {
-	return onServers(k,
-		func(n *nemesis, i int) {
-			n.store.servers[i].Kill()
-			n.skew(i, -time.Hour)
-			n.store.servers[i].Restart()
-		},
-		func(n *nemesis, i int) { n.skew(i, 0) })
 }
 
 // succeeded makes a replica the successor of a master. If dead, it kills the master

@@ -5,8 +5,8 @@
 //
 // Client processes lock, use a resource that refuses an old fence, and unlock.
 // Meanwhile processes are killed and stopped, connections cut and stalled, replies
-// lost, requests delivered late, servers stopped, restarted and filled up, and
-// the clocks of servers set. Then torture checks the history:
+// lost, requests delivered late, and servers stopped, restarted and filled up.
+// Then torture checks the history:
 //
 //   - No two callers hold a key at once, unless both hold it shared. A caller holds it from the return of Lock
 //     to the call of Unlock or the end of the lease, whichever is first.

@@ -31,7 +31,6 @@ type store struct {
 	cluster        *redistest.Cluster    // or nil
 	service        *service              // or nil
 	dir            string                // of the files, or empty
-	skews          bool                  // the clocks of servers can jump
 	other          *other                // or nil
 }
 
@@ -53,7 +52,7 @@ const (
 
 // openStore starts the servers of a strategy and the links of the clients.
 func (o *options) openStore(l *redistest.Lab, keys []string) *store {
-	s := &store{Lab: l, strategy: o.strategy, names: keys, skews: o.place == onServer && redistest.ClocksCanJump()}
+	s := &store{Lab: l, strategy: o.strategy, names: keys}
 	switch open := others[o.strategy]; {
 	case open.start != nil:
 		s.other = open.start(l)
@@ -94,7 +93,7 @@ func (s *store) openServers(n int) {
 
 // start starts a server.
 func (s *store) start(args ...string) *redistest.Server {
-	o := &redistest.Options{Own: true, Real: true, Keep: true, Clock: s.skews, Args: args}
+	o := &redistest.Options{Own: true, Real: true, Keep: true, Args: args}
 	srv := redistest.Start(s.Lab, o)
 	s.servers, s.admin = append(s.servers, srv), append(s.admin, srv.Client())
 	return srv

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/url"
 	"time"
 
@@ -25,13 +26,9 @@ const table = `CREATE TABLE IF NOT EXISTS rowlock (
 	fence   bigint NOT NULL)`
 
 // Driver keeps locks in the table rowlock of a database.
-type Driver struct {
-	db   *sql.DB
-	stop context.CancelFunc
-	done chan struct{} // closed when the sweeps have stopped
-}
+type Driver struct{ db *sql.DB }
 
-// Open opens a database, makes the table, and sweeps it from time to time until Close.
+// Open opens a database and makes the table.
 func Open(ctx context.Context, url string) (*Driver, error) {
 	db, err := sql.Open("pgx", url)
 	if err != nil {
@@ -40,18 +37,11 @@ func Open(ctx context.Context, url string) (*Driver, error) {
 	if _, err := db.ExecContext(ctx, table); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	sweeps, stop := context.WithCancel(context.Background())
-	d := &Driver{db: db, stop: stop, done: make(chan struct{})}
-	go d.sweepUntil(sweeps)
-	return d, nil
+	return &Driver{db}, nil
 }
 
-// Close stops the sweeps and closes the database.
-func (d *Driver) Close() error {
-	d.stop()
-	<-d.done
-	return d.db.Close()
-}
+// Close closes the database.
+func (d *Driver) Close() error { return d.db.Close() }
 
 // Traits says that there are fences and that all hosts share the locks. Everything
 // else that a driver may have is missing.
@@ -101,9 +91,13 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 const release = `UPDATE rowlock SET token = NULL
 	WHERE key = $1 AND token = $2 AND expires > clock_timestamp()`
 
-// Release frees the key.
+// Release frees the key. One release in a thousand also sweeps.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	return d.change(ctx, release, []byte(c.Key), c.Token)
+	err := d.change(ctx, release, []byte(c.Key), c.Token)
+	if rand.N(1000) == 0 {
+		_, _ = d.db.ExecContext(ctx, sweep) // if it fails, a later one does its work
+	}
+	return err
 }
 
 // change runs a statement for a hold. If it finds no row, the hold is lost.
@@ -122,21 +116,6 @@ func (d *Driver) change(ctx context.Context, statement string, args ...any) erro
 // The clock is ahead of the fence of every row that a sweep removes, because no key is taken
 // more often than a million times a second.
 const sweep = `DELETE FROM rowlock WHERE expires < clock_timestamp() - interval '1 hour'`
-
-// sweepUntil sweeps until ctx ends. If a sweep fails, the next one does its work.
-func (d *Driver) sweepUntil(ctx context.Context) {
-	defer close(d.done)
-	every := time.NewTicker(10 * time.Minute)
-	defer every.Stop()
-	for {
-		select {
-		case <-every.C:
-			_, _ = d.db.ExecContext(ctx, sweep)
-		case <-ctx.Done():
-			return
-		}
-	}
-}
 
 // micros rounds a term up.
 func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }

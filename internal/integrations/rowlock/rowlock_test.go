@@ -4,25 +4,24 @@ package rowlock_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"testing"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
-	"github.com/hasplock/hasp/internal/integrations/rowlock"
+	_ "github.com/hasplock/hasp/internal/integrations/rowlock"
 	"github.com/hasplock/hasp/internal/pgtest"
 )
 
-// dsn returns how to connect to a server. A query to a server that does not answer ends
-// with its context.
-func dsn(addr string) string {
-	return "postgres://postgres@" + addr + "/postgres?sslmode=disable&connect_timeout=3"
-}
-
+// open opens the driver by its URL, as a program does. A query to a server that does not answer
+// ends with its context.
 func open(ctx context.Context, addr string) (backend.Driver, error) {
-	return rowlock.Open(ctx, dsn(addr))
+	cfg, err := hasp.ParseURL("rowlock+postgres://postgres@" + addr + "/postgres?sslmode=disable&connect_timeout=3")
+	if err != nil {
+		return nil, err
+	}
+	return cfg.Driver(ctx)
 }
 
 func TestConformance(t *testing.T) {
@@ -43,40 +42,6 @@ func TestConformance(t *testing.T) {
 			}
 			return server.Start()
 		},
-		Kick: func(ctx context.Context, addr string) error {
-			return run(ctx, addr, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-				WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'`)
-		},
+		Kick: func(ctx context.Context, _ string) error { return server.Kick(ctx) },
 	})
-}
-
-// run runs a statement on a connection of its own.
-func run(ctx context.Context, addr, statement string) error {
-	db, err := sql.Open("pgx", dsn(addr))
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	_, err = db.ExecContext(ctx, statement)
-	return err
-}
-
-// A program opens the driver by its URL.
-func TestURL(t *testing.T) {
-	url := "rowlock+" + dsn(pgtest.Start(t).Addr)
-	c, err := hasp.Open(t.Context(), url+"&ttl=10s", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	l, err := c.Lock(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Unlock(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if _, err := hasp.Open(t.Context(), url+"&turns=3", nil); !errors.Is(err, hasp.ErrInvalid) {
-		t.Errorf("an unknown parameter: %v", err)
-	}
 }
