@@ -78,13 +78,13 @@ func (k *clock) read() (now instant, slept int64) {
 		return instant(awake + slept), slept
 	}
 
-	k.nextCheck.Store(awake + int64(checkInterval))
 	seen := int64(k.suspended() - k.before)
 	// Another goroutine may have stored a larger value meanwhile. Instants must not go back, so
 	// only a larger value is stored.
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
+	k.nextCheck.Store(awake + int64(checkInterval)) // only now, or another goroutine would use the old slept
 	return k.now(), k.slept.Load()
 }
 
