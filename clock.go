@@ -76,13 +76,13 @@ func (k *clock) read() (now instant, slept int64) {
 		return instant(awake + slept), slept
 	}
 
-	k.nextCheck.Store(awake + int64(checkInterval))
 	seen := int64(k.suspended() - k.before)
 	// Store only a larger value, because instants must not go back, and another goroutine may store
 	// one meanwhile.
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
+	k.nextCheck.Store(awake + int64(checkInterval)) // only now, or another goroutine would use the old slept
 	return k.now(), k.slept.Load()
 }
 

@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/hasplock/hasp/backend"
 )
 
 // Do runs fn while it holds key. fn receives the lease's context, which ends when ctx ends or the
@@ -30,7 +34,7 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 	if err != nil {
 		return err
 	}
-	all := Leases{[]*Lease{lease}}
+	all := Leases{leases: []*Lease{lease}}
 	return joined(all.do(ctx, func() error { return fn(lease.Context(), lease) }))
 }
 
@@ -72,70 +76,215 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 	return joined(all.do(ctx, func() error { return fn(all.Context(), all) }))
 }
 
-// LockAll locks all of keys or none. It locks them in sorted order, so two calls with overlapping
-// keys cannot deadlock. A key that is given twice is locked only once. WithMaxWait bounds the sum
-// of all waits for held keys: after that time, LockAll still locks free keys, and fails at a held
-// one. The other options apply to each key. If LockAll fails, WithMinHold keeps none of the keys.
+// LockAll locks all of keys or none. A key that is given twice is locked only once. WithMaxWait
+// bounds the waits for held keys, all of them together. Once that time is over, LockAll still locks
+// a key that is free, and fails at one that is held. The other options apply to each key. If
+// LockAll fails, WithMinHold keeps none of the keys.
 //
-// While LockAll waits for a key, the leases that it already has are renewed, unless opts have
-// WithoutRenewal. With WithoutRenewal, choose a TTL much longer than all waits and calls to the
-// store together.
+// LockAll waits for one key after another in sorted order, and never while it holds a later one. So
+// two calls with overlapping keys cannot deadlock. But if l is a [*Client], it first makes one
+// attempt at every key, as TryLock does, up to 64 at the same time. So free keys take one round
+// trip. It keeps the keys before the first that it did not get, and unlocks the later ones. With
+// WithMaxWait(0), or less time than some round trips take, it locks all keys one after another: if
+// two such calls overlap, one of them gets its keys.
+//
+// While LockAll waits for a key, the leases that it already has are renewed, unless
+// WithoutRenewal is among opts. In that case choose a TTL much longer than all the waits
+// and calls to the store take together.
 func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Leases, error) {
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	if len(keys) == 0 {
 		return nil, fmt.Errorf("hasp: lock all: %w: no keys", ErrInvalid)
 	}
 
-	// Only WithMaxWait applies to all keys together.
-	var r request
-	r.apply(opts)
-
-	began := time.Now()
+	// Lock all or none, even if l is a wrapper that panics or ends the goroutine.
 	all := &Leases{}
-
-	// Unlock all even if l is a wrapper that panics or ends the goroutine.
 	returns := false
 	defer func() {
 		if !returns {
-			_ = all.Unlock(ctx)
+			_ = all.undo(ctx)
 		}
 	}()
-
-	opts = append(slices.Clip(opts), func(r *request) { r.oneOfAll = true })
-	for _, key := range keys {
-		o := opts
-		if r.bounded {
-			o = append(slices.Clip(opts), WithMaxWait(max(r.maxWait-time.Since(began), 0)))
-		}
-
-		lease, err := l.Lock(ctx, key, o...)
-		if err != nil {
-			returns = true
-			return nil, errors.Join(err, all.Unlock(ctx))
-		}
-		all.leases = append(all.leases, lease)
-		ctx = lease.Context() // so the loss of one lease ends the wait for the next
+	err := all.lock(ctx, l, keys, append(slices.Clip(opts), func(r *request) { r.oneOfAll = true }))
+	returns = true
+	if err != nil {
+		return nil, errors.Join(err, all.undo(ctx))
 	}
 
 	for _, lease := range all.leases {
 		lease.countMinHold()
 	}
-	returns = true
 	return all, nil
 }
 
+// lock locks keys, which are sorted. After an error, the caller must call undo.
+func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Option) error {
+	// Of the options, only WithMaxWait concerns all keys together.
+	var r request
+	r.apply(opts)
+
+	began := time.Now()
+	wait := ctx // ends also with the leases so far
+	c, direct := l.(*Client)
+	if direct {
+		// The leases are children of ctx. If they were inside one another, or inside the joint
+		// context, an Unlock of one would end the contexts of others. A wrapper passes on a
+		// context of its own, so its leases are inside one another.
+		ls.joint = newLeaseContext(ctx, nil, ls)
+		wait = ls.joint.Context
+		opts = append(opts, func(r *request) { r.parent = ctx })
+
+		// Another LockAll may hold a key only until it unlocks the later ones. If there is no time
+		// to wait for that, both might fail.
+		free := c.queue.unused(keys)
+		if len(free) > 1 && c.traits.Reach != backend.Process && (!r.bounded || r.maxWait >= c.answerTime()) {
+			if err := ls.tryAtOnce(ctx, c, free, opts); err != nil {
+				return err
+			}
+		}
+	}
+
+	for _, key := range keys[len(ls.leases):] {
+		o := opts
+		if r.bounded {
+			o = append(slices.Clip(opts), WithMaxWait(max(r.maxWait-time.Since(began), 0)))
+		}
+
+		lease, err := l.Lock(wait, key, o...)
+		if err != nil {
+			return err
+		}
+		ls.add(lease)
+		if !direct {
+			wait = lease.Context()
+		}
+	}
+	return nil
+}
+
+// undo ends what LockAll has begun.
+func (ls *Leases) undo(ctx context.Context) error {
+	if ls.joint != nil {
+		defer ls.joint.cancel(nil) // there may be no lease that does it
+	}
+	return ls.Unlock(ctx)
+}
+
+// tryAtOnce makes one attempt at each of keys, at the same time. It keeps the leases before the
+// first key that it did not get, and unlocks the others. If that attempt had no answer for Timeout,
+// tryAtOnce returns its error, because Lock would wait for as long again.
+func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts []Option) (hung error) {
+	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // the last ones stay nil
+	var refused atomic.Bool
+
+	// Deferred, because Observe may panic in an attempt.
+	defer func() {
+		n := slices.Index(got, nil)
+		for _, l := range got[:n] {
+			ls.add(l)
+		}
+		rest := Leases{leases: slices.DeleteFunc(got[n:], func(l *Lease) bool { return l == nil })}
+		_ = rest.Unlock(ctx) // if it fails, the Client repeats it
+		hung = errs[n]
+	}()
+
+	atOnce(len(keys), func(i int) bool {
+		if refused.Load() {
+			return true // a lease would be unlocked again
+		}
+		began := time.Now()
+		l, err := c.TryLock(ctx, keys[i], opts...)
+		if got[i] = l; err != nil {
+			refused.Store(true)
+			if errors.Is(err, ErrUnavailable) && time.Since(began) >= c.opts.Timeout {
+				errs[i] = err
+			}
+		}
+		return true
+	})
+	return nil
+}
+
+// maxAtOnce is how many calls atOnce has in flight: some stores have few connections.
+const maxAtOnce = 64
+
+// atOnce calls f for 0 to n-1, each on a goroutine of its own, up to maxAtOnce at the same time. If
+// f returns false, because the store did not answer, it calls f for all the rest at the same time.
+// Otherwise each maxAtOnce calls might take Options.Timeout. If f panics or ends its goroutine,
+// atOnce does the same after all calls.
+func atOnce(n int, f func(i int) (answered bool)) {
+	if n == 1 {
+		f(0)
+		return
+	}
+
+	var wg sync.WaitGroup
+	var outage atomic.Bool
+	var panicked atomic.Pointer[any] // to the value, which is nil after runtime.Goexit
+	flying := make(chan struct{}, maxAtOnce)
+	for i := range n {
+		if !outage.Load() {
+			flying <- struct{}{}
+		}
+		wg.Go(func() {
+			returned := false
+			defer func() {
+				if !returned {
+					v := recover()
+					panicked.Store(&v)
+				}
+				select {
+				case <-flying:
+				default: // there was an outage when this call began
+				}
+			}()
+			if !f(i) {
+				outage.Store(true)
+			}
+			returned = true
+		})
+	}
+	wg.Wait()
+
+	switch v := panicked.Load(); {
+	case v == nil:
+	case *v == nil:
+		runtime.Goexit()
+	default:
+		panic(*v)
+	}
+}
+
 // Leases are the leases that LockAll returned, at least one. The zero value has none.
-type Leases struct{ leases []*Lease }
+type Leases struct {
+	leases []*Lease
+	joint  *leaseContext // ends with any of them; nil if they are inside one another
+}
+
+// add adds l, which no other goroutine has.
+func (ls *Leases) add(l *Lease) {
+	if ls.joint != nil {
+		if n := len(ls.leases); n > 0 {
+			l.around = ls.leases[n-1] // for re-entry
+		}
+		ls.joint.lease = l
+		l.context(ls.joint.cancel)
+	}
+	ls.leases = append(ls.leases, l)
+}
 
 // All returns the leases in the order of their keys.
 func (ls *Leases) All() []*Lease { return slices.Clone(ls.leases) }
 
 // Context returns a context that ends when any of the leases ends.
 func (ls *Leases) Context() context.Context {
-	if len(ls.leases) == 0 {
+	switch n := len(ls.leases); {
+	case n == 0:
 		return context.Background()
+	case ls.joint == nil:
+		return ls.leases[n-1].Context()
 	}
-	return ls.leases[len(ls.leases)-1].Context()
+	return ls.joint
 }
 
 // Err returns the first error of [Lease.Err] among the leases.
@@ -148,9 +297,8 @@ func (ls *Leases) Err() error {
 	return nil
 }
 
-// Unlock unlocks all leases, the last first, and joins their errors. After an unlock of unknown
-// outcome, it unlocks the remaining leases at the same time, each on a goroutine of its own. So
-// during an outage Unlock takes at most two timeouts, however many leases there are.
+// Unlock unlocks all leases at the same time, and joins their errors. During an outage it takes at
+// most two timeouts, however many leases there are.
 func (ls *Leases) Unlock(ctx context.Context) error {
 	return errors.Join(ls.unlock(ctx)...)
 }
@@ -158,25 +306,10 @@ func (ls *Leases) Unlock(ctx context.Context) error {
 // unlock does what Unlock does, and returns the error of each lease, by its index in ls.leases.
 func (ls *Leases) unlock(ctx context.Context) []error {
 	errs := make([]error, len(ls.leases))
-	outage := false // the outcome of an Unlock is unknown
-
-	var wg sync.WaitGroup
-	var unlock func(i int)
-	unlock = func(i int) {
-		if i < 0 {
-			return
-		}
-		defer unlock(i - 1) // also if Observe panics
-		if outage {
-			// Do not wait: in sequence, each call might take Options.Timeout.
-			wg.Go(func() { errs[i] = ls.leases[i].Unlock(ctx) })
-			return
-		}
+	atOnce(len(errs), func(i int) bool {
 		errs[i] = ls.leases[i].Unlock(ctx)
-		outage = errs[i] != nil && !errors.Is(errs[i], ErrLost) && !errors.Is(errs[i], ErrReleased)
-	}
-	unlock(len(ls.leases) - 1)
-	wg.Wait()
+		return errs[i] == nil || errors.Is(errs[i], ErrLost) || errors.Is(errs[i], ErrReleased)
+	})
 	return errs
 }
 
@@ -236,7 +369,7 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		}
 
 		refused = 0
-		all := Leases{[]*Lease{lease}}
+		all := Leases{leases: []*Lease{lease}}
 		ferr, uerr := all.do(ctx, func() error { return fn(lease.Context(), lease) })
 		if !errors.Is(uerr, ErrLost) || ctx.Err() != nil {
 			return joined(ferr, uerr)

@@ -124,7 +124,7 @@ func TestLockAll(t *testing.T) {
 // One timeout for each lease would be minutes.
 func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
 	withEnds(t, backend.CancelPrompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		keys := make([]string, 50)
+		keys := make([]string, 200)
 		for i := range keys {
 			keys[i] = fmt.Sprint(i)
 		}

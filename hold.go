@@ -122,6 +122,9 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 		l = new(Lease)
 	}
 	l.hold, l.key, l.slot, l.parent, l.around = h, r.name, r.slot, ctx, r.around
+	if r.parent != nil {
+		l.parent = r.parent
+	}
 	l.id, l.op, l.shared = r.id, r.op, r.shared
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {

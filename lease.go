@@ -128,15 +128,20 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 //
 // The context's Err and Done read the clock, as [Lease.Err] does. Contexts derived from it do not:
 // they end when a timer fires, which may be late.
-func (l *Lease) Context() context.Context {
+func (l *Lease) Context() context.Context { return l.context(nil) }
+
+// context returns the context of l. If it is a new one, and joint is not nil, its end calls joint as
+// well.
+func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
 	if x := l.ctx.Load(); x != nil {
 		return x
 	}
 
 	// If two first calls meet here, one context wins, and the other is discarded.
-	x := &leaseContext{lease: l}
-	x.Context, x.cancel = context.WithCancelCause(l.parent)
-	x.deadline, x.bounded = l.parent.Deadline()
+	x := newLeaseContext(l.parent, l, l)
+	if cancel := x.cancel; joint != nil {
+		x.cancel = func(cause error) { cancel(cause); joint(cause) }
+	}
 	if !l.ctx.CompareAndSwap(nil, x) {
 		x.cancel(nil)
 		return l.ctx.Load()

@@ -158,7 +158,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	// This caller is the head now, and takes over the last head's answer. The line counts the
 	// caller until its hold has ended, or until it gives up below.
 	w.lastAnswer = tk.lastAnswer
-	if tk.after > 0 && !w.once { // a TryLock does not wait
+	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.oneOfAll) { // a TryLock does not wait, but LockAll does
 		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
 			w.stood = true
 			w.sleep(ctx, d)

@@ -84,17 +84,25 @@ func (l *Lease) endContext(cause error) {
 	l.hold.c.observer.lost(l, cause)
 }
 
-// leaseContext is the context of a lease: a child of Lock's context that also
+// leaseContext is the context of a lease, or of several: a child of Lock's context that also
 // ends with the lease, at its deadline at the latest.
 type leaseContext struct {
-	context.Context // of package context, so that children attach to it without a goroutine
-	lease           *Lease
+	context.Context                          // of package context, so that children attach to it without a goroutine
+	lease           *Lease                   // the innermost one
+	held            interface{ Err() error } // a Lease or Leases, with which it ends
 	cancel          context.CancelCauseFunc
 
 	// The deadline of Lock's context, read once. Otherwise each call of Deadline
 	// would climb the whole chain of contexts of nested leases.
 	deadline time.Time
 	bounded  bool
+}
+
+func newLeaseContext(parent context.Context, l *Lease, held interface{ Err() error }) *leaseContext {
+	x := &leaseContext{lease: l, held: held}
+	x.Context, x.cancel = context.WithCancelCause(parent)
+	x.deadline, x.bounded = parent.Deadline()
+	return x
 }
 
 // Err returns nil until the context ends. It reads the clock first.
@@ -114,7 +122,7 @@ func (x *leaseContext) check() {
 	if x.Context.Err() != nil {
 		return
 	}
-	if err := x.lease.Err(); err != nil {
+	if err := x.held.Err(); err != nil {
 		x.cancel(err)
 	}
 }

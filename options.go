@@ -53,9 +53,10 @@ type Options struct {
 
 	// Observe is called with every event. EventRequested, EventAcquired, EventRefused
 	// and EventReleased come on the goroutine that called Lock or Unlock, with the
-	// context of that call. Leases.Unlock may call Observe on goroutines of its own.
-	// EventAcquired comes while the key is held: a slow Observe makes other callers
-	// wait, and may outlast a term that is not renewed.
+	// context of that call. LockAll and Leases.Unlock call Observe on goroutines of their
+	// own; if it panics, their caller panics as well. EventAcquired comes while the key is
+	// held: a slow Observe makes other callers wait, and may outlast a term that is not
+	// renewed.
 	//
 	// The other kinds of events come one at a time, on a goroutine of the Client. Their context has
 	// the values of Lock's context. Observe then delays neither renewals nor the end of a lease.
@@ -122,11 +123,12 @@ type Option func(*request)
 
 // request holds the arguments of one call.
 type request struct {
-	op       string // "lock", "trylock" or "lead"
-	id       uint64 // of its events; 0 without Observe
-	name     string // the key as the caller gave it
-	key      string // name, or the key of a slot
-	around   *Lease // the innermost lease in the caller's context, or nil
+	op       string          // "lock", "trylock" or "lead"
+	id       uint64          // of its events; 0 without Observe
+	name     string          // the key as the caller gave it
+	key      string          // name, or the key of a slot
+	around   *Lease          // the innermost lease in the caller's context, or nil
+	parent   context.Context // of the lease's context, if the wait has another context; else nil
 	ttl      time.Duration
 	maxWait  time.Duration
 	bounded  bool          // maxWait was given

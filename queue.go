@@ -142,6 +142,20 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	return ln, ticket{do: mustWait}
 }
 
+// unused returns the first of keys, up to one that a caller of this Client wants or holds, or that
+// the Client leaves to others who want it.
+func (q *queue) unused(keys []string) []string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.clock.now()
+	for i, key := range keys {
+		if q.lines[key] != nil || now < q.contended[key].gapEnds && q.contended.lately(key, now) {
+			return keys[:i]
+		}
+	}
+	return keys
+}
+
 // leaveLocked takes a caller out of the count. The last one ends the line.
 func (ln *line) leaveLocked() {
 	q := ln.q
@@ -293,9 +307,7 @@ func (ln *line) answeredLocked(err error, sent instant) {
 		return
 	}
 	ln.outage = 0
-	if !ln.q.polls {
-		ln.q.contended.note(ln.key, ln.q.clock.now())
-	}
+	ln.q.contended.note(ln.key, ln.q.clock.now())
 }
 
 // unansweredLocked records that a call that began at sent, by clock.awake, ended with its

@@ -1,0 +1,383 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// This file tests that LockAll and Leases.Unlock make their calls at the same time, and what that
+// must not change.
+
+// far makes f's calls take as long as trip says, half of it on the way to the store.
+func far(f *faulty, trip func() time.Duration) {
+	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		d := trip() / 2
+		time.Sleep(d)
+		defer time.Sleep(d)
+		return send()
+	}
+	f.release = func(_ backend.Claim, send func() error) error {
+		d := trip() / 2
+		time.Sleep(d)
+		defer time.Sleep(d)
+		return send()
+	}
+}
+
+// upTo returns a time below d, another one each time.
+func upTo(d time.Duration) func() time.Duration { return func() time.Duration { return rand.N(d) } }
+
+// several returns the names of n keys, in sorted order.
+func several(n int) (keys []string) {
+	for i := range n {
+		keys = append(keys, fmt.Sprintf("%03d", i))
+	}
+	return keys
+}
+
+func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		far(f, func() time.Duration { return 10 * time.Millisecond })
+		for _, tc := range []struct {
+			keys  int
+			trips time.Duration
+			opts  []hasp.Option
+		}{
+			{2, 1, nil}, {64, 1, nil}, {65, 2, nil}, {64, 1, []hasp.Option{hasp.WithMaxWait(time.Second), hasp.WithFence()}},
+			{4, 4, []hasp.Option{hasp.WithMaxWait(0)}},
+			{4, 4, []hasp.Option{hasp.WithMaxWait(10 * time.Millisecond)}}, // too short to wait for another LockAll
+		} {
+			before, _, _ := f.calls()
+			began := time.Now()
+			ls, err := hasp.LockAll(t.Context(), c, several(tc.keys), tc.opts...)
+			want(t, "LockAll", err, nil)
+			if took := time.Since(began); took != tc.trips*10*time.Millisecond {
+				t.Errorf("LockAll of %d took %v", tc.keys, took)
+			}
+			if after, _, _ := f.calls(); after-before != tc.keys {
+				t.Errorf("%d attempts at %d keys", after-before, tc.keys)
+			}
+
+			began = time.Now()
+			again, err := hasp.LockAll(ls.Context(), c, several(tc.keys), hasp.WithMaxWait(0))
+			if err != nil {
+				t.Fatal("re-entry: ", err)
+			}
+			unlock(t, again)
+			within(t, "re-entry", began, 0)
+			unlock(t, ls)
+			within(t, "Unlock", began, time.Duration((tc.keys+63)/64)*10*time.Millisecond)
+			time.Sleep(time.Second) // until the gap is over that the Client leaves
+		}
+		nothingLeft(t, c)
+	})
+}
+
+// While LockAll waits for b, it holds a and none of the later keys. When it loses a, it fails.
+func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
+	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+		far(f, func() time.Duration { return 10 * time.Millisecond })
+		b := lockNow(t, rival, "b")
+		failed := make(chan error)
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			_, err := hasp.LockAll(ctx, c, []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
+			failed <- err
+		}()
+		time.Sleep(100 * time.Millisecond)
+		if free(t, f, "a") {
+			t.Error("a is free")
+		}
+		freed(t, f, "c", "c is held")
+		freed(t, f, "d", "d is held")
+
+		began := time.Now()
+		want(t, "Break", f.Break(t.Context(), "a"), nil)
+		want(t, "LockAll", <-failed, hasp.ErrLost)
+		within(t, "LockAll that has lost a key", began, hasp.DefaultTTL)
+		unlock(t, b)
+		time.Sleep(time.Second)
+		for _, key := range []string{"a", "b", "c", "d"} {
+			freed(t, f, key, key+" is held")
+		}
+		nothingLeft(t, c)
+	})
+}
+
+// An Unlock of one lease ends the joint context, and contexts derived from it, but neither the
+// contexts of the others nor their renewal. It does not matter which of them had to wait.
+func TestUnlockOfOneOfSeveral(t *testing.T) {
+	for _, held := range []string{"", "a", "b"} {
+		withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+			if held != "" {
+				l := lockNow(t, rival, held)
+				time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
+			}
+			for i, keys := 0, []string{"a", "b", "c"}; i < len(keys); i++ {
+				ls, err := hasp.LockAll(t.Context(), c, keys)
+				want(t, "LockAll", err, nil)
+				derived, cancel := context.WithCancel(ls.Context())
+				unlock(t, ls.All()[i])
+				want(t, "the joint context", context.Cause(derived), hasp.ErrReleased)
+				time.Sleep(3 * hasp.DefaultTTL)
+				for j, l := range ls.All() {
+					if j != i {
+						want(t, "another lease", l.Context().Err(), nil)
+						unlock(t, l)
+					}
+				}
+				cancel()
+			}
+			nothingLeft(t, c)
+		})
+	}
+}
+
+// The joint context ends with the first lease that ends by the clock, even if no timer has fired.
+func TestJointContextReadsTheClockOfEachLease(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		ls, err := hasp.LockAll(t.Context(), c, []string{"a", "b"})
+		want(t, "LockAll", err, nil)
+		want(t, "Extend", ls.All()[1].Extend(t.Context(), time.Hour), nil)
+		hasp.Skip(c, hasp.DefaultTTL)
+		want(t, "the joint context", ls.Context().Err(), context.Canceled)
+		want(t, "its cause", context.Cause(ls.Context()), hasp.ErrLost)
+		want(t, "b", ls.All()[1].Err(), nil)
+		ls.Unlock(t.Context())
+	})
+}
+
+// children counts the children of a context that have not ended.
+type children struct {
+	context.Context
+	n atomic.Int32
+}
+
+func (c *children) Value(key any) any { return nil } // so that the children register by AfterFunc
+
+func (c *children) AfterFunc(f func()) (stop func() bool) {
+	c.n.Add(1)
+	stopped := context.AfterFunc(c.Context, f)
+	return func() bool { c.n.Add(-1); return stopped() }
+}
+
+// After a LockAll that has failed, or an Unlock, the caller's context has no child left.
+func TestLockAllLeavesNoContext(t *testing.T) {
+	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+		ctx := &children{Context: t.Context()}
+		ls, err := hasp.LockAll(ctx, c, several(3))
+		want(t, "LockAll", err, nil)
+		if ctx.n.Load() == 0 {
+			t.Error("the context has no children")
+		}
+		unlock(t, ls)
+		l := lockNow(t, rival, "000")
+		want(t, "LockAll", errOf(hasp.LockAll(ctx, c, several(3), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		if n := ctx.n.Load(); n != 0 {
+			t.Errorf("%d children are left", n)
+		}
+		unlock(t, l)
+	})
+}
+
+// rivals runs several callers of LockAll, each with a Client whose store is up to 2 ms away. It
+// returns what call has returned.
+func rivals(t *testing.T, n int, call func(i int, c *hasp.Client) error) []error {
+	store, errs := memlock.NewStore(), make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		f := &faulty{Driver: store.Driver().(Driver)}
+		far(f, upTo(2*time.Millisecond))
+		c := await.Value(hasp.New(f, nil))
+		defer c.Close()
+		wg.Go(func() { errs[i] = call(i, c) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// Of calls with a max wait of 0 or little more, one gets its keys if only they contend.
+func TestOneOfSeveralLockAllsWithoutWaitWins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, wait := range []time.Duration{0, time.Microsecond, 50 * time.Millisecond} {
+			for range 100 {
+				won := 0
+				for _, err := range rivals(t, 3, func(i int, c *hasp.Client) error {
+					_, err := hasp.LockAll(t.Context(), c, several(4)[i%2:][:3], hasp.WithMaxWait(wait))
+					return err
+				}) {
+					if err == nil {
+						won++
+					}
+				}
+				if won != 1 {
+					t.Fatalf("max wait %v: %d of 3 got all keys", wait, won)
+				}
+			}
+		}
+	})
+}
+
+// Callers of overlapping sets all get their turns, and exclude one another.
+func TestLockAllsOfOverlappingSets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var holders [8]atomic.Int32
+		for i, err := range rivals(t, 8, func(_ int, c *hasp.Client) error {
+			for range 20 {
+				var keys []string
+				var which []int
+				for _, k := range rand.Perm(len(holders))[:4] {
+					keys, which = append(keys, fmt.Sprint(k)), append(which, k)
+				}
+				ls, err := hasp.LockAll(ctx, c, keys)
+				if err != nil {
+					return err
+				}
+				for _, k := range which {
+					if holders[k].Add(1) != 1 {
+						return fmt.Errorf("key %d has two holders", k)
+					}
+				}
+				time.Sleep(rand.N(5 * time.Millisecond))
+				for _, k := range which {
+					holders[k].Add(-1)
+				}
+				if err := ls.Unlock(ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		}) {
+			want(t, fmt.Sprint("caller ", i), err, nil)
+		}
+	})
+}
+
+// A Client that takes the same keys again and again leaves them to others as Lock does.
+func TestLockAllLeavesGaps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		rivals(t, 2, func(i int, c *hasp.Client) error {
+			if i == 1 {
+				time.Sleep(time.Second)
+				began := time.Now()
+				for range 100 {
+					unlock(t, lockNow(t, c, "001"))
+				}
+				within(t, "100 turns", began, 8*time.Second) // four turns of the other in each
+				cancel()
+			}
+			for ctx.Err() == nil {
+				if ls, err := hasp.LockAll(ctx, c, several(2)); err == nil {
+					time.Sleep(20 * time.Millisecond)
+					unlock(t, ls)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// LockAll gets a key whose answer was lost, or that cannot be reached for a while, all the same.
+func TestLockAllAfterALostReply(t *testing.T) {
+	for name, hook := range map[string]acquireHook{"lost": lostReply, "failed": failAcquire(errNet)} {
+		t.Run(name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				until := time.Now().Add(time.Second)
+				f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+					time.Sleep(5 * time.Millisecond)
+					if cl.Key == "002" && time.Now().Before(until) {
+						return hook(cl, send)
+					}
+					return send()
+				}
+				ls, err := hasp.LockAll(t.Context(), c, several(5))
+				want(t, "LockAll", err, nil)
+				unlock(t, ls)
+				time.Sleep(3 * hasp.DefaultTimeout) // until the lost tokens are released twice
+				nothingLeft(t, c)
+			})
+		})
+	}
+}
+
+// When its context ends, or the store hangs, LockAll returns as soon as Lock would, and leaves
+// nothing.
+func TestLockAllThatIsNotAnswered(t *testing.T) {
+	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
+		for _, hangs := range []string{"000", "003"} {
+			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+					if cl.Key >= hangs {
+						time.Sleep(hasp.DefaultTimeout + time.Second/2) // before the second release
+					}
+					return send()
+				}
+				for _, bound := range []time.Duration{time.Second, time.Hour} {
+					ctx, cancel := context.WithCancelCause(t.Context())
+					began, left := time.Now(), errors.New("left")
+					time.AfterFunc(bound, func() { cancel(left) })
+					_, err := hasp.LockAll(ctx, c, several(5))
+					if bound < hasp.DefaultTimeout {
+						want(t, "LockAll", err, left)
+						within(t, "LockAll", began, bound)
+					} else {
+						want(t, "LockAll", err, hasp.ErrUnavailable)
+						within(t, "LockAll", began, hasp.DefaultTimeout+10*time.Millisecond)
+					}
+					time.Sleep(4 * hasp.DefaultTimeout) // until the late answers have come, and the tokens are released
+					for _, key := range several(5) {
+						freed(t, f, key, key+" is held")
+					}
+					nothingLeft(t, c)
+				}
+			})
+		}
+	}
+}
+
+// If Observe panics or ends the goroutine in one of the attempts, LockAll does so, and keeps no key.
+func TestLockAllWithAnObserverThatPanics(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			var c *hasp.Client
+			withClient(t, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
+				if e.Kind == hasp.EventAcquired && e.Key == "001" {
+					end()
+				}
+			}}, func(t *testing.T, f *faulty, client *hasp.Client) {
+				c = client
+				recovered := make(chan any)
+				go func() {
+					defer func() { recovered <- recover() }()
+					hasp.LockAll(t.Context(), c, several(3))
+					t.Error("LockAll has returned")
+				}()
+				if v := <-recovered; v != nil && v != "oops" || v == nil && name == "panic" {
+					t.Errorf("recovered %v", v)
+				}
+				for _, key := range several(3) {
+					freed(t, f, key, key+" is held")
+				}
+				nothingLeft(t, c)
+			})
+		})
+	}
+}
