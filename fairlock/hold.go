@@ -2,7 +2,7 @@ package fairlock
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -10,47 +10,18 @@ import (
 )
 
 // The scripts. The header of each describes its arguments and replies.
+//
+//go:embed *.lua
+var scripts embed.FS
+
 var (
-	//go:embed record.lua
-	recordSrc string
-	//go:embed prolong.lua
-	prolongSrc string
-	//go:embed queue.lua
-	queueSrc string
-	//go:embed grant.lua
-	grantSrc string
-	//go:embed offer.lua
-	offerSrc string
-	//go:embed handover.lua
-	handOverSrc string
-	//go:embed report.lua
-	reportSrc string
-	//go:embed acquire.lua
-	acquireSrc string
-	//go:embed enqueue.lua
-	enqueueSrc string
-	//go:embed poll.lua
-	pollSrc string
-	//go:embed release.lua
-	releaseSrc string
-	//go:embed break.lua
-	breakSrc string
-	//go:embed renew.lua
-	renewSrc string
-	//go:embed inspect.lua
-	inspectSrc string
-
-	// readingSrc begins each script, and handingOver begins each that may hand a key over.
-	readingSrc  = redisstore.SharedSrc + recordSrc
-	handingOver = redisstore.FenceSrc + readingSrc + queueSrc + grantSrc + offerSrc + handOverSrc
-
-	acquireScript = redisstore.NewHold(handingOver + acquireSrc)
-	enqueueScript = redisstore.NewHold(handingOver + prolongSrc + reportSrc + enqueueSrc)
-	pollScript    = redisstore.NewScript(handingOver + reportSrc + pollSrc)
-	releaseScript = redisstore.NewScript(handingOver + releaseSrc)
-	breakScript   = redisstore.NewScript(handingOver + breakSrc)
-	renewScript   = redisstore.NewHold(readingSrc + prolongSrc + renewSrc)
-	inspectScript = redisstore.NewScript(readingSrc + inspectSrc)
+	acquireScript = redisstore.NewHold(redisstore.Source(scripts, "acquire"))
+	enqueueScript = redisstore.NewHold(redisstore.Source(scripts, "enqueue"))
+	pollScript    = redisstore.NewScript(redisstore.Source(scripts, "poll"))
+	releaseScript = redisstore.NewScript(redisstore.Source(scripts, "release"))
+	breakScript   = redisstore.NewScript(redisstore.Source(scripts, "break"))
+	renewScript   = redisstore.NewHold(redisstore.Source(scripts, "renew"))
+	inspectScript = redisstore.NewScript(redisstore.Source(scripts, "inspect"))
 )
 
 // keysOf returns the Redis keys of a lock, as the scripts expect them.

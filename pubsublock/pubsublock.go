@@ -68,7 +68,7 @@ package pubsublock
 import (
 	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"iter"
@@ -199,20 +199,15 @@ func (d *driver) Traits() backend.Traits {
 func (d *driver) Close() error { return d.store.Close() }
 
 // The scripts. The header of each describes its arguments and replies.
-var (
-	//go:embed acquire.lua
-	acquireSrc string
-	//go:embed renew.lua
-	renewSrc string
-	//go:embed release.lua
-	releaseSrc string
-	//go:embed inspect.lua
-	inspectSrc string
+//
+//go:embed *.lua
+var scripts embed.FS
 
-	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
-	renewScript   = redisstore.NewHold(renewSrc)
-	releaseScript = redisstore.NewScript(releaseSrc)
-	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
+var (
+	acquireScript = redisstore.NewHold(redisstore.Source(scripts, "acquire"))
+	renewScript   = redisstore.NewHold(redisstore.Source(scripts, "renew"))
+	releaseScript = redisstore.NewScript(redisstore.Source(scripts, "release"))
+	inspectScript = redisstore.NewScript(redisstore.Source(scripts, "inspect"))
 )
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also takes a key that readers

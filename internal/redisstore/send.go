@@ -3,10 +3,12 @@ package redisstore
 import (
 	"context"
 	"crypto/sha1"
+	"embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -134,6 +136,34 @@ func (s single) failed(*server, error)                                   {}
 type Script struct {
 	src, sha any  // strings; as any, they need no allocation for each command
 	kept     bool // see Store.Send
+}
+
+//go:embed *.lua
+var parts embed.FS
+
+// Source returns the text of some parts of a script. A part is a file of the strategy, or one of
+// this package that strategies share. In a part, the line "-- include NAME" stands for another
+// part. Lua makes the functions of a part anew in each run. So that the usual case needs none, a
+// part stands where it is needed first. The usual case also has texts in place of numbers, which
+// Redis would format.
+func Source(files embed.FS, names ...string) string {
+	var text strings.Builder
+	for _, name := range names {
+		src, err := files.ReadFile(name + ".lua")
+		if err != nil {
+			src, err = parts.ReadFile(name + ".lua")
+		}
+		if err != nil {
+			panic(err)
+		}
+		for line := range strings.Lines(string(src)) {
+			if others, ok := strings.CutPrefix(strings.TrimSpace(line), "-- include "); ok {
+				line = Source(files, strings.Fields(others)...)
+			}
+			text.WriteString(line)
+		}
+	}
+	return text.String()
 }
 
 // NewScript returns a script with the source src.

@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	_ "embed"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -15,32 +14,10 @@ import (
 // the intent. It is three times as long as that caller sleeps between attempts.
 const IntentTTL = 3 * backend.SharedRetryEvery
 
-// SharedSrc is the beginning of a script that may find a shared record.
-//
-//go:embed shared.lua
-var SharedSrc string
-
-// LookSrc is the beginning of a script that reports on a key: it defines look.
-//
-//go:embed look.lua
-var LookSrc string
-
-// InspectSrc is a script that reports on a key whose record is a string; see [Found].
-//
-//go:embed inspect.lua
-var InspectSrc string
-
 var (
-	//go:embed sharedacquire.lua
-	sharedAcquireSrc string
-	//go:embed sharedrenew.lua
-	sharedRenewSrc string
-	//go:embed sharedrelease.lua
-	sharedReleaseSrc string
-
-	sharedAcquireScript = NewHold(SharedSrc + FenceSrc + sharedAcquireSrc)
-	sharedRenewScript   = NewHold(SharedSrc + sharedRenewSrc)
-	sharedReleaseScript = NewScript(SharedSrc + sharedReleaseSrc)
+	sharedAcquireScript = NewHold(Source(parts, "sharedacquire"))
+	sharedRenewScript   = NewHold(Source(parts, "sharedrenew"))
+	sharedReleaseScript = NewScript(Source(parts, "sharedrelease"))
 )
 
 // IntentKey returns the Redis key of the intent on key: the record of a caller that waits until key

@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 	"slices"
 	"strconv"
@@ -167,11 +166,6 @@ func (f Found) Status() backend.Status {
 	return s
 }
 
-// FenceSrc is the beginning of a script that makes a fence: it defines propose and nextFence.
-//
-//go:embed fence.lua
-var FenceSrc string
-
 // OpenOne opens the Store of a strategy that has one node.
 func OpenOne(ctx context.Context, strategy string, nodes []string, params map[string]string) (*Store, error) {
 	if len(nodes) != 1 {
@@ -236,26 +230,27 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 
 // Granted decodes the reply of a script that takes a hold. The reply is one of these:
 //
-//   - {1, fence} is a grant. The fence is empty if the claim wants none.
+//   - 1 is a grant without a fence, and a text is the fence of a grant that wants one.
 //   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
 //     a member of it follows.
 //   - {-1} means that the value of the fence counter is not a number that hasp wrote.
 func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
-	switch parts, _ := reply.([]any); {
-	case len(parts) == 2 && parts[0] == int64(1):
-		fence, ok := parts[1].(string)
-		if ok && fence == "" && !c.Fenced {
+	switch r := reply.(type) {
+	case int64:
+		if r == 1 && !c.Fenced {
 			return backend.Grant{}, nil
 		}
-		if n, err := strconv.ParseUint(fence, 10, 64); err == nil && n > 0 && c.Fenced {
+	case string:
+		if n, err := strconv.ParseUint(r, 10, 64); err == nil && n > 0 && c.Fenced {
 			return backend.Grant{Fence: n}, nil
 		}
-	case len(parts) >= 3 && parts[0] == int64(0):
+	case []any:
 		if found, ok := Refusal(reply); ok {
 			return backend.Grant{}, found.Held()
 		}
-	case c.Fenced && len(parts) == 1 && parts[0] == int64(-1):
-		return backend.Grant{}, NoFence(DerivedKey("fence", c.Key))
+		if c.Fenced && len(r) == 1 && r[0] == int64(-1) {
+			return backend.Grant{}, NoFence(DerivedKey("fence", c.Key))
+		}
 	}
 	return backend.Grant{}, s.Unexpected(reply)
 }
