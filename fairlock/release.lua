@@ -1,12 +1,13 @@
 -- Releases a key, if the token holds it, and hands it to the next waiter. If not, ends the token's place.
 -- KEYS: see record.lua
--- ARGV[2..]: the token, or token#owner for a shared hold; how long the key stays taken in ms
+-- ARGV[2..]: the token, or token#owner for a shared hold; the rest of the term in ms if the key stays
+-- taken or ''
 -- Returns 1, or 0 if the token does not hold the key.
 
 -- A hold that no caller waits for needs none of the functions below, which Lua would make anew in
 -- each run.
 local record = redis.pcall('GETRANGE', KEYS[1], '0', '4095')
-if ARGV[3] == '0' and type(record) == 'string' and string.match(record, '^fairlock%- %d+ (%S+) %d+ %d+ ') == ARGV[2] then
+if ARGV[3] == '' and type(record) == 'string' and string.match(record, '^fairlock%- %d+ (%S+) %d+ %d+ ') == ARGV[2] then
 	redis.call('DEL', KEYS[1])
 	return 1
 end
@@ -30,7 +31,7 @@ if member then
 	if not shared then pcall(handOver, '') end
 	return 1
 end
-if ARGV[3] ~= '0' then
+if ARGV[3] ~= '' then
 	if tonumber(since) == 0 then since = start(redis.call('PTTL', lock), lasts) end
 	-- No claim has the new token, so no late command finds its own. Without memory, Redis refuses SET
 	-- before a script has written anything, so PEXPIRE comes first.

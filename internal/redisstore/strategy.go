@@ -71,17 +71,17 @@ func isToken(text string) bool {
 }
 
 // Millis returns a term in milliseconds, rounded up.
-func Millis(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
+func Millis(d time.Duration) string {
+	return strconv.FormatInt((d + time.Millisecond - 1).Milliseconds(), 10)
 }
 
 // Rest returns the milliseconds until then, rounded up: the term of a key that is released with
-// KeepUntil. It returns 0 if then is zero or has passed. In that case the key must be freed.
-func Rest(then time.Time) int64 {
-	if then.IsZero() {
-		return 0
+// KeepUntil. It returns "" if then is zero or has passed. In that case the key must be freed.
+func Rest(then time.Time) string {
+	if left := time.Until(then); left > 0 {
+		return Millis(left)
 	}
-	return max(Millis(time.Until(then)), 0)
+	return ""
 }
 
 // Term returns a PTTL, which is in milliseconds, as a Duration. It is a hundred years at
@@ -202,7 +202,7 @@ func (s *Store) renew(ctx context.Context, sc *Script, cs []backend.Claim, which
 		c := &cs[which[i]]
 		calls[i] = Call{
 			Keys: []string{LockKey(c.Key)},
-			Args: []any{c.Token + mark, Millis(c.TTL)},
+			Args: []string{c.Token + mark, Millis(c.TTL)},
 		}
 		if c.Shared {
 			calls[i].Args = append(calls[i].Args, c.Owner)
