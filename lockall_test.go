@@ -197,7 +197,7 @@ func TestLockAllLeavesNoContext(t *testing.T) {
 // rivals runs several callers of LockAll, each with a Client whose store is up to 2 ms away. It
 // returns what call has returned.
 func rivals(t *testing.T, n int, call func(i int, c *hasp.Client) error) []error {
-	store, errs := memlock.NewStore(), make([]error, n)
+	store, errs := new(memlock.Store), make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
 		f := &faulty{Driver: store.Driver().(Driver)}

@@ -5,6 +5,7 @@
 -- places or 0 if the client needs a full report, and the entry's command or - if the client has no
 -- subscription
 -- Returns what report returns.
+-- include fence shared record queue grant offer handover prolong report
 local entry, whole, window, till, command = unpack(ARGV, 2, 6)
 local token, _, channel, round, term, flags, owner = parse(entry)
 local has, whose, fence, mark, since, lasts = holder()

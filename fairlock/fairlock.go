@@ -122,7 +122,7 @@ type Options struct {
 type driver struct {
 	store    *redisstore.Store
 	window   time.Duration // Options.Window
-	fenceTTL time.Duration // Options.FenceTTL
+	fenceTTL string        // Options.FenceTTL in ms
 	id       string        // of this driver, in the names of its channels
 	began    time.Time     // polls are due at fractions of the window, counted from here
 
@@ -186,10 +186,11 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 		return nil, fmt.Errorf("%w: window %v is below %v", backend.ErrInvalid, d.window, minWindow)
 	}
 
-	var err error
-	if d.fenceTTL, err = redisstore.CheckFenceTTL(o.FenceTTL); err != nil {
+	ttl, err := redisstore.CheckFenceTTL(o.FenceTTL)
+	if err != nil {
 		return nil, err
 	}
+	d.fenceTTL = redisstore.Millis(ttl)
 
 	d.open, d.shut = context.WithCancel(context.Background())
 	d.calls, d.cancel = context.WithCancel(context.Background())

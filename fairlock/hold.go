@@ -2,7 +2,7 @@ package fairlock
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -10,52 +10,23 @@ import (
 )
 
 // The scripts. The header of each describes its arguments and replies.
+//
+//go:embed *.lua
+var scripts embed.FS
+
 var (
-	//go:embed record.lua
-	recordSrc string
-	//go:embed prolong.lua
-	prolongSrc string
-	//go:embed queue.lua
-	queueSrc string
-	//go:embed grant.lua
-	grantSrc string
-	//go:embed offer.lua
-	offerSrc string
-	//go:embed handover.lua
-	handOverSrc string
-	//go:embed report.lua
-	reportSrc string
-	//go:embed acquire.lua
-	acquireSrc string
-	//go:embed enqueue.lua
-	enqueueSrc string
-	//go:embed poll.lua
-	pollSrc string
-	//go:embed release.lua
-	releaseSrc string
-	//go:embed break.lua
-	breakSrc string
-	//go:embed renew.lua
-	renewSrc string
-	//go:embed inspect.lua
-	inspectSrc string
-
-	// readingSrc begins each script, and handingOver begins each that may hand a key over.
-	readingSrc  = redisstore.SharedSrc + recordSrc
-	handingOver = redisstore.FenceSrc + readingSrc + queueSrc + grantSrc + offerSrc + handOverSrc
-
-	acquireScript = redisstore.NewHold(handingOver + acquireSrc)
-	enqueueScript = redisstore.NewHold(handingOver + prolongSrc + reportSrc + enqueueSrc)
-	pollScript    = redisstore.NewScript(handingOver + reportSrc + pollSrc)
-	releaseScript = redisstore.NewScript(handingOver + releaseSrc)
-	breakScript   = redisstore.NewScript(handingOver + breakSrc)
-	renewScript   = redisstore.NewHold(readingSrc + prolongSrc + renewSrc)
-	inspectScript = redisstore.NewScript(readingSrc + inspectSrc)
+	acquireScript = redisstore.NewHold(redisstore.Source(scripts, "acquire"))
+	enqueueScript = redisstore.NewHold(redisstore.Source(scripts, "enqueue"))
+	pollScript    = redisstore.NewScript(redisstore.Source(scripts, "poll"))
+	releaseScript = redisstore.NewScript(redisstore.Source(scripts, "release"))
+	breakScript   = redisstore.NewScript(redisstore.Source(scripts, "break"))
+	renewScript   = redisstore.NewHold(redisstore.Source(scripts, "renew"))
+	inspectScript = redisstore.NewScript(redisstore.Source(scripts, "inspect"))
 )
 
 // keysOf returns the Redis keys of a lock, as the scripts expect them.
-func keysOf(key string) []string {
-	return []string{
+func keysOf(key string) [4]string {
+	return [...]string{
 		redisstore.LockKey(key),
 		redisstore.DerivedKey("fence", key),
 		redisstore.DerivedKey("queue", key),
@@ -64,17 +35,20 @@ func keysOf(key string) []string {
 }
 
 // call returns the arguments of a script that may hand the key over.
-func (d *driver) call(key string, args ...any) redisstore.Call { return d.callOn(keysOf(key), args...) }
+func (d *driver) call(keys []string, args ...string) redisstore.Call {
+	return redisstore.Call{Keys: keys, Args: append([]string{d.fenceTTL}, args...)}
+}
 
-// callOn is call for keys that the caller has already.
-func (d *driver) callOn(keys []string, args ...any) redisstore.Call {
-	return redisstore.Call{Keys: keys, Args: append([]any{redisstore.Millis(d.fenceTTL)}, args...)}
+// run runs a script that may hand the key over. It keeps the arguments on the stack.
+func (d *driver) run(ctx context.Context, sc *redisstore.Script, key string, args ...string) (any, error) {
+	keys, room := keysOf(key), [8]string{d.fenceTTL}
+	return d.store.Run(ctx, sc, redisstore.Call{Keys: keys[:], Args: append(room[:1], args...)})
 }
 
 // Acquire takes c.Key if nothing is stored under it and no caller waits for it. A
 // shared claim may also join a shared hold.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	reply, err := d.store.Run(ctx, acquireScript, d.call(c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flags(c)))
+	reply, err := d.run(ctx, acquireScript, c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flags(c))
 	if err != nil {
 		return backend.Grant{}, noQueue(c.Key, err)
 	}
@@ -110,5 +84,5 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if c.Shared {
 		token += redisstore.Mark + c.Owner
 	}
-	return d.store.Owned(d.store.Run(ctx, releaseScript, d.call(c.Key, token, redisstore.Rest(c.KeepUntil))))
+	return d.store.Owned(d.run(ctx, releaseScript, c.Key, token, redisstore.Rest(c.KeepUntil)))
 }

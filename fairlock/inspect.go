@@ -13,7 +13,8 @@ import (
 // Inspect returns the holder of key, or its shared holders, the start of the hold, and the waiters in
 // order. For a holder of another strategy, Owner and Since are zero.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: keysOf(key)})
+	keys := keysOf(key)
+	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: keys[:]})
 	if err != nil {
 		return backend.Status{}, err
 	}
@@ -54,14 +55,17 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 }
 
 // records tells redisstore how to find the holds and the queues for a list.
-var records = redisstore.Listing{Type: "string", Peek: []any{"getrange", 0, 9}, Queue: "timeouts", Ours: func(begin any) bool {
+var records = redisstore.Listing{Type: "string", Peek: []string{"getrange", "0", "9"}, Queue: "timeouts", Ours: func(begin any) bool {
 	return begin == "fairlock- " || begin == "fairlock+ "
 }}
 
 // List returns the keys with a record of fairlock, with shared holds, or with waiters. A key with
 // waiters that another strategy or program holds has no Owner.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
-	call := func(c redisstore.Candidate) redisstore.Call { return redisstore.Call{Keys: keysOf(c.Key)} }
+	call := func(c redisstore.Candidate) redisstore.Call {
+		keys := keysOf(c.Key)
+		return redisstore.Call{Keys: keys[:]}
+	}
 	return d.store.ListBy(ctx, prefix, timeout, records, inspectScript, call, func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
 		s, own, err := d.status(reply)
 		// A key with a record and a queue is found twice, and listed once.
@@ -73,6 +77,6 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 // waiter.
 func (d *driver) Break(ctx context.Context, key string) error {
 	// The hold is gone, whatever the reply says.
-	_, err := d.store.Run(ctx, breakScript, d.call(key))
+	_, err := d.run(ctx, breakScript, key)
 	return err
 }

@@ -3,6 +3,7 @@
 -- Returns {PTTL, owner, since in ms, fence, how many owners of shared holds follow, these owners, owners
 -- of the waiters in order}, with '' for
 -- what does not exist. A PTTL of -2 means that the key is free, and -1 that it has no end.
+-- include shared record
 local fence = redis.pcall('GETRANGE', counter, 0, 16)
 local ok, token, owner, _, _, since, lasts = pcall(holder)
 local left = redis.call('PTTL', lock)

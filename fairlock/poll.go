@@ -25,7 +25,7 @@ const (
 type group struct {
 	d    *driver
 	key  string
-	keys []string // in the Redis
+	keys [4]string // in the Redis
 	sub  *subscription
 
 	// The driver's mu guards these.
@@ -218,11 +218,11 @@ func (d *driver) pollDue() {
 func (d *driver) send(polls []*poll, timeout time.Duration) {
 	calls := make([]redisstore.Call, len(polls))
 	for i, p := range polls {
-		args := []any{p.command, p.g.sub.channel, redisstore.Millis(d.window)}
+		args := []string{p.command, p.g.sub.channel, redisstore.Millis(d.window)}
 		for _, pl := range p.places {
 			args = append(args, pl.w.c.Token)
 		}
-		calls[i] = d.callOn(p.g.keys, args...)
+		calls[i] = d.call(p.g.keys[:], args...)
 	}
 
 	ctx, cancel := context.WithTimeout(d.calls, timeout)

@@ -4,6 +4,7 @@
 -- ARGV[2..]: the command in the client's entries, or - if the client has no subscription, channel,
 -- window in ms, the client's tokens
 -- Returns what report returns.
+-- include fence shared record queue grant offer handover report
 local command, channel, window = unpack(ARGV, 2, 4)
 local tokens, scores, found = {unpack(ARGV, 5)}, {}, ''
 kept = now() + window

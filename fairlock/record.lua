@@ -1,4 +1,4 @@
--- Reads records and entries. Every script begins with shared.lua of redisstore and this part.
+-- Reads records and entries. It needs shared.lua of redisstore.
 -- KEYS: the lock, its fence counter, the queue, its timeouts (a script that uses the record alone gets
 -- only the lock)
 --
@@ -29,11 +29,11 @@ local function isShared(flags) return tonumber(flags) >= 2 end
 local function start(left, term) return string.format('%013.0f', math.max(now() + math.min(left - term, 0), 1)) end
 
 -- Returns token, owner, fence, mark, since and term of the hold; true if the record is not of this
--- strategy; true and the owner of one holder if the record is shared; or nil if the key is free.
-local function holder()
+-- strategy; true and the owner of one holder if the record is shared; or nil if the key is free. R is the value, if the script has read it.
+local function holder(r)
 	shared = nil
 	-- The value of another program may be long.
-	local r = redis.pcall('GETRANGE', lock, 0, 4095)
+	r = r or redis.pcall('GETRANGE', lock, '0', '4095')
 	if type(r) ~= 'string' then
 		if not wrongtype(r) then redis.call('GETRANGE', lock, 0, 0) end -- raises the error
 		local count = readers(lock, now())

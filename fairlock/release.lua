@@ -1,10 +1,20 @@
 -- Releases a key, if the token holds it, and hands it to the next waiter. If not, ends the token's place.
 -- KEYS: see record.lua
--- ARGV[2..]: the token, or token#owner for a shared hold; how long the key stays taken in ms
+-- ARGV[2..]: the token, or token#owner for a shared hold; the rest of the term in ms if the key stays
+-- taken or ''
 -- Returns 1, or 0 if the token does not hold the key.
+
+-- A hold that no caller waits for needs none of the functions below, which Lua would make anew in
+-- each run.
+local record = redis.pcall('GETRANGE', KEYS[1], '0', '4095')
+if ARGV[3] == '' and type(record) == 'string' and string.match(record, '^fairlock%- %d+ (%S+) %d+ %d+ ') == ARGV[2] then
+	redis.call('DEL', KEYS[1])
+	return 1
+end
+-- include fence shared record queue grant offer handover
 local token, alone, owner = string.match(ARGV[2], '^([^#]*)(#?)(.*)$')
 alone = alone == ''
-local has, whose, fence, mark, since, lasts = holder()
+local has, whose, fence, mark, since, lasts = holder(record)
 local member = not alone and shared and find(lock, token .. '#', owner)
 if not member and not (alone and has == token) then
 	local ended = redis.pcall('ZREM', timeouts, token)
@@ -21,7 +31,7 @@ if member then
 	if not shared then pcall(handOver, '') end
 	return 1
 end
-if ARGV[3] ~= '0' then
+if ARGV[3] ~= '' then
 	if tonumber(since) == 0 then since = start(redis.call('PTTL', lock), lasts) end
 	-- No claim has the new token, so no late command finds its own. Without memory, Redis refuses SET
 	-- before a script has written anything, so PEXPIRE comes first.
@@ -29,10 +39,6 @@ if ARGV[3] ~= '0' then
 	redis.call('SET', lock, 'fairlock' .. mark .. ' ' .. table.concat({since, 'kept-' .. token, fence, ARGV[3], whose}, ' '), 'PX', ARGV[3])
 	-- The client that learns of the end hands the key over then, to whichever waiter is first.
 	if mark == '+' then wakeFirst() end
-	return 1
-end
-if mark == '-' then
-	redis.call('DEL', lock)
 	return 1
 end
 -- A grant replaces the record. If there is none, the key becomes free.

@@ -86,12 +86,13 @@ func noQueue(key string, err error) error {
 }
 
 // flags returns the flags of c in an entry of the queue.
-func flags(c backend.Claim) (n int) {
+func flags(c backend.Claim) string {
+	n := 0
 	if c.Fenced {
 		n = 1
 	}
 	if c.Shared {
 		n += 2
 	}
-	return n
+	return strconv.Itoa(n)
 }

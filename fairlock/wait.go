@@ -231,7 +231,7 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	}
 	entry := strings.Join([]string{
 		w.c.Token, g.sub.command, g.sub.channel, strconv.Itoa(w.round),
-		strconv.FormatInt(redisstore.Millis(w.term), 10), strconv.Itoa(flags(w.c)), w.c.Owner,
+		redisstore.Millis(w.term), flags(w.c), w.c.Owner,
 	}, " ")
 	gaps := g.sub.gaps // read before the call, because a message may come before the reply
 	// If another call has just kept the client's places, this place may end with them.
@@ -239,7 +239,7 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	if sent.Sub(g.extended) > d.window/3 {
 		till = 0
 	}
-	call := d.callOn(g.keys, entry, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window), till, g.sub.receives())
+	call := d.call(g.keys[:], entry, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window), strconv.FormatInt(till, 10), g.sub.receives())
 	d.mu.Unlock()
 	reply, err := d.store.Run(ctx, enqueueScript, call)
 

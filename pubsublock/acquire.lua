@@ -1,12 +1,10 @@
 -- Takes a free key, with a fence if that is wanted. If readers refused the driver before, the
--- script also stores or removes the intent. This part follows fence.lua and look.lua of redisstore.
+-- script also stores or removes the intent.
 -- KEYS: the lock, its fence counter if a fence is wanted, the intent if readers refused
 -- ARGV: the field of the record, the term in ms, the counter's own term in ms or ''; and if
 -- readers refused, the token and the term of the intent in ms, with 0 if the caller does
 -- not wait
--- Returns {1, fence}; {0, PTTL, start of the record's field} if the key is held, with a
--- member after it if the record is shared; or {-1} if the counter's value is not a number
--- that hasp wrote.
+-- Returns what redisstore.Store.Granted decodes.
 local intent = ARGV[4] and KEYS[#KEYS]
 local left = redis.call('PTTL', KEYS[1])
 if left ~= -2 then
@@ -15,6 +13,7 @@ if left ~= -2 then
 		local field = fields == 1 and redis.call('HKEYS', KEYS[1])[1] or ''
 		return {0, left, string.sub(field, 1, 1024)}
 	end
+	-- include look
 	local member = look(KEYS[1], 1)[1]
 	-- If SET fails, the caller is refused all the same, but readers may come before it.
 	if member and intent and ARGV[5] ~= '0' then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
@@ -22,17 +21,18 @@ if left ~= -2 then
 end
 -- The key is free, so no caller waits for readers any more.
 if intent then redis.call('UNLINK', intent) end
-local fence, refused = '', nil
+local fence, refused
 if ARGV[3] ~= '' then
+	-- include fence
 	-- Write the counter first, so that the key is not taken if Redis refuses one of the writes.
 	fence, refused = nextFence(KEYS[2], ARGV[3])
 	if not fence then return refused end
 end
-redis.call('HSET', KEYS[1], ARGV[1], 1)
+redis.call('HSET', KEYS[1], ARGV[1], '1')
 local set = redis.pcall('PEXPIRE', KEYS[1], ARGV[2])
 if set ~= 1 then
 	-- A user that may not PEXPIRE must not leave a lock without an end.
 	redis.call('DEL', KEYS[1])
 	return set
 end
-return {1, fence}
+return fence or 1

@@ -1,4 +1,4 @@
--- Reads the record of a key. This part follows look.lua of redisstore.
+-- Reads the record of a key.
 -- KEYS: the lock, its fence counter
 -- Returns {PTTL, start of the record's field, fence}, with '' for what does not exist. If the
 -- record is shared, up to 1,000 members follow.
@@ -8,6 +8,7 @@ local field = fields == 1 and redis.call('HKEYS', KEYS[1])[1] or ''
 local fence = redis.pcall('GETRANGE', KEYS[2], 0, 16)
 local found = {redis.call('PTTL', KEYS[1]), string.sub(field, 1, 1024), type(fence) == 'string' and fence or ''}
 if type(fields) ~= 'number' then
+	-- include look
 	for _, member in ipairs(look(KEYS[1], 1000)) do found[#found + 1] = member end
 end
 return found

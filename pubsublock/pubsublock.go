@@ -66,7 +66,7 @@ package pubsublock
 import (
 	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"iter"
@@ -105,7 +105,7 @@ type Options struct {
 type driver struct {
 	store    *redisstore.Store
 	channel  string // the prefix of the channels' names
-	fenceTTL time.Duration
+	fenceTTL string // Options.FenceTTL in ms
 
 	// crowds holds, for a key that this driver released, how many connections received the message.
 	// One is probably this driver's own. The Clients of the others have their turns before this
@@ -176,11 +176,9 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 		return nil, fmt.Errorf("%w: channel %q has an opening brace, which would decide the cluster slot in place of the key", backend.ErrInvalid, d.channel)
 	}
 
-	var err error
-	if d.fenceTTL, err = redisstore.CheckFenceTTL(o.FenceTTL); err != nil {
-		return nil, err
-	}
-	return d, nil
+	ttl, err := redisstore.CheckFenceTTL(o.FenceTTL)
+	d.fenceTTL = redisstore.Millis(ttl)
+	return d, err
 }
 
 // Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
@@ -194,20 +192,15 @@ func (d *driver) Traits() backend.Traits {
 func (d *driver) Close() error { return d.store.Close() }
 
 // The scripts. The header of each describes its arguments and replies.
-var (
-	//go:embed acquire.lua
-	acquireSrc string
-	//go:embed renew.lua
-	renewSrc string
-	//go:embed release.lua
-	releaseSrc string
-	//go:embed inspect.lua
-	inspectSrc string
+//
+//go:embed *.lua
+var scripts embed.FS
 
-	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
-	renewScript   = redisstore.NewHold(renewSrc)
-	releaseScript = redisstore.NewScript(releaseSrc)
-	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
+var (
+	acquireScript = redisstore.NewHold(redisstore.Source(scripts, "acquire"))
+	renewScript   = redisstore.NewHold(redisstore.Source(scripts, "renew"))
+	releaseScript = redisstore.NewScript(redisstore.Source(scripts, "release"))
+	inspectScript = redisstore.NewScript(redisstore.Source(scripts, "inspect"))
 )
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also takes a key that readers
@@ -247,15 +240,15 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backend.Grant, error) {
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
-		Args: []any{c.Token + redisstore.Mark + c.Owner, redisstore.Millis(c.TTL), ""},
+		Args: []string{c.Token + redisstore.Mark + c.Owner, redisstore.Millis(c.TTL), ""},
 	}
 	if c.Fenced {
 		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
-		call.Args[2] = redisstore.Millis(d.fenceTTL)
+		call.Args[2] = d.fenceTTL
 	}
 	if refused {
 		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
-		var term int64
+		term := "0"
 		if c.WillRetry {
 			term = redisstore.Millis(intentTTL)
 		}
@@ -283,17 +276,14 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return d.store.ReleaseShared(ctx, c, "0", name, publish)
 	}
 
-	var rest any = ""
-	if left := redisstore.Rest(c.KeepUntil); left > 0 {
-		rest = left
-	}
+	rest := redisstore.Rest(c.KeepUntil)
 	keys := []string{redisstore.LockKey(c.Key)}
 	if _, intends := d.intents.get(c.Key, intendsFor); intends {
 		keys = append(keys, redisstore.IntentKey(c.Key))
 	}
 	reply, err := d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: keys,
-		Args: []any{c.Token + redisstore.Mark, c.Owner, rest, name, publish},
+		Args: []string{c.Token + redisstore.Mark, c.Owner, rest, name, publish},
 	})
 	// The key is free, even if the message has reached no waiter: waiters retry within a second.
 	if owned, ok := reply.(int64); ok && owned > 0 {
@@ -312,7 +302,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 }
 
 // records says how List finds the holds.
-var records = redisstore.Listing{Type: "hash", Peek: []any{"hlen"}, Ours: func(fields any) bool { return fields == int64(1) }}
+var records = redisstore.Listing{Type: "hash", Peek: []string{"hlen"}, Ours: func(fields any) bool { return fields == int64(1) }}
 
 // List returns the keys with a record of pubsublock, or with shared holds, but not those of
 // Redisson.

@@ -5,40 +5,33 @@
 -- command that publishes
 -- Returns 0 if the token does not hold the key, or one more than the number of connections
 -- that the message has reached.
-local function publish()
-	-- The key is free even if this user may not publish. Waiters that get no message
-	-- retry within a second.
-	local reached = redis.pcall(ARGV[5], ARGV[4], '0')
-	return type(reached) == 'number' and reached or 0
-end
-local function lost()
-	local intent = KEYS[2] and redis.pcall('GETRANGE', KEYS[2], 0, -1)
-	if type(intent) == 'string' and intent .. '#' == ARGV[1] then
-		-- The caller does not wait any more, so readers need not wait for it.
-		redis.call('UNLINK', KEYS[2])
-		publish()
-	end
-	return 0
-end
 local keep = ARGV[3] ~= ''
-local gone = not keep and redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
-if not gone or gone == 0 then
+local gone = keep and 0 or redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
+local held = gone == 1
+if not held then
 	-- The token alone decides. The record may name another owner.
-	gone = redis.pcall('HLEN', KEYS[1])
+	if gone == 0 then gone = redis.pcall('HLEN', KEYS[1]) end
 	local field = gone == 1 and redis.call('HKEYS', KEYS[1])[1]
-	if type(gone) == 'number' and (not field or string.sub(field, 1, #ARGV[1]) ~= ARGV[1]) then return lost() end
-	if field and keep then
+	held = field and string.sub(field, 1, #ARGV[1]) == ARGV[1]
+	local intent = not held and KEYS[2] and redis.pcall('GETRANGE', KEYS[2], 0, -1)
+	if type(gone) ~= 'number' and not string.find(gone.err, 'WRONGTYPE', 1, true) then
+		return gone
+	elseif held and keep then
 		-- No claim has the new token, so no late command finds its own. PEXPIRE comes first,
 		-- because a Redis that is out of memory refuses HSET unless the script has written before.
 		redis.call('PEXPIRE', KEYS[1], ARGV[3])
 		redis.call('HSET', KEYS[1], 'kept-' .. field, 1)
 		redis.call('HDEL', KEYS[1], field)
-	elseif field then
+	elseif held then
 		redis.call('DEL', KEYS[1])
+	elseif type(intent) == 'string' and intent .. '#' == ARGV[1] then
+		-- The caller does not wait any more, so readers need not wait for it.
+		redis.call('UNLINK', KEYS[2])
+	else
+		return 0
 	end
 end
-if type(gone) ~= 'number' then
-	if not string.find(gone.err, 'WRONGTYPE', 1, true) then return gone end
-	return lost()
-end
-return 1 + publish()
+-- The key is free even if this user may not publish. Waiters that get no message retry within a
+-- second.
+local reached = redis.pcall(ARGV[5], ARGV[4], '0')
+return held and (type(reached) == 'number' and 1 + reached or 1) or 0

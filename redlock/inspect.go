@@ -376,7 +376,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 
 		_, err := n.store.Run(within, breakScript, redisstore.Call{
 			Keys: append([]string{redisstore.LockKey(key)}, queueKeys(key)...),
-			Args: []any{redisstore.DerivedKey("channel", key), "broken"},
+			Args: []string{redisstore.DerivedKey("channel", key), "broken"},
 		})
 		if err != nil {
 			return failed, n.nodeError(err, inspectTimeout)

@@ -20,7 +20,7 @@ func (w *waiting) leaveIntent() {
 	w.intent = true
 	// Let the intent last until the next look repeats it, even if nodes are far away.
 	ttl := redisstore.IntentTTL + min(2*w.trip, w.c.Timeout)
-	w.onNodes("set", redisstore.IntentKey(w.c.Key), w.c.Token, "px", ttl.Milliseconds())
+	w.onNodes("set", redisstore.IntentKey(w.c.Key), w.c.Token, "px", redisstore.Millis(ttl))
 }
 
 // endIntent removes the intents when Wait ends. It may remove those of another writer, which
@@ -32,7 +32,7 @@ func (w *waiting) endIntent() {
 }
 
 // onNodes sends a command to all nodes. It does not wait for the answers.
-func (w *waiting) onNodes(command ...any) {
+func (w *waiting) onNodes(command ...string) {
 	for _, n := range w.d.nodes {
 		w.d.spawn(func() {
 			if n.admit() != nil {

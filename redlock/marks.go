@@ -208,24 +208,24 @@ func runOf(info any) string { return cmp.Or(redisstore.InfoField(info, "run_id")
 
 // The nodes that writeMark writes to.
 const (
-	anyNode    = 0
-	onlyMarked = 1 // a node without a mark stays without one
+	anyNode    = "0"
+	onlyMarked = "1" // a node without a mark stays without one
 )
 
 // writeMark gives the node a mark, or keeps the mark that it has, and completes s.
 // If the node's time is before atOnceUntil, in ms, the run of s votes at once. A
 // node that keeps its mark votes at once if that mark equals waited, the mark whose
 // wait is over.
-func (n *node) writeMark(ctx context.Context, s *standing, which int, atOnceUntil int64, waited string) error {
-	durable := 0
+func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceUntil int64, waited string) error {
+	durable := "0"
 	if n.d.opts.Durable {
-		durable = 1
+		durable = "1"
 	}
 	// Include the drift in the wait, because the node's clock may run ahead of a holder's.
-	n.d.raiseLongestTTL(redisstore.Millis(n.d.opts.MaxTTL + backend.Drift(n.d.opts.MaxTTL)))
+	n.d.raiseLongestTTL((n.d.opts.MaxTTL + backend.Drift(n.d.opts.MaxTTL) + time.Millisecond - 1).Milliseconds())
 	call := redisstore.Call{
 		Keys: []string{markKey},
-		Args: []any{n.d.longestTTL.Load(), durable, s.run, atOnceUntil, waited, which},
+		Args: []string{strconv.FormatInt(n.d.longestTTL.Load(), 10), durable, s.run, strconv.FormatInt(atOnceUntil, 10), waited, which},
 	}
 
 	// Try once more than there can be connections: after a restart all earlier ones are dead,

@@ -53,13 +53,13 @@ const (
 // fenced claim, and the identity of the voter. On the lead, the script also keeps the queue. A
 // reader has no lead.
 func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
-	counterTTL := any("")
+	counterTTL := ""
 	if a.c.Fenced {
 		counterTTL = redisstore.Millis(n.d.opts.FenceTTL)
 	}
 	script, call := acquireScript, redisstore.Call{
 		Keys: []string{a.lockKey, redisstore.DerivedKey("fence", a.c.Key), markKey},
-		Args: []any{a.record, redisstore.Millis(a.c.TTL), counterTTL},
+		Args: []string{a.record, redisstore.Millis(a.c.TTL), counterTTL},
 	}
 	switch {
 	case a.c.Shared:
@@ -68,9 +68,9 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	case n.i == a.lead:
 		script = leadScript
 		call.Keys = append(call.Keys, queueKeys(a.c.Key)...)
-		waited := int64(0)
+		waited := "0"
 		if a.place.waiter != "" {
-			waited = time.Since(a.place.since).Milliseconds()
+			waited = strconv.FormatInt(time.Since(a.place.since).Milliseconds(), 10)
 		}
 		call.Args = append(call.Args, a.place.waiter, waited)
 	}
@@ -146,7 +146,7 @@ func (d *driver) leave(i int, c backend.Claim, waiter string) {
 	d.spawn(func() {
 		_, _ = d.nodes[i].ask(c.Timeout, leaveScript, redisstore.Call{
 			Keys: append([]string{redisstore.LockKey(c.Key)}, queueKeys(c.Key)...),
-			Args: []any{waiter, redisstore.DerivedKey("channel", c.Key)},
+			Args: []string{waiter, redisstore.DerivedKey("channel", c.Key)},
 		})
 	})
 }

@@ -129,7 +129,7 @@ func (n *node) cleanUp(r *cleanup) error {
 	if r.answers == 0 {
 		return err
 	}
-	record := r.call.Args[0].(string)
+	record := r.call.Args[0]
 	if old := n.cleanups[record]; old != nil && old.answers > 0 {
 		return err // an earlier Release of the record has left a clean-up already
 	}
@@ -149,7 +149,7 @@ func (n *node) try(r *cleanup, last bool) error {
 		}
 	}
 	call := r.call
-	if left := redisstore.Rest(r.c.KeepUntil); left > 0 && !r.c.Shared {
+	if left := redisstore.Rest(r.c.KeepUntil); left != "" && !r.c.Shared {
 		call.Args = slices.Clone(call.Args) // the nodes share the slice
 		call.Args[3] = left
 	}
@@ -225,7 +225,7 @@ func (n *node) dueCleanups(last bool) (due []*cleanup, left bool) {
 // releaseCall returns the call of release.lua for c's records that begin with prefix. The
 // script publishes to channel, unless that is empty.
 func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
-	args := []any{prefix, channel, c.Token, ""}
+	args := []string{prefix, channel, c.Token, ""}
 	if c.Shared {
 		args = append(args, c.Owner)
 	}

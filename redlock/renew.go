@@ -222,7 +222,7 @@ func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisst
 	}
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key), markKey, redisstore.DerivedKey("fence", c.Key)},
-		Args: []any{prefix, redisstore.Millis(ttl), fence, redisstore.Millis(n.d.opts.FenceTTL)},
+		Args: []string{prefix, redisstore.Millis(ttl), fence, redisstore.Millis(n.d.opts.FenceTTL)},
 	}
 	if c.Shared {
 		call.Args = append(call.Args, c.Owner)
@@ -293,9 +293,9 @@ func (n *node) repair(f flaw) {
 	a.on[n.i].inFlight, a.on[n.i].mayHold = ended, true
 	d.work.Go(func() {
 		defer close(ended)
-		call := redisstore.Call{Keys: []string{a.lockKey}, Args: []any{a.record, f.clock + left.Milliseconds()}}
+		call := redisstore.Call{Keys: []string{a.lockKey}, Args: []string{a.record, strconv.FormatInt(f.clock+left.Milliseconds(), 10)}}
 		if r.c.Shared {
-			call.Args = append(call.Args, 1)
+			call.Args = append(call.Args, "1")
 		}
 		reply, err := n.send(r.c.Timeout, repairScript, call)
 		if reply == int64(1) {

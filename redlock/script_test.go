@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -86,15 +85,15 @@ func recordScripts() []scriptCase {
 	acquire := []string{"k", "fence", "mark"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token", ""}
 	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
-	acquires := redisstore.FenceSrc + source("acquire")
-	shared := redisstore.SharedSrc
+	acquires := source("fence", "acquire")
+	shared := source("shared")
 	leads := shared + source("turns", "queue") + acquires
 	now := time.Now().UnixMilli()
 	stands := func(waiter string, arrived, looked int64) []string {
 		return []string{fmt.Sprintf("zadd turns @%d %s", arrived, waiter), fmt.Sprintf("zadd looks @%d %s", looked, waiter)}
 	}
-	renews, inspects := shared+source("own")+source("renew"), redisstore.LookSrc+redisstore.InspectSrc
-	joins, releases := shared+redisstore.FenceSrc+source("join"), shared+source("own")+source("turns", "release")
+	renews, inspects := shared+source("own")+source("renew"), source("inspect")
+	joins, releases := shared+source("fence", "join"), shared+source("own")+source("turns", "release")
 	join := []string{"k", "fence", "mark", "intent"}
 	reader := func(member string, left int64) []string {
 		return []string{fmt.Sprintf("zadd k %d %s", now+left, member), "pexpire k 60000"}

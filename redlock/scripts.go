@@ -12,26 +12,17 @@ import (
 var scripts embed.FS
 
 // source returns the text of some parts of a script.
-func source(parts ...string) (text string) {
-	for _, part := range parts {
-		src, err := scripts.ReadFile(part + ".lua")
-		if err != nil {
-			panic(err)
-		}
-		text += string(src)
-	}
-	return text
-}
+func source(parts ...string) string { return redisstore.Source(scripts, parts...) }
 
 var (
-	acquireScript = redisstore.NewScript(redisstore.FenceSrc + source("acquire"))
-	leadScript    = redisstore.NewScript(redisstore.SharedSrc + source("turns", "queue") + redisstore.FenceSrc + source("acquire"))
-	leaveScript   = redisstore.NewScript(redisstore.SharedSrc + source("turns", "leave"))
-	renewScript   = redisstore.NewScript(redisstore.SharedSrc + source("own", "renew"))
-	repairScript  = redisstore.NewScript(redisstore.SharedSrc + source("repair"))
-	releaseScript = redisstore.NewScript(redisstore.SharedSrc + source("own", "turns", "release"))
-	inspectScript = redisstore.NewScript(redisstore.LookSrc + redisstore.InspectSrc)
-	breakScript   = redisstore.NewScript(redisstore.SharedSrc + source("turns", "break"))
+	acquireScript = redisstore.NewScript(source("fence", "acquire"))
+	leadScript    = redisstore.NewScript(source("shared", "turns", "queue", "fence", "acquire"))
+	leaveScript   = redisstore.NewScript(source("shared", "turns", "leave"))
+	renewScript   = redisstore.NewScript(source("shared", "own", "renew"))
+	repairScript  = redisstore.NewScript(source("shared", "repair"))
+	releaseScript = redisstore.NewScript(source("shared", "own", "turns", "release"))
+	inspectScript = redisstore.NewScript(source("inspect"))
+	breakScript   = redisstore.NewScript(source("shared", "turns", "break"))
 	markScript    = redisstore.NewScript(source("mark"))
-	joinScript    = redisstore.NewScript(redisstore.SharedSrc + redisstore.FenceSrc + source("join"))
+	joinScript    = redisstore.NewScript(source("shared", "fence", "join"))
 )

@@ -1,16 +1,14 @@
--- Takes a free key, with a fence if that is wanted. The texts of redisstore's fence.lua and
--- look.lua come before this part.
+-- Takes a free key, with a fence if that is wanted.
 -- KEYS: the lock, its fence counter if a fence is wanted, the intent if the caller waits
 -- ARGV: the record, the term in ms, the counter's own term in ms or ''; and if the caller
 -- waits, the token and the term of the intent in ms
--- Returns {1, fence}; {0, PTTL, start of the record} if the key is held, with a member
--- after it if the record is shared; or {-1} if the counter's value is not a number that
--- hasp wrote.
+-- Returns what redisstore.Store.Granted decodes.
 local intent = ARGV[4] and KEYS[#KEYS]
 local left = redis.call('PTTL', KEYS[1])
 if left ~= -2 then
-	local record = redis.pcall('GETRANGE', KEYS[1], 0, 1023)
+	local record = redis.pcall('GETRANGE', KEYS[1], '0', '1023')
 	if type(record) == 'string' then return {0, left, record} end
+	-- include look
 	local member = look(KEYS[1], 1)[1]
 	-- If SET fails, the caller is refused all the same, but readers may come before it.
 	if member and intent then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
@@ -18,11 +16,12 @@ if left ~= -2 then
 end
 -- The key is free, so no caller waits for readers any more.
 if intent then redis.call('UNLINK', intent) end
-local fence, refused = '', nil
+local fence, refused
 if ARGV[3] ~= '' then
+	-- include fence
 	-- Write the counter first, so that the key is not taken if Redis refuses one of the writes.
 	fence, refused = nextFence(KEYS[2], ARGV[3])
 	if not fence then return refused end
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {1, fence}
+return fence or 1

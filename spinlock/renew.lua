@@ -2,12 +2,12 @@
 -- KEYS: the lock
 -- ARGV: the token with '~' after it, the term in ms
 -- Returns 1, or 0 if the token does not hold the key.
-local record = redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] - 1)
+local record = redis.pcall('GETRANGE', KEYS[1], '0', '1023')
 if type(record) ~= 'string' then
 	if not string.find(record.err, 'WRONGTYPE', 1, true) then return record end
 	return 0
 end
-if record ~= ARGV[1] then return 0 end
+if string.sub(record, 1, #ARGV[1]) ~= ARGV[1] then return 0 end
 local left = redis.call('PTTL', KEYS[1])
 -- A PTTL of -1 means that the key has no end, and it stays so. Replicas confirm only what was
 -- written, so PEXPIRE runs even if the present term is longer.

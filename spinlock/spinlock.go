@@ -66,7 +66,7 @@ package spinlock
 import (
 	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"fmt"
 	"iter"
 	"slices"
@@ -101,8 +101,8 @@ type Options struct {
 // driver is a [backend.Driver] that stores its locks in one Redis.
 type driver struct {
 	store    *redisstore.Store
-	registry string // see Options.Registry; if it is "", releases are not published
-	fenceTTL time.Duration
+	registry string       // see Options.Registry; if it is "", releases are not published
+	fenceTTL string       // Options.FenceTTL in ms
 	trip     atomic.Int64 // how long the last run of acquireScript took
 }
 
@@ -160,7 +160,7 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &driver{store: s, registry: o.Registry, fenceTTL: ttl}, nil
+	return &driver{store: s, registry: o.Registry, fenceTTL: redisstore.Millis(ttl)}, nil
 }
 
 // Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
@@ -174,18 +174,15 @@ func (d *driver) Traits() backend.Traits {
 func (d *driver) Close() error { return d.store.Close() }
 
 // The scripts. The header of each describes its arguments and replies.
-var (
-	//go:embed acquire.lua
-	acquireSrc string
-	//go:embed renew.lua
-	renewSrc string
-	//go:embed release.lua
-	releaseSrc string
+//
+//go:embed *.lua
+var scripts embed.FS
 
-	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
-	renewScript   = redisstore.NewHold(renewSrc)
-	releaseScript = redisstore.NewScript(releaseSrc)
-	inspectScript = redisstore.NewScript(redisstore.LookSrc + redisstore.InspectSrc)
+var (
+	acquireScript = redisstore.NewHold(redisstore.Source(scripts, "acquire"))
+	renewScript   = redisstore.NewHold(redisstore.Source(scripts, "renew"))
+	releaseScript = redisstore.NewScript(redisstore.Source(scripts, "release"))
+	inspectScript = redisstore.NewScript(redisstore.Source(scripts, "inspect"))
 )
 
 // mark ends the token in a record, token~n#owner.
@@ -237,10 +234,10 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 // larger ones. If the caller waits and readers hold the key, the script stores an intent. If the
 // key is free, it removes any intent, even another caller's.
 func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
-	call := redisstore.Call{Keys: []string{key}, Args: []any{record(c), redisstore.Millis(c.TTL), ""}}
+	call := redisstore.Call{Keys: []string{key}, Args: []string{record(c), redisstore.Millis(c.TTL), ""}}
 	if c.Fenced {
 		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
-		call.Args[2] = redisstore.Millis(d.fenceTTL)
+		call.Args[2] = d.fenceTTL
 	}
 	plain := call
 	if c.WillRetry {
@@ -282,14 +279,14 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		return d.store.ReleaseShared(ctx, c, key, d.channel(key), "publish")
 	}
-	call := redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark, ""}}
+	channel := ""
 	if d.registry != "" {
-		call.Args[1] = d.channel(key)
+		channel = d.channel(key)
 	}
-	if left := redisstore.Rest(c.KeepUntil); left > 0 {
-		call.Args = append(call.Args, left)
-	}
-	return d.store.Owned(d.store.Run(ctx, releaseScript, call))
+	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{
+		Keys: []string{key},
+		Args: []string{c.Token + mark, channel, redisstore.Rest(c.KeepUntil)},
+	}))
 }
 
 // channel returns the channel on which Spring's registry listens for a release of

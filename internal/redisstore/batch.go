@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"slices"
+	"strconv"
 
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
@@ -15,17 +16,17 @@ type Reply = resp.Reply
 // precedes each. If kept is true, pipeline also waits for the replicas. If too few confirm in time,
 // it returns an error for each command that took a hold. Other replies and errors are unchanged;
 // outcome interprets them.
-func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, commands ...[]any) []Reply {
+func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, commands ...[]string) []Reply {
 	n, all := len(commands), commands
 	if asking {
 		all = nil
 		for _, args := range commands {
-			all = append(all, []any{"asking"}, args)
+			all = append(all, []string{"asking"}, args)
 		}
 	}
 	if kept {
 		// WAIT must be in the same pipeline, because it covers only writes of its own connection.
-		all = append(slices.Clip(all), []any{"wait", s.replicas, patience(ctx)})
+		all = append(slices.Clip(all), []string{"wait", strconv.Itoa(s.replicas), strconv.FormatInt(patience(ctx), 10)})
 	}
 
 	replies := at.Pipeline(ctx, all...)
@@ -45,7 +46,7 @@ func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, com
 
 // DoAll sends commands, each once, over one connection. The Store must have a single server. The
 // server executes the commands in this order, but may execute commands of other clients in between.
-func (s *Store) DoAll(ctx context.Context, commands ...[]any) []Reply {
+func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 	at, err := s.servers.find(ctx, "")
 	if err != nil {
 		replies := make([]Reply, len(commands))
@@ -124,9 +125,9 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answer an
 func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Call, which []int, answer answerer) {
 	kept := sc.kept && s.replicas > 0
 	for _, whole := range []bool{false, true} {
-		commands := make([][]any, len(which))
+		commands := make([][]string, len(which))
 		for j, i := range which {
-			commands[j] = sc.args(calls[i], whole)
+			commands[j] = sc.appendArgs(nil, calls[i], whole)
 		}
 		replies := s.pipeline(ctx, at, false, kept, commands...)
 

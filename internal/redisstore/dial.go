@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -98,11 +99,11 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 
 // pool returns a pool for the server at addr, without connections. Each connection begins with the
 // commands of setup.
-func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
+func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 	if d.tls != nil && len(setup) == 0 {
 		// Send a PING, because TLS 1.3 sends tickets before the first reply. Unread, they would
 		// look like a reply without a command.
-		setup = [][]any{{"ping"}}
+		setup = [][]string{{"ping"}}
 	}
 	p := resp.NewPool(d.open, addr, d.size, func(ctx context.Context) (*resp.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
@@ -112,7 +113,8 @@ func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 			return conn, err
 		}
 
-		replies, good := conn.Do(ctx, setup...)
+		replies := make([]resp.Reply, len(setup))
+		good := conn.Do(ctx, replies, setup...)
 		for i, r := range replies {
 			reply := redis.Error(nil)
 			switch {
@@ -148,15 +150,15 @@ func (d *dialer) pool(a address, addr string, setup [][]any) *resp.Pool {
 }
 
 // login returns the commands that a connection begins with.
-func login(user, password string, db int) (setup [][]any) {
+func login(user, password string, db int) (setup [][]string) {
 	switch {
 	case user != "":
-		setup = append(setup, []any{"auth", user, password})
+		setup = append(setup, []string{"auth", user, password})
 	case password != "":
-		setup = append(setup, []any{"auth", password})
+		setup = append(setup, []string{"auth", password})
 	}
 	if db != 0 {
-		setup = append(setup, []any{"select", db})
+		setup = append(setup, []string{"select", strconv.Itoa(db)})
 	}
 	return setup
 }

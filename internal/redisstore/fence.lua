@@ -5,7 +5,7 @@
 -- must return. That is {-1} if the counter's value is not a number that hasp wrote, and otherwise
 -- the error of GETRANGE.
 local function propose(counter)
-	local last = redis.pcall('GETRANGE', counter, 0, 16)
+	local last = redis.pcall('GETRANGE', counter, '0', '16')
 	if type(last) ~= 'string' then
 		if not string.find(last.err, 'WRONGTYPE', 1, true) then return nil, last end
 		return nil, {-1}

@@ -76,7 +76,7 @@ func TestAClientThatPanicsIsAnOutage(t *testing.T) {
 	if _, err := s.Do(t.Context(), "get", "k"); err == nil || !strings.Contains(err.Error(), "panicked") {
 		t.Errorf("a command: %v", err)
 	}
-	for _, r := range s.DoAll(t.Context(), []any{"get", "a"}, []any{"get", "b"}) {
+	for _, r := range s.DoAll(t.Context(), []string{"get", "a"}, []string{"get", "b"}) {
 		if r.Err == nil {
 			t.Errorf("a pipeline: got %v", r.Value)
 		}

@@ -1,4 +1,4 @@
--- Reads the record of a key. The text of look.lua comes before this part.
+-- Reads the record of a key.
 -- KEYS: the lock, its fence counter
 -- Returns {PTTL, start of the record, fence}, with '' for a value that does not exist or is not a
 -- readable string. If the record is shared, up to 1,000 members follow.
@@ -10,6 +10,7 @@ end
 local record = text(KEYS[1], 1024)
 local found = {redis.call('PTTL', KEYS[1]), record or '', text(KEYS[2], 17) or ''}
 if not record then
+	-- include look
 	for _, member in ipairs(look(KEYS[1], 1000)) do found[#found + 1] = member end
 end
 return found

@@ -47,7 +47,7 @@ func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
 				defer cancel()
 				var err error
 				if i == 2 {
-					_, err = s.Run(ctx, counting, Call{[]string{"{k}n"}, []any{1}})
+					_, err = s.Run(ctx, counting, Call{[]string{"{k}n"}, []string{"1"}})
 				} else {
 					_, err = s.Do(ctx, "get", "k")
 				}

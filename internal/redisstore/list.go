@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -25,9 +26,9 @@ import (
 // These are the sizes of a list's calls. A server, whose other clients wait meanwhile, executes
 // such a call in about half a millisecond. With smaller calls a list would take much longer.
 const (
-	namesAtOnce   = 500 // names that one SCAN examines
-	peeksAtOnce   = 250 // beginnings of values in a pipeline
-	recordsAtOnce = 25  // records in a pipeline
+	namesAtOnce   = "500" // names that one SCAN examines
+	peeksAtOnce   = 250   // beginnings of values in a pipeline
+	recordsAtOnce = 25    // records in a pipeline
 )
 
 // rest sleeps for as long as the call took that began at began, so that the server can serve other
@@ -46,7 +47,7 @@ type Listing struct {
 
 	// Peek is a command that reads a little of a value of this type. The key is inserted after its
 	// first element. Ours reports whether a value with that reply may be a record.
-	Peek []any
+	Peek []string
 	Ours func(reply any) bool
 
 	// Queue is the kind of the derived key that exists while callers wait, or empty.
@@ -54,7 +55,7 @@ type Listing struct {
 }
 
 // ByToken finds records of the form token#owner that are strings.
-var ByToken = Listing{Type: "string", Peek: []any{"getrange", 0, maxToken}, Ours: func(reply any) bool {
+var ByToken = Listing{Type: "string", Peek: []string{"getrange", "0", strconv.Itoa(maxToken)}, Ours: func(reply any) bool {
 	text, _ := reply.(string)
 	return hasToken(text)
 }}
@@ -74,7 +75,7 @@ func hasToken(record string) bool {
 
 // sharedRecords finds the records of shared holds. Each has an end, which PTTL returns. SCAN also
 // returns queues here, because they are sorted sets as well.
-var sharedRecords = Listing{Type: "zset", Peek: []any{"pttl"}, Ours: func(reply any) bool {
+var sharedRecords = Listing{Type: "zset", Peek: []string{"pttl"}, Ours: func(reply any) bool {
 	left, ok := reply.(int64)
 	return ok && left >= 0
 }}
@@ -230,11 +231,11 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	if t, ok := sc.s.servers.(*sentinels); ok && t.known() != sc.at {
 		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list again"))
 	}
-	command := []any{"scan", sc.cursor, "count", namesAtOnce, "type", sc.records.Type}
+	command := []string{"scan", sc.cursor, "count", namesAtOnce, "type", sc.records.Type}
 	if match := pattern(sc.prefix, sc.queue); match != "" {
 		command = append(command, "match", match)
 	}
-	reply, err := sc.peek(ctx, []string{""}, func(string) []any { return command })
+	reply, err := sc.peek(ctx, []string{""}, func(string) []string { return command })
 	if err != nil {
 		return nil, err
 	}
@@ -257,8 +258,8 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 		}
 	}
 
-	begins, err := sc.peek(ctx, locks, func(name string) []any {
-		return slices.Insert(slices.Clone(sc.records.Peek), 1, any(name))
+	begins, err := sc.peek(ctx, locks, func(name string) []string {
+		return slices.Insert(slices.Clone(sc.records.Peek), 1, name)
 	})
 	if err != nil {
 		return nil, err
@@ -289,13 +290,13 @@ func scanned(reply any) (next string, names []string, ok bool) {
 
 // peek sends one command for each name to the server, in pipelines, and sleeps after each pipeline.
 // The reply for a key that this user may not use is nil.
-func (sc *scan) peek(ctx context.Context, names []string, command func(name string) []any) ([]any, error) {
+func (sc *scan) peek(ctx context.Context, names []string, command func(name string) []string) ([]any, error) {
 	var all []any
 	for some := range slices.Chunk(names, peeksAtOnce) {
 		began := time.Now()
 		within, cancel := context.WithTimeout(ctx, sc.timeout)
 		defer cancel()
-		commands := make([][]any, len(some))
+		commands := make([][]string, len(some))
 		for i, name := range some {
 			commands[i] = command(name)
 		}

@@ -93,9 +93,9 @@ func (s *Store) probe(ctx context.Context, a address) error {
 // cluster is down.
 func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
-	commands := [][]any{{"eval", "return 1", 0}, {"info", "replication"}, {"info", "memory"}}
+	commands := [][]string{{"eval", "return 1", "0"}, {"info", "replication"}, {"info", "memory"}}
 	if s.isCluster {
-		commands = append(commands, []any{"cluster", "info"})
+		commands = append(commands, []string{"cluster", "info"})
 	}
 	replies := append(s.pipeline(ctx, at, false, s.replicas > 0, commands...), Reply{})
 	err := replies[0].Err

@@ -75,7 +75,7 @@ func TestOpenReachesServersOfEveryKind(t *testing.T) {
 			}
 			s := opened(t, srv.URL(), params)
 			key := "open:" + name
-			if _, err := s.Do(t.Context(), "set", key, "v", "px", 600000); err != nil {
+			if _, err := s.Do(t.Context(), "set", key, "v", "px", "600000"); err != nil {
 				t.Fatal(err)
 			}
 			if got, err := srv.Client().Get(t.Context(), key).Result(); got != "v" {

@@ -75,12 +75,12 @@ type waitBatch struct {
 // item is a command that waits for its reply.
 type item struct {
 	ctx  context.Context // of the caller
-	args []any
+	args []string
 	done chan Reply // has room for one, so that a caller that has left blocks no one
 }
 
 // hold sends a command, and has the replicas of the server confirm it.
-func (l *waitBatch) hold(ctx context.Context, s *Store, at *server, args []any) Reply {
+func (l *waitBatch) hold(ctx context.Context, s *Store, at *server, args []string) Reply {
 	it := &item{ctx, args, make(chan Reply, 1)}
 	l.mu.Lock()
 	l.waiting = append(l.waiting, it)
@@ -127,7 +127,7 @@ func (s *Store) sendTogether(at *server, some []*item) {
 	// latest deadline of its callers, but after longest at most, so that a dead connection does not
 	// block later holds for long.
 	end, last := time.Now().Add(longest), time.Time{}
-	commands := make([][]any, len(some))
+	commands := make([][]string, len(some))
 	for i, it := range some {
 		commands[i] = it.args
 		until, ok := it.ctx.Deadline()

@@ -40,12 +40,12 @@ func TestReplicasConfirm(t *testing.T) {
 	master, replica := set.Master().Client(), set.Servers[2]
 	calls := make([]Call, 20)
 	for i := range calls {
-		calls[i] = Call{[]string{fmt.Sprint("each", i)}, []any{"v"}}
+		calls[i] = Call{[]string{fmt.Sprint("each", i)}, []string{"v"}}
 	}
 	hold := func(ctx context.Context) (any, error) {
-		return s.Send(ctx, "k", true, "set", "k", "v", "px", 600000, "nx")
+		return s.Send(ctx, "k", true, "set", "k", "v", "px", "600000", "nx")
 	}
-	run := func(ctx context.Context) (any, error) { return s.Run(ctx, taking, Call{[]string{"r"}, []any{"v"}}) }
+	run := func(ctx context.Context) (any, error) { return s.Run(ctx, taking, Call{[]string{"r"}, []string{"v"}}) }
 
 	// Twice, because at first the server does not know the script.
 	for range 2 {
@@ -75,7 +75,7 @@ func TestReplicasConfirm(t *testing.T) {
 	// A command that takes nothing needs no replica.
 	before := waits(t, master)
 	expect(t, s, "do", "v", "get", "k")
-	if _, err := s.Run(t.Context(), counting, Call{[]string{"n"}, []any{1}}); err != nil {
+	if _, err := s.Run(t.Context(), counting, Call{[]string{"n"}, []string{"1"}}); err != nil {
 		t.Error(err)
 	}
 	if n := waits(t, master) - before; n != 0 {
@@ -98,14 +98,14 @@ func TestReplicasConfirm(t *testing.T) {
 	master.Del(t.Context(), "each0")
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		_, err := s.Send(t.Context(), "k2", true, "set", "k2", "v", "px", 600000, "nx")
+		_, err := s.Send(t.Context(), "k2", true, "set", "k2", "v", "px", "600000", "nx")
 		unknown("hold", err)
 		if n := master.Exists(t.Context(), "k2").Val(); n != 1 {
 			t.Error("the master did not get the command")
 		}
 	})
 	wg.Go(func() {
-		_, err := s.Run(t.Context(), taking, Call{[]string{"r2"}, []any{"v"}})
+		_, err := s.Run(t.Context(), taking, Call{[]string{"r2"}, []string{"v"}})
 		unknown("run", err)
 	})
 	wg.Go(func() {
@@ -137,7 +137,7 @@ func replicasConfirm(t *testing.T, set *redistest.Cluster) {
 	s := opened(t, set.URL(), map[string]string{"replicas": "1"})
 	var calls []Call
 	for i := range 30 {
-		calls = append(calls, Call{[]string{fmt.Sprint("each", i)}, []any{"v"}})
+		calls = append(calls, Call{[]string{fmt.Sprint("each", i)}, []string{"v"}})
 	}
 	s.RunEach(t.Context(), taking, calls, func(i int, v any, err error) {
 		if fmt.Sprint(v) != "[1 taken]" || err != nil {
@@ -145,13 +145,13 @@ func replicasConfirm(t *testing.T, set *redistest.Cluster) {
 		}
 	})
 	finish := set.Move("w")
-	if v, err := s.Send(t.Context(), "w", true, "set", "w", "v", "px", 600000, "nx"); v != "OK" || err != nil {
+	if v, err := s.Send(t.Context(), "w", true, "set", "w", "v", "px", "600000", "nx"); v != "OK" || err != nil {
 		t.Errorf("half-way: got %v, %v", v, err)
 	}
 	finish()
 	master := set.Master("w")
 	before := waits(t, master.Client())
-	if v, err := s.Run(t.Context(), taking, Call{[]string{"{w}r"}, []any{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
+	if v, err := s.Run(t.Context(), taking, Call{[]string{"{w}r"}, []string{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
 		t.Errorf("moved: got %v, %v", v, err)
 	}
 	if n := waits(t, master.Client()) - before; n < 1 {

@@ -3,10 +3,14 @@ package redisstore
 import (
 	"context"
 	"crypto/sha1"
+	"embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -14,10 +18,10 @@ import (
 )
 
 // Do is Send for a command whose first argument after the name is its key.
-func (s *Store) Do(ctx context.Context, args ...any) (any, error) {
+func (s *Store) Do(ctx context.Context, args ...string) (any, error) {
 	key := ""
 	if len(args) > 1 {
-		key, _ = args[1].(string)
+		key = args[1]
 	}
 	return s.Send(ctx, key, false, args...)
 }
@@ -26,14 +30,14 @@ func (s *Store) Do(ctx context.Context, args ...any) (any, error) {
 const maxHops = 8
 
 // Send sends one command, once, to the server that has key. It returns the reply: nil, an int64, a
-// string or a []any. Errors name the server. If ctx ends, another goroutine may read args for a
-// moment after Send has returned.
+// string or a []any. Errors name the server. Usually args stays on the caller's stack, because the
+// command is encoded before another goroutine receives it.
 //
 // kept is true for a command that takes or extends a hold. If the Store waits for replicas, and too
 // few of them confirm the command in time, Send returns an error, and the outcome is unknown.
 // Replicas need not confirm a command that took nothing, whose reply is nil, or 0 or less, or an
 // array that begins with one of these.
-func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (any, error) {
+func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string) (any, error) {
 	at, err := s.servers.find(ctx, key)
 	if err != nil {
 		return nil, s.fail(err)
@@ -63,7 +67,7 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (a
 
 // sendTo sends a command over the right connection: that of waits if replicas must confirm it, the
 // wire if there are other callers, or one of the pool.
-func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []any) Reply {
+func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []string) Reply {
 	others := at.callers.Add(1) > 1
 	defer at.callers.Add(-1)
 	kept = kept && s.replicas > 0
@@ -72,9 +76,9 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 	// ASKING applies only to the next command on its connection, so use a connection that no other
 	// caller uses.
 	case asking || kept && !own:
-		return s.pipeline(ctx, at, asking, kept, args)[0]
+		return s.pipeline(ctx, at, asking, kept, slices.Clone(args))[0]
 	case kept:
-		return at.waits.hold(ctx, s, at, args)
+		return at.waits.hold(ctx, s, at, slices.Clone(args))
 	case own && (others || s.always):
 		// ErrUnsent means that nothing was sent, so the command may be sent over a connection of
 		// the pool.
@@ -82,7 +86,10 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 			return r
 		}
 	}
-	return at.Do(ctx, args...)
+	if at.pool == nil {
+		return resp.Do(ctx, at.rdb, args)
+	}
+	return at.pool.DoOne(ctx, args)
 }
 
 // cancelled reports whether err is the error of a call that was interrupted
@@ -132,8 +139,36 @@ func (s single) failed(*server, error)                                   {}
 // Script is a Lua script. A Store runs it by its hash. The Store sends the source to a server that
 // does not know the script, and in the first calls of Run.
 type Script struct {
-	src, sha any  // strings; as any, they need no allocation for each command
+	src, sha string
 	kept     bool // see Store.Send
+}
+
+//go:embed *.lua
+var parts embed.FS
+
+// Source returns the text of some parts of a script. A part is a file of the strategy, or one of
+// this package that strategies share. In a part, the line "-- include NAME" stands for another
+// part. Lua makes the functions of a part anew in each run. So that the usual case needs none, a
+// part stands where it is needed first. The usual case also has texts in place of numbers, which
+// Redis would format.
+func Source(files embed.FS, names ...string) string {
+	var text strings.Builder
+	for _, name := range names {
+		src, err := files.ReadFile(name + ".lua")
+		if err != nil {
+			src, err = parts.ReadFile(name + ".lua")
+		}
+		if err != nil {
+			panic(err)
+		}
+		for line := range strings.Lines(string(src)) {
+			if others, ok := strings.CutPrefix(strings.TrimSpace(line), "-- include "); ok {
+				line = Source(files, strings.Fields(others)...)
+			}
+			text.WriteString(line)
+		}
+	}
+	return text.String()
 }
 
 // NewScript returns a script with the source src.
@@ -154,22 +189,19 @@ func NewHold(src string) *Script {
 // one cluster slot.
 type Call struct {
 	Keys []string
-	Args []any
+	Args []string
 }
 
-// args returns the command that runs s: with the source if whole is true, otherwise with the hash.
-func (s *Script) args(c Call, whole bool) []any {
-	all := make([]any, 0, 3+len(c.Keys)+len(c.Args))
+// appendArgs appends the command that runs s: with the source if whole is true, otherwise with the
+// hash.
+func (s *Script) appendArgs(all []string, c Call, whole bool) []string {
 	if whole {
 		all = append(all, "eval", s.src)
 	} else {
 		all = append(all, "evalsha", s.sha)
 	}
-	all = append(all, len(c.Keys))
-	for _, k := range c.Keys {
-		all = append(all, k)
-	}
-	return append(all, c.Args...)
+	all = append(all, strconv.Itoa(len(c.Keys)))
+	return append(append(all, c.Keys...), c.Args...)
 }
 
 // isUnknown reports whether err says that the server does not know a script. Then the script has
@@ -181,12 +213,13 @@ func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
 	// Send the source until a call has succeeded. If concurrent first calls sent the hash, the
 	// server would refuse all of them, and each would be sent twice.
 	_, ran := s.ran.Load(sc)
-	v, err := s.Send(ctx, c.Keys[0], sc.kept, sc.args(c, !ran)...)
+	var room [16]string // enough for the usual command, on the stack
+	v, err := s.Send(ctx, c.Keys[0], sc.kept, sc.appendArgs(room[:0], c, !ran)...)
 	switch {
 	case !ran && err == nil:
 		s.ran.Store(sc, nil)
 	case ran && isUnknown(err):
-		return s.Send(ctx, c.Keys[0], sc.kept, sc.args(c, true)...)
+		return s.Send(ctx, c.Keys[0], sc.kept, sc.appendArgs(room[:0], c, true)...)
 	}
 	return v, err
 }

@@ -171,7 +171,7 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 
 // newMaster returns a server. Its pool closes a new connection unless the server is a master.
 func (t *sentinels) newMaster(addr string) *server {
-	setup := append(login(t.a.user, t.a.password, t.a.db), []any{"role"})
+	setup := append(login(t.a.user, t.a.password, t.a.db), []string{"role"})
 	return newServerOf(t.d.pool(t.a, addr, setup))
 }
 

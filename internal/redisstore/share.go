@@ -12,12 +12,10 @@ import (
 const maxShared = 64 << 10
 
 // isLarge reports whether a command must have a connection of its own.
-func isLarge(args []any) bool {
+func isLarge(args []string) bool {
 	n := 0
 	for _, arg := range args {
-		if text, ok := arg.(string); ok {
-			n += len(text)
-		}
+		n += len(arg)
 	}
 	return n > maxShared
 }
@@ -29,7 +27,7 @@ const hesitation = 20 * time.Millisecond
 // share sends a command over the server's wire. If there is none, it sends the command
 // over a connection of the pool, and then makes that connection the wire. share returns
 // resp.ErrUnsent if the caller should use the pool.
-func (s *Store) share(ctx context.Context, at *server, args []any) Reply {
+func (s *Store) share(ctx context.Context, at *server, args []string) Reply {
 	// Try a second time if a wire was given up before it sent the command.
 	for range 2 {
 		w := at.wire.Load()
@@ -66,13 +64,14 @@ func (s *Store) share(ctx context.Context, at *server, args []any) Reply {
 
 // sendAndShare sends a command over a connection of the pool. If the command
 // succeeds, the connection becomes the wire.
-func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) Reply {
+func (s *Store) sendAndShare(ctx context.Context, at *server, args []string) Reply {
 	conn, err := at.pool.Get(ctx)
 	if err != nil {
 		return Reply{Err: err}
 	}
 	began := time.Now()
-	replies, good := conn.Do(ctx, args)
+	var replies [1]Reply
+	good := conn.Do(ctx, replies[:], args)
 	r := replies[0]
 	if !good || r.Err != nil || !s.startWire(at, conn, time.Since(began)) {
 		at.pool.Put(conn, good)

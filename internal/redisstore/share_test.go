@@ -24,7 +24,7 @@ func TestCallersWaitOnceForAWire(t *testing.T) {
 		at.making.Store(&made)
 		for _, took := range []time.Duration{hesitation, 0, 0} {
 			began := time.Now()
-			if r := s.share(t.Context(), &at, []any{"ping"}); r.Err != resp.ErrUnsent {
+			if r := s.share(t.Context(), &at, []string{"ping"}); r.Err != resp.ErrUnsent {
 				t.Errorf("got %v", r)
 			}
 			between(t, "sent otherwise", began, took, took)

@@ -2,8 +2,6 @@ package redisstore
 
 import (
 	"context"
-	_ "embed"
-	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -15,48 +13,26 @@ import (
 // is three times as long as the writer sleeps between attempts.
 const IntentTTL = 3 * backend.SharedRetryEvery
 
-// SharedSrc is the beginning of a script that may find a shared record.
-//
-//go:embed shared.lua
-var SharedSrc string
-
-// LookSrc is the beginning of a script that reports on a key: it defines look.
-//
-//go:embed look.lua
-var LookSrc string
-
-// InspectSrc is a script that reports on a key whose record is a string; see [Found].
-//
-//go:embed inspect.lua
-var InspectSrc string
-
 var (
-	//go:embed sharedacquire.lua
-	sharedAcquireSrc string
-	//go:embed sharedrenew.lua
-	sharedRenewSrc string
-	//go:embed sharedrelease.lua
-	sharedReleaseSrc string
-
-	sharedAcquireScript = NewHold(SharedSrc + FenceSrc + sharedAcquireSrc)
-	sharedRenewScript   = NewHold(SharedSrc + sharedRenewSrc)
-	sharedReleaseScript = NewScript(SharedSrc + sharedReleaseSrc)
+	sharedAcquireScript = NewHold(Source(parts, "sharedacquire"))
+	sharedRenewScript   = NewHold(Source(parts, "sharedrenew"))
+	sharedReleaseScript = NewScript(Source(parts, "sharedrelease"))
 )
 
 // IntentKey returns the Redis key of the intent on key, which a writer that waits for readers
 // stores. Its value is the writer's token.
 func IntentKey(key string) string { return DerivedKey("intent", key) }
 
-// AcquireShared makes one attempt to take c.Key shared.
-func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL time.Duration) (backend.Grant, error) {
+// AcquireShared makes one attempt to take c.Key shared. fenceTTL is the term of a fence counter in ms.
+func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL string) (backend.Grant, error) {
 	call := Call{
 		Keys: []string{LockKey(c.Key), IntentKey(c.Key)},
-		Args: []any{c.Token + Mark + c.Owner, Millis(c.TTL)},
+		Args: []string{c.Token + Mark + c.Owner, Millis(c.TTL)},
 	}
 	if c.Fenced {
 		// The script makes a fence only if it receives the counter's key.
 		call.Keys = append(call.Keys, DerivedKey("fence", c.Key))
-		call.Args = append(call.Args, Millis(fenceTTL))
+		call.Args = append(call.Args, fenceTTL)
 	}
 	reply, err := s.Run(ctx, sharedAcquireScript, call)
 	if err != nil {
@@ -67,9 +43,9 @@ func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL tim
 
 // ReleaseShared releases a shared hold. If the release is to be published, publish is the message,
 // the channel, and the command that publishes. Otherwise it is empty.
-func (s *Store) ReleaseShared(ctx context.Context, c backend.Claim, publish ...any) error {
+func (s *Store) ReleaseShared(ctx context.Context, c backend.Claim, publish ...string) error {
 	return s.Owned(s.Run(ctx, sharedReleaseScript, Call{
 		Keys: []string{LockKey(c.Key)},
-		Args: append([]any{c.Token + Mark, c.Owner}, publish...),
+		Args: append([]string{c.Token + Mark, c.Owner}, publish...),
 	}))
 }

@@ -14,7 +14,7 @@ end
 -- left. It returns 0 if the key is free, and nil if it has another value. A set is a shared record
 -- only if it has an end and its first member begins with a token and '#'.
 local function readers(lock, now)
-	local first = redis.pcall('ZRANGE', lock, 0, 0)
+	local first = redis.pcall('ZRANGE', lock, '0', '0')
 	if first.err then
 		if not string.find(first.err, 'WRONGTYPE', 1, true) then redis.call('ZRANGE', lock, 0, 0) end -- raises the error
 		return nil

@@ -1,11 +1,9 @@
--- Takes a key shared, if it is free or has a shared record, and there is no intent. The
--- texts of shared.lua and fence.lua come before this part.
+-- Takes a key shared, if it is free or has a shared record, and there is no intent.
 -- KEYS: the lock, the intent of a caller that waits, and the fence counter if a fence is
 -- wanted
 -- ARGV: the member, the term in ms, the counter's own term in ms
--- Returns {1, fence}; {0, PTTL, start of the record} if the key is held; {0, PTTL of the
--- intent, ''} if a caller waits; or {-1} if the counter's value is not a number that hasp
--- wrote.
+-- Returns what Store.Granted decodes. If a caller waits, the PTTL is that of the intent.
+-- include shared
 local now = clock()
 if not readers(KEYS[1], now) then
 	local record = redis.pcall('GETRANGE', KEYS[1], 0, 1023)
@@ -17,10 +15,11 @@ end
 local waits = redis.call('PTTL', KEYS[2])
 if waits ~= -2 then return {0, waits, ''} end
 
-local fence, refused = '', nil
+local fence, refused
 if KEYS[3] then
+	-- include fence
 	-- Write the counter first, so that the key is not taken if Redis refuses one of the writes.
 	fence, refused = nextFence(KEYS[3], ARGV[3])
 	if not fence then return refused end
 end
-return enter(KEYS[1], ARGV[1], tonumber(ARGV[2]), now) or {1, fence}
+return enter(KEYS[1], ARGV[1], tonumber(ARGV[2]), now) or fence or 1

@@ -1,9 +1,9 @@
--- Releases one shared hold. If it was the last one, the script wakes the waiters. The text of
--- shared.lua comes before this part.
+-- Releases one shared hold. If it was the last one, the script wakes the waiters.
 -- KEYS: the lock
 -- ARGV: the token with '#' after it, the owner; if a release is published, the message,
 -- the channel, the command that publishes
 -- Returns 1, or 0 if the token does not hold the key.
+-- include shared
 local now = clock()
 local before = redis.pcall('ZCARD', KEYS[1])
 local left = readers(KEYS[1], now)

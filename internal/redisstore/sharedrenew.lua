@@ -1,8 +1,8 @@
--- Prolongs one shared hold, and never shortens it. The text of shared.lua comes before
--- this part.
+-- Prolongs one shared hold, and never shortens it.
 -- KEYS: the lock
 -- ARGV: the token with '#' after it, the term in ms, the owner
 -- Returns 1, or 0 if the token does not hold the key.
+-- include shared
 local now = clock()
 if (readers(KEYS[1], now) or 0) == 0 then return 0 end
 local member = find(KEYS[1], ARGV[1], ARGV[3])

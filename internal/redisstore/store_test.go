@@ -65,10 +65,10 @@ func TestSentOnce(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			ways := map[string]func(key string) error{
-				"do":  func(key string) error { _, err := s.Do(ctx, "incrby", key, 1); return err },
-				"run": func(key string) error { _, err := s.Run(ctx, counting, Call{[]string{key}, []any{1}}); return err },
+				"do":  func(key string) error { _, err := s.Do(ctx, "incrby", key, "1"); return err },
+				"run": func(key string) error { _, err := s.Run(ctx, counting, Call{[]string{key}, []string{"1"}}); return err },
 				"runeach": func(key string) (err error) {
-					s.RunEach(ctx, counting, []Call{{[]string{key}, []any{1}}}, func(_ int, _ any, e error) { err = e })
+					s.RunEach(ctx, counting, []Call{{[]string{key}, []string{"1"}}}, func(_ int, _ any, e error) { err = e })
 					return err
 				},
 			}
@@ -109,7 +109,7 @@ func TestSourceIsSentOnlyToServersThatLackAScript(t *testing.T) {
 		s := New(rdb)
 		calls := make([]Call, 5)
 		for i := range calls {
-			calls[i] = Call{[]string{fmt.Sprintf("each%d", i)}, []any{1}}
+			calls[i] = Call{[]string{fmt.Sprintf("each%d", i)}, []string{"1"}}
 		}
 		for round, want := range []string{"5 evalsha, 5 eval", "5 evalsha"} {
 			p.Commands()
@@ -127,7 +127,7 @@ func TestSourceIsSentOnlyToServersThatLackAScript(t *testing.T) {
 		direct.ScriptFlush(t.Context())
 		for _, want := range []string{"1 evalsha, 1 eval", "1 evalsha"} {
 			p.Commands()
-			if _, err := s.Run(t.Context(), counting, Call{[]string{"one"}, []any{1}}); err != nil {
+			if _, err := s.Run(t.Context(), counting, Call{[]string{"one"}, []string{"1"}}); err != nil {
 				t.Error(err)
 			}
 			if got := tally(p.Commands()); got != want {
@@ -160,7 +160,7 @@ func TestRunEachEndsWithItsContext(t *testing.T) {
 	o.Addr, o.ReadTimeout, o.MaxRetries = p.Addr(), time.Hour, 3
 	rdb := redis.NewClient(o)
 	s := New(rdb)
-	calls := []Call{{[]string{"a"}, []any{1}}, {[]string{"b"}, []any{1}}}
+	calls := []Call{{[]string{"a"}, []string{"1"}}, {[]string{"b"}, []string{"1"}}}
 	s.RunEach(t.Context(), counting, calls, func(int, any, error) {})
 
 	for name, end := range map[string]func() (context.Context, context.CancelFunc){
@@ -244,7 +244,7 @@ func TestRunEachReportsTheErrorOfAHook(t *testing.T) {
 	rdb := redistest.Start(t, nil).Client()
 	stop := errors.New("circuit open")
 	rdb.AddHook(hook{stop})
-	New(rdb).RunEach(t.Context(), counting, []Call{{[]string{"a"}, []any{1}}}, func(_ int, v any, err error) {
+	New(rdb).RunEach(t.Context(), counting, []Call{{[]string{"a"}, []string{"1"}}}, func(_ int, v any, err error) {
 		if !errors.Is(err, stop) {
 			t.Errorf("got %v, %v", v, err)
 		}
@@ -272,7 +272,7 @@ func TestRenewalThroughAClientWhosePoolIsInUse(t *testing.T) {
 	for n := 1; n <= 2; n++ {
 		calls := make([]Call, n)
 		for i := range calls {
-			calls[i] = Call{[]string{fmt.Sprint("lone", i)}, []any{1}}
+			calls[i] = Call{[]string{fmt.Sprint("lone", i)}, []string{"1"}}
 		}
 		s.RunEach(t.Context(), counting, calls, func(i int, _ any, err error) {
 			if err != nil {
@@ -287,7 +287,7 @@ func TestPasswordThatIsAWordOfAReply(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Password: "script"})
 	s := opened(t, srv.URL(), nil)
 	for range 2 {
-		if _, err := s.Run(t.Context(), counting, Call{[]string{"k"}, []any{1}}); err != nil {
+		if _, err := s.Run(t.Context(), counting, Call{[]string{"k"}, []string{"1"}}); err != nil {
 			t.Fatal(err)
 		}
 		srv.Client().ScriptFlush(t.Context())
@@ -335,11 +335,11 @@ func TestTermsBeyondADuration(t *testing.T) {
 }
 
 func TestTermsAreRoundedUp(t *testing.T) {
-	for d, want := range map[time.Duration]int64{
-		time.Second: 1000, time.Second + 1: 1001, time.Second - 1: 1000, 100 * time.Millisecond: 100, time.Nanosecond: 1,
+	for d, want := range map[time.Duration]string{
+		time.Second: "1000", time.Second + 1: "1001", time.Second - 1: "1000", 100 * time.Millisecond: "100", time.Nanosecond: "1",
 	} {
 		if got := Millis(d); got != want {
-			t.Errorf("%v: got %d ms, want %d", d, got, want)
+			t.Errorf("%v: got %s ms, want %s", d, got, want)
 		}
 	}
 }
@@ -350,13 +350,13 @@ func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 	s := opened(t, srv.URL(), nil)
 	key := "together:" + t.Name()
 	replies := s.DoAll(t.Context(),
-		[]any{"set", key, "one", "px", 60000, "nx"},
-		[]any{"set", key, "two", "px", 60000, "nx"},
-		[]any{"get", key},
-		[]any{"get", key + ":none"},
-		[]any{"lpush", key, "x"},
-		[]any{"exists", key},
-		[]any{"time"})
+		[]string{"set", key, "one", "px", "60000", "nx"},
+		[]string{"set", key, "two", "px", "60000", "nx"},
+		[]string{"get", key},
+		[]string{"get", key + ":none"},
+		[]string{"lpush", key, "x"},
+		[]string{"exists", key},
+		[]string{"time"})
 	want := []any{"OK", nil, "one", nil, nil, int64(1)}
 	for i, w := range want {
 		if failed := i == 4; replies[i].Value != w || (replies[i].Err != nil) != failed {
@@ -383,7 +383,7 @@ func TestDoAllIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
 	returns(t, "a call whose caller has gone", func() {
-		for i, r := range s.DoAll(ctx, []any{"get", "a"}, []any{"get", "b"}) {
+		for i, r := range s.DoAll(ctx, []string{"get", "a"}, []string{"get", "b"}) {
 			if r.Err == nil || !strings.Contains(r.Err.Error(), context.Canceled.Error()) {
 				t.Errorf("reply %d: %v, %v", i, r.Value, r.Err)
 			}

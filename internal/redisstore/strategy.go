@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 	"slices"
 	"strconv"
@@ -72,17 +71,17 @@ func isToken(text string) bool {
 }
 
 // Millis returns a term in milliseconds, rounded up.
-func Millis(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
+func Millis(d time.Duration) string {
+	return strconv.FormatInt((d + time.Millisecond - 1).Milliseconds(), 10)
 }
 
-// Rest returns the milliseconds until then, rounded up, for a release with KeepUntil. It returns 0,
-// and the key must be freed, if then is zero or has passed.
-func Rest(then time.Time) int64 {
-	if then.IsZero() {
-		return 0
+// Rest returns the milliseconds until then, rounded up: the term of a key that is released with
+// KeepUntil. It returns "" if then is zero or has passed. In that case the key must be freed.
+func Rest(then time.Time) string {
+	if left := time.Until(then); left > 0 {
+		return Millis(left)
 	}
-	return max(Millis(time.Until(then)), 0)
+	return ""
 }
 
 // Term returns a PTTL, which is in milliseconds, as a Duration. It is a hundred years at
@@ -166,11 +165,6 @@ func (f Found) Status() backend.Status {
 	return s
 }
 
-// FenceSrc is the beginning of a script that makes a fence: it defines propose and nextFence.
-//
-//go:embed fence.lua
-var FenceSrc string
-
 // OpenOne opens the Store of a strategy that has one node.
 func OpenOne(ctx context.Context, strategy string, nodes []string, params map[string]string) (*Store, error) {
 	if len(nodes) != 1 {
@@ -207,7 +201,7 @@ func (s *Store) renew(ctx context.Context, sc *Script, cs []backend.Claim, which
 		c := &cs[which[i]]
 		calls[i] = Call{
 			Keys: []string{LockKey(c.Key)},
-			Args: []any{c.Token + mark, Millis(c.TTL)},
+			Args: []string{c.Token + mark, Millis(c.TTL)},
 		}
 		if c.Shared {
 			calls[i].Args = append(calls[i].Args, c.Owner)
@@ -235,26 +229,27 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 
 // Granted decodes the reply of a script that takes a hold. The reply is one of these:
 //
-//   - {1, fence} is a grant. The fence is empty if the claim wants none.
+//   - 1 is a grant without a fence, and a text is the fence of a grant that wants one.
 //   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
 //     a member of it follows.
 //   - {-1} means that the value of the fence counter is not a number that hasp wrote.
 func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
-	switch parts, _ := reply.([]any); {
-	case len(parts) == 2 && parts[0] == int64(1):
-		fence, ok := parts[1].(string)
-		if ok && fence == "" && !c.Fenced {
+	switch r := reply.(type) {
+	case int64:
+		if r == 1 && !c.Fenced {
 			return backend.Grant{}, nil
 		}
-		if n, err := strconv.ParseUint(fence, 10, 64); err == nil && n > 0 && c.Fenced {
+	case string:
+		if n, err := strconv.ParseUint(r, 10, 64); err == nil && n > 0 && c.Fenced {
 			return backend.Grant{Fence: n}, nil
 		}
-	case len(parts) >= 3 && parts[0] == int64(0):
+	case []any:
 		if found, ok := Refusal(reply); ok {
 			return backend.Grant{}, found.Held()
 		}
-	case c.Fenced && len(parts) == 1 && parts[0] == int64(-1):
-		return backend.Grant{}, NoFence(DerivedKey("fence", c.Key))
+		if c.Fenced && len(r) == 1 && r[0] == int64(-1) {
+			return backend.Grant{}, NoFence(DerivedKey("fence", c.Key))
+		}
 	}
 	return backend.Grant{}, s.Unexpected(reply)
 }

@@ -29,7 +29,7 @@ func eventually(t *testing.T, what string, f func(ctx context.Context) error) {
 }
 
 // expect waits until a command gets a reply.
-func expect(t *testing.T, s *Store, what string, want any, args ...any) {
+func expect(t *testing.T, s *Store, what string, want any, args ...string) {
 	t.Helper()
 	eventually(t, what, func(ctx context.Context) error {
 		v, err := s.Do(ctx, args...)
@@ -43,10 +43,10 @@ func expect(t *testing.T, s *Store, what string, want any, args ...any) {
 // counted tests that a script runs once, on whichever server.
 func counted(t *testing.T, s *Store, what, key string, want int64) {
 	t.Helper()
-	if v, err := s.Run(t.Context(), counting, Call{[]string{key}, []any{1}}); v != want || err != nil {
+	if v, err := s.Run(t.Context(), counting, Call{[]string{key}, []string{"1"}}); v != want || err != nil {
 		t.Errorf("%s: run: got %v, %v; want %d", what, v, err, want)
 	}
-	s.RunEach(t.Context(), counting, []Call{{[]string{key}, []any{1}}}, func(_ int, v any, err error) {
+	s.RunEach(t.Context(), counting, []Call{{[]string{key}, []string{"1"}}}, func(_ int, v any, err error) {
 		if v != want+1 || err != nil {
 			t.Errorf("%s: runeach: got %v, %v; want %d", what, v, err, want+1)
 		}
@@ -253,7 +253,7 @@ func spread(t *testing.T, s *Store, hung *redistest.Server, has func(key string)
 	var calls []Call
 	want := 0
 	for i := range 12 {
-		call := Call{[]string{fmt.Sprint("spread", i)}, []any{1}}
+		call := Call{[]string{fmt.Sprint("spread", i)}, []string{"1"}}
 		if has(call.Keys[0]) {
 			calls = append([]Call{call}, calls...) // first, where it could delay the most calls
 			continue

@@ -25,7 +25,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 		t.Fatal(err)
 	}
 	master, replica := set.Master().Client(), set.Servers[2]
-	s.RunEach(ctx, taking, []Call{{[]string{"known"}, []any{"v"}}}, func(_ int, _ any, err error) {
+	s.RunEach(ctx, taking, []Call{{[]string{"known"}, []string{"v"}}}, func(_ int, _ any, err error) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,7 +37,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	var calls sync.WaitGroup
 	hold := func(i int) {
 		calls.Go(func() {
-			if v, err := s.Run(ctx, taking, Call{[]string{fmt.Sprint("k", i)}, []any{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
+			if v, err := s.Run(ctx, taking, Call{[]string{fmt.Sprint("k", i)}, []string{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
 				t.Errorf("hold %d: got %v, %v", i, v, err)
 			}
 		})
@@ -63,7 +63,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	left, leave := context.WithCancel(ctx)
 	gone := make(chan error, 1)
 	go func() {
-		_, err := s.Run(left, taking, Call{[]string{"left"}, []any{"v"}})
+		_, err := s.Run(left, taking, Call{[]string{"left"}, []string{"v"}})
 		gone <- err
 	}()
 	eventually(t, "all callers wait", func(context.Context) error {
@@ -80,7 +80,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	}
 
 	calls.Go(func() {
-		s.RunEach(ctx, taking, []Call{{[]string{"renewed"}, []any{"v"}}}, func(_ int, v any, err error) {
+		s.RunEach(ctx, taking, []Call{{[]string{"renewed"}, []string{"v"}}}, func(_ int, v any, err error) {
 			if fmt.Sprint(v) != "[1 taken]" || err != nil {
 				t.Errorf("renewal: got %v, %v", v, err)
 			}

@@ -98,7 +98,7 @@ func TestCommandsThatAWireDidNotSendUseThePool(t *testing.T) {
 	s := opened(t, redistest.Start(t, nil).URL(), nil)
 	_, w := wired(t, s)
 	w.GiveUp(errors.New("over"))
-	if r := w.Do(t.Context(), []any{"ping"}); r.Err != resp.ErrUnsent {
+	if r := w.Do(t.Context(), []string{"ping"}); r.Err != resp.ErrUnsent {
 		t.Errorf("got %v", r)
 	}
 	pings(t, s)
@@ -130,7 +130,7 @@ func TestRepliesOverAWireReachTheirOwnCallers(t *testing.T) {
 						}
 					case 2:
 						srv.Client().ScriptFlush(t.Context())
-						v, err := s.Run(t.Context(), long, Call{[]string{key}, []any{"x"}})
+						v, err := s.Run(t.Context(), long, Call{[]string{key}, []string{"x"}})
 						if all, _ := v.([]any); len(all) != 5000 || fmt.Sprint(all[4999]) != "[5000 x]" {
 							t.Errorf("long: got %.50v, %v", v, err)
 						}
@@ -212,7 +212,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if r := w.Do(t.Context(), []any{"ping"}); r.Err != resp.ErrUnsent {
+	if r := w.Do(t.Context(), []string{"ping"}); r.Err != resp.ErrUnsent {
 		t.Errorf("over the wire: got %v", r)
 	}
 	until(t, "the wire's end", func() bool { return at.wire.Load() == nil })
@@ -250,7 +250,7 @@ func TestOversizedValueEndsItsOwnConnectionOnly(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Args: []string{"--proto-max-bulk-len", "1mb"}})
 	s := opened(t, srv.URL(), nil)
 	at, w := wired(t, s)
-	for _, args := range [][]any{{"set", "k", strings.Repeat("v", 2<<20)}, {"get", strings.Repeat("k", 2<<20)}} {
+	for _, args := range [][]string{{"set", "k", strings.Repeat("v", 2<<20)}, {"get", strings.Repeat("k", 2<<20)}} {
 		if v, err := s.Do(t.Context(), args...); err == nil {
 			t.Errorf("%v: got %.20v", args[0], v)
 		}

@@ -14,10 +14,10 @@ import (
 // passed. Equal Servers are the same server.
 type Server interface {
 	// Do sends one command over a connection that no other caller uses.
-	Do(ctx context.Context, args ...any) resp.Reply
+	Do(ctx context.Context, args ...string) resp.Reply
 
 	// Pipeline sends commands in one pipeline, each once.
-	Pipeline(ctx context.Context, commands ...[]any) []resp.Reply
+	Pipeline(ctx context.Context, commands ...[]string) []resp.Reply
 
 	// connect makes a connection for subscriptions, and sends a PING over it.
 	connect(ctx context.Context) (conn, error)
@@ -46,9 +46,9 @@ func Own(p *resp.Pool) Server { return own{p} }
 
 func (s own) addr() string { return s.pool.Addr }
 
-func (s own) Do(ctx context.Context, args ...any) resp.Reply { return s.pool.Do(ctx, args)[0] }
+func (s own) Do(ctx context.Context, args ...string) resp.Reply { return s.pool.DoOne(ctx, args) }
 
-func (s own) Pipeline(ctx context.Context, commands ...[]any) []resp.Reply {
+func (s own) Pipeline(ctx context.Context, commands ...[]string) []resp.Reply {
 	return s.pool.Do(ctx, commands...)
 }
 
@@ -124,13 +124,13 @@ func (s passed) addr() string {
 	return ""
 }
 
-func (s passed) Do(ctx context.Context, args ...any) resp.Reply {
+func (s passed) Do(ctx context.Context, args ...string) resp.Reply {
 	return resp.Do(ctx, s.rdb, args)
 }
 
 // Pipeline makes a pipeline even of one command, because a client has a second pool for pipelines,
 // in which a renewal does not queue behind callers that want locks.
-func (s passed) Pipeline(ctx context.Context, commands ...[]any) []resp.Reply {
+func (s passed) Pipeline(ctx context.Context, commands ...[]string) []resp.Reply {
 	return resp.Pipeline(ctx, s.rdb, commands)
 }
 

@@ -47,22 +47,13 @@ type Reply struct {
 	Err   error
 }
 
-// failed returns the replies to n commands that all have the same error.
-func failed(n int, err error) []Reply {
-	replies := make([]Reply, n)
-	for i := range replies {
-		replies[i].Err = err
-	}
-	return replies
-}
-
 // past is a deadline that ends a read or a write at once.
 var past = time.Unix(1, 0)
 
-// Do sends commands in one write, and returns their replies. If ctx ends first, the error is
+// Do sends commands in one write, and stores their replies. If ctx ends first, the error is
 // os.ErrDeadlineExceeded, and the outcome is unknown. good is false if the connection must not be
 // used again.
-func (c *Conn) Do(ctx context.Context, commands ...[]any) (replies []Reply, good bool) {
+func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (good bool) {
 	deadline, _ := ctx.Deadline()
 	_ = c.base.SetDeadline(deadline) // fails on a closed connection only
 
@@ -72,7 +63,6 @@ func (c *Conn) Do(ctx context.Context, commands ...[]any) (replies []Reply, good
 	stopParent := context.AfterFunc(parent, interrupt)
 	stopQuit := context.AfterFunc(quit, interrupt)
 
-	replies = make([]Reply, len(commands))
 	n, err := c.exchange(commands, replies)
 	for i := range replies[n:] {
 		replies[n+i].Err = err
@@ -82,11 +72,11 @@ func (c *Conn) Do(ctx context.Context, commands ...[]any) (replies []Reply, good
 	// call.
 	uncut := stopParent()
 	uncut = stopQuit() && uncut
-	return replies, err == nil && uncut
+	return err == nil && uncut
 }
 
 // exchange sends commands and reads their replies. It returns how many replies arrived.
-func (c *Conn) exchange(commands [][]any, replies []Reply) (n int, err error) {
+func (c *Conn) exchange(commands [][]string, replies []Reply) (n int, err error) {
 	if err := c.write(commands...); err != nil {
 		return 0, err
 	}
@@ -130,7 +120,7 @@ func replyOf(v any) Reply {
 	return Reply{Value: v}
 }
 
-func (c *Conn) write(commands ...[]any) error {
+func (c *Conn) write(commands ...[]string) error {
 	out := c.out[:0]
 	for _, args := range commands {
 		out = appendCommand(out, args)
@@ -144,7 +134,7 @@ func (c *Conn) write(commands ...[]any) error {
 
 // Send sends one command. Receive returns its reply. One goroutine may call Send while another
 // calls Receive.
-func (c *Conn) Send(timeout time.Duration, args ...any) error {
+func (c *Conn) Send(timeout time.Duration, args ...string) error {
 	_ = c.base.SetWriteDeadline(time.Now().Add(timeout))
 	return c.write(args)
 }

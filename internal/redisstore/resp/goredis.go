@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -23,10 +22,19 @@ func (*Command) NoRetry() bool { return true }
 // Clone returns a copy that keeps NoRetry.
 func (c *Command) Clone() redis.Cmder { return &Command{c.Cmd.Clone().(*redis.Cmd)} }
 
+// newCommand returns a command. It copies args, because a hook may change them.
+func newCommand(ctx context.Context, args []string) Command {
+	all := make([]any, len(args))
+	for i, arg := range args {
+		all[i] = arg
+	}
+	return Command{redis.NewCmd(ctx, all...)}
+}
+
 // Do sends one command and returns its reply.
-func Do(ctx context.Context, rdb redis.UniversalClient, args []any) Reply {
-	cmd := &Command{redis.NewCmd(ctx, args...)}
-	return cmd.reply(Survive(func() error { return rdb.Process(ctx, cmd) }))
+func Do(ctx context.Context, rdb redis.UniversalClient, args []string) Reply {
+	cmd := newCommand(ctx, args)
+	return cmd.reply(Survive(func() error { return rdb.Process(ctx, &cmd) }))
 }
 
 // reply returns the reply to a command, as a Conn returns it. err is the error of the call.
@@ -41,13 +49,11 @@ func (c *Command) reply(err error) Reply {
 }
 
 // Pipeline sends commands in one pipeline, each once.
-func Pipeline(ctx context.Context, rdb redis.UniversalClient, commands [][]any) []Reply {
+func Pipeline(ctx context.Context, rdb redis.UniversalClient, commands [][]string) []Reply {
 	pipe := rdb.Pipeline()
 	cmds := make([]Command, len(commands))
 	for i, args := range commands {
-		// Clone the arguments, because a hook may change them, and other pipelines may send the
-		// same slice.
-		cmds[i].Cmd = redis.NewCmd(ctx, slices.Clone(args)...)
+		cmds[i] = newCommand(ctx, args)
 		_ = pipe.Process(ctx, &cmds[i]) // only queues the command; Exec sets its error
 	}
 

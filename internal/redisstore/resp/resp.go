@@ -16,26 +16,11 @@ import (
 // and decodes replies
 // (https://redis.io/docs/latest/develop/reference/protocol-spec/).
 
-// appendCommand appends a command to out. Arguments are strings, ints and int64s, which cannot
-// change, so the caller may leave before its command is encoded.
-func appendCommand(out []byte, args []any) []byte {
+// appendCommand appends a command to out.
+func appendCommand(out []byte, args []string) []byte {
 	out = appendHead(out, '*', len(args))
-	var digits [20]byte
 	for _, arg := range args {
-		switch v := arg.(type) {
-		case string:
-			out = append(appendHead(out, '$', len(v)), v...)
-		case int:
-			n := strconv.AppendInt(digits[:0], int64(v), 10)
-			out = append(appendHead(out, '$', len(n)), n...)
-		case int64:
-			n := strconv.AppendInt(digits[:0], v, 10)
-			out = append(appendHead(out, '$', len(n)), n...)
-		default:
-			text := fmt.Append(nil, v)
-			out = append(appendHead(out, '$', len(text)), text...)
-		}
-		out = append(out, '\r', '\n')
+		out = append(append(appendHead(out, '$', len(arg)), arg...), '\r', '\n')
 	}
 	return out
 }

@@ -73,7 +73,8 @@ func (w *Wire) Pending() (queued, sent int) {
 // request is one command on a wire. The reply and a caller that leaves both set met. If the reply
 // is first, the caller receives it. Otherwise the reply is dropped.
 type request struct {
-	args  []any
+	name  string      // of the command
+	out   []byte      // the command, encoded
 	until time.Time   // when the caller leaves; zero if it has no deadline
 	sent  time.Time   // when the command was written
 	met   atomic.Bool // set by the reply and by a caller that leaves
@@ -99,12 +100,13 @@ var (
 )
 
 // Do sends a command and returns its reply. If the wire is over, it returns ErrUnsent.
-func (w *Wire) Do(ctx context.Context, args []any) Reply {
+func (w *Wire) Do(ctx context.Context, args []string) Reply {
 	r, ok := w.requests.Get().(*request)
 	if !ok {
 		r = &request{done: make(chan Reply, 1)}
 	}
-	r.args = args
+	// The caller encodes its command, because many callers share one writer.
+	r.name, r.out = args[0], appendCommand(r.out, args)
 	r.until, _ = ctx.Deadline()
 	if !w.put(r) {
 		return Reply{Err: ErrUnsent}
@@ -115,7 +117,7 @@ func (w *Wire) Do(ctx context.Context, args []any) Reply {
 	select {
 	case reply := <-r.done:
 		if reply.Err != ErrNoReply { // after which the wire still has r in the place of its reply
-			*r = request{done: r.done}
+			*r = request{done: r.done, out: r.out[:0]}
 			w.requests.Put(r)
 		}
 		return reply
@@ -164,7 +166,7 @@ func (w *Wire) write() {
 		if !w.nextBatch() {
 			return
 		}
-		w.encode()
+		w.join()
 		if len(w.out) == 0 {
 			continue // all callers have left
 		}
@@ -196,9 +198,9 @@ func (w *Wire) nextBatch() bool {
 	return w.writing
 }
 
-// encode encodes the batch, without the commands of callers that have left, and
-// passes it to the reader.
-func (w *Wire) encode() {
+// join joins the commands of the batch, without those of callers that have left, and passes the
+// batch to the reader.
+func (w *Wire) join() {
 	w.out = w.out[:0]
 
 	// The reader does not see the batch meanwhile. If the deadline of a request passes now, the
@@ -210,7 +212,7 @@ func (w *Wire) encode() {
 			continue
 		}
 		r.sent = now
-		w.out, sent = appendCommand(w.out, r.args), append(sent, r)
+		w.out, sent = append(w.out, r.out...), append(sent, r)
 	}
 
 	// Append before the write, because a reply can arrive before Write returns.

@@ -36,7 +36,7 @@ func piped(t *testing.T, kept bool) (w *Wire, server net.Conn, back <-chan bool)
 }
 
 // ask is Do in the form of most calls of Go.
-func (w *Wire) ask(ctx context.Context, args []any) (any, error) {
+func (w *Wire) ask(ctx context.Context, args []string) (any, error) {
 	r := w.Do(ctx, args)
 	return r.Value, r.Err
 }
@@ -47,7 +47,7 @@ func TestCommandOfACallerThatLeftIsNotSent(t *testing.T) {
 	var wg sync.WaitGroup
 	send := func(ctx context.Context, name string, want error) {
 		wg.Go(func() {
-			if v, err := w.ask(ctx, []any{name}); !errors.Is(err, want) {
+			if v, err := w.ask(ctx, []string{name}); !errors.Is(err, want) {
 				t.Errorf("%s: got %v, %v", name, v, err)
 			}
 		})
@@ -92,7 +92,7 @@ func TestInvalidRepliesEndAWire(t *testing.T) {
 				t.Errorf("%q: the wire goes on", text)
 			}
 		})
-		if _, err := w.ask(t.Context(), []any{"ping"}); err != ErrUnsent {
+		if _, err := w.ask(t.Context(), []string{"ping"}); err != ErrUnsent {
 			t.Errorf("%q: got %v", text, err)
 		}
 	}
@@ -106,7 +106,7 @@ func TestNoReplyCountsAfterAWrongStatus(t *testing.T) {
 		var wg sync.WaitGroup
 		ask := func(name string) {
 			wg.Go(func() {
-				if v, err := w.ask(t.Context(), []any{name}); err == nil {
+				if v, err := w.ask(t.Context(), []string{name}); err == nil {
 					t.Errorf("%s after %s: got %v", name, first, v)
 				}
 			})

@@ -76,16 +76,17 @@ func (w *Wire) readNext(in *reader) (any, error) {
 	if !w.replyIsDue() {
 		return nil, errUnasked
 	}
-	if isStatus && !canReply(w.due[w.answered].args, reply) {
+	if isStatus && !canReply(w.due[w.answered].name, reply) {
 		return nil, Unexpected(reply)
 	}
 	return reply, nil
 }
 
-// canReply reports whether a status can be the reply to a command. If not, replies no longer match
-// their commands. hasp's scripts never return a status.
-func canReply(args []any, status any) bool {
-	switch args[0] {
+// canReply reports whether a status can be the reply to a command. If not, replies
+// no longer match their commands, and the next one could be an OK that another
+// caller waits for. None of hasp's scripts returns a status.
+func canReply(name string, status any) bool {
+	switch name {
 	case "set":
 		return status == "OK"
 	case "eval", "evalsha":

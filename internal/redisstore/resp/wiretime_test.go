@@ -21,7 +21,7 @@ import (
 func asked(w *Wire, ctx context.Context) <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		_, err := w.ask(ctx, []any{"get", "k"})
+		_, err := w.ask(ctx, []string{"get", "k"})
 		done <- err
 	}()
 	return done
@@ -111,7 +111,7 @@ func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 			end, _ := ctx.Deadline()
 			wg.Go(func() {
 				defer ctx.End()
-				v, err := w.ask(ctx, []any{name})
+				v, err := w.ask(ctx, []string{name})
 				if want == "" && !errors.Is(err, os.ErrDeadlineExceeded) || want != "" && v != want {
 					t.Errorf("%s: got %v, %v", name, v, err)
 				}
