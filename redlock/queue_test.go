@@ -155,6 +155,7 @@ func TestAcquireDoesNotWaitForADeadWaiter(t *testing.T) {
 		l.drivers[0].refused("k") // so it asks the lead first
 
 		l.release()
+		time.Sleep(10 * trip) // until the lead has released it as well
 		began := time.Now()
 		take(t, l.drivers[0], l.claim())
 		if took := time.Since(began); took > 100*time.Millisecond {
