@@ -23,13 +23,19 @@ func source(parts ...string) (text string) {
 	return text
 }
 
+// Lua makes the functions of a script at each run. So the usual cases come before all functions.
 var (
-	acquireScript = redisstore.NewScript(redisstore.FenceSrc + source("acquire"))
-	leadScript    = redisstore.NewScript(redisstore.SharedSrc + source("turns", "queue") + redisstore.FenceSrc + source("acquire"))
+	acquireSrc = source("acquire") + redisstore.FenceSrc + source("fenced")
+	releaseSrc = source("free") + redisstore.SharedSrc + source("own", "turns", "release")
+)
+
+var (
+	acquireScript = redisstore.NewScript(acquireSrc)
+	leadScript    = redisstore.NewScript(redisstore.SharedSrc + source("turns", "queue") + acquireSrc)
 	leaveScript   = redisstore.NewScript(redisstore.SharedSrc + source("turns", "leave"))
 	renewScript   = redisstore.NewScript(redisstore.SharedSrc + source("own", "renew"))
 	repairScript  = redisstore.NewScript(redisstore.SharedSrc + source("repair"))
-	releaseScript = redisstore.NewScript(redisstore.SharedSrc + source("own", "turns", "release"))
+	releaseScript = redisstore.NewScript(releaseSrc)
 	inspectScript = redisstore.NewScript(redisstore.LookSrc + redisstore.InspectSrc)
 	breakScript   = redisstore.NewScript(redisstore.SharedSrc + source("turns", "break"))
 	markScript    = redisstore.NewScript(source("mark"))
