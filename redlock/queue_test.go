@@ -79,12 +79,12 @@ func TestWaitersGetTheKeyInOrder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				l := newLine(t, 5, 12)
-				time.Sleep(2 * time.Second)
+				l := newLine(t, 3, 8)
+				time.Sleep(time.Second)
 				spoil(l)
 				time.Sleep(2 * time.Second)
 				took := l.release()
-				if !slices.IsSorted(l.served) || len(l.served) != 12 {
+				if !slices.IsSorted(l.served) || len(l.served) != 8 {
 					t.Errorf("served in the order %v", l.served)
 				}
 				if took > 3*time.Second {
