@@ -143,10 +143,10 @@ func TestWaitersDoNotNeedTheLead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				c := newCrowd(t, 5, 8)
+				c := newCrowd(t, 5, 5)
 				c.contend(1, 0)
 				spoil(c.vs[0])
-				c.served, c.waited = make([]int, 8), 0
+				c.served, c.waited = make([]int, 5), 0
 				c.contend(1, 5*time.Millisecond)
 				c.vs[0].Proxy.Flow()
 			})

@@ -191,16 +191,6 @@ func (s survey) open() int {
 	return n
 }
 
-// amongReaders reports whether readers are in the way of a writer: no other writer holds the key,
-// and some node has a shared record. One such node may be enough, because the other nodes may be
-// late or have voted for rivals.
-func (s survey) amongReaders() bool {
-	if s.reader || s.holder != nil && !s.holder.Shared() {
-		return false
-	}
-	return slices.ContainsFunc(s.taken, redisstore.Found.Shared)
-}
-
 // remaining returns how long a record will last.
 func remaining(f redisstore.Found) time.Duration {
 	if ttl := f.Status().TTL; ttl >= 0 {

@@ -14,7 +14,7 @@ import (
 // leaveIntent stores an intent on all nodes if this writer waits for readers. It does not wait for
 // the nodes.
 func (w *waiting) leaveIntent() {
-	if !w.wants {
+	if w.answer != nextReaders {
 		return
 	}
 	w.intent = true

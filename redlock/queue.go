@@ -64,7 +64,8 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	switch {
 	case a.c.Shared:
 		script = joinScript
-		call.Keys = append(call.Keys, redisstore.IntentKey(a.c.Key))
+		call.Keys = append(call.Keys, redisstore.IntentKey(a.c.Key), queueKeys(a.c.Key)[1])
+		call.Args = append(call.Args, a.place.waiter)
 	case n.i == a.lead:
 		script = leadScript
 		call.Keys = append(call.Keys, queueKeys(a.c.Key)...)

@@ -79,12 +79,12 @@ func TestWaitersGetTheKeyInOrder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				l := newLine(t, 5, 12)
-				time.Sleep(2 * time.Second)
+				l := newLine(t, 3, 8)
+				time.Sleep(time.Second)
 				spoil(l)
 				time.Sleep(2 * time.Second)
 				took := l.release()
-				if !slices.IsSorted(l.served) || len(l.served) != 12 {
+				if !slices.IsSorted(l.served) || len(l.served) != 8 {
 					t.Errorf("served in the order %v", l.served)
 				}
 				if took > 3*time.Second {
@@ -155,6 +155,7 @@ func TestAcquireDoesNotWaitForADeadWaiter(t *testing.T) {
 		l.drivers[0].refused("k") // so it asks the lead first
 
 		l.release()
+		time.Sleep(10 * trip) // until the lead has released it as well
 		began := time.Now()
 		take(t, l.drivers[0], l.claim())
 		if took := time.Since(began); took > 100*time.Millisecond {

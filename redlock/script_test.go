@@ -85,7 +85,7 @@ func recordScripts() []scriptCase {
 	acquire := []string{"k", "fence", "mark"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token", ""}
 	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
-	acquires := source("fence", "acquire")
+	acquires := acquireSrc
 	shared := source("shared")
 	leads := shared + source("turns", "queue") + acquires
 	now := time.Now().UnixMilli()
@@ -93,8 +93,8 @@ func recordScripts() []scriptCase {
 		return []string{fmt.Sprintf("zadd turns @%d %s", arrived, waiter), fmt.Sprintf("zadd looks @%d %s", looked, waiter)}
 	}
 	renews, inspects := shared+source("own")+source("renew"), source("inspect")
-	joins, releases := shared+source("fence", "join"), shared+source("own")+source("turns", "release")
-	join := []string{"k", "fence", "mark", "intent"}
+	joins, releases := shared+source("fence", "join"), releaseSrc
+	join := []string{"k", "fence", "mark", "intent", "looks"}
 	reader := func(member string, left int64) []string {
 		return []string{fmt.Sprintf("zadd k %d %s", now+left, member), "pexpire k 60000"}
 	}
@@ -105,6 +105,8 @@ func recordScripts() []scriptCase {
 		{"acquire: held", acquires, []string{"set k other"}, acquire, []any{"token#me", 5000, 9000}, `\[0 \]`, "get k", "other"},
 		{"acquire: free, no fence", acquires, []string{"set mark m", "set fence x"}, acquire, []any{"token#me", 5000, ""}, `\[1 0 m # Server.*\]`, "pttl k", `[45]\d\d\d`},
 		{"acquire: held, marked", acquires, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000, 9000}, `\[0 m\]`, "", ""},
+		{"acquire: held, no memory", acquires, []string{"set k other", "set mark m", "config set maxmemory 1"}, acquire, []any{"token#me", 5000, ""}, `\[0 m\]`, "config set maxmemory 0", "OK"},
+		{"acquire: free, no memory", acquires, []string{"config set maxmemory 1"}, acquire, []any{"token#me", 5000, ""}, ".*(OOM|maxmemory).*", "config set maxmemory 0", "OK"},
 		{"acquire: first fence", acquires, nil, acquire, []any{"token#me", 5000, 9000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
 		{"acquire: fence by the clock", acquires, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000, 9000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
 		{"acquire: fence above the clock", acquires, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000, 9000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
@@ -164,6 +166,8 @@ func recordScripts() []scriptCase {
 		{"release: any attempt", releases, []string{"set k token~3#me"}, queued, release, "1", "exists k", "0"},
 		{"release: one attempt", releases, []string{"set k token~3#me"}, queued, []any{"token#", "", "token", ""}, "0", "exists k", "1"},
 		{"release: no channel", releases, []string{"set k token#me"}, queued, []any{"token#", "", "token", ""}, "1", "exists k", "0"},
+		{"release: wakes the first waiter", releases, append(stands("d~she", -500, -200), "set k token#me"), queued, release, "2", "exists k", "0"},
+		{"release: a longer token", releases, []string{"set k tokens#me"}, queued, release, "0", "exists k", "1"},
 		{"release: free", releases, nil, queued, release, "0", "", ""},
 		{"release: a list", releases, []string{"lpush k 1"}, queued, release, "0", "exists k", "1"},
 		{"release: cannot be read", releases, []string{"set k token#me", "acl setuser default -getrange"}, queued, release, denied, "exists k", "1"},
@@ -188,16 +192,20 @@ func recordScripts() []scriptCase {
 		{"inspect: readers", inspects, two, []string{"k", "fence"}, nil, `\[\d{5}   tokens#she token~2#me\]`, "", ""},
 		{"inspect: a foreign set", inspects, []string{"zadd k 1 a"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
 
-		{"join: free", joins, []string{"set mark m"}, join, []any{"token#me", 5000, ""}, `\[1 0 m # Server.*\]`, "pttl k", `[45]\d\d\d`},
-		{"join: fenced", joins, []string{"set fence 9000000000000000"}, join, []any{"token#me", 5000, 9000}, `\[1 9000000000000001  # Server.*\]`, "get fence", "9000000000000001"},
-		{"join: beside readers", joins, two, join, []any{"token#me", 5000, ""}, `\[1 0  # Server.*\]`, "zcard k", "3"},
-		{"join: after a reader's end", joins, reader("old#she", -1), join, []any{"token#me", 5000, ""}, `\[1 0  # Server.*\]`, "zrange k 0 -1", `\[token#me\]`},
-		{"join: never shortens a term", joins, two, join, []any{"tokens#she", 100, ""}, `\[1 0  # Server.*\]`, ends(60000), "1"},
-		{"join: held", joins, []string{"set k other", "set mark m"}, join, []any{"token#me", 5000, ""}, `\[0 m\]`, "get k", "other"},
-		{"join: a foreign set", joins, []string{"zadd k 1 a"}, join, []any{"token#me", 5000, ""}, `\[0 \]`, "zcard k", "1"},
-		{"join: a caller waits", joins, append(two, "set mark m", "set intent t"), join, []any{"token#me", 5000, ""}, `\[0 m 1\]`, "zcard k", "2"},
-		{"join: counter is no number", joins, []string{"set fence x"}, join, []any{"token#me", 5000, 9000}, `\[-1\]`, "exists k", "0"},
-		{"join: the set gets no end", joins, []string{"acl setuser default -pexpire"}, join, []any{"token#me", 5000, ""}, denied, "exists k", "0"},
+		{"join: free", joins, []string{"set mark m"}, join, []any{"token#me", 5000, "", ""}, `\[1 0 m # Server.*\]`, "pttl k", `[45]\d\d\d`},
+		{"join: fenced", joins, []string{"set fence 9000000000000000"}, join, []any{"token#me", 5000, 9000, ""}, `\[1 9000000000000001  # Server.*\]`, "get fence", "9000000000000001"},
+		{"join: beside readers", joins, two, join, []any{"token#me", 5000, "", ""}, `\[1 0  # Server.*\]`, "zcard k", "3"},
+		{"join: after a reader's end", joins, reader("old#she", -1), join, []any{"token#me", 5000, "", ""}, `\[1 0  # Server.*\]`, "zrange k 0 -1", `\[token#me\]`},
+		{"join: never shortens a term", joins, two, join, []any{"tokens#she", 100, "", ""}, `\[1 0  # Server.*\]`, ends(60000), "1"},
+		{"join: held", joins, []string{"set k other", "set mark m"}, join, []any{"token#me", 5000, "", ""}, `\[0 m\]`, "get k", "other"},
+		{"join: a foreign set", joins, []string{"zadd k 1 a"}, join, []any{"token#me", 5000, "", ""}, `\[0 \]`, "zcard k", "1"},
+		{"join: a caller waits", joins, append(two, "set mark m", "set intent t"), join, []any{"token#me", 5000, "", ""}, `\[0 m 1\]`, "zcard k", "2"},
+		{"join: held, waits", joins, []string{"set k other", "set mark m"}, join, []any{"token#me", 5000, "", "me"}, `\[0 m\]`, "pttl looks", `[12]\d{3}`},
+		{"join: an intent, waits", joins, append(two, "set intent t"), join, []any{"token#me", 5000, "", "me"}, `\[0  1\]`, "zrange looks 0 -1", `\[readers\]`},
+		{"join: held, does not wait", joins, []string{"set k other"}, join, []any{"token#me", 5000, "", ""}, `\[0 \]`, "exists looks", "0"},
+		{"join: waits, looks is a list", joins, []string{"set k other", "lpush looks 1"}, join, []any{"token#me", 5000, "", "me"}, `\[0 \]`, "type looks", "list"},
+		{"join: counter is no number", joins, []string{"set fence x"}, join, []any{"token#me", 5000, 9000, ""}, `\[-1\]`, "exists k", "0"},
+		{"join: the set gets no end", joins, []string{"acl setuser default -pexpire"}, join, []any{"token#me", 5000, "", ""}, denied, "exists k", "0"},
 		{"lead: readers, first", leads, two, lead, []any{"token#me", 5000, "", "me", 0}, `\[0  3\]`, "zcard turns", "1"},
 		{"lead: readers, behind", leads, append(stands("she", -500, -200), two...), lead, []any{"token#me", 5000, "", "me", 0}, `\[0  0\]`, "zcard turns", "2"},
 		{"renew: a reader", renews, two, renew, []any{"token~2#", 30000, "", 9000, "me"}, `\[1 \]`, ends(30000), "1"},

@@ -36,8 +36,6 @@ type waiting struct {
 	asked  time.Time          // when the last attempt began
 	answer int32              // of the lead to the last attempt
 	barred time.Duration      // the rest of an intent because of which this reader was refused, or 0
-	wants  bool               // this writer waits for readers, so it leaves intents
-	among  bool               // readers were in the way of this writer at the last survey
 	intent bool               // it has left some intents
 	vain   int                // looks without success since the waiter was last woken
 	held   *backend.HeldError // the last answer of all nodes; without a holder if only the lead has answered
@@ -105,7 +103,6 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		w.d.refused(w.c.Key)
 		w.surveyed = began
 		s := w.d.survey(ctx, w.c, lead)
-		w.among = s.amongReaders()
 		strayed := w.strayed(lead, s)
 		switch {
 		case !s.hasQuorum():
@@ -223,12 +220,11 @@ func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) 
 	w.asked = time.Now()
 	p := &queueState{waiter: w.waiter, since: w.began}
 	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
-	answer := p.answer.Load()
-	if w.answer = answer; answer == behindFree {
+	w.answer = p.answer.Load()
+	if w.answer == behindFree {
 		w.answer = behind
 	}
 	w.barred = time.Duration(p.intent.Load()) * time.Millisecond
-	w.wants = !w.c.Shared && (answer == nextReaders || w.answer != behind && w.among)
 	return g, err
 }
 
@@ -268,7 +264,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	switch {
 	case w.ear == nil || w.ear.Command() == "":
 		longest = maxPoll // nothing wakes the waiter
-	case w.wants:
+	case w.answer == nextReaders:
 		longest = backend.SharedRetryEvery // each look repeats the intent
 	}
 
