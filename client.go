@@ -21,6 +21,7 @@ type Client struct {
 	observer observer
 	renewer  renewer
 	queue    queue
+	recalls  recalls
 	closed   chan struct{} // closed when Close has ended
 }
 
@@ -60,6 +61,7 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
 	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}}
+	c.recalls = recalls{store: &c.store, queue: &c.queue}
 	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1)}
 	return c, nil
 }
@@ -106,6 +108,7 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 // Client may hand the hold over to another of its callers, in the 50 ms after the store has
 // confirmed it.
 func (c *Client) Break(ctx context.Context, key string) error {
+	c.queue.breaks(key)
 	_, err := inspect(&c.store, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, key)
 	})

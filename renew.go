@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
@@ -97,7 +98,7 @@ func (q *holdHeap) Pop() any {
 func (r *renewer) scheduleLocked(h *hold) {
 	// The renewer serves h when the hold ends, when one of its leases ends, or when a
 	// renewal is due, whichever is first.
-	next := min(instant(h.deadline.Load()), h.limit)
+	next := min(instant(h.deadline.Load()), h.limit, cmp.Or(h.lingers, never))
 	for _, l := range h.leases {
 		next = min(next, l.maxHold)
 	}
@@ -135,6 +136,9 @@ func (r *renewer) closeLocked() (ended []*Lease) {
 			l.state.Store(closed)
 		}
 		ended = append(ended, h.leases...)
+		if h.lingers != 0 {
+			h.endLingerLocked()
+		}
 		r.unscheduleLocked(h)
 	}
 	return ended

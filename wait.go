@@ -77,7 +77,7 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 // driver of Reach Process, the outcome is always known. Last says that no attempt follows.
 func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	c, start := w.c, w.asked
-	cl, bound := c.store.claim(&w.r), w.beginAttempt()
+	cl, bound := w.claim(), w.beginAttempt()
 	cl.WillRetry = !last
 	if c.queue.polls {
 		c.mu.Lock()
@@ -109,6 +109,15 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 		return nil, err
 	}
 	return newHold(c, cl, g, start, now, slept)
+}
+
+// claim returns the claim of a new attempt.
+func (w *wait) claim() backend.Claim {
+	cl := w.c.store.claim(&w.r)
+	if w.r.linger > 0 {
+		cl.Token = w.c.recalls.mark(cl.Token)
+	}
+	return cl
 }
 
 // beginAttempt records that an attempt begins, and returns how long it may take. That is
@@ -165,7 +174,7 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 		defer stop()
 	}
 
-	cl := c.store.claim(&w.r)
+	cl := w.claim()
 	start, slept := c.clock.read() // the driver reads its clock for Grant.Until later than this
 	g, err := run(&c.store, ctx, 0, nil, nil, c.reaper.after(cl, c.store.waiter.Wait), c.reaper.late(cl))
 	switch {
