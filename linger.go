@@ -29,7 +29,7 @@ func (h *hold) lingerFor(r *request) time.Duration {
 		return 0
 	case !recalls:
 		return min(r.linger, unrecalled)
-	case h.recalled || !strings.HasPrefix(h.claim.Token, backend.RecallMark):
+	case h.recalled, h.line.sought, !strings.HasPrefix(h.claim.Token, backend.RecallMark):
 		return min(r.linger, rowTime)
 	}
 	return r.linger

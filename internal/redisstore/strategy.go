@@ -234,13 +234,14 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 	return f.Status(), nil
 }
 
-// Granted decodes the reply of a script that takes a hold. The reply is one of these:
+// Granted decodes the reply of a script that takes a hold. If the key is held and may linger,
+// Granted asks the holder for it. The reply is one of these:
 //
 //   - {1, fence} is a grant. The fence is empty if the claim wants none.
 //   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
 //     a member of it follows.
 //   - {-1} means that the value of the fence counter is not a number that hasp wrote.
-func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
+func (s *Store) Granted(ctx context.Context, reply any, c backend.Claim) (backend.Grant, error) {
 	switch parts, _ := reply.([]any); {
 	case len(parts) == 2 && parts[0] == int64(1):
 		fence, ok := parts[1].(string)
@@ -252,6 +253,7 @@ func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 		}
 	case len(parts) >= 3 && parts[0] == int64(0):
 		if found, ok := Refusal(reply); ok {
+			s.Recall(ctx, found.Record, c.Key)
 			return backend.Grant{}, found.Held()
 		}
 	case c.Fenced && len(parts) == 1 && parts[0] == int64(-1):
