@@ -31,6 +31,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		var err error
 		w.tries++
 		if useWait {
+			w.queued = true
 			h, err = w.waitInStore(ctx)
 		} else {
 			h, err = w.attempt(ctx, last)

@@ -78,6 +78,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"strings"
 	"sync"
 	"time"
 )
@@ -281,6 +282,13 @@ type Waker interface {
 
 // RecallMark begins the token of a hold that may linger: ~ID~ and more. Other tokens have no mark.
 const RecallMark = "~"
+
+// RecallID returns the ID in a token, or in a record that begins with a token, if it has a mark.
+func RecallID(token string) (id string, ok bool) {
+	rest, ok := strings.CutPrefix(token, RecallMark)
+	id, _, cut := strings.Cut(rest, RecallMark)
+	return id, ok && cut
+}
 
 // Recaller is a [Driver] by which a caller that is refused can ask the holder's Client for a key
 // that may linger. When Acquire or Wait learns that the key is held by a token with a RecallMark,

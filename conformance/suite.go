@@ -53,6 +53,7 @@ type suite struct {
 	traits    backend.Traits
 	waiter    bool // callers wait in the driver, or it wakes them
 	waker     bool
+	recaller  bool
 	inspector bool
 	lister    bool
 	id        string       // makes this run's keys unique
@@ -95,6 +96,7 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	_, s.waker = d.(backend.Waker)
 	_, s.waiter = d.(backend.Waiter)
 	s.waiter = s.waiter || s.waker
+	_, s.recaller = d.(backend.Recaller)
 	_, s.inspector = d.(backend.Inspector)
 	_, s.lister = d.(backend.Lister)
 
