@@ -511,7 +511,7 @@ func (ln *line) lastLeavesLocked() {
 	if !known && (brief || !polls) {
 		return
 	}
-	if !brief || !polls { // otherwise the row goes on
+	if !brief { // otherwise the row goes on
 		k.gapEnds = ln.endRowLocked(now, known)
 	}
 	k.pace = ln.pace
