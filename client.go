@@ -21,6 +21,7 @@ type Client struct {
 	observer observer
 	renewer  renewer
 	queue    queue
+	recalls  recalls
 	closed   chan struct{} // closed when Close has ended
 }
 
@@ -64,6 +65,7 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
 	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}}
+	c.recalls = recalls{store: &c.store, queue: &c.queue}
 	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1)}
 	return c, nil
 }
@@ -110,6 +112,7 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 // has confirmed the old hold, the old holder's Client may even hand it over to another of its
 // callers.
 func (c *Client) Break(ctx context.Context, key string) error {
+	c.queue.breaks(key)
 	_, err := inspect(&c.store, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, key)
 	})

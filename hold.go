@@ -45,6 +45,12 @@ type hold struct {
 	extended bool          // Extend was called, so the hold is not handed over
 	index    int           // in the renewer's heap; -1 if it is not there, because it has ended
 
+	// See linger.go.
+	linger   time.Duration // how long it may linger, from its grant; of the caller that has it, or had it last
+	lingers  instant       // until when it lingers; 0 if it does not
+	recalled bool          // another Client wants the key
+	ghost    *Lease        // nil until it lingers for the first time
+
 	// Its end.
 	lapsed bool // it ended by its deadline or by WithMaxHold, so the store may still keep it
 
@@ -137,6 +143,9 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	if h.leases == nil {
 		h.leases = h.place[:0]
 	}
+	if r.linger > 0 || h.linger > 0 && len(h.leases) == 0 {
+		h.linger = h.lingerFor(r)
+	}
 	h.leases = append(h.leases, l)
 	h.joined++
 	return l
@@ -160,12 +169,18 @@ func (h *hold) handOverLocked() bool {
 // has confirmed h a moment ago.
 func (h *hold) suitsLocked(r *request, now instant) bool {
 	switch {
-	case h.extended || h.renewal != renews || h.claim.Fenced || h.limit != never || h.keep != 0:
+	case !h.passableLocked():
 		return false
-	case r.ttl != h.claim.TTL || r.noRenew || r.fenced || r.maxHold > 0:
+	case r.ttl != h.claim.TTL || r.noRenew || r.fenced || r.shared || r.maxHold > 0:
 		return false
 	case h.c.closing.Err() != nil:
 		return false
 	}
-	return now.sub(h.confirmed) < freshEnough && now < instant(h.deadline.Load())
+	return now.sub(h.confirmed) < max(freshEnough, h.linger) && now < instant(h.deadline.Load())
+}
+
+// passableLocked reports whether a later caller may have h: nothing was asked for that is only its
+// first caller's.
+func (h *hold) passableLocked() bool {
+	return !h.extended && h.renewal == renews && !h.claim.Fenced && h.limit == never && h.keep == 0
 }

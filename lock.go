@@ -26,6 +26,7 @@ type wait struct {
 	asked instant // when the last of them began
 
 	line       *line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
+	queued     bool  // the driver's Wait was called
 	stood      bool  // the caller has waited in the line, or for the end of a gap
 	turn       turn  // its entry in the line; ready is nil unless the caller waits there
 	lastAnswer error // why the caller does not have the key; nil if that is not known
@@ -145,6 +146,12 @@ func (w *wait) prepare(ctx context.Context) error {
 // take returns a lease that was handed over in the line, or one from the store.
 func (w *wait) take(ctx context.Context) (*Lease, error) {
 	tk := w.join(ctx)
+	for tk.do == unlockFirst {
+		if err := w.unlockGhost(ctx, tk.lease); err != nil {
+			return nil, err
+		}
+		tk = w.join(ctx)
+	}
 	if tk.do == mustWait {
 		tk = w.waitInLine(ctx)
 	}
@@ -178,7 +185,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 		w.giveUpLocked()
 		return nil, err
 	}
-	l := h.startLocked(ctx, &w.r, w.line, w.waitedLocked(h.granted), w.tries > 1)
+	l := h.startLocked(ctx, &w.r, w.line, w.waitedLocked(h.granted), w.tries > 1 || w.queued)
 	w.line = nil // from here on the line counts the hold
 	return l, nil
 }

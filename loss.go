@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync/atomic"
@@ -33,6 +34,9 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 		h.loseLocked(nil) // it has no lease left
 	} else if len(ended) > 0 {
 		h.c.renewer.scheduleLocked(h)
+	}
+	if now >= cmp.Or(h.lingers, never) {
+		h.endLingerLocked()
 	}
 	return ended
 }

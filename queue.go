@@ -88,10 +88,11 @@ type ticket struct {
 type step int
 
 const (
-	mayAsk    step = iota // ask the store
-	mustWait              // wait for another ticket
-	haveLease             // use the lease, which was handed over; the line counts its hold
-	giveUp                // return err; the line does not count the caller any more
+	mayAsk      step = iota // ask the store
+	mustWait                // wait for another ticket
+	haveLease               // use the lease, which was handed over; the line counts its hold
+	unlockFirst             // unlock the lease, a ghost, and join again; the line does not count the caller yet
+	giveUp                  // return err; the line does not count the caller any more
 )
 
 // errHeldHere says that another caller of this Client has the key, had it until a moment
@@ -104,6 +105,8 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	key, now := t.r.key, q.clock.now()
 	ln := q.lines[key]
 	switch {
+	case ln != nil && ln.hold != nil && ln.hold.lingers != 0:
+		return nil, ln.hold.reuseLocked(t)
 	case t.r.shared:
 		ln = &line{q: q, key: key}
 	case ln == nil:
@@ -225,6 +228,7 @@ func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 // endedLocked lets the caller leave whose hold h has ended. The next caller may ask the store.
 func (ln *line) endedLocked(h *hold) {
 	ln.q.open--
+	ln.sought = ln.sought || h.ghost != nil // others may have waited while the key lingered, so a gap follows
 	if h.first.slot > 0 {
 		select {
 		case ln.q.lookers[h.first.key] <- h.first.slot - 1:
@@ -246,6 +250,7 @@ func (ln *line) endedLocked(h *hold) {
 // promoteLocked makes the next caller in line the head.
 func (ln *line) promoteLocked() {
 	now := ln.q.clock.now()
+	over := ln.rowOverLocked(now)
 	if ln.hold != nil {
 		ln.last = errHeldHere
 		if ln.hold.failed > 0 {
@@ -264,7 +269,7 @@ func (ln *line) promoteLocked() {
 	// finds the ticket.
 	ln.remove(next)
 	ln.hasHead = true
-	if ln.rowOverLocked(now) {
+	if over {
 		// Without a gap other Clients would rarely find the key free.
 		ln.gapEnds = ln.endRowLocked(now, true)
 	}
@@ -394,6 +399,9 @@ type pace struct {
 
 // rowOverLocked reports whether other Clients should get a turn now.
 func (ln *line) rowOverLocked(now instant) bool {
+	if h := ln.hold; h != nil && h.linger > 0 {
+		return now >= h.granted.add(h.linger)
+	}
 	if ln.turns == 0 {
 		return false
 	}
@@ -507,7 +515,7 @@ func (ln *line) lastLeavesLocked() {
 	if !known && (brief || !polls) {
 		return
 	}
-	if !brief || !polls { // otherwise the row goes on
+	if !brief { // otherwise the row goes on
 		k.gapEnds = ln.endRowLocked(now, known)
 	}
 	k.pace = ln.pace

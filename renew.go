@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
@@ -96,7 +97,7 @@ func (q *holdHeap) Pop() any {
 // scheduleLocked puts h into the heap or moves it there, and wakes the renewer if need be.
 func (r *renewer) scheduleLocked(h *hold) {
 	// The renewer serves h when a renewal is due, or when the hold or one of its leases ends.
-	next := min(instant(h.deadline.Load()), h.limit)
+	next := min(instant(h.deadline.Load()), h.limit, cmp.Or(h.lingers, never))
 	for _, l := range h.leases {
 		next = min(next, l.maxHold)
 	}
@@ -134,6 +135,9 @@ func (r *renewer) closeLocked() (ended []*Lease) {
 			l.state.Store(closed)
 		}
 		ended = append(ended, h.leases...)
+		if h.lingers != 0 {
+			h.endLingerLocked()
+		}
 		r.unscheduleLocked(h)
 	}
 	return ended

@@ -32,6 +32,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		var err error
 		w.tries++
 		if useWait {
+			w.queued = true
 			h, err = w.waitInStore(ctx)
 		} else {
 			h, err = w.attempt(ctx, last)
@@ -78,7 +79,7 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 // driver of Reach Process, the outcome is always known. Last says that no attempt follows.
 func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	c, start := w.c, w.asked
-	cl, bound := c.store.claim(&w.r), w.beginAttempt()
+	cl, bound := w.claim(), w.beginAttempt()
 	cl.WillRetry = !last
 	if c.queue.polls {
 		c.mu.Lock()
@@ -111,6 +112,15 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 		return nil, err
 	}
 	return newHold(c, cl, g, start, now, slept)
+}
+
+// claim returns the claim of a new attempt.
+func (w *wait) claim() backend.Claim {
+	cl := w.c.store.claim(&w.r)
+	if w.r.linger > 0 {
+		cl.Token = w.c.recalls.mark(cl.Token)
+	}
+	return cl
 }
 
 // beginAttempt records that an attempt begins, and returns how long it may take: min(Timeout, in an
@@ -167,7 +177,7 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 		defer stop()
 	}
 
-	cl := c.store.claim(&w.r)
+	cl := w.claim()
 	start, slept := c.clock.read() // before the driver reads its clock for Grant.Until
 	g, err := run(&c.store, ctx, 0, nil, nil, c.reaper.after(cl, c.store.waiter.Wait), c.reaper.late(cl))
 	switch {

@@ -78,6 +78,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"strings"
 	"sync"
 	"time"
 )
@@ -274,6 +275,28 @@ type Waker interface {
 	// Stop ends the listening. It does not block, and the engine calls it once, also after wake
 	// was closed.
 	Listen(ctx context.Context, c Claim) (wake <-chan struct{}, stop func(), err error)
+}
+
+// RecallMark begins the token of a hold that may linger: ~ID~ and more. Other tokens have no mark.
+const RecallMark = "~"
+
+// RecallID returns the ID in a token, or in a record that begins with a token, if it has a mark.
+func RecallID(token string) (id string, ok bool) {
+	rest, ok := strings.CutPrefix(token, RecallMark)
+	id, _, cut := strings.Cut(rest, RecallMark)
+	return id, ok && cut
+}
+
+// Recaller is a [Driver] by which a caller that is refused can ask the holder's Client for a key
+// that may linger. When Acquire or Wait learns that the key is held by a token with a RecallMark,
+// the driver sends a message for its ID, which holds the key. The message may be lost.
+type Recaller interface {
+	Driver
+
+	// Recalls begins to call f with the Key of each claim that was refused because of a token with
+	// this ID. F does not block. It may be called too often, also after the hold has ended. Calls
+	// end when the driver is closed.
+	Recalls(ctx context.Context, id string, f func(key string)) error
 }
 
 // Inspector is a [Driver] that can report on a key and force it free.

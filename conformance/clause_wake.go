@@ -11,6 +11,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
+var recallClauses = []clause{
+	{name: "recall", need: recalls, optional: yes, says: saysRecalls, check: pair(recall),
+		why: "The Client whose token may linger is told the key of each caller that is refused."},
+}
+
 var wakeClauses = given(wakes, []clause{
 	{name: "wake-change", optional: yes, says: saysWakes, check: pair(wakeChange),
 		why: "A caller that listens and was refused is woken by a release, a Break, and a release with KeepUntil."},
@@ -25,6 +30,47 @@ var wakeClauses = given(wakes, []clause{
 	{name: "wake-down", need: link, says: saysCannotListen, check: wakeDown,
 		why: "A Listen over a link that fails returns an error, or the caller is woken when the link works again."},
 })
+
+// recall checks that the holder's Client learns of each kind of caller that is refused.
+func recall(e *env, a, b *driver) {
+	c := e.claim(e.long)
+	id := c.Token[:8]
+	c.Token = backend.RecallMark + id + backend.RecallMark + c.Token
+	asked := make(chan string, 100)
+	ctx, cancel := a.soon()
+	defer cancel()
+	mustf(a.Driver.(backend.Recaller).Recalls(ctx, id, func(key string) {
+		select {
+		case asked <- key:
+		default: // enough of them are there
+		}
+	}), "receive recalls")
+	a.take(c)
+
+	arrives := func(what string) {
+		t := time.NewTimer(e.patience)
+		defer t.Stop()
+		select {
+		case key := <-asked:
+			require(key == c.Key, "%s asks for %.60q, want %.60q", what, key, c.Key)
+		case <-t.C:
+			requireInTime(false, "%s does not ask the holder's Client for the key", what)
+		}
+	}
+	must(b.refused(c.Key))
+	arrives("a refused Acquire")
+	if e.traits.Shared {
+		shared := e.claimOf(c.Key, e.long)
+		shared.Shared = true
+		must(b.refuses(shared))
+		arrives("a refused shared Acquire")
+	}
+	if _, ok := b.Driver.(backend.Waiter); ok {
+		w := b.wants(c.Key)
+		arrives("a Wait")
+		w.cancel()
+	}
+}
 
 // listener is a caller that listens.
 type listener struct {

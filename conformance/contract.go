@@ -49,6 +49,7 @@ const (
 	saysMissed        = "If messages may have been missed, that wakes the caller as well."
 	saysCannotListen  = "If the driver cannot listen, Listen returns an error."
 	saysDeaf          = "In both cases the engine polls, and calls Listen again after a second."
+	saysRecalls       = "When Acquire or Wait learns that the key is held by a token with a RecallMark, the driver sends a message for its ID, which holds the key."
 	saysInspect       = "Inspect returns what the store knows of key: whether it is held, its holder, the rest of the term, the fence, and the waiters."
 	saysBreak         = "Break removes the hold of key, whichever token has it."
 	saysList          = "List yields the keys that begin with prefix and are held or waited for, each with what the store knows of it."

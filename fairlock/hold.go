@@ -52,12 +52,17 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	if err != nil {
 		return backend.Grant{}, noQueue(c.Key, err)
 	}
-	return d.store.Granted(reply, c)
+	return d.store.Granted(ctx, reply, c)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	d.store.Renew(ctx, renewScript, cs, "", done)
+}
+
+// Recalls is that of [backend.Recaller].
+func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
+	return d.store.Recalls(ctx, id, f)
 }
 
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a

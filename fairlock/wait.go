@@ -257,18 +257,19 @@ func (w *waiter) enqueue(ctx context.Context) error {
 		w.unanswered, w.unsure = true, true
 		return err
 	}
-	return w.enqueued(reply, sent, gaps)
+	return w.enqueued(ctx, reply, sent, gaps)
 }
 
 // enqueued handles the reply to an enqueue that was sent at the given time. Gaps is the
 // number of gaps that the subscription had then.
-func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
+func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps int) error {
 	d, g := w.d, w.group
 	r, ok := reportOf(reply)
 	if !ok {
 		return d.store.Unexpected(reply)
 	}
 	d.deliver(r.handed, sent) // takes mu, and may set handed or failed
+	d.store.Recall(ctx, r.token, w.c.Key)
 
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -259,7 +259,7 @@ func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backen
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	return d.store.Granted(reply, c)
+	return d.store.Granted(ctx, reply, c)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
@@ -293,6 +293,11 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return nil
 	}
 	return d.store.Owned(reply, err)
+}
+
+// Recalls is that of [backend.Recaller].
+func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
+	return d.store.Recalls(ctx, id, f)
 }
 
 // Inspect returns the holder of key. The driver does not record Since and the waiters. A holder

@@ -257,7 +257,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend
 		return backend.Grant{}, err
 	}
 	d.trip.Store(int64(time.Since(began)))
-	g, err := d.store.Granted(reply, c)
+	g, err := d.store.Granted(ctx, reply, c)
 	if found, ok := redisstore.Refusal(reply); ok {
 		err.(*backend.HeldError).Waited = waited(found.Record)
 	}
@@ -292,6 +292,11 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 // channel returns the channel on which Spring's registry listens for a release of
 // key.
 func (d *driver) channel(key string) string { return d.registry + "-channel:" + key }
+
+// Recalls is that of [backend.Recaller].
+func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
+	return d.store.Recalls(ctx, id, f)
+}
 
 // Inspect returns the holders of key. The driver does not record Since. A holder that does not use
 // hasp has no Owner.

@@ -38,7 +38,7 @@ func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL str
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	return s.Granted(reply, c)
+	return s.Granted(ctx, reply, c)
 }
 
 // ReleaseShared releases a shared hold. If the release is to be published, publish is the message,

@@ -227,13 +227,14 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 	return f.Status(), nil
 }
 
-// Granted decodes the reply of a script that takes a hold. The reply is one of these:
+// Granted decodes the reply of a script that takes a hold. If the key is held and may linger,
+// Granted asks the holder for it. The reply is one of these:
 //
 //   - 1 is a grant without a fence, and a text is the fence of a grant that wants one.
 //   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
 //     a member of it follows.
 //   - {-1} means that the value of the fence counter is not a number that hasp wrote.
-func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
+func (s *Store) Granted(ctx context.Context, reply any, c backend.Claim) (backend.Grant, error) {
 	switch r := reply.(type) {
 	case int64:
 		if r == 1 && !c.Fenced {
@@ -245,6 +246,7 @@ func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 		}
 	case []any:
 		if found, ok := Refusal(reply); ok {
+			s.Recall(ctx, found.Record, c.Key)
 			return backend.Grant{}, found.Held()
 		}
 		if c.Fenced && len(r) == 1 && r[0] == int64(-1) {

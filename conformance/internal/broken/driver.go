@@ -110,7 +110,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 // Close ends the driver.
 func (d *driver) Close() error { return d.close() }
 
-// full is a driver with Inspect, Break and List.
+// full is a driver with Recalls, Inspect, Break and List.
 type full struct{ *driver }
 
 // waiter and waker are drivers that also have Wait or Listen.
@@ -125,6 +125,10 @@ func (w waiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error
 
 func (w waker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
 	return w.listen(ctx, c)
+}
+
+func (w full) Recalls(ctx context.Context, id string, f func(key string)) error {
+	return w.way.call(ctx, func(time.Time) { w.way.store.asked[id] = f })
 }
 
 func (w full) Inspect(ctx context.Context, key string) (backend.Status, error) {

@@ -30,6 +30,7 @@ type store struct {
 	commands atomic.Int64
 	flushes  atomic.Int64             // of what is kept only for speed
 	changed  map[string]chan struct{} // by key: closed when it may be free
+	asked    map[string]func(string)  // by the ID in a token: receives the keys for which refused callers ask
 	ended    context.Context          // ends at the end, and ends the goroutines that faults leave
 	end      context.CancelFunc
 
@@ -65,7 +66,7 @@ type queued struct {
 
 func newStore() *store {
 	s := &store{keys: map[string]*record{}, fences: map[string]uint64{}, running: true,
-		changed: map[string]chan struct{}{}, stay: window}
+		changed: map[string]chan struct{}{}, asked: map[string]func(string){}, stay: window}
 	s.ways = map[string]*way{"": newWay(s)}
 	s.ended, s.end = context.WithCancel(context.Background())
 
@@ -224,6 +225,9 @@ func (x *command) refuse(waits bool) error {
 	if waits && !x.c.Shared && len(x.r.readers) > 0 {
 		// Last until the next attempt, because a caller that listens asks once a second.
 		x.r.writer = queued{token: x.c.Token, owner: x.c.Owner, alive: x.now.Add(2 * x.stay)}
+	}
+	if id, ok := backend.RecallID(x.r.token); ok && x.asked[id] != nil {
+		x.asked[id](x.c.Key)
 	}
 	return x.r.refusal(x.now)
 }

@@ -1,0 +1,165 @@
+package hasp
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// A key lingers if its last lease had WithLinger and was unlocked, and the Client keeps the hold
+// for its own next caller. Then the hold has one lease, which is no caller's: the ghost. The line
+// counts the ghost as a caller. It is renewed and lost as any lease, but no event names it. The
+// next caller takes its place (reuseLocked). If nobody comes, or the hold does not suit who comes,
+// the ghost is unlocked, and that releases the key.
+//
+// A hold lingers until WithLinger's time after its grant, not after the last Unlock. So other
+// Clients wait for that time at most, however busy this Client is, and the gap after the row lets
+// them in (endedLocked).
+
+// unrecalled is the longest linger of a key that other Clients cannot recall.
+const unrecalled = 50 * time.Millisecond
+
+// lingerFor returns how long the hold may linger after its grant for a caller with r.
+func (h *hold) lingerFor(r *request) time.Duration {
+	c := h.c
+	switch _, recalls := c.store.driver.(backend.Recaller); {
+	case c.traits.Reach == backend.Process, r.shared, r.slots > 0:
+		return 0
+	case !recalls:
+		return min(r.linger, unrecalled)
+	case h.recalled, h.line.sought, !strings.HasPrefix(h.claim.Token, backend.RecallMark):
+		return min(r.linger, rowTime)
+	}
+	return r.linger
+}
+
+// lingerLocked makes the ghost keep the hold of l, whose last lease was unlocked. It returns false
+// if the key must be released.
+func (h *hold) lingerLocked(l *Lease) bool {
+	c, end := h.c, h.granted.add(h.linger)
+	if h.linger == 0 || l == h.ghost || h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {
+		return false
+	}
+	if h.ghost == nil {
+		h.ghost = &Lease{hold: h, key: l.key, parent: context.Background(), since: h.granted, maxHold: never}
+	}
+	h.lingers = end
+	h.leases = append(h.leases, h.ghost)
+	h.joined++
+	c.renewer.scheduleLocked(h)
+	return true
+}
+
+// reuseLocked gives the hold, which lingers, to a caller. If the hold does not suit the caller, the
+// ticket says that the ghost must be unlocked first.
+func (h *hold) reuseLocked(t *turn) ticket {
+	now, _ := h.c.clock.read() // the machine may have slept since the last lease was unlocked
+	if h.line.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
+		return ticket{do: unlockFirst, lease: h.ghost}
+	}
+	h.lingers = 0
+	h.leases = h.leases[:0]
+	return ticket{do: haveLease, lease: h.addLeaseLocked(t.ctx, t.r, now)}
+}
+
+// breaks ends the linger of a key that this Client breaks, because its next caller must not get the
+// broken hold.
+func (q *queue) breaks(key string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if ln := q.lines[key]; ln != nil && ln.hold != nil && ln.hold.lingers != 0 {
+		ln.hold.linger = 0
+		ln.hold.endLingerLocked()
+	}
+}
+
+// endLingerLocked unlocks the ghost in the background.
+func (h *hold) endLingerLocked() {
+	h.lingers = 0 // once
+	h.c.spawnLocked(func() { _, _ = h.ghost.unlock(context.Background()) })
+}
+
+// unlockGhost unlocks a ghost whose hold does not suit the caller. It returns nil when the caller
+// may join the line again. It returns an error as soon as the wait is over.
+func (w *wait) unlockGhost(ctx context.Context, ghost *Lease) error {
+	c := w.c
+	done := make(chan struct{})
+	if !c.spawn(func() {
+		defer close(done)
+		_, _ = ghost.unlock(context.Background())
+	}) {
+		return ErrClosed
+	}
+	timer := time.NewTimer(w.end.sub(c.clock.now()))
+	defer timer.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return withContextEnd(ctx, errHeldHere)
+	case <-timer.C:
+		return errHeldHere
+	case <-c.closing.Done():
+		return ErrClosed
+	}
+}
+
+// recalls receives the messages by which callers of other Clients ask this Client for keys that
+// may linger.
+type recalls struct {
+	*store
+	queue *queue
+
+	// All below is guarded by mu.
+	id      string  // by which this Client is asked; empty until messages arrive
+	asked   bool    // Recalls is in flight or has succeeded
+	askNext instant // when to call Recalls again, after it has failed
+}
+
+// mark returns the token of a claim whose hold may linger. The mark in it says whom a refused
+// caller asks for the key. If messages do not arrive yet, the token has no mark, and the first such
+// call begins to receive them.
+func (r *recalls) mark(token string) string {
+	d, ok := r.driver.(backend.Recaller)
+	if !ok {
+		return token
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := r.clock.now(); !r.asked && now >= r.askNext {
+		id := token[:8]
+		r.asked, r.askNext = true, now.add(listenPoll)
+		r.spawnLocked(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), r.opts.Timeout)
+			defer cancel()
+			err := d.Recalls(ctx, id, r.received)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.asked = err == nil; r.asked {
+				r.id = id
+			}
+		})
+	}
+	if r.id == "" {
+		return token
+	}
+	return backend.RecallMark + r.id + backend.RecallMark + token
+}
+
+// received shortens the row of a key that a caller of another Client was refused.
+func (r *recalls) received(key string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ln := r.queue.lines[strings.TrimPrefix(key, r.opts.Prefix)]
+	if ln == nil || ln.hold == nil || ln.hold.linger == 0 {
+		return // the message is late: the hold has ended, or its last caller does not let it linger
+	}
+	h := ln.hold
+	h.recalled, h.linger = true, min(h.linger, rowTime)
+	if h.lingers != 0 {
+		h.lingers = min(h.lingers, h.granted.add(rowTime))
+		h.c.renewer.scheduleLocked(h)
+	}
+}
