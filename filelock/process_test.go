@@ -5,6 +5,7 @@ package filelock
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"testing"
 
@@ -36,6 +37,6 @@ func holdGuard(args []string) error {
 	}
 	defer g.drop()
 	fmt.Println("ready")
-	crew.AwaitEnd()
-	return nil
+	_, err = io.Copy(io.Discard, os.Stdin) // until it is killed, or the test has ended
+	return err
 }

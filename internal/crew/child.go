@@ -1,6 +1,7 @@
 package crew
 
 import (
+	"io"
 	"strings"
 	"testing"
 
@@ -36,31 +37,13 @@ func (c *Child) Line(t *testing.T) (line string) {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// Rest returns what a child prints until it ends. It fails the test if the child
-// prints an error.
-func (c *Child) Rest(t *testing.T) (lines []string) {
-	t.Helper()
-	for {
-		line, err := c.in.ReadString('\n')
-		if err != nil {
-			break
-		}
-		lines = append(lines, strings.TrimSuffix(line, "\n"))
-	}
-	c.Wait()
-	if c.err.Len() > 0 {
-		t.Fatalf("the child had an error: %s", c.err.String())
-	}
-	return lines
-}
-
 // Finish lets a child end that waits for it, and fails the test if the child has an
 // error.
 func (c *Child) Finish(t *testing.T) {
 	t.Helper()
 	c.stdin.Close()
-	c.Rest(t)
-	if !c.cmd.ProcessState.Success() {
-		t.Errorf("the child ended with %v", c.cmd.ProcessState)
+	io.Copy(io.Discard, c.in)
+	if err := c.Wait(); err != nil || c.err.Len() > 0 {
+		t.Errorf("the child ended with %v: %s", err, c.err.String())
 	}
 }

@@ -45,9 +45,6 @@ func Main(roles Roles) {
 	os.Exit(0)
 }
 
-// AwaitEnd blocks until the parent calls Finish, or has ended.
-func AwaitEnd() { io.Copy(io.Discard, os.Stdin) }
-
 // Pipe is one end of the connection between two processes.
 type Pipe struct {
 	mu  sync.Mutex // guards out
