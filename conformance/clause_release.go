@@ -124,7 +124,7 @@ func renewHolds(e *env, a, b *driver) {
 			err = b.refused(c.Key)
 		}
 		if err != nil {
-			// On a slow machine the term may end before the next renewal.
+			// Blame a slow machine if the term ended before the next renewal.
 			requireInTime(time.Since(last) < e.term-backend.Drift(e.term), "no renewal for a term of %v", e.term)
 			fail("%v after a renewal for %v: %w", time.Since(last), e.term, err)
 		}
