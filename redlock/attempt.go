@@ -310,13 +310,13 @@ func (a *attempt) cleanUp() {
 		a.cleanUpLocked(i)
 	}
 
-	// A Release may have removed this attempt, or a newer one with the token may have replaced it.
+	// Stop if a Release has removed this attempt, or a newer one with the token has replaced it.
 	if d.attempts[token] != a {
 		return
 	}
 	delete(d.attempts, token)
-	// Some nodes may have the record until their release arrives, or late votes for earlier
-	// attempts with the token may come.
+	// Keep an entry for the token if nodes may have the record until their release arrives, or if
+	// late votes for earlier attempts with the token may come.
 	if left || a.again || a.ballot.result() != refused {
 		a.forgetLocked()
 	}
@@ -347,7 +347,7 @@ func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
 	on := &a.on[i]
 	r.answers, r.until = 1, a.expiry
 	if on.mayArrive {
-		// The first release may overtake the command that writes the record.
+		// Wait for two answers: the first release may overtake the command that writes the record.
 		r.answers = 2
 	}
 	mayHold := on.mayHold

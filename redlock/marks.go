@@ -76,12 +76,12 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 		case s.run != id.run:
 			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
 		case s.mark != id.mark:
-			// The node may have lost the record meanwhile.
+			// Refuse the vote: the node may have lost the record meanwhile.
 			return fmt.Errorf("%s: has another mark than when it voted", n.name)
 		}
 	}
 
-	// The node's wait must have been over when the vote was asked for, because the node may have
+	// Compare the node's wait with the time when the vote was asked for, because the node may have
 	// lost its data again before the reply was read.
 	switch {
 	case s.votesFrom.IsZero():
