@@ -336,8 +336,7 @@ func keyOf(name string) (key, kind string, ok bool) {
 	return key, kind, true
 }
 
-// pattern returns the glob of the names that belong to keys with a prefix, or "" if that is
-// every name.
+// pattern returns the glob of the names that belong to keys with a prefix, or "" for all names.
 func pattern(prefix, queue string) string {
 	if prefix == "" {
 		return ""
