@@ -262,7 +262,7 @@ var errNoneAround = errors.New("no lease around the caller holds the key")
 
 // reenter adds a lease to the hold of the innermost lease around the caller that holds the key, or
 // a slot of it if the call has slots. A lease is around the caller if the caller's context is
-// derived from its context. Without such a lease, the error is errNoneAround.
+// derived from the lease's. Without such a lease, the error is errNoneAround.
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r
 	for o := r.around; o != nil && !r.apart; o = o.around {

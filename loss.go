@@ -47,7 +47,7 @@ func (h *hold) lapseLocked() *LostError {
 	case h.renewal != renews:
 		return &LostError{Reason: LostNotRenewed}
 	}
-	// All renewals have succeeded, and the next one was not made in time.
+	// All renewals have succeeded, so the next one was not made in time.
 	return &LostError{Reason: LostStopped}
 }
 

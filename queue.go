@@ -221,7 +221,7 @@ func (ln *line) endedLocked(h *hold) {
 	case h.claim.Shared: // its line had no other caller
 	case ln.callers == 1: // the line ends
 		ln.lastLeavesLocked()
-	case !ln.q.traits.Ordered: // the other callers wait in the line for this
+	case !ln.q.traits.Ordered: // the next caller in line becomes the head
 		ln.promoteLocked()
 	case ln.hold == h: // the others wait in the driver; one may have a newer hold already
 		ln.hold = nil
@@ -370,8 +370,8 @@ const (
 	longSleep  = 50 * time.Millisecond
 )
 
-// pace is how the callers of one Client share a key with other Clients. It belongs to a line. If
-// the key is contended, the next line of the key continues it.
+// pace decides how the callers of one Client share a key with other Clients. It belongs to a line.
+// If the key is contended, the next line of the key continues it.
 type pace struct {
 	began instant       // when the row began; 0 between two rows
 	ended instant       // when the last row ended: waits count from here
