@@ -240,7 +240,7 @@ func renewMany(e *env, a, b *driver) {
 			if cs[i].Shared && i%4 == 3 {
 				cs[i].Key = cs[i-3].Key // two holds of one key
 			}
-			// The hold must still exist when the batch is sent.
+			// Take a long hold, which still exists when the batch is sent.
 			cs[i].TTL = e.long
 			a.take(cs[i])
 		}
@@ -259,7 +259,7 @@ func renewMany(e *env, a, b *driver) {
 		}
 	}
 
-	// Every hold of a batch is prolonged, not only answered.
+	// Check that every hold of a batch is prolonged, not only answered.
 	cs = a.holdMany(10, e.term)
 	for i := range cs {
 		cs[i].TTL = e.long
