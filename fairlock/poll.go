@@ -318,7 +318,7 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 		next = next.Add(pause(3))
 	} else {
 		g.outageSince, g.outage = time.Time{}, nil
-		// A poll that became due meanwhile comes at once.
+		// Poll again at once if a poll became due meanwhile.
 		if !g.again {
 			next = g.nextPoll(r, sent)
 		}
@@ -336,7 +336,7 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	}
 	g.outage = err
 
-	// A waiter without a confirmed place measures the outage by its own calls.
+	// Leave out waiters without a confirmed place, which measure the outage by their own calls.
 	for _, w := range g.waiters {
 		if w.queued && time.Since(g.outageSince) >= w.c.Timeout {
 			w.failed = &backend.UnavailableError{Since: g.outageSince, Err: err}
