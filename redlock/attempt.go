@@ -105,7 +105,7 @@ func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 	case (lead == noLead || a.askLead(ctx)) && a.won(ctx):
 		g, err = a.grant(ctx)
 	case a.ballot.result() == refused:
-		// cleanUp releases the records on the nodes that voted yes.
+		// Leave the records on the nodes that voted yes to cleanUp.
 		err = &backend.HeldError{}
 	case a.ballot.result() == noQuorum:
 		err = a.ballot.failures()
@@ -250,8 +250,8 @@ func (a *attempt) askNode(i int) (bool, error) {
 		// Let the record count for renewals before the vote can decide the ballot.
 		a.prove(i, a.began, a.c.TTL, 0)
 	}
-	// A refusal by the lead ends the attempt before it takes votes elsewhere. Decide that before
-	// the vote is cast, because one no does not decide a ballot.
+	// If the lead refuses, end the attempt before other nodes vote. Decide the ballot before the
+	// vote is cast, because one no does not decide a ballot.
 	if i == a.lead && v == no {
 		a.ballot.decide(refused)
 	}

@@ -122,7 +122,7 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		return nil, n.nodeError(ctx.Err(), time.Since(began))
 	}
 
-	// Another caller may have asked while this one waited for its turn.
+	// Use the answer to another caller that asked while this one waited for its turn.
 	if s := n.marks.current.Load(); s != nil && s.asked.After(since) {
 		return s, nil
 	}
