@@ -78,7 +78,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		if !errors.Is(err, errGone) {
 			return g, err
 		}
-		// etcd has refused the put, so nothing has changed. The next lease may be alive.
+		// Try the next lease, which may be alive: etcd has refused the put, so nothing has changed.
 		d.pool.prune(0)
 	}
 }
