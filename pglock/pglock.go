@@ -217,8 +217,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	for {
 		g, last, err := d.take(ctx, c)
 		if err == backend.ErrHeld && c.WillRetry {
-			// Another caller has taken the key during the attempt. After a release, many callers
-			// get here at once. A second attempt shows whether there is a mark already, and who
+			// Try again: another caller has taken the key during the attempt, as often happens
+			// after a release. A second attempt shows whether there is a mark already, and who
 			// holds the key.
 			g, last, err = d.take(ctx, c)
 		}
