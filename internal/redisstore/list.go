@@ -303,7 +303,8 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 			var v any
 			var err error
 			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
-				// The slot of this key is being moved, or this server is not a master any more.
+				// Send the command by the slot of its key: the slot is being moved, or this server
+				// is no master any more.
 				v, err = sc.s.Send(within, some[i], false, commands[i]...)
 			} else {
 				v, err = sc.s.outcome(sc.at, r)
