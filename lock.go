@@ -233,11 +233,10 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	refusal := w.quitLine(ctx)
 	waited := c.clock.now().sub(w.start)
 	if refusal == nil && waited < c.answerTime() {
-		// The store had no time to answer. It is only known that other callers of this Client came
-		// first.
+		// Report callers of this Client that came first, because the store had no time to answer.
 		refusal = errHeldHere
 	}
-	// This is not under mu, because ctx may be the context of a lease, which locks mu.
+	// Not under mu: ctx may be the context of a lease, which locks mu.
 	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 

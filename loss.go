@@ -61,9 +61,9 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 	}
 	h.c.renewer.unscheduleLocked(h)
 
-	// The next caller may ask the store now, before the contexts have ended. That is safe:
+	// Let the next caller ask the store before the contexts have ended. That is safe, because
 	// Lease.Err, and Err and Done of the leases' contexts, already report the loss. Only contexts
-	// derived from those end a moment later.
+	// derived from them end a moment later.
 	h.line.endedLocked(h)
 	return ended
 }

@@ -116,9 +116,9 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
-	// The first caller asks the store. If the driver is Ordered, all callers ask. But a TryLock
-	// with other callers in the line is refused here, unless there is an outage, because one of
-	// them has the key or waits for it.
+	// The first caller asks the store. If the driver is Ordered, all callers ask, except a TryLock
+	// when other callers are in the line and there is no outage: one of them has the key or waits
+	// for it.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0

@@ -109,7 +109,7 @@ func (r *renewer) scheduleLocked(h *hold) {
 	r.holds[h.index].next = next
 	heap.Fix(&r.holds, h.index)
 
-	// A renewer that sleeps past the new time is woken.
+	// Wake a renewer that sleeps past the new time.
 	switch {
 	case !r.running:
 		r.running = r.spawnLocked(r.run)
