@@ -342,7 +342,8 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	}
 	c.mu.Unlock()
 
-	// A store that has no space left may renew the hold only for its present term.
+	// Report a term that is too short: a store without space may renew the hold only for its
+	// present term.
 	if err == nil && l.end() < start.add(ttl-backend.Drift(ttl)) {
 		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
 	}

@@ -208,7 +208,7 @@ func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 	t.ready <- ticket{do: haveLease, lease: l}
 }
 
-// endedLocked lets the caller leave whose hold h has ended. The next caller may ask the store.
+// endedLocked removes the caller whose hold h has ended. The next caller may ask the store.
 func (ln *line) endedLocked(h *hold) {
 	ln.q.open--
 	if h.first.slot > 0 {
