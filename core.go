@@ -42,7 +42,7 @@ func newCore(opts Options, traits backend.Traits) *core {
 	return c
 }
 
-// enter begins a call on the caller's goroutine that Close waits for, until leave ends it. If Close
+// enter begins a call on the caller's goroutine. Close waits until leave ends the call. If Close
 // has stopped waiting, enter returns ErrClosed.
 func (c *core) enter() error {
 	c.mu.Lock()

@@ -230,7 +230,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	switch was = l.state.Load(); {
 	case was == lost:
 		if h.lapsed {
-			// The store may still have the hold, until the term ends by its clock.
+			// Release the hold, which the store may keep until the term ends by its clock.
 			h.lapsed = false
 			c.reaper.addHoldLocked(h, h.keep, 0)
 		}
@@ -348,7 +348,8 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	}
 	c.mu.Unlock()
 
-	// A store that has no space left may renew the hold only for its present term.
+	// Report a term that is too short: a store without space may renew the hold only for its
+	// present term.
 	if err == nil && l.end() < start.add(ttl-backend.Drift(ttl)) {
 		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
 	}
@@ -398,7 +399,7 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 		return cl, 0, nil, err
 	}
 
-	// An Extend that is not answered must leave time for renewals.
+	// Bound the call, so that an Extend without an answer leaves time for renewals.
 	term := h.termLocked()
 	bound = min(c.opts.Timeout, max(term/triesPerT, l.end().sub(now)-term/renewalsPerT))
 	h.busy, h.extended = make(chan struct{}), true

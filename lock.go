@@ -240,11 +240,10 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	refusal := w.quitLine(ctx)
 	waited := c.clock.now().sub(w.start)
 	if refusal == nil && waited < c.answerTime() {
-		// The store had no time to answer. It is only known that other callers of this Client came
-		// first.
+		// Report callers of this Client that came first, because the store had no time to answer.
 		refusal = errHeldHere
 	}
-	// This is not under mu, because ctx may be the context of a lease, which locks mu.
+	// Not under mu: ctx may be the context of a lease, which locks mu.
 	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 
@@ -269,7 +268,7 @@ var errNoneAround = errors.New("no lease around the caller holds the key")
 
 // reenter adds a lease to the hold of the innermost lease around the caller that holds the key, or
 // a slot of it if the call has slots. A lease is around the caller if the caller's context is
-// derived from its context. Without such a lease, the error is errNoneAround.
+// derived from the lease's. Without such a lease, the error is errNoneAround.
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r
 	for o := r.around; o != nil && !r.apart; o = o.around {

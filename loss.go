@@ -51,7 +51,7 @@ func (h *hold) lapseLocked() *LostError {
 	case h.renewal != renews:
 		return &LostError{Reason: LostNotRenewed}
 	}
-	// All renewals have succeeded, and the next one was not made in time.
+	// All renewals have succeeded, so the next one was not made in time.
 	return &LostError{Reason: LostStopped}
 }
 
@@ -65,9 +65,9 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 	}
 	h.c.renewer.unscheduleLocked(h)
 
-	// The next caller may ask the store now, before the contexts have ended. That is safe:
+	// Let the next caller ask the store before the contexts have ended. That is safe, because
 	// Lease.Err, and Err and Done of the leases' contexts, already report the loss. Only contexts
-	// derived from those end a moment later.
+	// derived from them end a moment later.
 	h.line.endedLocked(h)
 	return ended
 }

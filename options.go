@@ -190,7 +190,7 @@ func termFor(d time.Duration) time.Duration {
 // WithTTL sets the term of the lease instead of Options.TTL. Less than 100 ms is ErrInvalid.
 func WithTTL(ttl time.Duration) Option {
 	return func(r *request) {
-		// The first error is reported.
+		// Keep the first error.
 		if err := checkTTL(ttl); err != nil && r.err == nil {
 			r.err = err
 		}

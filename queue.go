@@ -119,9 +119,9 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
-	// The first caller asks the store. If the driver is Ordered, all callers ask. But a TryLock
-	// with other callers in the line is refused here, unless there is an outage, because one of
-	// them has the key or waits for it.
+	// The first caller asks the store. If the driver is Ordered, all callers ask, except a TryLock
+	// when other callers are in the line and there is no outage: one of them has the key or waits
+	// for it.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0
@@ -225,7 +225,7 @@ func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 	t.ready <- ticket{do: haveLease, lease: l}
 }
 
-// endedLocked lets the caller leave whose hold h has ended. The next caller may ask the store.
+// endedLocked removes the caller whose hold h has ended. The next caller may ask the store.
 func (ln *line) endedLocked(h *hold) {
 	ln.q.open--
 	ln.sought = ln.sought || h.ghost != nil // others may have waited while the key lingered, so a gap follows
@@ -239,7 +239,7 @@ func (ln *line) endedLocked(h *hold) {
 	case h.claim.Shared: // its line had no other caller
 	case ln.callers == 1: // the line ends
 		ln.lastLeavesLocked()
-	case !ln.q.traits.Ordered: // the other callers wait in the line for this
+	case !ln.q.traits.Ordered: // the next caller in line becomes the head
 		ln.promoteLocked()
 	case ln.hold == h: // the others wait in the driver; one may have a newer hold already
 		ln.hold = nil
@@ -387,8 +387,8 @@ const (
 	longSleep  = 50 * time.Millisecond
 )
 
-// pace is how the callers of one Client share a key with other Clients. It belongs to a line. If
-// the key is contended, the next line of the key continues it.
+// pace decides how the callers of one Client share a key with other Clients. It belongs to a line.
+// If the key is contended, the next line of the key continues it.
 type pace struct {
 	began instant       // when the row began; 0 between two rows
 	ended instant       // when the last row ended: waits count from here

@@ -96,7 +96,7 @@ func ParseURL(rawURL string) (Config, error) {
 
 	strategy, transport, _ := strings.Cut(scheme, "+")
 	if strategy == "" || strings.ContainsAny(strategy, "@:/") || strings.Contains(scheme, "?") {
-		// The error does not show the text, because it may be anything, even a password.
+		// Do not show the text, which may be a password.
 		return Config{}, fmt.Errorf("%w: url: want the name of a strategy first, as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
 
@@ -118,7 +118,7 @@ func ParseURL(rawURL string) (Config, error) {
 	}
 	values, err := url.ParseQuery(query)
 	if err != nil {
-		// err repeats the input, which may contain a password.
+		// Drop err: it repeats the input, which may contain a password.
 		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark", ErrInvalid)
 	}
 
@@ -247,7 +247,7 @@ func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	case end == nil:
 		return plain(err, timeout)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		// The deadline was the caller's, so the store has not failed.
+		// Do not report an outage, because the deadline was the caller's.
 		return fmt.Errorf("%w (%v)", end, err)
 	}
 	return &waitError{err, end}
@@ -339,7 +339,7 @@ func lookup(strategy string) (opener, error) {
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+strategy)
 	}
 	if strings.ContainsAny(strategy, "@:/") {
-		// It may be a URL with a password, so the error does not show it.
+		// Do not show the name: it may be a URL with a password.
 		return opener{}, fmt.Errorf("%w: strategy is not a name (registered: %s); put a URL into nodes", ErrInvalid, registered)
 	}
 	return opener{}, fmt.Errorf("%w: unknown strategy %q (registered: %s); %s", ErrInvalid, strategy, registered, hint)

@@ -110,7 +110,7 @@ func (r *renewer) scheduleLocked(h *hold) {
 	r.holds[h.index].next = next
 	heap.Fix(&r.holds, h.index)
 
-	// A renewer that sleeps past the new time is woken.
+	// Wake a renewer that sleeps past the new time.
 	switch {
 	case !r.running:
 		r.running = r.spawnLocked(r.run)
@@ -428,7 +428,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 
 	switch {
 	case h.index < 0:
-		// The hold was unlocked or lost meanwhile. The answer changes nothing.
+		// Ignore the answer: the hold was unlocked or lost meanwhile.
 	case err == nil:
 		if g.Handle != nil {
 			h.claim.Handle = g.Handle
@@ -439,8 +439,8 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	case errors.Is(err, ErrLost):
 		h.failed = 0
 		gone = h.loseLocked(&LostError{Reason: LostRevoked})
-		// A part of the store may still have the hold, such as a minority of a
-		// quorum's nodes. That would block the key for the next holder.
+		// Release it too: a minority of a quorum's nodes may still have the hold, which would block
+		// the key for the next holder.
 		r.reaper.addHoldLocked(h, 0, 0)
 	default:
 		h.failed++

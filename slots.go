@@ -72,8 +72,8 @@ func (w *wait) askQueue(ctx context.Context) error {
 		return errHeldHere
 	}
 
-	// A caller of another Client may look, too. Ignore it before it has held the queue for passing:
-	// it may be about to get a slot or to unlock the queue.
+	// Ignore a caller of another Client until it has held the queue for passing: before, it may be
+	// about to get a slot or to unlock the queue.
 	w.tries++
 	st, err := c.store.status(ctx, w.r.name+"#queue")
 	switch {

@@ -173,7 +173,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 	case <-quit:
 		err = ErrClosed
 	case <-ctx.Done():
-		// The call has the same context, and should return soon.
+		// Give the call, which has the same context, a moment to return.
 		err = ctx.Err()
 		timer := time.NewTimer(grace)
 		defer timer.Stop()

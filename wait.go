@@ -70,7 +70,7 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 		left = min(left, time.Until(d))
 	}
 
-	// An answer takes a round trip, and now and then half as long again.
+	// Allow for an answer one and a half round trips, because now and then one takes so long.
 	trip := w.c.roundTrip()
 	return left - trip - max(trip/2, time.Millisecond)
 }

@@ -203,7 +203,7 @@ func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 			return 0
 		}
 
-		// A Wait must not delay the requests after it.
+		// Use a goroutine, because a Wait must not delay the requests after it.
 		go func() { a.parent.Send(replyOf(rq.ID, a.do(ctx, rq))) }()
 	}
 }

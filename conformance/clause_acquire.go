@@ -120,7 +120,7 @@ func acquireRefusedChangesNothing(e *env, a, b *driver) {
 	mustf(a.renews(c), "renewal by the holder after attempts that were refused")
 	mustf(a.release(c), "release by the holder after attempts that were refused")
 
-	// The refused attempts ask for long terms. They must not prolong the hold.
+	// The refused attempts, which ask for long terms, must not prolong the hold.
 	mustf(b.grantedAtLast(short.Key), "the end of a hold of %v whose key others asked for with longer terms", e.term)
 }
 
@@ -134,7 +134,7 @@ func acquireHeldDetails(e *env, a, b *driver) {
 		return
 	}
 
-	// A store may count terms in whole seconds.
+	// Allow a second, because a store may count terms in whole seconds.
 	require(he.RetryAfter >= 0 && he.RetryAfter <= c.TTL+time.Second, "%v left of a term of %v", he.RetryAfter, c.TTL)
 	require(he.Owner == "" || he.Owner == c.Owner, "held by %q, want %q", he.Owner, c.Owner)
 }

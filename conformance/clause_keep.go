@@ -41,7 +41,7 @@ func (d *driver) taken(key string, left time.Duration) {
 	_, err := d.acquire(c)
 	must(is("acquire a key that was released with KeepUntil", err, backend.ErrHeld))
 
-	// A store may count terms in whole seconds.
+	// Allow a second, because a store may count terms in whole seconds.
 	var held *backend.HeldError
 	if errors.As(err, &held) {
 		require(held.RetryAfter <= left+time.Second, "a refusal for %v, want %v at most", held.RetryAfter, left)

@@ -110,7 +110,7 @@ func leftoversExpired(e *env) {
 		e.queued(d, held.Key, 1)
 		d.give(held)
 
-		// The hold may expire before the driver has confirmed it.
+		// A failure may count as slow, because the hold may expire before the driver confirms it.
 		mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
 	}
 

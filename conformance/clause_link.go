@@ -129,7 +129,7 @@ func linkHungStore(e *env) {
 	c, t := e.tappedAt(l.Store, hasp.Options{Timeout: e.term})
 	lease, other := e.lock(c, e.key(), hasp.WithTTL(e.term)), e.lock(c, e.key())
 
-	// No renewal arrives, so the short lease ends in the store.
+	// Cut off the renewals, so that the short lease ends in the store.
 	l.Set(Hung)
 	b.succeed(lease.Key(), e.long)
 	isLost(lease, "cut off, when another holds the key")
@@ -183,7 +183,7 @@ func linkCutWaiter(e *env) {
 	l.Set(Up)
 	b.give(w.c)
 
-	// The Wait may have ended by its timeout. Then it has left nothing.
+	// The Wait was served, or has ended by its timeout and left nothing.
 	cut.servedOrUnknown("Wait that was cut off")
 	must(b.grantedAtLast(c.Key))
 }

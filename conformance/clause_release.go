@@ -124,7 +124,7 @@ func renewHolds(e *env, a, b *driver) {
 			err = b.refused(c.Key)
 		}
 		if err != nil {
-			// On a slow machine the term may end before the next renewal.
+			// Blame a slow machine if the term ended before the next renewal.
 			requireInTime(time.Since(last) < e.term-backend.Drift(e.term), "no renewal for a term of %v", e.term)
 			fail("%v after a renewal for %v: %w", time.Since(last), e.term, err)
 		}
@@ -240,7 +240,7 @@ func renewMany(e *env, a, b *driver) {
 			if cs[i].Shared && i%4 == 3 {
 				cs[i].Key = cs[i-3].Key // two holds of one key
 			}
-			// The hold must still exist when the batch is sent.
+			// Take a long hold, which still exists when the batch is sent.
 			cs[i].TTL = e.long
 			a.take(cs[i])
 		}
@@ -259,7 +259,7 @@ func renewMany(e *env, a, b *driver) {
 		}
 	}
 
-	// Every hold of a batch is prolonged, not only answered.
+	// Check that every hold of a batch is prolonged, not only answered.
 	cs = a.holdMany(10, e.term)
 	for i := range cs {
 		cs[i].TTL = e.long

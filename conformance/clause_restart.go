@@ -114,7 +114,7 @@ func restartWaiter(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	w := e.queue(c.Key, 1, a, b)[0]
 
-	// The outage is shorter than the timeout of the Wait.
+	// Keep the outage shorter than the timeout of the Wait.
 	up := e.down()
 	e.sleep(e.term)
 	e.restartAnyhow(up)

@@ -434,8 +434,8 @@ func sharedCutWriter(e *env) {
 	l.Set(Hung)
 	mustf(b.joinsAtLast(key), "while a writer is cut off")
 
-	// The Wait may have ended by its timeout, or by the server's. A request that the link has held
-	// back may still take the key.
+	// Allow for a Wait that has ended by its timeout or the server's: a request that the link has
+	// held back may still take the key.
 	l.Set(Up)
 	a.give(stays)
 	switch err := e.arrives("Wait that was cut off", cut.done); {

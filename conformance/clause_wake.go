@@ -111,8 +111,8 @@ func (l *listener) refused() {
 	}
 }
 
-// woken ends the try unless the caller is woken, or its channel is closed. A slow machine may be
-// the cause, because a driver may wake only callers whose last attempt is recent.
+// woken ends the try unless the caller is woken, or its channel is closed. A failure counts as
+// slow, because a driver may wake only callers whose last attempt is recent.
 func (l *listener) woken(what string) {
 	t := time.NewTimer(l.d.e.patience)
 	defer t.Stop()

@@ -279,7 +279,7 @@ func (d *driver) shows(c backend.Claim, fence uint64) {
 	require(s.Owner == "" || s.Owner == c.Owner, "inspect %s: owner %q, want %q", brief(c.Key), s.Owner, c.Owner)
 	require(s.Fence == 0 || s.Fence == fence, "inspect %s: fence %d, want %d", brief(c.Key), s.Fence, fence)
 
-	// A store may count terms in whole seconds.
+	// Allow a second, because a store may count terms in whole seconds.
 	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second, "inspect %s: %v left of a term of %v", brief(c.Key), s.TTL, c.TTL)
 }
 

@@ -54,8 +54,8 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 		case err == nil:
 			requireInTime(!ended, "%s: it succeeded after %d replies; the store was never seen to carry it out while its reply was lost", r.what, n)
 
-			// The driver may have repeated a call that was not carried out, or that may be
-			// repeated. Otherwise only a reply that was late, and not lost, explains this.
+			// Accept this if the driver has repeated a call that may be repeated or was not carried
+			// out. Otherwise only a late reply explains it.
 			requireInTime(r.again || !landed, "%s: no error, want one of unknown outcome", r.what)
 		case errors.Is(err, backend.ErrHeld) && !landed && !e.inspector:
 			mustInTime(err, "%s", r.what) // the attempt of holds was in its way

@@ -115,8 +115,8 @@ func explain(ctx context.Context, endpoint string, err error) error {
 		hint = "grant the user's role readwrite on the prefix " + root + ": etcdctl role grant-permission ROLE readwrite --prefix " + root
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "handshake failed: EOF"):
 		hint = "it speaks no TLS: use etcd:// and not etcds://"
-	// A server without TLS may look like this: it closes the connection, and its answer is lost if
-	// the rest of the client's hello comes after that.
+	// A server without TLS may look like this: it closes the connection, and its answer does not
+	// arrive if the client still sends its hello.
 	case strings.Contains(text, "handshake failed: ") && isCut(text):
 		hint = "it ended the TLS handshake: if it speaks no TLS, use etcd:// and not etcds://; otherwise check the parameters cert and key"
 	case strings.Contains(text, "error reading server preface"):

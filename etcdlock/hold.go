@@ -78,7 +78,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		if !errors.Is(err, errGone) {
 			return g, err
 		}
-		// etcd has refused the put, so nothing has changed. The next lease may be alive.
+		// Try the next lease, which may be alive: etcd has refused the put, so nothing has changed.
 		d.pool.prune(0)
 	}
 }
@@ -109,7 +109,7 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	case isGone(err):
 		return backend.Grant{}, errGone
 	case err != nil && !unchanged(err), err == nil && r.Succeeded && late != nil:
-		// The key may be taken, but perhaps not for the whole term.
+		// End the lease: the key may be taken, but perhaps not for the whole term.
 		d.bury(l)
 		return backend.Grant{}, errors.Join(err, late)
 	case err != nil:

@@ -16,9 +16,8 @@ import (
 // A watch reports deletions only. New entries come from the reads of the waiters: each reads those
 // that were created since the last read. So a lost event only delays a waiter.
 //
-// The watch has no start revision, and reports events after its confirmation, so a waiter reads the
-// queue only after that. A watch from a past revision would have to wait for a loop of etcd that
-// runs ten times a second.
+// The watch has no start revision, so a waiter reads the queue only after the watch is confirmed. A
+// watch from a past revision would have to wait for a loop of etcd that runs ten times a second.
 type queue struct {
 	d       *driver
 	prefix  string

@@ -210,8 +210,8 @@ const closing = time.Second
 // Close ends all waits and the driver's background work. If the driver was opened
 // by URL, it closes the connections too.
 func (d *driver) Close() error {
-	// Once open has ended, only activities that count already may add others, because begin holds
-	// mu. So Wait below covers all.
+	// After shut, begin refuses new activities. Only those that have begun may add others, so Wait
+	// below covers all.
 	d.mu.Lock()
 	d.shut()
 	for _, g := range d.groups {

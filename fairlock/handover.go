@@ -25,9 +25,9 @@ func (d *driver) received(payload string) {
 	switch {
 	case w.handed != nil:
 	case len(f) != 3 || f[1] != strconv.Itoa(w.round) || w.unsure:
-		// The message is look, or about another round, or perhaps about an earlier hold, because an
-		// enqueue of this round was not answered. Poll to find out. The reply schedules another
-		// poll for the end of the term.
+		// Poll, because the message is look, is about another round, or may be about an earlier
+		// hold because an enqueue of this round was not answered. The reply schedules another poll
+		// for the end of the term.
 		w.group.pollByLocked(time.Now())
 		// A poll does not ask for a waiter whose enqueue is in flight. Its script may have run
 		// before this message, so it compares gaps when the reply comes.

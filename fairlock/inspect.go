@@ -35,7 +35,7 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 
 	if pttl != -2 {
 		s.Held, s.TTL = true, redisstore.Term(pttl)
-		// A record of another strategy has no start.
+		// Set these only for our records: a record of another strategy has no start.
 		if ms, err := strconv.ParseInt(since, 10, 64); err == nil {
 			s.Since, own = time.UnixMilli(ms), pttl >= 0
 		}
@@ -76,7 +76,7 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 // Break removes whatever is stored under key, and hands the key to the next
 // waiter.
 func (d *driver) Break(ctx context.Context, key string) error {
-	// The hold is gone, whatever the reply says.
+	// Ignore the reply, because the hold is gone in any case.
 	_, err := d.run(ctx, breakScript, key)
 	return err
 }

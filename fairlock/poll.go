@@ -95,7 +95,7 @@ func (g *group) stopLocked() {
 func (g *group) pollByLocked(at time.Time) {
 	switch {
 	case len(g.waiters) == 0 || g.d.open.Err() != nil:
-		// A poll that was in flight when the group ended must not start the timer again.
+		// Do not start the timer again after a poll that was in flight when the group ended.
 	case g.timer == nil:
 		g.next = at
 		g.timer = time.AfterFunc(time.Until(at), g.poll)
@@ -114,8 +114,8 @@ func (g *group) nextPoll(r report, sent time.Time) time.Time {
 		after = min(after, foreignEvery)
 	}
 	if r.pttl == -2 || g.sub.receives() == noCommand {
-		// The key is still free: no waiter could receive it, or the script has not reached one that
-		// could. So no release will hand it over.
+		// Poll soon, because no release will hand over a free key: no waiter could receive it, or
+		// the script has not reached one that could.
 		after = min(after, unsubscribedEvery)
 	}
 
@@ -142,7 +142,8 @@ func (g *group) poll() {
 	g.next = time.Time{}
 
 	if g.pending > 0 {
-		// The script in flight may have run before the event that this poll is for.
+		// Poll again afterwards: the script in flight may have run before the event that this poll
+		// is for.
 		g.again = true
 		return
 	}
@@ -261,8 +262,8 @@ func (d *driver) polled(p *poll, reply any, err error, sent time.Time) {
 	if err != nil {
 		g.err = err
 	} else {
-		// The subscriber's mutex is taken inside mu, here and in receives. The subscriber's
-		// callbacks take mu, but run without that mutex, so this cannot deadlock.
+		// Here and in receives, the subscriber's mutex is taken inside mu. This cannot deadlock,
+		// because the subscriber runs callbacks, which take mu, without its mutex.
 		if r.unsubscribed {
 			g.sub.listener.Relisten()
 		}
@@ -293,11 +294,12 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
 		return // a message or another reply was faster
 	case r.token == w.c.Token && (r.fence > 0 || !w.c.Fenced):
-		// The message about this hold was lost, or is late. The term counts from notBefore, because
-		// it is not known when the hold began.
+		// The message about this hold is late or will never arrive. The term counts from notBefore,
+		// because it is not known when the hold began.
 		w.handed = &handedOver{fence: r.fence}
 	case !found:
-		// The window has passed, the queue was lost, or the hold has ended already.
+		// Queue again: the window has passed, the queue has disappeared, or the hold has ended
+		// already.
 		w.newRoundLocked()
 	default:
 		w.queuedLocked(r, sent)
@@ -316,7 +318,7 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 		next = next.Add(pause(3))
 	} else {
 		g.outageSince, g.outage = time.Time{}, nil
-		// A poll that became due meanwhile comes at once.
+		// Poll again at once if a poll became due meanwhile.
 		if !g.again {
 			next = g.nextPoll(r, sent)
 		}
@@ -334,7 +336,7 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	}
 	g.outage = err
 
-	// A waiter without a confirmed place measures the outage by its own calls.
+	// Leave out waiters without a confirmed place, which measure the outage by their own calls.
 	for _, w := range g.waiters {
 		if w.queued && time.Since(g.outageSince) >= w.c.Timeout {
 			w.failed = &backend.UnavailableError{Since: g.outageSince, Err: err}

@@ -114,7 +114,7 @@ func (d *driver) messagesMissed(s *subscription) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// A poll does not ask for a waiter whose enqueue is in flight. That waiter compares
+	// Count the gap for waiters whose enqueue is in flight: no poll asks for them, and they compare
 	// gaps when the reply comes.
 	s.gaps++
 	now := time.Now()

@@ -61,8 +61,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		// The unanswered enqueue arrives before this time, if at all.
 		g.Handle = time.Now().Add(c.Timeout)
 	case errors.Is(err, backend.ErrHeld):
-		// The place is still in the queue. Join ctx's error, so that the outcome counts as unknown
-		// and the engine releases the token.
+		// Join ctx's error, so that the outcome is unknown, and the engine removes the place by
+		// releasing the token.
 		err = errors.Join(err, ctx.Err())
 	case errors.Is(err, backend.ErrInvalid) && w.unanswered:
 		// Hide ErrInvalid, which would be definite: an earlier call may have taken a place, so the
@@ -88,7 +88,8 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			continue
 		}
 
-		// A repeat with the same token is safe, even if the reply to the last call was lost.
+		// Repeat with the same token, which is safe even if the reply to the last call did not
+		// arrive.
 		began := time.Now()
 		err := w.enqueue(ctx)
 		if err == nil {
@@ -244,7 +245,7 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	reply, err := d.store.Run(ctx, enqueueScript, call)
 
 	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
-		// The error is an answer, so outcome ends the wait with it.
+		// Let outcome end the wait with this error, which is an answer.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		w.failed = err

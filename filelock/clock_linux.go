@@ -40,7 +40,7 @@ var hostBootClock = sync.OnceValue(func() hostClock {
 
 // bootOffset returns the offset of the boot clock in ns, the time namespace of this process.
 func bootOffset(ns string) (offset time.Duration, ok bool) {
-	// The file has the offsets of the namespace in which children will run.
+	// The file has the offsets of the namespace of future children: check that it is ours.
 	if children, err := os.Readlink("/proc/self/ns/time_for_children"); err != nil || children != ns {
 		return 0, false
 	}

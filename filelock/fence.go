@@ -76,7 +76,8 @@ func (d *driver) raiseCeiling(ctx context.Context, now instant, least, reserve u
 
 	if c.boot != now.boot || c.top < least {
 		if c.boot != now.boot {
-			// The first raise of this boot. All fences so far are of earlier boots.
+			// At the first raise of a boot, set floor to top, because all fences so far are of
+			// earlier boots.
 			c.boot, c.floor = now.boot, c.top
 		}
 		c.top = max(least, c.top) + reserve

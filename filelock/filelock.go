@@ -188,7 +188,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	// First read the record without the guard, which is enough for most attempts of waiters.
 	// Another process may replace the record meanwhile, because a record gets its name when it is
-	// complete. Only if it is no valid hold, the guard is needed.
+	// complete. The guard is needed only if the record is no valid hold.
 	if readsNeedNoGuard {
 		now := d.clock()
 		if r, err := d.load(c.Key, now); err == nil && r != nil {

@@ -119,7 +119,7 @@ func create(path string) (*os.File, error) {
 func (d *driver) replace(path, temp string, content []byte, flush bool) error {
 	f, err := create(temp)
 	if errors.Is(err, fs.ErrExist) {
-		// The process that made it has died, because its guard is ours.
+		// Remove it: the process that made it has died, because we have the guard.
 		if err = os.Remove(temp); err == nil {
 			f, err = create(temp)
 		}

@@ -104,7 +104,7 @@ func (d *driver) tryFlock(n int) (*guard, error) {
 	var ok bool
 	err := d.withFile(path, func() (err error) {
 		// Do not pass O_CREATE, because ensureFile creates the file with the right mode. Open for
-		// writing, because some systems lock exclusively only files that are open for writing.
+		// writing, which some systems require for an exclusive lock.
 		l = flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
 		if ok, err = l.TryLock(); err != nil {
 			err = explainOpen(path, err)

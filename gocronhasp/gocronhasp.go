@@ -4,9 +4,9 @@
 //
 //	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronhasp.NewLocker(c, 30*time.Second)))
 //
-// If a lease is lost, for example because the process was stopped for longer than the term, another
-// process may start the job while the old run goes on, because gocron cannot tell a running job. If
-// that must not happen, call [hasp.Do] in the job, or send a fence with its writes.
+// gocron cannot tell a running job that its lease is lost, for example because the process was
+// stopped for longer than the term. Then another process may start the job while the old run goes
+// on. If that must not happen, call [hasp.Do] in the job, or send a fence with its writes.
 //
 // [gocron]: https://github.com/go-co-op/gocron
 package gocronhasp

@@ -223,7 +223,7 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 		return backend.Grant{}, backend.ErrLost
 	}
 
-	// A renewal never shortens a term.
+	// Keep the later end, because a renewal never shortens a term.
 	g := backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
 	until := now.Add(c.TTL)
 	if r != nil {

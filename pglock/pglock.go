@@ -217,8 +217,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	for {
 		g, last, err := d.take(ctx, c)
 		if err == backend.ErrHeld && c.WillRetry {
-			// Another caller has taken the key during the attempt. After a release, many callers
-			// get here at once. A second attempt shows whether there is a mark already, and who
+			// Try again: another caller has taken the key during the attempt, as often happens
+			// after a release. A second attempt shows whether there is a mark already, and who
 			// holds the key.
 			g, last, err = d.take(ctx, c)
 		}
@@ -398,7 +398,7 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 
 	switch {
 	case errors.Is(err, errNoRow), isConflict(err):
-		// The key was free when the statement began. Another caller has taken it since.
+		// Another caller has taken the key since the statement began.
 		return backend.Grant{}, refusal{}, backend.ErrHeld
 	case err != nil:
 		return backend.Grant{}, refusal{}, err
@@ -508,8 +508,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		err = d.exec(ctx, d.sql.release, key, c.Token, while, d.channel, message, wait)
 
-		// The token may belong to a writer that has waited. Then remove its mark, which keeps
-		// readers out.
+		// Remove the mark, which keeps readers out, if the token belongs to a writer that has
+		// waited.
 		if errors.Is(err, errNoRow) {
 			err = d.exec(ctx, d.sql.unmark, key, c.Token, d.channel, message, wait)
 			if err == nil {

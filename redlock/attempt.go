@@ -105,7 +105,7 @@ func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 	case (lead == noLead || a.askLead(ctx)) && a.won(ctx):
 		g, err = a.grant(ctx)
 	case a.ballot.result() == refused:
-		// cleanUp releases the records on the nodes that voted yes.
+		// Leave the records on the nodes that voted yes to cleanUp.
 		err = &backend.HeldError{}
 	case a.ballot.result() == noQuorum:
 		err = a.ballot.failures()
@@ -250,8 +250,8 @@ func (a *attempt) askNode(i int) (bool, error) {
 		// Let the record count for renewals before the vote can decide the ballot.
 		a.prove(i, a.began, a.c.TTL, 0)
 	}
-	// A refusal by the lead ends the attempt before it takes votes elsewhere. Decide that before
-	// the vote is cast, because one no does not decide a ballot.
+	// If the lead refuses, end the attempt before other nodes vote. Decide the ballot before the
+	// vote is cast, because one no does not decide a ballot.
 	if i == a.lead && v == no {
 		a.ballot.decide(refused)
 	}
@@ -310,13 +310,13 @@ func (a *attempt) cleanUp() {
 		a.cleanUpLocked(i)
 	}
 
-	// A Release may have removed this attempt, or a newer one with the token may have replaced it.
+	// Stop if a Release has removed this attempt, or a newer one with the token has replaced it.
 	if d.attempts[token] != a {
 		return
 	}
 	delete(d.attempts, token)
-	// Some nodes may have the record until their release arrives, or late votes for earlier
-	// attempts with the token may come.
+	// Keep an entry for the token if nodes may have the record until their release arrives, or if
+	// late votes for earlier attempts with the token may come.
 	if left || a.again || a.ballot.result() != refused {
 		a.forgetLocked()
 	}
@@ -347,7 +347,7 @@ func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
 	on := &a.on[i]
 	r.answers, r.until = 1, a.expiry
 	if on.mayArrive {
-		// The first release may overtake the command that writes the record.
+		// Wait for two answers: the first release may overtake the command that writes the record.
 		r.answers = 2
 	}
 	mayHold := on.mayHold

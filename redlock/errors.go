@@ -47,6 +47,6 @@ func voteAfter(err error) vote {
 		return failed
 	}
 
-	// The command may have been sent, so the node may have executed it.
+	// The node may have executed the command, which may have been sent.
 	return unknown
 }

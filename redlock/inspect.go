@@ -251,7 +251,7 @@ func (s survey) unheld() bool {
 		}
 	}
 
-	// All silent nodes may have the most frequent record.
+	// Count all silent nodes for the most frequent record, which they may have.
 	return most+s.silent() < s.d.quorum()
 }
 

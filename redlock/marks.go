@@ -76,12 +76,12 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 		case s.run != id.run:
 			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
 		case s.mark != id.mark:
-			// The node may have lost the record meanwhile.
+			// Refuse the vote: the node may have lost the record meanwhile.
 			return fmt.Errorf("%s: has another mark than when it voted", n.name)
 		}
 	}
 
-	// The node's wait must have been over when the vote was asked for, because the node may have
+	// Compare the node's wait with the time when the vote was asked for, because the node may have
 	// lost its data again before the reply was read.
 	switch {
 	case s.votesFrom.IsZero():
@@ -122,7 +122,7 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		return nil, n.nodeError(ctx.Err(), time.Since(began))
 	}
 
-	// Another caller may have asked while this one waited for its turn.
+	// Use the answer to another caller that asked while this one waited for its turn.
 	if s := n.marks.current.Load(); s != nil && s.asked.After(since) {
 		return s, nil
 	}

@@ -101,8 +101,8 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if closed {
-		// After a restart every connection of the pool may be dead. If more are closed in a row,
-		// the server closes them.
+		// After a restart all connections of the pool may be dead. If more calls in a row are
+		// closed than the pool has connections, the server itself closes them.
 		n.disconnects++
 		refuses = n.disconnects > connections
 	}

@@ -107,7 +107,8 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 		}
 		return failed, 0, id, n.noFence(a.c.Key)
 	}
-	// The reply is none of the script's, but the script may have taken the key.
+	// The outcome is unknown: the reply is none of the script's, but the script may have taken the
+	// key.
 	return unknown, 0, id, n.store.Unexpected(reply)
 }
 

@@ -312,7 +312,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		case s.holder != nil && !s.joins(*s.holder), !s.unheld(), round == maxRounds:
 			return backend.Grant{}, s.heldError()
 		case p.answer.Load() == behind:
-			// Others have waited for the key, and one of them takes it next.
+			// Refuse the key, because others have waited for it, and one of them takes it next.
 			return backend.Grant{}, s.heldError()
 		}
 

@@ -165,7 +165,7 @@ func (n *node) try(r *cleanup, last bool) error {
 		n.d.mu.Lock()
 		defer n.d.mu.Unlock()
 		r.answers--
-		// A second release comes a Timeout later, because an earlier command may still write the
+		// Send a second release a Timeout later, because an earlier command may still write the
 		// record within its Timeout.
 		r.due = time.Now().Add(r.c.Timeout)
 	}

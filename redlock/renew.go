@@ -103,7 +103,8 @@ func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
 		return nil, backend.ErrLost
 	}
 	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now()}
-	// The records may last longer from now on, even after a refused renewal.
+	// Raise expiry even if the renewal is then refused, because some nodes may have prolonged their
+	// records.
 	if expiry := r.began.Add(c.TTL + c.Timeout); a != nil && expiry.After(a.expiry) {
 		a.expiry = expiry
 	}
@@ -303,8 +304,8 @@ func (n *node) repair(f flaw) {
 		}
 		if err != nil && voteAfter(err) == unknown {
 			d.mu.Lock()
-			// The command may still arrive. Set this before ended is closed, because a Release that
-			// waits for ended reads it.
+			// The command may still arrive. Set mayArrive before ended is closed, because a Release
+			// that waits for ended reads mayArrive.
 			a.on[n.i].mayArrive = true
 			d.mu.Unlock()
 		}

@@ -110,9 +110,9 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		case s.open() < w.d.quorum():
 			err = s.heldError()
 		case w.barred > 0:
-			// Another look would be refused too.
+			// Make no attempt, because it would be refused too.
 		case strayed || w.leftover == "" && w.answer != behind:
-			// The lead shows no record, or one that blocks no quorum.
+			// Make an attempt: the lead shows no record, or one that blocks no quorum.
 			if lead = w.lead(ctx); s.shared(lead) {
 				lead = noLead // a reader's record is left there, and the others are free
 			}
@@ -183,7 +183,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	w.ear, _ = n.store.Subscribe(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) {
 		select {
 		case w.wake <- struct{}{}:
-		// A signal waits already, and one is enough.
+		// Drop the signal: one waits already.
 		default:
 		}
 	})

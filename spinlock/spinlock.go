@@ -314,7 +314,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	key = redisstore.LockKey(key)
 	removed, err := d.store.Do(ctx, "unlink", key) // a value of any type
 	if removed == int64(1) && d.registry != "" {
-		// The key is free even if this user may not publish.
+		// Ignore the error of a user who may not publish: the key is free.
 		_, _ = d.store.Send(ctx, key, false, "publish", d.channel(key), key)
 	}
 	return err

@@ -58,8 +58,8 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 		if err := a.confirm(ctx, key, before); err != nil {
 			return err
 		}
-		// The answer concerns only the holder that the question named, and another may hold the key
-		// by now.
+		// Inspect again: the user's answer is about the holder in the question, and another may
+		// hold the key by now.
 		now, err := client.Inspect(ctx, key)
 		if err != nil {
 			return err

@@ -105,7 +105,8 @@ func (a *app) root() *cobra.Command {
 }
 
 // interruptible returns a context that ends with the first of sigs, which its cause names. After
-// release, signals no longer end the context. release returns the cause if one has ended it before.
+// release, signals no longer end the context. If a signal ended the context before, release returns
+// the cause.
 func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, release func() error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, job.NotIgnored(sigs)...)

@@ -225,7 +225,7 @@ func (l *ls) draw(all []hasp.Entry, now time.Time) error {
 		fmt.Fprintf(&b, "\x1b[%dA", l.drawn)
 	}
 	for _, line := range lines {
-		// A terminal that has become narrower must not wrap a line.
+		// Cut the line, so that a narrower terminal does not wrap it.
 		fmt.Fprintf(&b, "\r%s\x1b[K\n", line[:min(len(line), width)])
 	}
 	b.WriteString("\x1b[J")

@@ -191,7 +191,7 @@ func (r *run) run(cmd *cobra.Command) error {
 		return errors.Join(cause, lease.Unlock(ctx))
 	}
 
-	// hasp may have been stopped until after the term.
+	// Do not start the command if hasp was stopped until after the term.
 	if err := lease.Err(); err != nil {
 		return fmt.Errorf("%s, before the command was run: %w", text.Quote(r.key), err)
 	}

@@ -112,8 +112,8 @@ func heldAround() url.Values {
 	return held
 }
 
-// refuseNested returns an error if hasp runs around this one hold the key, or all of its slots.
-// They wait until this process ends, so this process must not wait for them.
+// refuseNested returns an error if outer hasp processes hold the key, or all of its slots. They
+// wait until this process ends, so this process must not wait for them.
 //
 // The environment alone is no proof: a process in the background keeps it after the lock was
 // released, and it may be about another store. So refuseNested asks the store for the owners.

@@ -22,8 +22,8 @@ func Now() int64 {
 // suspended is the difference of two clocks, of which only one counts a suspend. It is 0
 // if the kernel does not have one of them.
 func suspended() time.Duration {
-	// The boot clock is read first. So a pause between the two readings makes the
-	// result too small, which the next reading corrects, and never too large.
+	// Read the boot clock first: a pause between the two readings then makes the result too small,
+	// which the next reading corrects, and never too large.
 	boot, ok1 := read(clockBoottime)
 	monotonic, ok2 := read(clockMonotonic)
 	if !ok1 || !ok2 {

@@ -87,7 +87,7 @@ func (c *Context) makeNative() context.Context {
 		c.native, c.cancel = context.WithDeadline(c.parent, c.deadline)
 	}
 
-	// An end that Err or End has recorded before must hold for native as well.
+	// End native if Err or End has recorded an end before.
 	if c.err != nil {
 		c.cancel()
 	} else if c.quit != nil {
@@ -125,9 +125,8 @@ func (c *Context) Err() error {
 	return c.err
 }
 
-// Value returns the parent's value. If there is a native context, Value asks that
-// instead, because package context finds it in this way. A context derived from
-// c then attaches to native, and needs no goroutine.
+// Value returns the parent's value, through the native context if there is one. In this way package
+// context finds native, and attaches a context derived from c to native without a goroutine.
 func (c *Context) Value(key any) any {
 	c.mu.Lock()
 	from := c.native

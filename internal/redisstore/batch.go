@@ -59,7 +59,8 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 	replies := s.pipeline(ctx, at, false, false, commands...)
 	for i, r := range replies {
 		if cancelled(ctx, r.Err) {
-			// The caller has left. The server may have executed the command.
+			// The outcome is unknown: the caller has left, and the server may have executed the
+			// command.
 			replies[i].Err = s.named(at.name, ctx.Err())
 			continue
 		}

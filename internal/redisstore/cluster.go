@@ -77,8 +77,8 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 		return c.moved(at, key, addr), false
 	}
 	if addr, ok := redis.IsAskError(err); ok {
-		// The slot is being moved. Only this command goes to the other server, so do not change
-		// slots.
+		// Do not change slots: the slot is being moved, and only this command goes to the other
+		// server.
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.serverLocked(redirected(addr, at.addr)), true
@@ -94,13 +94,12 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 
 // moved records that the server at addr has the slot of key now.
 func (c *cluster) moved(at *server, key, addr string) *server {
-	// Other slots may have moved as well, so search for all of them.
+	// Search for all slots, because others may have moved as well.
 	c.searches.request()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	// The search takes a moment. Record this slot now, so that its next callers need no
-	// redirection.
+	// Record this slot before the search ends, so that its next callers need no redirection.
 	to := c.serverLocked(redirected(addr, at.addr))
 	c.slots[slot.Of(key)] = to
 	return to

@@ -175,7 +175,7 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn,
 
 	config := d.tls
 	if config.ServerName == "" {
-		// All dials share the config, so it must not change.
+		// Clone the config, which all dials share.
 		config = config.Clone()
 		config.ServerName, _, _ = net.SplitHostPort(addr)
 	}

@@ -27,8 +27,8 @@
 // throughput, it shall replace the wire.
 //
 // hasp does not trust replies. It allocates memory for the bytes that arrive, and not for the
-// announced length. A reply is a grant only if the script can return it. A wire ends if it receives
-// a status that its command cannot have, because the next reply could be the OK of another caller.
+// announced length. A reply that the script cannot return is no grant. A wire ends if it receives a
+// status that its command cannot have, because the next reply could be the OK of another caller.
 //
 // # Replicas
 //

@@ -304,7 +304,8 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 			var v any
 			var err error
 			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
-				// The slot of this key is being moved, or this server is not a master any more.
+				// Send the command by the slot of its key: the slot is being moved, or this server
+				// is no master any more.
 				v, err = sc.s.Send(within, some[i], false, commands[i]...)
 			} else {
 				v, err = sc.s.outcome(sc.at, r)
@@ -337,8 +338,7 @@ func keyOf(name string) (key, kind string, ok bool) {
 	return key, kind, true
 }
 
-// pattern returns the glob of the names that belong to keys with a prefix, or "" if that is
-// every name.
+// pattern returns the glob of the names that belong to keys with a prefix, or "" for all names.
 func pattern(prefix, queue string) string {
 	if prefix == "" {
 		return ""

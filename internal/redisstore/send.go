@@ -49,8 +49,8 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 		if r.Err == nil {
 			return r.Value, nil
 		}
-		// The caller has left. The outcome is unknown, so do not send the command to another
-		// server.
+		// Do not send the command to another server, because the caller has left, and the outcome
+		// is unknown.
 		if cancelled(ctx, r.Err) {
 			return nil, s.named(at.name, ctx.Err())
 		}

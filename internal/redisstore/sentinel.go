@@ -153,8 +153,8 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 
 	to := t.newMaster(w.addr)
 	began := time.Now()
-	// The known master stays if this fails. The reply does not matter, because each new connection
-	// is checked anyway.
+	// Keep the known master if this fails. Ignore the reply, because each new connection is checked
+	// anyway.
 	if r := to.Do(ctx, "role"); r.Err != nil {
 		to.pool.Close()
 		return fmt.Errorf("master %s: %w", w.addr, diagnose(r.Err, lockHints(t.a), time.Since(began)))

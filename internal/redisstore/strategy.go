@@ -20,8 +20,8 @@ import (
 const ours = "hasp:{"
 
 // LockKey returns the Redis key of the lock on key, for all strategies: key itself, so that the
-// strategies exclude each other and other programs. For a key that looks like a derived key, such
-// as a fence, it is a derived name.
+// strategies exclude each other and other programs. A key that looks like a derived key, such as a
+// fence, gets a derived name instead.
 func LockKey(key string) string {
 	if strings.HasPrefix(key, ours) {
 		return DerivedKey("lock", key)

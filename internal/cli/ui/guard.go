@@ -35,7 +35,7 @@ func newGuard(o Options) guard {
 			g.hosts = append(g.hosts, strings.ToLower(name))
 		}
 	}
-	// A browser sends a cookie to all ports of a host, so the cookie's name has the port.
+	// Put the port into the cookie's name, because a browser sends a cookie to all ports of a host.
 	g.cookie = "hasp_ui_" + port
 	return g
 }

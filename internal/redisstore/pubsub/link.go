@@ -207,7 +207,7 @@ func (k *link) message(name, payload string) {
 	}
 	k.b.mu.Unlock()
 
-	// mu is not held, because receive may call the Subscriber.
+	// Not under mu, because receive may call the Subscriber.
 	deliver(listeners, payload, false)
 }
 

@@ -280,7 +280,7 @@ func (ch *channel) confirmLocked() (again []*Listener) {
 // deliver calls the functions of listeners. The caller does not hold mu.
 func deliver(listeners []*Listener, payload string, again bool) {
 	for _, l := range listeners {
-		// A Listener may have been closed since listeners was read.
+		// Skip a Listener that was closed after listeners was read.
 		if !l.closed.Load() {
 			l.receive(payload, again)
 		}

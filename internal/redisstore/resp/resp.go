@@ -134,7 +134,7 @@ func (r *reader) bulk(n int) (any, error) {
 	// Most strings fit into the buffer, and are copied once. The CR LF needs two more bytes.
 	buf, err := r.Peek(n + 2)
 	if err == nil {
-		// Deferred, because buf is a part of the buffer until the return copies it.
+		// Discard only after the return has copied buf, which is a part of the buffer.
 		defer r.Discard(n + 2)
 	} else if err == bufio.ErrBufferFull {
 		var all bytes.Buffer // grows with the bytes that arrive, not with the length announced
@@ -152,7 +152,7 @@ func (r *reader) bulk(n int) (any, error) {
 
 // array reads n values.
 func (r *reader) array(n, depth int) (any, error) {
-	// The length is only announced, so do not allocate memory for all of it yet.
+	// Do not allocate memory for all of the announced length yet.
 	all := make([]any, 0, min(n, 64))
 	for range n {
 		v, err := r.value(depth)

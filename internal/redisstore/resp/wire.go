@@ -203,8 +203,8 @@ func (w *Wire) nextBatch() bool {
 func (w *Wire) join() {
 	w.out = w.out[:0]
 
-	// The reader does not see the batch meanwhile. If the deadline of a request passes now, the
-	// reader ends the request at the end of the tick at the latest.
+	// The reader does not see the batch meanwhile. If a deadline passes now, the reader ends that
+	// request by the end of the tick.
 	now := time.Now()
 	sent := w.batch[:0]
 	for _, r := range w.batch {

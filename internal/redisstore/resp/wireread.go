@@ -188,7 +188,7 @@ func (w *Wire) tickLocked(now time.Time) error {
 		w.giveUpLocked(ErrNoReply)
 	}
 
-	// A wire that is over ends when no caller waits for a reply any more.
+	// Keep the wire while a caller waits for a reply.
 	if w.writing && quiet < silence {
 		return nil
 	}
@@ -207,8 +207,8 @@ func (w *Wire) End() {
 	good := !w.inReply && !w.writing && w.answered == len(w.due) && len(w.sent) == 0
 	w.mu.Unlock()
 
-	// The connection can be used again if the wire was idle or silent, and all commands were
-	// answered, but not if it has failed or leads to the wrong server.
+	// Keep the connection if all commands were answered, and the wire ended because it was idle or
+	// silent, not because it failed or led to the wrong server.
 	good = good && (w.ended == errIdle || w.ended == ErrNoReply)
 	if !good {
 		w.conn.Close()
