@@ -14,13 +14,14 @@ import (
 
 // Conn is a connection to a server, which one caller uses at a time.
 type Conn struct {
-	net.Conn                 // is read and written
-	base     net.Conn        // the connection below the TLS, or Conn itself
-	addr     string          // of the server
-	raw      syscall.RawConn // of base; nil if it has none
-	in       *reader
-	out      []byte
-	used     time.Time // when it became idle
+	net.Conn              // is read and written
+	base      net.Conn    // the connection below the TLS, or Conn itself
+	addr      string      // of the server
+	isQuiet   func() bool // reports whether base is open and has no bytes to read; nil if that is not known
+	interrupt func()      // ends a read or a write at once
+	in        *reader
+	out       []byte
+	used      time.Time // when it became idle
 }
 
 // bufferSize is the size of the buffer for replies, and the largest buffer for commands that a Conn
@@ -31,8 +32,11 @@ const bufferSize = 4 << 10
 // c, or c itself.
 func NewConn(c, base net.Conn) *Conn {
 	conn := &Conn{Conn: c, base: base, in: newReader(c, bufferSize)}
+	conn.interrupt = func() { _ = base.SetDeadline(past) }
 	if s, ok := base.(syscall.Conn); ok {
-		conn.raw, _ = s.SyscallConn() // fails on a closed connection only
+		if raw, err := s.SyscallConn(); err == nil { // fails on a closed connection only
+			conn.isQuiet = quietOf(raw)
+		}
 	}
 	return conn
 }
@@ -59,20 +63,25 @@ func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (g
 
 	// The connection enforces the deadline, which was set before an interrupt can set another one.
 	parent, quit, _, _ := lazyctx.Split(ctx)
-	interrupt := func() { _ = c.base.SetDeadline(past) }
-	stopParent := context.AfterFunc(parent, interrupt)
-	stopQuit := context.AfterFunc(quit, interrupt)
+	var stops [2]func() bool
+	for i, ctx := range [...]context.Context{parent, quit} {
+		if ctx.Done() != nil { // otherwise AfterFunc would only cost memory
+			stops[i] = context.AfterFunc(ctx, c.interrupt)
+		}
+	}
 
 	n, err := c.exchange(commands, replies)
+	good = err == nil
 	for i := range replies[n:] {
 		replies[n+i].Err = err
 	}
 
 	// If an interrupt has begun, do not use the connection again: the interrupt could end its next
 	// call.
-	uncut := stopParent()
-	uncut = stopQuit() && uncut
-	return err == nil && uncut
+	for _, stop := range stops {
+		good = (stop == nil || stop()) && good
+	}
+	return good
 }
 
 // exchange sends commands and reads their replies. It returns how many replies arrived.
@@ -155,5 +164,5 @@ const maxIdle = 30 * time.Minute
 // sent nothing. Check that before each call, because a command that fails is not sent again.
 func (c *Conn) isUsable() bool {
 	_ = c.base.SetReadDeadline(time.Time{}) // a deadline that has passed would end the check
-	return time.Since(c.used) < maxIdle && (c.raw == nil || isQuiet(c.raw))
+	return time.Since(c.used) < maxIdle && (c.isQuiet == nil || c.isQuiet())
 }

@@ -4,5 +4,5 @@ package resp
 
 import "syscall"
 
-// isQuiet reports true, because it cannot find out on this system.
-func isQuiet(syscall.RawConn) bool { return true }
+// quietOf returns nil, because this system does not tell.
+func quietOf(syscall.RawConn) func() bool { return nil }

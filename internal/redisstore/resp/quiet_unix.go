@@ -4,13 +4,14 @@ package resp
 
 import "syscall"
 
-// isQuiet reports whether a connection is open and has no bytes to read.
-func isQuiet(raw syscall.RawConn) (quiet bool) {
-	err := raw.Read(func(fd uintptr) bool {
-		var b [1]byte
+// quietOf returns a function that reports whether a connection is open and has no bytes to read.
+func quietOf(raw syscall.RawConn) func() bool {
+	var b [1]byte
+	var quiet bool
+	peek := func(fd uintptr) bool {
 		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 		quiet = err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
 		return true // without waiting
-	})
-	return quiet && err == nil
+	}
+	return func() bool { return raw.Read(peek) == nil && quiet }
 }
