@@ -24,7 +24,6 @@ type hold struct {
 	// All below is guarded by mu.
 	line   *line    // the line of its key
 	leases []*Lease // those neither lost nor unlocked; an inner lease comes after those around it
-	joined int      // how many leases it has had so far
 
 	// The state in the store, as far as this Client can tell.
 	kept      instant // the store may keep the hold until then: the latest end of a requested term, answered or not
@@ -34,25 +33,24 @@ type hold struct {
 	keep      instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
 
 	// Its renewal.
-	renewal  int8          // renews, paused or unrenewed
 	due      instant       // when the next renewal begins
 	early    time.Duration // how much earlier it may begin, to share a batch with others
-	queued   bool          // it waits in a lane for a batch
 	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
-	failed   int           // consecutive renewals that failed or were not answered; a release counts as well
-	failure  error         // why the last of these renewals failed; nil if there is none
+	failure  error         // why the last of the renewals that failed did; nil if there is none
 	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
+	failed   int32         // consecutive renewals that failed or were not answered; a release counts as well
+	index    int32         // in the renewer's heap; -1 if it is not there, because it has ended
+	joined   int32         // how many leases it has had so far
+	renewal  int8          // renews, paused or unrenewed
+	queued   bool          // it waits in a lane for a batch
 	extended bool          // Extend was called, so the hold is not handed over
-	index    int           // in the renewer's heap; -1 if it is not there, because it has ended
+	lapsed   bool          // it ended by its deadline or by WithMaxHold, so the store may still keep it
 
 	// See linger.go.
 	linger   time.Duration // how long it may linger, from its grant; of the caller that has it, or had it last
 	lingers  instant       // until when it lingers; 0 if it does not
 	recalled bool          // another Client wants the key
 	ghost    *Lease        // nil until it lingers for the first time
-
-	// Its end.
-	lapsed bool // it ended by its deadline or by WithMaxHold, so the store may still keep it
 
 	// The first lease and its place in leases are part of the hold, to save two allocations.
 	first Lease

@@ -21,27 +21,28 @@ type Lease struct {
 	slot    int                          // from 1; 0 without WithSlots
 	id      uint64                       // of its events
 	op      string                       // of its events
-	reentry bool                         // the caller had the hold already
-	shared  bool                         // WithShared
 	parent  context.Context              // Lock's
 	around  *Lease                       // the innermost lease in parent, or nil
 	since   instant                      // when the caller got it
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0
-	state   atomic.Int32                 // held or another of the states below; written under mu
 	loss    *LostError                   // why it was lost; set before state is lost
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
+	state   atomic.Int32                 // held or another of the states below; written under mu
+	reentry bool                         // the caller had the hold already
+	shared  bool                         // WithShared
+
+	// These three are guarded by mu.
+	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
+	reported    bool // EventAcquired was reported
+	stillHeld   bool // EventStillHeld was reported
 
 	// parentDone is the Done channel of Lock's context, which the first renewal reads. Only
 	// renewals use these two fields, one at a time.
-	parentDone     <-chan struct{}
 	parentDoneRead bool
+	parentDone     <-chan struct{}
 
-	// All below is guarded by mu.
-	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
-
-	reported EventKind // the last of EventAcquired and EventStillHeld that was reported, or empty
-	unseen   *Event    // the lease's end, if it came before EventAcquired was reported
+	unseen *Event // the lease's end, if it came before EventAcquired was reported; guarded by mu
 }
 
 // States of a Lease. The first is held. The clock or an answer of the store makes it lost, and

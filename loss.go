@@ -206,7 +206,7 @@ func (o *observer) acquired(ctx context.Context, w *wait, l *Lease) {
 
 	// The lease may have ended while Observe ran.
 	o.mu.Lock()
-	l.reported = EventAcquired
+	l.reported = true
 	end := l.unseen
 	l.unseen = nil
 	now := end != nil && o.lostLocked(l, *end)
@@ -247,7 +247,7 @@ func (o *observer) lost(l *Lease, err error) {
 // must report e after it has released mu.
 func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	switch {
-	case l.reported == "":
+	case !l.reported:
 		l.unseen = &e
 	case o.stopped:
 		return true
@@ -264,7 +264,7 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 	}
 	// Report the outermost lease, for all that have re-entered. Drop the event if EventAcquired of
 	// that lease was not reported yet, because a later renewal reports another.
-	if l := h.leases[0]; l.reported != "" {
+	if l := h.leases[0]; l.reported {
 		o.queueEventLocked(l, l.event(EventRenewFailed, err))
 	}
 }
@@ -273,10 +273,10 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 // long and its caller must unlock it.
 func (o *observer) reportStillHeldLocked(h *hold, now instant) {
 	l := h.leases[0]
-	if o.opts.Observe == nil || l.reported != EventAcquired || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
+	if o.opts.Observe == nil || !l.reported || l.stillHeld || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
 		return
 	}
-	l.reported = EventStillHeld
+	l.stillHeld = true
 	e := l.event(EventStillHeld, nil)
 	e.Hold = now.sub(l.since)
 	o.queueEventLocked(l, e)

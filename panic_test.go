@@ -138,10 +138,9 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 // If Observe panics while one of several leases is unlocked, the others are unlocked all the same.
 func TestUnlockOfSeveralThatPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		boom := true
+		var over atomic.Bool
 		c := await.Value(memlock.New(&hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-			if e.Kind == hasp.EventReleased && boom {
-				boom = false
+			if e.Kind == hasp.EventReleased && over.CompareAndSwap(false, true) {
 				panic("the observer's")
 			}
 		}}))

@@ -53,13 +53,13 @@ type queue struct {
 type line struct {
 	q       *queue
 	key     string
-	callers int       // including the head
 	waiting list.List // of *turn: the callers behind the head
-	hasHead bool
-	hold    *hold // the head's, until it is lost or released
-	answers       // of the store to the head
+	hold    *hold     // the head's, until it is lost or released
+	answers           // of the store to the head
 
-	turns   int     // holds in a row while other callers of this Client waited
+	callers int32   // including the head
+	turns   int32   // holds in a row while other callers of this Client waited
+	hasHead bool    // one of the callers is at the head
 	sought  bool    // the head's hold came after a refusal, so others may want the key
 	pace    pace    // how the key is shared with other Clients
 	gapEnds instant // when the last gap ends or has ended

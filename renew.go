@@ -74,13 +74,13 @@ func (q holdHeap) Less(i, j int) bool { return q[i].next < q[j].next }
 
 func (q holdHeap) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
-	q[i].hold.index, q[j].hold.index = i, j
+	q[i].hold.index, q[j].hold.index = int32(i), int32(j)
 }
 
 // Push is for container/heap.
 func (q *holdHeap) Push(x any) {
 	h := x.(*hold)
-	h.index = len(*q)
+	h.index = int32(len(*q))
 	*q = append(*q, scheduled{never, h})
 }
 
@@ -108,7 +108,7 @@ func (r *renewer) scheduleLocked(h *hold) {
 		heap.Push(&r.holds, h)
 	}
 	r.holds[h.index].next = next
-	heap.Fix(&r.holds, h.index)
+	heap.Fix(&r.holds, int(h.index))
 
 	// Wake a renewer that sleeps past the new time.
 	switch {
@@ -123,7 +123,7 @@ func (r *renewer) scheduleLocked(h *hold) {
 // unscheduleLocked takes h out of the heap.
 func (r *renewer) unscheduleLocked(h *hold) {
 	if h.index >= 0 {
-		heap.Remove(&r.holds, h.index)
+		heap.Remove(&r.holds, int(h.index))
 	}
 }
 
@@ -286,7 +286,7 @@ func (b *batch) run() {
 // be renewed any more.
 func (b *batch) prepare() {
 	r, all := b.r, b.holds
-	leases, joined := make([][]*Lease, len(all)), make([]int, len(all))
+	leases, joined := make([][]*Lease, len(all)), make([]int32, len(all))
 	r.mu.Lock()
 	for i, h := range all {
 		leases[i], joined[i] = slices.Clone(h.leases), h.joined

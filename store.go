@@ -88,10 +88,10 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 	if late != nil {
 		closing, quit = s.closing, s.closing.Done()
 	}
-	switch ends := s.traits.Cancellation; {
+	switch {
 	case s.traits.Reach == backend.Process:
-		return f(context.WithoutCancel(ctx))
-	case ends == backend.CancelPrompt, ends == backend.CancelByDeadline && ctx.Done() == nil:
+		return f(endless(ctx))
+	case s.prompt(ctx):
 		return direct(ctx, closing, bound, f)
 	}
 
@@ -106,6 +106,12 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 		err = noAnswer(bound)
 	}
 	return v, err
+}
+
+// prompt reports whether the driver's calls end with their context, which is ctx with a deadline.
+func (s *store) prompt(ctx context.Context) bool {
+	ends := s.traits.Cancellation
+	return ends == backend.CancelPrompt || ends == backend.CancelByDeadline && ctx.Done() == nil
 }
 
 // direct runs f on the caller's goroutine. The context of f ends with ctx, after bound, or with
@@ -195,17 +201,28 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 // release calls the driver's Release, even if ctx has ended. The release leaves the key taken until
 // keep, unless keep is 0.
 func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) error {
-	if ctx.Done() != nil {
-		ctx = context.WithoutCancel(ctx)
-	}
-	cl = s.keeping(cl, keep)
-	if s.traits.Reach == backend.Process {
-		return s.driver.Release(ctx, cl) // as call does, without a closure on the heap
+	ctx, kept := endless(ctx), s.keeping(cl, keep)
+	switch { // as call does, without a closure on the heap
+	case s.traits.Reach == backend.Process:
+		return s.driver.Release(ctx, kept)
+	case s.prompt(ctx):
+		_, err := direct(ctx, nil, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, s.driver.Release(ctx, kept)
+		})
+		return err
 	}
 	_, err := call(s, ctx, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, s.driver.Release(ctx, cl)
+		return struct{}{}, s.driver.Release(ctx, kept)
 	}, nil)
 	return err
+}
+
+// endless returns ctx without its end.
+func endless(ctx context.Context) context.Context {
+	if ctx.Done() == nil {
+		return ctx
+	}
+	return context.WithoutCancel(ctx)
 }
 
 // keeping returns cl for a release that begins now, with KeepUntil if keep has not passed. Each
@@ -403,26 +420,31 @@ func (r *reaper) try(x *reap) {
 	}
 }
 
-// after wraps f: if the outcome of f is unknown, and the driver does not clean up, the reaper
-// releases the token of cl, even if the caller has left. The outcome is also unknown if f returns
-// the error of a context joined with a definite error.
-func (r *reaper) after(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
-	return func(ctx context.Context) (backend.Grant, error) {
-		g, err := f(ctx, cl)
-		if err != nil && !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
-			r.add(cl, reapTwice)
-		}
-		return g, err
+// acquire calls f, an Acquire or a Wait of the driver. If its outcome is unknown, as when the reply
+// is lost, and the driver does not clean up, the reaper releases the token of cl, even if the caller
+// has left. The outcome is also unknown if f returns the error of a context joined with a definite
+// error.
+func (r *reaper) acquire(ctx context.Context, cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) (backend.Grant, error) {
+	g, err := f(ctx, cl)
+	if err != nil && !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
+		r.add(cl, reapTwice)
 	}
+	return g, err
+}
+
+// after returns a function that calls acquire.
+func (r *reaper) after(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
+	return func(ctx context.Context) (backend.Grant, error) { return r.acquire(ctx, cl, f) }
 }
 
 // late returns a function that receives the outcome of a call whose caller has left. If the call
 // has acquired the key, the function has the reaper release it.
 func (r *reaper) late(cl backend.Claim) func(backend.Grant, error) {
 	return func(g backend.Grant, err error) {
-		cl.Handle = g.Handle
 		if err == nil {
-			r.add(cl, reapOnce)
+			late := cl // a change of cl itself would move it to the heap
+			late.Handle = g.Handle
+			r.add(late, reapOnce)
 		}
 	}
 }

@@ -90,12 +90,18 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	var g backend.Grant
 	var err error
 	if c.traits.Reach == backend.Process {
-		g, err = c.store.driver.Acquire(context.WithoutCancel(ctx), cl)
+		g, err = c.store.driver.Acquire(endless(ctx), cl)
 	} else {
 		// Read the clock again, so that a suspend before the call does not count as a part of the
 		// term.
 		start, slept = c.clock.read()
-		g, err = call(&c.store, ctx, bound, c.reaper.after(cl, c.store.driver.Acquire), c.reaper.late(cl))
+		if c.store.prompt(ctx) { // as call does, without closures on the heap
+			g, err = direct(ctx, c.closing, bound, func(ctx context.Context) (backend.Grant, error) {
+				return c.reaper.acquire(ctx, cl, c.store.driver.Acquire)
+			})
+		} else {
+			g, err = call(&c.store, ctx, bound, c.reaper.after(cl, c.store.driver.Acquire), c.reaper.late(cl))
+		}
 	}
 
 	// Read the clock, because the machine may have slept during the call.

@@ -456,6 +456,10 @@ type Claim struct {
 	// seconds at most. Callers of Wait are always waiting, so a Waiter need not obey the field.
 	WillRetry bool
 
+	// Renewed says that the engine renews the hold, from a third of the granted term on. So Acquire
+	// and Wait may grant less than TTL.
+	Renewed bool
+
 	// Waited is how long the Client has waited for the key, since its last hold of it, when
 	// this attempt begins. It is zero for the first attempt of a caller, and if the driver is
 	// a Waiter or a Waker. Another driver should store it with the hold, and return it in
@@ -463,10 +467,6 @@ type Claim struct {
 	// and poll at the same pace. Without it they poll more often, and some get the key
 	// more often than others.
 	Waited time.Duration
-
-	// Renewed says that the engine renews the hold, from a third of the granted term on. So Acquire
-	// and Wait may grant less than TTL.
-	Renewed bool
 
 	// KeepUntil is read by Release only, and zero if the key is to be freed. If c.Token holds the
 	// key, Release leaves it taken, by no token that a caller knows. It sets the rest of the term

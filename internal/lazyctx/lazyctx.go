@@ -18,11 +18,16 @@ type Context struct {
 	// deadline is the parent's: when it passes, the parent ends and says so.
 	parentsDeadline bool
 
-	mu       sync.Mutex         // guards all below
-	native   context.Context    // made when a caller first asks for Done; nil until then
-	cancel   context.CancelFunc // of native
-	stopQuit func() bool        // stops the watch of quit; nil if there is none
-	err      error              // the end that Err saw, or that End set, while native was nil
+	mu     sync.Mutex // guards all below
+	native *native    // made when a caller first asks for Done; nil until then
+	err    error      // the end that Err saw, or that End set, while native was nil
+}
+
+// native is a context of package context.
+type native struct {
+	context.Context
+	cancel   context.CancelFunc
+	stopQuit func() bool // stops the watch of quit; nil if there is none
 }
 
 // WithTimeout returns a Context that ends d from now at the latest. If quit is not nil, the Context
@@ -58,18 +63,18 @@ func Split(ctx context.Context) (parent, quit context.Context, deadline time.Tim
 // End ends the context with context.Canceled, unless a caller has already seen another end.
 func (c *Context) End() {
 	c.mu.Lock()
-	cancel, stopQuit := c.cancel, c.stopQuit
-	if cancel == nil && c.err == nil {
+	n := c.native
+	if n == nil && c.err == nil {
 		c.err = context.Canceled
 	}
 	c.mu.Unlock()
 
 	// Not under mu: the end of native may run code that calls Value.
-	if stopQuit != nil {
-		stopQuit()
+	if n != nil && n.stopQuit != nil {
+		n.stopQuit()
 	}
-	if cancel != nil {
-		cancel()
+	if n != nil {
+		n.cancel()
 	}
 }
 
@@ -81,19 +86,21 @@ func (c *Context) makeNative() context.Context {
 		return c.native
 	}
 
+	n := new(native)
 	if c.parentsDeadline {
-		c.native, c.cancel = context.WithCancel(c.parent) // needs no timer of its own
+		n.Context, n.cancel = context.WithCancel(c.parent) // needs no timer of its own
 	} else {
-		c.native, c.cancel = context.WithDeadline(c.parent, c.deadline)
+		n.Context, n.cancel = context.WithDeadline(c.parent, c.deadline)
 	}
 
 	// End native if Err or End has recorded an end before.
 	if c.err != nil {
-		c.cancel()
+		n.cancel()
 	} else if c.quit != nil {
-		c.stopQuit = context.AfterFunc(c.quit, c.cancel)
+		n.stopQuit = context.AfterFunc(c.quit, n.cancel)
 	}
-	return c.native
+	c.native = n
+	return n
 }
 
 // Done returns a channel that is closed when the context ends.
@@ -129,12 +136,12 @@ func (c *Context) Err() error {
 // context finds native, and attaches a context derived from c to native without a goroutine.
 func (c *Context) Value(key any) any {
 	c.mu.Lock()
-	from := c.native
+	n := c.native
 	c.mu.Unlock()
 
 	// Not under mu: the parent's Value may be any code.
-	if from == nil {
-		from = c.parent
+	if n == nil {
+		return c.parent.Value(key)
 	}
-	return from.Value(key)
+	return n.Value(key)
 }

@@ -332,6 +332,9 @@ func (b *book) observe(client string) func(context.Context, hasp.Event) {
 			g.note(e)
 		}
 		t := entryOf(b.events, client)
+		if ctx.Value(directKey{}) != nil && e.Kind == hasp.EventRequested {
+			t.calls++
+		}
 		if t.open == nil {
 			t.open = map[uint64]hasp.EventKind{}
 		}
@@ -344,8 +347,19 @@ func (b *book) observe(client string) func(context.Context, hasp.Event) {
 // called counts a call of Lock or TryLock, until done is called.
 func (b *book) called(client, key string) (done func()) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	entryOf(b.events, client).calls++
+	b.mu.Unlock()
+	return b.wants(client, key)
+}
+
+// directKey is the key of a value in the context of a call that makes calls of a Client, and
+// cannot note how many.
+type directKey struct{}
+
+// wants notes that a call for key is in flight, until done is called.
+func (b *book) wants(client, key string) (done func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	u := b.usageLocked(client, key)
 	u.calls++
 	return func() {
