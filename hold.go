@@ -44,13 +44,13 @@ type hold struct {
 	renewal  int8          // renews, paused or unrenewed
 	queued   bool          // it waits in a lane for a batch
 	extended bool          // Extend was called, so the hold is not handed over
+	recalled bool          // another Client wants the key, so it lingers for rowTime at most
 	lapsed   bool          // it ended by its deadline or by WithMaxHold, so the store may still keep it
 
 	// See linger.go.
-	linger   time.Duration // how long it may linger, from its grant; of the caller that has it, or had it last
-	lingers  instant       // until when it lingers; 0 if it does not
-	recalled bool          // another Client wants the key
-	ghost    *Lease        // nil until it lingers for the first time
+	linger  time.Duration // how long it may linger, from its grant; of the caller that has it, or had it last
+	lingers instant       // until when it lingers; 0 if it does not
+	ghost   *Lease        // nil until it lingers for the first time
 
 	// The first lease and its place in leases are part of the hold, to save two allocations.
 	first Lease
