@@ -29,10 +29,12 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 			ended = append(ended, l)
 		}
 	}
-	if len(ended) > 0 && len(h.leases) == 0 {
+	switch {
+	case len(ended) == 0:
+	case len(h.leases) == 0:
 		h.lapsed = true
 		h.loseLocked(nil) // it has no lease left
-	} else if len(ended) > 0 {
+	default:
 		h.c.renewer.scheduleLocked(h)
 	}
 	if now >= cmp.Or(h.lingers, never) {

@@ -173,7 +173,6 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 
 	select {
 	case <-done:
-		return answer, failure
 	case <-leave:
 		err = errLeft
 	case <-quit:

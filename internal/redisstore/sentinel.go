@@ -178,7 +178,7 @@ func (t *sentinels) newMaster(addr string) *server {
 // isMaster reports whether a reply to ROLE is that of a master.
 func isMaster(role any) bool {
 	parts, _ := role.([]any)
-	return len(parts) > 0 && parts[0] == "master"
+	return slices.Index(parts, any("master")) == 0
 }
 
 var errNotMaster = errors.New("it is a replica and not the master (is a failover under way? try again)")
