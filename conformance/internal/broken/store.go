@@ -292,7 +292,7 @@ func (x *command) look() (fence uint64, err error) {
 	}
 
 	r.queue[at] = queued{c.Token, c.Owner, x.now.Add(x.stay), c.Shared}
-	return 0, r.refusal(x.now)
+	return 0, x.refuse(false)
 }
 
 // quit removes the claim's place in the queue, or its hold.
