@@ -1,6 +1,7 @@
 package strategytest
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/hasplock/hasp/backend"
@@ -35,6 +36,9 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 			for kind, claim := range map[string]backend.Claim{"unfenced": Claim("k"), "fenced": Fenced("k"), "shared": Shared("k")} {
 				_, err := r.Driver.Acquire(t.Context(), claim)
 				Outage(t, "acquire "+kind, err)
+				if err != nil && !strings.Contains(err.Error(), name) {
+					t.Errorf("acquire %s: %q does not give the server's reason", kind, err)
+				}
 			}
 			mine.TTL, reader.TTL = 10*Term, 10*Term // so that the renewals have something to write
 			errs := map[string]error{"renew": r.Renew(t, mine), "renew shared": r.Renew(t, reader)}
