@@ -105,7 +105,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 			_ = all.undo(ctx)
 		}
 	}()
-	err := all.lock(ctx, l, keys, append(slices.Clip(opts), func(r *request) { r.oneOfAll = true }))
+	err := all.lock(ctx, l, keys, append(slices.Clip(opts), func(r *request) { r.oneOfAll, r.linger = true, 0 }))
 	returns = true
 	if err != nil {
 		return nil, errors.Join(err, all.undo(ctx))
@@ -355,7 +355,7 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		return &Error{"lead", key, fmt.Errorf("%w: WithShared: several would lead at once", ErrInvalid)}
 	}
 
-	opts = append(slices.Clip(opts), func(r *request) { r.op = "lead" })
+	opts = append(slices.Clip(opts), func(r *request) { r.op, r.linger = "lead", 0 })
 	refused := 0 // calls of Lock in a row that failed
 	for {
 		lease, err := l.Lock(ctx, key, opts...)

@@ -44,7 +44,6 @@ type hold struct {
 	renewal  int8          // renews, paused or unrenewed
 	queued   bool          // it waits in a lane for a batch
 	extended bool          // Extend was called, so the hold is not handed over
-	recalled bool          // another Client wants the key, so it lingers for rowTime at most
 	lapsed   bool          // it ended by its deadline or by WithMaxHold, so the store may still keep it
 
 	// See linger.go.
@@ -122,7 +121,7 @@ func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited tim
 func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lease {
 	// The hold has room for its first lease. Later ones are allocated.
 	l := &h.first
-	if h.joined > 0 {
+	if l.hold != nil {
 		l = new(Lease)
 	}
 	l.hold, l.key, l.slot, l.parent, l.around = h, r.name, r.slot, ctx, r.around
@@ -141,7 +140,7 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	if h.leases == nil {
 		h.leases = h.place[:0]
 	}
-	if r.linger > 0 || h.linger > 0 && len(h.leases) == 0 {
+	if len(h.leases) == 0 { // the outermost lease decides
 		h.linger = h.lingerFor(r)
 	}
 	h.leases = append(h.leases, l)

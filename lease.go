@@ -250,10 +250,9 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
-	if len(h.leases) > 0 || h.line.first() != nil && h.handOverLocked() || h.lingerLocked(l) {
+	if len(h.leases) > 0 || h.line.first() != nil && h.handOverLocked() || h.lingerLocked(l.key) {
 		return was, nil
 	}
-	h.lingers = 0                 // if l is the ghost
 	c.renewer.unscheduleLocked(h) // a renewal must not follow the release
 	l.state.Store(releasing)
 	c.calls++

@@ -12,7 +12,7 @@ import (
 // for its own next caller. Then the hold has one lease, which is no caller's: the ghost. The line
 // counts the ghost as a caller. It is renewed and lost as any lease, but no event names it. The
 // next caller takes its place (reuseLocked). If nobody comes, or the hold does not suit who comes,
-// the ghost is unlocked, and that releases the key.
+// the hold ends, and the reaper releases its token (endLingerLocked).
 //
 // A hold lingers until WithLinger's time after its grant, not after the last Unlock. So other
 // Clients wait for that time at most, however busy this Client is, and the gap after the row lets
@@ -29,21 +29,21 @@ func (h *hold) lingerFor(r *request) time.Duration {
 		return 0
 	case !recalls:
 		return min(r.linger, unrecalled)
-	case h.recalled, h.line.sought, !strings.HasPrefix(h.claim.Token, backend.RecallMark):
+	case h.line.recalled, h.line.sought, !strings.HasPrefix(h.claim.Token, backend.RecallMark):
 		return min(r.linger, rowTime)
 	}
 	return r.linger
 }
 
-// lingerLocked makes the ghost keep the hold of l, whose last lease was unlocked. It returns false
-// if the key must be released.
-func (h *hold) lingerLocked(l *Lease) bool {
+// lingerLocked makes the ghost keep the hold, whose last lease was unlocked. It returns false if
+// the key must be released.
+func (h *hold) lingerLocked(key string) bool {
 	c, end := h.c, h.granted.add(h.linger)
-	if h.linger == 0 || l == h.ghost || h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {
+	if h.linger == 0 || h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {
 		return false
 	}
 	if h.ghost == nil {
-		h.ghost = &Lease{hold: h, key: l.key, parent: context.Background(), since: h.granted, maxHold: never}
+		h.ghost = &Lease{hold: h, key: key, parent: context.Background(), since: h.granted, maxHold: never}
 	}
 	h.lingers = end
 	h.leases = append(h.leases, h.ghost)
@@ -52,16 +52,28 @@ func (h *hold) lingerLocked(l *Lease) bool {
 	return true
 }
 
-// reuseLocked gives the hold, which lingers, to a caller. If the hold does not suit the caller, the
-// ticket says that the ghost must be unlocked first.
+// reuseLocked gives the hold, which lingers, to a caller. If the hold does not suit the caller, it
+// ends. Then the ticket says to wait for the release, and to join again.
 func (h *hold) reuseLocked(t *turn) ticket {
 	now, _ := h.c.clock.read() // the machine may have slept since the last lease was unlocked
 	if h.line.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
-		return ticket{do: unlockFirst, lease: h.ghost}
+		freed := make(chan struct{})
+		h.endLingerLocked(freed)
+		return ticket{do: joinAgain, freed: freed}
 	}
 	h.lingers = 0
 	h.leases = h.leases[:0]
 	return ticket{do: haveLease, lease: h.addLeaseLocked(t.ctx, t.r, now)}
+}
+
+// endLingerLocked ends a hold that lingers. The reaper releases the token, so that many keys need
+// few goroutines, and then closes freed, if that is not nil.
+func (h *hold) endLingerLocked(freed chan struct{}) {
+	h.ghost.state.Store(released)
+	h.lingers, h.leases = 0, nil
+	h.c.renewer.unscheduleLocked(h)
+	h.line.endedLocked(h)
+	h.c.reaper.addLocked(&reap{claim: h.claim, times: reapOnce, freed: freed}, max(h.kept.sub(h.c.clock.now()), 0))
 }
 
 // breaks ends the linger of a key that this Client breaks, because its next caller must not get the
@@ -70,40 +82,30 @@ func (q *queue) breaks(key string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if ln := q.lines[key]; ln != nil && ln.hold != nil && ln.hold.lingers != 0 {
-		ln.hold.linger = 0
-		ln.hold.endLingerLocked()
+		ln.hold.endLingerLocked(nil)
 	}
 }
 
-// endLingerLocked unlocks the ghost in the background.
-func (h *hold) endLingerLocked() {
-	h.lingers = 0 // once
-	h.c.spawnLocked(func() { _, _ = h.ghost.unlock(context.Background()) })
-}
-
-// unlockGhost unlocks a ghost whose hold does not suit the caller. It returns nil when the caller
-// may join the line again. It returns an error as soon as the wait is over.
-func (w *wait) unlockGhost(ctx context.Context, ghost *Lease) error {
+// awaitFreed waits until a hold that did not suit the caller was released. It returns an error as
+// soon as the wait is over.
+func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	c := w.c
-	done := make(chan struct{})
-	if !c.spawn(func() {
-		defer close(done)
-		_, _ = ghost.unlock(context.Background())
-	}) {
-		return ErrClosed
-	}
-	timer := time.NewTimer(w.end.sub(c.clock.now()))
+	left := w.end.sub(c.clock.now())
+	timer := time.NewTimer(min(left, c.opts.Timeout))
 	defer timer.Stop()
 	select {
-	case <-done:
+	case <-freed:
 		return nil
 	case <-ctx.Done():
 		return withContextEnd(ctx, errHeldHere)
-	case <-timer.C:
-		return errHeldHere
 	case <-c.closing.Done():
 		return ErrClosed
+	case <-timer.C:
 	}
+	if left < c.opts.Timeout {
+		return errHeldHere
+	}
+	return noAnswer(c.opts.Timeout) // of the store, to the release
 }
 
 // recalls receives the messages by which callers of other Clients ask this Client for keys that
@@ -148,18 +150,21 @@ func (r *recalls) mark(token string) string {
 	return backend.RecallMark + r.id + backend.RecallMark + token
 }
 
-// received shortens the row of a key that a caller of another Client was refused.
+// received shortens the row of a key that a caller of another Client was refused. The message may
+// come before the reply to the attempt that took the key.
 func (r *recalls) received(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ln := r.queue.lines[strings.TrimPrefix(key, r.opts.Prefix)]
-	if ln == nil || ln.hold == nil || ln.hold.linger == 0 {
-		return // the message is late: the hold has ended, or its last caller does not let it linger
+	if ln == nil {
+		return // the message is late: the hold has ended
 	}
-	h := ln.hold
-	h.recalled, h.linger = true, min(h.linger, rowTime)
-	if h.lingers != 0 {
-		h.lingers = min(h.lingers, h.granted.add(rowTime))
-		h.c.renewer.scheduleLocked(h)
+	ln.recalled = true
+	if h := ln.hold; h != nil {
+		h.linger = min(h.linger, rowTime)
+		if h.lingers != 0 {
+			h.lingers = min(h.lingers, h.granted.add(rowTime))
+			h.c.renewer.scheduleLocked(h)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package hasp_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -172,20 +173,78 @@ func TestLinger(t *testing.T) {
 			within(t, "Close", began, 0)
 		}, 1, 1},
 		{"a release that hangs", func(t *testing.T, f *faulty, c *hasp.Client) {
-			unlock(t, lockNow(t, c, "k", lingers))
 			f.set(func(f *faulty) {
 				f.release = func(_ backend.Claim, send func() error) error { time.Sleep(time.Second); return send() }
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 			defer cancel()
+			unlock(t, lockNow(t, c, "k", lingers))
 			began := time.Now()
 			_, err := c.Lock(ctx, "k", hasp.WithFence())
 			want(t, "Lock", err, context.DeadlineExceeded)
+			within(t, "a wait of 10 ms", began, 10*time.Millisecond)
+			time.Sleep(2 * time.Second)
+			unlock(t, lockNow(t, c, "k", lingers))
+			began = time.Now()
 			_, err = c.Lock(t.Context(), "k", hasp.WithFence(), hasp.WithMaxWait(10*time.Millisecond))
 			want(t, "Lock", err, hasp.ErrHeld)
-			within(t, "two waits of 10 ms", began, 20*time.Millisecond)
+			within(t, "a wait of 10 ms", began, 10*time.Millisecond)
 			time.Sleep(2 * time.Second)
+		}, 2, 2},
+		{"a store that hangs", func(t *testing.T, f *faulty, c *hasp.Client) {
+			unlock(t, lockNow(t, c, "k", lingers))
+			f.set(func(f *faulty) { f.release = hungRelease })
+			began := time.Now()
+			_, err := c.TryLock(t.Context(), "k", hasp.WithFence())
+			want(t, "TryLock", err, hasp.ErrUnavailable)
+			within(t, "TryLock", began, hasp.DefaultTimeout)
+			f.set(func(f *faulty) { f.release = nil })
+			time.Sleep(2 * time.Hour)
 		}, 1, 1},
+		{"callers whom the hold suits and callers whom it does not", func(t *testing.T, f *faulty, c *hasp.Client) {
+			f.set(func(f *faulty) { f.acquire = slowAcquire(time.Millisecond) })
+			var all sync.WaitGroup
+			for i := range 6 {
+				all.Go(func() {
+					o := []hasp.Option{lingers, hasp.WithFence()}[i%2]
+					for range 50 {
+						if l, err := c.TryLock(t.Context(), "k", o); err == nil {
+							time.Sleep(time.Duration(i) * time.Millisecond)
+							unlock(t, l)
+						}
+						time.Sleep(time.Duration(7-i) * time.Millisecond)
+					}
+				})
+			}
+			all.Wait()
+			time.Sleep(time.Second)
+			wantFree(t, f, true)
+			a, _, _ := f.calls()
+			f.set(func(f *faulty) { f.acquired, f.released = f.acquired[:1], f.released[:1] })
+			if a < 50 {
+				t.Error("attempts", a)
+			}
+		}, 1, 1},
+		{"a Break that fails", func(t *testing.T, f *faulty, c *hasp.Client) {
+			dead, cancel := context.WithCancel(t.Context())
+			cancel()
+			for range 10 {
+				unlock(t, lockNow(t, c, "k", lingers))
+				c.Break(dead, "k")
+				time.Sleep(time.Millisecond) // for the release
+			}
+			time.Sleep(d)
+			wantFree(t, f, true)
+		}, 10, 10},
+		{"Close with many keys", func(t *testing.T, f *faulty, c *hasp.Client) {
+			for i := range 2000 {
+				unlock(t, lockNow(t, c, fmt.Sprint(i), lingers))
+			}
+			f.set(func(f *faulty) {
+				f.release = func(_ backend.Claim, send func() error) error { time.Sleep(time.Millisecond); return send() }
+			})
+			want(t, "Close", c.Close(), nil)
+		}, 2000, 2000},
 		{"a release whose answer is lost", func(t *testing.T, f *faulty, c *hasp.Client) {
 			unlock(t, lockNow(t, c, "k", lingers))
 			lost := 0
@@ -257,7 +316,8 @@ func TestRecall(t *testing.T) {
 		time.Sleep(2 * time.Millisecond)
 		wantFree(t, d, true)
 
-		// While a caller has the key, the message ends the row at its Unlock.
+		// While a caller has the key, the message ends the row at its Unlock, also if an earlier
+		// caller had no linger.
 		time.Sleep(time.Minute)
 		l := lockNow(t, c, "k", hasp.WithLinger(hour))
 		time.Sleep(20 * time.Millisecond)

@@ -146,8 +146,8 @@ func (w *wait) prepare(ctx context.Context) error {
 // take returns a lease that was handed over in the line, or one from the store.
 func (w *wait) take(ctx context.Context) (*Lease, error) {
 	tk := w.join(ctx)
-	for tk.do == unlockFirst {
-		if err := w.unlockGhost(ctx, tk.lease); err != nil {
+	for tk.do == joinAgain {
+		if err := w.awaitFreed(ctx, tk.freed); err != nil {
 			return nil, err
 		}
 		tk = w.join(ctx)

@@ -20,6 +20,11 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 		return h.loseLocked(h.lapseLocked())
 	}
 
+	if now >= cmp.Or(h.lingers, never) {
+		h.endLingerLocked(nil)
+		return nil
+	}
+
 	// The hold goes on. End only the leases whose WithMaxHold is over.
 	var ended []*Lease
 	for i := len(h.leases) - 1; i >= 0; i-- {
@@ -36,9 +41,6 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 		h.loseLocked(nil) // it has no lease left
 	default:
 		h.c.renewer.scheduleLocked(h)
-	}
-	if now >= cmp.Or(h.lingers, never) {
-		h.endLingerLocked()
 	}
 	return ended
 }

@@ -265,7 +265,8 @@ func WithMinHold(d time.Duration) Option {
 // may still get the broken hold.
 //
 // The option has no effect on a lease that is shared, fenced, extended or not renewed, on one with
-// a min hold, a max hold or slots, and on a store in this process. A negative d is ErrInvalid.
+// a min hold, a max hold or slots, under re-entry, with LockAll, DoAll and Lead, and on a store in
+// this process. A negative d is ErrInvalid.
 func WithLinger(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 {

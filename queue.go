@@ -57,12 +57,13 @@ type line struct {
 	hold    *hold     // the head's, until it is lost or released
 	answers           // of the store to the head
 
-	callers int32   // including the head
-	turns   int32   // holds in a row while other callers of this Client waited
-	hasHead bool    // one of the callers is at the head
-	sought  bool    // the head's hold came after a refusal, so others may want the key
-	pace    pace    // how the key is shared with other Clients
-	gapEnds instant // when the last gap ends or has ended
+	callers  int32   // including the head
+	turns    int32   // holds in a row while other callers of this Client waited
+	hasHead  bool    // one of the callers is at the head
+	sought   bool    // the head's hold came after a refusal, so others may want the key
+	recalled bool    // another Client wants the key, so the hold lingers for rowTime at most
+	pace     pace    // how the key is shared with other Clients
+	gapEnds  instant // when the last gap ends or has ended
 }
 
 // turn is one caller of a line.
@@ -77,8 +78,9 @@ type turn struct {
 // ticket says what a caller does next.
 type ticket struct {
 	do    step
-	lease *Lease // for haveLease
-	err   error  // for giveUp
+	lease *Lease          // for haveLease
+	freed <-chan struct{} // for joinAgain
+	err   error           // for giveUp
 
 	// For mayAsk.
 	lastAnswer error         // the line's last answer; errHeldHere if the last head held the key
@@ -88,11 +90,11 @@ type ticket struct {
 type step int
 
 const (
-	mayAsk      step = iota // ask the store
-	mustWait                // wait for another ticket
-	haveLease               // use the lease, which was handed over; the line counts its hold
-	unlockFirst             // unlock the lease, a ghost, and join again; the line does not count the caller yet
-	giveUp                  // return err; the line does not count the caller any more
+	mayAsk    step = iota // ask the store
+	mustWait              // wait for another ticket
+	haveLease             // use the lease, which was handed over; the line counts its hold
+	joinAgain             // wait until freed is closed, and join again; the line does not count the caller yet
+	giveUp                // return err; the line does not count the caller any more
 )
 
 // errHeldHere says that another caller of this Client has the key, had it until a moment
@@ -228,6 +230,7 @@ func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 // endedLocked removes the caller whose hold h has ended. The next caller may ask the store.
 func (ln *line) endedLocked(h *hold) {
 	ln.q.open--
+	ln.recalled = false
 	ln.sought = ln.sought || h.ghost != nil // others may have waited while the key lingered, so a gap follows
 	if h.first.slot > 0 {
 		select {

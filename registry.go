@@ -293,7 +293,7 @@ func Register(strategy string, open func(ctx context.Context, c Config) (backend
 	if _, taken := registry.openers[strategy]; taken {
 		panic("hasp: Register: strategy " + strategy + " is registered already")
 	}
-	registry.openers[strategy] = opener{open, params}
+	registry.openers[strategy] = opener{open, slices.Clone(params)}
 }
 
 // Strategies returns the names of the registered strategies, sorted.

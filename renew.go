@@ -131,13 +131,14 @@ func (r *renewer) unscheduleLocked(h *hold) {
 func (r *renewer) closeLocked() (ended []*Lease) {
 	for len(r.holds) > 0 {
 		h := r.holds[0].hold
+		if h.lingers != 0 {
+			h.endLingerLocked(nil)
+			continue
+		}
 		for _, l := range h.leases {
 			l.state.Store(closed)
 		}
 		ended = append(ended, h.leases...)
-		if h.lingers != 0 {
-			h.endLingerLocked()
-		}
 		r.unscheduleLocked(h)
 	}
 	return ended
@@ -188,9 +189,9 @@ func (r *renewer) serveLocked(now instant) (gone []*Lease) {
 		if r.holds[0].next > now && !isDue {
 			break
 		}
-		if ended := h.endExpiredLocked(now); len(ended) > 0 {
-			gone = append(gone, ended...)
-			continue
+		gone = append(gone, h.endExpiredLocked(now)...)
+		if h.index < 0 {
+			continue // it has ended
 		}
 
 		if isDue {

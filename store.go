@@ -273,11 +273,20 @@ type reaper struct {
 // reap is one token to be released.
 type reap struct {
 	claim  backend.Claim
-	keep   instant // the release leaves the key taken until then, for WithMinHold; 0 if it does not
-	at     instant // of the next try, by clock.awake
-	until  instant // by clock.awake, when the token has expired in the store
-	times  int     // releases that are still to be answered
-	failed int     // releases that were not answered, since the last answer
+	keep   instant       // the release leaves the key taken until then, for WithMinHold; 0 if it does not
+	at     instant       // of the next try, by clock.awake
+	until  instant       // by clock.awake, when the token has expired in the store
+	times  int           // releases that are still to be answered
+	failed int           // releases that were not answered, since the last answer
+	freed  chan struct{} // closed when the token is not in the store any more; nil if nobody waits for that
+}
+
+// over tells who waits that the token is not in the store any more.
+func (x *reap) over() {
+	if x.freed != nil {
+		close(x.freed)
+		x.freed = nil
+	}
 }
 
 // backoff returns how long to wait before the next try.
@@ -315,6 +324,7 @@ func (r *reaper) addHoldLocked(h *hold, keep instant, failed int) {
 // addLocked queues x. Kept is how long the store may still keep its token.
 func (r *reaper) addLocked(x *reap, kept time.Duration) {
 	if len(r.queue) >= maxReaps {
+		x.over()
 		return
 	}
 
@@ -374,6 +384,7 @@ func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 		}
 		r.queue[0], r.queue = nil, r.queue[1:]
 		if drop {
+			x.over()
 			continue
 		}
 		if x.failed > 0 && r.active >= maxRepeats {
@@ -407,6 +418,7 @@ func (r *reaper) try(x *reap) {
 	// without an answer does not count.
 	now := r.clock.awake()
 	if settled {
+		x.over()
 		x.times--
 		x.failed = 0
 		x.at = now.add(r.opts.Timeout)
