@@ -11,8 +11,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/memlock"
 )
 
 // underLock is the calls that run a function while they hold "k".
@@ -167,25 +165,4 @@ func TestZeroLeasesHoldNothing(t *testing.T) {
 	if n, err := len(ls.All()), errors.Join(ls.Err(), ls.Unlock(t.Context())); n != 0 || err != nil {
 		t.Errorf("%d leases, %v", n, err)
 	}
-}
-
-// A panic at a later key leaves none of the keys locked.
-func TestLockAllUnlocksIfALockerPanics(t *testing.T) {
-	c := await.Value(memlock.New(nil))
-	defer c.Close()
-	func() {
-		defer func() {
-			if r := recover(); r != "bug" {
-				t.Errorf("recovered %v", r)
-			}
-		}()
-		panicky := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-			if key == "b" {
-				panic("bug") // as a wrapper with a bug does
-			}
-			return c.Lock(ctx, key, opts...)
-		})
-		hasp.LockAll(t.Context(), panicky, []string{"a", "b"})
-	}()
-	unlock(t, lockNow(t, c, "a", hasp.WithMaxWait(0)))
 }

@@ -249,17 +249,6 @@ func TestALineOfCallersDuringAnOutage(t *testing.T) {
 	}
 }
 
-func TestPollingSleepsAreBoundedByTheHoldersTerm(t *testing.T) {
-	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
-		heldByAnother(t, f, 5*time.Second)
-		start := time.Now()
-		l := lockNow(t, c, "k")
-		within(t, "Lock", start, 5*time.Second+time.Millisecond)
-		l.Unlock(t.Context())
-	})
-}
-
 // A caller that finds a key held, which was held by others a moment ago, takes
 // its place in the queue at once, rather than make an attempt that is refused.
 func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
@@ -374,59 +363,6 @@ func lockLater(t *testing.T, c *hasp.Client, ctx context.Context, opts ...hasp.O
 	}()
 	synctest.Wait()
 	return done
-}
-
-// The end of one caller's context is not another's error.
-func TestHeadCancelledDuringAnOutage(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		failing(f, 2, 3)
-		l := lockNow(t, c, "k")
-		ctx, cancel := context.WithCancel(t.Context())
-		head := lockLater(t, c, ctx)
-		next := lockLater(t, c, t.Context())
-		time.Sleep(10 * time.Second)
-		time.AfterFunc(2*time.Millisecond, cancel)
-		if err := l.Extend(t.Context(), time.Minute); err != nil { // so that it is not handed over
-			t.Fatal(err)
-		}
-		l.Unlock(t.Context())
-		want(t, "the head", <-head, context.Canceled)
-		want(t, "the next in line", <-next, nil)
-	})
-}
-
-// If the store is healthy, callers in line go on waiting when their head gives
-// up, although they have waited for longer than Timeout.
-func TestHeadThatGivesUpEndsNoOtherWait(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		heldByAnother(t, f, time.Hour)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		head := lockLater(t, c, ctx)
-		next := lockLater(t, c, t.Context())
-		want(t, "the head", <-head, hasp.ErrHeld)
-		synctest.Wait()
-		select {
-		case err := <-next:
-			t.Fatalf("the next in line: %v, want it to wait", err)
-		default:
-		}
-		want(t, "Break", c.Break(t.Context(), "k"), nil)
-		want(t, "the next in line", <-next, nil)
-	})
-}
-
-// Two short faults with a good answer between them are not one long outage.
-func TestFaultsFarApartAreNotAnOutage(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		failing(f, 1, 3)
-		l := lockNow(t, c, "k")
-		b, d := lockLater(t, c, t.Context()), lockLater(t, c, t.Context())
-		time.Sleep(10 * time.Second)
-		l.Unlock(t.Context())
-		want(t, "Lock", <-b, nil)
-		want(t, "Lock", <-d, nil)
-	})
 }
 
 // A wait that is nearly over, or shorter than a round trip, is not an outage.
