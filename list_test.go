@@ -155,7 +155,7 @@ func TestListIsLeft(t *testing.T) {
 	}
 }
 
-// Close in the loop's body ends the list, and does not wait for it.
+// The loop's body may call the Client. Close ends the list, and does not wait for it.
 func TestCloseDuringAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := await.Value(memlock.New(nil))
@@ -165,6 +165,9 @@ func TestCloseDuringAList(t *testing.T) {
 		turns, last := 0, error(nil)
 		for _, err := range c.List(t.Context(), "") {
 			turns, last = turns+1, err
+			if turns == 1 { // the store is not locked
+				want(t, "Inspect", errOf(c.Inspect(t.Context(), "0")), nil)
+			}
 			c.Close()
 		}
 		if turns != 2 {

@@ -280,7 +280,12 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 
 func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &stuck{faulty: heldByAnother(t, newFaulty(), time.Hour), release: make(chan struct{})}
+		f, granted := heldByAnother(t, newFaulty(), time.Hour), make(chan struct{})
+		d := &hooked{Driver: f.Driver, traits: f.Traits()}
+		d.wait = func(_ context.Context, c backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+			<-granted
+			return f.Driver.Acquire(context.Background(), c)
+		}
 		c := await.Value(hasp.New(d, nil))
 		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // the refusal still counts
 		defer cancel()
@@ -289,23 +294,12 @@ func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 		within(t, "Lock with a context that ends after 900 ms", start, 950*time.Millisecond)
 		want(t, "Lock", err, hasp.ErrHeld)
 		want(t, "Lock", err, context.DeadlineExceeded)
-		d.faulty.Break(t.Context(), "k")
-		close(d.release) // now it is granted, and nobody wants it
+		f.Break(t.Context(), "k")
+		close(granted) // now it is granted, and nobody wants it
 		synctest.Wait()
-		freed(t, d.faulty, "k", "the late grant was left behind")
+		freed(t, f, "k", "the late grant was left behind")
 		c.Close()
 	})
-}
-
-// stuck is a Waiter that ignores its context.
-type stuck struct {
-	*faulty
-	release chan struct{}
-}
-
-func (s *stuck) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	<-s.release
-	return s.faulty.Driver.Acquire(ctx, c)
 }
 
 // An outage that a Waiter has ridden out is not ridden out again by the
