@@ -127,35 +127,6 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 	})
 }
 
-// Callers that give up at the very moment they are handed the key pass it on.
-func TestCancelAgainstHandOver(t *testing.T) {
-	c := await.Value(hasp.New(newFaulty(), nil))
-	defer c.Close()
-	var wg sync.WaitGroup
-	inside := 0
-	rounds := 2000
-	for i := range 16 {
-		wg.Go(func() {
-			for j := range rounds {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Duration((i*j)%97)*time.Microsecond)
-				if l, err := c.Lock(ctx, "k"); err == nil {
-					if inside++; inside != 1 {
-						t.Error("two inside")
-					}
-					inside--
-					want(t, "Unlock", l.Unlock(ctx), nil)
-				} else if !errors.Is(err, context.DeadlineExceeded) {
-					t.Error(err)
-				}
-				cancel()
-			}
-		})
-	}
-	wg.Wait()
-	l := lockNow(t, c, "k") // nothing was left behind
-	l.Unlock(t.Context())
-}
-
 // An Unlock under way and a Break at the same time: the hold is not renewed
 // after Unlock, nor given up twice.
 func TestBreakDuringUnlock(t *testing.T) {

@@ -125,7 +125,7 @@ func TestLinger(t *testing.T) {
 		}, 1, 1},
 		{"a gap follows", func(t *testing.T, f *faulty, c *hasp.Client) {
 			unlock(t, lockNow(t, c, "k", lingers))
-			time.Sleep(d + time.Millisecond)
+			time.Sleep(d + time.Millisecond/2) // the gap lasts for longer than that
 			began := time.Now()
 			unlock(t, lockNow(t, c, "k"))
 			if time.Since(began) == 0 {

@@ -232,43 +232,6 @@ func TestOneOfSeveralLockAllsWithoutWaitWins(t *testing.T) {
 	})
 }
 
-// Callers of overlapping sets all get their turns, and exclude one another.
-func TestLockAllsOfOverlappingSets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		var holders [8]atomic.Int32
-		for i, err := range rivals(t, 8, func(_ int, c *hasp.Client) error {
-			for range 20 {
-				var keys []string
-				var which []int
-				for _, k := range rand.Perm(len(holders))[:4] {
-					keys, which = append(keys, fmt.Sprint(k)), append(which, k)
-				}
-				ls, err := hasp.LockAll(ctx, c, keys)
-				if err != nil {
-					return err
-				}
-				for _, k := range which {
-					if holders[k].Add(1) != 1 {
-						return fmt.Errorf("key %d has two holders", k)
-					}
-				}
-				time.Sleep(rand.N(5 * time.Millisecond))
-				for _, k := range which {
-					holders[k].Add(-1)
-				}
-				if err := ls.Unlock(ctx); err != nil {
-					return err
-				}
-			}
-			return nil
-		}) {
-			want(t, fmt.Sprint("caller ", i), err, nil)
-		}
-	})
-}
-
 // A Client that takes the same keys again and again leaves them to others as Lock does.
 func TestLockAllLeavesGaps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -353,31 +316,32 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 	}
 }
 
-// If Observe panics or ends the goroutine in one of the attempts, LockAll does so, and keeps no key.
-func TestLockAllWithAnObserverThatPanics(t *testing.T) {
+// If Observe panics or ends the goroutine at one of several keys, as it is locked or unlocked, LockAll
+// or Unlock does so, and no key is kept.
+func TestSeveralKeysWithAnObserverThatPanics(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
-		t.Run(name, func(t *testing.T) {
-			var c *hasp.Client
-			withClient(t, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-				if e.Kind == hasp.EventAcquired && e.Key == "001" {
-					end()
-				}
-			}}, func(t *testing.T, f *faulty, client *hasp.Client) {
-				c = client
-				recovered := make(chan any)
-				go func() {
-					defer func() { recovered <- recover() }()
-					hasp.LockAll(t.Context(), c, several(3))
-					t.Error("LockAll has returned")
-				}()
-				if v := <-recovered; v != nil && v != "oops" || v == nil && name == "panic" {
-					t.Errorf("recovered %v", v)
-				}
-				for _, key := range several(3) {
-					freed(t, f, key, key+" is held")
-				}
-				nothingLeft(t, c)
+		for _, at := range []hasp.EventKind{hasp.EventAcquired, hasp.EventReleased} {
+			t.Run(fmt.Sprint(name, at), func(t *testing.T) {
+				withClient(t, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
+					if e.Kind == at && e.Key == "001" {
+						end()
+					}
+				}}, func(t *testing.T, f *faulty, c *hasp.Client) {
+					recovered := make(chan any)
+					go func() {
+						defer func() { recovered <- recover() }()
+						hasp.DoAll(t.Context(), c, several(3), func(context.Context, *hasp.Leases) error { return nil })
+						t.Error("DoAll has returned")
+					}()
+					if v := <-recovered; v != nil && v != "oops" || v == nil && name == "panic" {
+						t.Errorf("recovered %v", v)
+					}
+					for _, key := range several(3) {
+						freed(t, f, key, key+" is held")
+					}
+					nothingLeft(t, c)
+				})
 			})
-		})
+		}
 	}
 }

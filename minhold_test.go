@@ -232,22 +232,6 @@ func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
 	})
 }
 
-// Nothing was done under the keys of a LockAll that fails. So its min hold keeps none of
-// them, also if it re-enters a lease.
-func TestLockAllThatFailsKeepsNothing(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		held := lockNow(t, c, "z")
-		outer := lockNow(t, c, "b")
-		_, err := hasp.LockAll(outer.Context(), c, []string{"a", "b", "z"}, hasp.WithMaxWait(time.Second), hasp.WithMinHold(time.Hour))
-		want(t, "LockAll", err, hasp.ErrHeld)
-		unlock(t, outer)
-		unlock(t, held)
-		for _, key := range []string{"a", "b"} {
-			freed(t, f, key, key+" is kept")
-		}
-	})
-}
-
 func TestLockAllKeepsEachKey(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		all, err := hasp.LockAll(t.Context(), c, []string{"a", "b"}, hasp.WithMinHold(time.Hour))

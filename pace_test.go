@@ -14,29 +14,36 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// crowd is callers of several Clients that poll for one key, and hold it again and again.
+// crowd is callers of several Clients that want one key, and hold it again and again.
 type crowd struct {
 	clients, callers int
+	ordered          bool // the driver queues the callers; otherwise they poll
 	trip, hold       time.Duration
 	settles, lasts   time.Duration // until what the callers do is counted, and for how long
+	opts             []hasp.Option
 
-	mu       sync.Mutex // guards all below
-	shares   []float64  // holds of each caller
-	attempts int
+	mu       sync.Mutex    // guards all below
+	inside   map[int]bool  // by slot, which is 0 without slots
+	most     int           // at once
+	shares   []float64     // holds of each caller
+	attempts int           // if they poll
 	longest  time.Duration // wait
 }
 
 // run returns the number of holds, and Jain's index of the callers' shares.
 func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
-	w.shares = make([]float64, w.callers)
+	w.shares, w.inside = make([]float64, w.callers), map[int]bool{}
 	begins := time.Now().Add(w.settles)
 	ctx, cancel := context.WithTimeout(t.Context(), w.settles+w.lasts)
 	defer cancel()
-	count := func(note func()) {
+	locked := func(note func()) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
+		note()
+	}
+	count := func(note func()) {
 		if !time.Now().Before(begins) {
-			note()
+			locked(note)
 		}
 	}
 
@@ -48,19 +55,31 @@ func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 			count(func() { w.attempts++ })
 			return send()
 		}
-		c := await.Value(hasp.New(f, nil))
+		var d backend.Driver = f
+		if w.ordered {
+			d = f.Driver
+		}
+		c := await.Value(hasp.New(d, nil))
 		defer c.Close()
 		for j := i; j < w.callers; j += w.clients {
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					asked := time.Now()
-					l, err := c.Lock(ctx, "k")
+					l, err := c.Lock(ctx, "k", w.opts...)
 					count(func() { w.longest = max(w.longest, time.Since(asked)) })
 					if err != nil {
 						return
 					}
 					count(func() { w.shares[j]++ })
+					locked(func() {
+						if w.inside[l.Slot()] {
+							t.Errorf("two leases of slot %d", l.Slot())
+						}
+						w.inside[l.Slot()] = true
+						w.most = max(w.most, len(w.inside))
+					})
 					time.Sleep(w.hold)
+					locked(func() { delete(w.inside, l.Slot()) })
 					l.Unlock(context.Background())
 				}
 			})
@@ -205,46 +224,6 @@ func TestALineThatFormsBehindAHolderGetsTheKey(t *testing.T) {
 			wg.Wait()
 		})
 	}
-}
-
-// The first caller after a row leaves during the gap. The next one waits for the rest of it.
-func TestGapOutlastsACallerThatLeaves(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		var asked, freed []time.Time
-		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			asked = append(asked, time.Now())
-			time.Sleep(100 * time.Microsecond)
-			return send()
-		}
-		ctx, leave := context.WithCancel(t.Context())
-		f.release = func(_ backend.Claim, send func() error) error {
-			freed = append(freed, time.Now())
-			time.AfterFunc(100*time.Microsecond, leave)
-			return send()
-		}
-
-		first := lockNow(t, c, "k")
-		var wg sync.WaitGroup
-		for i := range 8 {
-			ctx := ctx
-			if i != 5 { // the sixth caller comes after the row
-				ctx = t.Context()
-			}
-			wg.Go(func() {
-				if l, err := c.Lock(ctx, "k"); err == nil {
-					time.Sleep(3 * time.Millisecond)
-					l.Unlock(t.Context())
-				}
-			})
-			synctest.Wait()
-		}
-		time.Sleep(3 * time.Millisecond)
-		first.Unlock(t.Context())
-		wg.Wait()
-		if len(asked) < 2 || asked[1].Sub(freed[0]) < 200*time.Microsecond {
-			t.Errorf("asked at %v, freed at %v: want a gap of two round trips", asked, freed)
-		}
-	})
 }
 
 // A caller that waits at one hold asks seldom. It is still the same hold if a busy machine

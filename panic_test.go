@@ -135,27 +135,6 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 	}
 }
 
-// If Observe panics while one of several leases is unlocked, the others are unlocked all the same.
-func TestUnlockOfSeveralThatPanics(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var over atomic.Bool
-		c := await.Value(memlock.New(&hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-			if e.Kind == hasp.EventReleased && over.CompareAndSwap(false, true) {
-				panic("the observer's")
-			}
-		}}))
-		defer c.Close()
-		func() {
-			defer func() { recover() }()
-			hasp.DoAll(t.Context(), c, []string{"a", "b", "c"}, func(context.Context, *hasp.Leases) error { return nil })
-		}()
-		for _, key := range []string{"a", "b", "c"} {
-			_, err := c.TryLock(t.Context(), key)
-			want(t, key, err, nil)
-		}
-	})
-}
-
 // A context whose error cannot be compared does not make Lock panic.
 func TestErrorOfAContextThatCannotBeCompared(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {

@@ -31,8 +31,11 @@ func TestLineOfCallers(t *testing.T) {
 		{"a row of hand-overs ends, and the next caller leaves a gap", false, []string{
 			"join a -> a asks", "join b -> b waits", "join c -> c waits", "got a ->", "sleep 50ms ->",
 			"hand a -> refused", "end a -> b asks later", "sleep 200ms ->", "got b ->", "end b -> c asks", "fail c ->"}},
+		{"the head gives up in a gap, and the next caller leaves the rest of it", false, []string{
+			"join a -> a asks", "join b -> b waits", "join c -> c waits", "got a ->", "sleep 50ms ->",
+			"end a -> b asks later", "fail b -> c asks later", "fail c ->"}},
 		{"the head gives up", false, []string{
-			"join a -> a asks", "join b -> b waits", "fail a -> b asks", "fail b ->"}},
+			"join a -> a asks", "join b -> b waits", "held a ->", "sleep 1m ->", "fail a -> b asks", "fail b ->"}},
 		{"a caller leaves the line", false, []string{
 			"join a -> a asks", "join b -> b waits", "join c -> c waits", "quit b ->", "got a ->", "end a -> c asks", "fail c ->"}},
 		{"a caller leaves when it has become the head", false, []string{
@@ -51,6 +54,9 @@ func TestLineOfCallers(t *testing.T) {
 			"fail a -> b gone, c asks", "fail c ->"}},
 		{"an answer ends the outage", false, []string{
 			"join a -> a asks", "outage a ->", "join b -> b waits", "sleep 2s ->", "held a ->", "sleep 1s ->", "fail a -> b asks", "fail b ->"}},
+		{"a hold ends the outage", false, []string{
+			"join a -> a asks", "outage a ->", "join b -> b waits", "got a ->", "end a -> b asks", "join c -> c waits",
+			"sleep 3s ->", "outage b ->", "fail b -> c asks later", "fail c ->"}},
 		{"an Ordered driver has the queue", true, []string{
 			"join a -> a asks", "join b -> b asks", "try c -> c gone", "got a ->", "got b ->", "end a ->", "end b ->", "try c -> c asks", "fail c ->"}},
 		{"a TryLock at an Ordered driver asks in an outage", true, []string{

@@ -193,29 +193,6 @@ func TestASickClaimDelaysOnlyItself(t *testing.T) {
 	})
 }
 
-// While the calls for long terms hang, one after another, short terms are renewed.
-func TestAHungPartDelaysNoShorterTerm(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if c.TTL > time.Second {
-				return hungRenew(ctx, c, send)
-			}
-			return send()
-		}
-		long := make([]*hasp.Lease, 100)
-		for i := range long {
-			long[i] = lockNow(t, c, fmt.Sprint("long", i))
-			time.Sleep(50 * time.Millisecond)
-		}
-		short := lockNow(t, c, "short", hasp.WithTTL(time.Second))
-		time.Sleep(hasp.DefaultTTL)
-		unlock(t, short)
-		for _, l := range long {
-			want(t, "long", l.Unlock(t.Context()), hasp.ErrLost)
-		}
-	})
-}
-
 func TestDriverThatAnswersTwiceAndLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &chatty{faulty: newFaulty()}

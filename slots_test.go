@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,76 +19,21 @@ import (
 // Callers of several Clients never hold more than n slots, and hold all of them. Each
 // gets its share, and the one that looks makes few calls.
 func TestSlotsAreShared(t *testing.T) {
-	const clients, callers, n = 4, 64, 8
+	const n = 8
 	for _, ordered := range []bool{false, true} {
-		t.Run(fmt.Sprintf("ordered=%t", ordered), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-				defer cancel()
-				store := new(memlock.Store)
-				var mu sync.Mutex // guards all below
-				attempts, longest := 0, time.Duration(0)
-				shares, inside := make([]int, callers), map[int]bool{} // by caller, by slot
-				most := 0
-				var wg sync.WaitGroup
-				for i := range clients {
-					var d backend.Driver = store.Driver()
-					if !ordered {
-						d = &faulty{Driver: store.Driver().(Driver), acquire: func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-							time.Sleep(200 * time.Microsecond)
-							mu.Lock()
-							attempts++
-							mu.Unlock()
-							return send()
-						}}
-					}
-					c := await.Value(hasp.New(d, nil))
-					defer c.Close()
-					for j := i; j < callers; j += clients {
-						wg.Go(func() {
-							for ctx.Err() == nil {
-								asked := time.Now()
-								l, err := c.Lock(ctx, "k", hasp.WithSlots(n), hasp.WithFence())
-								if err != nil {
-									return
-								}
-								mu.Lock()
-								if inside[l.Slot()] || l.Slot() >= n {
-									t.Errorf("two leases of slot %d of %d", l.Slot(), n)
-								}
-								inside[l.Slot()] = true
-								most = max(most, len(inside))
-								longest = max(longest, time.Since(asked))
-								shares[j]++
-								mu.Unlock()
-								time.Sleep(rand.N(20 * time.Millisecond))
-								mu.Lock()
-								delete(inside, l.Slot())
-								mu.Unlock()
-								l.Unlock(context.Background())
-							}
-						})
-					}
-				}
-				wg.Wait()
-
-				total := 0
-				for j, s := range shares {
-					total += s
-					if s == 0 {
-						t.Errorf("caller %d got no slot", j)
-					}
-				}
-				t.Logf("%d leases, %d at once, longest wait %v, %d attempts", total, most, longest, attempts)
-				if most != n {
-					t.Errorf("at most %d of %d slots were held", most, n)
-				}
-				mu.Lock() // an Acquire whose Lock has ended may still be on its way
-				defer mu.Unlock()
-				if attempts > 5*n*total {
-					t.Errorf("%d attempts for %d leases", attempts, total)
-				}
-			})
+		synctest.Test(t, func(t *testing.T) {
+			w := &crowd{clients: 4, callers: 64, ordered: ordered, trip: 200 * time.Microsecond, hold: 10 * time.Millisecond, lasts: 10 * time.Second,
+				opts: []hasp.Option{hasp.WithSlots(n), hasp.WithFence()}}
+			holds, _ := w.run(t, new(memlock.Store))
+			if slices.Contains(w.shares, 0) {
+				t.Errorf("ordered %t: a caller got no slot: %v", ordered, w.shares)
+			}
+			if w.most != n {
+				t.Errorf("ordered %t: at most %d of %d slots were held", ordered, w.most, n)
+			}
+			if float64(w.attempts) > 5*n*holds {
+				t.Errorf("ordered %t: %d attempts for %v leases", ordered, w.attempts, holds)
+			}
 		})
 	}
 }

@@ -249,17 +249,6 @@ func TestALineOfCallersDuringAnOutage(t *testing.T) {
 	}
 }
 
-func TestPollingSleepsAreBoundedByTheHoldersTerm(t *testing.T) {
-	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
-		heldByAnother(t, f, 5*time.Second)
-		start := time.Now()
-		l := lockNow(t, c, "k")
-		within(t, "Lock", start, 5*time.Second+time.Millisecond)
-		l.Unlock(t.Context())
-	})
-}
-
 // A caller that finds a key held, which was held by others a moment ago, takes
 // its place in the queue at once, rather than make an attempt that is refused.
 func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
@@ -291,7 +280,12 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 
 func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &stuck{faulty: heldByAnother(t, newFaulty(), time.Hour), release: make(chan struct{})}
+		f, granted := heldByAnother(t, newFaulty(), time.Hour), make(chan struct{})
+		d := &hooked{Driver: f.Driver, traits: f.Traits()}
+		d.wait = func(_ context.Context, c backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+			<-granted
+			return f.Driver.Acquire(context.Background(), c)
+		}
 		c := await.Value(hasp.New(d, nil))
 		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // the refusal still counts
 		defer cancel()
@@ -300,23 +294,12 @@ func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 		within(t, "Lock with a context that ends after 900 ms", start, 950*time.Millisecond)
 		want(t, "Lock", err, hasp.ErrHeld)
 		want(t, "Lock", err, context.DeadlineExceeded)
-		d.faulty.Break(t.Context(), "k")
-		close(d.release) // now it is granted, and nobody wants it
+		f.Break(t.Context(), "k")
+		close(granted) // now it is granted, and nobody wants it
 		synctest.Wait()
-		freed(t, d.faulty, "k", "the late grant was left behind")
+		freed(t, f, "k", "the late grant was left behind")
 		c.Close()
 	})
-}
-
-// stuck is a Waiter that ignores its context.
-type stuck struct {
-	*faulty
-	release chan struct{}
-}
-
-func (s *stuck) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	<-s.release
-	return s.faulty.Driver.Acquire(ctx, c)
 }
 
 // An outage that a Waiter has ridden out is not ridden out again by the
@@ -374,59 +357,6 @@ func lockLater(t *testing.T, c *hasp.Client, ctx context.Context, opts ...hasp.O
 	}()
 	synctest.Wait()
 	return done
-}
-
-// The end of one caller's context is not another's error.
-func TestHeadCancelledDuringAnOutage(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		failing(f, 2, 3)
-		l := lockNow(t, c, "k")
-		ctx, cancel := context.WithCancel(t.Context())
-		head := lockLater(t, c, ctx)
-		next := lockLater(t, c, t.Context())
-		time.Sleep(10 * time.Second)
-		time.AfterFunc(2*time.Millisecond, cancel)
-		if err := l.Extend(t.Context(), time.Minute); err != nil { // so that it is not handed over
-			t.Fatal(err)
-		}
-		l.Unlock(t.Context())
-		want(t, "the head", <-head, context.Canceled)
-		want(t, "the next in line", <-next, nil)
-	})
-}
-
-// If the store is healthy, callers in line go on waiting when their head gives
-// up, although they have waited for longer than Timeout.
-func TestHeadThatGivesUpEndsNoOtherWait(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		heldByAnother(t, f, time.Hour)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		head := lockLater(t, c, ctx)
-		next := lockLater(t, c, t.Context())
-		want(t, "the head", <-head, hasp.ErrHeld)
-		synctest.Wait()
-		select {
-		case err := <-next:
-			t.Fatalf("the next in line: %v, want it to wait", err)
-		default:
-		}
-		want(t, "Break", c.Break(t.Context(), "k"), nil)
-		want(t, "the next in line", <-next, nil)
-	})
-}
-
-// Two short faults with a good answer between them are not one long outage.
-func TestFaultsFarApartAreNotAnOutage(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		failing(f, 1, 3)
-		l := lockNow(t, c, "k")
-		b, d := lockLater(t, c, t.Context()), lockLater(t, c, t.Context())
-		time.Sleep(10 * time.Second)
-		l.Unlock(t.Context())
-		want(t, "Lock", <-b, nil)
-		want(t, "Lock", <-d, nil)
-	})
 }
 
 // A wait that is nearly over, or shorter than a round trip, is not an outage.
