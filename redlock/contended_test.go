@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -23,12 +21,6 @@ type crowd struct {
 	vs      redistest.VirtualServers
 	drivers []*driver
 	number  atomic.Int64 // of tokens
-
-	mu     sync.Mutex // guards all below
-	holder string
-	grants []time.Time
-	served []int         // by client
-	waited time.Duration // the longest
 }
 
 // trip is how long a node's answer takes.
@@ -36,7 +28,7 @@ const trip = 200 * time.Microsecond
 
 func newCrowd(t *testing.T, nodes, clients int) *crowd {
 	await.Crowd(t)
-	c := &crowd{t: t, vs: redistest.VirtualNodes(t, nodes), served: make([]int, clients)}
+	c := &crowd{t: t, vs: redistest.VirtualNodes(t, nodes)}
 	for range clients {
 		d := drives(t, c.vs.Clients(), nil)
 		c.drivers = append(c.drivers, d)
@@ -53,105 +45,12 @@ func (c *crowd) claim() backend.Claim {
 	return backend.Claim{Key: "k", Token: fmt.Sprint("token", c.number.Add(1)), Owner: "me", TTL: 30 * time.Second, Timeout: time.Second}
 }
 
-// wait makes a client wait for the key, hold it and release it.
-func (c *crowd) wait(ctx context.Context, i int, hold time.Duration) error {
-	began, claim := time.Now(), c.claim()
-	if _, err := c.drivers[i].Wait(ctx, claim); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	if c.holder != "" {
-		c.t.Errorf("%s holds the key, and so does %s", c.holder, claim.Token)
-	}
-	c.holder = claim.Token
-	c.grants = append(c.grants, time.Now())
-	c.waited = max(c.waited, time.Since(began))
-	c.served[i]++
-	c.mu.Unlock()
-	time.Sleep(hold)
-	c.mu.Lock()
-	c.holder = ""
-	c.mu.Unlock()
-	return c.drivers[i].Release(ctx, claim)
-}
-
-// contend makes all clients contend until each has held the key that often. It fails the test
-// if the key is free for longer than a second, or a client waits for longer than ten.
-func (c *crowd) contend(times int, hold time.Duration) {
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
-	defer cancel()
-	commands := c.commands()
-	c.grants = []time.Time{time.Now()}
-	enough := make(chan struct{})
-	var left atomic.Int64
-	left.Store(int64(len(c.drivers)))
-	var wg sync.WaitGroup
-	for i := range c.drivers {
-		wg.Go(func() {
-			for round := 1; ; round++ {
-				if err := c.wait(ctx, i, hold); err != nil {
-					c.t.Errorf("client %d: %v", i, err)
-					return
-				}
-				if round == times && left.Add(-1) == 0 {
-					close(enough)
-				}
-				select {
-				case <-enough:
-					return
-				case <-ctx.Done():
-					return
-				default:
-				}
-			}
-		})
-	}
-	wg.Wait()
-	n := len(c.grants) - 1
-	c.t.Logf("%d acquisitions in %v, longest gap %v, longest wait %v, %.1f commands an acquisition, shares %d to %d",
-		n, c.grants[n].Sub(c.grants[0]), c.gap(), c.waited, float64(c.commands()-commands)/float64(n), slices.Min(c.served), slices.Max(c.served))
-	if c.gap() > time.Second || c.waited > 10*time.Second {
-		c.t.Error("the key was free, or somebody waited, for too long")
-	}
-}
-
+// commands returns how many commands the nodes have got.
 func (c *crowd) commands() (total int64) {
 	for _, v := range c.vs {
 		total += v.Proxy.Count()
 	}
 	return total
-}
-
-// gap returns the longest time without a grant.
-func (c *crowd) gap() (longest time.Duration) {
-	for i, at := range c.grants[1:] {
-		longest = max(longest, at.Sub(c.grants[i]))
-	}
-	return longest
-}
-
-// Waiters get the key whatever fails on the node that contended attempts ask first.
-func TestWaitersDoNotNeedTheLead(t *testing.T) {
-	for name, spoil := range map[string]func(lead *redistest.VirtualServer){
-		"dead":          func(lead *redistest.VirtualServer) { lead.Proxy.Down() },
-		"hangs":         func(lead *redistest.VirtualServer) { lead.Proxy.Stall() },
-		"slow":          func(lead *redistest.VirtualServer) { lead.Proxy.Delay(200 * time.Millisecond) },
-		"has an orphan": func(lead *redistest.VirtualServer) { lead.Mini.Set("k", "somebody's") },
-		"has errors":    spoilMark,
-		"does not vote": func(lead *redistest.VirtualServer) { lead.Restart(false) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c := newCrowd(t, 5, 5)
-				c.contend(1, 0)
-				spoil(c.vs[0])
-				c.served, c.waited = make([]int, 5), 0
-				c.contend(1, 5*time.Millisecond)
-				c.vs[0].Proxy.Flow()
-			})
-		})
-	}
 }
 
 // waits makes one client wait, runs after, and returns how long after that the client
@@ -160,21 +59,22 @@ func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 5, 2)
 		before(c)
-		had := make(chan time.Time, 1)
-		go func() {
-			if err := c.wait(t.Context(), 0, 0); err != nil {
-				t.Error(err)
-			}
-			had <- c.grants[0]
-		}()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		w := startWait(ctx, c.drivers[0], c.claim())
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		if len(had) > 0 {
+		select {
+		case <-w.done:
 			t.Error("a key that is held was had")
+		default:
 		}
 		after(c)
 		began := time.Now()
-		late = (<-had).Sub(began)
+		if <-w.done; w.err != nil {
+			t.Error(w.err)
+		}
+		late = time.Since(began)
 	})
 	return late
 }
@@ -218,11 +118,15 @@ func TestWaitersNoticeAnUnpublishedRelease(t *testing.T) {
 
 func TestWaitersAreWokenByARelease(t *testing.T) {
 	for name, spoil := range map[string]func(c *crowd){
-		"all well":        func(*crowd) {},
-		"one node dead":   func(c *crowd) { c.vs[0].Proxy.Down() },
-		"another is dead": func(c *crowd) { c.vs[4].Proxy.Down() },
-		"two are dead":    func(c *crowd) { c.vs[0].Proxy.Down(); c.vs[3].Proxy.Down() },
-		"one hangs":       func(c *crowd) { c.vs[0].Proxy.Stall() },
+		"all well":                 func(*crowd) {},
+		"one node dead":            func(c *crowd) { c.vs[0].Proxy.Down() },
+		"another is dead":          func(c *crowd) { c.vs[4].Proxy.Down() },
+		"two are dead":             func(c *crowd) { c.vs[0].Proxy.Down(); c.vs[3].Proxy.Down() },
+		"one hangs":                func(c *crowd) { c.vs[0].Proxy.Stall() },
+		"one is slow":              func(c *crowd) { c.vs[0].Proxy.Delay(200 * time.Millisecond) },
+		"one has another's record": func(c *crowd) { c.vs[0].Mini.Set("k", "somebody's") },
+		"one has errors":           func(c *crowd) { spoilMark(c.vs[0]) },
+		"one does not vote":        func(c *crowd) { c.vs[0].Restart(false) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -257,8 +161,7 @@ func TestARefusedSubscriptionIsNotRepeatedAtEachLook(t *testing.T) {
 			v.Proxy.Answer("subscribe ", "-NOPERM this user has no permissions to access one of the channels\r\n")
 			v.Proxy.Commands()
 		}
-		had := make(chan error, 1)
-		go func() { had <- c.wait(t.Context(), 0, 0) }()
+		w := startWait(t.Context(), c.drivers[0], c.claim())
 		time.Sleep(10 * time.Second)
 		asked := 0
 		for _, v := range c.vs {
@@ -276,8 +179,8 @@ func TestARefusedSubscriptionIsNotRepeatedAtEachLook(t *testing.T) {
 			t.Error(err)
 		}
 		began := time.Now()
-		if err := <-had; err != nil || time.Since(began) > 2*maxPoll {
-			t.Errorf("had after %v: %v", time.Since(began), err)
+		if <-w.done; w.err != nil || time.Since(began) > 2*maxPoll {
+			t.Errorf("had after %v: %v", time.Since(began), w.err)
 		}
 	})
 }

@@ -70,6 +70,12 @@ func aFenced(key string) backend.Claim {
 	return c
 }
 
+func aReader(key string) backend.Claim {
+	c := aClaim(key)
+	c.Shared = true
+	return c
+}
+
 // acquire takes c.Key, or stops the test.
 func (tr trial) acquire(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()

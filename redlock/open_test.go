@@ -104,20 +104,14 @@ func TestOpenReportsWhatIsWrong(t *testing.T) {
 		_, err := hasp.Open(t.Context(), c.url, nil)
 		says(t, c.url, err, true, c.want...)
 	}
-}
-
-func TestConfigReportsWhatIsWrong(t *testing.T) {
-	for _, c := range []struct {
-		nodes []string
-		want  []string
-	}{
-		{[]string{"redis://:hunter2@a,b", "redis://:hunter2@c,d"}, []string{"4 nodes"}},
-		{[]string{"redis://:hunter2@a", "redis://:hunter3@b", "redis://:hunter2@a:6379"}, []string{"twice"}},
-		{[]string{"redis://:hunter2@a", "redis://:hunter2@b", "redlock+redis://:hunter2@c"}, []string{"redis://"}},
-		{[]string{"redis://:hunter2@a", "redis://:hunter2@b", ""}, []string{"redis://"}},
+	for nodes, want := range map[[3]string]string{
+		{"redis://:hunter2@a,b", "redis://:hunter2@c", "redis://:hunter2@d"}:       "4 nodes",
+		{"redis://:hunter2@a", "redis://:hunter3@b", "redis://:hunter2@a:6379"}:    "twice",
+		{"redis://:hunter2@a", "redis://:hunter2@b", "redlock+redis://:hunter2@c"}: "redis://",
+		{"redis://:hunter2@a", "redis://:hunter2@b", ""}:                           "redis://",
 	} {
-		_, err := hasp.Config{Strategy: "redlock", Nodes: c.nodes}.Open(t.Context(), nil)
-		says(t, fmt.Sprint(c.nodes), err, true, c.want...)
+		_, err := hasp.Config{Strategy: "redlock", Nodes: nodes[:]}.Open(t.Context(), nil)
+		says(t, fmt.Sprint(nodes), err, true, want)
 	}
 }
 

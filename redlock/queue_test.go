@@ -22,7 +22,9 @@ type line struct {
 	holder  backend.Claim
 	cancels []context.CancelFunc
 	wg      sync.WaitGroup
-	served  []int // the waiters, in the order of their grants
+
+	mu     sync.Mutex // guards served
+	served []int      // the waiters, in the order of their grants
 }
 
 func newLine(t *testing.T, nodes, waiters int) *line {

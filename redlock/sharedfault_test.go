@@ -149,8 +149,9 @@ func (c *crowd) writes(times int, most time.Duration) {
 }
 
 // A leftover of a reader, on any node, keeps a writer from the key no longer than without
-// it, although readers keep coming. The readers get the key as well.
-func TestAReadersLeftover(t *testing.T) {
+// it, although readers keep coming. The readers get the key as well. A leftover of a writer on
+// the lead does not let readers pass a writer that waits.
+func TestALeftoverBesideReaders(t *testing.T) {
 	t.Parallel()
 	for _, waits := range []bool{false, true} {
 		for on := -1; on < 3; on++ {
@@ -171,20 +172,15 @@ func TestAReadersLeftover(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// A leftover of a writer on the lead does not let readers pass a writer that waits.
-func TestAWritersLeftoverBesideReaders(t *testing.T) {
-	t.Parallel()
-	for _, waits := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			c := newCrowd(t, 3, 7)
-			elsewhere(t, c.vs[0], "k")
-			stop := c.flow(1, 7, 40*time.Millisecond, waits)
-			time.Sleep(time.Second)
-			c.writes(1, 3*time.Second)
-			stop()
+		t.Run(fmt.Sprint("of a writer, waits ", waits), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCrowd(t, 3, 7)
+				elsewhere(t, c.vs[0], "k")
+				stop := c.flow(1, 7, 40*time.Millisecond, waits)
+				time.Sleep(time.Second)
+				c.writes(1, 3*time.Second)
+				stop()
+			})
 		})
 	}
 }
@@ -208,8 +204,9 @@ func (c *crowd) busy() (n int64) {
 	return n
 }
 
-// Inspect lists all members of a quorum, although one of them is missing on a node.
-func TestInspectListsAllReaders(t *testing.T) {
+// Inspect lists all members of a quorum, although one of them is missing on a node. Its renewal
+// gives it back to that node, next to the other.
+func TestAReaderThatANodeLacks(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		one, two := aReader("k"), aReader("k")
 		one.Owner, two.Owner = "one", "two"
@@ -224,5 +221,17 @@ func TestInspectListsAllReaders(t *testing.T) {
 		if err != nil || len(s.Shared) != 2 {
 			t.Errorf("%+v, %v", s, err)
 		}
+
+		if err := renewOne(tr.d, two, time.Second); err != nil {
+			t.Errorf("renewal: %v", err)
+		}
+		synctest.Wait()
+		if members, err := tr.vs[0].Mini.ZMembers("k"); err != nil || len(members) != 2 {
+			t.Errorf("node 0 has %q, %v", members, err)
+		}
+		tr.release(t, tr.d, one)
+		tr.release(t, tr.d, two)
+		synctest.Wait()
+		nothingLeft(t, "released", tr.vs)
 	})
 }

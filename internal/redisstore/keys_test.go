@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -44,28 +43,6 @@ func TestSlotIsThatOfRedis(t *testing.T) {
 	for i, name := range names {
 		if got := slot.Of(name); int64(got) != want[i].Val() {
 			t.Errorf("%q: slot %d, Redis says %d", name, got, want[i].Val())
-		}
-	}
-}
-
-// No key's lock or fence is another key's lock or fence.
-func TestNamesAreDistinct(t *testing.T) {
-	keys := odd
-	for _, key := range odd {
-		keys = append(keys, LockKey(key), DerivedKey("fence", key), DerivedKey("lock", key))
-	}
-	seen := map[string]string{}
-	done := map[string]bool{}
-	for _, key := range keys {
-		if done[key] {
-			continue
-		}
-		done[key] = true
-		for what, name := range map[string]string{"lock": LockKey(key), "fence": DerivedKey("fence", key)} {
-			if other, taken := seen[name]; taken {
-				t.Errorf("%q is the %s of %q and %s", name, what, key, other)
-			}
-			seen[name] = fmt.Sprintf("the %s of %q", what, key)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,8 +38,9 @@ func TestListOfAMasterThatIsReplaced(t *testing.T) {
 	}
 }
 
+// So no key's lock or fence is another key's.
 func TestKeyOfItsName(t *testing.T) {
-	for _, key := range []string{"k", "", "hasp:", "hasp:{", "hasp:{x}:fence:k", "hasp:{x}:lock:k", "a{b}c", "}", "\x00"} {
+	for _, key := range slices.Concat(odd, random(300), []string{"k", "hasp:", "hasp:{x}:fence:k", "hasp:{x}:lock:k"}) {
 		if got, kind, ok := keyOf(LockKey(key)); !ok || got != key || kind != "" {
 			t.Errorf("the lock of %q: got %q, %q, %t", key, got, kind, ok)
 		}

@@ -19,7 +19,7 @@ func render(path, root string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "docs", "fast.svg"), r.picture(planOf(r.Quick)), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "docs", "fast.svg"), r.picture(), 0o644); err != nil {
 		return err
 	}
 	for _, page := range []string{"README.md", "docs/performance.md"} {

@@ -180,7 +180,7 @@ func TestWhoIsRefused(t *testing.T) {
 			if w.Code != c.want {
 				t.Errorf("%s %s of %q, %q: got %d, want %d", c.method, path, c.host, c.headers, w.Code, c.want)
 			}
-			if got := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none'; script-src 'self'; ") || strings.Contains(got, "unsafe") {
+			if got := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none'; script-src 'self'; ") || !strings.Contains(got, "frame-ancestors 'none'") || strings.Contains(got, "unsafe") {
 				t.Errorf("%s: policy %q", path, got)
 			}
 			if w.Header().Get("Access-Control-Allow-Origin") != "" {
