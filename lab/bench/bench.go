@@ -115,6 +115,12 @@ func (b *bench) turns(round int, scenario string) (all []measurement) {
 				}
 			}
 		}
+	case again:
+		for _, c := range order {
+			if c.again {
+				add(b.plan.again, c, func(ctx context.Context) (figures, error) { return b.again(ctx, c, b.plan.again) })
+			}
+		}
 	case leases:
 		for _, s := range b.plan.crowds {
 			for _, c := range order {
@@ -133,7 +139,7 @@ func (b *bench) turns(round int, scenario string) (all []measurement) {
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
 		for i, scenario := range names {
-			if scenario == fair && round > 0 {
+			if (scenario == fair || scenario == again) && round > 0 {
 				continue // its turns are long
 			}
 			budget := b.plan.budget

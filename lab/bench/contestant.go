@@ -55,6 +55,7 @@ type contestant struct {
 	fair   bool   // takes part in the scenario of a contended key that is held
 	renews bool   // by itself
 	alike  bool   // the same as another if there is no contention
+	again  bool   // takes part in the scenario of one key that is locked again and again
 	most   int    // the most leases that it is measured with
 	open   opener // nil for the ring
 }
@@ -66,12 +67,15 @@ const (
 
 func contestants() []contestant {
 	return []contestant{
-		{name: "bare", group: bare, nodes: 1, waits: true, fair: true, open: openBare(false, polling)},
+		{name: "bare", group: bare, nodes: 1, again: true, waits: true, fair: true, open: openBare(false, polling)},
 		{name: "bare-batched", group: bare, nodes: 1, waits: true, fair: true, open: openBare(true, polling)},
 		{name: "bare-quorum", group: bare, nodes: 5, open: openQuorum},
-		{name: "hasp-spinlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openHasp("spinlock")},
-		{name: "hasp-pubsublock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: few, open: openHasp("pubsublock")},
-		{name: "hasp-fairlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openHasp("fairlock")},
+		{name: "hasp-spinlock", group: ours, nodes: 1, again: true, waits: true, fair: true, renews: true, most: all, open: openHasp("spinlock")},
+		{name: "hasp-pubsublock", group: ours, nodes: 1, again: true, waits: true, fair: true, renews: true, most: few, open: openHasp("pubsublock")},
+		{name: "hasp-fairlock", group: ours, nodes: 1, again: true, waits: true, fair: true, renews: true, most: all, open: openHasp("fairlock")},
+		{name: "hasp-spinlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openLingering("spinlock")},
+		{name: "hasp-pubsublock-linger", group: ours, nodes: 1, again: true, alike: true, open: openLingering("pubsublock")},
+		{name: "hasp-fairlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openLingering("fairlock")},
 		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, renews: true, most: few, open: openRedlock},
 		{name: "hasp-redlock-3", group: ours, nodes: 3, fair: true, alike: true, open: openRedlock},
 		{name: "hasp-etcdlock", group: ours, waits: true, renews: true, most: few, open: openEtcdlock},

@@ -38,8 +38,10 @@ func openURL(ctx context.Context, url string, term time.Duration) (locker, error
 	return haspLocker{c}, nil
 }
 
-func (h haspLocker) lock(ctx context.Context, key string) (held, error) {
-	lease, err := h.c.Lock(ctx, key)
+func (h haspLocker) lock(ctx context.Context, key string) (held, error) { return h.lockWith(ctx, key) }
+
+func (h haspLocker) lockWith(ctx context.Context, key string, opts ...hasp.Option) (held, error) {
+	lease, err := h.c.Lock(ctx, key, opts...)
 	if err != nil {
 		return nil, err
 	}

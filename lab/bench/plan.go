@@ -15,6 +15,7 @@ type plan struct {
 	contests []contest // of a key that is not held
 	fair     []contest // of a key that is held
 	crowds   []crowd
+	again    repetition
 }
 
 // distinct is a setting of the scenario without contention. In each round every
@@ -49,6 +50,12 @@ func (c contest) includes(d contestant) bool {
 		return d.waits
 	}
 	return d.fair && c.nodes == d.nodes
+}
+
+// repetition is the setting of the scenario in which one caller locks one key again and again.
+type repetition struct {
+	length time.Duration
+	think  time.Duration // mean pause of the caller of another process
 }
 
 // crowd is a setting of the scenario of many leases. A lone caller is measured
@@ -90,6 +97,10 @@ func (c contest) String() string {
 	return s
 }
 
+func (s repetition) String() string {
+	return fmt.Sprintf("one key again and again, another process every %v", s.think)
+}
+
 func (c crowd) String() string {
 	s := fmt.Sprintf("%s leases of %v", number(float64(c.leases)), c.term)
 	if c.five && c.leases > small {
@@ -124,10 +135,11 @@ func planOf(quick bool) plan {
 				{leases: 100, term: 3 * s, length: 1200 * ms},
 				{leases: 100, term: 3 * s, length: 1200 * ms, unreachable: true},
 			},
+			again: repetition{300 * ms, 50 * ms},
 		}
 	}
 	p := plan{
-		rounds: 3, budget: 1430 * s,
+		rounds: 3, budget: 1430 * s, again: repetition{3 * s, 100 * ms},
 		contests: []contest{
 			{waiters: 64, processes: 4, length: 400 * ms}, {waiters: 512, processes: 4, length: 400 * ms}, // shares need time to show
 			{waiters: 2, processes: 4, length: 100 * ms}, {waiters: 64, processes: 1, length: 100 * ms},
@@ -169,9 +181,10 @@ const (
 	contended   = "contended"
 	fair        = "fair" // measured in the first round only, because its turns are long
 	leases      = "leases"
+	again       = "again" // measured in the first round only
 )
 
-var scenarios = []string{uncontended, contended, leases, fair}
+var scenarios = []string{uncontended, contended, leases, fair, again}
 
 // split separates the names of scenarios, parts of names of contestants, and parts
 // of the texts of settings, which have spaces. Without a scenario it returns all of them.

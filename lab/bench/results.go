@@ -136,6 +136,7 @@ func (r *results) page() []byte {
 	for _, c := range p.fair {
 		part("One key, "+c.String(), r.crowded(section{fair, c.String()}))
 	}
+	part("One key again and again", r.repeated(p))
 	part("Many leases", r.kept(p))
 	if len(r.Notes) > 0 {
 		fmt.Fprint(&out, "\n## Notes\n\n")
