@@ -330,17 +330,14 @@ const (
 // After a loss Lead waits until fn has returned, discards the result, even if it is nil, and
 // competes again after a pause of up to 100 ms. So fn must be safe to run again, and never runs
 // twice at once in one Lead. After an outage, Lead tries again after a pause of up to a second.
-// Options.Observe reports outages and losses.
+// Options.Observe reports outages and losses, and [Client.Inspect] shows who leads.
 //
 // fn's context ends when ctx ends, or when the lease is lost, at its deadline at the latest. Then
-// lease.Err returns ErrLost after a loss, and nil if only ctx has ended. After ctx has ended, the
-// lease is renewed until fn has returned, so that no successor starts while fn cleans up. Then the
-// key is unlocked, and a successor leads at once. If the lease is lost while fn cleans up, the
-// error matches ErrLost. If fn ignores its context after a loss, it runs beside the next leader,
-// and only a fence stops its writes.
-//
-// If fn panics or calls runtime.Goexit, the key is unlocked and the panic goes
-// on. [Client.Inspect] shows who leads.
+// lease.Err returns ErrLost after a loss, and nil if only ctx has ended. As with [Do], the lease is
+// renewed until fn has returned, so that no successor starts while fn cleans up, and the key is
+// unlocked if fn panics. If the lease is lost while fn cleans up, the error matches ErrLost. If fn
+// ignores its context after a loss, it runs beside the next leader, and only a fence stops its
+// writes.
 func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
 	if fn == nil {
 		return &Error{"lead", key, errNoFunc}

@@ -39,9 +39,8 @@ var (
 	//
 	// It matches refused and broken connections, timeouts, every error that the server itself
 	// reports (no memory, no permission, read only, loading), a lost quorum, and an Unlock or
-	// Extend whose outcome is unknown. Open, Inspect, Break and List return it too. The driver's
-	// error stays wrapped. An ErrUnavailable is never ErrHeld, ErrLost, ErrReleased, ErrClosed,
-	// ErrInvalid or errors.ErrUnsupported as well, except where LockAll or Do joins several errors.
+	// Extend whose outcome is unknown. The driver's error stays wrapped. An ErrUnavailable is none
+	// of the other errors as well, except where LockAll or Do joins several errors.
 	//
 	// If the caller's context ends before any call has failed, the error matches only the context's
 	// error: a short deadline is not an outage. If a call has failed before, the error matches
@@ -94,10 +93,9 @@ type Error struct {
 	Err error
 }
 
-// Error returns the message. The key is quoted, because it may be any bytes, without the middle if
-// it is long.
+// Error returns the message. The key is quoted, because it may be any bytes.
 func (e *Error) Error() string {
-	return "hasp: " + e.Op + " " + brief(e.Key) + ": " + e.Err.Error()
+	return "hasp: " + e.Op + " " + strconv.Quote(e.Key) + ": " + e.Err.Error()
 }
 
 // Unwrap returns e.Err.
@@ -215,17 +213,6 @@ func isOutage(err error) bool {
 // isContextError reports whether err is, or wraps, the error of a context that has ended.
 func isContextError(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
-
-// longKey is the length in bytes of the longest key that an error quotes in full.
-const longKey = 200
-
-// brief quotes a key, and leaves out the middle of a long one.
-func brief(key string) string {
-	if len(key) <= longKey {
-		return strconv.Quote(key)
-	}
-	return fmt.Sprintf("%q…%q (%d bytes)", key[:longKey/2], key[len(key)-longKey/4:], len(key))
 }
 
 // joined joins the errors of fn and of Unlock, or returns the only one that is not nil. A loss

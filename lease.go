@@ -1,10 +1,8 @@
 package hasp
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -211,10 +209,31 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(ErrReleased)
 	}
-	if l.state.Load() == releasing { // only this call ends that state
-		err = l.release(ctx)
+	ends = was == held               // if Close ended the lease, an event has reported that
+	if l.state.Load() != releasing { // only this call ends that state
+		return ends, nil
 	}
-	return was == held, err // if Close ended the lease, an event has reported that
+
+	c, h := l.hold.c, l.hold
+	err = c.store.release(ctx, h.claim, h.keep)
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls--
+	c.changed.Broadcast()
+	h.failed = 0
+	switch {
+	case err == nil:
+		l.state.Store(released)
+	case errors.Is(err, ErrLost):
+		err = l.loseLocked(&LostError{Reason: LostRevoked})
+	default:
+		l.state.Store(unknown)
+		h.failed = 1                         // set before the next caller is promoted, because the store may hang
+		c.reaper.addHoldLocked(h, h.keep, 1) // the reaper repeats the release
+	}
+	h.line.endedLocked(h)
+	return ends, err
 }
 
 // beginUnlock ends the lease, if it is held or was ended by Close, and returns its state before. If
@@ -250,41 +269,13 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
-	if len(h.leases) > 0 || h.line.first() != nil && h.handOverLocked() || h.lingerLocked(l.key) {
+	if len(h.leases) > 0 || h.line.first() != nil && h.handOverLocked() || h.linger > 0 && h.lingerLocked(l.key) {
 		return was, nil
 	}
 	c.renewer.unscheduleLocked(h) // a renewal must not follow the release
 	l.state.Store(releasing)
 	c.calls++
 	return was, nil
-}
-
-// release releases the key in the store, and then promotes the next caller in line.
-func (l *Lease) release(ctx context.Context) error {
-	c, h := l.hold.c, l.hold
-	err := c.store.release(ctx, h.claim, h.keep)
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.calls--
-	c.changed.Broadcast()
-	l.state.Store(released)
-	h.failed = 0
-	if err != nil && !errors.Is(err, ErrLost) {
-		l.state.Store(unknown)
-		h.failed = 1 // set before the next caller is promoted, because the store may hang
-	}
-	h.line.endedLocked(h)
-
-	switch l.state.Load() {
-	case unknown:
-		c.reaper.addHoldLocked(h, h.keep, 1) // the reaper repeats the release
-	case released:
-		if err != nil {
-			err = l.loseLocked(&LostError{Reason: LostRevoked})
-		}
-	}
-	return err
 }
 
 // unlockAgain repeats a release whose outcome is unknown.
@@ -324,86 +315,179 @@ func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	return newError("extend", l.key, l.extend(ctx, ttl))
 }
 
-func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
-	if err := checkTTL(ttl); err != nil {
-		return err
-	}
-	c, h := l.hold.c, l.hold
-	start := c.clock.now()
-	cl, bound, err := l.beginExtend(ctx, ttl)
-	if err != nil {
-		return err
-	}
+// hold is one token's hold of a key in the store. It has one lease, or several by re-entry.
+//
+// A hold begins with a grant (newHold, startLocked). Answers of the store renew it (answer). When
+// its last lease is unlocked, the next caller in line may get it (handOverLocked). It ends when it
+// is released, when the store reports that it is lost (loseLocked), when its deadline or its max
+// hold passes (endExpiredLocked), or when the Client is closed (Close).
+type hold struct {
+	c        *Client
+	claim    backend.Claim // what renewals ask for; its TTL is guarded by mu
+	fence    uint64        // 0 unless a fence was asked for
+	granted  instant       // when the grant was received
+	deadline atomic.Int64  // instant until which the lease is trusted; written under mu
 
-	if err = c.enter(); err == nil {
-		_, err = call(&c.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, c.renewer.extend(ctx, h, cl, bound)
-		}, nil)
-		c.leave()
-	}
+	// All below is guarded by mu.
+	line   *line    // the line of its key
+	leases []*Lease // those neither lost nor unlocked; an inner lease comes after those around it
 
-	c.mu.Lock()
-	if c.stopped {
-		h.callEndedLocked() // Close waits no longer, so the call may not have begun
-	}
-	c.mu.Unlock()
+	// The state in the store, as far as this Client can tell.
+	kept      instant // the store may keep the hold until then: the latest end of a requested term, answered or not
+	confirmed instant // when the last call that confirmed it began; see newHold for a Waiter's grant
+	raised    instant // when a re-entry raised the term that renewals ask for; earlier calls asked for less
+	limit     instant // the end of WithMaxHold, or never; renewals ask for a term that ends just after it
+	keep      instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
 
-	// Report a term that is too short: a store without space may renew the hold only for its
-	// present term.
-	if err == nil && l.end() < start.add(ttl-backend.Drift(ttl)) {
-		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
-	}
+	// Its renewal.
+	due      instant       // when the next renewal begins
+	early    time.Duration // how much earlier it may begin, to share a batch with others
+	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
+	failure  error         // why the last of the renewals that failed did; nil if there is none
+	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
+	failed   int32         // consecutive renewals that failed or were not answered; a release counts as well
+	index    int32         // in the renewer's heap; -1 if it is not there, because it has ended
+	joined   int32         // how many leases it has had so far
+	renewal  int8          // renews, paused or unrenewed
+	queued   bool          // it waits in a lane for a batch
+	extended bool          // Extend was called, so the hold is not handed over
+	lapsed   bool          // it ended by its deadline or by WithMaxHold, so the store may still keep it
 
-	// Read the clock, because the answer may have come after the lease's end.
-	return cmp.Or(l.Err(), err)
+	// See linger.go.
+	linger  time.Duration // how long it may linger, from its grant; of the caller that has it, or had it last
+	lingers instant       // until when it lingers; 0 if it does not
+	ghost   *Lease        // nil until it lingers for the first time
+
+	// The first lease and its place in leases are part of the hold, to save two allocations.
+	first Lease
+	place [1]*Lease
 }
 
-// beginExtend waits for the end of a renewal in flight, and then marks the hold as busy. It returns
-// the claim to renew, and how long the call may last.
-func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Claim, time.Duration, error) {
-	for {
-		if err := cmp.Or(ctx.Err(), l.Err()); err != nil {
-			return backend.Claim{}, 0, err
-		}
-		cl, bound, inFlight, err := l.tryExtend(ttl)
-		if inFlight == nil {
-			return cl, bound, err
-		}
-		select {
-		case <-inFlight:
-		case <-ctx.Done():
+// States of the renewal of a hold.
+const (
+	renews    int8 = iota
+	paused         // the contexts of all Locks have ended, or the term has reached the max hold
+	unrenewed      // WithoutRenewal
+)
+
+// newHold returns the hold of a grant, for a call that began at start. Slept is how long the
+// machine had slept by then. If the grant's term ended before the answer came, newHold has the
+// reaper release the token, and returns errLate.
+func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
+	cl.Handle = g.Handle
+	term := cl.TTL - backend.Drift(cl.TTL)
+	until := start.add(term)
+	if !g.Until.IsZero() {
+		until = c.clock.at(g.Until, slept)
+	}
+	if now >= until {
+		c.reaper.add(cl, reapOnce)
+		return nil, errLate
+	}
+
+	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
+
+	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
+	// a Waiter has granted less than a whole term, the begin of the term is not known, so renewal
+	// counts from now. An Ordered driver hands over by a message, which confirms the hold now.
+	began := until.add(-term)
+	since := min(max(start, began), now)
+	h.confirmed = since
+	if began < start {
+		since = now
+		if c.traits.Ordered {
+			h.confirmed = now
 		}
 	}
+	h.renewAt(now, renewalTime(since, until.sub(since)))
+	h.deadline.Store(int64(until))
+	return h, nil
 }
 
-// tryExtend is beginExtend, unless a renewal is in flight. Then it returns a channel that is
-// closed when the renewal ends.
-func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
-	c, h := l.hold.c, l.hold
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if h.busy != nil {
-		return cl, 0, h.busy, nil
+// startLocked makes h the hold of ln, and returns its first lease. Waited is how long the Client
+// waited for it. Sought says that the first attempt did not get it.
+func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited time.Duration, sought bool) *Lease {
+	h.line = ln
+	if r.noRenew {
+		h.renewal = unrenewed
 	}
-	if l.state.Load() != held {
-		return cl, 0, nil, l.cause() // it ended after Err had returned
+	ln.startedLocked(h, waited, sought)
+
+	// With a max hold, the first claim may have asked for less than the whole term. Renewals ask
+	// for the whole term, but end little after the limit.
+	l := h.addLeaseLocked(ctx, r, h.granted)
+	if r.maxHold > 0 {
+		h.claim.TTL = r.ttl
+		h.limit = l.maxHold
 	}
-	now := c.clock.now()
-	if now.add(ttl) > min(h.limit, l.maxHold) {
-		return cl, 0, nil, fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
+	h.c.renewer.scheduleLocked(h)
+	return l
+}
+
+// addLeaseLocked adds a lease to h.
+func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lease {
+	// The hold has room for its first lease. Later ones are allocated.
+	l := &h.first
+	if l.hold != nil {
+		l = new(Lease)
 	}
-	cl = h.claim
-	cl.TTL = termFor(ttl)
-	if err := checkLongest(c.traits, cl.TTL); err != nil {
-		// Refuse it here, because a refusal of the store would count as a failed renewal.
-		return cl, 0, nil, err
+	l.hold, l.key, l.slot, l.parent, l.around = h, r.name, r.slot, ctx, r.around
+	if r.parent != nil {
+		l.parent = r.parent
+	}
+	l.id, l.op, l.shared = r.id, r.op, r.shared
+	l.since, l.maxHold = now, never
+	if r.maxHold > 0 {
+		l.maxHold = l.since.add(r.maxHold)
+	}
+	if r.minHold > 0 {
+		l.keep = l.since.add(r.minHold) // the min hold counts after the call has returned; see countMinHold
 	}
 
-	// Bound the call, so that an Extend without an answer leaves time for renewals.
-	term := h.termLocked()
-	bound = min(c.opts.Timeout, max(term/triesPerT, l.end().sub(now)-term/renewalsPerT))
-	h.busy, h.extended = make(chan struct{}), true
-	h.kept = max(h.kept, now.add(cl.TTL))
-	c.renewer.scheduleLocked(h)
-	return cl, bound, nil, nil
+	if h.leases == nil {
+		h.leases = h.place[:0]
+	}
+	if len(h.leases) == 0 { // the outermost lease decides
+		h.linger = 0
+		if r.linger > 0 {
+			h.linger = h.lingerFor(r)
+		}
+	}
+	h.leases = append(h.leases, l)
+	h.joined++
+	return l
+}
+
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
+// false, and h must be released, if that caller cannot use h, if other Clients should get a turn,
+// or if h has left the line. A hand-over needs no call to the store, because the store knows only
+// the token of the hold, and has confirmed it a moment ago.
+func (h *hold) handOverLocked() bool {
+	ln, now := h.line, h.c.clock.now()
+	t := ln.first()
+	if ln.hold != h || ln.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
+		return false
+	}
+	ln.giveLeaseLocked(t, h.addLeaseLocked(t.ctx, t.r, now))
+	return true
+}
+
+// suitsLocked reports whether h is just the hold that a caller with r would acquire, and the store
+// has confirmed h a moment ago.
+func (h *hold) suitsLocked(r *request, now instant) bool {
+	switch {
+	case !h.passableLocked():
+		return false
+	case r.ttl != h.claim.TTL || r.noRenew || r.fenced || r.shared || r.maxHold > 0:
+		return false
+	case h.c.closing.Err() != nil:
+		return false
+	}
+	return now.sub(h.confirmed) < max(freshEnough, h.linger) && now < instant(h.deadline.Load())
+}
+
+// passableLocked reports whether a later caller may have h: nothing was asked for that is only its
+// first caller's.
+func (h *hold) passableLocked() bool {
+	return !h.extended && h.renewal == renews && !h.claim.Fenced && h.limit == never && h.keep == 0
 }

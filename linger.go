@@ -39,7 +39,7 @@ func (h *hold) lingerFor(r *request) time.Duration {
 // the key must be released.
 func (h *hold) lingerLocked(key string) bool {
 	c, end := h.c, h.granted.add(h.linger)
-	if h.linger == 0 || h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {
+	if h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {
 		return false
 	}
 	if h.ghost == nil {
@@ -84,28 +84,6 @@ func (q *queue) breaks(key string) {
 	if ln := q.lines[key]; ln != nil && ln.hold != nil && ln.hold.lingers != 0 {
 		ln.hold.endLingerLocked(nil)
 	}
-}
-
-// awaitFreed waits until a hold that did not suit the caller was released. It returns an error as
-// soon as the wait is over.
-func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
-	c := w.c
-	left := w.end.sub(c.clock.now())
-	timer := time.NewTimer(min(left, c.opts.Timeout))
-	defer timer.Stop()
-	select {
-	case <-freed:
-		return nil
-	case <-ctx.Done():
-		return withContextEnd(ctx, errHeldHere)
-	case <-c.closing.Done():
-		return ErrClosed
-	case <-timer.C:
-	}
-	if left < c.opts.Timeout {
-		return errHeldHere
-	}
-	return noAnswer(c.opts.Timeout) // of the store, to the release
 }
 
 // recalls receives the messages by which callers of other Clients ask this Client for keys that

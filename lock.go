@@ -3,6 +3,8 @@ package hasp
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"sync"
@@ -11,8 +13,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the steps of Lock and TryLock before the store is asked: arguments, re-entry, and
-// the line of this Client's callers. wait.go has the rest.
+// This file has Lock and TryLock of a key that is free: arguments, re-entry, the line of this
+// Client's callers, and attempts. wait.go has the waits of a caller that is not the first in line,
+// or that the store has refused.
 
 // wait is one call of Lock or TryLock, from its arguments to a hold.
 type wait struct {
@@ -37,6 +40,46 @@ type wait struct {
 	intent      *backend.Claim // the last claim that may keep out new shared callers, or nil
 
 	part *wait // with slots, the latest wait for the key of one of them
+}
+
+// request holds the arguments of one call.
+type request struct {
+	op       string          // "lock", "trylock" or "lead"
+	id       uint64          // of its events; 0 without Observe
+	name     string          // the key as the caller gave it
+	key      string          // name, or the key of a slot
+	around   *Lease          // the innermost lease in the caller's context, or nil
+	parent   context.Context // of the lease's context, if the wait has another context; else nil
+	ttl      time.Duration
+	maxWait  time.Duration
+	bounded  bool          // maxWait was given
+	maxHold  time.Duration // 0 if there is none
+	minHold  time.Duration // 0 if there is none
+	linger   time.Duration // 0 if there is none
+	oneOfAll bool          // the call is LockAll's: its min hold counts once LockAll has the last key
+	slots    int           // 0 without WithSlots
+	slot     int           // which slot is asked for, from 1; 0 without WithSlots
+	shared   bool          // WithShared
+	noRenew  bool
+	apart    bool // WithoutReentry
+	fenced   bool
+	err      error // the error of the first invalid option
+}
+
+// apply calls each option with r, in order.
+func (r *request) apply(opts []Option) {
+	for _, o := range opts {
+		if o != nil {
+			o(r)
+		}
+	}
+}
+
+// refuse records an error, unless there is an earlier one.
+func (r *request) refuse(format string, args ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+	}
 }
 
 // waitPool has waits for reuse. Nothing refers to a wait after its call has returned.
@@ -212,55 +255,144 @@ func (w *wait) join(ctx context.Context) (tk ticket) {
 	return tk
 }
 
-// waitInLine waits behind the head, and returns the ticket that ends that wait.
-func (w *wait) waitInLine(ctx context.Context) ticket {
-	c := w.c
-	w.stood = true
-	var timeout <-chan time.Time
-	if w.end != never {
-		timer := time.NewTimer(w.end.sub(c.clock.now()))
-		defer timer.Stop()
-		timeout = timer.C
-	}
-
-	select {
-	case tk := <-w.turn.ready:
-		w.turn.ready = nil
-		if tk.do != mayAsk {
-			w.line = nil
+// askUntilHeld asks the store until the caller has the key or the wait is over. Between two
+// attempts the caller waits in the driver, or sleeps until the driver wakes it or the next poll is
+// due.
+func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
+	mayWait := w.c.store.waiter != nil && !w.once
+	defer w.stopListening()
+	for attempt := 1; ; attempt++ {
+		if ctx.Err() != nil || w.c.closing.Err() != nil {
+			return nil, w.endErr(ctx)
 		}
-		return tk
-	case <-ctx.Done():
-	case <-timeout:
-	case <-c.closing.Done():
-		w.quitLine(ctx)
-		return ticket{do: giveUp, err: ErrClosed}
-	}
 
-	refusal := w.quitLine(ctx)
-	waited := c.clock.now().sub(w.start)
-	if refusal == nil && waited < c.answerTime() {
-		// Report callers of this Client that came first, because the store had no time to answer.
-		refusal = errHeldHere
+		// Decide before the call whether it is the last one, so that its outcome does not extend
+		// the wait.
+		last := w.once || w.untilLastCall(ctx) <= 0
+		useWait := mayWait && w.shouldWait()
+		w.asked = w.c.clock.now()
+		sent := w.c.clock.withoutSleep(w.asked)
+
+		var h *hold
+		var err error
+		w.tries++
+		if useWait {
+			w.queued = true
+			h, err = w.waitInStore(ctx)
+		} else {
+			h, err = w.attempt(ctx, last)
+		}
+		if err == nil {
+			return h, nil
+		}
+
+		if useWait {
+			sent = w.c.outageOf(err, sent) // Wait may have begun long before the outage
+		}
+		if over, why := w.over(ctx, err, sent, last); over {
+			return nil, why
+		}
+		if !useWait && mayWait && w.shouldWait() {
+			continue // wait in the driver instead of a sleep
+		}
+		if w.refused && w.listen(ctx) {
+			continue // the key may have been released before the Client listened
+		}
+		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
+			return nil, w.endErr(ctx)
+		}
 	}
-	// Not under mu: ctx may be the context of a lease, which locks mu.
-	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 
-// quitLine takes the caller, which waits, out of the line. It returns why the caller does not
-// have the key.
-func (w *wait) quitLine(ctx context.Context) (refusal error) {
-	w.c.mu.Lock()
-	refusal = w.line.refusalLocked()
-	handed := w.line.quitLocked(&w.turn)
-	w.line = nil
-	w.c.mu.Unlock()
-
-	if handed != nil {
-		// Lock returns an error, so no event may name this lease.
-		w.c.spawn(func() { handed.unlock(ctx) })
+// untilLastCall returns how long the caller may still wait before it must make its last
+// call, so that the answer arrives in time.
+func (w *wait) untilLastCall(ctx context.Context) time.Duration {
+	left := time.Duration(never)
+	if w.end != never {
+		left = w.end.sub(w.c.clock.now())
 	}
-	return refusal
+	if d, ok := ctx.Deadline(); ok {
+		left = min(left, time.Until(d))
+	}
+
+	// Allow for an answer one and a half round trips, because now and then one takes so long.
+	trip := w.c.roundTrip()
+	return left - trip - max(trip/2, time.Millisecond)
+}
+
+// attempt makes one attempt. If its outcome is unknown, the reaper releases the token. With a
+// driver of Reach Process, the outcome is always known. Last says that no attempt follows.
+func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
+	c, ln, start := w.c, w.line, w.asked
+	cl := w.claim()
+	cl.WillRetry = !last
+
+	// The call may take min(Timeout, in an outage the rest of Timeout, rest of the wait), but at
+	// least as long as a healthy store may take to answer.
+	bound := min(c.opts.Timeout, w.end.sub(start))
+	c.mu.Lock()
+	ln.unanswered = cmp.Or(ln.unanswered, c.clock.withoutSleep(start))
+	bound = min(bound, c.opts.Timeout-ln.outageLocked(w.began))
+	if c.queue.polls {
+		cl.Waited = w.waitedLocked(start)
+	}
+	c.mu.Unlock()
+	if bound < c.opts.Timeout {
+		bound = max(bound, c.answerTime())
+	}
+
+	slept := c.clock.slept.Load()
+	if c.traits.Reach != backend.Process {
+		// Read the clock again, so that a suspend before the call does not count as a part of the
+		// term.
+		start, slept = c.clock.read()
+	}
+	g, err := c.reaper.acquire(ctx, cl, bound)
+
+	// Read the clock, because the machine may have slept during the call.
+	now, _ := c.clock.read()
+	if err == nil || backend.Definite(err) {
+		c.noteTrip(c.clock.withoutSleep(now).sub(start - instant(slept)))
+	}
+	if err != nil {
+		var held *backend.HeldError
+		if c.store.waker != nil && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
+			left := cl // a pointer to cl itself would allocate cl for every attempt
+			w.intent = &left
+		}
+		return nil, err
+	}
+	return newHold(c, cl, g, start, now, slept)
+}
+
+// claim returns the claim of a new attempt, whose token is 128 random bits.
+func (w *wait) claim() backend.Claim {
+	var b [16]byte
+	var text [22]byte
+	rand.Read(b[:])
+	base64.RawURLEncoding.Encode(text[:], b[:])
+	c, r, token := w.c, &w.r, string(text[:])
+	if r.linger > 0 {
+		token = c.recalls.mark(token)
+	}
+
+	ttl := r.ttl
+	if 0 < r.maxHold && r.maxHold < ttl {
+		// Ask for little more than the max hold, so that the key of a dead holder is free soon
+		// after it.
+		ttl = min(ttl, termFor(r.maxHold))
+	}
+	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner, TTL: ttl,
+		Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
+}
+
+// waitedLocked returns how long the Client has waited for the key, or 0 if the first attempt got
+// it, without a gap.
+func (w *wait) waitedLocked(now instant) time.Duration {
+	if w.tries > 1 || w.stood {
+		return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
+	}
+	return 0
 }
 
 // errNoneAround says that no lease around the caller holds the key.

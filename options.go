@@ -34,43 +34,36 @@ type Options struct {
 	// Owner is a label for people who inspect the store. The default is host/pid/program.
 	Owner string
 
-	// Backoff returns how long to sleep after an attempt that found the key held, or
-	// that failed. Attempts count from 1. The Client shortens what Backoff returns by a
-	// random part of up to a half, so that callers do not stay in step.
+	// Backoff returns how long to sleep after an attempt that found the key held, or that failed.
+	// Attempts count from 1. The Client shortens the sleep by a random part of up to a half, so
+	// that callers do not stay in step. If the store wakes callers, Backoff is called only during
+	// an outage, and while a caller cannot listen.
 	//
-	// If Backoff is nil, the Client chooses sleeps such that all Clients together make about eight
-	// attempts for each hold. The sleeps are at most 375 ms, and at most 75 ms once a caller has
-	// waited for much longer than is usual for the key.
+	// If Backoff is nil, all Clients together make about eight attempts for each hold. The sleeps
+	// are at most 375 ms, and at most 75 ms once a caller has waited for unusually long.
 	//
-	// A sleep ends earlier if the holder's term ends, or in time for a last attempt before the wait
-	// ends. An exclusive caller that waits for shared leases sleeps for 100 ms at most, because
-	// otherwise new shared callers could overtake it. A sleep during an outage ends at the latest
-	// when the outage has lasted for 9/8 of Timeout.
-	//
-	// If the store wakes callers, Backoff is called only during an outage, and while a caller
-	// cannot listen.
+	// A sleep ends earlier if the holder's term ends, and in time for a last attempt before the
+	// wait ends. Beside shared leases it lasts for 100 ms at most, because otherwise new shared
+	// callers could overtake. In an outage it ends when that has lasted for 9/8 of Timeout.
 	Backoff func(attempt int) time.Duration
 
-	// Observe is called with every event. EventRequested, EventAcquired, EventRefused
-	// and EventReleased come on the goroutine that called Lock or Unlock, with the
-	// context of that call. LockAll and Leases.Unlock call Observe on goroutines of their
-	// own; if it panics, their caller panics as well. EventAcquired comes while the key is
-	// held: a slow Observe makes other callers wait, and may outlast a term that is not
-	// renewed.
+	// Observe is called with every event, and must not call the Client. LogEvents returns an
+	// Observe that writes a log.
 	//
-	// The other kinds of events come one at a time, on a goroutine of the Client. Their context has
-	// the values of Lock's context. Observe then delays neither renewals nor the end of a lease.
-	// Close waits for these events, up to Timeout; after that, EventLost may come on any goroutine.
-	// EventRenewFailed is dropped if thousands of events wait for Observe, or if Observe has not
-	// returned from EventAcquired of the same lease.
+	// EventRequested, EventAcquired, EventRefused and EventReleased come on the goroutine that
+	// called Lock or Unlock, with the context of that call. LockAll and Leases.Unlock call Observe
+	// on goroutines of their own; if it panics, their caller panics as well. EventAcquired comes
+	// while the key is held, so a slow Observe makes others wait, and may outlast a term that is
+	// not renewed. If Observe panics then, or ends the goroutine, the key is unlocked, and no other
+	// event of that lease comes. A panic is not recovered.
 	//
-	// The events of one lease come in order, but not those of different leases: after an Unlock,
-	// the next caller's EventAcquired may come before EventReleased, which waits for the store's
-	// answer. So for a moment, a gauge of holds may count a key twice.
+	// The other events come one at a time, on a goroutine of the Client, with the values of Lock's
+	// context. They delay neither renewals nor the end of a lease. Close waits for them, up to
+	// Timeout; after that, EventLost may come on any goroutine. EventRenewFailed is dropped if
+	// thousands of events wait, or if EventAcquired of the same lease has not returned.
 	//
-	// Observe must not call the Client. A panic in Observe is not recovered. If Observe
-	// panics at EventAcquired, or ends the goroutine, the key is unlocked, and no other
-	// event of that lease comes. LogEvents returns an Observe that writes a log.
+	// The events of one lease come in order. But the next caller's EventAcquired may come before
+	// EventReleased, which waits for the store's answer. So a gauge may count a key twice.
 	Observe func(ctx context.Context, e Event)
 }
 
@@ -120,46 +113,6 @@ func defaultOwner() string {
 
 // Option changes one call of Lock, TryLock, LockAll, Do, DoAll or Lead.
 type Option func(*request)
-
-// request holds the arguments of one call.
-type request struct {
-	op       string          // "lock", "trylock" or "lead"
-	id       uint64          // of its events; 0 without Observe
-	name     string          // the key as the caller gave it
-	key      string          // name, or the key of a slot
-	around   *Lease          // the innermost lease in the caller's context, or nil
-	parent   context.Context // of the lease's context, if the wait has another context; else nil
-	ttl      time.Duration
-	maxWait  time.Duration
-	bounded  bool          // maxWait was given
-	maxHold  time.Duration // 0 if there is none
-	minHold  time.Duration // 0 if there is none
-	linger   time.Duration // 0 if there is none
-	oneOfAll bool          // the call is LockAll's: its min hold counts once LockAll has the last key
-	slots    int           // 0 without WithSlots
-	slot     int           // which slot is asked for, from 1; 0 without WithSlots
-	shared   bool          // WithShared
-	noRenew  bool
-	apart    bool // WithoutReentry
-	fenced   bool
-	err      error // the error of the first invalid option
-}
-
-// apply calls each option with r, in order.
-func (r *request) apply(opts []Option) {
-	for _, o := range opts {
-		if o != nil {
-			o(r)
-		}
-	}
-}
-
-// refuse records an error, unless there is an earlier one.
-func (r *request) refuse(format string, args ...any) {
-	if r.err == nil {
-		r.err = fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
-	}
-}
 
 // maxTTL is about 36 years. A sum of a few such times does not overflow.
 const maxTTL = time.Duration(1 << 60)
@@ -224,15 +177,14 @@ func WithMaxHold(d time.Duration) Option {
 }
 
 // WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner, so that a
-// short job runs once per tick although clocks differ. Unlock does not wait: the lease ends and
-// EventReleased comes, but the store keeps the key until d is over, even if the Client is closed or
-// the process ends. Meanwhile others get ErrHeld with a [HeldError]: its RetryAfter is the
-// rest of d, and its Owner is the last holder. Break frees the key sooner.
+// short job runs once per tick although clocks differ. Unlock does not wait: the lease ends, but
+// the store keeps the key until d is over, even if the process ends. Meanwhile others get ErrHeld
+// with a [HeldError]: its RetryAfter is the rest of d, and its Owner is the last holder. Break
+// frees the key sooner.
 //
-// The min hold has no effect until Unlock reaches the store. So if the holder dies before Unlock,
-// the key is free after the lease's term, and another process can do the job. The key may also be
-// free before d is over if the lease is lost, or if the store cannot be reached from Unlock until
-// the term ends.
+// The min hold has no effect until Unlock reaches the store. So if the holder dies before, the
+// lease is lost, or the store cannot be reached until the term ends, the key is free after the
+// term, and another process can do the job.
 //
 // Under re-entry the latest end counts. Zero means no minimum. A d below zero or above 36 years is
 // ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is errors.ErrUnsupported,
@@ -247,22 +199,20 @@ func WithMinHold(d time.Duration) Option {
 }
 
 // WithLinger lets the Client keep the key after Unlock for its own next caller, until d after the
-// store's grant. Within that time, the next Lock or TryLock of this Client that asks for the same
-// term gets the key without a call to the store. So one process that locks a key again and again is
-// a hundred times as fast. The lease ends with Unlock all the same, and its events come as usual.
-// The Client releases the key when d is over, when a caller of this Client needs another hold, when
-// it breaks the key, and when it is closed. Then it leaves the key to other Clients for a moment.
+// store's grant. Until then, a Lock or TryLock of this Client for the same term gets the key
+// without a call to the store. So one process that locks a key again and again is a hundred times
+// as fast. The lease ends with Unlock all the same, and its events come as usual. The Client
+// releases the key when d is over, when its next caller needs another hold, and at a Break or
+// Close. Then it leaves the key to other Clients for a moment.
 //
-// Other Clients wait for d longer at most. On Redis (spinlock, pubsublock, fairlock) a caller of
-// another Client that is refused sends one message, and the key is released as soon as d or 10 ms
-// since the grant are over. If the message is lost, or this user may not subscribe, it waits for d.
-// Elsewhere d is 50 ms at most.
+// Other Clients wait for d longer at most. On Redis (spinlock, pubsublock, fairlock) a refused
+// caller of another Client sends a message, and the key is released as soon as d or 10 ms since the
+// grant are over. If no message arrives, it waits for d. Elsewhere d is 50 ms at most.
 //
 // While a key lingers, Inspect shows it as held, and TryLock of another process returns ErrHeld,
 // although nobody works under it. So do not use WithLinger if an Unlock tells another process to
-// call TryLock. If the process dies without Close, the key stays taken for the rest of its term.
-// A Break by another process is noticed at the next renewal, so until then this Client's callers
-// may still get the broken hold.
+// call TryLock. If the process dies without Close, the key stays taken until its term ends. After a
+// Break by another process, callers may get the broken hold until the next renewal.
 //
 // The option has no effect on a lease that is shared, fenced, extended or not renewed, on one with
 // a min hold, a max hold or slots, under re-entry, with LockAll, DoAll and Lead, and on a store in
@@ -283,10 +233,9 @@ func WithoutRenewal() Option {
 }
 
 // WithoutReentry makes the caller wait for the key even if its context derives from a lease that
-// holds the key. Use it when goroutines started under a lease must exclude one another. Do not wait
-// for such a call while you hold the outer lease, because the call cannot get the key before you
-// unlock. The end of the outer lease also ends the context of the new one, unless you pass
-// context.WithoutCancel(ctx).
+// holds the key, so that goroutines started under a lease exclude one another. The call cannot get
+// the key before the outer lease is unlocked, so do not wait for it before. The end of the outer
+// lease also ends the context of the new one, unless you pass context.WithoutCancel(ctx).
 func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }
@@ -325,14 +274,11 @@ func WithFence() Option {
 // The slot of a holder that died is free after its term. WithSlots(1) and a lock without WithSlots
 // do not exclude each other.
 //
-// Lock first locks the key KEY#queue, in the order of the strategy. The holder of KEY#queue asks
-// for each slot in turn, except those that this Client knows to be held. It asks again when a lease
-// of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So a Lock costs a
-// lock and an unlock of KEY#queue, and one call for each slot that it tries.
-//
-// TryLock does not queue. It returns ErrHeld if a Lock of this Client waits for a slot, or a Lock
-// of another Client has waited for 100 ms. Otherwise it asks for each slot once. So it makes up to
-// n+1 calls.
+// Lock first locks the key KEY#queue, in the order of the strategy. Then it asks for each slot in
+// turn, except those that this Client knows to be held. It asks again when a lease of this Client
+// ends, and after a pause that grows to max(80 ms, n · 10 ms). So it costs a lock and an unlock of
+// KEY#queue, and one call for each slot that it tries. TryLock asks for each slot once, unless a Lock
+// of this Client waits for one. It may get a slot before a Lock of another Client that waits.
 //
 // If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
 // are per slot. n below 1 or above 100 is ErrInvalid.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -197,15 +196,6 @@ func TestUnlockAgainAfterASuspend(t *testing.T) {
 		}
 		wg.Wait()
 	})
-}
-
-// An error leaves out the middle of a long key.
-func TestErrorOfALongKeyIsShort(t *testing.T) {
-	key := "begin" + strings.Repeat("k", 1<<20) + "end"
-	text := (&hasp.Error{Op: "lock", Key: key, Err: hasp.ErrHeld}).Error()
-	if len(text) > 300 || !strings.Contains(text, "begin") || !strings.Contains(text, "end") || !strings.Contains(text, "1048584 bytes") {
-		t.Errorf("%d bytes: %.300s", len(text), text)
-	}
 }
 
 // A renewal and a release get the handle that the last grant gave. A nil handle of a

@@ -206,7 +206,12 @@ func (ln *line) leaveWithoutHoldLocked() {
 func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	ln.q.open++
 	ln.hold, ln.answers = h, answers{}
-	ln.pace.acquired(waited)
+	if p := &ln.pace; p.mean > 0 && waited > 0 {
+		// A wait of this Client counts only if the waits of others are known, because a Client must
+		// not set its pace by its own waits alone.
+		p.mean += (waited - p.mean) / meanOver
+	}
+	ln.pace.found = 0
 	ln.sought = sought // if so, a gap follows the release, however long ago the refusal was
 	// The row begins here even if no caller waits yet, because one may come during the hold and get
 	// it by a hand-over.
@@ -427,15 +432,6 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 		d = max(d, p.sleep(0, 0))
 	}
 	return now.add(d)
-}
-
-// acquired records that the Client has the key, after it has waited. Its wait counts only if the
-// waits of others are known, because a Client must not set its pace by its own waits alone.
-func (p *pace) acquired(waited time.Duration) {
-	if p.mean > 0 && waited > 0 {
-		p.mean += (waited - p.mean) / meanOver
-	}
-	p.found = 0
 }
 
 // refused records that an attempt found the key held, and returns how long to sleep. Waited is how

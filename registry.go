@@ -1,9 +1,7 @@
 package hasp
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,9 +15,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Config names a driver and its settings. [ParseURL] makes one from a URL. It can be
-// decoded from YAML and JSON. Decode strictly: a decoder that ignores unknown fields
-// also ignores a misspelt params, and the parameters in it.
+// Config names a driver and its settings. [ParseURL] makes one from a URL. It can be decoded from
+// YAML and JSON; in JSON each parameter is a string. Decode strictly: a decoder that ignores unknown
+// fields also ignores a misspelt params, and the parameters in it.
 //
 //	strategy: spinlock
 //	nodes: ["redis://user:password@host:6379/0"]
@@ -39,29 +37,6 @@ type Config struct {
 
 // Params maps the names of parameters to their values.
 type Params map[string]string
-
-// UnmarshalJSON decodes an object whose values are strings, numbers or booleans. A
-// number or a boolean becomes its text.
-func (p *Params) UnmarshalJSON(b []byte) error {
-	var raw map[string]any
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.UseNumber() // the text of a number is kept as it was written: 1e3 is not 1000 here
-	if err := d.Decode(&raw); err != nil {
-		return err
-	}
-
-	m := make(Params, len(raw))
-	for name, v := range raw {
-		switch v.(type) {
-		case string, json.Number, bool:
-			m[name] = fmt.Sprint(v)
-		default:
-			return fmt.Errorf("%w: parameter %q must be a string, a number or a boolean", ErrInvalid, name)
-		}
-	}
-	*p = m
-	return nil
-}
 
 // String returns the strategy and the number of nodes. It omits the nodes, because
 // they may contain passwords.

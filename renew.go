@@ -2,7 +2,6 @@ package hasp
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"errors"
 	"math/bits"
@@ -58,9 +57,9 @@ type lane struct {
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
 
-// holdHeap orders holds by when the renewer must serve them. It has these times itself, because
-// comparisons that read the holds wait for memory: with 30,000 leases that was a quarter of the
-// cost of a renewal.
+// holdHeap is a binary heap of holds, by when the renewer must serve them. It has these times
+// itself, because comparisons that read the holds wait for memory: with 30,000 leases that was a
+// quarter of the cost of a renewal.
 type holdHeap []scheduled
 
 type scheduled struct {
@@ -68,30 +67,28 @@ type scheduled struct {
 	hold *hold
 }
 
-func (q holdHeap) Len() int { return len(q) }
-
-func (q holdHeap) Less(i, j int) bool { return q[i].next < q[j].next }
-
-func (q holdHeap) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].hold.index, q[j].hold.index = int32(i), int32(j)
+// set puts s at i.
+func (q holdHeap) set(i int, s scheduled) {
+	q[i], s.hold.index = s, int32(i)
 }
 
-// Push is for container/heap.
-func (q *holdHeap) Push(x any) {
-	h := x.(*hold)
-	h.index = int32(len(*q))
-	*q = append(*q, scheduled{never, h})
-}
-
-// Pop is for container/heap.
-func (q *holdHeap) Pop() any {
-	old := *q
-	h := old[len(old)-1].hold
-	old[len(old)-1].hold = nil
-	*q = old[:len(old)-1]
-	h.index = -1
-	return h
+// place puts s at i, whose entry is of no use any more, or where the order wants it.
+func (q holdHeap) place(i int, s scheduled) {
+	for up := (i - 1) / 2; i > 0 && s.next < q[up].next; up = (i - 1) / 2 {
+		q.set(i, q[up])
+		i = up
+	}
+	for down := 2*i + 1; down < len(q); down = 2*i + 1 {
+		if down+1 < len(q) && q[down+1].next < q[down].next {
+			down++
+		}
+		if s.next <= q[down].next {
+			break
+		}
+		q.set(i, q[down])
+		i = down
+	}
+	q.set(i, s)
 }
 
 // scheduleLocked puts h into the heap or moves it there, and wakes the renewer if need be.
@@ -105,10 +102,10 @@ func (r *renewer) scheduleLocked(h *hold) {
 		next = min(next, h.due)
 	}
 	if h.index < 0 {
-		heap.Push(&r.holds, h)
+		h.index = int32(len(r.holds))
+		r.holds = append(r.holds, scheduled{})
 	}
-	r.holds[h.index].next = next
-	heap.Fix(&r.holds, int(h.index))
+	r.holds.place(int(h.index), scheduled{next, h})
 
 	// Wake a renewer that sleeps past the new time.
 	switch {
@@ -122,9 +119,16 @@ func (r *renewer) scheduleLocked(h *hold) {
 
 // unscheduleLocked takes h out of the heap.
 func (r *renewer) unscheduleLocked(h *hold) {
-	if h.index >= 0 {
-		heap.Remove(&r.holds, int(h.index))
+	i, n := int(h.index), len(r.holds)-1
+	if i < 0 {
+		return
 	}
+	last := r.holds[n]
+	r.holds[n] = scheduled{}
+	if r.holds = r.holds[:n]; i < n {
+		r.holds.place(i, last)
+	}
+	h.index = -1
 }
 
 // closeLocked ends the leases of all holds because of Close, and returns them.

@@ -26,25 +26,25 @@ const (
 	lastLook  = 10 * time.Millisecond
 	slowLook  = 80 * time.Millisecond
 
-	// queueTTL bounds the term of the queue, and so how long a dead looker delays the next one.
+	// queueTTL is the term of the queue. A dead looker delays the next one for so long.
 	queueTTL = 5 * time.Second
-
-	// After a Lock has held the queue for passing, TryLocks let that Lock go first.
-	passing = 100 * time.Millisecond
 )
 
 // takeSlot does what take does, for a call with slots.
 func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if w.once {
-		if err := w.askQueue(ctx); err != nil {
-			return nil, err
+		if w.c.queue.looked(w.r.name) {
+			return nil, errHeldHere // TryLocks in a loop could take each free slot before that caller
 		}
 		l, _, err := w.look(ctx, rand.N(w.r.slots))
 		return l, err
 	}
 
 	// Wait until the caller is the one that looks for a slot.
-	r := request{op: w.r.op, key: w.r.name + "#queue", name: w.r.name, ttl: w.c.queueTerm()}
+	r := request{op: w.r.op, key: w.r.name + "#queue", name: w.r.name, ttl: queueTTL}
+	if longest := w.c.traits.MaxTTL; longest > 0 {
+		r.ttl = min(r.ttl, longest)
+	}
 	queue, err := w.takePart(ctx, r, false)
 	if err != nil {
 		return nil, err
@@ -62,38 +62,6 @@ func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, erro
 	l, err := p.take(ctx)
 	w.tries += p.tries
 	return l, err
-}
-
-// askQueue returns ErrHeld if a Lock has found no free slot and looks again and again. That Lock
-// goes first, because TryLocks in a loop could take each free slot before it.
-func (w *wait) askQueue(ctx context.Context) error {
-	c := w.c
-	if c.queue.looked(w.r.name) {
-		return errHeldHere
-	}
-
-	// Ignore a caller of another Client until it has held the queue for passing: before, it may be
-	// about to get a slot or to unlock the queue.
-	w.tries++
-	st, err := c.store.status(ctx, w.r.name+"#queue")
-	switch {
-	case st.Held && st.TTL < c.queueTerm()-passing:
-		return errHeldHere
-	case errors.Is(err, errors.ErrUnsupported):
-		return nil
-	case ctx.Err() != nil:
-		return withContextEnd(ctx, nil)
-	}
-	return err
-}
-
-// queueTerm returns the term of a queue for slots. It does not depend on Options.TTL, so that
-// askQueue knows how long another Client has held the queue.
-func (c *core) queueTerm() time.Duration {
-	if longest := c.traits.MaxTTL; longest > 0 {
-		return min(queueTTL, longest)
-	}
-	return queueTTL
 }
 
 // lookUntilFree looks for a free slot until it has one, or the wait is over.

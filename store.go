@@ -2,8 +2,6 @@ package hasp
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -32,45 +30,6 @@ type store struct {
 	driver backend.Driver
 	waiter backend.Waiter // driver, or nil if it is no Waiter
 	waker  backend.Waker  // driver, or nil if it is no Waker
-}
-
-// claim returns the claim of a new attempt, whose token is 128 random bits.
-func (s *store) claim(r *request) backend.Claim {
-	var b [16]byte
-	var token [22]byte
-	rand.Read(b[:])
-	base64.RawURLEncoding.Encode(token[:], b[:])
-
-	ttl := r.ttl
-	if 0 < r.maxHold && r.maxHold < ttl {
-		// Ask for little more than the max hold, so that the key of a dead holder is free soon
-		// after it.
-		ttl = min(ttl, termFor(r.maxHold))
-	}
-	return backend.Claim{Key: s.opts.Prefix + r.key, Token: string(token[:]), Owner: s.opts.Owner,
-		TTL: ttl, Timeout: s.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
-}
-
-// noteTrip records that a call that was answered took d.
-func (c *core) noteTrip(d time.Duration) {
-	// Ignore a call that lasted longer than it may: the machine or the process was stopped
-	// meanwhile.
-	if d > c.opts.Timeout {
-		return
-	}
-	trip, old := int64(d), c.trip.Load()
-	if old > 0 && old <= 2*trip { // replace a mean above 2*trip, because the first call also dials, and is slow
-		trip = old + (trip-old)/8
-	}
-	c.trip.Store(trip)
-}
-
-// roundTrip returns about how long one call takes, or 0 if there was none.
-func (c *core) roundTrip() time.Duration { return time.Duration(c.trip.Load()) }
-
-// answerTime returns how long a healthy store may take to answer.
-func (c *core) answerTime() time.Duration {
-	return min(max(4*c.roundTrip(), 50*time.Millisecond), c.opts.Timeout)
 }
 
 // call runs f, which makes one call to the store, with the values of ctx. It returns when f
@@ -431,31 +390,49 @@ func (r *reaper) try(x *reap) {
 	}
 }
 
-// acquire calls f, an Acquire or a Wait of the driver. If its outcome is unknown, as when the reply
-// is lost, and the driver does not clean up, the reaper releases the token of cl, even if the caller
-// has left. The outcome is also unknown if f returns the error of a context joined with a definite
-// error.
-func (r *reaper) acquire(ctx context.Context, cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) (backend.Grant, error) {
-	g, err := f(ctx, cl)
-	if err != nil && !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
+// acquire calls the driver's Acquire, for bound at most.
+func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (backend.Grant, error) {
+	switch { // as call does, without closures on the heap
+	case r.traits.Reach == backend.Process:
+		return r.driver.Acquire(endless(ctx), cl)
+	case r.prompt(ctx):
+		g, err := direct(ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
+			return r.driver.Acquire(ctx, cl)
+		})
+		if err != nil {
+			r.failed(cl, err)
+		}
+		return g, err
+	}
+	f, late := r.guard(cl, r.driver.Acquire)
+	return call(r.store, ctx, bound, f, late)
+}
+
+// failed has the reaper release the token of cl if err, which an Acquire or a Wait returned, leaves
+// the outcome unknown, as when the reply is lost, and the driver does not clean up. The outcome is
+// also unknown if err joins the error of a context with a definite one.
+func (r *reaper) failed(cl backend.Claim, err error) {
+	if !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
 		r.add(cl, reapTwice)
 	}
-	return g, err
 }
 
-// after returns a function that calls acquire.
-func (r *reaper) after(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
-	return func(ctx context.Context) (backend.Grant, error) { return r.acquire(ctx, cl, f) }
-}
-
-// late returns a function that receives the outcome of a call whose caller has left. If the call
-// has acquired the key, the function has the reaper release it.
-func (r *reaper) late(cl backend.Claim) func(backend.Grant, error) {
-	return func(g backend.Grant, err error) {
+// guard returns ask, an Acquire or a Wait of the driver, for call or run, such that the reaper
+// cleans up even if the caller has left: after a failure, and, in late, after a grant.
+func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim) (backend.Grant, error)) (f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
+	f = func(ctx context.Context) (backend.Grant, error) {
+		g, err := ask(ctx, cl)
+		if err != nil {
+			r.failed(cl, err)
+		}
+		return g, err
+	}
+	late = func(g backend.Grant, err error) {
 		if err == nil {
-			late := cl // a change of cl itself would move it to the heap
-			late.Handle = g.Handle
-			r.add(late, reapOnce)
+			granted := cl // a change of cl itself would move it to the heap
+			granted.Handle = g.Handle
+			r.add(granted, reapOnce)
 		}
 	}
+	return f, late
 }

@@ -10,142 +10,77 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// askUntilHeld asks the store until the caller has the key or the wait is over. Between two
-// attempts the caller waits in the driver, or sleeps until the driver wakes it or the next poll is
-// due.
-func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
-	mayWait := w.c.store.waiter != nil && !w.once
-	defer w.stopListening()
-	for attempt := 1; ; attempt++ {
-		if ctx.Err() != nil || w.c.closing.Err() != nil {
-			return nil, w.endErr(ctx)
-		}
-
-		// Decide before the call whether it is the last one, so that its outcome does not extend
-		// the wait.
-		last := w.once || w.untilLastCall(ctx) <= 0
-		useWait := mayWait && w.shouldWait()
-		w.asked = w.c.clock.now()
-		sent := w.c.clock.withoutSleep(w.asked)
-
-		var h *hold
-		var err error
-		w.tries++
-		if useWait {
-			w.queued = true
-			h, err = w.waitInStore(ctx)
-		} else {
-			h, err = w.attempt(ctx, last)
-		}
-		if err == nil {
-			return h, nil
-		}
-
-		if useWait {
-			sent = w.c.outageOf(err, sent) // Wait may have begun long before the outage
-		}
-		if over, why := w.over(ctx, err, sent, last); over {
-			return nil, why
-		}
-		if !useWait && mayWait && w.shouldWait() {
-			continue // wait in the driver instead of a sleep
-		}
-		if w.refused && w.listen(ctx) {
-			continue // the key may have been released before the Client listened
-		}
-		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
-			return nil, w.endErr(ctx)
-		}
-	}
-}
-
-// untilLastCall returns how long the caller may still wait before it must make its last
-// call, so that the answer arrives in time.
-func (w *wait) untilLastCall(ctx context.Context) time.Duration {
-	left := time.Duration(never)
+// waitInLine waits behind the head, and returns the ticket that ends that wait.
+func (w *wait) waitInLine(ctx context.Context) ticket {
+	c := w.c
+	w.stood = true
+	var timeout <-chan time.Time
 	if w.end != never {
-		left = w.end.sub(w.c.clock.now())
-	}
-	if d, ok := ctx.Deadline(); ok {
-		left = min(left, time.Until(d))
+		timer := time.NewTimer(w.end.sub(c.clock.now()))
+		defer timer.Stop()
+		timeout = timer.C
 	}
 
-	// Allow for an answer one and a half round trips, because now and then one takes so long.
-	trip := w.c.roundTrip()
-	return left - trip - max(trip/2, time.Millisecond)
-}
-
-// attempt makes one attempt. If its outcome is unknown, the reaper releases the token. With a
-// driver of Reach Process, the outcome is always known. Last says that no attempt follows.
-func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
-	c, start := w.c, w.asked
-	cl, bound := w.claim(), w.beginAttempt()
-	cl.WillRetry = !last
-	if c.queue.polls {
-		c.mu.Lock()
-		cl.Waited = w.waitedLocked(start)
-		c.mu.Unlock()
-	}
-	slept := c.clock.slept.Load()
-	var g backend.Grant
-	var err error
-	if c.traits.Reach == backend.Process {
-		g, err = c.store.driver.Acquire(endless(ctx), cl)
-	} else {
-		// Read the clock again, so that a suspend before the call does not count as a part of the
-		// term.
-		start, slept = c.clock.read()
-		if c.store.prompt(ctx) { // as call does, without closures on the heap
-			g, err = direct(ctx, c.closing, bound, func(ctx context.Context) (backend.Grant, error) {
-				return c.reaper.acquire(ctx, cl, c.store.driver.Acquire)
-			})
-		} else {
-			g, err = call(&c.store, ctx, bound, c.reaper.after(cl, c.store.driver.Acquire), c.reaper.late(cl))
+	select {
+	case tk := <-w.turn.ready:
+		w.turn.ready = nil
+		if tk.do != mayAsk {
+			w.line = nil
 		}
+		return tk
+	case <-ctx.Done():
+	case <-timeout:
+	case <-c.closing.Done():
+		w.quitLine(ctx)
+		return ticket{do: giveUp, err: ErrClosed}
 	}
 
-	// Read the clock, because the machine may have slept during the call.
-	now, _ := c.clock.read()
-	if err == nil || backend.Definite(err) {
-		c.noteTrip(c.clock.withoutSleep(now).sub(start - instant(slept)))
+	refusal := w.quitLine(ctx)
+	waited := c.clock.now().sub(w.start)
+	if refusal == nil && waited < c.answerTime() {
+		// Report callers of this Client that came first, because the store had no time to answer.
+		refusal = errHeldHere
 	}
-	if err != nil {
-		var held *backend.HeldError
-		if c.store.waker != nil && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
-			left := cl // a pointer to cl itself would allocate cl for every attempt
-			w.intent = &left
-		}
-		return nil, err
-	}
-	return newHold(c, cl, g, start, now, slept)
+	// Not under mu: ctx may be the context of a lease, which locks mu.
+	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 
-// claim returns the claim of a new attempt.
-func (w *wait) claim() backend.Claim {
-	cl := w.c.store.claim(&w.r)
-	if w.r.linger > 0 {
-		cl.Token = w.c.recalls.mark(cl.Token)
+// quitLine takes the caller, which waits, out of the line. It returns why the caller does not
+// have the key.
+func (w *wait) quitLine(ctx context.Context) (refusal error) {
+	w.c.mu.Lock()
+	refusal = w.line.refusalLocked()
+	handed := w.line.quitLocked(&w.turn)
+	w.line = nil
+	w.c.mu.Unlock()
+
+	if handed != nil {
+		// Lock returns an error, so no event may name this lease.
+		w.c.spawn(func() { handed.unlock(ctx) })
 	}
-	return cl
+	return refusal
 }
 
-// beginAttempt records that an attempt begins, and returns how long it may take: min(Timeout, in an
-// outage the rest of Timeout, rest of the wait), but at least as long as a healthy store may take
-// to answer.
-func (w *wait) beginAttempt() time.Duration {
-	c, ln := w.c, w.line
-	// Without a max wait, end is never, and Timeout is the bound.
-	now := c.clock.now()
-	d := min(c.opts.Timeout, w.end.sub(now))
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ln.unanswered = cmp.Or(ln.unanswered, c.clock.withoutSleep(now))
-	d = min(d, c.opts.Timeout-ln.outageLocked(w.began))
-	if d < c.opts.Timeout {
-		d = max(d, w.c.answerTime())
+// awaitFreed waits until a hold that did not suit the caller was released. It returns an error as
+// soon as the wait is over.
+func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
+	c := w.c
+	left := w.end.sub(c.clock.now())
+	timer := time.NewTimer(min(left, c.opts.Timeout))
+	defer timer.Stop()
+	select {
+	case <-freed:
+		return nil
+	case <-ctx.Done():
+		return withContextEnd(ctx, errHeldHere)
+	case <-c.closing.Done():
+		return ErrClosed
+	case <-timer.C:
 	}
-	return d
+	if left < c.opts.Timeout {
+		return errHeldHere
+	}
+	return noAnswer(c.opts.Timeout) // of the store, to the release
 }
 
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire, because Acquire would
@@ -184,8 +119,9 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 	}
 
 	cl := w.claim()
+	f, late := c.reaper.guard(cl, c.store.waiter.Wait)
 	start, slept := c.clock.read() // before the driver reads its clock for Grant.Until
-	g, err := run(&c.store, ctx, 0, nil, nil, c.reaper.after(cl, c.store.waiter.Wait), c.reaper.late(cl))
+	g, err := run(&c.store, ctx, 0, nil, nil, f, late)
 	switch {
 	case err == nil:
 		now, _ := c.clock.read()
@@ -267,15 +203,6 @@ func (w *wait) awaitEnd(ctx context.Context) {
 	if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
 		rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 	}
-}
-
-// waitedLocked returns how long the Client has waited for the key, or 0 if the first attempt got
-// it, without a gap.
-func (w *wait) waitedLocked(now instant) time.Duration {
-	if w.tries > 1 || w.stood {
-		return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
-	}
-	return 0
 }
 
 // outageOf returns when the outage that a Waiter's err reports began, by clock.awake:

@@ -80,39 +80,22 @@ func Success(t testing.TB, what string, f func() error) {
 	}
 }
 
-// InTime calls f, which returns what is wrong. If something is wrong, the test fails if f returned
-// within limit; if f took longer, InTime tries again. If f always takes longer, the test is
-// skipped.
-func InTime(t testing.TB, limit time.Duration, f func() (wrong string)) {
-	t.Helper()
-	again(t, limit, f, func() func() time.Duration {
-		began := time.Now()
-		return func() time.Duration { return time.Since(began) }
-	})
-}
-
-// Undisturbed is InTime for an f that waits. If anything is wrong, the test fails unless this
-// process or probe, such as a call to a server, stood still for longer than limit meanwhile.
+// Undisturbed calls f, which returns what is wrong. If anything is wrong, the test fails, unless
+// this process or probe, such as a call to a server, stood still for longer than limit meanwhile.
+// Then Undisturbed tries again. If the machine always stands still, the test is skipped.
 func Undisturbed(t testing.TB, limit time.Duration, probe func(), f func() (wrong string)) {
 	t.Helper()
-	again(t, limit, f, func() func() time.Duration { return stall.Watch(probe) })
-}
-
-// again calls f until nothing is wrong, or until something is wrong and the delay that stop returns
-// is within limit: then the test fails.
-func again(t testing.TB, limit time.Duration, f func() (wrong string), watch func() (stop func() time.Duration)) {
-	t.Helper()
 	for range 20 {
-		stop := watch()
+		stop := stall.Watch(probe)
 		wrong := f()
-		slow := stop()
+		still := stop()
 		switch {
 		case wrong == "":
 			return
-		case slow <= limit:
+		case still <= limit:
 			t.Fatal(wrong)
 		}
-		t.Logf("tried again, because the machine was slow (%v, want %v at most): %s", slow, limit, wrong)
+		t.Logf("tried again, because the machine stood still (%v, want %v at most): %s", still, limit, wrong)
 	}
 	t.Skip("this machine is too slow")
 }

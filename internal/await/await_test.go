@@ -36,7 +36,7 @@ func ends(f func(t testing.TB)) (end string, after time.Duration) {
 	return
 }
 
-// takes returns an f for InTime. Each call takes the next time and is wrong, but the last.
+// takes returns an f for Undisturbed. Each call takes the next time and is wrong, but the last.
 func takes(times ...time.Duration) func() string {
 	return func() string {
 		if len(times) == 0 {
@@ -56,14 +56,14 @@ func TestEnds(t *testing.T) {
 		end   string
 		after time.Duration
 	}{
-		"right":              {func(t testing.TB) { InTime(t, time.Second, takes()) }, "", 0},
-		"wrong":              {func(t testing.TB) { InTime(t, time.Second, takes(time.Second)) }, "fail: wrong", time.Second},
-		"wrong when slow":    {func(t testing.TB) { InTime(t, time.Second, takes(2*time.Second)) }, "", 2 * time.Second},
-		"always slow":        {func(t testing.TB) { InTime(t, 0, func() string { time.Sleep(time.Nanosecond); return "wrong" }) }, "skip", 20},
+		"right":              {func(t testing.TB) { Undisturbed(t, time.Second, nil, takes()) }, "", 0},
 		"waits and is wrong": {func(t testing.TB) { Undisturbed(t, time.Second, nil, takes(time.Hour)) }, "fail: wrong", time.Hour},
 		"the probe is slow": {func(t testing.TB) {
 			Undisturbed(t, time.Second, func() { time.Sleep(2 * time.Second) }, takes(time.Second))
 		}, "", 2 * time.Second},
+		"the probe is always slow": {func(t testing.TB) {
+			Undisturbed(t, time.Second, func() { time.Sleep(2 * time.Second) }, func() string { return "wrong" })
+		}, "skip", 40 * time.Second},
 		"an event":        {func(t testing.TB) { Until(t, "it", func() bool { calls++; return calls == 2 }) }, "", time.Millisecond},
 		"no event":        {func(t testing.TB) { Until(t, "it", func() bool { return false }) }, "fail: it: not within 1m30s: it is not so", Patience},
 		"no success":      {func(t testing.TB) { Success(t, "it", func() error { return never }) }, "fail: it: not within 1m30s: never", Patience},
