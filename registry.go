@@ -32,11 +32,8 @@ type Config struct {
 
 	// Params are the strategy's own parameters, and ttl, timeout, prefix and owner, which set the
 	// fields of [Options] with these names. Unknown parameters are refused.
-	Params Params `json:"params,omitempty" yaml:"params,omitempty"`
+	Params map[string]string `json:"params,omitempty" yaml:"params,omitempty"`
 }
-
-// Params maps the names of parameters to their values.
-type Params map[string]string
 
 // String returns the strategy and the number of nodes. It omits the nodes, because
 // they may contain passwords.
@@ -102,66 +99,55 @@ func ParseURL(rawURL string) (Config, error) {
 			return Config{}, fmt.Errorf("%w: url: a parameter is given %d times", ErrInvalid, len(vs))
 		}
 		if c.Params == nil {
-			c.Params = Params{}
+			c.Params = map[string]string{}
 		}
 		c.Params[name] = vs[0]
 	}
 	return c, nil
 }
 
-// check returns ErrInvalid if c has a parameter that is not among known, so that a misspelt
-// parameter is never ignored.
-func (c Config) check(known []string) error {
-	for _, name := range slices.Sorted(maps.Keys(c.Params)) {
-		if !slices.Contains(known, name) {
-			all := slices.Concat(engineParams, known)
-			slices.Sort(all)
-			return fmt.Errorf("%w: unknown parameter %q (%s knows %s)", ErrInvalid, name, c.Strategy, strings.Join(all, ", "))
-		}
-	}
-	return nil
-}
-
 // engineParams are the parameters that set Options.
 var engineParams = []string{"ttl", "timeout", "prefix", "owner"}
 
-// options returns a copy of o with the engine's parameters of c, and removes these
-// parameters from c.
-func (c *Config) options(o *Options) (Options, error) {
-	var v Options
+// options returns a copy of o with the engine's parameters of c, and removes these parameters from
+// c. The others must be among known, so that a misspelt parameter is never ignored.
+func (c *Config) options(o *Options, known []string) (v Options, err error) {
 	if o != nil {
 		v = *o
 	}
-
-	rest := maps.Clone(c.Params) // not c.Params itself, which belongs to the caller
-	duration := func(name string, into *time.Duration) error {
-		s, ok := rest[name]
-		if !ok {
-			return nil
+	rest := map[string]string{} // a new map, because c.Params belongs to the caller
+	for _, name := range slices.Sorted(maps.Keys(c.Params)) {
+		switch s := c.Params[name]; name {
+		case "ttl":
+			v.TTL, err = positive(name, s)
+		case "timeout":
+			v.Timeout, err = positive(name, s)
+		case "prefix":
+			v.Prefix = s
+		case "owner":
+			v.Owner = s
+		default:
+			if !slices.Contains(known, name) {
+				all := slices.Sorted(slices.Values(slices.Concat(engineParams, known)))
+				return v, fmt.Errorf("%w: unknown parameter %q (%s knows %s)", ErrInvalid, name, c.Strategy, strings.Join(all, ", "))
+			}
+			rest[name] = s
 		}
-		d, err := time.ParseDuration(s)
-		if err != nil || d <= 0 {
-			return fmt.Errorf("%w: parameter %s=%q: want a positive duration such as 30s or 500ms", ErrInvalid, name, s)
+		if err != nil {
+			return v, err
 		}
-		*into = d
-		return nil
-	}
-	if err := errors.Join(duration("ttl", &v.TTL), duration("timeout", &v.Timeout)); err != nil {
-		return v, err
-	}
-
-	if s, ok := rest["prefix"]; ok {
-		v.Prefix = s
-	}
-	if s, ok := rest["owner"]; ok {
-		v.Owner = s
-	}
-
-	for _, name := range engineParams {
-		delete(rest, name)
 	}
 	c.Params = rest
 	return v.withDefaults()
+}
+
+// positive parses the value s of a parameter.
+func positive(name, s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("%w: parameter %s=%q: want a positive duration such as 30s or 500ms", ErrInvalid, name, s)
+	}
+	return d, nil
 }
 
 // Open opens the driver that c names, and returns a Client over it. The parameters of
@@ -194,10 +180,7 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	if err != nil {
 		return nil, Options{}, fmt.Errorf("hasp: open: %w", err)
 	}
-	opts, err := c.options(o)
-	if err == nil {
-		err = c.check(known.params)
-	}
+	opts, err := c.options(o, known.params)
 	if err != nil {
 		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
 	}

@@ -21,11 +21,11 @@ import (
 func TestParseURL(t *testing.T) {
 	for url, want := range map[string]hasp.Config{
 		"memlock://":                    {Strategy: "memlock"},
-		"memlock://jobs?ttl=5s":         {Strategy: "memlock", Nodes: []string{"jobs"}, Params: hasp.Params{"ttl": "5s"}},
+		"memlock://jobs?ttl=5s":         {Strategy: "memlock", Nodes: []string{"jobs"}, Params: map[string]string{"ttl": "5s"}},
 		"filelock:///var/lock/app":      {Strategy: "filelock", Nodes: []string{"/var/lock/app"}},
-		"spinlock+redis://u:p@h:1/2?x=": {Strategy: "spinlock", Nodes: []string{"redis://u:p@h:1/2"}, Params: hasp.Params{"x": ""}},
+		"spinlock+redis://u:p@h:1/2?x=": {Strategy: "spinlock", Nodes: []string{"redis://u:p@h:1/2"}, Params: map[string]string{"x": ""}},
 		"redlock+redis://a:1,b:2,c:3?prefix=app%3A&owner=a+b": {Strategy: "redlock", Nodes: []string{"redis://a:1,b:2,c:3"},
-			Params: hasp.Params{"prefix": "app:", "owner": "a b"}},
+			Params: map[string]string{"prefix": "app:", "owner": "a b"}},
 	} {
 		got, err := hasp.ParseURL(url)
 		if err != nil || !reflect.DeepEqual(got, want) {
@@ -121,7 +121,7 @@ func TestConfigShowsNoPassword(t *testing.T) {
 
 func TestConfigDecodesFromYAMLAndJSON(t *testing.T) {
 	want := hasp.Config{Strategy: "x", Nodes: []string{"redis://h:1"},
-		Params: hasp.Params{"ttl": "5s", "retries": "3", "ratio": "0.5", "tls": "true"}}
+		Params: map[string]string{"ttl": "5s", "retries": "3", "ratio": "0.5", "tls": "true"}}
 	var fromYAML, fromJSON hasp.Config
 	if err := yaml.Unmarshal([]byte("strategy: x\nnodes: ['redis://h:1']\nparams: {ttl: 5s, retries: 3, ratio: 0.5, tls: true}"), &fromYAML); err != nil {
 		t.Error(err)

@@ -19,7 +19,7 @@ import (
 const patience = time.Minute
 
 func open(ctx context.Context, hosts string) (backend.Driver, error) {
-	return hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + hosts}, Params: hasp.Params{"timeout": "20s"}}.Driver(ctx)
+	return hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + hosts}, Params: map[string]string{"timeout": "20s"}}.Driver(ctx)
 }
 
 func openDriver(tb testing.TB, hosts string) *etcdlock.Driver {

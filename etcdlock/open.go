@@ -163,7 +163,7 @@ func parse(node string) (conf clientv3.Config, err error) {
 
 // tlsConfig returns the settings for etcds://. For etcd://, which uses no TLS, both results are
 // nil.
-func tlsConfig(conf clientv3.Config, params hasp.Params) (*tls.Config, error) {
+func tlsConfig(conf clientv3.Config, params map[string]string) (*tls.Config, error) {
 	if !strings.HasPrefix(conf.Endpoints[0], "https:") {
 		for _, name := range tlsParams {
 			if params[name] != "" {

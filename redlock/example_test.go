@@ -63,7 +63,7 @@ func Example_config() {
 	locks, err := hasp.Config{
 		Strategy: "redlock",
 		Nodes:    []string{"redis://:one@redis-a:6379", "redis://:two@redis-b:6379", "rediss://:three@redis-c:6380"},
-		Params:   hasp.Params{"prefix": "app:", "ca": "/etc/ssl/redis.pem"},
+		Params:   map[string]string{"prefix": "app:", "ca": "/etc/ssl/redis.pem"},
 	}.Open(context.Background(), nil)
 	if err != nil {
 		log.Fatal(err)

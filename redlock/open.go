@@ -95,7 +95,7 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 
 // nodeParams returns the parameters for one node. The parameters of TLS go only to nodes with TLS,
 // but to all nodes if none has TLS, so that redisstore refuses them.
-func nodeParams(node string, all []string, p hasp.Params) map[string]string {
+func nodeParams(node string, all []string, p map[string]string) map[string]string {
 	secure := func(node string) bool { return strings.HasPrefix(node, "rediss://") }
 	params := map[string]string{}
 	for name, value := range p {
@@ -110,7 +110,7 @@ func nodeParams(node string, all []string, p hasp.Params) map[string]string {
 }
 
 // options reads the parameters of redlock itself.
-func options(p hasp.Params) (*Options, error) {
+func options(p map[string]string) (*Options, error) {
 	o := &Options{}
 	var err error
 	if o.FenceTTL, err = redisstore.FenceTTL(p); err != nil {

@@ -56,7 +56,7 @@ func TestOpenByURL(t *testing.T) {
 // Each node has a password of its own, and one of them speaks TLS.
 func TestOpenByConfig(t *testing.T) {
 	var nodes []string
-	params := hasp.Params{"ttl": "30s", "timeout": "20s"}
+	params := map[string]string{"ttl": "30s", "timeout": "20s"}
 	for i, password := range []string{"one", "tw@o,", ""} {
 		srv := redistest.Start(t, &redistest.Options{Own: true, Password: password, TLS: i == 1})
 		nodes = append(nodes, srv.URL())
@@ -172,7 +172,7 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 		"by a database": "", // two databases of one server are one node
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := hasp.Config{Strategy: "redlock", Nodes: []string{"redis://" + u}, Params: hasp.Params{"timeout": "20s"}}
+			c := hasp.Config{Strategy: "redlock", Nodes: []string{"redis://" + u}, Params: map[string]string{"timeout": "20s"}}
 			if u == "" {
 				c.Nodes = []string{"redis://" + addr + "/0", "redis://" + nodes.Servers[1].Addr, "redis://" + addr + "/1"}
 			}

@@ -100,7 +100,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 	if _, err := sub.Receive(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	byURL, err := hasp.Config{Strategy: "spinlock", Nodes: []string{r.Server.URL()}, Params: hasp.Params{"registry": "registry"}}.Driver(t.Context())
+	byURL, err := hasp.Config{Strategy: "spinlock", Nodes: []string{r.Server.URL()}, Params: map[string]string{"registry": "registry"}}.Driver(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

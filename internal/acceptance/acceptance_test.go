@@ -39,7 +39,7 @@ func TestEveryStrategyConforms(t *testing.T) {
 			h := conformance.Harness{Open: opener(strategy, patient)}
 			switch {
 			case strategy == "redlock":
-				h.Open = opener(strategy, hasp.Params{"timeout": "20s", "durable": "true"})
+				h.Open = opener(strategy, map[string]string{"timeout": "20s", "durable": "true"})
 				h.Cannot = splits
 			case slices.Contains(onRedis(), strategy):
 				h.Others = map[string]func(context.Context, string) (backend.Driver, error){}
@@ -56,10 +56,10 @@ func TestEveryStrategyConforms(t *testing.T) {
 }
 
 // patient are the parameters of drivers whose servers may be slow.
-var patient = hasp.Params{"timeout": "20s"}
+var patient = map[string]string{"timeout": "20s"}
 
 // opener returns a function that opens a strategy as users do.
-func opener(strategy string, p hasp.Params) func(ctx context.Context, store string) (backend.Driver, error) {
+func opener(strategy string, p map[string]string) func(ctx context.Context, store string) (backend.Driver, error) {
 	return func(ctx context.Context, store string) (backend.Driver, error) {
 		return hasp.Config{Strategy: strategy, Nodes: []string{store}, Params: p}.Driver(ctx)
 	}

@@ -124,7 +124,7 @@ func byURL(t testing.TB, strategy, addr string) backend.Driver {
 	t.Helper()
 	c := hasp.Config{Strategy: strategy, Nodes: []string{"redis://" + addr}}
 	if strategy == "redlock" {
-		c.Params = hasp.Params{"allow_unsafe_nodes": "true", "max_ttl": "1h"}
+		c.Params = map[string]string{"allow_unsafe_nodes": "true", "max_ttl": "1h"}
 	}
 	d, err := c.Driver(t.Context())
 	must(t, err)
