@@ -41,6 +41,7 @@ func (r *results) picture() []byte {
 	r.drawBars(s, 500, 0, "One key, "+free.setting, rate, free, rates...)
 	r.drawBars(s, 0, 380, "One key, "+held.setting, rate, held, rates...)
 	r.drawBars(s, 500, 380, "One key, "+held.setting, "longest wait, ms", held, "longest_wait_ms")
+	s.text(990, 732, "end", 11, "Commit "+r.Commit+", "+r.date())
 	fmt.Fprintln(s, "</svg>")
 	return s.Bytes()
 }
