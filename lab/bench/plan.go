@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -160,20 +161,14 @@ func planOf(quick bool) plan {
 		p.distinct = append(p.distinct, distinct{n, 70 * ms, 2})
 	}
 
-	short := contest{waiters: 64, processes: 4, hold: ms, length: 1500 * ms, nodes: 1} // several turns of each caller
-	add := func(c contest, change func(*contest)) {
-		change(&c)
+	for _, c := range []contest{
+		{}, {processes: 2}, {processes: 8}, {trip: ms}, {trip: 10 * ms}, {think: 100 * ms},
+		{hold: 10 * ms}, {hold: 10 * ms, trip: 10 * ms}, {nodes: 5},
+	} {
+		c.waiters, c.processes, c.hold, c.nodes = 64, cmp.Or(c.processes, 4), cmp.Or(c.hold, ms), cmp.Or(c.nodes, 1)
+		c.length = 1100*ms + 300*c.hold // several turns of each caller
 		p.fair = append(p.fair, c)
 	}
-	add(short, func(*contest) {})
-	add(short, func(c *contest) { c.processes = 2 })
-	add(short, func(c *contest) { c.processes = 8 })
-	add(short, func(c *contest) { c.trip = ms })
-	add(short, func(c *contest) { c.trip = 10 * ms })
-	add(short, func(c *contest) { c.think = 100 * ms })
-	add(short, func(c *contest) { c.hold, c.length = 10*ms, 4*s })
-	add(short, func(c *contest) { c.hold, c.length, c.trip = 10*ms, 4*s, 10*ms })
-	add(short, func(c *contest) { c.nodes = 5 })
 	return p
 }
 

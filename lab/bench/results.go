@@ -120,7 +120,7 @@ func readResults(path string) (*results, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := newResults(contestants())
+	r := &results{contestants: contestants()}
 	return r, json.Unmarshal(text, r)
 }
 
