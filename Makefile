@@ -3,7 +3,7 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, redis-server if it is installed, else miniredis.
 
-.PHONY: check fmt vet staticcheck tidy test race modules bench lab compare torture planted simulate soak fuzz mutate model api.txt
+.PHONY: check fmt vet staticcheck tidy test race modules bench lab compare results torture planted simulate soak fuzz mutate model api.txt
 
 check: fmt vet staticcheck tidy test race modules bench lab compare torture
 
@@ -58,6 +58,11 @@ lab:
 compare:
 	@command -v redis-server >/dev/null || echo "no redis-server: hasp beside other libraries is left out"
 	! command -v redis-server >/dev/null || (cd lab/bench && go run . --quick --out results/quick)
+
+# The same in ten minutes. It fills the tables and the picture of README.md and docs/performance.md,
+# so commit first, and let the machine do nothing else.
+results:
+	cd lab/bench && go run . --fill
 
 # Every strategy that processes share under faults, with a new seed, which is printed. pglock comes
 # last and alone: on two processors, two PostgreSQL servers whose clients all connect again take

@@ -96,23 +96,19 @@ func TestProgramsRun(t *testing.T) {
 		t.Run(b.page, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			build, name := "go build", "main.go"
-			if !strings.Contains(b.text, "\nfunc main() {") {
-				build, name = "go test -c -vet=off", "page_test.go"
-			}
 
 			// The overlay puts the program into this module without a file in
 			// the working tree.
-			source, overlay := filepath.Join(dir, name), filepath.Join(dir, "overlay.json")
+			source, overlay := filepath.Join(dir, "main.go"), filepath.Join(dir, "overlay.json")
 			must(t, os.WriteFile(source, []byte(b.text), 0o600))
 			module, err := filepath.Abs(root)
 			must(t, err)
-			replace := map[string]map[string]string{"Replace": {filepath.Join(module, "internal", "pages", "program", name): source}}
+			replace := map[string]map[string]string{"Replace": {filepath.Join(module, "internal", "pages", "program", "main.go"): source}}
 			text, err := json.Marshal(replace)
 			must(t, err)
 			must(t, os.WriteFile(overlay, text, 0o600))
 			program := filepath.Join(dir, "program")
-			shell(t, build+" -overlay "+overlay+" -o "+program+" ./internal/pages/program && "+program)
+			shell(t, "go build -overlay "+overlay+" -o "+program+" ./internal/pages/program && "+program)
 		})
 	}
 }

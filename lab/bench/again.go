@@ -5,26 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"time"
-
-	"github.com/hasplock/hasp"
 )
-
-// lingering is a hasp whose Client keeps the key for its next caller.
-type lingering struct{ haspLocker }
-
-func openLingering(strategy string) opener {
-	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
-		l, err := openHasp(strategy)(ctx, s, term)
-		if err != nil {
-			return nil, err
-		}
-		return lingering{l.(haspLocker)}, nil
-	}
-}
-
-func (l lingering) lock(ctx context.Context, key string) (held, error) {
-	return l.lockWith(ctx, key, hasp.WithLinger(time.Second))
-}
 
 // again measures a caller that locks one key again and again, while a caller of another process
 // wants it now and then.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -38,13 +39,14 @@ type bareCaller struct {
 	term  time.Duration
 	pause time.Duration // mean sleep before another attempt; 0 makes one attempt
 	end   func() error
+	held  *sync.Map // the locks to renew; nil if none are renewed
 }
 
 // polling is the pause of a contestant that polls for a key.
 const polling = 10 * time.Millisecond
 
 type bareLock struct {
-	rdb        redis.Cmdable
+	*bareCaller
 	key, token string
 }
 
@@ -54,20 +56,25 @@ func openBare(batched bool, pause time.Duration) opener {
 		if err != nil {
 			return nil, err
 		}
-		return &bareCaller{rdb, term, pause, end}, nil
+		return &bareCaller{rdb, term, pause, end, nil}, nil
 	}
 }
 
 var errTaken = errors.New("the key is held")
 
-var compareAndDelete = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
+const deleteIfEqual = `if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`
+
+var compareAndDelete = redis.NewScript(deleteIfEqual)
 
 func (b *bareCaller) lock(ctx context.Context, key string) (held, error) {
-	l := &bareLock{b.rdb, key, crypto.Text()}
+	l := &bareLock{b, key, crypto.Text()}
 	for {
 		err := b.rdb.SetArgs(ctx, key, l.token, redis.SetArgs{Mode: "NX", TTL: b.term}).Err()
 		switch {
 		case err == nil:
+			if b.held != nil {
+				b.held.Store(l, true)
+			}
 			return l, nil
 		case err != redis.Nil:
 			return nil, err
@@ -79,6 +86,9 @@ func (b *bareCaller) lock(ctx context.Context, key string) (held, error) {
 }
 
 func (l *bareLock) Unlock(ctx context.Context) error {
+	if l.held != nil {
+		l.held.Delete(l)
+	}
 	n, err := compareAndDelete.Run(ctx, l.rdb, []string{l.key}, l.token).Int()
 	if err == nil && n != 1 {
 		err = fmt.Errorf("%s was lost", l.key)
@@ -175,4 +185,40 @@ func (q *quorum) close() {
 	for _, n := range q.nodes {
 		n.close()
 	}
+}
+
+var compareAndExtend = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0`)
+
+// openRenewing opens a bareCaller that renews its locks thrice a term, all in one pipeline.
+func openRenewing(ctx context.Context, s stores, term time.Duration) (locker, error) {
+	l, err := openBare(false, polling)(ctx, s, term)
+	if err != nil {
+		return nil, err
+	}
+	b := l.(*bareCaller)
+	if err := compareAndExtend.Load(ctx, b.rdb).Err(); err != nil {
+		return nil, err
+	}
+	b.held = &sync.Map{}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	end := b.end
+	b.end = func() error { cancel(); return end() }
+	go func() {
+		for range time.Tick(term / 3) {
+			_, _ = b.rdb.Pipelined(ctx, b.renew) // Unlock tells of locks that were lost
+			if ctx.Err() != nil {
+				return
+			}
+		}
+	}()
+	return b, nil
+}
+
+// renew adds the renewals of all locks to a pipeline.
+func (b *bareCaller) renew(p redis.Pipeliner) error {
+	b.held.Range(func(l, _ any) bool {
+		compareAndExtend.EvalSha(context.Background(), p, []string{l.(*bareLock).key}, l.(*bareLock).token, b.term.Milliseconds())
+		return true
+	})
+	return nil
 }

@@ -50,7 +50,8 @@ func newBench(ctx context.Context, p plan, all []contestant) (b *bench, err erro
 		}
 		b.workers = append(b.workers, w)
 	}
-	b.results = newResults(all, b.meter.serverVersion(ctx))
+	b.results = newResults(all)
+	b.results.Redis = field(ctx, b.meter.one, "redis_version")
 	return b, nil
 }
 
@@ -121,6 +122,14 @@ func (b *bench) turns(round int, scenario string) (all []measurement) {
 				add(b.plan.again, c, func(ctx context.Context) (figures, error) { return b.again(ctx, c, b.plan.again) })
 			}
 		}
+	case lockAll:
+		for _, s := range b.plan.several {
+			for _, c := range order {
+				if c.group == ours && c.nodes > 0 && !c.alike {
+					add(s, c, func(ctx context.Context) (figures, error) { return b.lockAll(ctx, c, s) })
+				}
+			}
+		}
 	case leases:
 		for _, s := range b.plan.crowds {
 			for _, c := range order {
@@ -139,7 +148,7 @@ func (b *bench) turns(round int, scenario string) (all []measurement) {
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
 		for i, scenario := range names {
-			if (scenario == fair || scenario == again) && round > 0 {
+			if round > 0 && scenario != uncontended && scenario != contended {
 				continue // its turns are long
 			}
 			budget := b.plan.budget

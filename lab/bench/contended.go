@@ -20,7 +20,7 @@ type hold struct {
 
 // contended measures callers of several processes that contend for one key.
 func (b *bench) contended(ctx context.Context, scenario string, c contestant, s contest) (figures, error) {
-	at := b.storesOf(c, s.trip)
+	at := b.storesOf(s.trip)
 	orders := make([]order, s.processes)
 	key := "bench:" + rand.Text()[:8]
 	for i := range orders {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/hasplock/hasp"
 )
 
 // locker is the interface that every contestant is adapted to. The adapters are
@@ -48,16 +50,15 @@ type opener func(ctx context.Context, s stores, term time.Duration) (locker, err
 
 // contestant is one way to lock.
 type contestant struct {
-	name   string
-	group  string
-	nodes  int    // how many Redis servers it takes; 0 means an etcd
-	waits  bool   // takes part in the scenario of a contended key
-	fair   bool   // takes part in the scenario of a contended key that is held
-	renews bool   // by itself
-	alike  bool   // the same as another if there is no contention
-	again  bool   // takes part in the scenario of one key that is locked again and again
-	most   int    // the most leases that it is measured with
-	open   opener // nil for the ring
+	name  string
+	group string
+	nodes int    // how many Redis servers it takes; 0 means an etcd
+	waits bool   // takes part in the scenario of a contended key
+	fair  bool   // takes part in the scenario of a contended key that is held
+	alike bool   // the same as another if there is no contention
+	again bool   // takes part in the scenario of one key that is locked again and again
+	most  int    // the most leases that it is measured with; 0 if it does not renew by itself
+	open  opener // nil for the ring
 }
 
 const (
@@ -68,29 +69,31 @@ const (
 func contestants() []contestant {
 	return []contestant{
 		{name: "bare", group: bare, nodes: 1, again: true, waits: true, fair: true, open: openBare(false, polling)},
-		{name: "bare-batched", group: bare, nodes: 1, waits: true, fair: true, open: openBare(true, polling)},
+		{name: "bare-batched", group: bare, nodes: 1, open: openBare(true, polling)},
+		{name: "bare-floor", group: bare, nodes: 1, open: openFloor},
+		{name: "bare-pipeline", group: bare, nodes: 1, alike: true, most: few, open: openRenewing},
 		{name: "bare-quorum", group: bare, nodes: 5, open: openQuorum},
-		{name: "hasp-spinlock", group: ours, nodes: 1, again: true, waits: true, fair: true, renews: true, most: all, open: openHasp("spinlock")},
-		{name: "hasp-pubsublock", group: ours, nodes: 1, again: true, waits: true, fair: true, renews: true, most: few, open: openHasp("pubsublock")},
-		{name: "hasp-fairlock", group: ours, nodes: 1, again: true, waits: true, fair: true, renews: true, most: all, open: openHasp("fairlock")},
-		{name: "hasp-spinlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openLingering("spinlock")},
-		{name: "hasp-pubsublock-linger", group: ours, nodes: 1, again: true, alike: true, open: openLingering("pubsublock")},
-		{name: "hasp-fairlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openLingering("fairlock")},
-		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, renews: true, most: few, open: openRedlock},
-		{name: "hasp-redlock-3", group: ours, nodes: 3, fair: true, alike: true, open: openRedlock},
-		{name: "hasp-etcdlock", group: ours, waits: true, renews: true, most: few, open: openEtcdlock},
-		{name: "redislock", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(false, seldom)},
-		{name: "redislock-batched", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(true, seldom)},
-		{name: "redislock-eager", group: theirs, nodes: 1, waits: true, fair: true, alike: true, open: openRedislock(false, often)},
+		{name: "hasp-spinlock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: all, open: openHasp("spinlock")},
+		{name: "hasp-pubsublock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: few, open: openHasp("pubsublock")},
+		{name: "hasp-fairlock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: all, open: openHasp("fairlock")},
+		{name: "hasp-spinlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openHasp("spinlock", linger)},
+		{name: "hasp-pubsublock-linger", group: ours, nodes: 1, again: true, alike: true, open: openHasp("pubsublock", linger)},
+		{name: "hasp-fairlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openHasp("fairlock", linger)},
+		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, fair: true, most: few, open: openRedlock},
+		{name: "hasp-etcdlock", group: ours, waits: true, most: few, open: openEtcdlock},
+		{name: "redislock", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(false)},
+		{name: "redislock-batched", group: theirs, nodes: 1, open: openRedislock(true)},
 		{name: "redsync", group: theirs, nodes: 1, waits: true, fair: true, open: openRedsync(1, false)},
-		{name: "redsync-3", group: theirs, nodes: 3, fair: true, alike: true, open: openRedsync(3, false)},
-		{name: "redsync-5", group: theirs, nodes: 5, waits: true, open: openRedsync(5, false)},
-		{name: "redsync-5-failfast", group: theirs, nodes: 5, waits: true, open: openRedsync(5, true)},
-		{name: "rueidislock", group: theirs, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openRueidislock(true)},
-		{name: "rueidislock-default", group: theirs, nodes: 1, waits: true, renews: true, most: 1000, open: openRueidislock(false)},
-		{name: "etcd", group: theirs, waits: true, renews: true, most: few, open: openEtcd},
+		{name: "redsync-5", group: theirs, nodes: 5, waits: true, fair: true, open: openRedsync(5, false)},
+		{name: "redsync-5-failfast", group: theirs, nodes: 5, open: openRedsync(5, true)},
+		{name: "rueidislock", group: theirs, nodes: 1, waits: true, fair: true, most: all, open: openRueidislock(true)},
+		{name: "rueidislock-default", group: theirs, nodes: 1, open: openRueidislock(false)},
+		{name: "etcd", group: theirs, waits: true, most: few, open: openEtcd},
 	}
 }
+
+// linger is the option of contestants that keep the key for the next caller of their Client.
+var linger = hasp.WithLinger(time.Second)
 
 // term is the term of all leases, except in the scenario of many leases.
 const term = 30 * time.Second

@@ -13,11 +13,14 @@ import (
 )
 
 // haspLocker is a Client that is opened by URL, as users open it.
-type haspLocker struct{ c *hasp.Client }
+type haspLocker struct {
+	c    *hasp.Client
+	opts []hasp.Option // of each Lock
+}
 
-func openHasp(strategy string) opener {
+func openHasp(strategy string, opts ...hasp.Option) opener {
 	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
-		return openURL(ctx, strategy+"+"+s.One, term)
+		return openURL(ctx, strategy+"+"+s.One, term, opts...)
 	}
 }
 
@@ -30,18 +33,16 @@ func openRedlock(ctx context.Context, s stores, term time.Duration) (locker, err
 	return openURL(ctx, "redlock+redis://"+strings.Join(hosts, ","), term)
 }
 
-func openURL(ctx context.Context, url string, term time.Duration) (locker, error) {
+func openURL(ctx context.Context, url string, term time.Duration, opts ...hasp.Option) (locker, error) {
 	c, err := hasp.Open(ctx, url, &hasp.Options{TTL: term, Timeout: time.Minute})
 	if err != nil {
 		return nil, err
 	}
-	return haspLocker{c}, nil
+	return haspLocker{c, opts}, nil
 }
 
-func (h haspLocker) lock(ctx context.Context, key string) (held, error) { return h.lockWith(ctx, key) }
-
-func (h haspLocker) lockWith(ctx context.Context, key string, opts ...hasp.Option) (held, error) {
-	lease, err := h.c.Lock(ctx, key, opts...)
+func (h haspLocker) lock(ctx context.Context, key string) (held, error) {
+	lease, err := h.c.Lock(ctx, key, h.opts...)
 	if err != nil {
 		return nil, err
 	}

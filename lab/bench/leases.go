@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-
-	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
 // takers is how many callers take and release leases at once, within acquiring.
@@ -29,15 +27,7 @@ var errMany = errors.New("it does not take that many leases in time")
 // leases measures the cost of many leases, and their effect on a lone caller.
 // The lone caller is measured without leases first.
 func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, err error) {
-	at, m := b.at, b.meter
-	cut := func() {}
-	if s.unreachable {
-		var links []*faultproxy.Proxy
-		at, links = b.behindProxies(0)
-		last := len(links) - 1
-		m, cut = m.first(last), links[last].Stall
-	}
-	l, err := c.open(ctx, at, s.term)
+	l, err := c.open(ctx, b.at, s.term)
 	if err != nil {
 		return nil, err
 	}
@@ -49,8 +39,8 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 	}
 	name := "bench:" + rand.Text()[:8]
 	probe := &prober{l, name, s.term}
-	memory, goroutines := heap(), runtime.NumGoroutine()
-	without, err := probe.beside(ctx, m, c, alone)
+	memory := heap()
+	without, err := probe.beside(ctx, b.meter, c, alone)
 	if err != nil {
 		return nil, err
 	}
@@ -64,9 +54,8 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 	if err != nil {
 		return nil, err
 	}
-	memory, goroutines = heap()-memory, runtime.NumGoroutine()-goroutines
-	cut()
-	with, err := probe.beside(ctx, m, c, s.length)
+	memory = heap() - memory
+	with, err := probe.beside(ctx, b.meter, c, s.length)
 	if err != nil {
 		return nil, err
 	}
@@ -76,18 +65,14 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 		n = math.NaN() // no figure per lease
 	}
 	each := without.server.scripts / float64(len(without.pairs)) // scripts of a lone pair
-	renewals := (with.server.scripts - each*float64(len(with.pairs))) / float64(m.nodes(c))
+	renewals := (with.server.scripts - each*float64(len(with.pairs))) / float64(len(b.meter.redises(c)))
 	return figures{
 		"renewals_per_s":         max(renewals, 0) / with.seconds,
-		"goroutines":             float64(goroutines),
-		"client_core_percent":    with.cpu / with.seconds * 100,
-		"server_core_percent":    with.server.cpu / with.seconds * 100,
 		"client_keeping_percent": (with.cpu/with.seconds - without.cpu/without.seconds) * 100,
 		"server_keeping_percent": (with.server.cpu/with.seconds - without.server.cpu/without.seconds) * 100,
 		"client_bytes_per_lease": memory / n,
 		"p50_us":                 percentile(with.pairs, 50),
 		"p99_us":                 percentile(with.pairs, 99),
-		"lock_p99_us":            percentile(with.locks, 99),
 	}, nil
 }
 
@@ -100,7 +85,7 @@ type prober struct {
 
 // spell is what the lone caller measured, and what all cost meanwhile.
 type spell struct {
-	locks, pairs []time.Duration
+	pairs        []time.Duration
 	seconds, cpu float64
 	server       spent
 }
@@ -126,7 +111,6 @@ func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time
 func (p *prober) pair(ctx context.Context, s *spell) error {
 	began := time.Now()
 	h, err := p.l.lock(ctx, p.key)
-	s.locks = append(s.locks, time.Since(began))
 	if err == nil {
 		err = h.Unlock(context.WithoutCancel(ctx))
 	}

@@ -1,11 +1,11 @@
 // Command bench measures hasp and other lock libraries on one Redis, in one run:
 //
-//	go run . [--quick] [--only NAME,NAME] [--out DIR]
-//	go run . --render results/results.json
+//	go run . [--quick] [--only NAME,NAME] [--out DIR] [--fill]
+//	go run . --from results/results.json --fill
 //
-// It writes results.md and results.json. The contestants take turns in each
-// round, so that noise affects all of them alike. The second form puts the
-// figures of a run into the documentation.
+// It writes results.md and results.json, and with --fill it also puts the figures
+// into README.md and docs. The contestants take turns in each round, so that
+// noise affects all of them alike. The second form measures nothing.
 package main
 
 import (
@@ -35,7 +35,8 @@ func main() {
 	quick := flag.Bool("quick", false, "measure everything once, within a minute")
 	out := flag.String("out", "results", "write to this `directory`")
 	only := flag.String("only", "", "comma-separated `names`: scenarios ("+strings.Join(scenarios, ", ")+"), parts of names of contestants, and texts with a space that settings must contain, such as \"hold 1ms\"")
-	from := flag.String("render", "", "measure nothing; put the figures of `FILE`, a results.json, into README.md and docs")
+	fill := flag.Bool("fill", false, "put the figures into README.md and docs")
+	from := flag.String("from", "", "measure nothing, but use the figures of `FILE`, a results.json")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "bench: unknown argument %q\n", flag.Arg(0))
@@ -44,12 +45,16 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	var r *results
 	var err error
 	if *from != "" {
-		err = render(*from, "../..")
+		r, err = readResults(*from)
 	} else {
 		words := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
-		err = measure(ctx, *quick, words, *out)
+		r, err = measure(ctx, *quick, words, *out)
+	}
+	if err == nil && *only == "" {
+		err = r.fillPages("../..", *fill) // without --fill, only a check that all tables have figures
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -58,7 +63,7 @@ func main() {
 }
 
 // measure measures what the words of --only select and writes the results to a directory.
-func measure(ctx context.Context, quick bool, only []string, out string) error {
+func measure(ctx context.Context, quick bool, only []string, out string) (*results, error) {
 	names, others, settings := split(only)
 	all := chosen(contestants(), others)
 	if _, err := exec.LookPath(etcdtest.Binary()); err != nil {
@@ -66,17 +71,17 @@ func measure(ctx context.Context, quick bool, only []string, out string) error {
 		all = slices.DeleteFunc(all, func(c contestant) bool { return c.nodes == 0 })
 	}
 	if len(all) == 0 {
-		return errors.New("--only: no contestant has such a name")
+		return nil, errors.New("--only: no contestant has such a name")
 	}
 	b, err := newBench(ctx, planOf(quick), all)
 	defer b.close()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	b.results.Quick = quick
 	b.only = settings
 	if err := b.servers.Do(func() error { return b.run(ctx, names) }); err != nil {
-		return err
+		return nil, err
 	}
-	return b.results.write(out)
+	return b.results, b.results.write(out)
 }

@@ -34,17 +34,26 @@ type meter struct {
 	etcd *etcdtest.Server // nil if no contestant needs it
 }
 
-// first returns a meter of the first of the five nodes.
-func (m *meter) first(nodes int) *meter {
-	return &meter{one: m.one, five: m.five[:nodes], etcd: m.etcd}
+// redises returns clients of the Redis servers of a contestant.
+func (m *meter) redises(c contestant) []*redis.Client {
+	switch c.nodes {
+	case 0:
+		return nil
+	case 1:
+		return []*redis.Client{m.one}
+	}
+	return m.five
 }
 
-// nodes returns how many nodes read asks about a contestant.
-func (m *meter) nodes(c contestant) int {
-	if c.nodes == 5 {
-		return len(m.five)
+// pids returns the numbers of the processes of a contestant's stores.
+func (m *meter) pids(ctx context.Context, c contestant) (all []string) {
+	if c.nodes == 0 {
+		return []string{strconv.Itoa(m.etcd.Pid())}
 	}
-	return 1
+	for _, rdb := range m.redises(c) {
+		all = append(all, field(ctx, rdb, "process_id"))
+	}
+	return all
 }
 
 // spending returns what the stores of a contestant spend while f runs.
@@ -62,16 +71,10 @@ func (m *meter) spending(ctx context.Context, c contestant, f func() error) (s s
 
 // read returns the sum over the nodes of a contestant.
 func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
-	nodes := m.five
-	switch c.nodes {
-	case 0:
+	if c.nodes == 0 {
 		return spent{math.NaN(), math.NaN(), cpuOf(m.etcd.Pid()), math.NaN()}, nil // etcd counts no commands
-	case 1:
-		nodes = []*redis.Client{m.one}
-	case 3:
-		nodes = nodes[:3]
 	}
-	for _, rdb := range nodes {
+	for _, rdb := range m.redises(c) {
 		info, err := rdb.Info(ctx, "all").Result()
 		if err != nil {
 			return sum, err
@@ -108,15 +111,15 @@ func (s *spent) add(info string) {
 	}
 }
 
-// serverVersion returns the version of the Redis.
-func (m *meter) serverVersion(ctx context.Context) string {
-	info, _ := m.one.Info(ctx, "server").Result()
+// field returns what a server says of itself in INFO.
+func field(ctx context.Context, rdb *redis.Client, name string) string {
+	info, _ := rdb.Info(ctx, "server").Result()
 	for line := range strings.Lines(info) {
-		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "redis_version:"); ok {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), name+":"); ok {
 			return v
 		}
 	}
-	return "of unknown version"
+	return "unknown"
 }
 
 // cpuTime returns the CPU time that this process has used.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"math/rand/v2"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -19,39 +18,28 @@ import (
 // bsm/redislock
 
 type redislockCaller struct {
-	c     *redislock.Client
-	term  time.Duration
-	retry func() redislock.RetryStrategy
-	end   func() error
+	c    *redislock.Client
+	term time.Duration
+	end  func() error
 }
 
 type redislockLock redislock.Lock
 
-// The ways to wait; redislock has no default.
-func seldom() redislock.RetryStrategy { return redislock.LinearBackoff(100 * time.Millisecond) }
-func often() redislock.RetryStrategy  { return new(eager) }
+// waits is how redislock waits in its README; it has no default.
+var waits = redislock.LinearBackoff(100 * time.Millisecond)
 
-// eager sleeps for a random part of a bound that doubles from 100 µs to 100 ms.
-type eager struct{ attempt int }
-
-func (e *eager) NextBackoff() time.Duration {
-	most := min(100*time.Microsecond<<min(e.attempt, 10), 100*time.Millisecond)
-	e.attempt++
-	return 1 + rand.N(most)
-}
-
-func openRedislock(batched bool, retry func() redislock.RetryStrategy) opener {
+func openRedislock(batched bool) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
 		rdb, end, err := connectBatched(s.One, batched)
 		if err != nil {
 			return nil, err
 		}
-		return &redislockCaller{redislock.New(rdb), term, retry, end}, nil
+		return &redislockCaller{redislock.New(rdb), term, end}, nil
 	}
 }
 
 func (r *redislockCaller) lock(ctx context.Context, key string) (held, error) {
-	l, err := r.c.Obtain(ctx, key, r.term, &redislock.Options{RetryStrategy: r.retry()})
+	l, err := r.c.Obtain(ctx, key, r.term, &redislock.Options{RetryStrategy: waits})
 	if err != nil {
 		return nil, err
 	}

@@ -36,9 +36,12 @@ func (r *results) picture() []byte {
 	r.drawBars(s, 0, 0, "Lock and Unlock of a free key, 64 goroutines", "pairs/s", callers(64), "pairs_per_s")
 	rates := []string{"acquisitions_per_s", "holders_per_s"}
 	rate := "acquisitions/s (full color: by another caller)"
-	r.drawBars(s, 500, 0, "One key, hold 0, 64 waiters, 4 processes", rate, queue(64), rates...)
-	r.drawBars(s, 0, 380, "The same, hold 1 ms", rate, queueOf1ms, rates...)
-	r.drawBars(s, 500, 380, "The same, hold 1 ms", "longest wait, ms", queueOf1ms, "longest_wait_ms")
+	p := planOf(r.Quick)
+	free, held := p.contended()[0], p.held(1)[0]
+	r.drawBars(s, 500, 0, "One key, "+free.setting, rate, free, rates...)
+	r.drawBars(s, 0, 380, "One key, "+held.setting, rate, held, rates...)
+	r.drawBars(s, 500, 380, "One key, "+held.setting, "longest wait, ms", held, "longest_wait_ms")
+	s.text(990, 732, "end", 11, "Commit "+r.Commit+", "+r.date())
 	fmt.Fprintln(s, "</svg>")
 	return s.Bytes()
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ type plan struct {
 	fair     []contest // of a key that is held
 	crowds   []crowd
 	again    repetition
+	several  []several
 }
 
 // distinct is a setting of the scenario without contention. In each round every
@@ -61,30 +63,27 @@ type repetition struct {
 // crowd is a setting of the scenario of many leases. A lone caller is measured
 // without leases first, and then beside them.
 type crowd struct {
-	leases      int
-	term        time.Duration
-	length      time.Duration // of the part with leases
-	five        bool          // for contestants on five nodes; otherwise for the others
-	unreachable bool          // one of the five nodes is unreachable
+	leases int
+	term   time.Duration
+	length time.Duration // of the part with leases
+	five   bool          // for contestants on five nodes; otherwise for those on one, and etcd
 }
 
 // alone is the length of the part without leases.
 const alone = 400 * time.Millisecond
 
-// small is the largest number of leases that all contestants hold, on one node
-// and on five.
-const small = 1000
-
 // includes reports whether the setting is for a contestant.
 func (c crowd) includes(d contestant) bool {
-	five := d.nodes == 5
-	return d.renews && c.leases <= d.most && (c.leases <= small || c.five == five) && (!c.unreachable || five)
+	return d.most > 0 && c.leases <= d.most && c.five == (d.nodes == 5)
 }
 
 func (d distinct) String() string { return count(d.goroutines, "goroutine", "goroutines") }
 
 func (c contest) String() string {
-	s := fmt.Sprintf("%d waiters, %s, hold %v", c.waiters, count(c.processes, "process", "processes"), c.hold)
+	s := fmt.Sprintf("%d waiters, %s", c.waiters, count(c.processes, "process", "processes"))
+	if c.hold > 0 {
+		s += fmt.Sprintf(", hold %v", c.hold)
+	}
 	if c.trip > 0 {
 		s += fmt.Sprintf(", round trip %v", c.trip)
 	}
@@ -103,11 +102,8 @@ func (s repetition) String() string {
 
 func (c crowd) String() string {
 	s := fmt.Sprintf("%s leases of %v", number(float64(c.leases)), c.term)
-	if c.five && c.leases > small {
+	if c.five {
 		s += ", five nodes"
-	}
-	if c.unreachable {
-		s += ", one of five nodes unreachable"
 	}
 	return s
 }
@@ -116,75 +112,77 @@ func count(n int, one, more string) string {
 	if n == 1 {
 		return "1 " + one
 	}
-	return fmt.Sprint(n, " ", more)
+	return number(float64(n)) + " " + more
 }
 
-// planOf returns the plan with or without --quick.
+// planOf returns the plan with or without --quick. The pages show more about the first of
+// contests and of fair than about the others.
 func planOf(quick bool) plan {
 	const ms, s = time.Millisecond, time.Second
 	if quick {
 		return plan{
 			rounds: 1, budget: 36 * s,
 			distinct: []distinct{{1, 30 * ms, 1}, {64, 60 * ms, 1}},
-			contests: []contest{{waiters: 8, processes: 4, length: 60 * ms}},
+			contests: []contest{
+				{waiters: 8, processes: 4, length: 60 * ms},
+				{waiters: 2, processes: 2, length: 60 * ms},
+			},
 			fair: []contest{
 				{waiters: 8, processes: 2, hold: ms, length: 100 * ms, trip: ms, think: ms, nodes: 1},
-				{waiters: 8, processes: 2, hold: ms, length: 100 * ms, nodes: 3},
+				{waiters: 8, processes: 2, hold: ms, length: 100 * ms, nodes: 5},
 			},
 			crowds: []crowd{
+				{leases: 0, term: 3 * s, length: alone},
 				{leases: 100, term: 3 * s, length: 1200 * ms},
-				{leases: 100, term: 3 * s, length: 1200 * ms, unreachable: true},
+				{leases: 100, term: 3 * s, length: 1200 * ms, five: true},
 			},
-			again: repetition{300 * ms, 50 * ms},
+			again:   repetition{300 * ms, 50 * ms},
+			several: []several{{8, ms, 100 * ms}},
 		}
 	}
 	p := plan{
-		rounds: 3, budget: 1430 * s, again: repetition{3 * s, 100 * ms},
-		contests: []contest{
-			{waiters: 64, processes: 4, length: 400 * ms}, {waiters: 512, processes: 4, length: 400 * ms}, // shares need time to show
-			{waiters: 2, processes: 4, length: 100 * ms}, {waiters: 64, processes: 1, length: 100 * ms},
+		rounds: 3, budget: 720 * s, again: repetition{3 * s, 100 * ms},
+		contests: []contest{ // shares need time to show
+			{waiters: 64, processes: 4, length: 400 * ms},
+			{waiters: 512, processes: 4, length: 400 * ms},
+			{waiters: 2, processes: 2, length: 100 * ms}, // two Clients
 		},
-		// Each length is longer than the interval between renewals: a third of the
-		// term, or half of it by rueidislock's default.
+		// Each length is longer than the interval between renewals, a third of the term.
 		crowds: []crowd{
 			{leases: 0, term: 3 * s, length: alone},
-			{leases: 1000, term: 3 * s, length: 1600 * ms},
-			{leases: 1000, term: 3 * s, length: 3500 * ms, unreachable: true},
-			{leases: 10_000, term: 3 * s, length: 1200 * ms},
+			{leases: 0, term: 3 * s, length: alone, five: true},
+			{leases: 10_000, term: 6 * s, length: 6 * s},
 			{leases: 10_000, term: 30 * s, length: 10 * s, five: true},
 			{leases: 100_000, term: 30 * s, length: 10 * s},
 		},
+		several: []several{{8, ms, s}, {64, ms, 2 * s}},
 	}
-	for _, n := range []int{1, 16, 64, 256, 1024} {
+	for _, n := range []int{1, 64, 256, 1024} {
 		p.distinct = append(p.distinct, distinct{n, 70 * ms, 2})
 	}
 
-	for _, c := range []contest{{hold: ms, length: 1500 * ms}, {hold: 10 * ms, length: 4 * s}} { // several turns of each caller
-		c.waiters, c.nodes = 64, 1
-		for _, c.trip = range []time.Duration{0, ms, 10 * ms} {
-			for _, c.processes = range []int{2, 4, 8} {
-				p.fair = append(p.fair, c)
-			}
-			three := c
-			three.processes, three.nodes = 4, 3
-			p.fair = append(p.fair, three)
-		}
+	for _, c := range []contest{
+		{}, {processes: 2}, {processes: 8}, {trip: ms}, {trip: 10 * ms}, {think: 100 * ms},
+		{hold: 10 * ms}, {hold: 10 * ms, trip: 10 * ms}, {nodes: 5},
+	} {
+		c.waiters, c.processes, c.hold, c.nodes = 64, cmp.Or(c.processes, 4), cmp.Or(c.hold, ms), cmp.Or(c.nodes, 1)
+		c.length = 1100*ms + 300*c.hold // several turns of each caller
+		p.fair = append(p.fair, c)
 	}
-	p.fair = append(p.fair, contest{waiters: 64, processes: 4, hold: ms, length: 1500 * ms, think: 100 * ms, nodes: 1})
-
 	return p
 }
 
-// The scenarios.
+// The scenarios. The last four have long turns, and are measured in the first round only.
 const (
 	uncontended = "uncontended"
 	contended   = "contended"
-	fair        = "fair" // measured in the first round only, because its turns are long
 	leases      = "leases"
-	again       = "again" // measured in the first round only
+	fair        = "fair"
+	again       = "again"
+	lockAll     = "lockall"
 )
 
-var scenarios = []string{uncontended, contended, leases, fair, again}
+var scenarios = []string{uncontended, contended, leases, fair, again, lockAll}
 
 // split separates the names of scenarios, parts of names of contestants, and parts
 // of the texts of settings, which have spaces. Without a scenario it returns all of them.

@@ -12,71 +12,86 @@ import (
 	"time"
 )
 
-// render puts the figures of a run into the documentation: the picture, and the parts of
-// pages between <!-- bench: NAME --> and <!-- /bench -->.
-func render(path, root string) error {
-	r, err := readResults(path)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(root, "docs", "fast.svg"), r.picture(), 0o644); err != nil {
-		return err
-	}
-	for _, page := range []string{"README.md", "docs/performance.md"} {
-		name := filepath.Join(root, page)
-		old, err := os.ReadFile(name)
+// pages have generated parts, which are between <!-- bench: NAME --> and <!-- /bench -->.
+var pages = []string{"README.md", "docs/performance.md"}
+
+// fillPages puts the figures of a run into the documentation: the parts of pages, and the picture.
+// It fails if a table has no figures although there was time for all turns. Without write, it does
+// nothing else.
+func (r *results) fillPages(root string, write bool) error {
+	files := map[string][]byte{"docs/fast.svg": r.picture()}
+	for _, page := range pages {
+		old, err := os.ReadFile(filepath.Join(root, page))
 		if err != nil {
 			return err
 		}
-		text, err := r.fill(old)
-		if err != nil {
+		if files[page], err = r.fill(old); err != nil {
 			return fmt.Errorf("%s: %w", page, err)
 		}
-		if err := os.WriteFile(name, text, 0o644); err != nil {
+	}
+	for name, text := range files {
+		if !write {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(root, name), text, 0o644); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// parts are the tables of the pages and of results.md.
+func (r *results) parts() map[string]func() string {
+	p := planOf(r.Quick)
+	return map[string]func() string{
+		"ratios":        func() string { return r.ratios(p) },
+		"free":          func() string { return r.free(p, 1) },
+		"free-five":     func() string { return r.free(p, 5) },
+		"contended":     func() string { return r.crowded(p.contended()[0]) },
+		"by-waiters":    func() string { return r.bySetting(p.contended(), "acquisitions_per_s") },
+		"held":          func() string { return r.crowded(p.held(1)[0]) },
+		"held-five":     func() string { return r.crowded(p.held(5)[0]) },
+		"held-busy":     func() string { return r.bySetting(p.held(1), "held_percent") },
+		"held-jain":     func() string { return r.bySetting(p.held(1), "jain_callers") },
+		"held-longest":  func() string { return r.bySetting(p.held(1), "longest_wait_ms") },
+		"held-commands": func() string { return r.bySetting(p.held(1), "commands_per_lock") },
+		"again":         func() string { return r.repeated(p) },
+		"lockall":       func() string { return r.atOnce(p) },
+		"leases":        func() string { return r.kept(p, false) },
+		"leases-none":   func() string { return r.kept(p, true) },
+	}
+}
+
 var part = regexp.MustCompile(`(?s)<!-- bench: ([a-z0-9-]+) -->\n.*?<!-- /bench -->`)
 
-// fill returns a page with its parts filled, as render says.
+// fill returns a page with its parts filled. Each table names its commit and date.
 func (r *results) fill(page []byte) (filled []byte, err error) {
-	p := planOf(r.Quick)
-	parts := map[string]func() string{
-		"run":           r.run,
-		"ratios":        r.ratios,
-		"free":          func() string { return r.free(1) },
-		"free-five":     func() string { return r.free(5) },
-		"contended64":   func() string { return r.crowded(queue(64)) },
-		"contended512":  func() string { return r.crowded(queue(512)) },
-		"held":          func() string { return r.crowded(queueOf1ms) },
-		"held-three":    func() string { return r.crowded(p.held(3)...) },
-		"held-rate":     func() string { return r.bySetting(p, "acquisitions_per_s") },
-		"held-busy":     func() string { return r.bySetting(p, "held_percent") },
-		"held-jain":     func() string { return r.bySetting(p, "jain_callers") },
-		"held-starved":  func() string { return r.bySetting(p, "starved") },
-		"held-longest":  func() string { return r.bySetting(p, "longest_wait_ms") },
-		"held-commands": func() string { return r.bySetting(p, "commands_per_lock") },
-		"leases":        func() string { return r.kept(p) },
-	}
+	parts := r.parts()
 	filled = part.ReplaceAllFunc(page, func(old []byte) []byte {
 		name := string(part.FindSubmatch(old)[1])
-		write, ok := parts[name]
-		if !ok {
-			err = fmt.Errorf("unknown part %q", name)
-			return old
+		text := r.run()
+		if name != "run" {
+			table, ok := parts[name]
+			if !ok {
+				err = fmt.Errorf("unknown part %q", name)
+				return old
+			}
+			text = table()
+			if !hasRows(text) && len(r.Skipped) == 0 {
+				err = fmt.Errorf("part %q has no figures", name)
+			}
+			text += fmt.Sprintf("\nCommit %s, %s.\n", r.Commit, r.date())
 		}
-		return fmt.Appendf(nil, "<!-- bench: %s -->\n%s<!-- /bench -->", name, write())
+		return fmt.Appendf(nil, "<!-- bench: %s -->\n%s<!-- /bench -->", name, text)
 	})
 	return filled, err
 }
 
+func (r *results) date() string { return r.Began.UTC().Format(time.DateOnly) }
+
 // run describes the run.
 func (r *results) run() string {
-	text := fmt.Sprintf("%s, Redis %s, clients and servers on one machine; %s, %.0f minutes; medians of %s in which all contestants take turns. A held key is measured in one of them, for longer.\n",
-		r.Machine, r.Redis, r.Began.UTC().Format(time.DateOnly), r.Took.Minutes(), count(planOf(r.Quick).rounds, "round", "rounds"))
+	text := fmt.Sprintf("Commit %s, %s, %.0f minutes; %s, Redis %s, clients and servers on one machine.\n", r.Commit, r.date(), r.Took.Minutes(), r.Machine, r.Redis)
 	if len(r.Skipped) > 0 {
 		text += "Not measured for lack of time: " + strings.Join(r.Skipped, "; ") + ".\n"
 	}
@@ -197,10 +212,22 @@ func number(f float64) string {
 }
 
 func callers(n int) section { return section{uncontended, distinct{goroutines: n}.String()} }
-func queue(n int) section   { return section{contended, contest{waiters: n, processes: 4}.String()} }
 
-// queueOf1ms is the setting of a held key that the front page shows.
-var queueOf1ms = section{fair, contest{waiters: 64, processes: 4, hold: time.Millisecond}.String()}
+// goroutines is the title of a column. One goroutine is pinned if the machine can do that.
+func (r *results) goroutines(n int) string {
+	if n == 1 && r.Pinned {
+		return "1 goroutine, pinned"
+	}
+	return distinct{goroutines: n}.String()
+}
+
+// contended returns the settings of a key that is not held.
+func (p plan) contended() (all []section) {
+	for _, c := range p.contests {
+		all = append(all, section{contended, c.String()})
+	}
+	return all
+}
 
 // held returns the settings of a held key for contestants on that many nodes.
 func (p plan) held(nodes int) (all []section) {
@@ -230,52 +257,43 @@ func (r *results) rows(s section, nodes int) (rows []row) {
 var shown = []string{"hasp-spinlock", "hasp-pubsublock", "hasp-fairlock", "redislock", "redsync", "rueidislock", "etcd"}
 
 // ratios is the table of the front page.
-func (r *results) ratios() string {
+func (r *results) ratios(p plan) string {
+	free, held := p.contended()[0], p.held(1)[0]
 	var rows []row
 	for _, name := range shown {
-		rows = append(rows, row{name, queue(64), name})
+		rows = append(rows, row{name, free, name})
 	}
 	for _, name := range []string{"hasp-redlock", "redsync-5"} {
-		rows = append(rows, row{name + ", five nodes", queue(64), name})
+		rows = append(rows, row{name + ", five nodes", free, name})
 	}
+	many := p.distinct[len(p.distinct)-1].goroutines
 	return r.table(rows,
-		r.ratio("a free key, 1 goroutine", "pairs_per_s", callers(1)),
-		r.ratio("64", "pairs_per_s", callers(64)),
-		r.ratio("1,024", "pairs_per_s", callers(1024)),
-		r.ratio("one key, hold 0: acquisitions", "acquisitions_per_s", queue(64)),
-		r.of("commands each", "commands_per_lock", queue(64)),
-		r.of("longest wait, ms", "longest_wait_ms", queue(64)),
-		r.ratio("hold 1 ms: acquisitions", "acquisitions_per_s", queueOf1ms),
-		r.of("commands each", "commands_per_lock", queueOf1ms),
-		r.of("longest wait, ms", "longest_wait_ms", queueOf1ms),
-		r.of("Jain's index", "jain_callers", queueOf1ms),
+		r.ratio("a free key, "+r.goroutines(1), "pairs_per_s", callers(1)),
+		r.ratio(r.goroutines(64), "pairs_per_s", callers(64)),
+		r.ratio(r.goroutines(many), "pairs_per_s", callers(many)),
+		r.ratio("one key, hold 0: acquisitions", "acquisitions_per_s", free),
+		r.of("commands each", "commands_per_lock", free),
+		r.of("longest wait, ms", "longest_wait_ms", free),
+		r.ratio("hold 1 ms: acquisitions", "acquisitions_per_s", held),
+		r.of("commands each", "commands_per_lock", held),
+		r.of("longest wait, ms", "longest_wait_ms", held),
+		r.of("Jain's index", "jain_callers", held),
 	)
 }
 
-func (r *results) free(nodes int) string {
-	return r.table(r.rows(callers(64), nodes),
-		r.both("1 goroutine", "pairs_per_s", callers(1)),
-		r.both("64", "pairs_per_s", callers(64)),
-		r.both("256", "pairs_per_s", callers(256)),
-		r.both("1,024", "pairs_per_s", callers(1024)),
+func (r *results) free(p plan, nodes int) string {
+	var columns []column
+	for _, d := range p.distinct {
+		columns = append(columns, r.both(r.goroutines(d.goroutines), "pairs_per_s", callers(d.goroutines)))
+	}
+	return r.table(r.rows(callers(64), nodes), append(columns,
 		r.plain("commands", "commands_per_pair"), r.plain("bytes", "bytes_per_pair"), r.plain("allocations", "allocs_per_pair"),
-		r.plain("client CPU µs", "client_us_per_pair"), r.plain("server CPU µs", "server_us_per_pair"),
-	)
+		r.plain("client CPU µs", "client_us_per_pair"), r.plain("server CPU µs", "server_us_per_pair"))...)
 }
 
-// crowded is a table of contested keys. Several settings are parts of the rows'
-// names.
-func (r *results) crowded(settings ...section) string {
-	var rows []row
-	for _, s := range settings {
-		for _, x := range r.rows(s, 0) {
-			if len(settings) > 1 {
-				x.name += ", " + s.setting
-			}
-			rows = append(rows, x)
-		}
-	}
-	return r.table(rows,
+// crowded is a table of contested keys.
+func (r *results) crowded(s section) string {
+	return r.table(r.rows(s, 0),
 		r.plain("acquisitions/s", "acquisitions_per_s"), r.plain("key held %", "held_percent"),
 		r.plain("changes of holder/s", "holders_per_s"), r.plain("changes of process/s", "changes_per_s"), r.plain("between processes, p50 µs", "between_p50_us"),
 		r.plain("commands", "commands_per_lock"), r.plain("longest wait ms", "longest_wait_ms"),
@@ -283,41 +301,36 @@ func (r *results) crowded(settings ...section) string {
 	)
 }
 
-// bySetting is a table of one metric. Each row is a setting of a held key, and
-// each column a contestant.
-func (r *results) bySetting(p plan, metric string) string {
+// bySetting is a table of one metric. Each row is a setting, and each column a contestant of the
+// first one.
+func (r *results) bySetting(settings []section, metric string) string {
 	var rows []row
 	var columns []column
-	for _, s := range p.held(1) {
-		_, name, _ := strings.Cut(s.setting, ", ") // without the number of waiters, which is always the same
-		rows = append(rows, row{name, s, ringName})
+	for _, s := range settings {
+		rows = append(rows, row{s.setting, s, ringName})
 	}
-	for _, x := range r.rows(queueOf1ms, 1) {
-		if c := r.contestant(x.name); c.fair && c.nodes == 1 || x.name == ringName {
+	for _, x := range r.rows(settings[0], 0) {
+		if r.Values[x.cell(x.name)] != nil {
 			columns = append(columns, column{x.name, func(y row) string { return number(r.median(y.cell(x.name), metric)) }})
 		}
 	}
 	return r.table(rows, columns...)
 }
 
-// kept has each contestant with its largest number of leases, without leases,
-// and with an unreachable node.
-func (r *results) kept(p plan) string {
+// kept is the table of many leases, or of none.
+func (r *results) kept(p plan, none bool) string {
 	var rows []row
 	for _, c := range slices.Backward(p.crowds) {
 		s := section{leases, c.String()}
 		for _, x := range r.rows(s, 0) {
-			had := slices.ContainsFunc(rows, func(y row) bool { return y.contestant == x.contestant })
-			if r.Values[s.cell(x.contestant)] != nil && (!had || c.unreachable || c.leases == 0) {
+			if none == (c.leases == 0) {
 				x.name += ", " + c.String()
 				rows = append(rows, x)
 			}
 		}
 	}
 	return r.table(rows,
-		r.plain("renewals/s", "renewals_per_s"), r.plain("client, % of a core", "client_core_percent"), r.plain("for the leases", "client_keeping_percent"),
-		r.plain("server, % of a core", "server_core_percent"), r.plain("for the leases", "server_keeping_percent"), r.plain("goroutines", "goroutines"),
+		r.plain("renewals/s", "renewals_per_s"), r.plain("client, % of a core", "client_keeping_percent"), r.plain("server, % of a core", "server_keeping_percent"),
 		r.plain("client bytes/lease", "client_bytes_per_lease"), r.plain("lost", "lost"), r.plain("lone pair p50 µs", "p50_us"), r.plain("p99 µs", "p99_us"),
-		r.plain("its Lock p99 µs", "lock_p99_us"),
 	)
 }

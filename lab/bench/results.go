@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -28,7 +31,9 @@ type results struct {
 	Began   time.Time
 	Took    time.Duration
 	Machine string
+	Commit  string // of the repository
 	Redis   string // its version
+	Pinned  bool   // one goroutine ran on one processor, and its servers on another
 	Quick   bool
 	Skipped []string // turns that there was no time for
 	Notes   []string // faults of peers, and turns without figures
@@ -37,11 +42,13 @@ type results struct {
 	contestants []contestant
 }
 
-func newResults(all []contestant, redis string) *results {
+func newResults(all []contestant) *results {
+	commit, _ := exec.Command("git", "describe", "--always", "--dirty", "--exclude=*").Output()
 	return &results{
 		Began:   time.Now(),
 		Machine: fmt.Sprintf("%s %s/%s, %s", runtime.Version(), runtime.GOOS, runtime.GOARCH, count(runtime.NumCPU(), "CPU", "CPUs")),
-		Redis:   redis,
+		Commit:  cmp.Or(strings.TrimSpace(string(commit)), "unknown"),
+		Pinned:  runtime.NumCPU() > 1,
 		Values:  map[cell]map[string][]float64{}, contestants: all,
 	}
 }
@@ -113,36 +120,31 @@ func readResults(path string) (*results, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := newResults(contestants(), "")
+	r := &results{contestants: contestants()}
 	return r, json.Unmarshal(text, r)
 }
 
-// page returns results.md.
+// page returns results.md: all tables that have figures.
 func (r *results) page() []byte {
 	var out bytes.Buffer
-	p := planOf(r.Quick)
-	part := func(title, text string) {
+	p, parts := planOf(r.Quick), r.parts()
+	table := func(title, text string) {
 		if hasRows(text) {
 			fmt.Fprintf(&out, "\n## %s\n\n%s", title, text)
 		}
 	}
-	fmt.Fprint(&out, "# hasp and other libraries\n\n")
-	fmt.Fprint(&out, r.run())
-	part("A free key: pairs/s (ratio to bare commands)", r.free(1))
-	part("A free key, on five nodes", r.free(5))
+	fmt.Fprintf(&out, "# hasp and other libraries\n\n%s", r.run())
+	for _, name := range slices.Sorted(maps.Keys(parts)) {
+		table(name, parts[name]())
+	}
 	for _, c := range p.contests {
-		part("One key, "+c.String(), r.crowded(section{contended, c.String()}))
+		table(contended+": "+c.String(), r.crowded(section{contended, c.String()}))
 	}
 	for _, c := range p.fair {
-		part("One key, "+c.String(), r.crowded(section{fair, c.String()}))
+		table(fair+": "+c.String(), r.crowded(section{fair, c.String()}))
 	}
-	part("One key again and again", r.repeated(p))
-	part("Many leases", r.kept(p))
 	if len(r.Notes) > 0 {
-		fmt.Fprint(&out, "\n## Notes\n\n")
-	}
-	for _, text := range r.Notes {
-		fmt.Fprintf(&out, "- %s\n", text)
+		fmt.Fprintf(&out, "\n## Notes\n\n- %s\n", strings.Join(r.Notes, "\n- "))
 	}
 	return out.Bytes()
 }

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/etcdtest"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -16,7 +15,7 @@ func (b *bench) start() error {
 		needs[c.nodes] = true
 	}
 	n := 1
-	if needs[3] || needs[5] {
+	if needs[5] {
 		n += 5
 	}
 	return b.servers.Do(func() error {
@@ -38,34 +37,25 @@ func (b *bench) start() error {
 	})
 }
 
-// storesOf returns where a contestant finds its stores if each round trip takes
-// longer by trip.
-func (b *bench) storesOf(c contestant, trip time.Duration) stores {
+// storesOf returns where contestants find their stores if each round trip takes longer by trip: at
+// proxies that delay replies.
+func (b *bench) storesOf(trip time.Duration) stores {
+	if trip == 0 {
+		return b.at
+	}
 	at, ok := b.far[trip]
-	if !ok {
-		at = b.at
-		if trip > 0 {
-			at, _ = b.behindProxies(trip)
-		}
-		b.far[trip] = at
+	if ok {
+		return at
 	}
-	if c.nodes == 3 {
-		at.Five = at.Five[:3]
-	}
-	return at
-}
-
-// behindProxies returns the Redis servers with a proxy before each of them, which
-// delays replies, and the proxies of the five masters.
-func (b *bench) behindProxies(delay time.Duration) (at stores, five []*faultproxy.Proxy) {
 	for i, srv := range b.redises {
 		p := srv.Proxy()
-		p.Delay(delay)
+		p.Delay(trip)
 		if url := "redis://" + p.Addr(); i == 0 {
 			at.One = url
 		} else {
-			at.Five, five = append(at.Five, url), append(five, p)
+			at.Five = append(at.Five, url)
 		}
 	}
-	return at, five
+	b.far[trip] = at
+	return at
 }

@@ -25,6 +25,9 @@ func (b *bench) uncontended(ctx context.Context, c contestant, d distinct) (figu
 		return nil, err
 	}
 	keys := distinctKeys(d.goroutines)
+	if d.goroutines == 1 {
+		defer b.pin(ctx, c)()
+	}
 
 	// A first run opens connections and loads scripts.
 	if _, err := pairs(ctx, l, term, keys, d.length/4); err != nil {

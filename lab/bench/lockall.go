@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/hasplock/hasp"
+)
+
+// several is a setting of the scenario of callers that need several keys.
+type several struct {
+	keys   int
+	trip   time.Duration // added to each round trip
+	length time.Duration
+}
+
+func (s several) String() string { return fmt.Sprintf("%d keys, round trip %v", s.keys, s.trip) }
+
+// lockAll measures a caller that locks and unlocks several free keys, by LockAll and one after
+// another in turns.
+func (b *bench) lockAll(ctx context.Context, c contestant, s several) (figures, error) {
+	l, err := c.open(ctx, b.storesOf(s.trip), term)
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+	keys := make([]string, s.keys)
+	for i, k := range distinctKeys(s.keys) {
+		keys[i] = k[0]
+	}
+
+	var all, each []time.Duration
+	for end := time.Now().Add(s.length); len(each) < 2 || time.Now().Before(end); {
+		began := time.Now()
+		leases, err := hasp.LockAll(ctx, l.(haspLocker).c, keys)
+		if err == nil {
+			err = leases.Unlock(ctx)
+		}
+		all = append(all, time.Since(began))
+
+		began = time.Now()
+		locked := make([]held, len(keys))
+		for i, key := range keys {
+			if err == nil {
+				locked[i], err = l.lock(ctx, key)
+			}
+		}
+		for _, h := range locked {
+			if err == nil {
+				err = h.Unlock(ctx)
+			}
+		}
+		each = append(each, time.Since(began))
+		if err != nil {
+			return nil, err
+		}
+	}
+	// The first of each opened connections and loaded scripts.
+	return figures{"all_ms": percentile(all[1:], 50) / 1e3, "each_ms": percentile(each[1:], 50) / 1e3}, nil
+}
+
+// atOnce is the table of the scenario.
+func (r *results) atOnce(p plan) string {
+	var columns []column
+	for _, s := range p.several {
+		in := section{lockAll, s.String()}
+		columns = append(columns, r.of(s.String()+": LockAll ms", "all_ms", in), r.of("one by one ms", "each_ms", in))
+	}
+	return r.table(r.rows(section{lockAll, p.several[0].String()}, 0), columns...)
+}
