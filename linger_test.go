@@ -221,7 +221,7 @@ func TestLinger(t *testing.T) {
 			wantFree(t, f, true)
 			a, _, _ := f.calls()
 			f.set(func(f *faulty) { f.acquired, f.released = f.acquired[:1], f.released[:1] })
-			if a < 50 {
+			if a < 25 { // the order of callers at one moment is random: 47 to 78 in 150 runs
 				t.Error("attempts", a)
 			}
 		}, 1, 1},
