@@ -87,7 +87,20 @@ func TestACounterThatIsNotANumberIsReportedAndKept(t *testing.T) {
 
 		tr.vs[0].Mini.Del(counter)
 		time.Sleep(2 * time.Second)
-		tr.acquire(t, tr.d, aFenced("k")) // one such node is not in the way
+		tr.warm(t, tr.d, aFenced("k")) // one such node is not in the way
+
+		// A node that leads must not lead any more, because it has not queued the caller.
+		for lead := range 2 {
+			c := aFenced("k")
+			if _, err := tr.d.tryAcquire(t.Context(), c, 0, lead, &queueState{}); err != nil {
+				t.Errorf("lead %d: %v", lead, err)
+			}
+			synctest.Wait()
+			if !tr.d.leads("k", 0) || tr.d.leads("k", 1) != (lead == 0) {
+				t.Errorf("lead %d: node 1 may lead: %v, node 2, which has no counter: %v", lead, tr.d.leads("k", 0), tr.d.leads("k", 1))
+			}
+			tr.release(t, tr.d, c)
+		}
 	})
 }
 

@@ -4,6 +4,7 @@ package cli
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -31,8 +32,9 @@ func TestLeadIsRunOfTheLeader(t *testing.T) {
 // A successor leads when the leader has ended, and only then.
 func TestLeadersFollowEachOther(t *testing.T) {
 	t.Parallel()
-	url := store(t)
-	script := []string{"lead", "key", "--ttl", soonLost, "--", "sh", "-c", `trap 'sleep 1; echo drained; exit 3' TERM; echo leads; while :; do sleep 0.02; done`}
+	url, end := store(t), filepath.Join(t.TempDir(), "end")
+	script := []string{"lead", "key", "--ttl", soonLost, "--", "sh", "-c",
+		`trap 'until [ -e "$0" ]; do sleep 0.02; done; echo drained; exit 3' TERM; echo leads; while :; do sleep 0.02; done`, end}
 	first := startHasp(t, url, script...)
 	first.out.expect("leads")
 	second := startHasp(t, url, script...)
@@ -42,6 +44,7 @@ func TestLeadersFollowEachOther(t *testing.T) {
 	first.signal(syscall.SIGTERM)
 	time.Sleep(700 * time.Millisecond)
 	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, exitNotAcquired)
+	await.Must(t, os.WriteFile(end, nil, 0o600))
 	contains(t, first.wait().want(t, 3).out, "drained")
 	second.out.expect("leads")
 	second.signal(syscall.SIGTERM)

@@ -4,7 +4,7 @@
 #
 #     HASP_TEST_ETCD=$(internal/etcdtest/build.sh ~/etcd [VERSION]) make modules
 set -euo pipefail
-dir=$(mkdir -p "$1" && cd "$1" && pwd) version=${2:-3.6.5}
+dir=$(mkdir -p "$1" && cd "$1" && pwd) version=${2:-3.7.3}
 if [ ! -x "$dir/etcd-$version" ]; then
 	# The package main of the server is built in a module of its own, because go install refuses a
 	# module that replaces others.
