@@ -40,7 +40,7 @@ end
 return 1
 `
 
-// check compares edits with what they should be, which is "line function what".
+// check compares edits with want, where each line is "line function what".
 func check(t *testing.T, got []edit, want string) {
 	t.Helper()
 	var lines []string
@@ -162,11 +162,11 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// A test that fails twice finds the mutant. One that fails once does not, and
-// the others are run without it.
+// A test that fails twice finds the mutant. A test that fails once does not, and the other tests
+// run without it.
 func TestFindTwice(t *testing.T) {
 	for name, c := range map[string]struct {
-		fails []string // in each run
+		fails []string // what fails in each run
 		want  string
 		runs  string
 	}{

@@ -37,7 +37,7 @@ func (p pkg) stages() []stage {
 	return s
 }
 
-// The outcomes of a mutant, if no test is the outcome.
+// These outcomes of a mutant stand where the name of the test would stand.
 const (
 	broken   = "does not compile"
 	timedOut = "time-out"
@@ -65,8 +65,8 @@ func (m *mutant) try(ctx context.Context, root string) (found string, err error)
 	return "", nil
 }
 
-// findTwice returns the test of a stage that fails twice, or an empty string. If a test fails
-// once, and passes when it runs again, the other tests run without it.
+// findTwice returns the test of a stage that fails twice, or an empty string. If a test fails once
+// and then passes, findTwice runs the other tests without it.
 func findTwice(s stage, test func(stage) (failed string, err error)) (string, error) {
 	for {
 		failed, err := test(s)
@@ -97,7 +97,7 @@ func test(ctx context.Context, root, overlay string, s stage) (failed string, er
 	if s.Short {
 		limit = "3m"
 	}
-	// A bug may allocate without end. The limit is of address space, in KiB.
+	// A bug may allocate without end, so ulimit bounds the address space, in KiB.
 	cmd := exec.CommandContext(ctx, "sh", "-c", `ulimit -v 16000000 && exec go "$@"`, "sh", "test", "-vet=off", "-failfast", "-count=1",
 		"-overlay="+overlay, "-timeout="+limit, fmt.Sprint("-short=", s.Short), "-run="+s.Run, "-skip="+s.Skip, ".")
 	cmd.Dir = filepath.Join(root, s.Dir)
