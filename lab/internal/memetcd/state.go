@@ -20,7 +20,7 @@ type state struct {
 	kvs     map[string]*mvccpb.KeyValue // no KeyValue is ever changed
 	gone    []*mvccpb.Event             // all deletions in order
 	leases  map[int64]*lease
-	unknown map[int64]bool // leases that were to be revoked when they were not there
+	unknown map[int64]bool // leases that a client tried to revoke before they existed
 	full    bool           // the alarm NOSPACE is on
 }
 
@@ -28,8 +28,8 @@ func newState() *state {
 	return &state{rev: 1, kvs: map[string]*mvccpb.KeyValue{}, leases: map[int64]*lease{}, unknown: map[int64]bool{}}
 }
 
-// only ends the program if a request has more than the fields that the imitation knows. known
-// is the request with these fields.
+// only panics if r has fields that memetcd does not imitate. known is a copy of r with all other
+// fields.
 func only(r, known proto.Message) {
 	if !proto.Equal(r, known) {
 		panic(fmt.Sprintf("memetcd does not imitate %v", r))
@@ -39,7 +39,7 @@ func only(r, known proto.Message) {
 // span is a range of keys as a request names it.
 type span struct{ key, end []byte }
 
-// has reports whether a key is in the span. No end means only the key itself.
+// has reports whether a key is in the span. A span without an end has only its own key.
 func (s span) has(key []byte) bool {
 	if len(s.end) == 0 {
 		return bytes.Equal(key, s.key)
@@ -96,7 +96,7 @@ func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
 	return res
 }
 
-// byAge sorts entries that are sorted by key, the oldest first.
+// byAge sorts entries, the oldest first. The caller has sorted them by key.
 func byAge(kvs []*mvccpb.KeyValue) {
 	slices.SortStableFunc(kvs, func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) })
 }
@@ -168,7 +168,7 @@ func (s *state) passes(c *pb.Compare) bool {
 // maxOps is etcd's default of --max-txn-ops.
 const maxOps = 128
 
-// txn carries out a transaction. Each of its branches changes one entry at most, and first, so
+// txn carries out a transaction. Each branch changes one entry at most, in its first operation. So
 // an error leaves nothing half done.
 func (s *state) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	if max(len(r.Compare), len(r.Success), len(r.Failure)) > maxOps {
