@@ -25,9 +25,9 @@ type proc struct {
 	*crew.Process
 	seat, gen int
 	rec       *record
-	fresh     bool          // it has not reported that it is at work
-	done      chan struct{} // closed when it has ended and its reports are recorded
-	reports   chan report   // those that are not about a turn
+	fresh     bool          // the process has not reported that it is at work
+	done      chan struct{} // closed when the process has ended and its reports are recorded
+	reports   chan report   // reports that are not about a turn
 }
 
 // fill starts a process.
@@ -47,8 +47,7 @@ func (s *seat) fill() {
 	p.send(o)
 }
 
-// record records reports until the process has ended, and answers those about
-// the resource.
+// record records reports until the process has ended. It answers each use of the resource.
 func (p *proc) record() {
 	defer close(p.done)
 	defer p.Wait()

@@ -9,7 +9,7 @@ import (
 // fault is a kind of failure.
 type fault struct {
 	name        string
-	class       string  // two faults at once have different classes
+	class       string  // two faults at the same time have different classes
 	thins       bool    // a minority loses locks; a lease that only a quorum had may be lost
 	least, most float64 // the length, in terms
 	inject      inject
@@ -35,8 +35,8 @@ func (c *catalog) add(class string, least, most float64, name string, inject inj
 	return f
 }
 
-// faults returns the faults of a strategy's store and clients: those that take
-// locks away if losing, and otherwise those that do not.
+// faults returns the faults of a strategy's store and clients. If losing is set, they are the
+// faults that take locks away, otherwise the faults that do not.
 func (s *store) faults(losing bool) (all catalog) {
 	switch {
 	case s.other != nil:
@@ -85,14 +85,14 @@ func (c *catalog) links() {
 		c.add(link, 0.6, 3, v.name+" link down", linked(v.who, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up))
 	}
 
-	// The proxies do not know what a request asks for. They spoil any.
+	// The proxies do not know what a request asks for, so they spoil any request.
 	c.add(link, 0.5, 0.5, "a request: its reply is lost", spoiled(faultproxy.LoseReply))
 	c.add(link, 0.6, 2, "a request: its reply never comes", spoiled(faultproxy.HangReply))
 	c.add(link, 0.5, 0.5, "a request is lost", spoiled(faultproxy.LoseRequest))
 	c.add(link, 0.6, 3, "a request is delivered late", spoiled(faultproxy.HoldRequest))
 }
 
-// Commands by which servers evict keys, and refuse writes, for want of memory. The
+// By the first two commands a server runs out of memory, and evicts keys or refuses writes. The
 // last one restores the defaults.
 const (
 	evictKeys    = "config set maxmemory 1; config set maxmemory-policy allkeys-random"
@@ -100,8 +100,8 @@ const (
 	enoughMemory = "config set maxmemory 0; config set maxmemory-policy noeviction"
 )
 
-// servers adds the faults of one server, or of a minority and a majority of the
-// servers.
+// servers adds the faults of one server. Of several servers, it adds those of a minority and of a
+// majority.
 func (c *catalog) servers(s *store) {
 	n := len(s.servers)
 	minority, majority := halves(n)

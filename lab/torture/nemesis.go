@@ -17,7 +17,7 @@ type inject func(n *nemesis) *injection
 // granted again.
 type injection struct {
 	heal func() // may be nil
-	from bool   // recovery counts from the begin of the fault, not from its end
+	from bool   // recovery counts from the beginning of the fault, not from its end
 	key  int    // the key that must be granted; if negative, each key
 	seat int    // the seat whose client must get a key; if negative, any client
 
@@ -67,8 +67,8 @@ func (n *nemesis) torture(ctx context.Context, end time.Time) {
 	}
 }
 
-// strike injects a fault, and with as well if it is not nil, while the first
-// lasts. It heals both and waits until keys are granted again.
+// strike injects f. If with is not nil, strike injects with while f lasts. It heals both, and waits
+// until keys are granted again.
 func (n *nemesis) strike(ctx context.Context, f, with *fault) {
 	n.lasts = n.span(f.least, f.most)
 	lasts := n.lasts
@@ -92,7 +92,8 @@ func (n *nemesis) strike(ctx context.Context, f, with *fault) {
 	time.Sleep(lasts / 2)
 	n.heal(f, first)
 
-	// A second fault may have kept servers from working; their recovery is not the clients'.
+	// Wait until the servers work, which the second fault may have delayed. This time does not
+	// count as recovery of the clients.
 	n.store.ready()
 	if second != nil {
 		n.recover(ctx, with, second)
@@ -156,8 +157,8 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	f.recovery = append(f.recovery, n.await(ctx, keys, in.seat, since))
 }
 
-// await waits until keys are granted to the client of a seat, if that is not negative, and
-// returns how long after a time the last one was.
+// await waits until keys are granted, to the client of a seat if seat is not negative. It returns
+// how long after since the last key was granted.
 func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) time.Duration {
 	var last int64
 	granted := until(n.patience, 2*time.Millisecond, func() bool {
@@ -225,15 +226,15 @@ func waiters(n *nemesis) []lockCall {
 	return slices.DeleteFunc(all, func(w lockCall) bool { return !contended(w.key) })
 }
 
-// mortal returns those of who that may be killed.
+// mortal leaves out victims whose process is never killed.
 func mortal(who victims) victims {
 	return func(n *nemesis) []lockCall {
 		return slices.DeleteFunc(who(n), func(t lockCall) bool { return t.proc.seat == spared })
 	}
 }
 
-// until calls done until it returns true, with pauses, and reports whether it
-// did within limit.
+// until calls done, with pauses, until it returns true or limit has passed. It reports whether done
+// returned true.
 func until(limit, pause time.Duration, done func() bool) bool {
 	for end := time.Now().Add(limit); !done(); time.Sleep(pause) {
 		if time.Now().After(end) {

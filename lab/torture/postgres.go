@@ -49,7 +49,7 @@ func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
 
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
 // because it has the fence. The empty key is the sweeper's. It is not counted, because its term
-// of a minute ends by itself.
+// ends within a minute.
 func (d *database) left(context.Context) (all []string, err error) {
 	err = d.with(func(ctx context.Context, c *pgx.Conn) error {
 		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''
@@ -87,7 +87,7 @@ func (d *database) faults(all *catalog, losing bool) {
 	add(0.3, 0.3, "VACUUM FULL of the table", d.sends("VACUUM FULL hasp_locks", ""))
 }
 
-// sends runs statements, and later those of heal, if there are any.
+// sends runs the statements fail, and later the statements heal, if there are any.
 func (d *database) sends(fail, heal string) inject {
 	return func(n *nemesis) *injection {
 		n.Check(d.each(fail))
@@ -111,7 +111,7 @@ func (d *database) each(statements string) error {
 	})
 }
 
-// holds leaves a transaction open that has run a statement.
+// holds runs a statement in a transaction, and leaves the transaction open.
 func (d *database) holds(sql string) inject {
 	return func(n *nemesis) *injection {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -133,8 +133,8 @@ func (d *database) stopped(n *nemesis) *injection {
 	return ofAll(func() { n.Check(d.server.SignalAll(syscall.SIGCONT)) })
 }
 
-// restarted kills the server, and starts it again. If old, its data are a copy that was
-// made before.
+// restarted kills the server, and starts it again. If old is set, the server starts with a copy of
+// its data that was made earlier.
 func (d *database) restarted(old bool) inject {
 	return func(n *nemesis) *injection {
 		if old {
@@ -152,7 +152,7 @@ func (d *database) restarted(old bool) inject {
 	}
 }
 
-// copied makes a copy of the data. The server is killed for it, and started again.
+// copied kills the server, copies its data, and starts it again.
 func (d *database) copied() error {
 	d.server.Kill()
 	if out, err := exec.Command("cp", "-a", d.data, d.data+".copy").CombinedOutput(); err != nil {

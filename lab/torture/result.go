@@ -46,7 +46,7 @@ func (n *nemesis) before(at int64) string {
 	return name
 }
 
-// verdict prints the result of a run, which found events that break no promise.
+// verdict prints the result of a run. f counts events that break no promise.
 func (n *nemesis) verdict(out io.Writer, f found, lasted time.Duration) {
 	what := ""
 	if n.losing {

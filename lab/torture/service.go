@@ -7,9 +7,9 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
-// service is a master and its replica behind one address, as with a Service of
-// Kubernetes. A new connection leads to the current master, and an old one stays
-// where it is. The replica confirms holds.
+// service is a master and its replica behind one address, as with a Service of Kubernetes. A new
+// connection leads to the current master, and an old one stays at its server. The replica confirms
+// holds.
 type service struct {
 	master atomic.Int32        // index of the master in the servers of the store
 	copies []*faultproxy.Proxy // by server, the link that its replica uses
@@ -60,8 +60,7 @@ func moved(n *nemesis) *injection {
 	return ofAll(func() { s.follow(old, next) })
 }
 
-// replaced makes the replica the master after the old master was killed, and the address
-// lead to it.
+// replaced kills the master, makes the replica the new master, and makes the address lead to it.
 func replaced(n *nemesis) *injection {
 	s, old, next := n.store, n.store.master(), n.store.replica()
 	s.servers[old].Kill()
