@@ -67,7 +67,7 @@ bool alive[CLIENTS];      /* the client's places count as alive */
 bool told[CLIENTS * (ROUNDS + 1)];  /* the message about the hand-over in this round was published */
 byte losses;
 byte dead;
-byte i;  /* of loops; 0 between steps */
+byte i;  /* the index of loops; 0 between steps */
 byte times[CLIENTS];
 
 #define ROUND(c, r) ((c) * (ROUNDS + 1) + (r))

@@ -26,7 +26,7 @@
 #define TERMS 2
 #endif
 #ifndef TERMS1
-#define TERMS1 TERMS  /* of client 1 */
+#define TERMS1 TERMS  /* the terms of client 1 */
 #endif
 #ifndef FAULTS
 #define FAULTS 1
@@ -96,7 +96,7 @@ byte endsWith[2];  /* an attempt ends at the latest with this term of the other 
 byte lastFence;  /* the largest fence of all leases so far */
 byte lastWriter;  /* the largest fence of all leases of writers so far */
 
-byte i;  /* of loops; 0 between steps */
+byte i;  /* the index of loops; 0 between steps */
 
 #define over(m) (waitsFor[2 * (m)] == 0 && waitsFor[2 * (m) + 1] == 0)
 #define bit(mask, n) (((mask) >> (n)) & 1)
@@ -231,7 +231,7 @@ inline becomesSure(c, n) {
 
 /* releaseRecord is release.lua. */
 #ifdef RELEASE_ALL
-#define releaseRecord(c, n) forgetAll(n)  /* it removes the other members */
+#define releaseRecord(c, n) forgetAll(n)  /* the release also removes the other members */
 #else
 #define releaseRecord(c, n) forget(c, n)
 #endif

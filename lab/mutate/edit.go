@@ -119,7 +119,6 @@ var otherGo = map[token.Token]token.Token{
 	token.LAND: token.LOR, token.LOR: token.LAND,
 }
 
-// goFile collects the edits of a Go file.
 type goFile struct {
 	list
 	fset *token.FileSet
@@ -154,7 +153,6 @@ func (g *goFile) replace(n ast.Node, text, what string) {
 	g.add(g.name, g.at(n.Pos()), g.at(n.End()), text, what)
 }
 
-// visit adds the edits of one node.
 func (g *goFile) visit(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.BinaryExpr:
@@ -227,7 +225,6 @@ var (
 	}
 )
 
-// luaEdits returns the edits of a Lua script.
 func luaEdits(file string, src []byte) []edit {
 	l := &list{file: file, src: src}
 	name, at := "", 0

@@ -76,7 +76,7 @@ type mutant struct {
 	edit
 	pkg    pkg
 	round  int
-	reason string // why no test can find it, if explained.txt says so
+	reason string // the reason in explained.txt why no test can find it, or empty
 }
 
 // rank returns the string by which seed orders the edits. It depends on e only. So if the code

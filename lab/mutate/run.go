@@ -37,7 +37,7 @@ func (p pkg) stages() []stage {
 	return s
 }
 
-// These outcomes of a mutant stand where the name of the test would stand.
+// broken and timedOut stand in place of a test's name.
 const (
 	broken   = "does not compile"
 	timedOut = "time-out"

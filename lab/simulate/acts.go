@@ -201,8 +201,9 @@ func (a *caller) slot() {
 	}
 }
 
-// nested re-enters a key several times, and then cancels the outermost context. It counts the calls
-// that follow, because no time passes in a bubble while a goroutine computes.
+// nested re-enters a key several times, and then cancels the outermost context. The cost of that is
+// counted in calls of context methods, because no time passes in a bubble while a goroutine
+// computes.
 func (a *caller) nested() {
 	base, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

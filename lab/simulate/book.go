@@ -57,8 +57,8 @@ type entry struct {
 
 // usage is what is known of one key and one Client.
 type usage struct {
-	calls  int           // in flight
-	leases []*hasp.Lease // that were trusted at the last check
+	calls  int           // calls in flight
+	leases []*hasp.Lease // leases that were trusted at the last check
 	ended  time.Time     // when a check last found that one of them had ended
 }
 
@@ -66,7 +66,7 @@ type usage struct {
 type tally struct {
 	calls, requested int
 
-	open map[uint64]hasp.EventKind // by Event.ID: the last event of a call or a lease that has not ended
+	open map[uint64]hasp.EventKind // by Event.ID, the last event of each call or lease that has not ended
 }
 
 // follows notes e, and reports whether e may come after the last event with its ID.
@@ -240,7 +240,6 @@ func (b *book) checkKeptLocked(p *page, l *hasp.Lease, g group) {
 	}
 }
 
-// checkAll checks all keys now.
 func (b *book) checkAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -350,8 +349,8 @@ func (b *book) called(client, key string) (done func()) {
 	return b.wants(client, key)
 }
 
-// directKey marks the context of a call that locks with a Client itself. Its locks are counted by
-// their events.
+// directKey marks the context of a DoAll that uses a Client directly. observe counts the calls of
+// Lock that such a DoAll makes.
 type directKey struct{}
 
 // wants notes that a call for key is in flight, until done is called.

@@ -214,7 +214,7 @@ func (a *caller) took(what string, b bounds, start start, err error) bool {
 // ErrClosed and ErrUnavailable, or only the end of the caller's context.
 func (a *caller) checkOutage(what string, err error) {
 	if what == "LockAll" {
-		return // it may join the errors of Unlocks
+		return // LockAll may join the errors of Unlocks
 	}
 	n := 0
 	for _, kind := range []error{hasp.ErrHeld, hasp.ErrLost, hasp.ErrClosed, hasp.ErrUnavailable} {

@@ -54,7 +54,6 @@ type members struct {
 	window time.Duration
 }
 
-// close ends the etcd, and the links to it.
 func (s *members) close() {
 	for _, w := range s.links {
 		for _, p := range w.proxies {
@@ -90,7 +89,6 @@ func (s *members) Skip(d time.Duration) { s.etcd.Skip(d) }
 
 func (s *members) Longest() time.Duration { return LongTerm }
 
-// Left lists entries and leases.
 func (s *members) Left() (all []string) {
 	for _, key := range s.etcd.Keys() {
 		all = append(all, "entry "+key)

@@ -24,7 +24,7 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 			heal := w.silence(stay[r.IntN(len(stay))])
 			most := max(800*time.Millisecond, 2*short)
 			if r.IntN(3) == 0 {
-				most = 6 * time.Second // until the store's earlier answers no longer count
+				most = 6 * time.Second // long enough that the store's earlier answers no longer count
 			}
 			time.Sleep(upTo(most))
 			heal()

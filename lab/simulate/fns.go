@@ -370,7 +370,7 @@ func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
 		n := a.w.book.take(x, 0, group{start.at, shared})
 		if again && !shared {
 			began := time.Now()
-			if y, err := a.c.Lock(x.Context(), key); err == nil { // it re-enters the new lease
+			if y, err := a.c.Lock(x.Context(), key); err == nil { // this Lock re-enters the new lease
 				if x.Err() == nil {
 					a.w.book.took(y, n, began)
 				}

@@ -21,7 +21,6 @@ type Kind struct {
 	SameFences bool // two shared holds may have the same fence
 }
 
-// shortest returns the shortest term.
 func (k Kind) shortest() time.Duration { return max(k.Shortest, backend.MinTTL) }
 
 // Store is what the Clients of a world share.

@@ -34,7 +34,7 @@ func Key(i int) string { return fmt.Sprintf("key%d", i) }
 // World is some Clients of one store in a bubble, and callers that use them.
 type World struct {
 	Store Store
-	R     *rand.Rand // for the goroutine that runs the world
+	R     *rand.Rand // used by the goroutine that runs the world
 
 	t     *testing.T
 	kind  Kind
@@ -193,7 +193,7 @@ func (w *World) programs() {
 		w.book.took(l, 0, began)
 		err = l.Unlock(context.Background())
 		w.close(c)
-		synctest.Wait() // until the servers learn that the connections are closed
+		synctest.Wait() // the servers learn that the connections are closed
 		for _, rest := range w.Store.Left() {
 			w.book.errorf("left at Close, after an Unlock that returned %v: %s", err, rest)
 		}

@@ -100,9 +100,9 @@ func (r *run) busy(ctx context.Context) {
 	}
 }
 
-// moves checks that Clients that connected before their address led to another master still get the
-// key, beside Clients that connected later. It leaves out spinlock, whose callers do not take
-// turns.
+// moves makes the address lead to another master. It checks that Clients that connected before
+// still get the key, beside Clients that connect later. It leaves out spinlock, whose callers do
+// not take turns.
 func (r *run) moves(ctx context.Context) {
 	if r.strategy == "spinlock" {
 		return
@@ -110,12 +110,12 @@ func (r *run) moves(ctx context.Context) {
 	const lasts = 10 * time.Second
 	var wg sync.WaitGroup
 	var over atomic.Bool
-	var holds [2]atomic.Int32 // by Clients opened before the move, and after it
+	var holds [2]atomic.Int32 // counts of Clients opened before the move, and after it
 	defer wg.Wait()
 	defer over.Store(true)
 
 	r.contend(ctx, &wg, &over, &holds[0])
-	time.Sleep(time.Second) // until these Clients wait in the queue
+	time.Sleep(time.Second) // these Clients now wait in the queue
 	moved(&nemesis{run: r}).heal()
 	r.contend(ctx, &wg, &over, &holds[1])
 

@@ -40,7 +40,7 @@ func (n *nemesis) check() (f found) {
 		f.Shared += one(t.shared)
 		f.Slots += one(t.key >= slotted)
 		// checkOrder checks that each slot has one holder at a time. So the key has too many
-		// holders only if one of them has a slot too many.
+		// holders only if the number of a slot is too large.
 		if t.key >= slotted+slots {
 			n.fail("slots", t.got, fmt.Sprintf("%s got slot %d of %d", t.proc, t.key-slotted, slots))
 		}
@@ -106,7 +106,7 @@ func (l *latest) add(t *lockCall) {
 // alone, and fences grow. If locks may have been lost, it counts overlaps instead. The fence of a
 // void lease counts, but the lease excludes no other.
 func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
-	var any, alone latest              // of all holds, and of the exclusive ones
+	var any, alone latest              // any is for all holds so far, alone for the exclusive ones
 	top := make([]*lockCall, len(all)) // for each hold, the one with the largest fence so far
 	drawn := map[uint64]*lockCall{}
 	for i, t := range all {

@@ -20,7 +20,6 @@ type seat struct {
 	proc *proc
 }
 
-// proc is a client process.
 type proc struct {
 	*crew.Process
 	seat, gen int
@@ -30,7 +29,6 @@ type proc struct {
 	reports   chan report   // reports that are not about a turn
 }
 
-// fill starts a process.
 func (s *seat) fill() {
 	child, err := crew.Start("client")
 	s.Check(err)

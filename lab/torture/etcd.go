@@ -45,7 +45,6 @@ func (c *cluster) leaderIndex() int {
 	return slices.IndexFunc(c.members, (*etcdtest.Server).IsLeader)
 }
 
-// left lists entries and leases.
 func (c *cluster) left(ctx context.Context) (all []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

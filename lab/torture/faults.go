@@ -25,7 +25,6 @@ const (
 	server  = "server"
 )
 
-// catalog is a list of faults.
 type catalog []*fault
 
 // add adds a fault that lasts from least to most terms.
@@ -92,15 +91,15 @@ func (c *catalog) links() {
 	c.add(link, 0.6, 3, "a request is delivered late", spoiled(faultproxy.HoldRequest))
 }
 
-// By the first two commands a server runs out of memory, and evicts keys or refuses writes. The
-// last one restores the defaults.
+// evictKeys and refuseWrites make a server run out of memory, and then evict keys or refuse writes.
+// enoughMemory restores the defaults.
 const (
 	evictKeys    = "config set maxmemory 1; config set maxmemory-policy allkeys-random"
 	refuseWrites = "config set maxmemory 1; config set maxmemory-policy noeviction"
 	enoughMemory = "config set maxmemory 0; config set maxmemory-policy noeviction"
 )
 
-// servers adds the faults of one server. Of several servers, it adds those of a minority and of a
+// servers adds the faults of a single server. If there are several, a fault is of a minority or a
 // majority.
 func (c *catalog) servers(s *store) {
 	n := len(s.servers)

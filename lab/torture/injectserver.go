@@ -72,7 +72,7 @@ func (n *nemesis) command(i int, commands string) {
 	}
 }
 
-// ordered sends the commands fail to k servers, and later the commands heal, if there are any.
+// ordered sends the commands in fail to k servers, and later those in heal, if there are any.
 func ordered(k int, fail, heal string) inject {
 	return onServers(k,
 		func(n *nemesis, i int) { n.command(i, fail) },
@@ -106,7 +106,6 @@ func succeeded(old *redistest.Server, dead bool, failover func()) (heal func()) 
 	}
 }
 
-// failedOver makes the sentinels fail over to a replica.
 func failedOver(dead bool) inject {
 	return func(n *nemesis) *injection {
 		s := n.store.sentinel

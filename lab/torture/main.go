@@ -100,7 +100,7 @@ func main() {
 	switch {
 	case errors.Is(err, errInterrupted):
 		fmt.Fprintln(os.Stderr, "torture:", err)
-		exit(130, nil) // as a shell reports the end by SIGINT
+		exit(130, nil) // the status by which a shell reports the end by SIGINT
 	case err == nil && kept && o.plant != "":
 		fmt.Println("the planted bug was not found")
 		exit(1, nil)

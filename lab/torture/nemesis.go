@@ -38,7 +38,7 @@ type nemesis struct {
 	busy    map[int]bool  // seats that a fault affects now
 	losses  [][2]int64    // when the store may have lost locks
 	thinned [][2]int64    // when a minority may have lost locks: a lease may end early, but no other caller gets the key
-	count   int           // of injected faults
+	count   int           // the number of injected faults
 	lasts   time.Duration // length of the current fault
 	at      int64         // when the current fault was injected
 }
@@ -220,7 +220,6 @@ func holders(n *nemesis) []lockCall {
 	})
 }
 
-// waiters returns the callers that wait.
 func waiters(n *nemesis) []lockCall {
 	_, all := n.rec.seen()
 	return slices.DeleteFunc(all, func(w lockCall) bool { return !contended(w.key) })

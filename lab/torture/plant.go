@@ -111,7 +111,6 @@ func (b buggy) Traits() backend.Traits {
 	return t
 }
 
-// buggyWaiter is a buggy driver that can wait.
 type buggyWaiter struct {
 	buggy
 	wait func(context.Context, backend.Claim) (backend.Grant, error)
@@ -121,7 +120,6 @@ func (w buggyWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, 
 	return w.wait(ctx, c)
 }
 
-// buggyWaker is a buggy driver that wakes callers.
 type buggyWaker struct {
 	buggy
 	waker backend.Waker

@@ -16,7 +16,6 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// database is a PostgreSQL.
 type database struct {
 	server *pgtest.Server
 	data   string // its directory
@@ -87,7 +86,7 @@ func (d *database) faults(all *catalog, losing bool) {
 	add(0.3, 0.3, "VACUUM FULL of the table", d.sends("VACUUM FULL hasp_locks", ""))
 }
 
-// sends runs the statements fail, and later the statements heal, if there are any.
+// sends runs the statements in fail, and later those in heal, if there are any.
 func (d *database) sends(fail, heal string) inject {
 	return func(n *nemesis) *injection {
 		n.Check(d.each(fail))

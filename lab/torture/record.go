@@ -17,7 +17,7 @@ import (
 // zero until known.
 type lockCall struct {
 	proc    *proc
-	key     int // for a slot: slotted and its number, which counts as 0 until the grant
+	key     int // if it is slotted, the slot's number is added at the grant
 	fenced  bool
 	shared  bool // its uses of the resource are reads
 	fence   uint64
@@ -25,7 +25,7 @@ type lockCall struct {
 	failed  int64 // when Lock returned an error
 	got     int64 // when Lock returned a lease
 	plan    int64 // when the caller plans to unlock
-	expires int64 // until when the lease was trusted without another renewal
+	expires int64 // the time until which the lease was trusted without another renewal
 	end     int64 // when the caller stopped trusting the lease, or was about to call Unlock
 	freed   int64 // when Unlock returned
 	lost    int64 // when the caller learned that the lease was lost
@@ -54,8 +54,8 @@ type record struct {
 	history *os.File             // gets all reports, or nil
 	open    map[turnID]*lockCall // turns that have not ended
 	turns   []*lockCall          // turns that were granted, in the order of the reports
-	highest map[int]uint64       // by key, the largest fence that the resource has seen
-	written map[int]uint64       // by key, the largest fence of a write
+	highest map[int]uint64       // the largest fence that the resource has seen, by key
+	written map[int]uint64       // the largest fence of a write, by key
 	uses    []use                // the samples of the process that is never killed, one a second
 	refused int                  // uses of the resource with an old fence
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// options describe a run.
 type options struct {
 	strategy string
 	place    string         // the store of a strategy on one Redis
@@ -28,7 +27,7 @@ type options struct {
 	plant    string        // a bug, or empty
 	term     time.Duration
 	patience time.Duration // the longest wait for a grant
-	history  *os.File      // for all reports of clients, or nil
+	history  *os.File      // gets all reports of clients; may be nil
 }
 
 const (
@@ -43,7 +42,6 @@ const (
 // counts as a turn of key slotted+i, because each slot is exclusive and has its own fences.
 const slotted = keys + cold
 
-// slottedName is the key with slots.
 const slottedName = "torture-slots"
 
 // contended reports whether all callers contend for a key.
@@ -195,8 +193,8 @@ func (r *run) close() {
 	}
 }
 
-// sweep waits until nothing is left in the store. The records of killed processes
-// expire by themselves.
+// sweep waits until nothing is left in the store. It only waits, because the records of killed
+// processes expire.
 func (r *run) sweep() {
 	var left []string
 	err := r.Do(func() error {

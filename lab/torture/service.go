@@ -12,7 +12,7 @@ import (
 // holds.
 type service struct {
 	master atomic.Int32        // index of the master in the servers of the store
-	copies []*faultproxy.Proxy // by server, the link that its replica uses
+	copies []*faultproxy.Proxy // the link from a server's replica to it, by server
 }
 
 // away is the delay between the replica and the master.

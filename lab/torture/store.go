@@ -22,15 +22,15 @@ type store struct {
 	*redistest.Lab // ends the servers
 	strategy       string
 	what           string   // a description
-	urls           []string // by seat
+	urls           []string // the clients' URLs, by seat
 	servers        []*redistest.Server
-	admin          []*redis.Client       // by server, without a proxy
-	links          [][]*faultproxy.Proxy // by seat, then by server
+	admin          []*redis.Client       // clients without a proxy, by server
+	links          [][]*faultproxy.Proxy // a client's link to a server, by seat and server
 	names          []string              // the keys in the store
 	sentinel       *redistest.Sentinel   // or nil
 	cluster        *redistest.Cluster    // or nil
 	service        *service              // or nil
-	dir            string                // of the files, or empty
+	dir            string                // the directory of the files, or empty
 	other          *other                // or nil
 }
 
@@ -91,7 +91,6 @@ func (s *store) openServers(n int) {
 	s.openWays()
 }
 
-// start starts a server.
 func (s *store) start(args ...string) *redistest.Server {
 	o := &redistest.Options{Own: true, Real: true, Keep: true, Args: args}
 	srv := redistest.Start(s.Lab, o)
@@ -158,7 +157,6 @@ func (s *store) direct() (addrs []string) {
 	return addrs
 }
 
-// size returns the number of servers.
 func (s *store) size() int {
 	if s.other != nil {
 		return len(s.other.servers)

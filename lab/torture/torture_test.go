@@ -59,7 +59,8 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	}
 }
 
-// findPlanted fails the test if no run with a bug reports that one of the promises is broken.
+// findPlanted makes runs with a planted bug, until one reports a broken promise of promises. It
+// fails the test if none does.
 func findPlanted(t *testing.T, o options, promises []string) {
 	var b strings.Builder
 	for o.seed = 1; o.seed <= 20; o.seed++ {

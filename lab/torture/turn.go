@@ -309,7 +309,7 @@ func (w *client) unlock(h *hold) {
 }
 
 // expires returns the hostclock time until which a lease is trusted, or up to a millisecond less.
-// If the process is stopped between the readings of the two clocks, it reads them again.
+// expires reads both clocks again if the process was stopped between the two readings.
 func expires(l *hasp.Lease) int64 {
 	for {
 		t := hostclock.Now()

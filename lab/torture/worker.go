@@ -135,7 +135,6 @@ func (w *client) open() (err error) {
 	return err
 }
 
-// dial opens a Client.
 func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 	d, err := openDriver(ctx, w.URL, w.Plant)
 	if err != nil {

@@ -32,7 +32,7 @@ type Cluster struct {
 	r        *rand.Rand
 	state    *state
 	leader   *Member
-	term     uint64        // the leader's
+	term     uint64        // the raft term of the leader
 	electing bool          // an election is under way
 	changed  chan struct{} // closed and replaced at each change of the state or of a member
 }

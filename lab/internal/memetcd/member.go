@@ -105,7 +105,6 @@ func (m *Member) Dial() (net.Conn, error) {
 	return m.ln.Dial()
 }
 
-// listener accepts connections of a member.
 type listener struct {
 	*bufconn.Listener
 	m *Member
@@ -162,8 +161,8 @@ type fate int
 const (
 	fine    fate = iota
 	lost         // nothing is done
-	unheard      // it is carried out, and not answered
-	tardy        // it is carried out late
+	unheard      // the request is carried out, and not answered
+	tardy        // the request is carried out late
 )
 
 // arrive waits until the member handles a request. It returns the request's fate, and an error if
@@ -260,7 +259,6 @@ func (m *Member) signLocked(h *pb.ResponseHeader) {
 	h.ClusterId, h.MemberId, h.RaftTerm = 1, m.id, m.c.term
 }
 
-// kv is the service KV.
 type kv struct {
 	pb.UnimplementedKVServer
 	m *Member
@@ -274,7 +272,6 @@ func (s kv) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) 
 	return answer(ctx, s.m, func(st *state) (*pb.TxnResponse, error) { return st.txn(r) })
 }
 
-// leases is the service Lease.
 type leases struct {
 	pb.UnimplementedLeaseServer
 	m *Member

@@ -8,7 +8,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// watches is the service Watch.
 type watches struct {
 	pb.UnimplementedWatchServer
 	m *Member
