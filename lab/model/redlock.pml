@@ -17,7 +17,8 @@
  *
  * Records of attempts that have ended are removed immediately. A record that stayed could only
  * refuse requests, and a refused request has the same effect as a late one. The queue of waiters
- * and intents also can only refuse, so they are not modelled here: see queue.pml and intent.pml.
+ * and the intents can also only refuse, so they are not modelled here: see queue.pml and
+ * intent.pml.
  *
  * Sizes: TERMS terms for client 0, TERMS1 for client 1, FAULTS faults in all.
  */

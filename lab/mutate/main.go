@@ -45,7 +45,7 @@ type pkg struct {
 	more        []stage // tests that should find its bugs, besides its own tests and the simulation
 }
 
-// suite is the conformance suite of a strategy, which is slow.
+// suite is a strategy's conformance suite, which is slow.
 func suite(dir string) stage { return stage{dir, "Conformance", "", "process", false} }
 
 // garbage is the test in which a server answers the strategies on Redis with replies that no script

@@ -34,7 +34,7 @@ func (a *caller) lock() {
 	n := a.w.book.take(l, 0, group{start.at, b.shared})
 	var kept time.Time
 	if b.minHold > 0 {
-		kept = b.grant.at.Add(b.minHold) // before inner leases, whose contexts have the same grant, change it
+		kept = b.grant.at.Add(b.minHold) // read now: inner leases have the same grant in their contexts, and change it
 	}
 	leases, cancel := a.hold(&b, l, n)
 	defer cancel()
@@ -110,7 +110,7 @@ func (a *caller) reenter(l *hasp.Lease, n int, shared bool) *hasp.Lease {
 }
 
 // under locks a key, which may be another one, in the context of l. The call's context also ends
-// with over.
+// when the context over ends.
 func (a *caller) under(over context.Context, l *hasp.Lease) *hasp.Lease {
 	ctx, cancel := context.WithTimeout(l.Context(), a.upTo(200*time.Millisecond))
 	context.AfterFunc(over, cancel)

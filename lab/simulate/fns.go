@@ -352,8 +352,8 @@ func (a *caller) apartInside(key string, l *hasp.Lease) *hasp.Lease {
 	return x
 }
 
-// apart asks for the key of l on another goroutine, in a context that outlasts l. It
-// closes after when that goroutine has ended.
+// apart asks for the key of l on another goroutine, in a context that outlasts l. It closes the
+// channel after when that goroutine has ended.
 func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
 	opts, shared := a.apartOptions()
 	wait, lasts := a.upTo(2*time.Second), a.upTo(100*time.Millisecond)

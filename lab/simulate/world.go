@@ -152,7 +152,7 @@ func (w *World) live() {
 	time.Sleep(time.Hour) // calls that hang in the network end; synctest reports a goroutine that stays
 }
 
-// start starts callers and faults. It closes over when they have ended.
+// start starts callers and faults. It closes the channel over when they have ended.
 func (w *World) start(stay []*client) (over chan struct{}) {
 	var all sync.WaitGroup
 	for i := range 6 + w.R.IntN(6) {
@@ -175,7 +175,7 @@ func (w *World) programs() {
 		return // a link of the model may lose the release
 	}
 	first := w.client(w.R)
-	well := w.well(first)
+	well := w.canLock(first)
 	w.close(first)
 	if !well {
 		return
@@ -200,9 +200,9 @@ func (w *World) programs() {
 	}
 }
 
-// well reports whether c can lock a key when there is no fault. It asks again for some time,
+// canLock reports whether c can lock a key when there is no fault. It asks again for some time,
 // because a server that was restarted does not vote immediately.
-func (w *World) well(c *client) bool {
+func (w *World) canLock(c *client) bool {
 	err := errors.New("not asked")
 	for range 10 + int(w.Store.Longest().Seconds()) {
 		var l *hasp.Lease
@@ -252,7 +252,7 @@ func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func(
 // succeed runs two leaders and a DoAll, without faults. They hold a key one after another, and
 // clean up after the end of their contexts, often for longer than a term.
 func (w *World) succeed(stay []*client) {
-	if len(stay) == 0 || !w.well(stay[0]) {
+	if len(stay) == 0 || !w.canLock(stay[0]) {
 		return
 	}
 	var all sync.WaitGroup

@@ -115,7 +115,7 @@ func (r *run) moves(ctx context.Context) {
 	defer over.Store(true)
 
 	r.contend(ctx, &wg, &over, &holds[0])
-	time.Sleep(time.Second) // these Clients now wait in the queue
+	time.Sleep(time.Second) // let these Clients queue
 	moved(&nemesis{run: r}).heal()
 	r.contend(ctx, &wg, &over, &holds[1])
 

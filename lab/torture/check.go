@@ -68,7 +68,7 @@ func one(b bool) int {
 	return 0
 }
 
-// within reports whether one of the spans of time overlaps from … to.
+// within reports whether one of spans overlaps the time between from and to.
 func within(spans [][2]int64, from, to int64) bool {
 	return slices.ContainsFunc(spans, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
 }
@@ -172,7 +172,7 @@ const spared = 0
 const enough = 40
 
 // heapSlack is by how many bytes the heap may grow. A connection takes 10 KiB. go-redis keeps
-// references to as many closed connections as were once idle together.
+// references to closed connections, up to the largest number that were idle together.
 const heapSlack = 4 << 20
 
 // poolSlack is by how many descriptors a client may grow. go-redis keeps the connections of the
@@ -181,8 +181,8 @@ func (s *store) poolSlack() float64 {
 	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(s.size(), 1))
 }
 
-// checkGrowth reports a violation if the process that lived through the run used over a quarter
-// more in the last quarter of the run than in the second.
+// checkGrowth compares the last quarter of the run with the second one. It reports a violation if
+// the process that lived through the run used over 25 % more in the last one.
 func (r *run) checkGrowth() {
 	all := r.rec.uses
 	if len(all) < enough {

@@ -171,7 +171,7 @@ func (c *catalog) losses(s *store) {
 // halves returns the sizes of the largest minority and of the smallest majority of n servers.
 func halves(n int) (minority, majority int) { return (n - 1) / 2, n/2 + 1 }
 
-// of names a fault of k servers of n.
+// of returns the name of a fault of k servers out of n.
 func of(n, k int, what string) string {
 	switch {
 	case n == 1:

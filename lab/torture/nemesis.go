@@ -55,21 +55,21 @@ func (n *nemesis) torture(ctx context.Context, end time.Time) {
 				return
 			}
 
-			f, with := n.faults[i], (*fault)(nil)
+			f, extra := n.faults[i], (*fault)(nil)
 			if n.rand.IntN(6) == 0 {
-				with = n.faults[n.rand.IntN(len(n.faults))]
+				extra = n.faults[n.rand.IntN(len(n.faults))]
 			}
-			if with != nil && with.class == f.class {
-				with = nil
+			if extra != nil && extra.class == f.class {
+				extra = nil
 			}
-			n.strike(ctx, f, with)
+			n.strike(ctx, f, extra)
 		}
 	}
 }
 
-// strike injects f. If with is not nil, strike injects with while f lasts. It heals both, and waits
-// until keys are granted again.
-func (n *nemesis) strike(ctx context.Context, f, with *fault) {
+// strike injects f. If extra is not nil, strike injects extra while f lasts. It heals both, and
+// waits until keys are granted again.
+func (n *nemesis) strike(ctx context.Context, f, extra *fault) {
 	n.lasts = n.span(f.least, f.most)
 	lasts := n.lasts
 	time.Sleep(time.Duration(20+n.rand.IntN(130)) * time.Millisecond)
@@ -80,13 +80,13 @@ func (n *nemesis) strike(ctx context.Context, f, with *fault) {
 	time.Sleep(lasts / 2)
 
 	var second *injection
-	if with != nil {
-		n.lasts = n.span(with.least, with.most)
-		second = n.inflict(with)
+	if extra != nil {
+		n.lasts = n.span(extra.least, extra.most)
+		second = n.inflict(extra)
 	}
 	if second != nil {
 		time.Sleep(n.lasts)
-		n.heal(with, second)
+		n.heal(extra, second)
 	}
 
 	time.Sleep(lasts / 2)
@@ -96,7 +96,7 @@ func (n *nemesis) strike(ctx context.Context, f, with *fault) {
 	// count as recovery of the clients.
 	n.store.ready()
 	if second != nil {
-		n.recover(ctx, with, second)
+		n.recover(ctx, extra, second)
 	}
 	n.recover(ctx, f, first)
 }
@@ -157,8 +157,8 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	f.recovery = append(f.recovery, n.await(ctx, keys, in.seat, since))
 }
 
-// await waits until keys are granted, to the client of a seat if seat is not negative. It returns
-// how long after since the last key was granted.
+// await waits until keys are granted. If seat is not negative, only grants to its client count.
+// await returns the time from since to the last grant.
 func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) time.Duration {
 	var last int64
 	granted := until(n.patience, 2*time.Millisecond, func() bool {

@@ -34,8 +34,8 @@ func startPostgres(l *redistest.Lab) *other {
 	}
 }
 
-// with calls f with a connection of the harness.
-func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
+// withConn calls f with a connection of the harness.
+func (d *database) withConn(f func(context.Context, *pgx.Conn) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := pgx.Connect(ctx, d.server.URL())
@@ -50,7 +50,7 @@ func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
 // because it has the fence. The empty key is the sweeper's. It is not counted, because its term
 // ends within a minute.
 func (d *database) left(context.Context) (all []string, err error) {
-	err = d.with(func(ctx context.Context, c *pgx.Conn) error {
+	err = d.withConn(func(ctx context.Context, c *pgx.Conn) error {
 		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''
 			UNION ALL SELECT 'listener ' || pid FROM pg_stat_activity WHERE query ~* '^listen' AND pid <> pg_backend_pid()`)
 		if err == nil {
@@ -100,7 +100,7 @@ func (d *database) sends(fail, heal string) inject {
 
 // each runs statements one by one, each in a transaction of its own.
 func (d *database) each(statements string) error {
-	return d.with(func(ctx context.Context, c *pgx.Conn) error {
+	return d.withConn(func(ctx context.Context, c *pgx.Conn) error {
 		for sql := range strings.SplitSeq(statements, "; ") {
 			if _, err := c.Exec(ctx, sql); err != nil {
 				return fmt.Errorf("%s: %w", sql, err)

@@ -181,7 +181,7 @@ func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []
 	return holds, planned
 }
 
-// slots is the option of every Lock of the key with slots.
+// slots returns the option of every Lock of the key with slots.
 func (w *client) slots() hasp.Option {
 	if w.Plant == oneTooMany {
 		return hasp.WithSlots(slots + 1)
@@ -281,7 +281,7 @@ func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease, ask repor
 	return rest[n:]
 }
 
-// end reports until when a lease was trusted. It is called just before Unlock.
+// end reports the time until which a lease was trusted. It is called just before Unlock.
 func (w *client) end(h *hold) {
 	if !h.stop() {
 		<-h.over

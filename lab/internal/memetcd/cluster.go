@@ -243,7 +243,7 @@ func (c *Cluster) Leases() (all []int64) {
 // a slash.
 func (c *Cluster) Rob(prefix string) {
 	c.do(func() {
-		kvs := span{[]byte(prefix), []byte(prefix[:len(prefix)-1] + "0")}.in(c.state.kvs)
+		kvs := span{[]byte(prefix), []byte(prefix[:len(prefix)-1] + "0")}.entries(c.state.kvs)
 		byAge(kvs)
 		if len(kvs) > 0 {
 			_, _ = c.state.revoke(kvs[0].Lease)

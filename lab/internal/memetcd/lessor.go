@@ -90,7 +90,7 @@ func (s *state) promote() {
 }
 
 func (s *state) timeToLive(r *pb.LeaseTimeToLiveRequest) *pb.LeaseTimeToLiveResponse {
-	only(r, &pb.LeaseTimeToLiveRequest{ID: r.ID})
+	checkFields(r, &pb.LeaseTimeToLiveRequest{ID: r.ID})
 	l := s.leases[r.ID]
 	if l == nil {
 		return &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: -1}

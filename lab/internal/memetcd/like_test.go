@@ -64,7 +64,7 @@ func (s *side) receive() {
 		}
 		s.mu.Unlock()
 		if r.Created || r.Canceled {
-			s.control <- r // which told changes
+			s.control <- r // askWatch changes r
 		}
 	}
 }

@@ -188,8 +188,8 @@ func (m *Member) arrive(ctx context.Context) (f fate, stubborn bool, err error) 
 	return f, stubborn, nil
 }
 
-// lose ends a request whose answer is lost. It hangs, and then or immediately returns an error that
-// leaves the outcome open.
+// lose ends a request whose answer is lost. It returns an error that leaves the outcome open, in
+// half of the cases only after the sender has given up.
 func (m *Member) lose(ctx context.Context) error {
 	m.c.mu.Lock()
 	n, pause := m.c.r.IntN(4), m.c.upToLocked(time.Second)

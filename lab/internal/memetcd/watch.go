@@ -92,7 +92,7 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 
 // createLocked adds a watch of the deletions from the requested revision on, or from now on.
 func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
-	only(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision,
+	checkFields(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision,
 		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
 	from := r.StartRevision
 	if from == 0 {
@@ -147,12 +147,12 @@ func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
 
 // news returns the deletions up to the revision at, in one response for each revision.
 func (w *watcher) news(s *state, at int64) (all []*pb.WatchResponse) {
-	for _, e := range s.since(w.from) {
+	for _, e := range s.deletionsSince(w.from) {
 		rev := e.Kv.ModRevision
 		if rev > at {
 			break
 		}
-		if !w.span.has(e.Kv.Key) {
+		if !w.span.contains(e.Kv.Key) {
 			continue
 		}
 		if n := len(all); n == 0 || all[n-1].Header.Revision != rev {
