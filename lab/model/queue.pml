@@ -52,7 +52,7 @@ byte state[CLIENTS];
 byte times[CLIENTS];
 byte lead[CLIENTS];       /* the node that the last attempt has asked first */
 byte since[CLIENTS];      /* the waiter's number in the order of arrival */
-bool woken[CLIENTS];      /* wake has a message */
+bool woken[CLIENTS];      /* a message has woken the waiter since its last look */
 byte asked[CLIENTS];      /* the nodes that have answered the attempt, as bits */
 byte yes[CLIENTS];        /* the nodes that have voted yes */
 byte releasing[CLIENTS];  /* the nodes that must still release a record of an earlier attempt */

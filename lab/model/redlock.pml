@@ -337,9 +337,9 @@ inline newMark(n, mustWait) {
 	fi
 }
 
-/* refreshMark finds out whether the set is new, and then is mark.lua. A set is new if a majority
- * answers and no node that answers has a mark. Spin chooses freely which nodes answer, so a second
- * node without a mark is enough. */
+/* refreshMark finds out whether the set is new, and then stands for mark.lua. A set is new if a
+ * majority answers and no node that answers has a mark. Spin chooses freely which nodes answer, so
+ * a second node without a mark is enough. */
 inline refreshMark(n) {
 	if
 	:: mark[n] == 0 && mark[(n + 1) % NODES] == 0 ->

@@ -195,7 +195,7 @@ func run(ctx context.Context) (bool, error) {
 	err = workers.Wait()
 	fmt.Printf("\nseed %d: %d killed by a test, %d by a time-out, %d survived, %d explained, %d did not compile\n",
 		*seed, c.killed, c.timedOut, c.survived, c.explained, c.broken)
-	return c.good(), err
+	return c.passed(), err
 }
 
 // count counts the outcomes of mutants.
@@ -229,8 +229,8 @@ func (c *count) add(m *mutant, found string) {
 	fmt.Printf("%s: %s\n", m, found)
 }
 
-// good reports whether at most 3 % of the mutants survived without an explanation, and no test
+// passed reports whether at most 3 % of the mutants survived without an explanation, and no test
 // found a mutant that is explained.
-func (c *count) good() bool {
+func (c *count) passed() bool {
 	return c.wrong == 0 && 100*c.survived <= 3*(c.killed+c.timedOut+c.survived+c.explained)
 }

@@ -150,14 +150,14 @@ func TestCount(t *testing.T) {
 	c.add(plain, broken)
 	c.add(plain, "")
 	c.add(reasoned, "")
-	if !c.good() || c.killed != 32 || c.timedOut != 1 || c.broken != 1 || c.survived != 1 || c.explained != 1 {
-		t.Errorf("one of 35 survived: %v, %+v", c.good(), &c)
+	if !c.passed() || c.killed != 32 || c.timedOut != 1 || c.broken != 1 || c.survived != 1 || c.explained != 1 {
+		t.Errorf("one of 35 survived: %v, %+v", c.passed(), &c)
 	}
-	if c.add(plain, ""); c.good() {
+	if c.add(plain, ""); c.passed() {
 		t.Error("two of 36 survived")
 	}
 	c = count{}
-	if c.add(reasoned, "TestA"); c.good() {
+	if c.add(reasoned, "TestA"); c.passed() {
 		t.Error("what is explained was found")
 	}
 }

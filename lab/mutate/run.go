@@ -43,7 +43,8 @@ const (
 	timedOut = "time-out"
 )
 
-// try returns what finds a mutant, or an empty string. root is the module's root.
+// try returns the name of the test that finds a mutant, or an empty string. root is the module's
+// root.
 func (m *mutant) try(ctx context.Context, root string) (found string, err error) {
 	dir, err := os.MkdirTemp("", "mutate")
 	if err != nil {

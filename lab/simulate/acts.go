@@ -42,7 +42,7 @@ func (a *caller) lock() {
 		b.cancel()
 	}
 	if !b.long && a.chance(20) {
-		return // never unlocked: the term ends it
+		return // the lease is never unlocked: its term ends it
 	}
 	if a.chance(2) {
 		a.r.Shuffle(len(leases), func(i, j int) { leases[i], leases[j] = leases[j], leases[i] })
@@ -56,8 +56,8 @@ func (a *caller) lock() {
 	}
 }
 
-// hold acts as a holder of group n. It returns l and the leases that were taken under it, and a
-// function that ends the contexts in which under took leases.
+// hold acts as a holder of group n. It returns l and the leases taken under it. cancel ends the
+// contexts of the calls that under made.
 func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, cancel func()) {
 	leases = append(leases, l)
 	over, cancel := context.WithCancel(context.Background())
@@ -196,7 +196,7 @@ func (a *caller) slot() {
 	}
 	a.nap(100 * time.Millisecond)
 	a.w.book.checkAll()
-	if b.long || !a.chance(20) { // otherwise its term ends it
+	if b.long || !a.chance(20) { // otherwise the lease ends with its term
 		a.unlock(b.ctx, l)
 	}
 }

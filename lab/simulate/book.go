@@ -42,7 +42,7 @@ type page struct {
 	keptSince time.Time // when the Lock with that min hold began
 }
 
-// group is the leases of one hold, by re-entry. The store granted the hold after since.
+// group is the leases that share one hold by re-entry. The store granted the hold after since.
 type group struct {
 	since  time.Time
 	shared bool // WithShared
@@ -135,7 +135,7 @@ func (b *book) took(l *hasp.Lease, n int, since time.Time) int {
 	return b.take(l, n, group{since: since})
 }
 
-// take is took for a hold that may be shared.
+// take does the same as took, for a hold that may be shared.
 func (b *book) take(l *hasp.Lease, n int, g group) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -230,7 +230,8 @@ func (b *book) keep(key string, n int, end time.Time) {
 // checkKeptLocked reports a hold that began during the min hold of another hold.
 func (b *book) checkKeptLocked(p *page, l *hasp.Lease, g group) {
 	// The store may have forgotten a hold that it granted before one of these times. A hold may be
-	// noted long after its grant: LockAll notes its first lease only when it has the last.
+	// noted long after its grant: a caller of LockAll notes its first lease only when it has the
+	// last.
 	known := !b.wakingLocked()
 	for _, since := range []time.Time{p.keptSince, g.since} {
 		known = known && !since.Before(b.forgot) && !since.Before(p.broke) && !since.Before(b.woke)

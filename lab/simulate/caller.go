@@ -111,14 +111,14 @@ func (a *caller) due(b bounds) time.Time {
 	return b.end.Add(late)
 }
 
-// bounds draws the bounds of a call. Every call has some, so that a caller that is
-// stuck is reported.
+// bounds draws the bounds of a call. Every call has bounds, so that a caller that is stuck is
+// reported.
 func (a *caller) bounds() bounds {
 	b, wait := bounds{}, 10*time.Millisecond+a.upTo(max(2*time.Second, 2*a.w.kind.shortest()))
 	switch a.r.IntN(4) {
 	case 0: // a deadline
 		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
-	case 1: // cancelled before the end
+	case 1: // a cancellation
 		b.ctx, b.cancel = context.WithCancel(context.Background())
 		time.AfterFunc(wait, b.cancel)
 	case 2: // WithMaxWait
@@ -174,9 +174,9 @@ func (b *bounds) try(c *client) {
 	}
 }
 
-// start describes the moment when a call began. here says that the call's Client had one of the
-// keys then, or had had one lately. others says that other callers of the Client were asking for
-// one.
+// start describes the moment when a call began. The field here means that the call's Client had one
+// of the keys then, or shortly before. The field others means that other callers of the Client were
+// asking for one.
 type start struct {
 	at           time.Time
 	here, others bool
@@ -230,7 +230,7 @@ func (a *caller) checkOutage(what string, err error) {
 // checkHeld reports an ErrHeld that the store cannot have caused, because it has
 // not answered.
 func (a *caller) checkHeld(what string, start start, err error) {
-	// A Client knows without the store that it still has the key itself.
+	// A Client that has the key itself knows that without the store.
 	var held *backend.HeldError
 	if errors.As(err, &held) && held.Owner == a.c.name {
 		return

@@ -22,7 +22,7 @@ import (
 	"github.com/hasplock/hasp/lab/internal/memetcd"
 )
 
-// etcd is the kind etcdlock. wrap may replace its drivers by broken ones.
+// etcd returns the kind etcdlock. wrap may replace the drivers by broken ones.
 func etcd(wrap func(Driver) backend.Driver) Kind {
 	return Kind{Name: "etcdlock", Open: openEtcd(wrap), Shortest: 2 * time.Second, Unit: time.Second}
 }

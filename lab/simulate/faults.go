@@ -70,7 +70,7 @@ func (w *World) silence(c *client) (heal func()) {
 		spans := w.quiet[c]
 		spans[len(spans)-1].to = time.Now()
 		w.mu.Unlock()
-		end() // only now, because an answer takes no time
+		end() // only after the span has ended: an answer may come in the same instant
 	}
 }
 
@@ -85,7 +85,7 @@ func (w *World) majority(s Quorum, r *rand.Rand, most time.Duration) {
 	w.mu.Lock()
 	w.away[len(w.away)-1].to = time.Now()
 	w.mu.Unlock()
-	heal() // only now, because an answer takes no time
+	heal() // only after the span has ended: an answer may come in the same instant
 }
 
 // unheard reports whether the store has sent c nothing since a time, because c's link is silent or

@@ -28,7 +28,7 @@ import (
 func main() {
 	testing.Init()
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(400) // a seed is short and allocates much
+		debug.SetGCPercent(400) // collect garbage rarely: a seed is short and allocates much
 	}
 	var names []string
 	for _, k := range kinds {

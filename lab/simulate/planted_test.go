@@ -14,8 +14,8 @@ type (
 	allFn  = func(context.Context, *hasp.Leases) error
 )
 
-// competes returns calls with a Lead that does not renew its lease until fn returns. once runs fn
-// under a lease, and reports whether the Lead is over.
+// competes returns calls with a Lead that does not renew its lease until fn returns. The function
+// once runs fn under a lease, and reports whether the Lead is over.
 func competes(once func(context.Context, *hasp.Lease, leadFn) (bool, error)) calls {
 	c := sound
 	c.lead = func(ctx context.Context, l hasp.Locker, key string, fn leadFn, opts ...hasp.Option) error {

@@ -62,7 +62,7 @@ func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *r
 const shortMax = 2 * time.Second
 
 // quorum is redlock on n servers. The seed decides whether callers may ask for long terms. If they
-// may, a restarted server does not vote for a LongTerm.
+// may, a restarted server abstains for the duration LongTerm.
 func quorum(n int) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
 		most := []time.Duration{shortMax, LongTerm}[r.IntN(2)]

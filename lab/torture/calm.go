@@ -41,7 +41,7 @@ const calmTimeout = 10 * time.Second
 func (r *run) open(ctx context.Context) *hasp.Client {
 	var d backend.Driver
 	var err error
-	until(time.Minute, 20*time.Millisecond, func() bool {
+	repeatUntil(time.Minute, 20*time.Millisecond, func() bool {
 		d, err = openDriver(ctx, r.store.urls[0], r.plant)
 		return !errors.Is(err, hasp.ErrUnavailable)
 	})

@@ -8,7 +8,7 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// patience is the time for steps that must happen on any machine.
+// patience is how long torture waits for steps that must happen on any machine, however slow.
 const patience = 3 * time.Minute
 
 // seat is a place for a client process. When the process is killed, another

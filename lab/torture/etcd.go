@@ -100,7 +100,7 @@ func requested(request func(context.Context) error) inject {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		var err error
-		until(patience, 10*time.Millisecond, func() bool {
+		repeatUntil(patience, 10*time.Millisecond, func() bool {
 			err = request(ctx)
 			return err == nil || ctx.Err() != nil
 		})

@@ -15,7 +15,7 @@ type fault struct {
 	inject      inject
 
 	at       []int64         // when it was injected
-	recovery []time.Duration // after each injection
+	recovery []time.Duration // the time to recovery after each injection
 }
 
 // Classes of faults.
@@ -99,8 +99,8 @@ const (
 	enoughMemory = "config set maxmemory 0; config set maxmemory-policy noeviction"
 )
 
-// servers adds the faults of a single server. If there are several, a fault is of a minority or a
-// majority.
+// servers adds the faults of a single server. If there are several servers, each fault disturbs a
+// minority or a majority of them.
 func (c *catalog) servers(s *store) {
 	n := len(s.servers)
 	minority, majority := halves(n)
@@ -129,7 +129,7 @@ func (c *catalog) servers(s *store) {
 	}
 }
 
-// commands adds the faults that commands to k servers of n make.
+// commands adds the faults that are made by commands to k of n servers.
 func (c *catalog) commands(n, k int) {
 	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of normal connections"), ordered(k, "client kill type normal", ""))
 	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of subscribers"), ordered(k, "client kill type pubsub", ""))

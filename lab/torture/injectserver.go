@@ -36,7 +36,7 @@ func frozen(k int) inject {
 		func(n *nemesis, i int) { n.store.servers[i].Resume() })
 }
 
-// links calls do for the links of all clients to a server.
+// links returns a function that calls do for the links of all clients to a server.
 func links(do func(*faultproxy.Proxy)) func(n *nemesis, i int) {
 	return func(n *nemesis, i int) {
 		for _, all := range n.store.links {

@@ -117,8 +117,8 @@ func (n *nemesis) inflict(f *fault) *injection {
 	return in
 }
 
-// mark sets the time of the injection. A fault that searches for a victim calls
-// it again when it has found one.
+// mark sets the time of the injection. A fault that searches for a victim calls mark again when it
+// has found one.
 func (n *nemesis) mark() { n.at = hostclock.Now() }
 
 // heal ends a fault, and notes when it may have lost locks.
@@ -161,7 +161,7 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 // await returns the time from since to the last grant.
 func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) time.Duration {
 	var last int64
-	granted := until(n.patience, 2*time.Millisecond, func() bool {
+	granted := repeatUntil(n.patience, 2*time.Millisecond, func() bool {
 		n.Check(ctx.Err())
 		keys = slices.DeleteFunc(keys, func(k int) bool {
 			at := n.rec.after(k, seat, since)
@@ -195,7 +195,7 @@ const search = 3 * time.Second
 
 // find returns a victim that no fault affects now, or nil if there is none.
 func (n *nemesis) find(who victims) (found *lockCall) {
-	until(search, time.Millisecond, func() bool {
+	repeatUntil(search, time.Millisecond, func() bool {
 		for _, t := range who(n) {
 			if !n.busy[t.proc.seat] {
 				n.busy[t.proc.seat] = true
@@ -232,9 +232,9 @@ func mortal(who victims) victims {
 	}
 }
 
-// until calls done, with pauses, until it returns true or limit has passed. It reports whether done
-// returned true.
-func until(limit, pause time.Duration, done func() bool) bool {
+// repeatUntil calls done, with pauses, until done returns true or limit has passed. It reports
+// whether done returned true.
+func repeatUntil(limit, pause time.Duration, done func() bool) bool {
 	for end := time.Now().Add(limit); !done(); time.Sleep(pause) {
 		if time.Now().After(end) {
 			return false

@@ -47,7 +47,7 @@ const slottedName = "torture-slots"
 // contended reports whether all callers contend for a key.
 func contended(key int) bool { return key < keys || key >= slotted }
 
-// title names a key or a slot in a message.
+// title returns the name of a key or a slot for messages.
 func title(key int) string {
 	switch {
 	case key >= slotted:
@@ -156,7 +156,7 @@ func (r *run) drain() {
 		s.proc.send(order{Op: "drain"})
 	}
 	var holders, waiters []lockCall
-	over := until(r.patience, 5*time.Millisecond, func() bool {
+	over := repeatUntil(r.patience, 5*time.Millisecond, func() bool {
 		holders, waiters = r.rec.seen()
 		return len(holders)+len(waiters) == 0
 	})
@@ -193,12 +193,12 @@ func (r *run) close() {
 	}
 }
 
-// sweep waits until nothing is left in the store. It only waits, because the records of killed
-// processes expire.
+// sweep waits until nothing is left in the store. The records of killed processes stay until they
+// expire.
 func (r *run) sweep() {
 	var left []string
 	err := r.Do(func() error {
-		until(patience, 20*time.Millisecond, func() bool {
+		repeatUntil(patience, 20*time.Millisecond, func() bool {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			left = r.store.left(ctx)

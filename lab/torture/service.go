@@ -51,8 +51,8 @@ func replicaStopped(n *nemesis) *injection {
 	return ofAll(replica.Resume)
 }
 
-// moved makes the replica the master, and the address lead to it. The connections to the
-// old master stay.
+// moved makes the replica the master, and makes the address lead to it. The connections to the old
+// master stay.
 func moved(n *nemesis) *injection {
 	s, old, next := n.store, n.store.master(), n.store.replica()
 	s.servers[old].HandOver()

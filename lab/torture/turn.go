@@ -149,8 +149,8 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 	return true
 }
 
-// begin reports ask for each key, locks the keys, and reports the holds. The caller plans to unlock
-// them at planned. If Lock fails, begin returns no holds.
+// begin sends the report ask for each key, locks the keys, and reports the holds. The caller plans
+// to unlock them at planned. If Lock fails, begin returns no holds.
 func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option, ask report, length time.Duration) (holds []*hold, planned int64) {
 	ids := make([]int64, len(which))
 	for i, k := range which {
@@ -296,7 +296,7 @@ func (w *client) end(h *hold) {
 func (w *client) unlock(h *hold) {
 	done := report{What: freed, ID: h.id}
 	var err error
-	until(3*time.Second, 10*time.Millisecond, func() bool {
+	repeatUntil(3*time.Second, 10*time.Millisecond, func() bool {
 		err = h.lease.Unlock(context.Background())
 		done.T = hostclock.Now()
 		return err == nil || errors.Is(err, hasp.ErrLost) || errors.Is(err, hasp.ErrReleased)

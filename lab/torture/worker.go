@@ -31,7 +31,7 @@ type order struct {
 	Keys   []string      `json:",omitempty"`
 	Term   time.Duration `json:",omitempty"`
 	Bare   float64       `json:",omitempty"` // share of locks without a fence
-	Steady bool          `json:",omitempty"` // no hundreds of calls together: their connections stay in the pool
+	Steady bool          `json:",omitempty"` // avoid hundreds of calls at a time: their connections stay in the pool
 }
 
 // report is a message from a client. The comment of a field names the kinds of reports that have
@@ -128,7 +128,7 @@ func work(parent *crew.Pipe) {
 func (w *client) open() (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	until(time.Minute, 20*time.Millisecond, func() bool {
+	repeatUntil(time.Minute, 20*time.Millisecond, func() bool {
 		w.c, err = w.dial(ctx)
 		return err == nil
 	})
@@ -178,7 +178,7 @@ func (w *client) close(goroutines, files int) {
 		r.Err = err.Error()
 	}
 	own := goroutines + 1 // plus this goroutine
-	until(patience, 20*time.Millisecond, func() bool {
+	repeatUntil(patience, 20*time.Millisecond, func() bool {
 		r.Goroutines, r.Files = [2]int{own, runtime.NumGoroutine()}, [2]int{files, openFiles()}
 		return r.Goroutines[1] <= own && r.Files[1] <= files
 	})

@@ -64,7 +64,7 @@ func (s *side) receive() {
 		}
 		s.mu.Unlock()
 		if r.Created || r.Canceled {
-			s.control <- r // askWatch changes r
+			s.control <- r // only now that its events are read, because askWatch changes r
 		}
 	}
 }
