@@ -221,9 +221,9 @@ func (a *caller) doAll() {
 		b.opts = append(b.opts, hasp.WithMaxWait(0))
 	}
 	if b.within {
-		b.end = b.end.Add(2 * a.c.timeout) // after the wait, it still locks keys that are free
+		b.end = b.end.Add(2 * a.c.timeout) // after the wait, DoAll still locks keys that are free
 	}
-	b.end = b.end.Add(2 * a.c.timeout) // if it fails, it unlocks the leases that it has
+	b.end = b.end.Add(2 * a.c.timeout) // if DoAll fails, it unlocks the leases that it has
 
 	t := &tracked{client: a.c}
 	var l hasp.Locker = t

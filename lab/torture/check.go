@@ -73,8 +73,8 @@ func within(spans [][2]int64, from, to int64) bool {
 	return slices.ContainsFunc(spans, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
 }
 
-// checkLoss reports a lease that was lost before its end, and a use by a holder
-// that the resource refused.
+// checkLoss reports a lease that was lost before its end, and a use that the resource refused
+// although the caller held the key.
 func (n *nemesis) checkLoss(t *lockCall) {
 	lost := within(n.losses, t.asked, max(t.end, t.lost))
 	if t.lost != 0 && t.lost < t.expires && !lost && !within(n.thinned, t.asked, t.lost) {

@@ -109,7 +109,7 @@ func requested(request func(context.Context) error) inject {
 	}
 }
 
-// each returns a function that calls do, which disturbs or heals, with a member.
+// each returns a function that calls do with a member. do disturbs or heals it.
 func (c *cluster) each(do func(*etcdtest.Server) error) func(n *nemesis, i int) {
 	return func(n *nemesis, i int) { n.Check(do(c.members[i])) }
 }
