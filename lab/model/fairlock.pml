@@ -2,18 +2,18 @@
  * fairlock: one Redis, and clients that wait for one key. README.md says what this shows and how
  * to run it.
  *
- * Checked without PROGRESS: at no time have two clients a lease. A message about a hand-over may
- * come at any later time, any number of times, or never. Replies may be lost or late. A record may
- * expire at any time, and a client may count as dead at any time.
+ * Checked without PROGRESS: two clients never have a lease at the same time. A message about a
+ * hand-over may come at any later time, any number of times, or never. Replies may be lost or late.
+ * A record may expire at any time, and a client may count as dead at any time.
  *
  * Checked with PROGRESS: no place is lost. Each client that lives gets the key TIMES times, and
  * then the model ends. A wait that cannot go on is an invalid end state. DEAD clients stop while
  * they wait. LOSSES messages and replies are lost.
  *
- * Time is an order of events. A client numbers its calls. The record notes how many calls its
- * client had sent when it was written. The holder counts its term from the call notBefore. If the
- * record expires, then the terms counted from all calls that were sent before it was written have
- * ended (over), and so has a lease that is counted from one of them.
+ * Time is an order of events. A client numbers its calls. A record notes how many calls its client
+ * had sent when the record was written. The holder counts its term from the call notBefore. When a
+ * record expires, the terms of all calls that were sent before the record was written have ended
+ * (over). So a lease that counts from one of these calls has ended as well.
  */
 
 #ifndef CLIENTS
@@ -34,7 +34,7 @@
 #define ROUNDS CALLS
 #define NOBODY CLIENTS
 
-/* Client. A claim begins when the client's last one has left nothing in the store. */
+/* Client. A claim begins only when the client's previous claim has left nothing in the store. */
 #define IDLE 0
 #define ASKS 1     /* an enqueue is to be sent, or in flight */
 #define QUEUED 2   /* the store has confirmed the place */
@@ -67,7 +67,7 @@ bool alive[CLIENTS];      /* the client's places count as alive */
 bool told[CLIENTS * (ROUNDS + 1)];  /* the message about the hand-over in this round was published */
 byte losses;
 byte dead;
-byte i;  /* of loops; 0 between steps */
+byte i;  /* the index of loops; 0 between steps */
 byte times[CLIENTS];
 
 #define ROUND(c, r) ((c) * (ROUNDS + 1) + (r))
@@ -161,7 +161,8 @@ inline handOver(own) {
 		:: alive[head] ->
 			grant(head);
 			if
-			/* A message for a claim that has ended names another token than the next one. */
+			/* A message for a claim that has ended is left out: the next claim has another token.
+			 * */
 			:: head != own && state[head] != IDLE -> told[ROUND(head, inRound[head])] = true
 			:: else
 			fi
@@ -190,7 +191,7 @@ inline handed(c) {
 }
 
 inline leave(c) {
-	/* Messages about earlier claims name another token. */
+	/* The next claim has another token, so messages about this claim do not count for it. */
 	for (i : first[c] .. round[c]) { told[ROUND(c, i)] = false }
 	i = 0;
 	round[c] = 0;
@@ -225,8 +226,9 @@ proctype Client(byte c) {
 		first[c] = round[c];
 		printf("client %d: waits, round %d\n", c, round[c])
 	}
-	/* An enqueue. A repeat need not keep notBefore: a message counts only if no enqueue of its
-	 * round is unanswered, and a reply sets notBefore again. fairlock keeps it all the same. */
+	/* An enqueue. A repeated one may change notBefore: a message counts only if each enqueue of its
+	 * round was answered, and each reply sets notBefore again. fairlock keeps notBefore all the
+	 * same. */
 	:: d_step { state[c] == ASKS && sent[c] == 0 && maySend(c) ->
 		send(c);
 		printf("client %d: sends enqueue, call %d\n", c, calls[c]);
@@ -259,7 +261,7 @@ proctype Client(byte c) {
 		:: else -> leave(c)
 		fi
 	}
-	/* A reply is lost, or the call is. */
+	/* A call or its reply is lost. */
 	:: d_step { sent[c] > 0 && mayLose ->
 		printf("client %d: gets no reply\n", c);
 		losses = losses + progress;
@@ -267,8 +269,8 @@ proctype Client(byte c) {
 		sent[c] = 0;
 		reply[c] = NONE
 	}
-	/* A message about a hand-over. If it is of another round, or a call of this round was not
-	 * answered, it makes the client poll. */
+	/* A message about a hand-over. In the code, a message of another round, or one that follows an
+	 * unanswered enqueue of this round, only makes the client poll. */
 	:: d_step { (state[c] == ASKS || state[c] == QUEUED) && told[ROUND(c, round[c])] && !(unsure[c] && minds) ->
 		printf("client %d: gets the message of round %d\n", c, round[c]);
 		lateTerm(c);
@@ -321,7 +323,7 @@ end:	do
 		:: else
 		fi
 	}
-	/* release.lua. The client has no claim, or another one by now. */
+	/* release.lua, after the claim of the client has ended. */
 	:: d_step { holder != NOBODY && state[c] == IDLE && releases(c) ->
 		printf("store: a release of client %d frees the key of client %d\n", c, holder);
 		holder = NOBODY;

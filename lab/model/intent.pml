@@ -2,12 +2,13 @@
  * intent: readers that keep coming, and a writer that waits for the same key of redlock. README.md
  * says what this shows and how to run it.
  *
- * Checked: there is no endless run without the label progress, if each process goes on. The label
- * is where the writer gets the key. With DEAD the writer stops at any moment, and the label is
- * where a reader gets it.
+ * Checked: if each process goes on, every endless run reaches the label progress again and again.
+ * The label stands where the writer gets the key. With DEAD the writer stops at any moment, and the
+ * label stands where a reader gets the key.
  *
- * The intent of a living writer lasts until its next look. The code ensures this: the intent's time
- * to live includes how long a look takes. In all, LOSSES requests or intents are lost.
+ * The intent of a living writer lasts until the writer's next attempt. The code ensures this: the
+ * intent's time to live includes the time of an attempt. In all, LOSSES requests or intents are
+ * lost.
  */
 
 #ifndef LOSSES
@@ -19,7 +20,7 @@
 #define QUORUM 2
 
 byte members[NODES];  /* the readers whose member a node has, as bits */
-bool writer[NODES];   /* it has the writer's record */
+bool writer[NODES];   /* the node has the writer's record */
 bool intent[NODES];
 bool stopped;         /* the writer has died */
 byte losses;
@@ -132,7 +133,7 @@ progress:
 	od unless { stopped -> votes[READERS] = 0 }
 }
 
-/* Node ends what a writer that has died has left. */
+/* Node removes the intent and the record of a writer that has died. */
 proctype Node(byte n) {
 end:	do
 	:: atomic { mayEnd(n) -> intent[n] = false }

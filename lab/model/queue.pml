@@ -3,15 +3,16 @@
  *
  * Checked: no caller waits for ever. Each client that lives gets the key, or leaves, TIMES times,
  * and then the model ends. A wait that cannot go on is an invalid end state. With ANY_QUEUE the
- * queue may say anything, and it is checked that a key has one holder nevertheless.
+ * queue gives any answer, and only this is checked: the key has at most one holder.
  *
- * A look may happen at any moment. A look that changes nothing is not a step. So a state in which
- * no look would change anything is an end state, and an error. How often waiters look, and how
- * rivals with different leads stop splitting the votes, is not checked.
+ * A look is a waiter's next attempt. It may happen at any moment. A look that changes nothing is
+ * not a step. So a state in which only such looks are left is an end state, and an error. The model
+ * does not check how often waiters look, or that rivals with different leads stop splitting the
+ * votes.
  *
- * Nodes do not lose data here; redlock.pml is about that. Limits: LOSSES messages and leaves are
- * lost or late, DEAD clients die, LEAVES callers leave. MOVES times, a client sees another lead or
- * asks all nodes at once. The first DOWN nodes may stop.
+ * Nodes do not lose data here; redlock.pml is about that. Limits: LOSSES messages and runs of
+ * leave.lua are lost or late, DEAD clients die, LEAVES callers leave. MOVES times, a client sees
+ * another lead, or does not ask its lead first. The first DOWN nodes may stop.
  */
 
 #ifndef CLIENTS
@@ -40,7 +41,7 @@
 #define QUORUM 2
 #define NOBODY CLIENTS
 
-/* Client. Each call is a Wait; its first attempt may also be that of an Acquire. */
+/* Client. Each call is a Wait; its first attempt may also stand for an Acquire. */
 #define IDLE 0
 #define ASKS_LEAD 1  /* askLead */
 #define ASKS_ALL 2
@@ -50,12 +51,12 @@
 byte state[CLIENTS];
 byte times[CLIENTS];
 byte lead[CLIENTS];       /* the node that the last attempt has asked first */
-byte since[CLIENTS];      /* when the waiter arrived: its number among all */
-bool woken[CLIENTS];      /* wake has a message */
+byte since[CLIENTS];      /* the waiter's number in the order of arrival */
+bool woken[CLIENTS];      /* a message has woken the waiter since its last look */
 byte asked[CLIENTS];      /* the nodes that have answered the attempt, as bits */
 byte yes[CLIENTS];        /* the nodes that have voted yes */
-byte releasing[CLIENTS];  /* the nodes that have a record of an earlier attempt, which is being released */
-byte wakes[CLIENTS];      /* those of them whose release wakes the first waiter */
+byte releasing[CLIENTS];  /* the nodes that must still release a record of an earlier attempt */
+byte wakes[CLIENTS];      /* the nodes in releasing whose release wakes the first waiter */
 
 /* Node. */
 byte record[NODES];  /* the client whose record is there */
@@ -69,7 +70,7 @@ byte dead;
 byte moves;
 byte leaves;
 byte i;
-byte head;  /* of a step; NOBODY between steps */
+byte head;  /* the waiter to wake; NOBODY between steps */
 
 #define bit(mask, n) (((mask) >> (n)) & 1)
 #define quorumOf(mask) (bit(mask, 0) + bit(mask, 1) + bit(mask, 2) >= QUORUM)
@@ -87,7 +88,7 @@ byte head;  /* of a step; NOBODY between steps */
 
 /* The broken variants. */
 #ifdef NO_LOOKS
-#define looks(c) !queued(c, lead[c])  /* a waiter in the queue looks when it is woken only */
+#define looks(c) !queued(c, lead[c])  /* a waiter in the queue looks only when it is woken */
 #else
 #define looks(c) useful(c)
 #endif
@@ -109,7 +110,7 @@ byte head;  /* of a step; NOBODY between steps */
 #define saysNot(c, n) !first(c, n)
 #endif
 #ifdef QUEUE_VOTES
-#define takes(n) true  /* the first waiter gets a vote of yes for a key that is held */
+#define takes(n) true  /* the first waiter gets the lead's vote although the key is held */
 #else
 #define takes(n) free(n)
 #endif
@@ -133,7 +134,8 @@ inline wake(n) {
 	head = NOBODY
 }
 
-/* leave is leave.lua. If it is late or lost, or a request comes after it, the place stays. */
+/* leave is leave.lua. The place stays if leave.lua is lost or late, or if a request arrives after
+ * it. */
 inline leave(c, n) {
 	if
 	:: queued(c, n) && !down[n] ->
@@ -148,7 +150,8 @@ inline leave(c, n) {
 	fi
 }
 
-/* cleanUp releases the votes of an attempt. It wakes the first waiter of the lead's queue. */
+/* cleanUp releases the votes of an attempt. The release on the lead wakes the first waiter of its
+ * queue. */
 inline cleanUp(c) {
 	releasing[c] = releasing[c] | yes[c];
 	wakes[c] = wakes[c] & ~yes[c] | yes[c] & (1 << lead[c]);
@@ -187,7 +190,7 @@ proctype Client(byte c) {
 	/* Another node leads for this client. */
 	:: atomic { state[c] == WAITS && (woken[c] || looks(c)) && down[lead[c]] -> look(c, 1 - lead[c]) }
 	:: atomic { state[c] == WAITS && moves < MOVES && !down[1 - lead[c]] -> moves++; look(c, 1 - lead[c]) }
-	/* A client that has met no rival asks all nodes at once. */
+	/* A client that has met no rival asks all nodes, without asking its lead first. */
 	:: d_step { state[c] == ASKS_LEAD && !queued(c, lead[c]) && moves < MOVES -> moves++; state[c] = ASKS_ALL }
 	/* The lead does not answer. */
 	:: d_step { state[c] == ASKS_LEAD && down[lead[c]] -> state[c] = ASKS_ALL }
@@ -275,7 +278,7 @@ end:	do
 		:: else -> wakes[c] = wakes[c] & ~(1 << n)
 		fi
 	}
-	/* The term of a client that has died ends. No release wakes a waiter. */
+	/* The term of a client that has died ends. This wakes no waiter. */
 	:: d_step { state[c] == GONE && record[n] == c -> record[n] = NOBODY }
 	od
 }

@@ -7,17 +7,18 @@
  *
  * Messages. A request, once sent, may reach a node at any later time, any number of times, or
  * never. So no channel is needed: a node may run each request that was ever sent. A reply is kept
- * in a field until the client reads it, at any later time or never. No vote of no is kept, because
- * a client may give up at any time.
+ * in a field until the client reads it, at any later time or never. Votes of no are not kept,
+ * because a client may give up at any time anyway.
  *
  * Time is an order of events. Each attempt and each renewal of a client begins a term, numbered
- * from 1. The event that ends a term also ends a lease that has no later term. After it, each node
- * may forget a record with this term at any moment, or keep it. So a node never forgets a record
- * before the term has ended by the client's clock. How fast clocks run does not matter.
+ * from 1. The event that ends a term also ends a lease that has no later term. After this event,
+ * each node may forget a record with this term at any moment, or keep it. So a node never forgets a
+ * record before the term has ended by the client's clock. The speed of clocks does not matter.
  *
- * Records of attempts that have ended are freed at once. If one stayed, it could only refuse
- * requests, and a refused request has the same effect as one that is late. So the queue of waiters
- * and intents, which can only refuse, need no part here: see queue.pml and intent.pml.
+ * Records of attempts that have ended are removed immediately. A record that stayed could only
+ * refuse requests, and a refused request has the same effect as a late one. The queue of waiters
+ * and the intents can also only refuse, so they are not modelled here: see queue.pml and
+ * intent.pml.
  *
  * Sizes: TERMS terms for client 0, TERMS1 for client 1, FAULTS faults in all.
  */
@@ -26,7 +27,7 @@
 #define TERMS 2
 #endif
 #ifndef TERMS1
-#define TERMS1 TERMS  /* of client 1 */
+#define TERMS1 TERMS  /* the terms of client 1 */
 #endif
 #ifndef FAULTS
 #define FAULTS 1
@@ -35,7 +36,7 @@
 #define NODES 3
 #define QUORUM 2
 
-/* The place of client c and node n in an array for all pairs. */
+/* AT is the index of client c and node n in an array for all pairs. */
 #define AT(c, n) ((c) * NODES + (n))
 
 /* Client. */
@@ -49,7 +50,7 @@ byte began[2];    /* the last term that has begun */
 byte ended[2];    /* all terms up to this one have ended */
 byte attempt[2];  /* the last attempt: the number of its first term */
 byte until[2];    /* the term with which the lease ends */
-byte fence[2];    /* of the attempt that has won */
+byte fence[2];    /* the fence of the attempt that has won */
 byte raised[2];   /* the nodes that have stored the fence, as bits */
 
 /* The ballot of an attempt. A vote that is SENT has not been checked yet. */
@@ -57,17 +58,17 @@ byte raised[2];   /* the nodes that have stored the fence, as bits */
 #define SENT 1
 #define YES 2
 byte vote[2 * NODES];
-byte voteMark[2 * NODES];  /* the mark that came with the vote; 0 if it is not of the voter's run */
-byte proposal[2 * NODES];  /* of a fence */
+byte voteMark[2 * NODES];  /* the mark of the vote; 0 if it does not name the voter's run */
+byte proposal[2 * NODES];  /* the fence that the node proposes */
 
-byte sure[2 * NODES];  /* the term until whose end the record on a node counts for renewals */
+byte sure[2 * NODES];  /* a node's record counts for renewals until this term ends */
 
 /* The last renewal of a lease. */
-byte renewal[2];    /* its term, or 0 */
-byte renewYes[2];   /* the nodes that had the record, and were sure, as bits */
-byte unsure[2];     /* the nodes that had the record, and were not sure, as bits */
-byte lost[2];       /* the nodes that did not have it, as bits */
-bool confirmed[2];  /* a quorum had it, so the other nodes get a repair */
+byte renewal[2];    /* the term of the renewal, or 0 */
+byte renewYes[2];   /* the nodes that had a record that counts, as bits */
+byte unsure[2];     /* the nodes that had a record that does not count, as bits */
+byte lost[2];       /* the nodes that had no record, as bits */
+bool confirmed[2];  /* a quorum is in renewYes, so the nodes in lost get a repair */
 
 /* Node. */
 byte records[NODES];  /* the clients that have a record there, as bits; several only if it is shared */
@@ -76,27 +77,27 @@ byte counter[NODES];  /* the fence counter */
 byte mark[NODES];     /* 0 if there is none */
 bool thisRun[NODES];  /* the mark names the run of the server that answers */
 
-/* Marks are numbered as they are made. Mark 1 is that of a set in use, and does not wait. A node
- * with another mark waits until all terms have ended that had begun when the mark was made:
- * max_ttl is the longest term, so they are over then. */
+/* Marks are numbered in the order in which they are made. A set in use has mark 1, and a node with
+ * mark 1 does not wait. A node with another mark waits until all terms that had begun when the mark
+ * was made have ended. In the code such a node waits for max_ttl, the longest term. */
 #define MARKS (2 + 3 * FAULTS)
 byte marks;
-byte waitsFor[2 * MARKS];  /* for each mark, the last term of client 0, and then of client 1 */
+byte waitsFor[2 * MARKS];  /* by mark and client, the last term that the mark waits for, or 0 */
 
 #ifdef ONE_TERM
 byte newest[NODES];  /* the client whose term was written last */
 byte newestTerm[NODES];
 #endif
 #ifdef RECORD_PER_TOKEN
-byte token[2];  /* the last term before the present token */
+byte token[2];  /* the last term that began before the present token */
 #endif
 
 byte faults;
-byte endsWith[2];  /* the term of the other client with which an attempt ends at the latest, or 0 */
+byte endsWith[2];  /* an attempt ends at the latest with this term of the other client; 0 if none */
 byte lastFence;  /* the largest fence of all leases so far */
 byte lastWriter;  /* the largest fence of all leases of writers so far */
 
-byte i;  /* of loops; 0 between steps */
+byte i;  /* the index of loops; 0 between steps */
 
 #define over(m) (waitsFor[2 * (m)] == 0 && waitsFor[2 * (m) + 1] == 0)
 #define bit(mask, n) (((mask) >> (n)) & 1)
@@ -160,7 +161,7 @@ inline forgetAll(n) {
 	forget(1, n)
 }
 
-/* The parts of scripts that broken variants of shared holds change. */
+/* Broken variants of shared holds change these parts of scripts. */
 #ifdef JOINS_WRITER
 #define open(c, n) (records[n] == 0 || reads(c) && !has(c, n))
 #else
@@ -196,7 +197,7 @@ inline forgetAll(n) {
 #define nextFence(c, n) (counter[n] + 1)
 #endif
 
-/* clearBallot forgets what is not needed any more, so that equal states look equal. */
+/* clearBallot resets fields that are no longer needed, so that spin finds more states equal. */
 inline clearBallot(c) {
 	for (i : 0 .. NODES - 1) {
 		vote[AT(c, i)] = NONE;
@@ -215,9 +216,10 @@ inline clearRenewal(c) {
 	confirmed[c] = false
 }
 
-/* becomesSure marks a record as sure if a repair wrote it, or a request whose vote did not count.
- * This happens at least one Timeout before the end of its term. An attempt lasts at most one
- * Timeout, so an attempt of the other client that is in flight now ends first. */
+/* becomesSure makes a record count for renewals if a repair wrote it, or a request whose vote did
+ * not count. The code does this at least one Timeout before the end of the record's term. An
+ * attempt lasts at most one Timeout. So an attempt that the other client has in flight now ends
+ * before that. */
 inline becomesSure(c, n) {
 	sure[AT(c, n)] = renewal[c];
 #ifndef SURE_LATE
@@ -230,7 +232,7 @@ inline becomesSure(c, n) {
 
 /* releaseRecord is release.lua. */
 #ifdef RELEASE_ALL
-#define releaseRecord(c, n) forgetAll(n)  /* it removes the other members */
+#define releaseRecord(c, n) forgetAll(n)  /* the release also removes the other members */
 #else
 #define releaseRecord(c, n) forget(c, n)
 #endif
@@ -293,7 +295,7 @@ inline hold(c) {
 	clearBallot(c)
 }
 
-/* endTerm ends the next term of a client, and what depends on it. */
+/* endTerm ends the next term of a client, and what must end with the term. */
 inline endTerm(c, other) {
 	ended[c]++;
 	printf("time: term %d of client %d ends\n", ended[c], c);
@@ -335,9 +337,9 @@ inline newMark(n, mustWait) {
 	fi
 }
 
-/* refreshMark is mark.lua, and before it the search for a new set. A set is new if a majority
- * answers and no node that answers has a mark. Which nodes answer is a free choice, so a second
- * node without a mark is enough. */
+/* refreshMark finds out whether the set is new, and then stands for mark.lua. A set is new if a
+ * majority answers and no node that answers has a mark. Spin chooses freely which nodes answer, so
+ * a second node without a mark is enough. */
 inline refreshMark(n) {
 	if
 	:: mark[n] == 0 && mark[(n + 1) % NODES] == 0 ->
@@ -363,8 +365,8 @@ inline refreshMark(n) {
 #define waited(m) over(m)
 #endif
 
-/* checkVote. A vote with a mark of the voter's own run counts when the wait of that mark is over.
- * Any other vote needs a mark first, and then confirmRecord: the record must still be there. */
+/* checkVote checks a vote. A vote with a mark of the voter's own run counts when the wait of that
+ * mark is over. Any other vote needs a mark first, and then the record must still be there. */
 inline checkVote(c, n) {
 	printf("client %d: checks the vote of node %d\n", c, n);
 	if
@@ -449,7 +451,7 @@ proctype Client(byte c) {
 /* Link runs the requests of client c at node n. Each step is a script. */
 proctype Link(byte c; byte n) {
 	do
-	/* acquire.lua, or SET NX, GET of the mark and INFO in one pipeline. For a reader join.lua. */
+	/* One pipeline: acquire.lua or SET NX, or join.lua for a reader; GET of the mark; INFO. */
 	:: d_step { (state[c] == ASKING || state[c] == RAISING || state[c] == HOLDS) && open(c, n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
 		join(c, n);
@@ -528,7 +530,7 @@ proctype Link(byte c; byte n) {
 		lost[c] = lost[c] & ~(1 << n);
 		unsure[c] = unsure[c] | (1 << n)
 	}
-	/* A node with the record counts from the next renewal on. */
+	/* The record counts from the next renewal on. */
 	:: d_step { state[c] == HOLDS && confirmed[c] && bit(unsure[c], n) && ended[c] < renewal[c] ->
 		printf("node %d: its record of client %d is sure\n", n, c);
 		unsure[c] = unsure[c] & ~(1 << n);
@@ -549,7 +551,7 @@ proctype Link(byte c; byte n) {
 	}
 #endif
 #ifdef RECORD_PER_TOKEN
-	/* cleanUp of an attempt of the same token removes the record of this one. */
+	/* The clean-up of an earlier attempt with the same token removes the record of this attempt. */
 	:: d_step { state[c] != IDLE && attempt[c] > token[c] + 1 && has(c, n) ->
 		printf("node %d: the clean-up of an earlier attempt removes the record of client %d\n", n, c);
 		forget(c, n)
@@ -579,9 +581,9 @@ inline lose(n) {
 	faults++
 }
 
-/* A node loses its records. (A node that is down for a while and keeps them is only late.) Nodes are
- * alike, so the first fault is one of node 0, and the second one of node 0 or 1. Operators wait
- * until the other nodes vote. */
+/* A node loses its records. (A node that is down for a while and keeps them is only late.) Nodes
+ * are alike, so the first fault hits node 0, and the second one node 0 or 1. Between faults,
+ * operators wait until the other nodes vote. */
 #define ready(n) (mayVote(n) && over(mark[n]))
 #ifdef QUICK_RESTARTS
 #define mayFail(n) true

@@ -18,17 +18,17 @@ import (
 
 // edit is one bug: it replaces src[start:end] of one file by text.
 type edit struct {
-	File string // from the module's root
+	File string // the path from the module's root
 	Func string // the function that is edited, or empty outside of functions
 	Line int
-	What string // "old => new", both as whole lines
+	What string // "old => new" with whole lines, or "statement => dropped"
 
 	src        []byte // the file
 	start, end int
 	text       string
 }
 
-// key names the edit. It is the same as long as the edited lines do not change.
+// key identifies the edit, also after other lines of the file have changed.
 func (e edit) key() string { return e.File + "\t" + e.Func + "\t" + e.What }
 
 func (e edit) String() string { return fmt.Sprintf("%s:%d: %s: %s", e.File, e.Line, e.Func, e.What) }
@@ -38,8 +38,8 @@ func (e edit) apply() []byte {
 	return slices.Concat(e.src[:e.start], []byte(e.text), e.src[e.end:])
 }
 
-// edits returns all edits of the Lua files of a directory, and of the Go files that
-// are built on this system. Tests are not edited.
+// edits returns all edits of a directory. It edits Lua files, and Go files that are built on this
+// system, but not tests.
 func edits(root, dir string) (inGo, inLua []edit, err error) {
 	files, err := os.ReadDir(filepath.Join(root, dir))
 	if err != nil {
@@ -77,11 +77,11 @@ type list struct {
 	file  string
 	src   []byte
 	edits []edit
-	seen  map[string]int // how many edits have a key
+	seen  map[string]int // the number of edits with each key
 }
 
-// add appends an edit. If what is empty, the edit is described by its whole lines,
-// old and new. Equal descriptions in one function are numbered.
+// add appends an edit. If what is empty, add describes the edit by its whole lines, old and new. It
+// numbers edits of one function that have the same description.
 func (l *list) add(name string, start, end int, text, what string) {
 	if what == "" {
 		from := strings.LastIndexByte(string(l.src[:start]), '\n') + 1
@@ -111,7 +111,7 @@ func (l *list) add(name string, start, end int, text, what string) {
 // squeeze returns s in one line.
 func squeeze(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-// otherGo has the operators that are exchanged.
+// otherGo maps each operator to the one that replaces it.
 var otherGo = map[token.Token]token.Token{
 	token.EQL: token.NEQ, token.NEQ: token.EQL,
 	token.LSS: token.LEQ, token.LEQ: token.LSS,
@@ -119,11 +119,10 @@ var otherGo = map[token.Token]token.Token{
 	token.LAND: token.LOR, token.LOR: token.LAND,
 }
 
-// goFile collects the edits of a Go file.
 type goFile struct {
 	list
 	fset *token.FileSet
-	name string            // the function that is walked
+	name string            // the function that visit walks through
 	skip map[ast.Node]bool // numbers that are not edited
 }
 
@@ -154,21 +153,19 @@ func (g *goFile) replace(n ast.Node, text, what string) {
 	g.add(g.name, g.at(n.Pos()), g.at(n.End()), text, what)
 }
 
-// visit adds the edits of one node.
 func (g *goFile) visit(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.BinaryExpr:
 		if other, ok := otherGo[n.Op]; ok {
 			g.add(g.name, g.at(n.OpPos), g.at(n.OpPos)+len(n.Op.String()), other.String(), "")
 		}
-		// Factors and shares are for tuning. A little more or less is no bug.
+		// Numbers in products and quotients only tune the code. One more or less is no bug.
 		if n.Op == token.MUL || n.Op == token.QUO {
 			g.skip[n.X], g.skip[n.Y] = true, true
 		}
 
 	case *ast.IfStmt:
-		// If the condition is == or !=, the exchanged operator is the same edit. Swapped
-		// branches would be the same edit as well.
+		// If the condition is == or !=, the exchanged operator already negates it.
 		if b, ok := n.Cond.(*ast.BinaryExpr); !ok || b.Op != token.EQL && b.Op != token.NEQ {
 			g.replace(n.Cond, "!("+g.slice(n.Cond)+")", "")
 		}
@@ -188,7 +185,7 @@ func (g *goFile) visit(n ast.Node) bool {
 	return true
 }
 
-// ofMutex matches calls that are never dropped, because every test would hang or
+// ofMutex matches calls of a mutex. They are never dropped, because every test would then hang or
 // crash.
 var ofMutex = regexp.MustCompile(`(?i)mu\.R?(Unl|L)ock\(\)$`)
 
@@ -228,7 +225,6 @@ var (
 	}
 )
 
-// luaEdits returns the edits of a Lua script.
 func luaEdits(file string, src []byte) []edit {
 	l := &list{file: file, src: src}
 	name, at := "", 0

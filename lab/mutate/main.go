@@ -1,20 +1,20 @@
 //go:build unix
 
-// Command mutate plants bugs, one at a time, and runs the tests that should find
-// each bug. A bug is an edit in Go or in Lua: an exchanged operator, a negated
-// condition, a dropped statement, or a number that is off by one. If no test finds
-// an edit, a promise has no test, or the edit changes no promise. The file
-// explained.txt lists edits of the second kind with their reasons. In the directory lab:
+// Command mutate plants bugs, one at a time, and runs the tests that should find each bug. A bug is
+// an edit in Go or in Lua: an exchanged operator, a negated condition, a dropped statement, or a
+// number that is off by one. If no test finds an edit, a promise has no test, or the edit breaks no
+// promise. The file explained.txt lists edits of the second kind with their reasons. Run mutate in
+// the directory lab:
 //
 //	go run ./mutate -n 160 -seed 1
 //	go run ./mutate -only '^redlock/'
 //	go run ./mutate -own -from 40
 //	go run ./mutate -explained
 //
-// The seed decides which edits are tried, and in which order. First the quick tests of the
-// edited package run, then all tests that should find the edit, until one fails twice. The
-// work tree does not change: go's -overlay replaces the original file by the edited one.
-// -from N continues a run that was interrupted after N mutants.
+// The seed decides which edits are tried, and in which order. First the quick tests of the edited
+// package run, then all tests that should find the edit, until one fails twice. The work tree does
+// not change: go's -overlay replaces the original file by the edited one. A mutant is the code with
+// one edit. -from N continues a run that was interrupted after N mutants.
 //
 // The exit status is 1 if more than 3 percent of the mutants survive without an
 // explanation, or if a test finds a mutant that is explained.
@@ -41,14 +41,15 @@ import (
 // pkg is a package whose code is edited.
 type pkg struct {
 	dir         string
-	inGo, inLua int     // how many edits it gets in each round
-	more        []stage // tests that should find them, besides its own tests and the simulation
+	inGo, inLua int     // how many of its edits each round has
+	more        []stage // tests that should find its bugs, besides its own tests and the simulation
 }
 
-// suite is the conformance suite of a strategy, which is slow.
+// suite is a strategy's conformance suite, which is slow.
 func suite(dir string) stage { return stage{dir, "Conformance", "", "process", false} }
 
-// garbage sends each strategy on Redis replies that no script gives.
+// garbage is the test in which a server answers the strategies on Redis with replies that no script
+// gives.
 var garbage = stage{"internal/acceptance", "Garbage", "", "inprocess", false}
 
 var packages = []pkg{
@@ -75,11 +76,11 @@ type mutant struct {
 	edit
 	pkg    pkg
 	round  int
-	reason string // why no test can find it, from explained.txt, or empty
+	reason string // the reason in explained.txt why no test can find it, or empty
 }
 
-// rank is the place of e in the order of a seed. It depends on no other edit, so
-// that a change of the code does not change the order of the other edits.
+// rank returns the string by which seed orders the edits. It depends on e only. So if the code
+// changes, the other edits keep their order.
 func (e edit) rank(seed uint64) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d %s", seed, e.key()))
 	return string(sum[:])
@@ -180,7 +181,7 @@ func run(ctx context.Context) (bool, error) {
 
 	var c count
 	var workers errgroup.Group
-	workers.SetLimit(2) // most tests wait most of the time
+	workers.SetLimit(2) // most tests spend most of their time waiting
 	for _, m := range all {
 		workers.Go(func() error {
 			found, err := m.try(ctx, root)
@@ -194,7 +195,7 @@ func run(ctx context.Context) (bool, error) {
 	err = workers.Wait()
 	fmt.Printf("\nseed %d: %d killed by a test, %d by a time-out, %d survived, %d explained, %d did not compile\n",
 		*seed, c.killed, c.timedOut, c.survived, c.explained, c.broken)
-	return c.good(), err
+	return c.passed(), err
 }
 
 // count counts the outcomes of mutants.
@@ -228,8 +229,8 @@ func (c *count) add(m *mutant, found string) {
 	fmt.Printf("%s: %s\n", m, found)
 }
 
-// good reports whether at most 3 % of the mutants survived without an explanation, and no test
-// found one that is explained.
-func (c *count) good() bool {
+// passed reports whether at most 3 % of the mutants survived without an explanation, and no test
+// found a mutant that is explained.
+func (c *count) passed() bool {
 	return c.wrong == 0 && 100*c.survived <= 3*(c.killed+c.timedOut+c.survived+c.explained)
 }

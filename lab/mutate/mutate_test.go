@@ -40,7 +40,7 @@ end
 return 1
 `
 
-// check compares edits with what they should be, which is "line function what".
+// check compares edits with want, where each line is "line function what".
 func check(t *testing.T, got []edit, want string) {
 	t.Helper()
 	var lines []string
@@ -150,23 +150,23 @@ func TestCount(t *testing.T) {
 	c.add(plain, broken)
 	c.add(plain, "")
 	c.add(reasoned, "")
-	if !c.good() || c.killed != 32 || c.timedOut != 1 || c.broken != 1 || c.survived != 1 || c.explained != 1 {
-		t.Errorf("one of 35 survived: %v, %+v", c.good(), &c)
+	if !c.passed() || c.killed != 32 || c.timedOut != 1 || c.broken != 1 || c.survived != 1 || c.explained != 1 {
+		t.Errorf("one of 35 survived: %v, %+v", c.passed(), &c)
 	}
-	if c.add(plain, ""); c.good() {
+	if c.add(plain, ""); c.passed() {
 		t.Error("two of 36 survived")
 	}
 	c = count{}
-	if c.add(reasoned, "TestA"); c.good() {
+	if c.add(reasoned, "TestA"); c.passed() {
 		t.Error("what is explained was found")
 	}
 }
 
-// A test that fails twice finds the mutant. One that fails once does not, and
-// the others are run without it.
+// A test that fails twice finds the mutant. A test that fails once does not, and the other tests
+// run without it.
 func TestFindTwice(t *testing.T) {
 	for name, c := range map[string]struct {
-		fails []string // in each run
+		fails []string // what fails in each run
 		want  string
 		runs  string
 	}{

@@ -37,13 +37,14 @@ func (p pkg) stages() []stage {
 	return s
 }
 
-// The outcomes of a mutant, if no test is the outcome.
+// broken and timedOut stand in place of a test's name.
 const (
 	broken   = "does not compile"
 	timedOut = "time-out"
 )
 
-// try returns what finds a mutant, or an empty string. root is the module's root.
+// try returns the name of the test that finds a mutant, or an empty string. root is the module's
+// root.
 func (m *mutant) try(ctx context.Context, root string) (found string, err error) {
 	dir, err := os.MkdirTemp("", "mutate")
 	if err != nil {
@@ -65,8 +66,8 @@ func (m *mutant) try(ctx context.Context, root string) (found string, err error)
 	return "", nil
 }
 
-// findTwice returns the test of a stage that fails twice, or an empty string. If a test fails
-// once, and passes when it runs again, the other tests run without it.
+// findTwice returns the test of a stage that fails twice, or an empty string. If a test fails once
+// and then passes, findTwice runs the other tests without it.
 func findTwice(s stage, test func(stage) (failed string, err error)) (string, error) {
 	for {
 		failed, err := test(s)
@@ -97,7 +98,7 @@ func test(ctx context.Context, root, overlay string, s stage) (failed string, er
 	if s.Short {
 		limit = "3m"
 	}
-	// A bug may allocate without end. The limit is of address space, in KiB.
+	// A bug may allocate without end, so ulimit bounds the address space, in KiB.
 	cmd := exec.CommandContext(ctx, "sh", "-c", `ulimit -v 16000000 && exec go "$@"`, "sh", "test", "-vet=off", "-failfast", "-count=1",
 		"-overlay="+overlay, "-timeout="+limit, fmt.Sprint("-short=", s.Short), "-run="+s.Run, "-skip="+s.Skip, ".")
 	cmd.Dir = filepath.Join(root, s.Dir)

@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// lock is a Lock or a TryLock, and what its holder does.
+// lock calls Lock or TryLock, and then acts as a holder.
 func (a *caller) lock() {
 	b := a.bounds()
 	defer b.cancel()
@@ -34,7 +34,7 @@ func (a *caller) lock() {
 	n := a.w.book.take(l, 0, group{start.at, b.shared})
 	var kept time.Time
 	if b.minHold > 0 {
-		kept = b.grant.at.Add(b.minHold) // before the events of inner leases, whose contexts have the same grant
+		kept = b.grant.at.Add(b.minHold) // read now: inner leases have the same grant in their contexts, and change it
 	}
 	leases, cancel := a.hold(&b, l, n)
 	defer cancel()
@@ -42,7 +42,7 @@ func (a *caller) lock() {
 		b.cancel()
 	}
 	if !b.long && a.chance(20) {
-		return // never unlocked: the term ends it
+		return // the lease is never unlocked: its term ends it
 	}
 	if a.chance(2) {
 		a.r.Shuffle(len(leases), func(i, j int) { leases[i], leases[j] = leases[j], leases[i] })
@@ -56,8 +56,8 @@ func (a *caller) lock() {
 	}
 }
 
-// hold is what a holder of group n does. It returns the lease and those that were taken
-// under it, and what ends their contexts.
+// hold acts as a holder of group n. It returns l and the leases taken under it. cancel ends the
+// contexts of the calls that under made.
 func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, cancel func()) {
 	leases = append(leases, l)
 	over, cancel := context.WithCancel(context.Background())
@@ -109,8 +109,8 @@ func (a *caller) reenter(l *hasp.Lease, n int, shared bool) *hasp.Lease {
 	return x
 }
 
-// under locks a key under a lease of, often, another key. Its context ends when
-// over ends.
+// under locks a key, which may be another one, in the context of l. The call's context also ends
+// when the context over ends.
 func (a *caller) under(over context.Context, l *hasp.Lease) *hasp.Lease {
 	ctx, cancel := context.WithTimeout(l.Context(), a.upTo(200*time.Millisecond))
 	context.AfterFunc(over, cancel)
@@ -122,8 +122,8 @@ func (a *caller) under(over context.Context, l *hasp.Lease) *hasp.Lease {
 	return x
 }
 
-// unlock unlocks a lease, and reports whether that is certain. Now and then it unlocks the
-// lease again, or from two goroutines.
+// unlock unlocks a lease, and reports whether the lease is certainly released. Now and then it
+// unlocks the lease again, or from two goroutines.
 func (a *caller) unlock(ctx context.Context, l *hasp.Lease) bool {
 	began := time.Now()
 	if a.chance(10) {
@@ -147,7 +147,7 @@ func (a *caller) unlock(ctx context.Context, l *hasp.Lease) bool {
 	return err == nil || errors.Is(err, hasp.ErrReleased)
 }
 
-// slotted is a key with slots, and slots is how many.
+// slotted is a key with slots, and slots is their number.
 const (
 	slotted = "slotted"
 	slots   = 2
@@ -162,12 +162,12 @@ func (a *caller) slot() {
 	lock := a.c.Lock
 	if a.chance(4) {
 		b.try(a.c)
-		b.end = b.end.Add(slots * a.c.timeout) // it inspects the queue, and makes one attempt for each slot
+		b.end = b.end.Add(slots * a.c.timeout) // TryLock inspects the queue, and makes one attempt for each slot
 		lock = a.c.TryLock
 	}
 	l, err := lock(b.ctx, slotted, opts...)
 	if b.within {
-		b.end = b.end.Add(a.c.timeout) // the last attempt is at two slots
+		b.end = b.end.Add(a.c.timeout) // the last attempt asks for two slots
 	}
 	if !a.took("lock of a slot", b, start, err) {
 		return
@@ -187,7 +187,7 @@ func (a *caller) slot() {
 		}
 	}
 	if a.chance(4) {
-		// Without re-entry it gets the other slot, and keeps it for as long.
+		// Without re-entry this call gets the other slot, and keeps it as long as l.
 		began := time.Now()
 		if x, err := a.c.TryLock(l.Context(), slotted, append(opts, a.w.calls.apart())...); err == nil {
 			a.w.book.took(x, 0, began)
@@ -196,14 +196,14 @@ func (a *caller) slot() {
 	}
 	a.nap(100 * time.Millisecond)
 	a.w.book.checkAll()
-	if b.long || !a.chance(20) { // else never unlocked: the term ends it
+	if b.long || !a.chance(20) { // otherwise the lease ends with its term
 		a.unlock(b.ctx, l)
 	}
 }
 
-// nested re-enters a key deeply. Then its context is cancelled. The cost of that is
-// counted and not timed, because the time of a bubble stands still while a
-// goroutine computes.
+// nested re-enters a key several times, and then cancels the outermost context. The cost of that is
+// counted in calls of context methods, because no time passes in a bubble while a goroutine
+// computes.
 func (a *caller) nested() {
 	base, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -211,7 +211,7 @@ func (a *caller) nested() {
 	var asked atomic.Int64
 	var ctx context.Context = counted{base, &asked}
 	n, key := 0, a.key()
-	for range 2 + a.r.IntN(9) { // if each context asked the next one twice, one more would double the cost
+	for range 2 + a.r.IntN(9) { // if each context asked the next one twice, each lease would double the cost
 		began := time.Now()
 		l, err := a.c.Lock(ctx, key)
 		if err != nil {
@@ -262,8 +262,8 @@ func (c counted) Deadline() (time.Time, bool) {
 	return c.Context.Deadline()
 }
 
-// breaks frees a key that any caller may hold, as the command "hasp break" does. It may
-// not reach one of the servers.
+// breaks frees a key that any caller may hold, as the command "hasp break" does. Half the time it
+// cannot reach one of the servers.
 func (a *caller) breaks() {
 	if !a.w.breaks {
 		return
@@ -278,7 +278,8 @@ func (a *caller) breaks() {
 	a.w.close(c)
 }
 
-// robbed is a caller whose key is taken away in the store. Its next renewal is refused. The rest of its hold would block the key for a minute.
+// robbed is a caller whose key is taken away in the store. Its next renewal is refused. If the
+// Client left the rest of the hold, the key would be blocked for a minute.
 func (a *caller) robbed() {
 	s, ok := a.w.Store.(Robber)
 	if !ok || !a.c.long {
@@ -299,8 +300,7 @@ func (a *caller) robbed() {
 	a.unlock(context.Background(), l)
 }
 
-// polls is a program with a Client of its own that tries to lock a key now and
-// then.
+// polls acts as a program with a Client of its own that calls TryLock now and then.
 func (a *caller) polls() {
 	p := caller{w: a.w, c: a.w.client(a.r), r: a.r}
 	key := a.key()
@@ -317,8 +317,8 @@ func (a *caller) polls() {
 	a.w.close(p.c)
 }
 
-// short is a program that opens a Client for one lock, as "hasp run" does. When
-// its Client is closed, its hold must be gone.
+// short acts as a program that opens a Client for one lock, as "hasp run" does. When its Client is
+// closed, its hold must be gone.
 func (a *caller) short() {
 	p := caller{w: a.w, c: a.w.client(a.r), r: a.r}
 	b := p.bounds()

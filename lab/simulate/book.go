@@ -23,7 +23,7 @@ type book struct {
 	keys    map[string]*page
 	events  map[string]*tally // by the Client's name
 	granted int
-	forgot  time.Time // the store may have lost what it granted before
+	forgot  time.Time // the store may have lost holds that it granted before
 	woke    time.Time // when the Clients' host last slept
 }
 
@@ -31,18 +31,18 @@ type book struct {
 type page struct {
 	groups []group           // group n is groups[n-1]
 	live   []entry           // leases that were trusted at the last check
-	fence  uint64            // the largest granted
+	fence  uint64            // the largest fence
 	fenced time.Time         // when that fence was noted
-	alone  uint64            // the largest granted to an exclusive hold
-	drawn  map[uint64]bool   // all that were granted
-	broke  time.Time         // a Break may have ended what was granted before
+	alone  uint64            // the largest fence of an exclusive hold
+	drawn  map[uint64]bool   // all fences
+	broke  time.Time         // a Break may have ended holds granted before
 	users  map[string]*usage // by the Client's name
 
 	kept      time.Time // the end of the last min hold
 	keptSince time.Time // when the Lock with that min hold began
 }
 
-// group is the leases of one hold, by re-entry. The store granted the hold after since.
+// group is the leases that share one hold by re-entry. The store granted the hold after since.
 type group struct {
 	since  time.Time
 	shared bool // WithShared
@@ -57,19 +57,19 @@ type entry struct {
 
 // usage is what is known of one key and one Client.
 type usage struct {
-	calls  int           // in flight
-	leases []*hasp.Lease // that were trusted at the last check
+	calls  int           // calls in flight
+	leases []*hasp.Lease // leases that were trusted at the last check
 	ended  time.Time     // when a check last found that one of them had ended
 }
 
-// tally counts the calls of one Client and those that an event reports.
+// tally counts the calls of one Client, and its events EventRequested.
 type tally struct {
 	calls, requested int
 
-	open map[uint64]hasp.EventKind // by Event.ID: the last event of a call or a lease that has not ended
+	open map[uint64]hasp.EventKind // by Event.ID, the last event of each call or lease that has not ended
 }
 
-// follows notes e, and reports whether it may follow the event with the same ID before it.
+// follows notes e, and reports whether e may come after the last event with its ID.
 func (t *tally) follows(e hasp.Event) bool {
 	before := t.open[e.ID]
 	switch e.Kind {
@@ -104,7 +104,7 @@ func (b *book) errorf(format string, args ...any) {
 	b.t.Errorf("%s at %v: %s", b.seed, time.Now().Format("05.000"), text)
 }
 
-// entryOf returns m[k], which it makes first if it is not there.
+// entryOf returns m[k], and first makes it if it is nil.
 func entryOf[K comparable, V any](m map[K]*V, k K) *V {
 	if m[k] == nil {
 		m[k] = new(V)
@@ -121,22 +121,21 @@ func (b *book) usageLocked(client, key string) *usage {
 	return entryOf(p.users, client)
 }
 
-// has notes that a Client has a lease, before its caller gets it.
-func (b *book) has(client string, l *hasp.Lease) {
+// noteLease notes that a Client has a lease, before the caller gets it.
+func (b *book) noteLease(client string, l *hasp.Lease) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	u := b.usageLocked(client, l.Key())
 	u.leases = append(u.leases, l)
 }
 
-// took notes a lease that a caller got by a Lock that began at since. If n is 0, it has a
-// new hold; otherwise the lease re-entered the hold of group n. took returns the number
-// of the group.
+// took notes a lease that a caller got by a Lock that began at since. If n is 0, the lease has a
+// new hold; otherwise it re-entered the hold of group n. took returns the number of the group.
 func (b *book) took(l *hasp.Lease, n int, since time.Time) int {
 	return b.take(l, n, group{since: since})
 }
 
-// take is took for a hold that may be shared.
+// take does the same as took, for a hold that may be shared.
 func (b *book) take(l *hasp.Lease, n int, g group) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,18 +158,18 @@ func (b *book) take(l *hasp.Lease, n int, g group) int {
 	return n
 }
 
-// checkFenceLocked reports a fence that does not grow, or that two holds have.
+// checkFenceLocked reports a fence that is not larger than earlier ones, or that two holds have.
 func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	fence := l.Fence()
 	if fence == 0 {
 		return
 	}
-	// A grant may be in flight while the store loses its data. Its hold may also be
-	// broken, and the next holder may be noted first.
+	// A smaller fence is no error if the grant was in flight when the store lost its data, or if
+	// the hold was broken and the next holder was noted first.
 	late := g.since.Before(b.forgot) || g.since.Before(p.broke) && !g.since.After(p.fenced)
 	before := p.fence
 	if g.shared && !g.since.After(p.fenced) {
-		before = p.alone // two shared holds that were asked for at once may be noted in either order
+		before = p.alone // two shared holds that overlap may be noted in either order
 	}
 	// A lease may end before its Lock returns. Then later holds may be noted first.
 	if fence <= before && !late && l.Err() == nil && !b.wakingLocked() {
@@ -192,27 +191,27 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	p.drawn[fence] = true
 }
 
-// grant is when a call got its hold. The caller may get the lease later.
+// grant is when a call began, and when it got its hold. The caller may get the lease later.
 type grant struct{ asked, at time.Time }
 
 // grantKey is the key of a *grant in the context of a call.
 type grantKey struct{}
 
-// note sets g by the events of its call.
+// note sets g from the events of its call.
 func (g *grant) note(e hasp.Event) {
 	switch e.Kind {
 	case hasp.EventRequested:
 		g.asked = time.Now()
 	case hasp.EventAcquired:
-		// If the host slept meanwhile, Wait counts that too, and only this is known: the
-		// grant came after the call.
+		// If the host slept meanwhile, e.Wait includes the sleep. Then only this is known: the
+		// grant came after the call began.
 		if g.at = g.asked.Add(e.Wait); g.at.After(time.Now()) {
 			g.at = g.asked
 		}
 	}
 }
 
-// keep notes that group n of key has released it, with a min hold until end.
+// keep notes that group n has released key, with a min hold until end.
 func (b *book) keep(key string, n int, end time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -228,10 +227,11 @@ func (b *book) keep(key string, n int, end time.Time) {
 	}
 }
 
-// checkKeptLocked reports a hold that began during the min hold of another.
+// checkKeptLocked reports a hold that began during the min hold of another hold.
 func (b *book) checkKeptLocked(p *page, l *hasp.Lease, g group) {
-	// Of either hold, the store may have forgotten what it granted before these times. A
-	// LockAll notes its first lease only when it has the last.
+	// The store may have forgotten a hold that it granted before one of these times. A hold may be
+	// noted long after its grant: a caller of LockAll notes its first lease only when it has the
+	// last.
 	known := !b.wakingLocked()
 	for _, since := range []time.Time{p.keptSince, g.since} {
 		known = known && !since.Before(b.forgot) && !since.Before(p.broke) && !since.Before(b.woke)
@@ -241,7 +241,6 @@ func (b *book) checkKeptLocked(p *page, l *hasp.Lease, g group) {
 	}
 }
 
-// checkAll checks all keys now.
 func (b *book) checkAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -255,7 +254,7 @@ func (b *book) checkLocked(key string, p *page) {
 	if b.wakingLocked() {
 		return
 	}
-	// Of a hold that was granted before these times, the store may not know.
+	// The store may have forgotten a hold that it granted before these times.
 	known := func(e entry) bool { return !e.since.Before(b.forgot) && !e.since.Before(p.broke) }
 	kept := p.live[:0]
 	for _, e := range p.live {
@@ -298,8 +297,8 @@ func (b *book) slept() {
 	b.woke = time.Now()
 }
 
-// wakingLocked reports whether the Clients' host has just slept. They notice that up to a
-// millisecond later, so until then they may trust leases that have ended.
+// wakingLocked reports whether the Clients' host has just slept. The Clients may notice the sleep a
+// millisecond later. Until then they may trust leases that have ended.
 func (b *book) wakingLocked() bool {
 	return !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond
 }
@@ -313,14 +312,13 @@ func (b *book) broke(key string, until time.Time) {
 	}
 }
 
-// held reports whether a Client has a lease of key that is trusted now, or had one
-// within that time.
-func (b *book) held(client, key string, within time.Duration) bool {
+// held reports whether a Client has a trusted lease of key, or had one less than d ago.
+func (b *book) held(client, key string, d time.Duration) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.checkLocked(key, entryOf(b.keys, key))
 	u := b.usageLocked(client, key)
-	return len(u.leases) > 0 || time.Since(u.ended) < within
+	return len(u.leases) > 0 || time.Since(u.ended) < d
 }
 
 // observe returns an Options.Observe for a Client.
@@ -344,7 +342,7 @@ func (b *book) observe(client string) func(context.Context, hasp.Event) {
 	}
 }
 
-// called counts a call of Lock or TryLock, until done is called.
+// called counts a call of Lock or TryLock, which lasts until done is called.
 func (b *book) called(client, key string) (done func()) {
 	b.mu.Lock()
 	entryOf(b.events, client).calls++
@@ -352,8 +350,8 @@ func (b *book) called(client, key string) (done func()) {
 	return b.wants(client, key)
 }
 
-// directKey is the key of a value in the context of a call that makes calls of a Client, and
-// cannot note how many.
+// directKey marks the context of a DoAll that uses a Client directly. observe counts the calls of
+// Lock that such a DoAll makes.
 type directKey struct{}
 
 // wants notes that a call for key is in flight, until done is called.
@@ -382,7 +380,7 @@ func (b *book) audit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for client, t := range b.events {
-		// Each request is followed by one end of it, and each lease by one end of it: see follows.
+		// If no ID is open, each call and each lease has ended once: see follows.
 		if t.calls != t.requested || len(t.open) > 0 {
 			b.errorf("events of %s do not add up: %+v", client, *t)
 		}

@@ -24,14 +24,14 @@ type client struct {
 
 type lockFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error)
 
-// noted is a Lock or a TryLock whose calls and leases are noted in the book. Do and
-// LockAll use it as well.
+// noted returns lock with a record of its calls and leases in the book. Do and LockAll call Lock,
+// so the book has their leases as well.
 func (c *client) noted(lock lockFunc) lockFunc {
 	return func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 		defer c.w.book.called(c.name, key)()
 		l, err := lock(ctx, key, opts...)
 		if err == nil {
-			c.w.book.has(c.name, l)
+			c.w.book.noteLease(c.name, l)
 		}
 		return l, err
 	}
@@ -56,7 +56,7 @@ func (a *caller) chance(of int) bool { return a.r.IntN(of) == 0 }
 
 func (a *caller) upTo(d time.Duration) time.Duration { return time.Duration(a.r.Int64N(int64(d))) }
 
-// term draws a term that is a little longer than the shortest, or some whole units.
+// term draws a term that is a little longer than the shortest one, or longer by whole units.
 func (a *caller) term(more time.Duration) time.Duration {
 	if unit := a.w.kind.Unit; unit > 0 && a.chance(2) {
 		return a.w.kind.shortest() + time.Duration(a.r.IntN(2))*unit
@@ -88,13 +88,13 @@ type bounds struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	opts   []hasp.Option
-	end    time.Time // of the wait
+	end    time.Time // the end of the wait
 	within bool      // WithMaxWait ends the wait, and not ctx
 	long   bool      // the term is long
 	shared bool      // WithShared
 
 	minHold time.Duration // WithMinHold, or 0
-	grant   *grant        // of a call with a min hold
+	grant   *grant        // when a call with a min hold got its hold
 }
 
 const (
@@ -111,14 +111,14 @@ func (a *caller) due(b bounds) time.Time {
 	return b.end.Add(late)
 }
 
-// bounds draws the bounds of a call. Every call has some, so that a caller that is
-// stuck is reported.
+// bounds draws the bounds of a call. Every call has bounds, so that a caller that is stuck is
+// reported.
 func (a *caller) bounds() bounds {
 	b, wait := bounds{}, 10*time.Millisecond+a.upTo(max(2*time.Second, 2*a.w.kind.shortest()))
 	switch a.r.IntN(4) {
 	case 0: // a deadline
 		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
-	case 1: // cancelled before the end
+	case 1: // a cancellation
 		b.ctx, b.cancel = context.WithCancel(context.Background())
 		time.AfterFunc(wait, b.cancel)
 	case 2: // WithMaxWait
@@ -133,7 +133,7 @@ func (a *caller) bounds() bounds {
 	term := a.term(400 * time.Millisecond)
 	often := 5
 	if a.w.breaks {
-		often = 2 // only a record with a long term shows that a broken hold has left something
+		often = 2 // if a broken hold leaves a record, only a long term shows it
 	}
 	if a.c.long && a.chance(often) {
 		term, b.long = LongTerm, true
@@ -174,9 +174,9 @@ func (b *bounds) try(c *client) {
 	}
 }
 
-// start is when a call began. It also says whether the call's Client then had one
-// of the keys, or had one lately, and whether other callers of the Client asked for
-// one.
+// start describes the moment when a call began. The field here means that the call's Client had one
+// of the keys then, or shortly before. The field others means that other callers of the Client were
+// asking for one.
 type start struct {
 	at           time.Time
 	here, others bool
@@ -210,11 +210,11 @@ func (a *caller) took(what string, b bounds, start start, err error) bool {
 	return false
 }
 
-// checkOutage reports an error that a caller could not tell apart: it must be exactly one of
-// held, closed and unavailable, or only the end of the caller's context.
+// checkOutage reports an error that is not clear. An error must be exactly one of ErrHeld, ErrLost,
+// ErrClosed and ErrUnavailable, or only the end of the caller's context.
 func (a *caller) checkOutage(what string, err error) {
 	if what == "LockAll" {
-		return // it may join the errors of Unlocks
+		return // LockAll may join the errors of Unlocks
 	}
 	n := 0
 	for _, kind := range []error{hasp.ErrHeld, hasp.ErrLost, hasp.ErrClosed, hasp.ErrUnavailable} {
@@ -230,7 +230,7 @@ func (a *caller) checkOutage(what string, err error) {
 // checkHeld reports an ErrHeld that the store cannot have caused, because it has
 // not answered.
 func (a *caller) checkHeld(what string, start start, err error) {
-	// A Client may know by itself that it still has the key.
+	// A Client that has the key itself knows that without the store.
 	var held *backend.HeldError
 	if errors.As(err, &held) && held.Owner == a.c.name {
 		return
@@ -242,9 +242,9 @@ func (a *caller) checkHeld(what string, start start, err error) {
 		return
 	}
 
-	// It may repeat the answer that this other caller got up to a Timeout ago. If
-	// that caller is in a driver's Wait, the answer may be older: a Wait polls the
-	// store, and ends when it was not answered for a Timeout.
+	// The call may repeat the answer that this other caller got up to a Timeout ago. If that caller
+	// is in a driver's Wait, the answer may be older: a Wait polls the store, and ends when the
+	// store has not answered for a Timeout.
 	since := start.at
 	if start.others {
 		since = since.Add(-a.c.timeout - 2*late)

@@ -22,7 +22,7 @@ import (
 	"github.com/hasplock/hasp/lab/internal/memetcd"
 )
 
-// etcd is the kind of store whose drivers wrap may replace by broken ones.
+// etcd returns the kind etcdlock. wrap may replace the drivers by broken ones.
 func etcd(wrap func(Driver) backend.Driver) Kind {
 	return Kind{Name: "etcdlock", Open: openEtcd(wrap), Shortest: 2 * time.Second, Unit: time.Second}
 }
@@ -37,9 +37,9 @@ func openEtcd(wrap func(Driver) backend.Driver) func(*testing.T, *rand.Rand) Sto
 	}
 }
 
-// forever is a channel that the watcher of etcd's client waits on, and that is never closed. A bubble
-// of package synctest cannot stand still while one of its goroutines waits on a channel from outside.
-// So here it is nil, which means the same.
+// forever is a channel of etcd's client that is never closed, and that its watcher waits on. While
+// a goroutine of a synctest bubble waits on a channel from outside, the bubble's time does not
+// advance. So init sets forever to nil: a receive from nil never ends either.
 //
 //go:linkname forever go.etcd.io/etcd/client/v3.valCtxCh
 var forever chan struct{}
@@ -54,7 +54,6 @@ type members struct {
 	window time.Duration
 }
 
-// close ends the etcd, and the links to it.
 func (s *members) close() {
 	for _, w := range s.links {
 		for _, p := range w.proxies {
@@ -73,7 +72,7 @@ func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 		w.proxies = append(w.proxies, p)
 		// As with a socket, a write does not wait for the other end, and what was written is sent
 		// even after a Close. The buffer is larger than all that a client sends while a link is
-		// silent: gRPC writes with a mutex held, and so a full buffer would stop the bubble.
+		// silent: gRPC writes with a mutex held, so a full buffer would stop the bubble's time.
 		ln := bufconn.Listen(1 << 18)
 		p.Serve(ln)
 		dial[m.Name()+":2379"] = ln.DialContext
@@ -90,7 +89,6 @@ func (s *members) Skip(d time.Duration) { s.etcd.Skip(d) }
 
 func (s *members) Longest() time.Duration { return LongTerm }
 
-// Left lists entries and leases.
 func (s *members) Left() (all []string) {
 	for _, key := range s.etcd.Keys() {
 		all = append(all, "entry "+key)
@@ -138,8 +136,7 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	return nil
 }
 
-// Majority makes all members answer nobody: they hang, they have no leader, or they are
-// gone.
+// Majority makes all members answer no client: they hang, they have no leader, or they are killed.
 func (s *members) Majority(r *rand.Rand) (heal func()) {
 	fail, repair := (*memetcd.Member).Freeze, (*memetcd.Member).Thaw
 	switch r.IntN(3) {

@@ -24,7 +24,7 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 			heal := w.silence(stay[r.IntN(len(stay))])
 			most := max(800*time.Millisecond, 2*short)
 			if r.IntN(3) == 0 {
-				most = 6 * time.Second // until the store's earlier answers no longer count
+				most = 6 * time.Second // long enough that the store's earlier answers no longer count
 			}
 			time.Sleep(upTo(most))
 			heal()
@@ -41,15 +41,15 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 	}
 }
 
-// suspend makes the host of all Clients sleep. Its goroutines and Go's clock stand still
-// meanwhile, so only the store's time passes, and the time of sleep.
+// suspend makes the host of all Clients sleep. Meanwhile its goroutines and Go's clock stand still.
+// Only the store's clock and the count of suspended time advance.
 func (w *World) suspend(r *rand.Rand) {
-	least, most := time.Duration(0), max(500*time.Millisecond, 2*w.kind.shortest()) // as long as many terms
+	least, most := time.Duration(0), max(500*time.Millisecond, 2*w.kind.shortest()) // about as long as a short term
 	switch r.IntN(3) {
 	case 0:
 		least, most = LongTerm, 2*LongTerm // all terms end
 	case 1:
-		if w.real { // the model does not shorten the terms that go on
+		if w.real { // the model does not shorten longer terms
 			most = LongTerm
 		}
 	}
@@ -59,7 +59,7 @@ func (w *World) suspend(r *rand.Rand) {
 	w.asleep.Add(int64(d))
 }
 
-// silence stops everything on the link of c until heal is called, and notes when.
+// silence stops everything on the link of c until heal is called, and notes this span.
 func (w *World) silence(c *client) (heal func()) {
 	end := c.link.Silence()
 	w.mu.Lock()
@@ -70,7 +70,7 @@ func (w *World) silence(c *client) (heal func()) {
 		spans := w.quiet[c]
 		spans[len(spans)-1].to = time.Now()
 		w.mu.Unlock()
-		end() // only now, because an answer takes no time
+		end() // only after the span has ended: an answer may come in the same instant
 	}
 }
 
@@ -85,11 +85,11 @@ func (w *World) majority(s Quorum, r *rand.Rand, most time.Duration) {
 	w.mu.Lock()
 	w.away[len(w.away)-1].to = time.Now()
 	w.mu.Unlock()
-	heal() // only now, because an answer takes no time
+	heal() // only after the span has ended: an answer may come in the same instant
 }
 
-// unheard reports whether the store has sent c nothing since that time: c's link
-// is silent, or a majority of the servers is away.
+// unheard reports whether the store has sent c nothing since a time, because c's link is silent or
+// a majority of the servers is away.
 func (w *World) unheard(c *client, since time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

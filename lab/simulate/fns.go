@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// calls are those of package hasp that the tests replace by broken ones.
+// calls are functions of package hasp that tests replace by broken ones.
 type calls struct {
 	lead  func(context.Context, hasp.Locker, string, func(context.Context, *hasp.Lease) error, ...hasp.Option) error
 	doAll func(context.Context, hasp.Locker, []string, func(context.Context, *hasp.Leases) error, ...hasp.Option) error
@@ -20,12 +20,12 @@ type calls struct {
 // sound has the real functions of package hasp.
 var sound = calls{lead: hasp.Lead, doAll: hasp.DoAll, apart: hasp.WithoutReentry}
 
-// tracked is the Locker of one Lead or DoAll. It keeps what their Locks return.
+// tracked is the Locker of one Lead or DoAll. It keeps the leases that its Locks return.
 type tracked struct {
 	*client
 	leases []*hasp.Lease
 	began  []time.Time // when the Lock of each lease began
-	lost   time.Time   // when an fn of Lead returned without its lease, and no Lock has begun since
+	lost   time.Time   // when fn of Lead returned without its lease; zero after the next Lock
 }
 
 func (t *tracked) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
@@ -58,15 +58,15 @@ var errFn = errors.New("fn")
 
 const panicFn = "fn"
 
-// recovered is called by defer after a call with an fn that may panic.
+// recovered is deferred around a call whose fn may panic with panicFn.
 func recovered() {
 	if p := recover(); p != nil && p != panicFn {
 		panic(p)
 	}
 }
 
-// checkContext reports the context of an fn that goes on although a lease of the fn, or
-// the context of the call, has ended.
+// checkContext reports an error if the context of an fn goes on after a lease of the fn, or the
+// context of the call, has ended.
 func (a *caller) checkContext(what string, ctx, outer context.Context, held func() error) {
 	if held() == nil && outer.Err() == nil || ctx.Err() != nil {
 		return
@@ -77,7 +77,7 @@ func (a *caller) checkContext(what string, ctx, outer context.Context, held func
 	}
 }
 
-// inside is what most fns do.
+// inside does what most fns do.
 func (a *caller) inside(what string, ctx, outer context.Context, held func() error) {
 	for range 1 + a.r.IntN(4) {
 		a.checkContext(what, ctx, outer, held)
@@ -92,12 +92,12 @@ func (a *caller) inside(what string, ctx, outer context.Context, held func() err
 		}
 	}
 	if a.chance(3) {
-		a.nap(500 * time.Millisecond) // it cleans up, or does not notice the end of its context
+		a.nap(500 * time.Millisecond) // fn cleans up, or does not notice the end of its context
 		a.w.book.checkAll()
 	}
 }
 
-// outcome is how an fn has returned. The zero value is that it has not.
+// outcome is how an fn has returned. It is zero until fn returns.
 type outcome struct {
 	at   time.Time
 	err  error
@@ -115,10 +115,10 @@ func (o *outcome) returns(ctx context.Context, held func() error, err error) err
 	return err
 }
 
-// maxRuns is how often the fn of a Lead runs before its caller gives up.
+// maxRuns is how many times the fn of a Lead runs before its caller gives up.
 const maxRuns = 5
 
-// lead is Lead, with an fn that may fail, panic or unlock.
+// lead calls Lead with an fn that may fail, panic or unlock.
 func (a *caller) lead() {
 	b := a.bounds()
 	defer b.cancel()
@@ -177,8 +177,7 @@ func (a *caller) checkLead(b bounds, runs int, last outcome, err error) {
 		return
 	}
 
-	// Without an fn that held the key until it returned, only the end of the context or
-	// of the Client ends Lead.
+	// If no fn held the key until it returned, only the end of the context or Close ends Lead.
 	held := runs > 0 && !last.lost
 	ended := b.ctx.Err() != nil || errors.Is(err, hasp.ErrClosed)
 	switch {
@@ -196,8 +195,8 @@ func (a *caller) checkLead(b bounds, runs int, last outcome, err error) {
 	a.checkReturn("Lead", b, last, err)
 }
 
-// checkReturn reports a call that returned late: after the end of its wait, or after its
-// fn. It unlocks as a lease does, or two of them.
+// checkReturn reports a call that returned late: after the end of its wait, or after its fn. After
+// its fn, a call has as much time as an Unlock.
 func (a *caller) checkReturn(what string, b bounds, last outcome, err error) {
 	due := a.due(b)
 	if unlocked := last.at.Add(3*a.c.timeout + late); unlocked.After(due) {
@@ -208,26 +207,27 @@ func (a *caller) checkReturn(what string, b bounds, last outcome, err error) {
 	}
 }
 
-// doAll is DoAll, with an fn that may fail, panic or unlock.
+// doAll calls DoAll with an fn that may fail, panic or unlock.
 func (a *caller) doAll() {
 	b := a.bounds()
 	defer b.cancel()
 	a.share(&b)
 	keys := []string{a.key(), a.key(), a.key()}[:1+a.r.IntN(3)]
 	if a.chance(4) {
-		// One attempt for each key, and the last release of the Client may be unanswered.
+		// Each key has one attempt, and one more Timeout passes if the Client's last release is
+		// unanswered.
 		b.try(a.c)
 		b.end = b.end.Add(time.Duration(len(keys)) * a.c.timeout)
 		b.opts = append(b.opts, hasp.WithMaxWait(0))
 	}
 	if b.within {
-		b.end = b.end.Add(2 * a.c.timeout) // after the wait, it still locks keys that are free
+		b.end = b.end.Add(2 * a.c.timeout) // after the wait, DoAll still locks keys that are free
 	}
-	b.end = b.end.Add(2 * a.c.timeout) // if it fails, it unlocks the leases that it has
+	b.end = b.end.Add(2 * a.c.timeout) // if DoAll fails, it unlocks the leases that it has
 
 	t := &tracked{client: a.c}
 	var l hasp.Locker = t
-	direct := a.chance(2) // a Client asks for all keys at once
+	direct := a.chance(2) // a Client asks for all keys at the same time
 	if direct {
 		l, b.ctx = a.c.Client, context.WithValue(b.ctx, directKey{}, true)
 		for _, key := range keys {
@@ -244,7 +244,7 @@ func (a *caller) doAll() {
 		if direct {
 			t.leases, t.began = ls.All(), slices.Repeat([]time.Time{start.at}, len(ls.All()))
 			for _, l := range t.leases {
-				a.w.book.has(a.c.name, l)
+				a.w.book.noteLease(a.c.name, l)
 			}
 		}
 		a.took("LockAll", b, start, nil)
@@ -271,7 +271,7 @@ func (a *caller) doAll() {
 	}, b.opts...)
 
 	if !entered {
-		// ErrLost is of the lease of one key, while LockAll waited for the next.
+		// ErrLost means that LockAll lost one key while it waited for the next.
 		if !errors.Is(err, hasp.ErrLost) && a.took("LockAll", b, start, err) {
 			a.w.book.errorf("DoAll by %s returned nil, and fn has not run", a.c.name)
 		}
@@ -352,8 +352,8 @@ func (a *caller) apartInside(key string, l *hasp.Lease) *hasp.Lease {
 	return x
 }
 
-// apart asks for the key of l on another goroutine, in a context that outlasts l. It
-// closes after when that goroutine has ended.
+// apart asks for the key of l on another goroutine, in a context that outlasts l. It closes the
+// channel after when that goroutine has ended.
 func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
 	opts, shared := a.apartOptions()
 	wait, lasts := a.upTo(2*time.Second), a.upTo(100*time.Millisecond)
@@ -370,7 +370,7 @@ func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
 		n := a.w.book.take(x, 0, group{start.at, shared})
 		if again && !shared {
 			began := time.Now()
-			if y, err := a.c.Lock(x.Context(), key); err == nil { // it re-enters the new lease
+			if y, err := a.c.Lock(x.Context(), key); err == nil { // this Lock re-enters the new lease
 				if x.Err() == nil {
 					a.w.book.took(y, n, began)
 				}

@@ -10,18 +10,17 @@ import (
 
 // Kind is a kind of store.
 type Kind struct {
-	Name string // that the flag -kind takes
+	Name string // the value of the flag -kind
 	Open func(t *testing.T, r *rand.Rand) Store
 
-	// Shortest is the shortest term of the store, in whole units of which it counts terms. Zero
-	// means backend.MinTTL and no unit. Callers ask for short terms, and faults last for one
-	// or two of them.
+	// Shortest is the store's shortest term. The store counts terms in whole Units. Zero means
+	// backend.MinTTL and no unit. Most callers ask for short terms, and a fault lasts for one or
+	// two of them.
 	Shortest, Unit time.Duration
 
 	SameFences bool // two shared holds may have the same fence
 }
 
-// shortest returns the shortest term.
 func (k Kind) shortest() time.Duration { return max(k.Shortest, backend.MinTTL) }
 
 // Store is what the Clients of a world share.
@@ -29,11 +28,12 @@ type Store interface {
 	// Link returns a driver for a new Client, and the Client's link to the store.
 	Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link)
 
-	// Strike makes a fault happen now. No link is added meanwhile. It returns what ends the fault, or nil if
-	// the fault ends by itself. If the store loses its holds, it calls forgot.
+	// Strike makes a fault happen now. The caller adds no link meanwhile. Strike returns the
+	// function that ends the fault, or nil if there is nothing to end. If the store loses its
+	// holds, Strike calls forgot.
 	Strike(r *rand.Rand, forgot func()) (heal func())
 
-	// Heal ends the faults that happen without a strike.
+	// Heal ends all faults that the functions returned by Strike do not end.
 	Heal()
 
 	// Skip lets d pass in the store, while no time passes for the Clients.
@@ -60,8 +60,8 @@ type Quorum interface {
 	Majority(r *rand.Rand) (heal func())
 }
 
-// Robber is a Store that can take a key away from its holder, who learns of it when it
-// renews.
+// Robber is a Store that can take a key away from its holder. The holder learns of the loss at its
+// next renewal.
 type Robber interface {
 	Store
 	Rob(r *rand.Rand, key string)

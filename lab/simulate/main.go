@@ -1,15 +1,15 @@
-// Command simulate runs Clients, a store and the network between them in virtual
-// time: an in-memory driver, virtual Redis servers, or an etcd in memory. It runs callers and faults, and checks what callers observe: an exclusive holder is alone, fences grow,
-// calls return in time, nothing is left behind, and events add up. Lead, DoAll and
-// WithoutReentry do what their comments say.
-// In the directory lab:
+// Command simulate runs Clients, a store and the network between them in virtual time. The store is
+// a driver in memory, virtual Redis servers, or an etcd in memory. Callers lock keys while faults
+// happen. The command checks that an exclusive holder is alone, fences grow, calls return in time,
+// nothing is left behind, events add up, and Lead, DoAll and WithoutReentry keep their promises.
+// Run it in the directory lab:
 //
 //	go run ./simulate -seeds 100000
 //	go run ./simulate -kind redlock3 -from 17 -seeds 1
 //
-// A seed decides what every caller and every fault does. Goroutines that are ready
-// at the same instant run in the order that the scheduler chooses. So a seed that
-// fails may have to be run several times.
+// A seed decides what every caller and every fault does. The scheduler decides in which order
+// goroutines run that are ready at the same instant. So you may have to run a seed several times
+// until it fails again.
 package main
 
 import (
@@ -28,7 +28,7 @@ import (
 func main() {
 	testing.Init()
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(400) // a seed is short, and makes much garbage
+		debug.SetGCPercent(400) // collect garbage rarely: a seed is short and allocates much
 	}
 	var names []string
 	for _, k := range kinds {
@@ -60,7 +60,7 @@ func main() {
 	}}}, nil, nil)
 }
 
-// progress says which seeds are run, and which were.
+// progress is the range of seeds, and how far the workers have come.
 type progress struct {
 	which         []Kind
 	from, seeds   uint64

@@ -17,7 +17,7 @@ import (
 type model struct {
 	mem    *memlock.Store
 	waits  bool    // its drivers are Waiters
-	bad    float64 // how often a link fails
+	bad    float64 // the probability that a link fails
 	traits backend.Traits
 	links  []*lossy
 }
@@ -41,7 +41,7 @@ func (m *model) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link)
 	return polled{l}, l
 }
 
-// Strike makes one link silent. Other faults happen without a strike.
+// Strike makes one link silent. Other faults happen at random, without a strike.
 func (m *model) Strike(r *rand.Rand, _ func()) (heal func()) {
 	return m.links[r.IntN(len(m.links))].Silence()
 }
@@ -52,8 +52,8 @@ func (m *model) Heal() {
 	}
 }
 
-// Skip ends the holds whose term ends within d. It does not shorten the others: no run is
-// so long that a few short skips matter to a long term.
+// Skip ends the holds whose terms end within d. It does not shorten longer terms, because in a run
+// a few short skips do not matter to them.
 func (m *model) Skip(d time.Duration) {
 	mem := m.mem.Driver().(Driver)
 	for i := range KeyCount {
@@ -77,8 +77,8 @@ func (m *model) Left() (held []string) {
 // errNet is the error of a lossy link.
 var errNet = errors.New("connection reset")
 
-// lossy is a driver of a store that works, over a link that does not. The link
-// loses requests and replies, delivers requests late, and hangs.
+// lossy is a driver whose methods call memlock's over a link that fails. The link loses requests
+// and replies, delivers requests late, and hangs.
 type lossy struct {
 	Driver
 	traits  backend.Traits
@@ -86,11 +86,11 @@ type lossy struct {
 
 	mu    sync.Mutex // guards all below
 	r     *rand.Rand
-	bad   float64 // how often the link fails
+	bad   float64 // the probability that the link fails
 	quiet int     // silences that have not ended
 }
 
-// Traits are those of the model, which may be less than memlock can do.
+// Traits returns the model's traits, which may promise less than memlock's.
 func (l *lossy) Traits() backend.Traits { return l.traits }
 
 // locked calls f with l.mu held.
@@ -120,8 +120,8 @@ func (l *lossy) silent() (silent bool) {
 	return silent
 }
 
-// send makes the store carry out a request, unless the link fails. Like the call of
-// a real driver, it outlasts its context only if the traits say so.
+// send makes the store carry out a request, unless the link fails. As with a real driver, the
+// traits say whether the call ends with its context.
 func (l *lossy) send(ctx context.Context, request func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- l.travel(request) }()
@@ -175,7 +175,6 @@ func (l *lossy) travel(request func() error) error {
 	return err
 }
 
-// Acquire is memlock's, over the link.
 func (l *lossy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	granted := make(chan backend.Grant, 1)
 	err := l.send(ctx, func() error {
@@ -190,12 +189,10 @@ func (l *lossy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, er
 	return <-granted, nil
 }
 
-// Release is memlock's, over the link.
 func (l *lossy) Release(ctx context.Context, c backend.Claim) error {
 	return l.send(ctx, func() error { return l.Driver.Release(context.Background(), c) })
 }
 
-// Renew is memlock's, over the link.
 func (l *lossy) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 		return backend.Grant{}, l.send(ctx, func() (err error) {
@@ -205,7 +202,6 @@ func (l *lossy) Renew(ctx context.Context, cs []backend.Claim, done func(int, ba
 	})
 }
 
-// Inspect is memlock's, over the link.
 func (l *lossy) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	status := make(chan backend.Status, 1)
 	err := l.send(ctx, func() error {
@@ -219,7 +215,7 @@ func (l *lossy) Inspect(ctx context.Context, key string) (backend.Status, error)
 	return <-status, nil
 }
 
-// polled is a driver that is not a Waiter: its method Wait replaces that of memlock.
+// polled is a driver that is not a Waiter: its method Wait hides memlock's.
 type polled struct{ *lossy }
 
 // Wait is not the method of a backend.Waiter.
@@ -232,7 +228,7 @@ const poll = time.Second
 // the store. By its contract, the engine cleans up.
 type waits struct{ *lossy }
 
-// Wait is memlock's, over a link that loses requests, replies and grants.
+// Wait calls memlock's Wait over a link that loses requests, replies and grants.
 func (w waits) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began := time.Now()
 	arrived := make(chan struct{})
@@ -279,8 +275,8 @@ func (w waits) watch(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-// abandon waits in the queue for a caller that has given up, as a store does
-// until it is asked to remove the caller's place.
+// abandon keeps the place of a caller that has given up, as a store does until it is asked to
+// remove the place.
 func (w waits) abandon(c backend.Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
 	defer cancel()

@@ -14,8 +14,8 @@ type (
 	allFn  = func(context.Context, *hasp.Leases) error
 )
 
-// competes is a Lead without its renewal until fn returns. once runs fn under a lease, and
-// reports whether the Lead is over.
+// competes returns calls with a Lead that does not renew its lease until fn returns. The function
+// once runs fn under a lease, and reports whether the Lead is over.
 func competes(once func(context.Context, *hasp.Lease, leadFn) (bool, error)) calls {
 	c := sound
 	c.lead = func(ctx context.Context, l hasp.Locker, key string, fn leadFn, opts ...hasp.Option) error {
@@ -129,8 +129,8 @@ func TestPlantedCallsAreFound(t *testing.T) {
 	}
 }
 
-// hasty counts each renewal as done without asking etcd, which is what a driver does that
-// takes a sent keep-alive for an answered one.
+// hasty reports each renewal as done without asking etcd. A driver that mistakes a sent keep-alive
+// for an answered one does the same.
 type hasty struct{ Driver }
 
 func (d hasty) Renew(_ context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {

@@ -21,7 +21,7 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// Driver is what the drivers of memlock and of etcdlock can do.
+// Driver has the interfaces that the drivers of memlock and of etcdlock implement.
 type Driver interface {
 	backend.Waiter
 	backend.Inspector
@@ -58,11 +58,11 @@ func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *r
 	}
 }
 
-// shortMax is max_ttl of redlock, if there are no long terms.
+// shortMax is redlock's max_ttl if callers may not ask for long terms.
 const shortMax = 2 * time.Second
 
-// quorum is redlock on n servers. The seed decides whether long terms may be asked for. If
-// they may, a restarted server does not vote for as long.
+// quorum is redlock on n servers. The seed decides whether callers may ask for long terms. If they
+// may, a restarted server abstains for the duration LongTerm.
 func quorum(n int) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
 		most := []time.Duration{shortMax, LongTerm}[r.IntN(2)]
@@ -99,7 +99,7 @@ func (w *wires) Slow(r *rand.Rand) {
 // links are the links of all Clients.
 type links []*wires
 
-// Heal ends the faults that still wait for a command.
+// Heal ends the faults that still wait for their command.
 func (ls links) Heal() {
 	for _, w := range ls {
 		for _, p := range w.proxies {
@@ -108,11 +108,11 @@ func (ls links) Heal() {
 	}
 }
 
-// linkFaults is how many faults disturb has.
+// linkFaults is the number of faults that disturb knows.
 const linkFaults = 7
 
-// disturb makes fault n of a link happen, to the next command with a text if it is of one
-// command.
+// disturb makes fault n of a link happen. Faults 0 to 2 happen to the next command that contains
+// text.
 func disturb(r *rand.Rand, p *faultproxy.Proxy, n int, text string) (heal func()) {
 	switch n {
 	case 0:
@@ -183,7 +183,7 @@ func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
 	return nil
 }
 
-// do calls f with a client of a server that no fault affects.
+// do calls f with a client whose link to the server no fault affects.
 func (s *servers) do(v *redistest.VirtualServer, f func(context.Context, *redis.Client) error) {
 	rdb := v.Direct()
 	defer rdb.Close()
@@ -202,7 +202,7 @@ func (s *servers) Rob(r *rand.Rand, key string) {
 // masters are the nodes of a redlock.
 type masters struct{ servers }
 
-// Majority kills a majority of the servers. The others have the records of a stranger.
+// Majority kills a majority of the servers. On the other servers a stranger holds the free keys.
 func (s *masters) Majority(r *rand.Rand) (heal func()) {
 	order := r.Perm(len(s.nodes))
 	k := len(s.nodes)/2 + 1

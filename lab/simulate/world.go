@@ -19,11 +19,10 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// KeyCount is how many keys most callers use.
+// KeyCount is the number of keys that most callers choose from.
 const KeyCount = 2
 
-// LongTerm is the term of leases whose records stay until they are released, since a run is
-// shorter.
+// LongTerm is longer than a run. So a record with this term stays until it is released.
 const LongTerm = time.Minute
 
 // stuck is the longest real time of one seed.
@@ -35,14 +34,14 @@ func Key(i int) string { return fmt.Sprintf("key%d", i) }
 // World is some Clients of one store in a bubble, and callers that use them.
 type World struct {
 	Store Store
-	R     *rand.Rand // of the goroutine that runs the world
+	R     *rand.Rand // used by the goroutine that runs the world
 
 	t     *testing.T
 	kind  Kind
 	seed  uint64
 	book  *book
 	calls calls
-	real  bool // the first Client's link is wires
+	real  bool // the links are wires
 	// breaks means that callers break keys. It is set before they start.
 	breaks bool
 
@@ -58,8 +57,8 @@ type World struct {
 // span is a time of silence. Its end is zero while the silence lasts.
 type span struct{ from, to time.Time }
 
-// find fails the test unless one of some seeds has an error with a text, because the store of
-// kind or one of the calls has a bug.
+// find runs seeds until one reports an error that contains text, and fails the test if none does. A
+// bug is planted in the store of kind or in calls.
 func find(t *testing.T, kind Kind, calls calls, text string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -82,8 +81,8 @@ func find(t *testing.T, kind Kind, calls calls, text string) {
 	t.Logf("seed %d, %d errors", seed, len(all))
 }
 
-// run runs one seed of one kind of store. It reports errors to t, or to found if that is not
-// nil, and returns how many holds were granted. It calls synctest.Test, so t has no bubble yet.
+// run runs one seed of one kind of store. It reports errors to t, or to found if that is not nil,
+// and returns how many holds were granted. It calls synctest.Test, so t must not be in a bubble.
 func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) (granted int) {
 	// The time of a bubble stands still while a goroutine computes. So a timer
 	// outside the bubble ends a seed that computes without end.
@@ -91,7 +90,7 @@ func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) 
 	defer time.AfterFunc(stuck, func() { panic(name + ": no end after " + stuck.String()) }).Stop()
 	defer func() {
 		if p := recover(); p != nil {
-			panic(fmt.Sprint(name, ": ", p)) // a goroutine is left
+			panic(fmt.Sprint(name, ": ", p)) // synctest panics if a goroutine is left
 		}
 	}()
 	synctest.Test(t, func(t *testing.T) {
@@ -118,7 +117,8 @@ func (w *World) live() {
 	w.suspends = w.R.IntN(2) == 0
 	closeEarly := w.R.IntN(5) == 0
 	for i, c := range stay {
-		// Close leaves the holds of its Client to their terms.
+		// After Close, holds of the Client stay until their terms end. So their terms must be
+		// short.
 		c.long = w.Store.Longest() >= LongTerm && !(closeEarly && i == 0)
 	}
 	over := w.start(stay)
@@ -136,8 +136,8 @@ func (w *World) live() {
 
 	w.book.checkAll()
 	w.Store.Heal()
-	// Short terms end meanwhile. Leases with long terms were unlocked or lost. Their
-	// Clients are open, and this time is enough to remove what is left of them.
+	// Meanwhile short terms end. Leases with long terms were unlocked or lost, and their Clients,
+	// which are still open, have enough time to remove what is left of them.
 	time.Sleep(w.settled())
 	w.succeed(stay)
 	time.Sleep(w.settled())
@@ -149,10 +149,10 @@ func (w *World) live() {
 	}
 	w.programs()
 	w.book.audit()
-	time.Sleep(time.Hour) // for calls that the network holds; synctest reports a goroutine that stays
+	time.Sleep(time.Hour) // calls that hang in the network end; synctest reports a goroutine that stays
 }
 
-// start starts callers and faults. It closes over when they have ended.
+// start starts callers and faults. It closes the channel over when they have ended.
 func (w *World) start(stay []*client) (over chan struct{}) {
 	var all sync.WaitGroup
 	for i := range 6 + w.R.IntN(6) {
@@ -168,15 +168,14 @@ func (w *World) start(stay []*client) (over chan struct{}) {
 	return over
 }
 
-// programs opens Clients for one lock each, one after another, as "hasp run" does.
-// The servers are well, and some links are slow. Anything that a Client leaves at
-// Close would block others for a term.
+// programs opens Clients for one lock each, one after another, as "hasp run" does. No server fails,
+// but some links are slow. A record that a Client leaves at Close would block others for a term.
 func (w *World) programs() {
 	if !w.real {
 		return // a link of the model may lose the release
 	}
 	first := w.client(w.R)
-	well := w.well(first)
+	well := w.canLock(first)
 	w.close(first)
 	if !well {
 		return
@@ -194,16 +193,16 @@ func (w *World) programs() {
 		w.book.took(l, 0, began)
 		err = l.Unlock(context.Background())
 		w.close(c)
-		synctest.Wait() // until the servers learn that the connections are closed
+		synctest.Wait() // the servers learn that the connections are closed
 		for _, rest := range w.Store.Left() {
 			w.book.errorf("left at Close, after an Unlock that returned %v: %s", err, rest)
 		}
 	}
 }
 
-// well reports whether c can lock a key, without a fault. A server that was restarted
-// votes only after a while.
-func (w *World) well(c *client) bool {
+// canLock reports whether c can lock a key when there is no fault. It asks again for some time,
+// because a server that was restarted does not vote immediately.
+func (w *World) canLock(c *client) bool {
 	err := errors.New("not asked")
 	for range 10 + int(w.Store.Longest().Seconds()) {
 		var l *hasp.Lease
@@ -217,19 +216,19 @@ func (w *World) well(c *client) bool {
 	return false
 }
 
-// handOver is the longest time until a key that is free has another holder, without a fault.
+// handOver is the longest time until a free key has its next holder, if there is no fault.
 const handOver = 2 * time.Second
 
-// succession is what is known of callers that hold a key one after another.
+// succession checks callers that hold a key one after another.
 type succession struct {
 	w     *World
 	mu    sync.Mutex // guards all below
 	taken bool
-	freed time.Time // when the last one was about to free the key
+	freed time.Time // when the last holder was about to free the key
 }
 
-// hold holds the key for a while, then ends the context of its call, and cleans up. Without
-// a fault it keeps the key meanwhile.
+// hold acts as a holder, without a fault. It ends the context of its call, and then cleans up. It
+// must have the key until it returns.
 func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func() error) {
 	s.mu.Lock()
 	if d := time.Since(s.freed); s.taken || d > handOver {
@@ -250,10 +249,10 @@ func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func(
 	s.taken, s.freed = false, time.Now()
 }
 
-// succeed runs two leaders and a DoAll that hold a key one after another, and clean up for
-// longer than a term after the end of their contexts. No fault happens.
+// succeed runs two leaders and a DoAll, without faults. They hold a key one after another, and
+// clean up after the end of their contexts, often for longer than a term.
 func (w *World) succeed(stay []*client) {
-	if len(stay) == 0 || !w.well(stay[0]) {
+	if len(stay) == 0 || !w.canLock(stay[0]) {
 		return
 	}
 	var all sync.WaitGroup
@@ -280,8 +279,8 @@ func (w *World) succeed(stay []*client) {
 					return nil
 				})
 			}
-			// go-redis notices that a TCP connection is dead before it uses it, but not that a pipe is.
-			// So faults that have ended may leave a Client with dead connections to a majority.
+			// Before go-redis uses a connection, it notices a dead TCP connection, but not a dead
+			// pipe. So earlier faults may leave a Client with dead connections to a majority.
 			if err != nil && !errors.Is(err, io.ErrClosedPipe) {
 				w.book.errorf("Lead or DoAll without a fault: %v", err)
 			}
@@ -296,7 +295,7 @@ func (w *World) settled() time.Duration {
 	return 12*time.Second + 5*w.kind.Shortest
 }
 
-// client opens a Client.
+// client opens a Client with a random Timeout.
 func (w *World) client(r *rand.Rand) *client {
 	timeout := 50*time.Millisecond + time.Duration(r.IntN(300))*time.Millisecond
 	if r.IntN(4) == 0 {
@@ -308,7 +307,6 @@ func (w *World) client(r *rand.Rand) *client {
 	return w.open(r, timeout)
 }
 
-// open opens a Client with a Timeout.
 func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -316,8 +314,8 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	c := &client{w: w, name: fmt.Sprintf("client%d", w.clients), timeout: timeout}
 	own := rand.New(rand.NewPCG(w.seed, 1<<33+uint64(w.clients)))
 
-	// Drivers and Clients keep the clock that they find when they are made. Worlds of other
-	// seeds make some meanwhile.
+	// A driver or a Client keeps the value that hostclock.Suspended has when it is made. Worlds of
+	// other seeds set this variable too.
 	sleepy.Lock()
 	defer sleepy.Unlock()
 	hostclock.Suspended = func() time.Duration { return time.Duration(w.asleep.Load()) }
@@ -339,7 +337,7 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	return c
 }
 
-// sleepy guards hostclock.Suspended, which is one for the process.
+// sleepy guards hostclock.Suspended, which all worlds share.
 var sleepy sync.Mutex
 
 // close closes a Client and reports a Close that takes too long.

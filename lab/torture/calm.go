@@ -14,8 +14,8 @@ import (
 	"github.com/hasplock/hasp/internal/stall"
 )
 
-// calm runs programs at the end of a run on a service, after its faults. Each part checks a
-// promise whose violation another fault would hide.
+// calm runs more programs at the end of a run on a service, after its faults. Each part checks a
+// promise whose violation the faults would hide.
 func (r *run) calm() {
 	if r.store.service == nil || r.losing || r.plant != "" && r.plant != queued {
 		return
@@ -33,16 +33,15 @@ func (r *run) calm() {
 	}
 }
 
-// calmTimeout is longer than anything takes that the parts wait for.
+// calmTimeout is longer than any wait of the parts.
 const calmTimeout = 10 * time.Second
 
-// open opens a Client, which the caller closes. It tries again while there is an outage: nothing
-// disturbs the connections of this process, but the machine may stand still for longer than an
-// opening waits.
+// open opens a Client. The caller closes it. No fault disturbs this process, but the machine may
+// stand still for longer than an opening waits. So open tries again after an outage.
 func (r *run) open(ctx context.Context) *hasp.Client {
 	var d backend.Driver
 	var err error
-	until(time.Minute, 20*time.Millisecond, func() bool {
+	repeatUntil(time.Minute, 20*time.Millisecond, func() bool {
 		d, err = openDriver(ctx, r.store.urls[0], r.plant)
 		return !errors.Is(err, hasp.ErrUnavailable)
 	})
@@ -52,9 +51,9 @@ func (r *run) open(ctx context.Context) *hasp.Client {
 	return c
 }
 
-// busy runs a Client that keeps some keys while many of its callers take others. Their
-// holds wait for a distant replica, or the servers are far away, and the renewals must
-// not wait behind them. Another Client keeps as many keys and does nothing else.
+// busy runs a Client that keeps some keys while many of its callers take others. Each of these
+// holds waits for a distant replica, and the renewals must not wait behind them. For comparison,
+// another Client keeps as many keys and does nothing else.
 func (r *run) busy(ctx context.Context) {
 	const kept, lasts = 20, 3 * maxTerm
 	const callers = 800
@@ -95,14 +94,15 @@ func (r *run) busy(ctx context.Context) {
 		_ = some.Unlock(ctx)
 	}
 
-	// A machine that stands still for a part of a term may lose leases.
+	// If the machine stood still for a part of a term, lost leases prove nothing.
 	if held[0] == 0 && held[1] == kept && stood < maxTerm/10 {
 		r.fail("kept until its end", began, fmt.Sprintf("all of %d leases were lost without a fault while %d callers of their Client took other keys", kept, callers))
 	}
 }
 
-// moves checks that Clients that connected before their address led to another master
-// still get the key, beside Clients that connected later. Spinlock is left out: it has no turns.
+// moves makes the address lead to another master. It checks that Clients that connected before
+// still get the key, beside Clients that connect later. It leaves out spinlock, whose callers do
+// not take turns.
 func (r *run) moves(ctx context.Context) {
 	if r.strategy == "spinlock" {
 		return
@@ -110,16 +110,16 @@ func (r *run) moves(ctx context.Context) {
 	const lasts = 10 * time.Second
 	var wg sync.WaitGroup
 	var over atomic.Bool
-	var holds [2]atomic.Int32 // of the Clients before the move, and of those after it
+	var holds [2]atomic.Int32 // counts of Clients opened before the move, and after it
 	defer wg.Wait()
 	defer over.Store(true)
 
 	r.contend(ctx, &wg, &over, &holds[0])
-	time.Sleep(time.Second) // so that they wait in the queue
+	time.Sleep(time.Second) // let these Clients queue
 	moved(&nemesis{run: r}).heal()
 	r.contend(ctx, &wg, &over, &holds[1])
 
-	time.Sleep(lasts / 2) // they may learn of it at their next check of the queue
+	time.Sleep(lasts / 2) // Clients may notice the move only at their next check of the queue
 	began := hostclock.Now()
 	holds[0].Store(0)
 	holds[1].Store(0)
@@ -129,7 +129,7 @@ func (r *run) moves(ctx context.Context) {
 	}
 }
 
-// contend starts callers of two Clients, which lock one key again and again until it is over.
+// contend starts callers of two Clients, which lock one key again and again until over is set.
 func (r *run) contend(ctx context.Context, wg *sync.WaitGroup, over *atomic.Bool, holds *atomic.Int32) {
 	const clients, callers = 2, 2
 	for range clients {

@@ -19,7 +19,7 @@ type found struct {
 	Void          int // leases that had ended before Lock returned
 	Killed        int // holds whose process was killed
 	Lost          int // holders that learned that the lease was lost
-	Overlaps      int // two held a key at once after locks were lost; the fence separates them
+	Overlaps      int // two held a key together after locks were lost; the fence separates them
 	Refused       int // uses of the resource with an old fence
 }
 
@@ -39,8 +39,8 @@ func (n *nemesis) check() (f found) {
 		f.Fenced += one(t.fenced)
 		f.Shared += one(t.shared)
 		f.Slots += one(t.key >= slotted)
-		// Each slot has one holder at a time, as each key. So there are too many leases only if
-		// one of them has a slot too many.
+		// checkOrder checks that each slot has one holder at a time. So the key has too many
+		// holders only if the number of a slot is too large.
 		if t.key >= slotted+slots {
 			n.fail("slots", t.got, fmt.Sprintf("%s got slot %d of %d", t.proc, t.key-slotted, slots))
 		}
@@ -68,13 +68,13 @@ func one(b bool) int {
 	return 0
 }
 
-// within reports whether one of the spans of time overlaps from … to.
+// within reports whether one of spans overlaps the time between from and to.
 func within(spans [][2]int64, from, to int64) bool {
 	return slices.ContainsFunc(spans, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
 }
 
-// checkLoss reports a lease that was lost before its end, and a use by a holder
-// that the resource refused.
+// checkLoss reports a lease that was lost before its end, and a use that the resource refused
+// although the caller held the key.
 func (n *nemesis) checkLoss(t *lockCall) {
 	lost := within(n.losses, t.asked, max(t.end, t.lost))
 	if t.lost != 0 && t.lost < t.expires && !lost && !within(n.thinned, t.asked, t.lost) {
@@ -90,7 +90,7 @@ func (n *nemesis) checkLoss(t *lockCall) {
 	}
 }
 
-// latest are the hold with the latest end and the hold with the largest fence, of some.
+// latest has the hold with the latest end, and the hold with the largest fence.
 type latest struct{ end, fence *lockCall }
 
 func (l *latest) add(t *lockCall) {
@@ -102,11 +102,12 @@ func (l *latest) add(t *lockCall) {
 	}
 }
 
-// checkOrder checks the holds of a key, in order of their begin: an exclusive one is alone, and
-// fences grow. Where locks were lost, it counts overlaps. A void lease has a fence, and excludes none.
+// checkOrder checks the holds of a key, in the order in which they begin: an exclusive hold is
+// alone, and fences grow. If locks may have been lost, it counts overlaps instead. The fence of a
+// void lease counts, but the lease excludes no other.
 func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
-	var any, alone latest              // of all holds, and of the exclusive ones
-	top := make([]*lockCall, len(all)) // by hold, the largest fence of it and of those before
+	var any, alone latest              // any is for all holds so far, alone for the exclusive ones
+	top := make([]*lockCall, len(all)) // for each hold, the one with the largest fence so far
 	drawn := map[uint64]*lockCall{}
 	for i, t := range all {
 		excluded := any
@@ -114,8 +115,8 @@ func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 			excluded = alone
 		}
 		if last := excluded.end; last != nil && !t.void() && t.got < last.end {
-			// The store may have forgotten either of them: a grant may reach its
-			// caller when another caller has the key already.
+			// The store may have forgotten either hold: a grant may reach its caller when another
+			// caller already has the key.
 			if within(n.losses, min(last.asked, t.asked), t.got) {
 				overlaps++
 			} else {
@@ -124,13 +125,13 @@ func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 			}
 		}
 
-		// Whatever was granted before t was asked for has a smaller fence.
+		// If a hold was granted before t was asked for, it must have a smaller fence.
 		if before, _ := slices.BinarySearchFunc(all[:i], t.asked, (*lockCall).begin); before > 0 {
 			n.checkFence(t, top[before-1])
 		}
-		// If one of two callers asked before the other got the key, the store may have granted
-		// them in either order, unless they exclude each other. The order is also open if a grant
-		// reached its caller after the store had forgotten it and made another.
+		// If one of two callers asked before the other got the key, the store may have granted them
+		// in either order, unless they exclude each other. The order is also open if a grant
+		// reached its caller after the store had forgotten it and had made another grant.
 		if last := excluded.fence; last != nil && t.asked <= last.got && !t.void() && t.got >= last.end && !within(n.losses, t.asked, t.got) {
 			n.checkFence(t, last)
 		}
@@ -156,7 +157,7 @@ func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 // begin compares the begin of a hold with a time.
 func (t *lockCall) begin(at int64) int { return cmp.Compare(t.got, at) }
 
-// checkFence reports the fence of t if it is not larger than that of an earlier hold.
+// checkFence reports the fence of t if it is not larger than the fence of last.
 func (n *nemesis) checkFence(t, last *lockCall) {
 	if t.fenced && t.fence <= last.fence {
 		n.fail("fence", t.got, fmt.Sprintf("%s: fence %d of %s (shared: %v) after %d of %s (shared: %v)",
@@ -170,8 +171,8 @@ const spared = 0
 // enough is the least number of samples, one a second, that checkGrowth needs.
 const enough = 40
 
-// heapSlack is how many bytes the heap may grow. A connection takes 10 KiB, and
-// go-redis refers to as many as were idle at once, even after they were closed.
+// heapSlack is by how many bytes the heap may grow. A connection takes 10 KiB. go-redis keeps
+// references to closed connections, up to the largest number that were idle together.
 const heapSlack = 4 << 20
 
 // poolSlack is by how many descriptors a client may grow. go-redis keeps the connections of the
@@ -180,9 +181,8 @@ func (s *store) poolSlack() float64 {
 	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(s.size(), 1))
 }
 
-// checkGrowth reports a violation if the process that lived through the run used
-// more and more: in the last quarter of the run a quarter more than in the
-// second.
+// checkGrowth compares the last quarter of the run with the second one. It reports a violation if
+// the process that lived through the run used over 25 % more in the last one.
 func (r *run) checkGrowth() {
 	all := r.rec.uses
 	if len(all) < enough {

@@ -8,7 +8,7 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// patience is the time for steps that must happen on any machine.
+// patience is how long torture waits for steps that must happen on any machine, however slow.
 const patience = 3 * time.Minute
 
 // seat is a place for a client process. When the process is killed, another
@@ -20,17 +20,15 @@ type seat struct {
 	proc *proc
 }
 
-// proc is a client process.
 type proc struct {
 	*crew.Process
 	seat, gen int
 	rec       *record
-	fresh     bool          // it has not reported that it is at work
-	done      chan struct{} // closed when it has ended and its reports are recorded
-	reports   chan report   // those that are not about a turn
+	fresh     bool          // the process has not reported that it is at work
+	done      chan struct{} // closed when the process has ended and its reports are recorded
+	reports   chan report   // reports that are not about a turn
 }
 
-// fill starts a process.
 func (s *seat) fill() {
 	child, err := crew.Start("client")
 	s.Check(err)
@@ -47,8 +45,7 @@ func (s *seat) fill() {
 	p.send(o)
 }
 
-// record records reports until the process has ended, and answers those about
-// the resource.
+// record records reports until the process has ended. It answers each use of the resource.
 func (p *proc) record() {
 	defer close(p.done)
 	defer p.Wait()

@@ -45,7 +45,6 @@ func (c *cluster) leaderIndex() int {
 	return slices.IndexFunc(c.members, (*etcdtest.Server).IsLeader)
 }
 
-// left lists entries and leases.
 func (c *cluster) left(ctx context.Context) (all []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -94,14 +93,14 @@ func (c *cluster) healthy() error {
 	return nil
 }
 
-// requested is the fault that a request makes. Another fault may disturb it, so it is made again and
-// again until it succeeds or patience ends.
+// requested is a fault that is made by a request. Another fault may disturb the request, so it is
+// repeated until it succeeds or patience ends.
 func requested(request func(context.Context) error) inject {
 	return func(n *nemesis) *injection {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		var err error
-		until(patience, 10*time.Millisecond, func() bool {
+		repeatUntil(patience, 10*time.Millisecond, func() bool {
 			err = request(ctx)
 			return err == nil || ctx.Err() != nil
 		})
@@ -110,7 +109,7 @@ func requested(request func(context.Context) error) inject {
 	}
 }
 
-// each disturbs or heals a member.
+// each returns a function that calls do with a member. do disturbs or heals it.
 func (c *cluster) each(do func(*etcdtest.Server) error) func(n *nemesis, i int) {
 	return func(n *nemesis, i int) { n.Check(do(c.members[i])) }
 }
@@ -137,7 +136,7 @@ func (c *cluster) revoked(ctx context.Context) error {
 		return err
 	}
 	for _, l := range r.Leases {
-		_, _ = c.client.Revoke(ctx, l.ID) // it may have ended
+		_, _ = c.client.Revoke(ctx, l.ID) // the lease may have ended meanwhile
 	}
 	return nil
 }

@@ -9,13 +9,13 @@ import (
 // fault is a kind of failure.
 type fault struct {
 	name        string
-	class       string  // two faults at once have different classes
+	class       string  // two faults at the same time have different classes
 	thins       bool    // a minority loses locks; a lease that only a quorum had may be lost
 	least, most float64 // the length, in terms
 	inject      inject
 
 	at       []int64         // when it was injected
-	recovery []time.Duration // after each injection
+	recovery []time.Duration // the time to recovery after each injection
 }
 
 // Classes of faults.
@@ -25,7 +25,6 @@ const (
 	server  = "server"
 )
 
-// catalog is a list of faults.
 type catalog []*fault
 
 // add adds a fault that lasts from least to most terms.
@@ -35,8 +34,8 @@ func (c *catalog) add(class string, least, most float64, name string, inject inj
 	return f
 }
 
-// faults returns the faults of a strategy's store and clients: those that take
-// locks away if losing, and otherwise those that do not.
+// faults returns the faults of a strategy's store and clients. If losing is set, they are the
+// faults that take locks away, otherwise the faults that do not.
 func (s *store) faults(losing bool) (all catalog) {
 	switch {
 	case s.other != nil:
@@ -85,23 +84,23 @@ func (c *catalog) links() {
 		c.add(link, 0.6, 3, v.name+" link down", linked(v.who, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up))
 	}
 
-	// The proxies do not know what a request asks for. They spoil any.
+	// The proxies do not know what a request asks for, so they spoil any request.
 	c.add(link, 0.5, 0.5, "a request: its reply is lost", spoiled(faultproxy.LoseReply))
 	c.add(link, 0.6, 2, "a request: its reply never comes", spoiled(faultproxy.HangReply))
 	c.add(link, 0.5, 0.5, "a request is lost", spoiled(faultproxy.LoseRequest))
 	c.add(link, 0.6, 3, "a request is delivered late", spoiled(faultproxy.HoldRequest))
 }
 
-// Commands by which servers evict keys, and refuse writes, for want of memory. The
-// last one restores the defaults.
+// evictKeys and refuseWrites make a server run out of memory, and then evict keys or refuse writes.
+// enoughMemory restores the defaults.
 const (
 	evictKeys    = "config set maxmemory 1; config set maxmemory-policy allkeys-random"
 	refuseWrites = "config set maxmemory 1; config set maxmemory-policy noeviction"
 	enoughMemory = "config set maxmemory 0; config set maxmemory-policy noeviction"
 )
 
-// servers adds the faults of one server, or of a minority and a majority of the
-// servers.
+// servers adds the faults of a single server. If there are several servers, each fault disturbs a
+// minority or a majority of them.
 func (c *catalog) servers(s *store) {
 	n := len(s.servers)
 	minority, majority := halves(n)
@@ -130,7 +129,7 @@ func (c *catalog) servers(s *store) {
 	}
 }
 
-// commands adds the faults that commands to k servers of n make.
+// commands adds the faults that are made by commands to k of n servers.
 func (c *catalog) commands(n, k int) {
 	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of normal connections"), ordered(k, "client kill type normal", ""))
 	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of subscribers"), ordered(k, "client kill type pubsub", ""))
@@ -172,7 +171,7 @@ func (c *catalog) losses(s *store) {
 // halves returns the sizes of the largest minority and of the smallest majority of n servers.
 func halves(n int) (minority, majority int) { return (n - 1) / 2, n/2 + 1 }
 
-// of names a fault of k servers of n.
+// of returns the name of a fault of k servers out of n.
 func of(n, k int, what string) string {
 	switch {
 	case n == 1:

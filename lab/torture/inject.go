@@ -61,11 +61,11 @@ func linked(who victims, fail, heal func(*faultproxy.Proxy)) inject {
 	})
 }
 
-// spoiled makes the next request fail, to one server, of any client.
+// spoiled makes the next request of any client to one server fail.
 func spoiled(f faultproxy.Fault) inject {
 	return func(n *nemesis) (in *injection) {
 		at := n.rand.IntN(len(n.store.links[0]))
-		until(search, 0, func() bool {
+		repeatUntil(search, 0, func() bool {
 			in = n.trap(at, f)
 			return in != nil
 		})
@@ -73,8 +73,8 @@ func spoiled(f faultproxy.Fault) inject {
 	}
 }
 
-// trap waits up to 200 ms for a request to fail on the link of any client to a
-// server. It returns nil if none does.
+// trap waits up to 200 ms until a request fails on any client's link to the server with the index
+// at. It returns nil if none fails.
 func (n *nemesis) trap(at int, f faultproxy.Fault) *injection {
 	var free []int // seats
 	for seat, links := range n.store.links {
@@ -86,7 +86,7 @@ func (n *nemesis) trap(at int, f faultproxy.Fault) *injection {
 	}
 
 	hit := -1
-	until(200*time.Millisecond, time.Millisecond, func() bool {
+	repeatUntil(200*time.Millisecond, time.Millisecond, func() bool {
 		hit = slices.IndexFunc(free, func(seat int) bool { return n.store.links[seat][at].Pending() == 0 })
 		return hit >= 0
 	})

@@ -36,7 +36,7 @@ func frozen(k int) inject {
 		func(n *nemesis, i int) { n.store.servers[i].Resume() })
 }
 
-// links calls do for the links of all clients to a server.
+// links returns a function that calls do for the links of all clients to a server.
 func links(do func(*faultproxy.Proxy)) func(n *nemesis, i int) {
 	return func(n *nemesis, i int) {
 		for _, all := range n.store.links {
@@ -72,7 +72,7 @@ func (n *nemesis) command(i int, commands string) {
 	}
 }
 
-// ordered sends commands to k servers, and then those of heal, if there are any.
+// ordered sends the commands in fail to k servers, and later those in heal, if there are any.
 func ordered(k int, fail, heal string) inject {
 	return onServers(k,
 		func(n *nemesis, i int) { n.command(i, fail) },
@@ -83,16 +83,16 @@ func ordered(k int, fail, heal string) inject {
 		})
 }
 
-// paused makes servers pause clients. A server that pauses all clients ends the
-// pause by itself, because it reads no command before.
+// paused makes servers pause clients. If a server pauses all clients, the pause ends only with its
+// time, because the server reads no command before.
 func paused(k int, clients string) inject {
 	return func(n *nemesis) *injection {
 		return ordered(k, fmt.Sprint("client pause ", n.lasts.Milliseconds(), " ", clients), "client unpause")(n)
 	}
 }
 
-// succeeded makes a replica the successor of a master. If dead, it kills the master
-// first. It returns what waits until the old master is a replica.
+// succeeded calls failover, which makes a replica the successor of old. If dead is set, it kills
+// old first. heal waits until old is a replica.
 func succeeded(old *redistest.Server, dead bool, failover func()) (heal func()) {
 	if dead {
 		old.Kill()
@@ -106,7 +106,6 @@ func succeeded(old *redistest.Server, dead bool, failover func()) (heal func()) 
 	}
 }
 
-// failedOver makes the sentinels fail over to a replica.
 func failedOver(dead bool) inject {
 	return func(n *nemesis) *injection {
 		s := n.store.sentinel

@@ -1,5 +1,5 @@
-// Command torture injects faults into everything that locks depend on, and checks
-// whether the promises of hasp hold. In the directory lab:
+// Command torture injects faults into everything that locks depend on, and checks whether the
+// promises of hasp hold. Run it in the directory lab:
 //
 //	go run ./torture [-strategy A,B] [-seed N] [-time 60s] [-on STORE] [-faults REGEXP] [-plant BUG]
 //
@@ -8,17 +8,17 @@
 // lost, requests delivered late, and servers stopped, restarted and filled up.
 // Then torture checks the history:
 //
-//   - No two callers hold a key at once, unless both hold it shared. A caller holds it from the return of Lock
-//     to the call of Unlock or the end of the lease, whichever is first.
-//   - At most as many slots of a key are held at once as it has, each by one caller.
+//   - No two callers hold a key at the same time, unless both hold it shared. A caller holds it
+//     from the return of Lock to the call of Unlock or the end of the lease.
+//   - Each slot has one holder at a time, and no caller gets a slot that the key does not have.
 //   - No lease is lost before its end, and fences grow.
-//   - Every key and every slot is granted after every fault, and at the end to every waiter.
+//   - After a fault, the keys that it affects are granted again. At the end no waiter is left.
 //   - Nothing is left: no keys, queue entries or subscriptions on the servers, and
 //     no goroutines or descriptors in the clients.
-//   - No client uses more and more of the machine.
+//   - No client uses more and more memory, goroutines or descriptors.
 //
-// Then it does the same with faults that take locks away, such as FLUSHALL. Then
-// only the fence protects.
+// A second run has faults that take locks away, such as FLUSHALL. There only the fence protects the
+// resource.
 //
 // The seed decides which faults happen, in which order and for how long, and
 // what the clients do. It does not decide the exact timing. The exit status is 1
@@ -59,7 +59,8 @@ import (
 // time.
 const term = 300 * time.Millisecond
 
-// strategies are all strategies that processes share, those on one Redis first.
+// strategies are the strategies whose locks several processes can share. The first three use one
+// Redis.
 var strategies = []string{"spinlock", "pubsublock", "fairlock", redlock, filelock, "pglock", "etcdlock"}
 
 func main() {
@@ -99,7 +100,7 @@ func main() {
 	switch {
 	case errors.Is(err, errInterrupted):
 		fmt.Fprintln(os.Stderr, "torture:", err)
-		exit(130, nil) // as a shell reports the end by SIGINT
+		exit(130, nil) // the status by which a shell reports the end by SIGINT
 	case err == nil && kept && o.plant != "":
 		fmt.Println("the planted bug was not found")
 		exit(1, nil)
@@ -121,8 +122,8 @@ func exit(status int, err error) {
 // errInterrupted means that a signal ended the runs early.
 var errInterrupted = errors.New("interrupted")
 
-// carryOut makes the runs of each strategy, without faults that take locks away and then with
-// them, some at a time. It prints the verdict of each when it has ended.
+// carryOut makes two runs of each strategy: one without faults that take locks away, and one with
+// them. Up to parallel runs go on at the same time. Each verdict is printed when its run has ended.
 func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

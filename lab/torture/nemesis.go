@@ -17,7 +17,7 @@ type inject func(n *nemesis) *injection
 // granted again.
 type injection struct {
 	heal func() // may be nil
-	from bool   // recovery counts from the begin of the fault, not from its end
+	from bool   // recovery counts from the beginning of the fault, not from its end
 	key  int    // the key that must be granted; if negative, each key
 	seat int    // the seat whose client must get a key; if negative, any client
 
@@ -38,7 +38,7 @@ type nemesis struct {
 	busy    map[int]bool  // seats that a fault affects now
 	losses  [][2]int64    // when the store may have lost locks
 	thinned [][2]int64    // when a minority may have lost locks: a lease may end early, but no other caller gets the key
-	count   int           // of injected faults
+	count   int           // the number of injected faults
 	lasts   time.Duration // length of the current fault
 	at      int64         // when the current fault was injected
 }
@@ -55,21 +55,21 @@ func (n *nemesis) torture(ctx context.Context, end time.Time) {
 				return
 			}
 
-			f, with := n.faults[i], (*fault)(nil)
+			f, extra := n.faults[i], (*fault)(nil)
 			if n.rand.IntN(6) == 0 {
-				with = n.faults[n.rand.IntN(len(n.faults))]
+				extra = n.faults[n.rand.IntN(len(n.faults))]
 			}
-			if with != nil && with.class == f.class {
-				with = nil
+			if extra != nil && extra.class == f.class {
+				extra = nil
 			}
-			n.strike(ctx, f, with)
+			n.strike(ctx, f, extra)
 		}
 	}
 }
 
-// strike injects a fault, and with as well if it is not nil, while the first
-// lasts. It heals both and waits until keys are granted again.
-func (n *nemesis) strike(ctx context.Context, f, with *fault) {
+// strike injects f. If extra is not nil, strike injects extra while f lasts. It heals both, and
+// waits until keys are granted again.
+func (n *nemesis) strike(ctx context.Context, f, extra *fault) {
 	n.lasts = n.span(f.least, f.most)
 	lasts := n.lasts
 	time.Sleep(time.Duration(20+n.rand.IntN(130)) * time.Millisecond)
@@ -80,22 +80,23 @@ func (n *nemesis) strike(ctx context.Context, f, with *fault) {
 	time.Sleep(lasts / 2)
 
 	var second *injection
-	if with != nil {
-		n.lasts = n.span(with.least, with.most)
-		second = n.inflict(with)
+	if extra != nil {
+		n.lasts = n.span(extra.least, extra.most)
+		second = n.inflict(extra)
 	}
 	if second != nil {
 		time.Sleep(n.lasts)
-		n.heal(with, second)
+		n.heal(extra, second)
 	}
 
 	time.Sleep(lasts / 2)
 	n.heal(f, first)
 
-	// A second fault may have kept servers from working; their recovery is not the clients'.
+	// Wait until the servers work, which the second fault may have delayed. This time does not
+	// count as recovery of the clients.
 	n.store.ready()
 	if second != nil {
-		n.recover(ctx, with, second)
+		n.recover(ctx, extra, second)
 	}
 	n.recover(ctx, f, first)
 }
@@ -116,8 +117,8 @@ func (n *nemesis) inflict(f *fault) *injection {
 	return in
 }
 
-// mark sets the time of the injection. A fault that searches for a victim calls
-// it again when it has found one.
+// mark sets the time of the injection. A fault that searches for a victim calls mark again when it
+// has found one.
 func (n *nemesis) mark() { n.at = hostclock.Now() }
 
 // heal ends a fault, and notes when it may have lost locks.
@@ -156,11 +157,11 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	f.recovery = append(f.recovery, n.await(ctx, keys, in.seat, since))
 }
 
-// await waits until keys are granted to the client of a seat, if that is not negative, and
-// returns how long after a time the last one was.
+// await waits until keys are granted. If seat is not negative, only grants to its client count.
+// await returns the time from since to the last grant.
 func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) time.Duration {
 	var last int64
-	granted := until(n.patience, 2*time.Millisecond, func() bool {
+	granted := repeatUntil(n.patience, 2*time.Millisecond, func() bool {
 		n.Check(ctx.Err())
 		keys = slices.DeleteFunc(keys, func(k int) bool {
 			at := n.rec.after(k, seat, since)
@@ -194,7 +195,7 @@ const search = 3 * time.Second
 
 // find returns a victim that no fault affects now, or nil if there is none.
 func (n *nemesis) find(who victims) (found *lockCall) {
-	until(search, time.Millisecond, func() bool {
+	repeatUntil(search, time.Millisecond, func() bool {
 		for _, t := range who(n) {
 			if !n.busy[t.proc.seat] {
 				n.busy[t.proc.seat] = true
@@ -219,22 +220,21 @@ func holders(n *nemesis) []lockCall {
 	})
 }
 
-// waiters returns the callers that wait.
 func waiters(n *nemesis) []lockCall {
 	_, all := n.rec.seen()
 	return slices.DeleteFunc(all, func(w lockCall) bool { return !contended(w.key) })
 }
 
-// mortal returns those of who that may be killed.
+// mortal leaves out victims whose process is never killed.
 func mortal(who victims) victims {
 	return func(n *nemesis) []lockCall {
 		return slices.DeleteFunc(who(n), func(t lockCall) bool { return t.proc.seat == spared })
 	}
 }
 
-// until calls done until it returns true, with pauses, and reports whether it
-// did within limit.
-func until(limit, pause time.Duration, done func() bool) bool {
+// repeatUntil calls done, with pauses, until done returns true or limit has passed. It reports
+// whether done returned true.
+func repeatUntil(limit, pause time.Duration, done func() bool) bool {
 	for end := time.Now().Add(limit); !done(); time.Sleep(pause) {
 		if time.Now().After(end) {
 			return false

@@ -17,7 +17,7 @@ const oneTooMany = "slots"
 // queued is the bug "queue": a renewal waits behind the acquires of its Client.
 const queued = "queue"
 
-// plant puts a bug into a driver. It shows that the harness finds such bugs.
+// plant puts a bug into a driver. A run with it shows whether the harness finds the bug.
 func plant(bug string, d backend.Driver) (backend.Driver, error) {
 	b := buggy{Driver: d, bug: bug, line: make(chan struct{}, 1)}
 	switch bug {
@@ -41,10 +41,10 @@ func plant(bug string, d backend.Driver) (backend.Driver, error) {
 type buggy struct {
 	backend.Driver
 	bug  string
-	line chan struct{} // is full while an acquire or a renewal of the bug "queue" is under way
+	line chan struct{} // with the bug "queue", full while an acquire or a renewal is under way
 }
 
-// Acquire of the bug "reply" counts the term from the reply.
+// With the bug "reply", Acquire counts the term from the reply.
 func (b buggy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if !b.enter(ctx) {
 		return backend.Grant{}, ctx.Err()
@@ -83,8 +83,8 @@ func (b buggy) leave() {
 	}
 }
 
-// late counts a grant's term from the reply, not from the request that was sent at began, if
-// the bug is "reply".
+// If the bug is "reply", late counts a grant's term from the reply. Otherwise it counts from the
+// request, which was sent at began.
 func (b buggy) late(g backend.Grant, c backend.Claim, began time.Time) backend.Grant {
 	if b.bug != "reply" {
 		return g
@@ -96,7 +96,7 @@ func (b buggy) late(g backend.Grant, c backend.Claim, began time.Time) backend.G
 	return g
 }
 
-// Release of the bug "release" frees the key for any caller.
+// With the bug "release", Release frees the key of any holder.
 func (b buggy) Release(ctx context.Context, c backend.Claim) error {
 	err := b.Driver.Release(ctx, c)
 	if b.bug == "release" && errors.Is(err, backend.ErrLost) {
@@ -111,7 +111,6 @@ func (b buggy) Traits() backend.Traits {
 	return t
 }
 
-// buggyWaiter is a buggy driver that can wait.
 type buggyWaiter struct {
 	buggy
 	wait func(context.Context, backend.Claim) (backend.Grant, error)
@@ -121,7 +120,6 @@ func (w buggyWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, 
 	return w.wait(ctx, c)
 }
 
-// buggyWaker is a buggy driver that wakes callers.
 type buggyWaker struct {
 	buggy
 	waker backend.Waker
@@ -131,8 +129,8 @@ func (w buggyWaker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{
 	return w.waker.Listen(ctx, c)
 }
 
-// poll asks for the key until it gets it. A waiter of the bug "wake-up" sometimes misses a
-// release between its check and its subscription.
+// poll asks for the key until it gets it. With the bug "wake-up" it sometimes stops asking, like a
+// waiter that misses a release between its check and its subscription.
 func (b buggy) poll(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	for {
 		again := time.After(5 * time.Millisecond)

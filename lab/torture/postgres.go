@@ -16,7 +16,6 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// database is a PostgreSQL.
 type database struct {
 	server *pgtest.Server
 	data   string // its directory
@@ -35,8 +34,8 @@ func startPostgres(l *redistest.Lab) *other {
 	}
 }
 
-// with calls f with a connection of the harness.
-func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
+// withConn calls f with a connection of the harness.
+func (d *database) withConn(f func(context.Context, *pgx.Conn) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := pgx.Connect(ctx, d.server.URL())
@@ -49,9 +48,9 @@ func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
 
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
 // because it has the fence. The empty key is the sweeper's. It is not counted, because its term
-// of a minute ends by itself.
+// ends within a minute.
 func (d *database) left(context.Context) (all []string, err error) {
-	err = d.with(func(ctx context.Context, c *pgx.Conn) error {
+	err = d.withConn(func(ctx context.Context, c *pgx.Conn) error {
 		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''
 			UNION ALL SELECT 'listener ' || pid FROM pg_stat_activity WHERE query ~* '^listen' AND pid <> pg_backend_pid()`)
 		if err == nil {
@@ -87,7 +86,7 @@ func (d *database) faults(all *catalog, losing bool) {
 	add(0.3, 0.3, "VACUUM FULL of the table", d.sends("VACUUM FULL hasp_locks", ""))
 }
 
-// sends runs statements, and later those of heal, if there are any.
+// sends runs the statements in fail, and later those in heal, if there are any.
 func (d *database) sends(fail, heal string) inject {
 	return func(n *nemesis) *injection {
 		n.Check(d.each(fail))
@@ -101,7 +100,7 @@ func (d *database) sends(fail, heal string) inject {
 
 // each runs statements one by one, each in a transaction of its own.
 func (d *database) each(statements string) error {
-	return d.with(func(ctx context.Context, c *pgx.Conn) error {
+	return d.withConn(func(ctx context.Context, c *pgx.Conn) error {
 		for sql := range strings.SplitSeq(statements, "; ") {
 			if _, err := c.Exec(ctx, sql); err != nil {
 				return fmt.Errorf("%s: %w", sql, err)
@@ -111,7 +110,7 @@ func (d *database) each(statements string) error {
 	})
 }
 
-// holds leaves a transaction open that has run a statement.
+// holds runs a statement in a transaction, and leaves the transaction open.
 func (d *database) holds(sql string) inject {
 	return func(n *nemesis) *injection {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -133,8 +132,8 @@ func (d *database) stopped(n *nemesis) *injection {
 	return ofAll(func() { n.Check(d.server.SignalAll(syscall.SIGCONT)) })
 }
 
-// restarted kills the server, and starts it again. If old, its data are a copy that was
-// made before.
+// restarted kills the server, and starts it again. If old is set, the server starts with a copy of
+// its data that was made earlier.
 func (d *database) restarted(old bool) inject {
 	return func(n *nemesis) *injection {
 		if old {
@@ -152,7 +151,7 @@ func (d *database) restarted(old bool) inject {
 	}
 }
 
-// copied makes a copy of the data. The server is killed for it, and started again.
+// copied kills the server, copies its data, and starts it again.
 func (d *database) copied() error {
 	d.server.Kill()
 	if out, err := exec.Command("cp", "-a", d.data, d.data+".copy").CombinedOutput(); err != nil {

@@ -17,7 +17,7 @@ import (
 // zero until known.
 type lockCall struct {
 	proc    *proc
-	key     int // of a slot, see slotted; slot 0 until the grant
+	key     int // if it is slotted, the slot's number is added at the grant
 	fenced  bool
 	shared  bool // its uses of the resource are reads
 	fence   uint64
@@ -25,8 +25,8 @@ type lockCall struct {
 	failed  int64 // when Lock returned an error
 	got     int64 // when Lock returned a lease
 	plan    int64 // when the caller plans to unlock
-	expires int64 // until when the lease was trusted without another renewal
-	end     int64 // when the caller stopped to trust it, or was about to call Unlock
+	expires int64 // the time until which the lease was trusted without another renewal
+	end     int64 // when the caller stopped trusting the lease, or was about to call Unlock
 	freed   int64 // when Unlock returned
 	lost    int64 // when the caller learned that the lease was lost
 	killed  bool  // the process was killed before the end of the turn
@@ -54,9 +54,9 @@ type record struct {
 	history *os.File             // gets all reports, or nil
 	open    map[turnID]*lockCall // turns that have not ended
 	turns   []*lockCall          // turns that were granted, in the order of the reports
-	highest map[int]uint64       // by key, the largest fence that the resource has seen
-	written map[int]uint64       // by key, the largest fence of a write
-	uses    []use                // of the process that is never killed, one a second
+	highest map[int]uint64       // the largest fence that the resource has seen, by key
+	written map[int]uint64       // the largest fence of a write, by key
+	uses    []use                // the samples of the process that is never killed, one a second
 	refused int                  // uses of the resource with an old fence
 }
 
@@ -70,7 +70,7 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.history != nil {
-		// A line is one write, so those of two runs do not mix.
+		// Each line is one write, so lines of two runs do not mix.
 		_ = json.NewEncoder(r.history).Encode(struct {
 			Client string
 			report
@@ -99,8 +99,8 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	return refused
 }
 
-// touchLocked uses the resource, and reports whether the resource refused it. A read may be
-// older than another read, but not than a write.
+// touchLocked uses the resource, and reports whether the resource refused it. A read may have a
+// smaller fence than another read, but not than a write.
 func (r *record) touchLocked(t *lockCall) (refused bool) {
 	least := r.highest[t.key]
 	if t.shared {

@@ -46,7 +46,7 @@ func (n *nemesis) before(at int64) string {
 	return name
 }
 
-// verdict prints the result of a run, which found events that break no promise.
+// verdict prints the result of a run. f counts events that break no promise.
 func (n *nemesis) verdict(out io.Writer, f found, lasted time.Duration) {
 	what := ""
 	if n.losing {
@@ -64,7 +64,7 @@ func (n *nemesis) verdict(out io.Writer, f found, lasted time.Duration) {
 	fmt.Fprintf(out, "\n## %s on %s%s: %s\n", n.strategy, n.store.what, what, verdict)
 	fmt.Fprintf(out, "\n%d processes of %d callers, %d keys and a key with %d slots, term %v; %d faults in %v. Seed %d: %s\n\n",
 		seats, callers, keys, slots, n.term, n.count, lasted.Round(time.Second), n.seed, n.again())
-	broken := map[string]int{} // by the last fault before
+	broken := map[string]int{} // the number of violations, by the last fault before each
 	for _, v := range n.wrong {
 		broken[n.before(v.at)]++
 	}

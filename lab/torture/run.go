@@ -16,10 +16,9 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// options describe a run.
 type options struct {
 	strategy string
-	place    string         // of a strategy on one Redis
+	place    string         // the store of a strategy on one Redis
 	nodes    int            // servers of redlock
 	losing   bool           // use the faults that take locks away
 	only     *regexp.Regexp // the names of the faults, or nil for all
@@ -28,28 +27,27 @@ type options struct {
 	plant    string        // a bug, or empty
 	term     time.Duration
 	patience time.Duration // the longest wait for a grant
-	history  *os.File      // for all reports of clients, or nil
+	history  *os.File      // gets all reports of clients; may be nil
 }
 
 const (
 	seats   = 4   // client processes
-	callers = 3   // in each
-	keys    = 2   // that all contend for
-	cold    = 200 // more keys, which a caller sometimes takes all at once
-	slots   = 2   // of one more key that all contend for
+	callers = 3   // callers in each process
+	keys    = 2   // keys that all callers contend for
+	cold    = 200 // more keys; sometimes a caller takes all of them
+	slots   = 2   // slots of one more key that all callers contend for
 )
 
 // slotted is the number of the key with slots, after all other keys. A turn that has slot i
 // counts as a turn of key slotted+i, because each slot is exclusive and has its own fences.
 const slotted = keys + cold
 
-// slottedName is the key with slots.
 const slottedName = "torture-slots"
 
 // contended reports whether all callers contend for a key.
 func contended(key int) bool { return key < keys || key >= slotted }
 
-// title names a key or a slot in a message.
+// title returns the name of a key or a slot for messages.
 func title(key int) string {
 	switch {
 	case key >= slotted:
@@ -60,16 +58,15 @@ func title(key int) string {
 	return fmt.Sprint("key ", key)
 }
 
-// run is one store with its clients under faults. Its errors are errors of the
-// harness; Check ends the run.
+// run is one store with its clients under faults. An error of the harness ends the run, by Check.
 type run struct {
 	options
 	*redistest.Lab // ends the servers and the processes
 
 	store  *store
 	rec    *record
-	names  []string // the keys without slots that all contend for
-	all    []string // these and the cold ones, by number
+	names  []string // the keys without slots that all callers contend for
+	all    []string // names and the cold keys, by number
 	seats  []*seat
 	faults []*fault
 	wrong  []violation
@@ -94,7 +91,7 @@ func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
 	return n, err
 }
 
-// run is do, which may end by a Check of l.
+// run makes a run. A Check of l may end it early.
 func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *nemesis {
 	r := &run{options: o, Lab: l, rec: newRecord(o.history)}
 	for k := range keys + cold {
@@ -102,7 +99,7 @@ func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *neme
 	}
 	r.names = r.all[:keys]
 	stored := append(slices.Clone(r.all), slottedName+"#queue")
-	for i := range slots + 1 { // the bug "slots" has one more
+	for i := range slots + 1 { // the bug "slots" adds one
 		stored = append(stored, fmt.Sprint(slottedName, "#", i))
 	}
 	r.store = o.openStore(l, stored)
@@ -153,13 +150,13 @@ func (r *run) seated() {
 	}
 }
 
-// drain lets all callers end and closes the clients, and then checks what is left.
+// drain lets all callers end, closes the clients, and checks what is left.
 func (r *run) drain() {
 	for _, s := range r.seats {
 		s.proc.send(order{Op: "drain"})
 	}
 	var holders, waiters []lockCall
-	over := until(r.patience, 5*time.Millisecond, func() bool {
+	over := repeatUntil(r.patience, 5*time.Millisecond, func() bool {
 		holders, waiters = r.rec.seen()
 		return len(holders)+len(waiters) == 0
 	})
@@ -196,12 +193,12 @@ func (r *run) close() {
 	}
 }
 
-// sweep waits until nothing is left in the store. The records of killed processes
-// expire by themselves.
+// sweep waits until nothing is left in the store. The records of killed processes stay until they
+// expire.
 func (r *run) sweep() {
 	var left []string
 	err := r.Do(func() error {
-		until(patience, 20*time.Millisecond, func() bool {
+		repeatUntil(patience, 20*time.Millisecond, func() bool {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			left = r.store.left(ctx)
@@ -209,7 +206,7 @@ func (r *run) sweep() {
 		})
 		return nil
 	})
-	if errors.Is(err, hasp.ErrLost) { // of a lease that left took, after all clients had closed
+	if errors.Is(err, hasp.ErrLost) { // left itself took this lease, after all clients had closed
 		r.fail("kept until its end", hostclock.Now(), err.Error())
 		return
 	}

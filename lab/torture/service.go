@@ -7,12 +7,12 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
-// service is a master and its replica behind one address, as with a Service of
-// Kubernetes. A new connection leads to the current master, and an old one stays
-// where it is. The replica confirms holds.
+// service is a master and its replica behind one address, as with a Service of Kubernetes. A new
+// connection leads to the current master, and an old one stays at its server. The replica confirms
+// holds.
 type service struct {
 	master atomic.Int32        // index of the master in the servers of the store
-	copies []*faultproxy.Proxy // by server, the link that its replica uses
+	copies []*faultproxy.Proxy // the link from a server's replica to it, by server
 }
 
 // away is the delay between the replica and the master.
@@ -51,8 +51,8 @@ func replicaStopped(n *nemesis) *injection {
 	return ofAll(replica.Resume)
 }
 
-// moved makes the replica the master, and the address lead to it. The connections to the
-// old master stay.
+// moved makes the replica the master, and makes the address lead to it. The connections to the old
+// master stay.
 func moved(n *nemesis) *injection {
 	s, old, next := n.store, n.store.master(), n.store.replica()
 	s.servers[old].HandOver()
@@ -60,8 +60,7 @@ func moved(n *nemesis) *injection {
 	return ofAll(func() { s.follow(old, next) })
 }
 
-// replaced makes the replica the master after the old master was killed, and the address
-// lead to it.
+// replaced kills the master, makes the replica the new master, and makes the address lead to it.
 func replaced(n *nemesis) *injection {
 	s, old, next := n.store, n.store.master(), n.store.replica()
 	s.servers[old].Kill()

@@ -17,20 +17,20 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// store is the place of the locks, with the links of the clients to it.
+// store is where the locks are, with the links of the clients to it.
 type store struct {
 	*redistest.Lab // ends the servers
 	strategy       string
 	what           string   // a description
-	urls           []string // by seat
+	urls           []string // the clients' URLs, by seat
 	servers        []*redistest.Server
-	admin          []*redis.Client       // by server, without a proxy
-	links          [][]*faultproxy.Proxy // by seat, then by server
+	admin          []*redis.Client       // clients without a proxy, by server
+	links          [][]*faultproxy.Proxy // a client's link to a server, by seat and server
 	names          []string              // the keys in the store
 	sentinel       *redistest.Sentinel   // or nil
 	cluster        *redistest.Cluster    // or nil
 	service        *service              // or nil
-	dir            string                // of the files, or empty
+	dir            string                // the directory of the files, or empty
 	other          *other                // or nil
 }
 
@@ -91,7 +91,6 @@ func (s *store) openServers(n int) {
 	s.openWays()
 }
 
-// start starts a server.
 func (s *store) start(args ...string) *redistest.Server {
 	o := &redistest.Options{Own: true, Real: true, Keep: true, Args: args}
 	srv := redistest.Start(s.Lab, o)
@@ -120,8 +119,8 @@ func (s *store) openSet(place string) {
 		rdb := srv.Client()
 		s.admin = append(s.admin, rdb)
 		if s.cluster != nil {
-			// Only the faults make a replica a master. Masters vote for one again only after two
-			// timeouts.
+			// Only the faults make a replica a master. The timeout is short, because masters vote
+			// again only after two timeouts.
 			s.Check(rdb.ConfigSet(context.Background(), "cluster-replica-no-failover", "yes").Err())
 			s.Check(rdb.ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
 		}
@@ -158,7 +157,6 @@ func (s *store) direct() (addrs []string) {
 	return addrs
 }
 
-// size returns the number of servers.
 func (s *store) size() int {
 	if s.other != nil {
 		return len(s.other.servers)
@@ -166,7 +164,7 @@ func (s *store) size() int {
 	return len(s.servers)
 }
 
-// urlOf returns the URL of servers that are reached at addrs.
+// urlOf returns the URL for clients that reach the servers at addrs.
 func (s *store) urlOf(addrs []string) (url string) {
 	if s.other != nil {
 		return s.other.url(addrs)
@@ -184,8 +182,8 @@ func (s *store) urlOf(addrs []string) (url string) {
 	return url
 }
 
-// left lists what clients have left in the store: keys on the servers, without fence counters
-// and marks, and channels with subscribers.
+// left lists what clients have left in the store: keys on the servers, except fence counters and
+// marks, and channels with subscribers.
 func (s *store) left(ctx context.Context) (all []string) {
 	switch {
 	case s.other != nil:
@@ -214,8 +212,8 @@ func (s *store) left(ctx context.Context) (all []string) {
 	return all
 }
 
-// filesLeft lists the files of keys. The file of a killed holder stays until a
-// caller takes the key, so it first locks all keys once and unlocks them.
+// filesLeft lists the files of keys. The file of a killed holder stays until a caller takes the
+// key. So filesLeft first locks and unlocks all keys once.
 func (s *store) filesLeft(ctx context.Context) (all []string) {
 	c, err := hasp.Open(ctx, s.urls[0], nil)
 	s.Check(err)
@@ -234,19 +232,19 @@ func (s *store) filesLeft(ctx context.Context) (all []string) {
 
 // others are the strategies that need neither Redis nor files.
 var others = map[string]struct {
-	term  time.Duration // of all leases
+	term  time.Duration // the term of all leases
 	start func(*redistest.Lab) *other
 }{
 	"pglock":   {time.Second, startPostgres},
 	"etcdlock": {2 * time.Second, startEtcd}, // the shortest term that etcd grants
 }
 
-// other is the store of a strategy of others. Clients reach each of its servers through a
-// proxy of their own, which has the faults of links.
+// other is the store of a strategy in others. Each client reaches each server through a proxy of
+// its own, which makes the faults of links.
 type other struct {
 	what    string                                  // a description
 	servers []string                                // the address of each server
-	url     func(addrs []string) string             // of the servers, if clients reach them at addrs
+	url     func(addrs []string) string             // the URL for clients that reach the servers at addrs
 	left    func(context.Context) ([]string, error) // lists what clients have left
 	faults  func(all *catalog, losing bool)         // adds the faults of servers
 	ready   func() error                            // waits, after each fault, until all servers work; may be nil

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A harness that finds no bug in a driver that has one is no harness.
+// torture finds each bug that it plants.
 func TestPlantedBugsAreFound(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make planted looks for all planted bugs, which takes minutes")
@@ -40,10 +40,10 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		{most, "release", "holder stopped", onServer, 2 * time.Second, term, patience, []string{"one at a time", "kept until its end"}},
 		{most, "wake-up", "waiter killed", onServer, 2 * time.Second, term, 3 * time.Second, []string{"stood still"}},
 		{most, "slots", "waiter killed", onServer, 2 * time.Second, term, patience, []string{"slots"}},
-		// A term that counts from the reply is found when replies are slow.
+		// Slow replies show that a term counts from the reply.
 		{[]string{"spinlock"}, "reply", "slow to answer", onServer, 10 * time.Second, term, patience, []string{"one at a time"}},
-		// Renewals that wait behind acquires do harm only if the replies take long, as those of a
-		// master whose replica confirms them.
+		// Renewals that wait behind acquires do harm only if replies take long, as from a master
+		// whose replica confirms holds.
 		{[]string{"spinlock"}, queued, "waiter killed", onService, time.Second, 2 * term, patience, []string{"kept until its end"}},
 	} {
 		for _, strategy := range c.strategies {
@@ -59,7 +59,8 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	}
 }
 
-// findPlanted fails the test if no run with a bug reports that one of the promises is broken.
+// findPlanted makes runs with a planted bug, until one reports a broken promise of promises. It
+// fails the test if none does.
 func findPlanted(t *testing.T, o options, promises []string) {
 	var b strings.Builder
 	for o.seed = 1; o.seed <= 20; o.seed++ {
@@ -139,7 +140,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// Where locks were taken away two may hold a key, and only the fence counts.
+// After locks were taken away, two callers may hold a key, but fences must still grow.
 func TestCheckAfterALoss(t *testing.T) {
 	for name, c := range map[string]struct {
 		turns    []lockCall

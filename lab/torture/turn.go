@@ -53,7 +53,7 @@ func (w *client) round(r *rand.Rand) (had bool) {
 	return w.turn(context.Background(), w.c, r, hot(r))
 }
 
-// hot draws a key that all contend for.
+// hot draws a key that all callers contend for.
 func hot(r *rand.Rand) []int {
 	if r.IntN(4) == 0 {
 		return []int{slotted}
@@ -61,7 +61,7 @@ func hot(r *rand.Rand) []int {
 	return []int{r.IntN(keys)}
 }
 
-// single is a Client that is opened for one Lock, as "hasp run" does.
+// single opens a Client for one Lock, as "hasp run" does.
 func (w *client) single(r *rand.Rand) (had bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -73,7 +73,7 @@ func (w *client) single(r *rand.Rand) (had bool) {
 	return w.turn(context.Background(), c, r, hot(r))
 }
 
-// many takes hundreds of keys, one after another or all at once.
+// many takes hundreds of keys, by one LockAll or by as many Locks at the same time.
 func (w *client) many(r *rand.Rand) (had bool) {
 	all := make([]int, len(w.Keys)-keys)
 	for i := range all {
@@ -119,13 +119,13 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 		return false
 	}
 
-	last := holds[len(holds)-1] // if the context of any hold ends, this one ends as well
+	last := holds[len(holds)-1] // if the context of any hold ends, its context ends as well
 	var inner []*hasp.Lease
 	if contended(which[0]) && r.IntN(4) == 0 {
 		inner = w.nest(r, c, last.lease, ask)
 	}
 	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
-		under := []int{1, slotted}[r.IntN(2)] // in this order only, to avoid a deadlock
+		under := []int{1, slotted}[r.IntN(2)] // always in this order, to avoid a deadlock
 		w.turn(last.lease.Context(), c, r, []int{under})
 	}
 
@@ -149,8 +149,8 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 	return true
 }
 
-// begin locks the keys of a turn, of which ask is the report, and reports the holds. It
-// returns when the caller plans to unlock them, or no holds if Lock fails.
+// begin sends the report ask for each key, locks the keys, and reports the holds. The caller plans
+// to unlock them at planned. If Lock fails, begin returns no holds.
 func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option, ask report, length time.Duration) (holds []*hold, planned int64) {
 	ids := make([]int64, len(which))
 	for i, k := range which {
@@ -181,7 +181,7 @@ func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []
 	return holds, planned
 }
 
-// slots is the option of every Lock of the key with slots.
+// slots returns the option of every Lock of the key with slots.
 func (w *client) slots() hasp.Option {
 	if w.Plant == oneTooMany {
 		return hasp.WithSlots(slots + 1)
@@ -189,7 +189,7 @@ func (w *client) slots() hasp.Option {
 	return hasp.WithSlots(slots)
 }
 
-// options draws the options of a Lock, and returns them with a report of it.
+// options draws the options of a Lock, and returns them with the report of the call.
 func (w *client) options(r *rand.Rand, key int) (opts []hasp.Option, ask report) {
 	ask.What, ask.Key = asks, key
 	if key == slotted {
@@ -241,9 +241,9 @@ func (w *client) lock(ctx context.Context, c *hasp.Client, which []int, opts []h
 	return all.All(), nil
 }
 
-// nest re-enters a lease, of which ask is the report, sometimes deeply. It cancels the contexts from one of
-// them inwards, and unlocks some of the inner leases in any order. It returns the
-// others, which outlast the outer lease.
+// nest re-enters the hold of outer, up to 30 times. ask is the report of outer. Half the time nest
+// cancels the context of one inner lease and of all leases inside it. It unlocks some inner leases
+// in random order, and returns the rest, which outlast outer.
 func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease, ask report) (rest []*hasp.Lease) {
 	var opts []hasp.Option
 	if ask.Shared {
@@ -281,7 +281,7 @@ func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease, ask repor
 	return rest[n:]
 }
 
-// end reports until when a lease was trusted. It is called just before Unlock.
+// end reports the time until which a lease was trusted. It is called just before Unlock.
 func (w *client) end(h *hold) {
 	if !h.stop() {
 		<-h.over
@@ -296,7 +296,7 @@ func (w *client) end(h *hold) {
 func (w *client) unlock(h *hold) {
 	done := report{What: freed, ID: h.id}
 	var err error
-	until(3*time.Second, 10*time.Millisecond, func() bool {
+	repeatUntil(3*time.Second, 10*time.Millisecond, func() bool {
 		err = h.lease.Unlock(context.Background())
 		done.T = hostclock.Now()
 		return err == nil || errors.Is(err, hasp.ErrLost) || errors.Is(err, hasp.ErrReleased)
@@ -308,9 +308,8 @@ func (w *client) unlock(h *hold) {
 	w.report(done)
 }
 
-// expires returns until when a lease is trusted, by hostclock, or up to a
-// millisecond less. If the process is stopped between the readings of the two
-// clocks, it reads them again.
+// expires returns the hostclock time until which a lease is trusted, or up to a millisecond less.
+// expires reads both clocks again if the process was stopped between the two readings.
 func expires(l *hasp.Lease) int64 {
 	for {
 		t := hostclock.Now()

@@ -31,13 +31,14 @@ type order struct {
 	Keys   []string      `json:",omitempty"`
 	Term   time.Duration `json:",omitempty"`
 	Bare   float64       `json:",omitempty"` // share of locks without a fence
-	Steady bool          `json:",omitempty"` // do not make hundreds of calls at once: their connections stay in the pool
+	Steady bool          `json:",omitempty"` // avoid hundreds of calls at a time: their connections stay in the pool
 }
 
-// report is a message from a client.
+// report is a message from a client. The comment of a field names the kinds of reports that have
+// it.
 type report struct {
-	What string // one of the constants
-	ID   int64  `json:",omitempty"` // of the turn, within the process
+	What string // the kind: one of the constants below
+	ID   int64  `json:",omitempty"` // the turn's number within the process
 	Key  int    `json:",omitempty"`
 	T    int64  `json:",omitempty"` // the time, by hostclock
 
@@ -46,8 +47,8 @@ type report struct {
 	Slot    int    `json:",omitempty"` // got: which slot of a key with slots
 	Fence   uint64 `json:",omitempty"` // got, touch
 	Plan    int64  `json:",omitempty"` // got: when the caller plans to unlock
-	Expires int64  `json:",omitempty"` // got, touch, ended: until when the lease is trusted without a renewal
-	End     int64  `json:",omitempty"` // ended: when the caller stopped to trust the lease
+	Expires int64  `json:",omitempty"` // got, touch, ended, freed: until when the lease is trusted without a renewal
+	End     int64  `json:",omitempty"` // ended: when the caller stopped trusting the lease
 	Lost    bool   `json:",omitempty"` // ended, freed: the lease was lost
 	Err     string `json:",omitempty"` // failed, freed
 
@@ -90,7 +91,7 @@ type client struct {
 	touched chan struct{}
 }
 
-// work obeys orders until the parent ends.
+// work carries out orders until the parent ends.
 func work(parent *crew.Pipe) {
 	logging.Disable() // go-redis logs servers that are down
 	w := &client{parent: parent, touched: make(chan struct{}, 1)}
@@ -122,19 +123,18 @@ func work(parent *crew.Pipe) {
 	}
 }
 
-// open opens the Client. It tries again and again, because the store may be in the
-// middle of a fault.
+// open opens the Client. It tries for up to a minute, because the store may be in the middle of a
+// fault.
 func (w *client) open() (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	until(time.Minute, 20*time.Millisecond, func() bool {
+	repeatUntil(time.Minute, 20*time.Millisecond, func() bool {
 		w.c, err = w.dial(ctx)
 		return err == nil
 	})
 	return err
 }
 
-// dial opens a Client.
 func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 	d, err := openDriver(ctx, w.URL, w.Plant)
 	if err != nil {
@@ -177,8 +177,8 @@ func (w *client) close(goroutines, files int) {
 	if err := w.c.Close(); err != nil {
 		r.Err = err.Error()
 	}
-	own := goroutines + 1 // with this one
-	until(patience, 20*time.Millisecond, func() bool {
+	own := goroutines + 1 // plus this goroutine
+	repeatUntil(patience, 20*time.Millisecond, func() bool {
 		r.Goroutines, r.Files = [2]int{own, runtime.NumGoroutine()}, [2]int{files, openFiles()}
 		return r.Goroutines[1] <= own && r.Files[1] <= files
 	})
@@ -189,7 +189,7 @@ func (w *client) close(goroutines, files int) {
 	w.report(r)
 }
 
-// warm makes the runtime open the descriptors that it keeps for all connections.
+// warm makes the runtime open the descriptors that it needs for any connection and never closes.
 func warm() {
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
 		l.Close()

@@ -1,12 +1,12 @@
 // Package memetcd is an etcd in memory, for tests in the virtual time of package
 // testing/synctest. Its members answer the public API over connections without sockets.
 //
-// It is an imitation, and only of what etcdlock asks for: any other request ends the program,
-// or is answered as unknown. All members share one state, which stands for their consensus. A
-// member that is cut off from the others reports no news until it is back. TestLikeEtcd
-// compares the answers with those of a real etcd. There are no users, no disks, no old
-// revisions, and no changes of the members. A leader that is cut off confirms no keep-alives,
-// as it does since etcd 3.4.25 and 3.5.8.
+// It imitates only the requests that etcdlock makes. Any other request ends the program, or is
+// answered with Unimplemented. All members share one state, which stands for their consensus. A
+// member that is cut off from the others reports no new events until it is back. TestLikeEtcd
+// compares the answers with those of a real etcd. It has no users, no disks and no old revisions,
+// and its members do not change. A leader that is cut off confirms no keep-alives, as in etcd since
+// 3.4.25 and 3.5.8.
 package memetcd
 
 import (
@@ -21,7 +21,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// Cluster is an etcd. All its methods may be called at any time.
+// Cluster is an etcd. Several goroutines may call its methods at the same time.
 type Cluster struct {
 	Members []*Member
 
@@ -32,13 +32,13 @@ type Cluster struct {
 	r        *rand.Rand
 	state    *state
 	leader   *Member
-	term     uint64        // of the leader
+	term     uint64        // the raft term of the leader
 	electing bool          // an election is under way
-	changed  chan struct{} // closed and replaced when the state, or that of a member, changes
+	changed  chan struct{} // closed and replaced at each change of the state or of a member
 }
 
-// New starts an etcd with n members. The random numbers decide what is open in etcd: how
-// late a term ends, how long an election takes, and what comes of a call that is cut off.
+// New starts an etcd with n members. The random numbers decide what etcd leaves open: how late a
+// term ends, how long an election takes, and what becomes of a call that is cut off.
 func New(n int, r *rand.Rand) *Cluster {
 	c := &Cluster{over: make(chan struct{}), r: r, state: newState(), term: 2, changed: make(chan struct{})}
 	for i := range n {
@@ -64,7 +64,7 @@ func (c *Cluster) Close() {
 	c.wg.Wait()
 }
 
-// do calls f with the mutex held, and wakes all that wait for a change.
+// do calls f with the mutex held, and wakes every goroutine that waits for a change.
 func (c *Cluster) do(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,8 +77,9 @@ func (c *Cluster) changeLocked() {
 	c.changed = make(chan struct{})
 }
 
-// await waits until ready returns true, which is called with the mutex held, and returns
-// true with the mutex held. If end is closed first, it returns false without it.
+// await waits until ready returns true, and calls ready with the mutex held. Then await returns
+// true, and its caller must unlock the mutex. If end is closed or the cluster ends first, await
+// returns false, with the mutex unlocked.
 func (c *Cluster) await(ready func() bool, end <-chan struct{}) bool {
 	for {
 		c.mu.Lock()
@@ -108,7 +109,7 @@ func (c *Cluster) upTo(d time.Duration) time.Duration {
 	return c.upToLocked(d)
 }
 
-// quorumLocked reports whether the leader and a majority can work.
+// quorumLocked reports whether the leader works and a majority of the members do.
 func (c *Cluster) quorumLocked() bool {
 	return c.leader.worksLocked() && 2*len(c.workingLocked()) > len(c.Members)
 }
@@ -123,7 +124,7 @@ func (c *Cluster) workingLocked() (all []*Member) {
 	return all
 }
 
-// expire looks for leases whose terms have ended, again and again.
+// expire revokes the leases whose terms have ended, once a tick, until Close.
 func (c *Cluster) expire() {
 	c.sleep(c.upTo(tick))
 	for c.sleep(tick) {
@@ -135,7 +136,7 @@ func (c *Cluster) expire() {
 	}
 }
 
-// sleep sleeps, and reports whether the cluster is still open.
+// sleep waits for d or until Close, and reports whether the cluster is still open.
 func (c *Cluster) sleep(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -147,7 +148,7 @@ func (c *Cluster) sleep(d time.Duration) bool {
 	}
 }
 
-// electLocked begins an election if the leader has gone.
+// electLocked begins an election if there is no leader with a majority.
 func (c *Cluster) electLocked() {
 	if c.electing || c.quorumLocked() {
 		return
@@ -169,10 +170,10 @@ func (c *Cluster) electLocked() {
 	})
 }
 
-// tryLocked ends an election. It reports whether there is a leader.
+// tryLocked elects a leader if a majority works. It reports whether there is a leader.
 func (c *Cluster) tryLocked() bool {
 	if c.quorumLocked() {
-		return true // the old one is back in time
+		return true // the old leader is back in time
 	}
 	working := c.workingLocked()
 	if 2*len(working) <= len(c.Members) {
@@ -182,7 +183,6 @@ func (c *Cluster) tryLocked() bool {
 	return true
 }
 
-// leadLocked makes m the leader.
 func (c *Cluster) leadLocked(m *Member) {
 	c.leader = m
 	c.term++
@@ -202,14 +202,14 @@ func (c *Cluster) MoveLeader() {
 // Fill switches the alarm NOSPACE on or off. While it is on, nothing can be put.
 func (c *Cluster) Fill(full bool) { c.do(func() { c.state.full = full }) }
 
-// Skip lets d pass for the leases at once.
+// Skip moves the end of every term d closer, as if d had passed.
 func (c *Cluster) Skip(d time.Duration) {
 	c.do(func() {
 		for _, l := range c.state.leases {
 			l.end = l.end.Add(-d)
 		}
 		if c.quorumLocked() {
-			c.state.expire(time.Now().Add(-tick)) // a tick has come after the end of these
+			c.state.expire(time.Now().Add(-tick)) // etcd has had a tick since these ended
 		}
 	})
 }
@@ -225,8 +225,8 @@ func (c *Cluster) Keys() (all []string) {
 	return all
 }
 
-// Leases returns the numbers of all leases, except those without entries that somebody
-// tried to revoke before they were granted. Their grants came too late to be of use.
+// Leases returns the numbers of the leases. It leaves out a lease that has no entries and that a
+// client tried to revoke before it was granted: its grant came too late for the client.
 func (c *Cluster) Leases() (all []int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -239,11 +239,11 @@ func (c *Cluster) Leases() (all []int64) {
 	return all
 }
 
-// Rob revokes the lease of the oldest entry whose name begins with prefix, which ends with a
-// slash.
+// Rob revokes the lease of the oldest entry whose name begins with prefix. The prefix must end with
+// a slash.
 func (c *Cluster) Rob(prefix string) {
 	c.do(func() {
-		kvs := span{[]byte(prefix), []byte(prefix[:len(prefix)-1] + "0")}.in(c.state.kvs)
+		kvs := span{[]byte(prefix), []byte(prefix[:len(prefix)-1] + "0")}.entries(c.state.kvs)
 		byAge(kvs)
 		if len(kvs) > 0 {
 			_, _ = c.state.revoke(kvs[0].Lease)

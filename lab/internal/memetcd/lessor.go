@@ -16,16 +16,16 @@ const (
 	// tick late.
 	tick = 500 * time.Millisecond
 
-	minTTL = 2 // seconds; the election timeout and a half
+	minTTL = 2 // seconds: 1.5 election timeouts, rounded up
 	maxTTL = 9_000_000_000
 )
 
 // lease is a lease that was granted and not revoked.
 type lease struct {
 	id, ttl int64
-	end     time.Time // of its term
+	end     time.Time // when its term ends
 	keys    map[string]bool
-	tardy   bool // somebody tried to revoke it before it was granted
+	tardy   bool // a client tried to revoke it before it was granted
 }
 
 func (l *lease) expired() bool { return !time.Now().Before(l.end) }
@@ -66,7 +66,7 @@ func (s *state) revoke(id int64) (*pb.LeaseRevokeResponse, error) {
 	return &pb.LeaseRevokeResponse{Header: header(s.rev)}, nil
 }
 
-// expire revokes the leases whose terms ended at a time or before, in that order. It reports
+// expire revokes the leases whose terms have ended by now, in the order of their ends. It reports
 // whether there were any.
 func (s *state) expire(now time.Time) (any bool) {
 	byEnd := slices.SortedFunc(maps.Values(s.leases), func(a, b *lease) int {
@@ -90,7 +90,7 @@ func (s *state) promote() {
 }
 
 func (s *state) timeToLive(r *pb.LeaseTimeToLiveRequest) *pb.LeaseTimeToLiveResponse {
-	only(r, &pb.LeaseTimeToLiveRequest{ID: r.ID})
+	checkFields(r, &pb.LeaseTimeToLiveRequest{ID: r.ID})
 	l := s.leases[r.ID]
 	if l == nil {
 		return &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: -1}

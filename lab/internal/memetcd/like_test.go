@@ -31,7 +31,7 @@ type side struct {
 	alive pb.Lease_LeaseKeepAliveClient
 	watch pb.Watch_WatchClient
 
-	control chan *pb.WatchResponse // answers to requests
+	control chan *pb.WatchResponse // answers to requests of watches
 
 	mu     sync.Mutex // guards all below
 	events map[int64][]string
@@ -51,7 +51,7 @@ func newSide(t *testing.T, name, target string, opts ...grpc.DialOption) *side {
 	return s
 }
 
-// receive sorts what the watches say.
+// receive collects the events of each watch, and passes on the answers to requests.
 func (s *side) receive() {
 	for {
 		r, err := s.watch.Recv()
@@ -64,7 +64,7 @@ func (s *side) receive() {
 		}
 		s.mu.Unlock()
 		if r.Created || r.Canceled {
-			s.control <- r // which told changes
+			s.control <- r // only now that its events are read, because askWatch changes r
 		}
 	}
 }
@@ -81,10 +81,10 @@ func show(m proto.Message) string {
 	if err != nil {
 		return err.Error()
 	}
-	return strings.ReplaceAll(string(b), "  ", " ") // the package doubles spaces at random
+	return strings.ReplaceAll(string(b), "  ", " ") // prototext doubles spaces at random
 }
 
-// ask makes a call, and returns its answer without what may differ.
+// ask makes a call. It returns the answer without the fields that may differ.
 func (s *side) ask(req proto.Message) string {
 	ctx, cancel := context.WithTimeout(s.t.Context(), await.Patience)
 	defer cancel()
@@ -106,7 +106,7 @@ func (s *side) ask(req proto.Message) string {
 	case *pb.LeaseTimeToLiveRequest:
 		var ttl *pb.LeaseTimeToLiveResponse
 		if ttl, err = leases.LeaseTimeToLive(ctx, r); err == nil && ttl.TTL > 0 {
-			ttl.TTL = ttl.GrantedTTL // whatever is left
+			ttl.TTL = ttl.GrantedTTL // the time left may differ
 		}
 		res = ttl
 	case *pb.LeaseKeepAliveRequest:
@@ -122,8 +122,8 @@ func (s *side) ask(req proto.Message) string {
 	return show(res)
 }
 
-// told sends a request to the watches, and returns the answer.
-func (s *side) told(r *pb.WatchRequest) string {
+// askWatch sends a request to the watches, and returns the answer.
+func (s *side) askWatch(r *pb.WatchRequest) string {
 	await.Must(s.t, s.watch.Send(r))
 	select {
 	case res := <-s.control:
@@ -141,7 +141,7 @@ func (s *side) told(r *pb.WatchRequest) string {
 // sequence draws requests of the kinds that etcdlock makes.
 type sequence struct {
 	r   *rand.Rand
-	rev int64 // about that of the etcds
+	rev int64 // roughly the revision of the etcds
 }
 
 func (q *sequence) key() []byte {
@@ -160,7 +160,7 @@ func (q *sequence) end(key []byte) []byte {
 }
 
 func (q *sequence) some() bool    { return q.r.IntN(3) == 0 }
-func (q *sequence) lease() int64  { return 1 + int64(q.r.IntN(5)) } // some are not there
+func (q *sequence) lease() int64  { return 1 + int64(q.r.IntN(5)) } // some do not exist
 func (q *sequence) around() int64 { return max(0, q.rev-int64(q.r.IntN(8))+1) }
 func (q *sequence) maybe(n int64) int64 {
 	if q.r.IntN(4) == 0 {
@@ -251,7 +251,7 @@ func sides(t *testing.T) []*side {
 	}
 }
 
-// both returns the answer of both sides, and reports a difference.
+// both asks both sides, ends the test if their answers differ, and returns the answer.
 func both(t *testing.T, all []*side, what any, f func(*side) string) string {
 	t.Helper()
 	want, got := f(all[0]), f(all[1])
@@ -268,8 +268,8 @@ func TestLikeEtcd(t *testing.T) {
 	t.Logf("seed %d", seed)
 	q := &sequence{r: rand.New(rand.NewPCG(seed, 0)), rev: 1}
 	all := sides(t)
-	var ids []int64 // of the watches
-	var made int64  // watches, whose ids count from 0
+	var ids []int64 // the open watches
+	var made int64  // the number of watches so far, which is the next id
 	same := func() {
 		for _, id := range ids {
 			await.Success(t, "the same reports", func() error {
@@ -290,12 +290,12 @@ func TestLikeEtcd(t *testing.T) {
 			ids = append(ids, made)
 			made++
 			r := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: c}}
-			both(t, all, r, func(s *side) string { return s.told(r) })
+			both(t, all, r, func(s *side) string { return s.askWatch(r) })
 		case n%60 == 40 && len(ids) > 0:
 			same()
 			i := q.r.IntN(len(ids))
 			r := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: ids[i]}}}
-			both(t, all, r, func(s *side) string { return s.told(r) })
+			both(t, all, r, func(s *side) string { return s.askWatch(r) })
 			ids = slices.Delete(ids, i, i+1)
 		default:
 			r := q.request()
@@ -312,7 +312,7 @@ func TestLikeEtcd(t *testing.T) {
 	same()
 }
 
-// A lease whose term has ended is gone, and its entries with it, as in a real etcd.
+// When a term has ended, the lease and its entries are gone, as in a real etcd.
 func TestTermsEndLikeEtcds(t *testing.T) {
 	t.Parallel()
 	all := sides(t)

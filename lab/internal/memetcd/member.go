@@ -26,9 +26,9 @@ type Member struct {
 	// The mutex of the Cluster guards all below.
 	up, frozen, isolated bool
 	lives                int           // how often it was killed
-	stale                int64         // the last revision that it knows, while it is isolated
-	bad                  float64       // how often a request fails
-	lag                  time.Duration // of its watches
+	stale                int64         // the last revision that it knows while it is isolated
+	bad                  float64       // the probability that a request fails
+	lag                  time.Duration // by how much its watches are late
 	conns                map[*conn]bool
 }
 
@@ -42,7 +42,7 @@ func (m *Member) appliedLocked() int64 {
 	return m.c.state.rev
 }
 
-// set changes the member, and begins an election if it takes one.
+// set calls f to change the member, and begins an election if one is needed.
 func (m *Member) set(f func()) {
 	m.c.do(func() {
 		f()
@@ -53,8 +53,8 @@ func (m *Member) set(f func()) {
 // Freeze stops the process. Its connections stay.
 func (m *Member) Freeze() { m.set(func() { m.frozen = true }) }
 
-// Thaw ends a Freeze. Requests that came meanwhile may be carried out, although their
-// senders have given up.
+// Thaw ends a Freeze. A request that arrived meanwhile may be carried out even if its sender has
+// given up.
 func (m *Member) Thaw() { m.set(func() { m.frozen = false }) }
 
 // Isolate cuts the member off from the other members, but not from the clients.
@@ -87,14 +87,14 @@ func (m *Member) Kill() {
 // Start ends a Kill.
 func (m *Member) Start() { m.set(func() { m.up = true }) }
 
-// Fail makes each request fail with a probability: it is lost, its answer is lost, or it is
-// carried out late.
+// After Fail, each request fails with the probability bad: the request is lost, its answer is lost,
+// or the request is carried out late.
 func (m *Member) Fail(bad float64) { m.c.do(func() { m.bad = bad }) }
 
 // Lag delays the events of watches.
 func (m *Member) Lag(d time.Duration) { m.c.do(func() { m.lag = d }) }
 
-// Dial returns a new connection.
+// Dial returns a new connection to the member.
 func (m *Member) Dial() (net.Conn, error) {
 	m.c.mu.Lock()
 	up := m.up
@@ -105,7 +105,6 @@ func (m *Member) Dial() (net.Conn, error) {
 	return m.ln.Dial()
 }
 
-// listener accepts connections of a member.
 type listener struct {
 	*bufconn.Listener
 	m *Member
@@ -121,7 +120,7 @@ func (l listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// conn is a connection that stands still while its member is frozen.
+// conn is a connection that transfers nothing while its member is frozen.
 type conn struct {
 	net.Conn
 	m    *Member
@@ -162,12 +161,13 @@ type fate int
 const (
 	fine    fate = iota
 	lost         // nothing is done
-	unheard      // it is carried out, and not answered
-	tardy        // it is carried out late
+	unheard      // the request is carried out, and not answered
+	tardy        // the request is carried out late
 )
 
-// arrive delays a request until the member takes it up. It returns its fate, and an error
-// if nothing is left to do. A request may outlive its sender: stubborn requests do.
+// arrive waits until the member handles a request. It returns the request's fate, and an error if
+// the request has ended meanwhile. A stubborn request is carried out even if its sender has given
+// up.
 func (m *Member) arrive(ctx context.Context) (f fate, stubborn bool, err error) {
 	m.c.mu.Lock()
 	pause, lives := m.c.upToLocked(latency), m.lives
@@ -188,8 +188,8 @@ func (m *Member) arrive(ctx context.Context) (f fate, stubborn bool, err error) 
 	return f, stubborn, nil
 }
 
-// lose ends a request that is not answered: it hangs, or there is an error that leaves the
-// outcome open.
+// lose ends a request whose answer is lost. It returns an error that leaves the outcome open, in
+// half of the cases only after the sender has given up.
 func (m *Member) lose(ctx context.Context) error {
 	m.c.mu.Lock()
 	n, pause := m.c.r.IntN(4), m.c.upToLocked(time.Second)
@@ -223,8 +223,7 @@ func (m *Member) quorum(ctx context.Context, stubborn bool) error {
 	return nil
 }
 
-// answer carries out a request that takes a majority. A change is known to all members at
-// once.
+// answer carries out a request that needs a majority. All members learn of a change immediately.
 func answer[T interface{ GetHeader() *pb.ResponseHeader }](ctx context.Context, m *Member, f func(*state) (T, error)) (res T, err error) {
 	fate, stubborn, err := m.arrive(ctx)
 	if err != nil {
@@ -255,12 +254,11 @@ func answer[T interface{ GetHeader() *pb.ResponseHeader }](ctx context.Context, 
 	return res, err
 }
 
-// signLocked fills in a header that has a revision.
+// signLocked fills in a header that so far has only its revision.
 func (m *Member) signLocked(h *pb.ResponseHeader) {
 	h.ClusterId, h.MemberId, h.RaftTerm = 1, m.id, m.c.term
 }
 
-// kv is the service KV.
 type kv struct {
 	pb.UnimplementedKVServer
 	m *Member
@@ -274,7 +272,6 @@ func (s kv) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) 
 	return answer(ctx, s.m, func(st *state) (*pb.TxnResponse, error) { return st.txn(r) })
 }
 
-// leases is the service Lease.
 type leases struct {
 	pb.UnimplementedLeaseServer
 	m *Member
@@ -314,8 +311,8 @@ func (s leases) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 	}
 }
 
-// renew begins the term of a lease anew. A lease whose term has ended is lost, but only when
-// it is revoked.
+// renew begins the term of a lease anew. If the term has ended, renew waits until the lease is
+// revoked, and then answers with the TTL 0.
 func (s leases) renew(ctx context.Context, id int64) (*pb.LeaseKeepAliveResponse, error) {
 	renewed := func(st *state) (*pb.LeaseKeepAliveResponse, error) {
 		res := &pb.LeaseKeepAliveResponse{Header: header(st.rev), ID: id}
@@ -339,5 +336,5 @@ func (s leases) renew(ctx context.Context, id int64) (*pb.LeaseKeepAliveResponse
 
 var errExpired = errors.New("the term has ended, and the lease is not revoked yet")
 
-// Name returns the name of the member, which is also the host of its address.
+// Name returns the member's name, which is also the host in its address.
 func (m *Member) Name() string { return "m" + string('0'+rune(m.id)) }

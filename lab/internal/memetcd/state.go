@@ -20,7 +20,7 @@ type state struct {
 	kvs     map[string]*mvccpb.KeyValue // no KeyValue is ever changed
 	gone    []*mvccpb.Event             // all deletions in order
 	leases  map[int64]*lease
-	unknown map[int64]bool // leases that were to be revoked when they were not there
+	unknown map[int64]bool // leases that a client tried to revoke before they existed
 	full    bool           // the alarm NOSPACE is on
 }
 
@@ -28,9 +28,9 @@ func newState() *state {
 	return &state{rev: 1, kvs: map[string]*mvccpb.KeyValue{}, leases: map[int64]*lease{}, unknown: map[int64]bool{}}
 }
 
-// only ends the program if a request has more than the fields that the imitation knows. known
-// is the request with these fields.
-func only(r, known proto.Message) {
+// checkFields panics if r has a field that memetcd does not imitate. known is a copy of r with the
+// fields that it does imitate.
+func checkFields(r, known proto.Message) {
 	if !proto.Equal(r, known) {
 		panic(fmt.Sprintf("memetcd does not imitate %v", r))
 	}
@@ -39,16 +39,16 @@ func only(r, known proto.Message) {
 // span is a range of keys as a request names it.
 type span struct{ key, end []byte }
 
-// has reports whether a key is in the span. No end means only the key itself.
-func (s span) has(key []byte) bool {
+// contains reports whether a key is in the span. A span without an end has only its own key.
+func (s span) contains(key []byte) bool {
 	if len(s.end) == 0 {
 		return bytes.Equal(key, s.key)
 	}
 	return bytes.Compare(key, s.key) >= 0 && bytes.Compare(key, s.end) < 0
 }
 
-// in returns the entries of a span, sorted by key.
-func (s span) in(all map[string]*mvccpb.KeyValue) (found []*mvccpb.KeyValue) {
+// entries returns the entries of a span, sorted by key.
+func (s span) entries(all map[string]*mvccpb.KeyValue) (found []*mvccpb.KeyValue) {
 	if len(s.end) == 0 {
 		if kv := all[string(s.key)]; kv != nil {
 			found = append(found, kv)
@@ -56,7 +56,7 @@ func (s span) in(all map[string]*mvccpb.KeyValue) (found []*mvccpb.KeyValue) {
 		return found
 	}
 	for _, kv := range all {
-		if s.has(kv.Key) {
+		if s.contains(kv.Key) {
 			found = append(found, kv)
 		}
 	}
@@ -64,8 +64,8 @@ func (s span) in(all map[string]*mvccpb.KeyValue) (found []*mvccpb.KeyValue) {
 	return found
 }
 
-// since returns the deletions from a revision on.
-func (s *state) since(rev int64) []*mvccpb.Event {
+// deletionsSince returns the deletions from a revision on.
+func (s *state) deletionsSince(rev int64) []*mvccpb.Event {
 	i := sort.Search(len(s.gone), func(i int) bool { return s.gone[i].Kv.ModRevision >= rev })
 	return s.gone[i:]
 }
@@ -76,9 +76,9 @@ func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
 	if sorted {
 		known.SortTarget, known.SortOrder = pb.RangeRequest_CREATE, pb.RangeRequest_ASCEND
 	}
-	only(r, known)
+	checkFields(r, known)
 
-	kvs := span{r.Key, r.RangeEnd}.in(s.kvs)
+	kvs := span{r.Key, r.RangeEnd}.entries(s.kvs)
 	res := &pb.RangeResponse{Header: header(s.rev), Count: int64(len(kvs))}
 	kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return kv.CreateRevision < r.MinCreateRevision })
 	if sorted {
@@ -96,13 +96,13 @@ func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
 	return res
 }
 
-// byAge sorts entries that are sorted by key, the oldest first.
+// byAge sorts entries, the oldest first. The caller has sorted them by key.
 func byAge(kvs []*mvccpb.KeyValue) {
 	slices.SortStableFunc(kvs, func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) })
 }
 
 func (s *state) put(r *pb.PutRequest) (*pb.PutResponse, error) {
-	only(r, &pb.PutRequest{Key: r.Key, Value: r.Value, Lease: r.Lease})
+	checkFields(r, &pb.PutRequest{Key: r.Key, Value: r.Value, Lease: r.Lease})
 	l := s.leases[r.Lease]
 	if r.Lease != 0 && l == nil {
 		return nil, rpctypes.ErrGRPCLeaseNotFound
@@ -140,8 +140,8 @@ func (s *state) drop(gone []*mvccpb.KeyValue) {
 }
 
 func (s *state) remove(r *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
-	only(r, &pb.DeleteRangeRequest{Key: r.Key})
-	gone := span{key: r.Key}.in(s.kvs)
+	checkFields(r, &pb.DeleteRangeRequest{Key: r.Key})
+	gone := span{key: r.Key}.entries(s.kvs)
 	s.drop(gone)
 	return &pb.DeleteRangeResponse{Header: header(s.rev), Deleted: int64(len(gone))}
 }
@@ -150,10 +150,10 @@ func (s *state) remove(r *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 // compared as one entry whose revisions are 0.
 func (s *state) passes(c *pb.Compare) bool {
 	known := &pb.Compare{Key: c.Key, RangeEnd: c.RangeEnd, Target: c.Target, TargetUnion: c.TargetUnion}
-	if only(c, known); c.Target != pb.Compare_CREATE && c.Target != pb.Compare_MOD {
+	if checkFields(c, known); c.Target != pb.Compare_CREATE && c.Target != pb.Compare_MOD {
 		panic(fmt.Sprintf("memetcd does not imitate %v", c))
 	}
-	kvs := span{c.Key, c.RangeEnd}.in(s.kvs)
+	kvs := span{c.Key, c.RangeEnd}.entries(s.kvs)
 	if len(kvs) == 0 {
 		kvs = []*mvccpb.KeyValue{{}}
 	}
@@ -168,7 +168,7 @@ func (s *state) passes(c *pb.Compare) bool {
 // maxOps is etcd's default of --max-txn-ops.
 const maxOps = 128
 
-// txn carries out a transaction. Each of its branches changes one entry at most, and first, so
+// txn carries out a transaction. Each branch changes one entry at most, in its first operation. So
 // an error leaves nothing half done.
 func (s *state) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	if max(len(r.Compare), len(r.Success), len(r.Failure)) > maxOps {

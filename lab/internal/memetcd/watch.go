@@ -8,7 +8,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// watches is the service Watch.
 type watches struct {
 	pb.UnimplementedWatchServer
 	m *Member
@@ -21,8 +20,8 @@ type watchStream struct {
 
 	// The mutex of the Cluster guards all below.
 	watchers map[int64]*watcher
-	last     int64               // number of a watch
-	out      []*pb.WatchResponse // not sent yet
+	last     int64               // the number of the newest watch
+	out      []*pb.WatchResponse // responses not sent yet
 }
 
 // watcher is one watch of deletions.
@@ -68,7 +67,7 @@ func (s watches) Watch(stream pb.Watch_WatchServer) error {
 	}
 }
 
-// request takes in a request.
+// request carries out a request, and queues its response.
 func (ws *watchStream) request(r *pb.WatchRequest) {
 	c := ws.m.c
 	c.sleep(c.upTo(latency))
@@ -91,9 +90,9 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 	}
 }
 
-// createLocked makes a watch of the deletions from a revision on, or from now on.
+// createLocked adds a watch of the deletions from the requested revision on, or from now on.
 func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
-	only(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision,
+	checkFields(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision,
 		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
 	from := r.StartRevision
 	if from == 0 {
@@ -104,7 +103,7 @@ func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
 	ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: ws.last, Created: true})
 }
 
-// report sends what the stream has to say until it ends.
+// report sends responses until the stream ends.
 func (ws *watchStream) report(ctx context.Context) error {
 	c := ws.m.c
 	for {
@@ -130,10 +129,10 @@ func (ws *watchStream) report(ctx context.Context) error {
 	}
 }
 
-// collectLocked returns what is to be sent.
+// collectLocked returns the responses to send now.
 func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
 	all, ws.out = ws.out, nil
-	if len(all) == 0 { // a watch is confirmed before it reports
+	if len(all) == 0 { // the stream confirms a watch before it reports its events
 		at := ws.m.appliedLocked()
 		for _, w := range ws.watchers {
 			all = append(all, w.news(ws.m.c.state, at)...)
@@ -146,14 +145,14 @@ func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
 	return all
 }
 
-// news returns the deletions until a revision, with one message for each revision.
+// news returns the deletions up to the revision at, in one response for each revision.
 func (w *watcher) news(s *state, at int64) (all []*pb.WatchResponse) {
-	for _, e := range s.since(w.from) {
+	for _, e := range s.deletionsSince(w.from) {
 		rev := e.Kv.ModRevision
 		if rev > at {
 			break
 		}
-		if !w.span.has(e.Kv.Key) {
+		if !w.span.contains(e.Kv.Key) {
 			continue
 		}
 		if n := len(all); n == 0 || all[n-1].Header.Revision != rev {
