@@ -12,39 +12,39 @@ import (
 type EventKind string
 
 const (
-	// EventRequested: a call of Lock or TryLock began, by a caller or by Lead. Each is
-	// followed by one EventAcquired or EventRefused of the same ID, and each EventAcquired
-	// by one EventReleased or EventLost.
+	// EventRequested: a call of Lock or TryLock began, by a caller or by Lead. Each is followed by
+	// one EventAcquired or EventRefused of the same ID, and each EventAcquired by one EventReleased
+	// or EventLost.
 	EventRequested EventKind = "requested"
 
-	// EventAcquired: a caller got a lease, after Wait and Tries.
+	// EventAcquired: a caller got a lease. Wait and Tries say what it took.
 	EventAcquired EventKind = "acquired"
 
 	// EventRefused: a caller did not get a lease. Err says why.
 	EventRefused EventKind = "refused"
 
-	// EventReleased: a lease was unlocked. Err is nil, or the error of the
-	// Unlock if its outcome is unknown.
+	// EventReleased: a lease was unlocked. Err is nil, or the error of the Unlock if its outcome is
+	// unknown.
 	EventReleased EventKind = "released"
 
 	// EventLost: a lease ended before it was unlocked. Err is a *LostError or ErrClosed.
 	EventLost EventKind = "lost"
 
-	// EventRenewFailed: a renewal or an Extend failed or was not answered. A renewal is
-	// tried again until the deadline. Err is the store's error.
+	// EventRenewFailed: a renewal or an Extend failed or was not answered. A renewal is tried again
+	// until the deadline. Err is the store's error.
 	EventRenewFailed EventKind = "renew failed"
 
 	// EventStillHeld: a lease has been held for ten terms and a minute. The caller has much to do,
 	// or has forgotten to unlock. The event comes once for a lease, but not for Do, DoAll and Lead,
-	// which unlock by themselves.
+	// which never forget to unlock.
 	EventStillHeld EventKind = "still held"
 )
 
-// Event reports one change of a lock, for metrics, traces and logs. It has no token
-// and no secret of the store.
+// Event reports one change of a lock, for metrics, traces and logs. It has no token and no secret
+// of the store.
 type Event struct {
 	Kind    EventKind
-	ID      uint64        // of the call of Lock or TryLock; unique in the process
+	ID      uint64        // identifies the call of Lock or TryLock; unique in the process
 	Op      string        // "lock", "trylock" or "lead": the call that has the ID
 	Key     string        // as the caller gave it
 	Owner   string        // Options.Owner
@@ -159,8 +159,8 @@ func (o *observer) refused(ctx context.Context, w *wait, err error) {
 	o.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: o.clock.now().sub(w.start), Tries: w.tries, Err: err})
 }
 
-// acquired reports that a caller got l. If the lease has ended already, acquired then also
-// reports that end.
+// acquired reports that a caller got l. If the lease has ended already, acquired then also reports
+// that end.
 func (o *observer) acquired(ctx context.Context, w *wait, l *Lease) {
 	e := l.event(EventAcquired, nil)
 	e.Wait, e.Tries = l.since.sub(w.start), w.tries
@@ -224,8 +224,8 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 	if o.opts.Observe == nil || len(h.leases) == 0 || len(o.queue) >= maxUnobserved {
 		return
 	}
-	// Report the outermost lease, for all that have re-entered. Drop the event if EventAcquired of
-	// that lease was not reported yet, because a later renewal reports another.
+	// Report only the outermost lease, and not those that have re-entered. If its EventAcquired was
+	// not reported yet, drop the event: the next renewal that fails makes another.
 	if l := h.leases[0]; l.reported {
 		o.queueEventLocked(l, l.event(EventRenewFailed, err))
 	}

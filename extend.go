@@ -63,8 +63,8 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Cla
 	}
 }
 
-// tryExtend is beginExtend, unless a renewal is in flight. Then it returns a channel that is
-// closed when the renewal ends.
+// tryExtend is beginExtend, unless a renewal is in flight. Then it returns a channel that is closed
+// when the renewal ends.
 func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
 	c, h := l.hold.c, l.hold
 	c.mu.Lock()

@@ -19,9 +19,9 @@ const (
 
 // Options are the settings of a [Client]. Nil and the zero value mean the defaults.
 type Options struct {
-	// TTL is the term of a lease without WithTTL: how long the key stays locked
-	// after its holder has died. The default is 30 s, the minimum is 100 ms. The store may
-	// round it up: see [backend.Traits].
+	// TTL is the term of a lease without WithTTL: how long the key stays locked after its holder
+	// has died. The default is 30 s, the minimum is 100 ms. The store may round it up: see
+	// [backend.Traits].
 	TTL time.Duration
 
 	// Timeout bounds one call to the store. It is also how long Lock retries during an outage, and
@@ -43,8 +43,9 @@ type Options struct {
 	// are at most 375 ms, and at most 75 ms once a caller has waited for unusually long.
 	//
 	// A sleep ends earlier if the holder's term ends, and in time for a last attempt before the
-	// wait ends. Beside shared leases it lasts for 100 ms at most, because otherwise new shared
-	// callers could overtake. In an outage it ends when that has lasted for 9/8 of Timeout.
+	// wait ends. If shared leases hold the key, a sleep lasts for 100 ms at most, because otherwise
+	// new shared callers could overtake. In an outage, a sleep ends when the outage has lasted for
+	// 9/8 of Timeout.
 	Backoff func(attempt int) time.Duration
 
 	// Observe is called with every event, and must not call the Client. LogEvents returns an
@@ -52,10 +53,11 @@ type Options struct {
 	//
 	// EventRequested, EventAcquired, EventRefused and EventReleased come on the goroutine that
 	// called Lock or Unlock, with the context of that call. LockAll and Leases.Unlock call Observe
-	// on goroutines of their own; if it panics, their caller panics as well. EventAcquired comes
-	// while the key is held, so a slow Observe makes others wait, and may outlast a term that is
-	// not renewed. If Observe panics then, or ends the goroutine, the key is unlocked, and no other
-	// event of that lease comes. A panic is not recovered.
+	// on goroutines of their own. If Observe panics there, the caller of LockAll or Unlock panics
+	// as well. EventAcquired comes while the key is held, so a slow Observe makes others wait, and
+	// may outlast a term that is not renewed. If Observe panics on EventAcquired, or ends the
+	// goroutine, the key is unlocked, and no other event of that lease comes. A panic is not
+	// recovered.
 	//
 	// The other events come one at a time, on a goroutine of the Client, with the values of Lock's
 	// context. They delay neither renewals nor the end of a lease. Close waits for them, up to
@@ -67,8 +69,8 @@ type Options struct {
 	Observe func(ctx context.Context, e Event)
 }
 
-// withDefaults returns a copy of o whose zero fields have the defaults. It returns an
-// error if a field is out of range.
+// withDefaults returns a copy of o whose zero fields have the defaults. It returns an error if a
+// field is out of range.
 func (o *Options) withDefaults() (Options, error) {
 	var v Options
 	if o != nil {
@@ -151,7 +153,7 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// WithMaxWait bounds the wait, while the deadline of Lock's context bounds the wait and the hold.
+// WithMaxWait bounds the wait. Unlike a deadline of Lock's context, it does not bound the hold.
 // Zero means one attempt, bounded by Options.Timeout. Negative is ErrInvalid.
 //
 // If d is above zero, the last attempt may end after d: it may take min(max(4 round trips, 50 ms),
@@ -179,12 +181,12 @@ func WithMaxHold(d time.Duration) Option {
 // WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner, so that a
 // short job runs once per tick although clocks differ. Unlock does not wait: the lease ends, but
 // the store keeps the key until d is over, even if the process ends. Meanwhile others get ErrHeld
-// with a [HeldError]: its RetryAfter is the rest of d, and its Owner is the last holder. Break
+// as a [HeldError] whose RetryAfter is the rest of d, and whose Owner is the last holder. Break
 // frees the key sooner.
 //
-// The min hold has no effect until Unlock reaches the store. So if the holder dies before, the
-// lease is lost, or the store cannot be reached until the term ends, the key is free after the
-// term, and another process can do the job.
+// The min hold has no effect until Unlock reaches the store. So the key is free after the term, and
+// another process can do the job, if the holder dies before Unlock, the lease is lost, or the store
+// cannot be reached until the term ends.
 //
 // Under re-entry the latest end counts. Zero means no minimum. A d below zero or above 36 years is
 // ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is errors.ErrUnsupported,
@@ -205,9 +207,10 @@ func WithMinHold(d time.Duration) Option {
 // releases the key when d is over, when its next caller needs another hold, and at a Break or
 // Close. Then it leaves the key to other Clients for a moment.
 //
-// Other Clients wait for d longer at most. On Redis (spinlock, pubsublock, fairlock) a refused
-// caller of another Client sends a message, and the key is released as soon as d or 10 ms since the
-// grant are over. If no message arrives, it waits for d. Elsewhere d is 50 ms at most.
+// So other Clients wait longer for the key, by d at most. On Redis (spinlock, pubsublock, fairlock)
+// a refused caller of another Client sends a message. Then the key is released when 10 ms have
+// passed since the grant, or d if that is shorter. If the message is lost, the caller waits for d.
+// With other strategies, d counts as 50 ms at most.
 //
 // While a key lingers, Inspect shows it as held, and TryLock of another process returns ErrHeld,
 // although nobody works under it. So do not use WithLinger if an Unlock tells another process to
@@ -226,16 +229,16 @@ func WithLinger(d time.Duration) Option {
 	}
 }
 
-// WithoutRenewal switches renewal off for this lease. The lease ends with its term,
-// unless Extend prolongs it. The option has no effect on a Lock that re-enters.
+// WithoutRenewal switches renewal off for this lease. The lease ends with its term, unless Extend
+// prolongs it. The option has no effect on a Lock that re-enters.
 func WithoutRenewal() Option {
 	return func(r *request) { r.noRenew = true }
 }
 
 // WithoutReentry makes the caller wait for the key even if its context derives from a lease that
 // holds the key, so that goroutines started under a lease exclude one another. The call cannot get
-// the key before the outer lease is unlocked, so do not wait for it before. The end of the outer
-// lease also ends the context of the new one, unless you pass context.WithoutCancel(ctx).
+// the key before the outer lease is unlocked, so do not put that Unlock after the call. The end of
+// the outer lease also ends the context of the new one, unless you pass context.WithoutCancel(ctx).
 func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }
@@ -261,8 +264,8 @@ func WithShared() Option {
 	return func(r *request) { r.shared = true }
 }
 
-// WithFence requests a fence. If the driver has no fences, the error is
-// errors.ErrUnsupported, and the key is not locked.
+// WithFence requests a fence. If the driver has no fences, the error is errors.ErrUnsupported, and
+// the key is not locked.
 func WithFence() Option {
 	return func(r *request) { r.fenced = true }
 }
@@ -277,8 +280,8 @@ func WithFence() Option {
 // Lock first locks the key KEY#queue, in the order of the strategy. Then it asks for each slot in
 // turn, except those that this Client knows to be held. It asks again when a lease of this Client
 // ends, and after a pause that grows to max(80 ms, n · 10 ms). So it costs a lock and an unlock of
-// KEY#queue, and one call for each slot that it tries. TryLock asks for each slot once, unless a Lock
-// of this Client waits for one. It may get a slot before a Lock of another Client that waits.
+// KEY#queue, and one call for each slot that it tries. TryLock asks for each slot once, unless a
+// Lock of this Client waits for one. It may get a slot before a Lock of another Client that waits.
 //
 // If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
 // are per slot. n below 1 or above 100 is ErrInvalid.

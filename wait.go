@@ -38,15 +38,15 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	refusal := w.quitLine(ctx)
 	waited := c.clock.now().sub(w.start)
 	if refusal == nil && waited < c.answerTime() {
-		// Report callers of this Client that came first, because the store had no time to answer.
+		// The store had no time to answer, so report that other callers of this Client came first.
 		refusal = errHeldHere
 	}
-	// Not under mu: ctx may be the context of a lease, which locks mu.
+	// Not under mu: ctx may be the context of a lease, whose methods lock mu.
 	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 
-// quitLine takes the caller, which waits, out of the line. It returns why the caller does not
-// have the key.
+// quitLine takes the caller, which waits, out of the line. It returns why the caller does not have
+// the key.
 func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	w.c.mu.Lock()
 	refusal = w.line.refusalLocked()
@@ -55,14 +55,14 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	w.c.mu.Unlock()
 
 	if handed != nil {
-		// Lock returns an error, so no event may name this lease.
+		// Unlock it without an event, because Lock returns an error and no lease.
 		w.c.spawn(func() { handed.unlock(ctx) })
 	}
 	return refusal
 }
 
-// awaitFreed waits until a hold that did not suit the caller was released. It returns an error as
-// soon as the wait is over.
+// awaitFreed waits until a hold that lingered, and did not suit the caller, was released. It
+// returns an error as soon as the wait is over.
 func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	c := w.c
 	left := w.end.sub(c.clock.now())
@@ -80,7 +80,7 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	if left < c.opts.Timeout {
 		return errHeldHere
 	}
-	return noAnswer(c.opts.Timeout) // of the store, to the release
+	return noAnswer(c.opts.Timeout) // the store has not answered the release
 }
 
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire, because Acquire would
@@ -92,7 +92,7 @@ func (w *wait) shouldWait() bool {
 		return w.refused
 	}
 	if w.end != never && w.end.sub(w.c.clock.now()) < w.c.answerTime() {
-		return false // there is time only for one attempt
+		return false // there is time for one attempt only
 	}
 
 	w.c.mu.Lock()
@@ -141,8 +141,8 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 }
 
 // over records the outcome of a call that returned err, and reports whether the wait is over, and
-// with which error. Sent is the start of the call, by clock.awake, or for a driver's Wait the
-// result of outageOf. Last says that the call was begun as the last one.
+// with which error. sent is when the call began, by clock.awake; for a driver's Wait, it is the
+// result of outageOf. last is true if the call was meant to be the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
 	outage, final := w.note(err, sent, last)
 
@@ -168,7 +168,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 //	ErrHeld                    the store answers: there is no outage
 //	another definite error     it is final, and so is ErrClosed
 //	the end of the context     there was no answer, which may become an outage
-//	any other                  an outage; after a last call, w.lastAnswer stays an earlier ErrHeld
+//	any other                  an outage; but if last is true, an earlier ErrHeld stays in w.lastAnswer
 func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, final bool) {
 	c, ln := w.c, w.line
 	held := errors.Is(err, ErrHeld)
@@ -206,8 +206,8 @@ func (w *wait) awaitEnd(ctx context.Context) {
 }
 
 // outageOf returns when the outage that a Waiter's err reports began, by clock.awake:
-//   - Since of a [backend.UnavailableError], if err is one and knows;
-//   - began, if err is only that of the context: the Wait had no answer since then;
+//   - the Since of a [backend.UnavailableError], if err has one;
+//   - began, if err is only the context's error: the Wait had no answer since then;
 //   - otherwise now.
 func (c *core) outageOf(err error, began instant) instant {
 	now := c.clock.awake()
@@ -258,15 +258,15 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	switch {
 	case !errors.Is(err, ErrHeld):
-		// An outage. Sleep for least, so that calls that fail at once do not keep a processor busy,
-		// but end a long Backoff with the time for which Lock retries.
+		// In an outage, sleep for least or longer, so that calls that fail immediately do not keep
+		// a processor busy. Shorten a long Backoff to the time for which Lock still retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
 		rest := c.opts.Timeout - w.line.outageLocked(w.began)
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
 	case w.wake != nil:
-		d = listenPoll - rand.N(listenPoll/8) // so that callers that began together do not always ask together
+		d = listenPoll - rand.N(listenPoll/8) // at random, so that callers that began together do not always ask together
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
 		now := c.clock.now()
@@ -277,7 +277,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	if held.Shared && !w.r.shared && w.wake == nil {
 		d = min(d, backend.SharedRetryEvery)
 	}
-	// Ask at the end of the term, when the key is free if the holder has died.
+	// Ask at the end of the term: if the holder has died, the key is free then.
 	if held.RetryAfter > 0 {
 		d = min(d, held.RetryAfter+minSleep)
 	}
@@ -330,8 +330,8 @@ func (w *wait) stopListening() {
 	}
 }
 
-// sleep returns true after d, or when a Waker wakes the caller. It returns false as soon as
-// ctx ends or Close begins.
+// sleep returns true after d, or when a Waker wakes the caller. It returns false as soon as ctx
+// ends or Close begins.
 func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
