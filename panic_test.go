@@ -99,14 +99,14 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 							if tc.where != "Err" {
 								armed.Store(true)
 							} else {
-								time.AfterFunc(time.Second, func() { armed.Store(true) }) // the first Err comes before Lock has anything
+								time.AfterFunc(time.Second, func() { armed.Store(true) }) // not the first Err, because Lock calls it before it has acquired anything
 							}
 							opts := tc.opts
 							if tc.kept {
 								opts = []hasp.Option{hasp.WithMinHold(time.Hour)}
 							}
 							if l, err := c.Lock(trap{t.Context(), spring}, "k", opts...); err == nil {
-								unlock(t, l) // this store did not need the code that panics
+								unlock(t, l) // with this driver, the code that panics was not called
 							}
 						}()
 						time.Sleep(5 * time.Second)
@@ -119,8 +119,8 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 						<-ended
 						armed.Store(false)
 
-						// The key is free, and a line is left neither with a head that has gone nor with a
-						// caller that will not take it.
+						// The key is free. No line has a head that has gone, or a caller that takes
+						// no ticket.
 						start := time.Now()
 						unlock(t, lockNow(t, c, "k", tc.opts...))
 						unlock(t, lockNow(t, other, "k", tc.opts...))

@@ -4,12 +4,12 @@ import "time"
 
 // instant is one moment, read from two clocks that all processes of the host share.
 type instant struct {
-	// boot is the kernel's identifier of this boot, or empty if it has none. During one boot, a
-	// file keeps all data that was written to it, even without a flush.
+	// boot is the kernel's identifier of this boot, or empty if there is none. Until the next boot,
+	// a file keeps all data that was written to it, even without a flush.
 	boot string
 
-	// clock names the clock of up. It is boot, and more if one boot has several such
-	// clocks.
+	// clock names the clock of up. It begins with boot. If processes of one boot have different
+	// clocks, more follows.
 	clock string
 
 	up   time.Duration // since the boot, including suspends

@@ -16,8 +16,8 @@ import (
 	"github.com/hasplock/hasp/conformance"
 )
 
-// swappable is a directory that the suite can remove and restore. The store's address
-// is a symbolic link to it, because a link can be changed in one step.
+// swappable is a directory that the suite can take away and restore. The store's address is a
+// symbolic link to it, because a link can be changed in one step.
 type swappable struct{ root, dir string }
 
 func (s *swappable) link() string { return filepath.Join(s.root, "store") }
@@ -92,7 +92,7 @@ func harness() conformance.Harness {
 			ahead.Add(int64(by))
 			return nil
 		},
-		Timeout: time.Second, // the clause on leftovers waits for two of them
+		Timeout: time.Second, // short, because the clause on leftovers waits for two Timeouts
 	}
 }
 

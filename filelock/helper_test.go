@@ -95,7 +95,7 @@ func lost(t *testing.T, what string, err error) {
 	}
 }
 
-// notHeld checks that key is free by Inspect.
+// notHeld checks that Inspect reports key as free.
 func notHeld(t *testing.T, d *driver, key string) {
 	t.Helper()
 	if s, err := d.Inspect(t.Context(), key); s.Held || err != nil {
@@ -114,7 +114,7 @@ func renew(d *driver, cs ...backend.Claim) []error {
 	return errs
 }
 
-// left returns the rest of the term by Inspect.
+// left returns the rest of the term that Inspect reports.
 func left(t *testing.T, d *driver, key string) time.Duration {
 	t.Helper()
 	s, err := d.Inspect(t.Context(), key)

@@ -45,7 +45,7 @@ func TestListOfOddKeys(t *testing.T) {
 	}
 }
 
-// What is not a record of its file's key is left out.
+// List leaves out files that are not a record of the key in their name.
 func TestListLeavesStrangersOut(t *testing.T) {
 	d := on(t.TempDir(), nil)
 	acquire(t, d, claim("k"))

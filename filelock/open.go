@@ -54,8 +54,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 }
 
 // parseDir returns the directory that a node names: an absolute path, or one that begins with ./ or
-// ../. It refuses other relative paths, in which the first slash was probably forgotten: processes
-// with different working directories would not exclude each other.
+// ../. It refuses other relative paths. In such a path the first slash was probably forgotten, and
+// processes with different working directories would not exclude each other.
 func parseDir(node string) (string, error) {
 	if runtime.GOOS == "windows" && len(node) > 2 && node[0] == '/' && node[2] == ':' {
 		node = node[1:] // filelock:///C:/locks
@@ -71,8 +71,8 @@ func parseDir(node string) (string, error) {
 	return "", fmt.Errorf("%w: directory %q is neither absolute nor begins with ./: use filelock:///%[2]s or filelock://./%[2]s", hasp.ErrInvalid, node)
 }
 
-// userDir returns the directory for locks of this user, by the XDG Base Directory
-// Specification: https://specifications.freedesktop.org/basedir
+// userDir returns the directory for locks of this user, by the XDG Base Directory Specification:
+// https://specifications.freedesktop.org/basedir
 func userDir() (string, error) {
 	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
 		return filepath.Join(state, "hasp"), nil

@@ -23,7 +23,7 @@ func take(args []string) error {
 	return err
 }
 
-// play starts a process that has a role in a directory.
+// play starts a process that plays a role in a directory.
 func play(t *testing.T, role, dir string, args ...string) *crew.Child {
 	t.Helper()
 	return crew.Test(t, role, append([]string{dir}, args...)...)

@@ -6,8 +6,9 @@
 // processes are not excluded.
 //
 // A call costs no round trip. A key without a holder or a waiter takes no memory, unless its last
-// hold expired without a release. The store removes such a hold when a caller wants the key, or
-// with all others when the store has twice as many keys as after the last time, and at least 1,024.
+// hold expired without a release. The store removes such a hold when a caller wants the key. It
+// removes all such holds when it has at least 1,024 keys, and at least twice as many as were left
+// the last time.
 //
 // URL: memlock:// or memlock://NAME is a store that all Clients of the process with that URL share;
 // [New] makes a private one. There are no parameters.
@@ -45,11 +46,11 @@ func (s *Store) Driver() backend.Driver { return newDriver(s) }
 
 func newDriver(s *Store) *driver { return &driver{store: s, closed: make(chan struct{})} }
 
-// New returns a Client whose locks are in a store of its own. Nil means the defaults.
+// New returns a Client whose locks are in a store of its own. If o is nil, the defaults apply.
 func New(o *hasp.Options) (*hasp.Client, error) { return hasp.New(NewDriver(), o) }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New].
+// NewDriver returns a driver on a store of its own, without a Client. The conformance suite needs
+// that, and so does a wrapper that is passed to [hasp.New].
 func NewDriver() backend.Driver { return new(Store).Driver() }
 
 // driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the order of arrival, an
@@ -71,8 +72,8 @@ var errClosed = errors.New("memlock: driver is closed")
 // entry is a key that has a holder or waiters.
 type entry struct {
 	key   string
-	claim backend.Claim // the exclusive holder's; Token is empty if there is none
-	fence uint64        // the largest of the holders', or 0
+	claim backend.Claim // the exclusive holder's claim; Token is empty if there is none
+	fence uint64        // the largest fence of the holders, or 0
 	since time.Time     // when the exclusive hold began
 	until time.Time     // when its term ends
 	queue list.List     // of *waiter, in order of arrival
@@ -96,7 +97,6 @@ type waiter struct {
 	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one
 }
 
-// Traits returns Ordered, Fenced, MinHold, Shared, Process.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Process}
 }
@@ -239,7 +239,8 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 // because tokens have only URL-safe characters.
 const keptToken = "(kept)"
 
-// Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it then.
+// Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it at that
+// time.
 func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	if err := d.closedErr(); err != nil {
 		return err
@@ -373,8 +374,8 @@ func (e *entry) held(now time.Time) bool {
 	return e.claim.Token != "" && now.Before(e.until) || e.reader(now) != nil
 }
 
-// reader returns a reader whose term goes on, or nil. It removes readers whose terms have ended, so
-// that dead readers do not add up.
+// reader returns a reader whose term has not ended, or nil. It removes readers whose terms have
+// ended, so that dead readers do not add up.
 func (e *entry) reader(now time.Time) *reader {
 	for token, r := range e.readers {
 		if now.Before(r.until) {
@@ -440,8 +441,8 @@ func (e *entry) first() *waiter {
 	return nil
 }
 
-// heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, it also
-// returns the reader.
+// heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, it also returns
+// the reader.
 func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	// A hold whose term has ended is lost, even if the key is still free.
 	e := s.keys[c.Key]
@@ -564,7 +565,7 @@ func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, fmt.Errorf("%w: memlock has no transport: want memlock:// or memlock://NAME", hasp.ErrInvalid)
 	}
 
-	// Several Clients may open the same name at once; they must get one store.
+	// Several Clients may open the same name at the same time. They must get one store.
 	named.Lock()
 	defer named.Unlock()
 	s := named.stores[name]

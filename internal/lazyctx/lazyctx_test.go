@@ -10,8 +10,8 @@ import (
 
 type key struct{}
 
-// Each end is visible by Err alone, by Done, and in a derived context. Done and the
-// derived context may be asked for before or after the end.
+// Each end is visible by Err alone, by Done, and in a derived context. Done and the derived context
+// may be asked for before or after the end.
 func TestEnds(t *testing.T) {
 	cause := errors.New("cause")
 	var quit context.CancelFunc
