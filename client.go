@@ -206,7 +206,6 @@ func notUnlocked(leases []*Lease) error {
 	return fmt.Errorf("hasp: close: leases were not unlocked, and end with their terms: %s", strings.Join(keys, ", "))
 }
 
-// lastPatience is how long Close waits for calls to end after it has closed their driver.
 const lastPatience = time.Second
 
 // core is what the parts of a Client share: the settings that never change, the mutex, and the
@@ -253,7 +252,6 @@ func (c *core) enter() error {
 	return nil
 }
 
-// leave ends a call that enter has begun.
 func (c *core) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,7 +267,6 @@ func (c *core) spawn(f func()) bool {
 	return c.spawnLocked(f)
 }
 
-// spawnLocked is spawn under mu.
 func (c *core) spawnLocked(f func()) bool {
 	if c.stopped {
 		return false

@@ -61,7 +61,6 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 	}
 }
 
-// It names only keys of leases that were not unlocked, and each key once.
 func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		for i := range 12 {

@@ -38,7 +38,6 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 	return joined(all.do(ctx, func() error { return fn(lease.Context(), lease) }))
 }
 
-// errNoFunc says that the fn of Do, DoAll or Lead is nil.
 var errNoFunc = fmt.Errorf("%w: fn is nil; pass the function to run under the lock", ErrInvalid)
 
 // do runs fn, renews all leases of ls until fn returns, and unlocks them. It returns the errors of

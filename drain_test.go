@@ -186,7 +186,6 @@ func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
 	}
 }
 
-// lockerFunc is a Locker whose Lock is a function.
 type lockerFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error)
 
 func (f lockerFunc) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {

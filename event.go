@@ -95,7 +95,6 @@ func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	}
 }
 
-// level returns the level at which LogEvents writes e.
 func (e Event) level() slog.Level {
 	switch {
 	case e.Kind == EventLost && errors.Is(e.Err, ErrLost):
@@ -112,7 +111,6 @@ func (e Event) level() slog.Level {
 // are dropped, because such events repeat.
 const maxUnobserved = 4096
 
-// lastEventID is the last Event.ID of the process.
 var lastEventID atomic.Uint64
 
 // observer calls Options.Observe, if there is one. Events of a call come on the caller's goroutine.
@@ -137,7 +135,6 @@ func (l *Lease) event(kind EventKind, err error) Event {
 	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.shared, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
 }
 
-// call calls Observe on the caller's goroutine.
 func (o *observer) call(ctx context.Context, e Event) {
 	if o.opts.Observe != nil {
 		e.Owner = o.opts.Owner
@@ -154,7 +151,6 @@ func (o *observer) requested(ctx context.Context, r *request) {
 	o.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name})
 }
 
-// refused reports that a caller did not get a lease.
 func (o *observer) refused(ctx context.Context, w *wait, err error) {
 	o.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: o.clock.now().sub(w.start), Tries: w.tries, Err: err})
 }
@@ -189,7 +185,6 @@ func (o *observer) unlocked(ctx context.Context, l *Lease, err error) {
 	o.call(ctx, e)
 }
 
-// lost reports that l has ended before it was unlocked.
 func (o *observer) lost(l *Lease, err error) {
 	if o.opts.Observe == nil {
 		return
@@ -244,7 +239,6 @@ func (o *observer) reportStillHeldLocked(h *hold, now instant) {
 	o.queueEventLocked(l, e)
 }
 
-// queueEventLocked queues an event of l for Observe.
 func (o *observer) queueEventLocked(l *Lease, e Event) {
 	// Let one goroutine serve the queue, so that the events keep their order.
 	o.queue = append(o.queue, unobserved{l.parent, e})
@@ -253,7 +247,6 @@ func (o *observer) queueEventLocked(l *Lease, e Event) {
 	}
 }
 
-// run serves the queue until it is empty.
 func (o *observer) run() {
 	for {
 		o.mu.Lock()

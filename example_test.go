@@ -109,7 +109,6 @@ locks:
 	})
 	fmt.Println(err)
 
-	// A misspelt parameter is refused.
 	settings.Locks.Params["tll"] = "10s"
 	_, err = settings.Locks.Open(ctx, nil)
 	fmt.Println(errors.Is(err, hasp.ErrInvalid))

@@ -10,7 +10,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// extend does what Extend does.
 func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	if err := checkTTL(ttl); err != nil {
 		return err

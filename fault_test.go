@@ -136,7 +136,6 @@ func (f *faulty) calls() (acquires, renews, releases int) {
 	return len(f.acquired), len(f.renewed), len(f.released)
 }
 
-// acquireHook and callHook are hooks of a driver.
 type (
 	acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
 	callHook    = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
@@ -150,7 +149,6 @@ func slowAcquire(d time.Duration) acquireHook {
 	}
 }
 
-// hungAcquire gets no answer for an hour.
 var hungAcquire = hungFor(time.Hour)
 
 // hungFor gets no answer, and fails after d.
@@ -161,7 +159,6 @@ func hungFor(d time.Duration) acquireHook {
 	}
 }
 
-// hungRelease gets no answer for an hour.
 func hungRelease(backend.Claim, func() error) error {
 	time.Sleep(time.Hour)
 	return errNet
@@ -226,7 +223,6 @@ func lockNow(t *testing.T, l hasp.Locker, key string, opts ...hasp.Option) *hasp
 	return lockIn(t, l, t.Context(), key, opts...)
 }
 
-// lockIn is lockNow with a context.
 func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	lease, err := l.Lock(ctx, key, opts...)
@@ -257,7 +253,6 @@ func (s *seen) observe(_ context.Context, e hasp.Event) {
 	s.all = append(s.all, e)
 }
 
-// of returns the events of a kind.
 func (s *seen) of(kind hasp.EventKind) []hasp.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -288,7 +283,6 @@ func within(t *testing.T, what string, start time.Time, most time.Duration) {
 	}
 }
 
-// free reports whether the store says that key is free.
 func free(t *testing.T, f *faulty, key string) bool {
 	t.Helper()
 	st, err := f.Inspect(t.Context(), key)
@@ -298,7 +292,6 @@ func free(t *testing.T, f *faulty, key string) bool {
 	return !st.Held
 }
 
-// errOf returns the error of a call that has another result.
 func errOf[T any](_ T, err error) error { return err }
 
 // freed fails the test with the text otherwise unless key is free.

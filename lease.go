@@ -280,7 +280,6 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	return was, nil
 }
 
-// unlockAgain repeats a release whose outcome is unknown.
 func (l *Lease) unlockAgain(ctx context.Context) error {
 	c, h := l.hold.c, l.hold
 	defer c.leave() // beginUnlock has counted the call
@@ -427,7 +426,6 @@ func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited tim
 	return l
 }
 
-// addLeaseLocked adds a lease to h.
 func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lease {
 	// The hold has room for its first lease. Later ones are allocated.
 	l := &h.first

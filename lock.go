@@ -42,7 +42,6 @@ type wait struct {
 	part *wait // with slots, the latest wait for the key of one of them
 }
 
-// request holds the arguments of one call.
 type request struct {
 	op       string          // "lock", "trylock" or "lead"
 	id       uint64          // ID of its events; 0 without Observe
@@ -66,7 +65,6 @@ type request struct {
 	err      error // the error of the first invalid option
 }
 
-// apply calls each option with r, in order.
 func (r *request) apply(opts []Option) {
 	for _, o := range opts {
 		if o != nil {
@@ -85,7 +83,6 @@ func (r *request) refuse(format string, args ...any) {
 // waitPool has waits for reuse. Nothing refers to a wait after its call has returned.
 var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
-// lock implements Lock and TryLock.
 func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Lease, err error) {
 	w := waitPool.Get().(*wait)
 	returns := false
@@ -243,7 +240,6 @@ func (w *wait) giveUpLocked() {
 	w.line = nil
 }
 
-// join joins the line of the key.
 func (w *wait) join(ctx context.Context) (tk ticket) {
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()

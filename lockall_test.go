@@ -40,7 +40,6 @@ func far(f *faulty, trip func() time.Duration) {
 // upTo returns a function that returns a random time below d.
 func upTo(d time.Duration) func() time.Duration { return func() time.Duration { return rand.N(d) } }
 
-// several returns the names of n keys, in sorted order.
 func several(n int) (keys []string) {
 	for i := range n {
 		keys = append(keys, fmt.Sprintf("%03d", i))

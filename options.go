@@ -104,7 +104,6 @@ func jitter(d time.Duration) time.Duration {
 	return d - rand.N(d/2+1)
 }
 
-// defaultOwner returns host/pid/program.
 func defaultOwner() string {
 	host, err := os.Hostname()
 	if err != nil {

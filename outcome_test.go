@@ -14,7 +14,6 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// onlyOnce applies hook to the next attempt only.
 func onlyOnce(f *faulty, hook acquireHook) {
 	f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		f.set(func(f *faulty) { f.acquire = nil })

@@ -135,7 +135,6 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 	}
 }
 
-// A context whose error cannot be compared does not make Lock panic.
 func TestErrorOfAContextThatCannotBeCompared(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")

@@ -75,7 +75,6 @@ type turn struct {
 	place *list.Element   // its place in the line's waiting; nil if it is not there
 }
 
-// ticket says what a caller does next.
 type ticket struct {
 	do    step
 	lease *Lease          // for haveLease
@@ -255,7 +254,6 @@ func (ln *line) endedLocked(h *hold) {
 	ln.leaveLocked()
 }
 
-// promoteLocked makes the next caller in line the head.
 func (ln *line) promoteLocked() {
 	now := ln.q.clock.now()
 	over := ln.rowOverLocked(now)
@@ -285,7 +283,6 @@ func (ln *line) promoteLocked() {
 	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(ln.gapEnds.sub(now), 0)}
 }
 
-// first returns the first caller behind the head, or nil.
 func (ln *line) first() *turn {
 	if e := ln.waiting.Front(); e != nil {
 		return e.Value.(*turn)

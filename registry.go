@@ -106,7 +106,6 @@ func ParseURL(rawURL string) (Config, error) {
 	return c, nil
 }
 
-// engineParams are the parameters that set Options.
 var engineParams = []string{"ttl", "timeout", "prefix", "owner"}
 
 // options returns a copy of o with the engine's parameters of c, and removes these parameters from
@@ -141,7 +140,6 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 	return v.withDefaults()
 }
 
-// positive parses the value s of a parameter.
 func positive(name, s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 {
@@ -224,7 +222,6 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 	return c.Open(ctx, o)
 }
 
-// opener opens a strategy's driver by configuration.
 type opener struct {
 	open   func(ctx context.Context, c Config) (backend.Driver, error)
 	params []string // names of the parameters that open knows

@@ -166,7 +166,6 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	}
 }
 
-// panics fails the test unless f panics.
 func panics(t *testing.T, what string, f func()) {
 	t.Helper()
 	defer func() {

@@ -268,7 +268,6 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 	})
 }
 
-// RetryAfter ends when the first slot is free.
 func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 	withTwo(t, nil, func(t *testing.T, _ *faulty, other, mine *hasp.Client) {
 		a := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Minute))

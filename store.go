@@ -230,7 +230,6 @@ type reaper struct {
 	active  int     // calls in flight
 }
 
-// reap is one token to be released.
 type reap struct {
 	claim  backend.Claim
 	keep   instant       // the release leaves the key taken until then, for WithMinHold; 0 if it does not
@@ -249,12 +248,10 @@ func (x *reap) over() {
 	}
 }
 
-// backoff returns how long to wait before the next try.
 func (x *reap) backoff(most time.Duration) time.Duration {
 	return jitter(min(firstRetry<<min(x.failed, 10), most))
 }
 
-// insert puts x into the queue.
 func (r *reaper) insert(x *reap) {
 	i, _ := slices.BinarySearchFunc(r.queue, x, func(a, x *reap) int {
 		if a.at <= x.at {

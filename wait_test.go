@@ -380,7 +380,6 @@ func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 	})
 }
 
-// The wait ends before the store has answered the Wait.
 func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		first := lockLater(t, c, t.Context(), hasp.WithMaxWait(900*time.Millisecond))
@@ -591,7 +590,6 @@ func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
 	}
 }
 
-// A Backoff that is longer than Timeout does not make an outage last longer.
 func TestLongBackoffInAnOutage(t *testing.T) {
 	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
 	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {

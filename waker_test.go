@@ -59,7 +59,6 @@ func withWaker(t *testing.T, o *hasp.Options, run func(t *testing.T, w *waking, 
 	})
 }
 
-// wake wakes all callers.
 func (w *waking) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -22,13 +22,11 @@ type swappable struct{ root, dir string }
 
 func (s *swappable) link() string { return filepath.Join(s.root, "store") }
 
-// point changes the link to target.
 func (s *swappable) point(target string) error {
 	next := filepath.Join(s.root, "next")
 	return errors.Join(os.Symlink(target, next), os.Rename(next, s.link()))
 }
 
-// fresh points to a new directory.
 func (s *swappable) fresh() (err error) {
 	if s.dir, err = os.MkdirTemp(s.root, "dir-"); err != nil {
 		return err

@@ -207,7 +207,6 @@ func TestDirectoryThatIsAFileIsAnError(t *testing.T) {
 	}
 }
 
-// neighbour returns another key of the same stripe.
 func neighbour(key string) string {
 	for i := 0; ; i++ {
 		if other := fmt.Sprint("other ", i); stripeOf(other) == stripeOf(key) {
@@ -216,7 +215,6 @@ func neighbour(key string) string {
 	}
 }
 
-// stranger returns a key of another stripe.
 func stranger(key string) string {
 	for i := 0; ; i++ {
 		if other := fmt.Sprint("other ", i); stripeOf(other) != stripeOf(key) {

@@ -168,7 +168,6 @@ func (g *guard) lastFence(stripe *os.File, now instant) (uint64, error) {
 	return c.top, err
 }
 
-// openStripe opens the stripe's file, and creates it if there is none.
 func (g *guard) openStripe() (f *os.File, err error) {
 	path := g.d.guardFile("stripe", g.n)
 	err = g.d.withFile(path, func() (err error) {

@@ -83,7 +83,6 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 	}
 }
 
-// damage overwrites the last fence of key's stripe.
 func damage(t *testing.T, d *driver, key string, with []byte) {
 	t.Helper()
 	f, err := os.OpenFile(d.guardFile("stripe", stripeOf(key)), os.O_RDWR, 0)

@@ -208,7 +208,6 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return grant, err
 }
 
-// acquire is Acquire under the guard of c.Key.
 func (g *guard) acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	// Read the clock only now, because a record may have expired while this call waited for the
 	// guard.
@@ -276,7 +275,6 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	})
 }
 
-// guarded calls f while it holds the guard of key.
 func (d *driver) guarded(ctx context.Context, key string, timeout time.Duration, f func(g *guard) error) error {
 	ctx, cancel := withTimeout(ctx, timeout)
 	defer cancel()
@@ -315,7 +313,6 @@ func (d *driver) status(key string) (backend.Status, error) {
 	return r.status(now), nil
 }
 
-// status returns the status that Inspect and List report for a record.
 func (r *record) status(now instant) backend.Status {
 	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}
 }
@@ -331,7 +328,6 @@ func (d *driver) Close() error {
 	return nil
 }
 
-// check returns an error if a call with ctx cannot succeed.
 func (d *driver) check(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:

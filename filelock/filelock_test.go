@@ -132,7 +132,6 @@ func TestRecordIsThereAtEveryMomentOfARenewal(t *testing.T) {
 	wg.Wait()
 }
 
-// locks returns the names of the records in the directory.
 func locks(t *testing.T, dir string) (names []string) {
 	for _, name := range files(t, dir) {
 		if strings.HasSuffix(name, suffix) {

@@ -44,7 +44,6 @@ func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// checkRegular returns an error if the file at path is not a regular file.
 func checkRegular(path string) error {
 	if fi, err := os.Lstat(path); err == nil && !fi.Mode().IsRegular() {
 		return kindError(path, fi)
@@ -202,7 +201,6 @@ func createEmpty(path string) error {
 	return f.Close()
 }
 
-// ensureDir creates the directory if it does not exist.
 func (d *driver) ensureDir() error {
 	if err := os.MkdirAll(filepath.Dir(d.dir), 0o700); err != nil {
 		return err

@@ -25,7 +25,6 @@ type guard struct {
 	lock *flock.Flock // the guard's file, locked
 }
 
-// fenceGuard is the number of the guard of the file "fence".
 const fenceGuard = stripes
 
 // guardFile returns the path of a file of guard n. kind is "guard", "stripe" or "temp".

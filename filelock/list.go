@@ -30,7 +30,6 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// listDir passes each entry to f, until f returns false.
 func (d *driver) listDir(ctx context.Context, prefix string, timeout time.Duration, f func(backend.Entry) bool) error {
 	if err := d.check(ctx); err != nil {
 		return err

@@ -33,7 +33,6 @@ func stateName(key string) string {
 	return sumPrefix + hex.EncodeToString(sum[:]) + suffix
 }
 
-// The parts of the names of state files.
 const (
 	plainPrefix = "key-"
 	sumPrefix   = "sha256-"
@@ -55,7 +54,6 @@ func escape(key string) string {
 	return string(plain)
 }
 
-// stripeOf returns the number of key's stripe.
 func stripeOf(key string) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(sum[0] % stripes)

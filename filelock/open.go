@@ -19,7 +19,6 @@ import (
 
 func init() { hasp.Register("filelock", open, "mode") }
 
-// open opens filelock://DIR?mode=0770.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: filelock takes one directory, not %d", hasp.ErrInvalid, len(c.Nodes))

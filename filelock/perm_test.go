@@ -50,7 +50,6 @@ func user(args []string) error {
 	return nil
 }
 
-// asUser returns what user has printed.
 func asUser(t *testing.T, d *driver, key string) (acquire, inspect, release, open string) {
 	t.Helper()
 	c := play(t, "user", d.dir, key)
@@ -90,7 +89,6 @@ func reachable(t *testing.T, mode fs.FileMode) string {
 	return dir
 }
 
-// denied checks that an answer names the path and says what to do.
 func denied(t *testing.T, what, answer, path string) {
 	t.Helper()
 	if !strings.Contains(answer, path) || !strings.Contains(answer, "must be readable and writable") {

@@ -13,7 +13,6 @@ import (
 // recordHeader is the first line of a state file: its kind, and the version of its format.
 const recordHeader = "hasp filelock record 2\n"
 
-// maxRecord is the largest size of a record, in bytes.
 const maxRecord = 1 << 20
 
 // record is the content of a state file: who holds which key until when. In the file it is text
@@ -99,7 +98,6 @@ func seal(b []byte) []byte {
 	return fmt.Appendf(b, "sum %08x\n", crc32.ChecksumIEEE(b))
 }
 
-// sumLen is the length of the line that seal appends.
 const sumLen = len("sum 01234567\n")
 
 // unseal returns the text between header and checksum. It returns errTorn if the end is missing, or

@@ -10,7 +10,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// path returns the path of key's state file.
 func (d *driver) path(key string) string { return filepath.Join(d.dir, stateName(key)) }
 
 // load returns the record that holds key, or nil, nil if there is none or its term has ended. If
@@ -58,7 +57,6 @@ func fromBeforeBoot(fi fs.FileInfo, now instant) bool {
 	return now.clock != "" && fi.ModTime().Add(slack).Before(now.bootTime())
 }
 
-// store makes r the record of its key.
 func (g *guard) store(r *record) error {
 	b := r.encode()
 	if len(b) > maxRecord {

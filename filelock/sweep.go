@@ -8,7 +8,6 @@ import (
 	"time"
 )
 
-// Bounds of a sweep.
 const (
 	sweepFiles = 256       // how many files one sweep checks
 	sweepEvery = 128       // how many keys a driver takes between two sweeps

@@ -38,7 +38,6 @@ type Store struct {
 	limit int    // when len(keys) reaches it, expired holds are removed
 }
 
-// minLimit is the smallest limit of a store.
 const minLimit = 1024
 
 // Driver returns a new driver on s. Each Client needs a driver of its own.
@@ -198,7 +197,6 @@ func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 	return false, 0, err
 }
 
-// Renew prolongs the terms of cs.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	for i, c := range cs {
 		if ctx.Err() != nil {
@@ -265,7 +263,6 @@ func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	return nil
 }
 
-// Inspect returns the holder and the queue.
 func (d *driver) Inspect(_ context.Context, key string) (backend.Status, error) {
 	var st backend.Status
 	if err := d.closedErr(); err != nil {
@@ -345,7 +342,6 @@ func (d *driver) Close() error {
 	return nil
 }
 
-// closedErr returns errClosed after Close, and nil before.
 func (d *driver) closedErr() error {
 	select {
 	case <-d.closed:
@@ -360,7 +356,6 @@ func trustedUntil(now time.Time, ttl time.Duration) time.Time {
 	return now.Add(ttl - backend.Drift(ttl))
 }
 
-// maxShown is how many readers Inspect and List name.
 const maxShown = 1000
 
 func later(a, b time.Time) time.Time {
@@ -400,7 +395,6 @@ func (e *entry) freeFor(c backend.Claim, now time.Time) bool {
 	return !e.held(now) || c.Shared && len(e.readers) > 0
 }
 
-// status returns what Inspect and List report of the key.
 func (e *entry) status(now time.Time) (st backend.Status) {
 	switch {
 	case !e.held(now):
@@ -433,7 +427,6 @@ func (e *entry) refusal(now time.Time) *backend.HeldError {
 	return he
 }
 
-// first returns the first waiter in the queue, or nil.
 func (e *entry) first() *waiter {
 	if p := e.queue.Front(); p != nil {
 		return p.Value.(*waiter)
@@ -458,7 +451,6 @@ func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	return nil, nil
 }
 
-// entryLocked returns the entry of key. It makes one if there is none.
 func (s *Store) entryLocked(key string, now time.Time) *entry {
 	if e := s.keys[key]; e != nil {
 		return e
@@ -487,7 +479,6 @@ func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Gr
 	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
 }
 
-// enter makes c a reader of e.
 func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
 	r := &reader{owner: c.Owner, until: now.Add(c.TTL)}
 	g := backend.Grant{Until: trustedUntil(now, c.TTL)}
@@ -551,7 +542,6 @@ var named = struct {
 	stores     map[string]*Store
 }{stores: map[string]*Store{}}
 
-// open opens memlock://NAME.
 func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: memlock takes one node, the name of a store, not %d", hasp.ErrInvalid, len(c.Nodes))
