@@ -287,7 +287,7 @@ func (c *core) noteTrip(d time.Duration) {
 		return
 	}
 	trip, old := int64(d), c.trip.Load()
-	if old > 0 && old <= 2*trip { // otherwise replace the mean: the first call also dials, and may have been slow
+	if old > 0 && old <= 2*trip { // a mean above 2*trip is replaced: the first call, which also dials, was slow
 		trip = old + (trip-old)/8
 	}
 	c.trip.Store(trip)

@@ -31,11 +31,11 @@ func (t instant) sub(u instant) time.Duration { return time.Duration(t - u) }
 // once a second while leases are held. The method now uses the last reading.
 type clock struct {
 	base      time.Time            // just before the clock was created
-	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
+	suspended func() time.Duration // returns how long the machine has slept since its boot; only the growth counts
 	local     bool                 // the store is in this process, so suspends do not count
 	before    time.Duration        // suspended() when the clock was created
 	slept     atomic.Int64         // the largest suspended() − before so far
-	nextCheck atomic.Int64         // when read calls suspended again, by Go's clock since base
+	nextCheck atomic.Int64         // when read must call suspended again, by Go's clock since base
 }
 
 // checkInterval is how long read uses the last reading, by Go's clock, which stops during a
@@ -82,7 +82,7 @@ func (k *clock) read() (now instant, slept int64) {
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
-	k.nextCheck.Store(awake + int64(checkInterval)) // only now, or another goroutine would use the old slept
+	k.nextCheck.Store(awake + int64(checkInterval)) // after slept is stored, because another goroutine would use the old value
 	return k.now(), k.slept.Load()
 }
 

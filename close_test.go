@@ -56,7 +56,7 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 				want(t, "TryLock after Close", errOf(c.TryLock(t.Context(), "k")), hasp.ErrClosed)
 				want(t, "Inspect after Close", errOf(c.Inspect(t.Context(), "k")), hasp.ErrClosed)
 				want(t, "second Close", c.Close(), nil)
-			}) // synctest fails if a goroutine is left
+			}) // here synctest fails if a goroutine is left
 		})
 	}
 }

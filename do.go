@@ -175,7 +175,7 @@ func (ls *Leases) undo(ctx context.Context) error {
 // first key that it did not get, and unlocks the others. If the attempt at that first key got no
 // answer for Timeout, tryAtOnce returns the error, because Lock would wait for a Timeout again.
 func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts []Option) (hung error) {
-	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // one entry more than keys: the last one stays nil
+	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // one entry more than keys, which stays nil
 	var refused atomic.Bool
 
 	// Defer this, because Observe may panic in an attempt.
@@ -259,14 +259,14 @@ func atOnce(n int, f func(i int) (answered bool)) {
 // Leases are the leases that LockAll returned, at least one. The zero value has none.
 type Leases struct {
 	leases []*Lease
-	joint  *leaseContext // ends with any of the leases; nil if their contexts are derived from one another
+	joint  *leaseContext // ends when any of the leases ends; nil if their contexts are derived from one another
 }
 
 // add adds l, which no other goroutine uses yet.
 func (ls *Leases) add(l *Lease) {
 	if ls.joint != nil {
 		if n := len(ls.leases); n > 0 {
-			l.around = ls.leases[n-1] // for re-entry
+			l.around = ls.leases[n-1] // so that re-entry finds all leases
 		}
 		ls.joint.lease = l
 		l.context(ls.joint.cancel)
@@ -318,7 +318,7 @@ func (ls *Leases) unlock(ctx context.Context) []error {
 const (
 	lossPause    = 100 * time.Millisecond // the longest pause after a loss
 	outagePause  = 100 * time.Millisecond // the longest pause after an outage; it doubles with each further outage in a row
-	longestPause = time.Second            // the longest pause of all
+	longestPause = time.Second            // the longest of all pauses
 )
 
 // Lead elects a leader: it runs fn while it holds key, and competes again whenever the lease was

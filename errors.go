@@ -63,7 +63,7 @@ const (
 	LostUnanswered = "unanswered"  // the store answered no renewal before the term ended
 	LostStopped    = "stopped"     // the process or the machine was stopped for longer than the term
 	LostNotRenewed = "not_renewed" // the term ended, because of WithoutRenewal or because Lock's context had ended
-	LostMaxHold    = "max_hold"    // WithMaxHold is over
+	LostMaxHold    = "max_hold"    // the time of WithMaxHold is over
 )
 
 var lossTexts = map[string]string{
@@ -89,7 +89,7 @@ func (e *LostError) Is(target error) bool { return target == ErrLost }
 // Error is the error of every call about a key: what was tried, on which key, and why it failed.
 type Error struct {
 	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break", "list", "do", "lead"
-	Key string // as the caller gave it, without Options.Prefix; for List the prefix
+	Key string // the key as the caller gave it, without Options.Prefix; for List, the prefix
 	Err error
 }
 
@@ -166,7 +166,7 @@ func withContextEnd(ctx context.Context, err error) error {
 	case err == nil:
 		return cause
 	case errors.Is(err, end):
-		return err // it matches the end already
+		return err // err matches the end already
 	}
 	return &waitError{err, cause}
 }

@@ -45,12 +45,12 @@ const (
 type Event struct {
 	Kind    EventKind
 	ID      uint64        // identifies the call of Lock or TryLock; unique in the process
-	Op      string        // "lock", "trylock" or "lead": the call that has the ID
+	Op      string        // the call that has the ID: "lock", "trylock" or "lead"
 	Key     string        // as the caller gave it
 	Owner   string        // Options.Owner
-	Shared  bool          // WithShared; not set in EventRequested and EventRefused
-	Reentry bool          // from EventAcquired on: the lease joined a hold that its caller had; to count holds, skip these
-	Fence   uint64        // the lease's, or 0
+	Shared  bool          // the lease is shared; not set in EventRequested and EventRefused
+	Reentry bool          // the lease joined a hold that its caller had; to count holds, skip such events; set from EventAcquired on
+	Fence   uint64        // the lease's fence, or 0
 	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited
 	Hold    time.Duration // EventReleased, EventLost, EventStillHeld: how long the lease has lasted
 	Err     error         // the reason, for the kinds that have one
@@ -121,12 +121,12 @@ type observer struct {
 
 	// Guarded by mu.
 	running bool         // the goroutine exists; it ends when the queue is empty
-	queue   []unobserved // in the order in which they happened
+	queue   []unobserved // the events that wait, in the order in which they happened
 }
 
 // unobserved is an event that waits for Observe.
 type unobserved struct {
-	ctx context.Context // Lock's, which may have ended
+	ctx context.Context // Lock's context, which may have ended
 	e   Event
 }
 
@@ -138,7 +138,7 @@ func (l *Lease) event(kind EventKind, err error) Event {
 func (o *observer) call(ctx context.Context, e Event) {
 	if o.opts.Observe != nil {
 		e.Owner = o.opts.Owner
-		if _, ok := e.Err.(*Error); !ok { // Lock's own error, which is marked already
+		if _, ok := e.Err.(*Error); !ok { // an *Error is what Lock returns, and is marked already
 			e.Err = marked(e.Err)
 		}
 		o.opts.Observe(ctx, e)

@@ -164,7 +164,7 @@ func TestLaggingObserverIsBounded(t *testing.T) {
 // finds the loss.
 func TestLossIsReportedAfterClose(t *testing.T) {
 	for _, tc := range []struct {
-		observer, release time.Duration // how long they take
+		observer, release time.Duration // how long Observe and a release take
 		unlock            error
 	}{
 		{observer: 10 * time.Second, unlock: hasp.ErrClosed},

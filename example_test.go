@@ -28,7 +28,7 @@ func Example() {
 
 	err = hasp.Do(ctx, c, "invoices", func(ctx context.Context, lease *hasp.Lease) error {
 		fmt.Println("billing under", lease.Key())
-		return ctx.Err() // ended if the lock was lost
+		return ctx.Err() // not nil if the lock was lost
 	})
 	fmt.Println(err)
 	// Output:
@@ -139,7 +139,7 @@ func ExampleOptions_observe() {
 	for range 3 {
 		err := hasp.Do(ctx, c, "report", func(ctx context.Context, _ *hasp.Lease) error {
 			time.Sleep(20 * time.Millisecond)
-			_, err := c.TryLock(context.Background(), "report") // without ctx, so it does not re-enter
+			_, err := c.TryLock(context.Background(), "report") // not with ctx, because it must not re-enter
 			if errors.Is(err, hasp.ErrHeld) {
 				return nil
 			}
@@ -242,7 +242,7 @@ func ExampleWithFence() {
 	}
 	defer c.Close()
 	first, _ := c.Lock(ctx, "account", hasp.WithFence())
-	c.Break(ctx, "account") // as if its holder had been stopped for too long
+	c.Break(ctx, "account") // as if the holder had been stopped until after its term
 	second, _ := c.Lock(ctx, "account", hasp.WithFence())
 
 	fmt.Println(write(second.Fence()))
@@ -346,7 +346,7 @@ func ExampleDoAll() {
 		err := hasp.DoAll(ctx, c, []string{from, to}, func(ctx context.Context, leases *hasp.Leases) error {
 			balance[from] -= amount
 			balance[to] += amount
-			return ctx.Err() // ended if one of the leases was lost
+			return ctx.Err() // not nil if one of the leases was lost
 		}, hasp.WithMaxWait(time.Minute))
 		if err != nil {
 			fmt.Println(err)
@@ -379,7 +379,7 @@ func ExampleLead() {
 
 			<-ctx.Done() // the worker must stop, or has lost the lead
 			if err := lease.Err(); err != nil {
-				return err // lost: Lead competes again
+				return err // the lease is lost, so Lead competes again
 			}
 			time.Sleep(20 * time.Millisecond) // the lease is renewed meanwhile
 			fmt.Println(name, "has finished")

@@ -30,7 +30,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 
 	c.mu.Lock()
 	if c.stopped {
-		h.callEndedLocked() // Close waits no longer, so the call may not have begun
+		h.callEndedLocked() // Close has stopped waiting, so the call may not have begun
 	}
 	c.mu.Unlock()
 
@@ -72,7 +72,7 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 		return cl, 0, h.busy, nil
 	}
 	if l.state.Load() != held {
-		return cl, 0, nil, l.cause() // it ended after Err had returned
+		return cl, 0, nil, l.cause() // the lease ended after Err had returned
 	}
 	now := c.clock.now()
 	if now.add(ttl) > min(h.limit, l.maxHold) {

@@ -33,9 +33,9 @@ type faulty struct {
 	acquire  acquireHook
 	renew    callHook
 	release  func(c backend.Claim, send func() error) error
-	acquired []string // tokens
+	acquired []string // tokens of all calls of Acquire
 	renewed  []time.Time
-	released []string
+	released []string // tokens of all calls of Release
 	ends     backend.Cancellation
 	cleans   bool // must be set before New
 }

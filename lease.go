@@ -15,8 +15,8 @@ import (
 // may unlock it.
 type Lease struct {
 	hold    *hold
-	key     string                       // as the caller gave it
-	slot    int                          // from 1; 0 without WithSlots
+	key     string                       // the key as the caller gave it
+	slot    int                          // number of its slot, from 1; 0 without WithSlots
 	id      uint64                       // ID of its events
 	op      string                       // Op of its events
 	parent  context.Context              // Lock's context
@@ -26,7 +26,7 @@ type Lease struct {
 	keep    instant                      // end of WithMinHold, or 0
 	loss    *LostError                   // why it was lost; set before state becomes lost
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
-	state   atomic.Int32                 // held or another of the states below; written under mu
+	state   atomic.Int32                 // one of the states below; written under mu
 	reentry bool                         // the lease joined a hold that its caller had
 	shared  bool                         // WithShared
 
@@ -230,7 +230,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	default:
 		l.state.Store(unknown)
-		h.failed = 1                         // before endedLocked, which reads it: the store may hang
+		h.failed = 1                         // the store may hang; set this before endedLocked, which reads it
 		c.reaper.addHoldLocked(h, h.keep, 1) // the reaper repeats the release
 	}
 	h.line.endedLocked(h)
@@ -292,7 +292,7 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 		return err
 	}
 
-	now, _ := c.clock.read() // the machine may have slept past the term
+	now, _ := c.clock.read() // because the machine may have slept past the term
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if l.state.Load() != unknown {
@@ -324,7 +324,7 @@ func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 // hold passes (endExpiredLocked), or when the Client is closed (Close).
 type hold struct {
 	c        *Client
-	claim    backend.Claim // what renewals ask for; its TTL is guarded by mu
+	claim    backend.Claim // the claim of renewals and of the release; its TTL is guarded by mu
 	fence    uint64        // 0 unless a fence was asked for
 	granted  instant       // when the grant was received
 	deadline atomic.Int64  // instant until which the lease is trusted; written under mu
@@ -335,7 +335,7 @@ type hold struct {
 
 	// The state in the store, as far as this Client can tell.
 	kept      instant // latest end of all requested terms, answered or not; the store may keep the hold until then
-	confirmed instant // when the last call that confirmed it began; see newHold for a Waiter's grant
+	confirmed instant // start of the last call that confirmed it; see newHold for a Waiter's grant
 	raised    instant // when a re-entry raised the term that renewals ask for; earlier calls asked for less
 	limit     instant // the end of WithMaxHold, or never; renewals ask for a term that ends just after it
 	keep      instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
@@ -345,18 +345,18 @@ type hold struct {
 	early    time.Duration // how much earlier the renewal may begin, to share a batch with others
 	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
 	failure  error         // error of the last failed renewal; nil after a renewal that succeeded
-	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
-	failed   int32         // consecutive renewals that failed or were not answered; a release counts as well
+	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; 0 if one has not
+	failed   int32         // renewals in a row that failed or had no answer; a release without an answer counts as well
 	index    int32         // its index in the renewer's heap; -1 before its start and after its end
 	joined   int32         // how many leases it has had so far
 	renewal  int8          // renews, paused or unrenewed
 	queued   bool          // it waits in a lane for a batch
 	extended bool          // Extend was called, so the hold is not handed over
-	lapsed   bool          // it ended by its deadline or by WithMaxHold, so the store may still keep it
+	lapsed   bool          // its deadline or its max hold has ended it, so the store may still keep it
 
 	// See linger.go.
-	linger  time.Duration // how long after its grant it may linger, as the caller that has it or had it last asked
-	lingers instant       // until when it lingers; 0 if it does not
+	linger  time.Duration // how long it may linger after its grant, by the option of the caller that has it or had it last
+	lingers instant       // when it stops lingering; 0 if it does not linger
 	ghost   *Lease        // nil until it lingers for the first time
 
 	// The first lease and its place in leases are part of the hold, to save two allocations.
@@ -367,8 +367,8 @@ type hold struct {
 // States of the renewal of a hold.
 const (
 	renews    int8 = iota
-	paused         // the contexts of all Locks have ended, or the term has reached the max hold
-	unrenewed      // WithoutRenewal
+	paused         // because the contexts of all Locks have ended, or the term has reached the max hold
+	unrenewed      // because of WithoutRenewal
 )
 
 // newHold returns the hold that g grants. The call began at start; slept is how long the machine

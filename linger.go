@@ -135,7 +135,7 @@ func (r *recalls) received(key string) {
 	defer r.mu.Unlock()
 	ln := r.queue.lines[strings.TrimPrefix(key, r.opts.Prefix)]
 	if ln == nil {
-		return // the message is late: the hold has ended
+		return // the message came after the end of the hold
 	}
 	ln.recalled = true
 	if h := ln.hold; h != nil {

@@ -231,7 +231,7 @@ func TestLinger(t *testing.T) {
 			for range 10 {
 				unlock(t, lockNow(t, c, "k", lingers))
 				c.Break(dead, "k")
-				time.Sleep(time.Millisecond) // for the release
+				time.Sleep(time.Millisecond) // until the key is released
 			}
 			time.Sleep(d)
 			wantFree(t, f, true)

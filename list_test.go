@@ -166,7 +166,7 @@ func TestCloseDuringAList(t *testing.T) {
 		turns, last := 0, error(nil)
 		for _, err := range c.List(t.Context(), "") {
 			turns, last = turns+1, err
-			if turns == 1 { // the store is not locked
+			if turns == 1 { // the list does not keep the store locked
 				want(t, "Inspect", errOf(c.Inspect(t.Context(), "0")), nil)
 			}
 			c.Close()

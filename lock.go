@@ -31,15 +31,15 @@ type wait struct {
 	line       *line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
 	queued     bool  // the driver's Wait was called
 	stood      bool  // the caller has waited in the line, or for the end of a gap
-	turn       turn  // its entry in the line; ready is nil unless the caller waits there
+	turn       turn  // the caller's entry in the line; ready is nil unless the caller waits there
 	lastAnswer error // why the caller does not have the key; nil if that is not known
 	refused    bool  // the store has just refused this caller
 
-	listening                  // zero while the caller does not listen to a Waker
+	listening                  // what Listen returned; zero while the caller does not listen
 	listenAgain instant        // when to call Listen again, after it has failed
 	intent      *backend.Claim // the last claim that may keep out new shared callers, or nil
 
-	part *wait // with slots, the latest wait for the key of one of them
+	part *wait // with slots, the wait for the slot that was tried last, or for the queue
 }
 
 type request struct {
@@ -56,8 +56,8 @@ type request struct {
 	minHold  time.Duration // 0 if there is none
 	linger   time.Duration // 0 if there is none
 	oneOfAll bool          // LockAll makes the call; the min hold counts once LockAll has all keys
-	slots    int           // 0 without WithSlots
-	slot     int           // which slot is asked for, from 1; 0 without WithSlots
+	slots    int           // number of slots; 0 without WithSlots
+	slot     int           // number of the slot that is asked for, from 1; 0 without WithSlots
 	shared   bool          // WithShared
 	noRenew  bool
 	apart    bool // WithoutReentry
@@ -97,7 +97,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
 	w.r.apply(opts)
 	if c.opts.Observe != nil {
-		c.observer.requested(ctx, &w.r) // before the time of the wait begins
+		c.observer.requested(ctx, &w.r) // before w.start, so that Observe does not count as a part of the wait
 	}
 	w.c, w.start, w.end = c, c.clock.now(), never
 	w.began = c.clock.withoutSleep(w.start)
@@ -283,7 +283,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		}
 
 		if useWait {
-			sent = w.c.outageOf(err, sent) // Wait may have begun long before the outage
+			sent = w.c.outageOf(err, sent) // because Wait may have begun long before the outage
 		}
 		if over, why := w.over(ctx, err, sent, last); over {
 			return nil, why

@@ -246,7 +246,7 @@ func TestLockAllLeavesGaps(t *testing.T) {
 				for range 100 {
 					unlock(t, lockNow(t, c, "001"))
 				}
-				within(t, "100 turns", began, 8*time.Second) // four holds of the other Client in each
+				within(t, "100 turns", began, 8*time.Second) // time for four holds of the other Client in each turn
 				cancel()
 			}
 			for ctx.Err() == nil {
@@ -291,7 +291,7 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 					if cl.Key >= hangs {
-						time.Sleep(hasp.DefaultTimeout + time.Second/2) // before the second release
+						time.Sleep(hasp.DefaultTimeout + time.Second/2) // so that the late answer comes before the second release
 					}
 					return send()
 				}

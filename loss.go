@@ -36,7 +36,7 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 	case len(ended) == 0:
 	case len(h.leases) == 0:
 		h.lapsed = true
-		h.loseLocked(nil) // it has no lease left
+		h.loseLocked(nil) // no lease is left that needs the reason
 	default:
 		h.c.renewer.scheduleLocked(h)
 	}
@@ -94,7 +94,7 @@ func (l *Lease) endContext(cause error) {
 // with the lease, at its deadline at the latest.
 type leaseContext struct {
 	context.Context                          // made by package context, so that children attach to it without a goroutine
-	lease           *Lease                   // the innermost one
+	lease           *Lease                   // the innermost lease, for re-entry
 	held            interface{ Err() error } // the Lease or the Leases with which the context ends
 	cancel          context.CancelCauseFunc
 

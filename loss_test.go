@@ -21,7 +21,7 @@ func TestReasonOfALoss(t *testing.T) {
 	for name, tc := range map[string]struct {
 		opts   []hasp.Option
 		lose   func(t *testing.T, f *faulty, suspend func(time.Duration), l *hasp.Lease)
-		within time.Duration // after the Lock
+		within time.Duration // longest time from the Lock to the end of the context
 		reason string
 		text   string
 	}{

@@ -183,7 +183,7 @@ func TestMinHoldOfALeaseThatLapsed(t *testing.T) {
 		outer := lockNow(t, c, "k")
 		f.set(down)
 		lockIn(t, c, outer.Context(), "k", hasp.WithMinHold(40*time.Second))
-		time.Sleep(30*time.Second - time.Millisecond) // less than the drift before the end of the term
+		time.Sleep(30*time.Second - time.Millisecond) // the deadline has passed, but the term in the store has not ended
 		want(t, "Err", outer.Err(), hasp.ErrLost)
 		f.set(up)
 		want(t, "Unlock", outer.Unlock(t.Context()), hasp.ErrLost)

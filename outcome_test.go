@@ -123,8 +123,8 @@ func TestTwoUnlocksAtOnce(t *testing.T) {
 // the part that hangs.
 func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 	for _, tc := range []struct {
-		hangs time.Duration // how long a release in the part that hangs takes
-		tries int           // number of attempts in that part
+		hangs time.Duration // how long a release for a key in the part that hangs takes
+		tries int           // number of attempts at keys in that part
 		every time.Duration
 		most  time.Duration // longest time until the rest is cleaned up
 	}{

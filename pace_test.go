@@ -19,11 +19,11 @@ type crowd struct {
 	clients, callers int
 	ordered          bool // the driver queues the callers; otherwise they poll
 	trip, hold       time.Duration
-	settles, lasts   time.Duration // time before the count begins, and how long it lasts
+	settles, lasts   time.Duration // time before the count begins, and length of the count
 	opts             []hasp.Option
 
 	mu       sync.Mutex    // guards all below
-	inside   map[int]bool  // by slot, which is 0 without slots
+	inside   map[int]bool  // the slots that are held; only slot 0 without slots
 	most     int           // most slots that were held at the same time
 	shares   []float64     // number of holds of each caller
 	attempts int           // number of attempts, if the callers poll
@@ -108,7 +108,7 @@ func TestClientsThatPollShareAKey(t *testing.T) {
 		rounds   int     // longest wait, in rounds; in a round each caller has one hold
 		busy     float64 // least part of the time for which the key is held
 	}
-	many, alone := bounds{10, 30, 0.6}, bounds{9, 10, 0.75} // many callers in each Client, and one
+	many, alone := bounds{10, 30, 0.6}, bounds{9, 10, 0.75} // for many callers in each Client, and for one caller
 	check := func(w *crowd, b bounds) {
 		t.Run(fmt.Sprint(w.clients, " clients, ", w.callers, " callers, ", w.hold), func(t *testing.T) {
 			if b == alone {

@@ -127,7 +127,7 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 						within(t, "the next Lock", start, 2*time.Second)
 						synctest.Wait()
 						nothingLeft(t, c)
-						how = runtime.Goexit // the second time
+						how = runtime.Goexit // in the second round
 					}
 				})
 			})

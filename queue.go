@@ -28,12 +28,12 @@ const freshEnough = 50 * time.Millisecond
 //	a caller leaves            the last one ends the line
 type queue struct {
 	*core
-	polls bool // nothing in the store wakes the callers that wait
+	polls bool // callers that wait must poll, because nothing in the store wakes them
 
 	// All below is guarded by mu.
-	lines     map[string]*line    // by key; the lines of shared callers are not here
+	lines     map[string]*line    // by key; without the lines of shared callers
 	contended contended           // keys that other Clients may want
-	lookers   map[string]chan int // by key: a channel that sends a slot that may be free to the caller that looks for one
+	lookers   map[string]chan int // by key: for the caller that looks for a slot, a channel that receives a slot that may be free
 	callers   int                 // number of callers in all lines
 	open      int                 // number of holds that are trusted or being released, or that Close ended before their Unlock
 }
@@ -53,7 +53,7 @@ type queue struct {
 type line struct {
 	q       *queue
 	key     string
-	waiting list.List // of *turn: the callers behind the head
+	waiting list.List // the callers behind the head, as *turn
 	hold    *hold     // the head's hold, until it is lost or released
 	answers           // what the store has answered to the head
 
@@ -63,15 +63,15 @@ type line struct {
 	sought   bool    // the head's hold came after a refusal, so others may want the key
 	recalled bool    // another Client wants the key, so the hold lingers for rowTime at most
 	pace     pace    // how the key is shared with other Clients
-	gapEnds  instant // when the last gap ends or has ended
+	gapEnds  instant // end of the last gap, which may have passed
 }
 
 // turn is one caller of a line.
 type turn struct {
 	r     *request
-	ctx   context.Context // Lock's
+	ctx   context.Context // Lock's context
 	since instant         // when the caller came, by clock.awake
-	ready chan ticket     // receives one ticket, and has room for it; nil unless the caller waits
+	ready chan ticket     // receives the caller's ticket, and has room for it; nil unless the caller waits
 	place *list.Element   // its place in the line's waiting; nil if it is not there
 }
 
@@ -82,7 +82,7 @@ type ticket struct {
 	err   error           // for giveUp
 
 	// For mayAsk.
-	lastAnswer error         // the line's last answer; errHeldHere if the last head held the key
+	lastAnswer error         // last of the line's answers
 	after      time.Duration // how long to leave the key to other Clients first
 }
 
@@ -179,7 +179,7 @@ func (ln *line) quitLocked(t *turn) *Lease {
 		ln.leaveLocked()
 		return nil
 	}
-	tk := <-t.ready // the ticket is there: it was sent under mu, when t was taken out of the line
+	tk := <-t.ready // does not block: the ticket was sent under mu, when t was taken out of the line
 	if tk.do == mayAsk {
 		ln.promoteLocked()
 		ln.leaveLocked()
@@ -211,7 +211,7 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 		p.mean += (waited - p.mean) / meanOver
 	}
 	ln.pace.found = 0
-	ln.sought = sought // if true, a gap follows the release, however long ago the refusal was
+	ln.sought = sought // so that a gap follows the release, however long ago a refusal was
 	// The row begins here even if no caller waits yet, because a caller may come during the hold
 	// and get the hold by a hand-over.
 	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
@@ -227,7 +227,7 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 	ln.remove(t)
 	ln.turns++
-	ln.leaveLocked() // for the caller that unlocks; the line counts the next one already
+	ln.leaveLocked() // takes out the caller that unlocks; the line counts the next one already
 	t.ready <- ticket{do: haveLease, lease: l}
 }
 
@@ -243,7 +243,7 @@ func (ln *line) endedLocked(h *hold) {
 		}
 	}
 	switch {
-	case h.claim.Shared: // its line had no other caller
+	case h.claim.Shared: // the line has no other caller
 	case ln.callers == 1: // the line ends
 		ln.lastLeavesLocked()
 	case !ln.q.traits.Ordered: // the next caller in line becomes the head
@@ -471,13 +471,13 @@ type contended map[string]contention
 
 type contention struct {
 	until   instant // the end of the time for which the key counts as contended
-	gapEnds instant // when a gap after the last release ends or has ended
+	gapEnds instant // end of the gap after the last release, which may have passed
 	pace    pace
 }
 
 const (
 	contendedFor = time.Second // how long after its last refusal a key counts as contended
-	maxContended = 256         // most keys; the next caller of a forgotten key makes an attempt too many or leaves no gap
+	maxContended = 256         // the number of keys kept; after a key is forgotten, its next caller makes an attempt too many or leaves no gap
 )
 
 func (k *contended) note(key string, now instant) {

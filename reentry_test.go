@@ -17,8 +17,8 @@ import (
 type nested struct {
 	f               *faulty
 	outer, inner    *hasp.Lease
-	other           *hasp.Lease             // lease of another key, between the two
-	cancel, between context.CancelCauseFunc // end the context of the outer Lock, and a context between the two
+	other           *hasp.Lease             // a lease of another key between outer and inner
+	cancel, between context.CancelCauseFunc // cancel the context of the outer Lock, and a context between outer and inner
 }
 
 func TestInnerContext(t *testing.T) {
@@ -85,7 +85,7 @@ func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
 			ctx = l.Context()
 		}
 		cancel()
-		want(t, "the innermost context", ctx.Err(), context.Canceled) // not in 2^200 steps
+		want(t, "the innermost context", ctx.Err(), context.Canceled) // must not take 2^200 steps
 		time.Sleep(10 * hasp.DefaultTTL)
 		want(t, "an unrelated lease", other.Err(), nil)
 		for _, l := range leases {
@@ -241,7 +241,7 @@ func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 		if waited := time.Since(start); waited < time.Hour || waited > time.Hour+time.Second {
 			t.Errorf("waited %v", waited)
 		}
-		inner := lockIn(t, c, outer.Context(), "k") // without the option
+		inner := lockIn(t, c, outer.Context(), "k") // without the option, Lock re-enters
 		unlock(t, inner)
 		unlock(t, outer)
 		freed(t, f, "k", "the key is still held")

@@ -22,7 +22,7 @@ const (
 	windowsPerT  = 100                   // the window is TTL/100: renewals that are due within it travel together
 	checkEvery   = time.Second           // how often the clock is read while leases are held
 	renewalsPerT = 3                     // a renewal starts at TTL/3
-	overdueTerms = 10                    // EventStillHeld reports a lease that is held for longer
+	overdueTerms = 10                    // number of terms after which EventStillHeld reports a lease
 	triesPerT    = 10                    // a try lasts at most TTL/10; the second try of a renewal, TTL/5
 )
 
@@ -34,7 +34,7 @@ type renewer struct {
 	*store
 	reaper   *reaper
 	observer *observer
-	wake     chan struct{} // signals an earlier wakesAt; has room for one
+	wake     chan struct{} // signals that wakesAt is earlier now; has room for one signal
 
 	// All below is guarded by mu.
 	holds   holdHeap         // holds that are trusted
@@ -195,7 +195,7 @@ func (r *renewer) serveLocked(now instant) (gone []*Lease) {
 		}
 		gone = append(gone, h.endExpiredLocked(now)...)
 		if h.index < 0 {
-			continue // it has ended
+			continue // the hold has ended
 		}
 
 		if isDue {
@@ -269,7 +269,7 @@ type batch struct {
 	sent   instant         // when the call began
 	slept  int64           // how long the machine had slept by then
 	over   bool            // the call has ended, and later answers do not count; guarded by mu
-	err    error           // the last outcome; for Extend, whose batch has one hold; guarded by mu
+	err    error           // the last outcome, which Extend returns, because its batch has one hold; guarded by mu
 }
 
 // run sends the batch, and then dispatches renewals that have waited for its end.
@@ -409,7 +409,7 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	b.holds[i] = nil
 	b.r.mu.Unlock()
 	if err != nil && !backend.Definite(err) {
-		err = plain(err, b.try) // the context that has ended is the engine's own
+		err = plain(err, b.try) // because the context that has ended is the engine's own
 	}
 	b.answer(i, h, g, err)
 }
@@ -421,7 +421,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	r.mu.Lock()
 	h.callEndedLocked()
 
-	var gone []*Lease // their contexts end after mu was unlocked
+	var gone []*Lease // lost leases, whose contexts must end without mu
 	until := b.sent.add(ttl - backend.Drift(ttl))
 	if !g.Until.IsZero() {
 		until = r.clock.at(g.Until, b.slept)
@@ -520,7 +520,7 @@ func (h *hold) renewedLocked(now, start, until instant) {
 	h.failed, h.failure = 0, nil
 	h.renewAt(now, max(renewalTime(start, min(h.claim.TTL, until.sub(start))), now.add(minSleep)))
 	if start <= h.raised {
-		h.renewAt(now, now+1) // the call asked for a shorter term: ask again
+		h.renewAt(now, now+1) // the call was sent before the term was raised, so ask again
 	}
 }
 

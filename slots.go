@@ -130,7 +130,7 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	answered := false // the store has refused a slot
 	for j := range n {
 		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.c.answerTime() {
-			break // the rest of the slots would take too long; see WithMaxWait
+			break // the other slots would take too long; see WithMaxWait
 		}
 		i := (first + j) % n
 		r := w.r

@@ -63,7 +63,7 @@ func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, 
 			}
 			c.Close()
 			nothingLeft(t, c)
-			synctest.Wait() // the holder unlocks the queue in the background
+			synctest.Wait() // because the holder unlocks the queue in the background
 			freed(t, other, "k#queue", "the queue is still held")
 		}()
 		run(t, f, c, taken)
@@ -182,7 +182,7 @@ func TestLookForASlotInAnOutage(t *testing.T) {
 		wantOutage(t, "Lock", errOf(c.Lock(ctx, "k", hasp.WithSlots(2))), errNet, context.DeadlineExceeded)
 		f.set(up)
 		unlock(t, l)
-		time.Sleep(10 * time.Second) // clean-up
+		time.Sleep(10 * time.Second) // until clean-up has ended
 	})
 }
 
@@ -257,7 +257,7 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 			}
 		})
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(2))), hasp.ErrUnavailable)
-		time.AfterFunc(10*time.Second, func() { taken[0].Unlock(t.Context()) }) // longer than Timeout
+		time.AfterFunc(10*time.Second, func() { taken[0].Unlock(t.Context()) }) // after more than Timeout
 		l := lockNow(t, c, "k", hasp.WithSlots(2))
 		if l.Slot() != taken[0].Slot() {
 			t.Errorf("slot %d", l.Slot())

@@ -222,17 +222,17 @@ const (
 // must still be cleaned up then.
 type reaper struct {
 	*store
-	wake chan struct{} // signals a change of the queue; has room for one
+	wake chan struct{} // signals a change of the queue; has room for one signal
 
 	// All below is guarded by mu.
-	running bool    // its goroutine exists
+	running bool    // the goroutine exists
 	queue   []*reap // by the time of the next try
 	active  int     // calls in flight
 }
 
 type reap struct {
 	claim  backend.Claim
-	keep   instant       // the release leaves the key taken until then, for WithMinHold; 0 if it does not
+	keep   instant       // end of the min hold, until which the release leaves the key taken; or 0
 	at     instant       // when the next try is due, by clock.awake
 	until  instant       // when the token has expired in the store, by clock.awake
 	times  int           // number of answered releases that are still needed
@@ -317,7 +317,7 @@ func (r *reaper) run() {
 
 		done := r.closing.Done()
 		if closing {
-			done = nil // handled once, so that the loop can block again
+			done = nil // it was handled already; the loop must be able to block again
 		}
 		timer.Reset(wait)
 		select {

@@ -164,7 +164,7 @@ func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 		for _, then := range []acquireHook{nil, hungAcquire} {
 			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				f.acquire = failAcquire(errNet)
-				if then != nil { // fails once and then hangs for longer than Timeout/3
+				if then != nil { // the store fails once, and then hangs for longer than Timeout/3
 					onlyOnce(f, func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
 						f.set(func(f *faulty) { f.acquire = then })
 						return backend.Grant{}, errNet
@@ -192,7 +192,7 @@ func TestDefiniteErrorsAreNotUnavailable(t *testing.T) {
 		wantOnly(t, "held, by TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
 		var held *backend.HeldError
 		if err := errOf(c.Lock(ctx, "k")); errors.As(err, &held) {
-			t.Errorf("%v, want the context's error", err) // ctx had ended before
+			t.Errorf("%v, want the context's error", err) // because ctx had ended before
 		}
 		wantOnly(t, "no key", errOf(c.Lock(t.Context(), "")), hasp.ErrInvalid)
 		wantOnly(t, "a term too short", l.Extend(t.Context(), 1), hasp.ErrInvalid)
@@ -212,8 +212,8 @@ func TestDefiniteErrorsAreNotUnavailable(t *testing.T) {
 	wantOnly(t, "unsupported", errOf(c.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 }
 
-// While the store is down, the loss of a lease around the call ends the call. The error matches
-// ErrLost, and so it does not match ErrUnavailable. errors.As still finds the details.
+// While the store is down, the outer lease is lost, which ends the Lock inside it. The error
+// matches ErrLost, and so it does not match ErrUnavailable. errors.As still finds the details.
 func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
 	withClient(t, &hasp.Options{TTL: time.Second, Timeout: time.Minute}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "outer")

@@ -120,7 +120,7 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 
 	cl := w.claim()
 	f, late := c.reaper.guard(cl, c.store.waiter.Wait)
-	start, slept := c.clock.read() // before the driver reads its clock for Grant.Until
+	start, slept := c.clock.read() // before Wait, because Grant.Until is a time that the driver reads during Wait
 	g, err := run(&c.store, ctx, 0, nil, nil, f, late)
 	switch {
 	case err == nil:

@@ -306,7 +306,7 @@ func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 // Options.Timeout bounds the whole outage.
 func TestOutageIsCountedOnce(t *testing.T) {
 	for _, why := range []error{errNet, context.DeadlineExceeded} {
-		var since time.Time // the store goes down after a minute
+		var since time.Time // when the store goes down, which is after a minute
 		d := hooked{traits: inNoOrder}
 		d.acquire = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			if since.IsZero() {

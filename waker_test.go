@@ -19,7 +19,7 @@ type waking struct {
 	*faulty
 
 	mu        sync.Mutex                                          // guards all below
-	listen    func(ctx context.Context, wake chan struct{}) error // nil, or what Listen does; it may close wake
+	listen    func(ctx context.Context, wake chan struct{}) error // what Listen does; nil for nothing; it may close wake
 	begun     []time.Time                                         // when Listen was called
 	listening map[chan struct{}]bool                              // the wake channels of the callers that listen
 }
@@ -80,7 +80,7 @@ func TestCallersThatListen(t *testing.T) {
 	for name, tc := range map[string]struct {
 		listen  func(context.Context, chan struct{}) error
 		ttl     time.Duration // of the holder; 0 means long
-		told    bool          // the release wakes the callers
+		told    bool          // whether the release wakes the callers
 		opts    []hasp.Option
 		within  time.Duration // longest time from the release, or from the end of ttl, to the grant
 		asked   int           // most attempts; 0 means any number, because the caller polls
@@ -173,7 +173,7 @@ func TestCallersThatListenAndLeave(t *testing.T) {
 				}
 				want := []string(nil)
 				if shared {
-					want = w.acquired[len(w.acquired)-2 : len(w.acquired)-1] // the claim of the last attempt, without WillRetry, keeps out no caller
+					want = w.acquired[len(w.acquired)-2 : len(w.acquired)-1] // not the last claim: it has no WillRetry, and keeps out no caller
 				}
 				if !slices.Equal(w.released, want) {
 					t.Errorf("fails %t, shared %t: released %q, want %q", fails, shared, w.released, want)

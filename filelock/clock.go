@@ -12,8 +12,8 @@ type instant struct {
 	// clocks, more follows.
 	clock string
 
-	up   time.Duration // since the boot, including suspends
-	wall time.Time     // by the wall clock
+	up   time.Duration // time since the boot, including suspends
+	wall time.Time     // the time by the wall clock
 }
 
 // readClock returns the present instant. If the boot clock cannot be read, the wall clock alone

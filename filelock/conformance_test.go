@@ -65,7 +65,7 @@ func (s *swappable) entries(context.Context, string) (names []string, err error)
 
 func harness() conformance.Harness {
 	var s swappable
-	var ahead atomic.Int64 // how far the clock was moved
+	var ahead atomic.Int64 // how far the clock was moved forward
 	open := func(store string) *driver {
 		d := on(store, nil)
 		d.clock = func() instant {

@@ -201,7 +201,7 @@ func TestDirectoryThatIsAFileIsAnError(t *testing.T) {
 		outage(t, "renew", renew(d, claim("k"))[0], file)
 		_, err = hasp.Open(t.Context(), "filelock://"+dir, nil)
 		outage(t, "open", err, file)
-		if err := d.createDir(); err == nil { // the file may come after the driver has looked
+		if err := d.createDir(); err == nil { // createDir alone, as if the file had come after ensureDir had looked
 			t.Errorf("%s: made beside the file", dir)
 		}
 	}

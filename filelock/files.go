@@ -14,7 +14,7 @@ import (
 
 // Names of files and directories that are not ready for use.
 const (
-	probePrefix = "temp-open-"     // in the directory: the file of a test whether the directory can be used
+	probePrefix = "temp-open-"     // in the directory: the file with which Open tests the directory
 	newPrefix   = "temp-new-"      // in the directory: an empty file before it gets its name
 	dirPrefix   = ".filelock-new-" // beside the directory: the directory before it gets its name
 )
@@ -101,7 +101,7 @@ func create(path string) (*os.File, error) {
 
 	fi, err := f.Stat()
 	if err == nil && perm&^fi.Mode().Perm() != 0 {
-		err = f.Chmod(perm) // the umask has taken permissions away
+		err = f.Chmod(perm) // because the umask has taken permissions away
 	}
 	if err != nil {
 		f.Close()
@@ -143,7 +143,7 @@ func fill(f *os.File, content []byte, flush bool) error {
 		err = f.Sync()
 	}
 	if e := f.Close(); err == nil {
-		err = e // some file systems report a full disk here
+		err = e // because some file systems report a full disk only here
 	}
 	return err
 }
@@ -225,7 +225,7 @@ func (d *driver) createDir() error {
 	if err != nil {
 		var path *fs.PathError
 		if errors.As(err, &path) {
-			path.Path = d.dir // the name that the user knows
+			path.Path = d.dir // because the user knows this name
 		}
 		return err
 	}

@@ -96,7 +96,7 @@ func (d *driver) named(ctx context.Context, name string, timeout time.Duration) 
 func (d *driver) recordIn(name string) (*record, error) {
 	b, _, err := readFile(filepath.Join(d.dir, name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotFile) {
-		return nil, nil // the record was removed meanwhile, or was none
+		return nil, nil // the file was removed meanwhile, or is no record
 	}
 	if err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func mayBegin(name, prefix string) bool {
 	return strings.HasPrefix(name, sumPrefix) && strings.HasSuffix(name, suffix)
 }
 
-// stripeOfName returns the stripe of the key that the name of a state file stands for.
+// stripeOfName returns the stripe of a key, given the name of the key's state file.
 func stripeOfName(name string) (stripe int, ok bool) {
 	name, _ = strings.CutSuffix(name, suffix)
 	if sum, ok := strings.CutPrefix(name, sumPrefix); ok {

@@ -34,6 +34,6 @@ func holdGuard(args []string) error {
 	}
 	defer g.drop()
 	fmt.Println("ready")
-	_, err = io.Copy(io.Discard, os.Stdin) // until it is killed, or the test has ended
+	_, err = io.Copy(io.Discard, os.Stdin) // until this process is killed, or the test ends
 	return err
 }

@@ -11,7 +11,7 @@ import (
 const (
 	sweepFiles = 256       // how many files one sweep checks
 	sweepEvery = 128       // how many keys a driver takes between two sweeps
-	openFiles  = 1000      // how many files the sweep of an opening checks
+	openFiles  = 1000      // how many files Open by URL sweeps
 	sweepAge   = time.Hour // if a temporary file is older, its process has died
 )
 

@@ -56,7 +56,7 @@ func NewDriver() backend.Driver { return new(Store).Driver() }
 // Inspector and a Lister, and it grants fences.
 type driver struct {
 	store  *Store
-	once   sync.Once     // closes closed
+	once   sync.Once     // so that Close closes the channel only once
 	closed chan struct{} // closed by Close
 }
 
@@ -75,7 +75,7 @@ type entry struct {
 	fence uint64        // the largest fence of the holders, or 0
 	since time.Time     // when the exclusive hold began
 	until time.Time     // when its term ends
-	queue list.List     // of *waiter, in order of arrival
+	queue list.List     // the waiters in order of arrival, as *waiter
 
 	// The holders of a shared hold, by token. Some of their terms may have ended.
 	readers map[string]*reader
@@ -93,7 +93,7 @@ type waiter struct {
 	claim backend.Claim
 	place *list.Element  // in the entry's queue, until grant is set
 	grant *backend.Grant // nil until the key is handed to this waiter
-	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one
+	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one signal
 }
 
 func (d *driver) Traits() backend.Traits {
@@ -294,7 +294,7 @@ func (d *driver) List(ctx context.Context, prefix string, _ time.Duration) iter.
 		defer s.mu.Unlock()
 		outside := func(e backend.Entry, err error) bool {
 			s.mu.Unlock()
-			defer s.mu.Lock() // also if yield panics
+			defer s.mu.Lock() // deferred, because yield may panic
 			return yield(e, err)
 		}
 		looked := 0
@@ -504,7 +504,7 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 	}
 	switch next := e.first(); {
 	case next != nil:
-		next.signal() // it may have become first, or its timer may run until the end of an old term
+		next.signal() // next may have become first, or its timer may run until the end of an old term
 	case !e.held(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {

@@ -21,14 +21,14 @@ type Context struct {
 
 	mu     sync.Mutex // guards all below
 	native *native    // made when a caller first asks for Done; nil until then
-	err    error      // the end that Err saw, or that End set, while native was nil
+	err    error      // why the context ended, if Err or End recorded that while native was nil
 }
 
 // native is a context of package context.
 type native struct {
 	context.Context
 	cancel   context.CancelFunc
-	stopQuit func() bool // stops the watch of quit; nil if there is none
+	stopQuit func() bool // ends the watch of quit; nil if quit is nil
 }
 
 // WithTimeout returns a Context that ends d from now at the latest. If quit is not nil, the Context

@@ -58,7 +58,7 @@ func TestEnds(t *testing.T) {
 						t.Errorf("before the end: %v", err)
 					}
 					test.end(c, cancel)
-					synctest.Wait() // for timers
+					synctest.Wait() // until timers have fired
 					if err := c.Err(); err != test.want {
 						t.Errorf("Err: %v, want %v", err, test.want)
 					}
