@@ -16,8 +16,8 @@ import (
 )
 
 // Client is a [Locker] over one driver, for any number of goroutines. A program needs only one
-// Client per store. The callers of a Client that wait for the same key do so in order of arrival,
-// and the leases of a Client are renewed together.
+// Client per store. Callers of one Client wait for a key in order of arrival, and the leases of a
+// Client are renewed together.
 type Client struct {
 	*core
 	store    store
@@ -85,7 +85,7 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 // the term ends. With [Do], the lease is renewed until the function returns.
 //
 // A context derived from a lease's context re-enters: if that lease holds the same key on the same
-// Client, Lock returns at once with a lease on the same hold. Unlock the inner lease first, as
+// Client, Lock returns immediately with a lease on the same hold. Unlock the inner lease first, as
 // defer does. If the outer lease is unlocked first, the inner lease's context ends, and the hold is
 // renewed for at most one more term. A call with any other context waits for the key, even if its
 // caller holds it.

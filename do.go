@@ -85,8 +85,9 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 // key, so two calls with overlapping keys cannot deadlock. If l is a [*Client], LockAll first makes
 // one attempt at every key, as TryLock does, up to 64 at the same time. So free keys take one round
 // trip. It keeps the keys before the first one that it did not get, and unlocks the later ones.
-// With WithMaxWait(0), or with less time than some round trips take, LockAll only locks one key
-// after another: if two such calls overlap, one of them gets its keys.
+// With WithMaxWait(0), or with less time than some round trips take, LockAll makes no such
+// attempts, and locks one key after another. If the keys of two such calls overlap, one call gets
+// its keys.
 //
 // While LockAll waits for a key, the leases that it already has are renewed, unless WithoutRenewal
 // is among opts. In that case choose a TTL much longer than all the waits and calls to the store
@@ -329,7 +330,7 @@ const (
 //   - immediately ErrInvalid or errors.ErrUnsupported, for Lock's reasons, or because fn is nil or
 //     opts have WithMaxWait or WithShared.
 //
-// After a loss Lead waits until fn has returned, discards the result, even if it is nil, and
+// After a loss, Lead waits until fn has returned, and discards the result, even if it is nil. It
 // competes again after a pause of up to 100 ms. So fn must be safe to run again. In one Lead, no
 // two calls of fn run at the same time. After an outage, Lead tries again after a pause of up to a
 // second. Options.Observe reports outages and losses, and [Client.Inspect] shows who leads.

@@ -37,10 +37,10 @@ var (
 	// taken effect. If a failed Lock may have left a hold or a place in the store, the Client
 	// releases it in the background.
 	//
-	// Its reasons are refused and broken connections, timeouts, every error that the server itself
-	// reports (no memory, no permission, read only, loading), a lost quorum, and an unknown outcome
-	// of an Unlock or an Extend. It wraps the driver's error. It matches none of the other errors
-	// here, except where LockAll or Do joins several errors.
+	// Its reasons are refused and broken connections, timeouts, a lost quorum, and an unknown
+	// outcome of an Unlock or an Extend. Every error that the server itself reports is another (no
+	// memory, no permission, read only, loading). It wraps the driver's error. It matches none of
+	// the other errors here, except where LockAll or Do joins several errors.
 	//
 	// If the caller's context ends before any call has failed, the error matches only the context's
 	// error: a short deadline is not an outage. If a call has failed before, the error matches
@@ -121,9 +121,9 @@ func marked(err error) error {
 	return available{err}
 }
 
-// available is an error that must not match ErrUnavailable although a part of it does: the cause
-// that the caller gave its context, or an outage joined with the loss of a lease around the call.
-// It does not unwrap, so that errors.Is does not find that part.
+// available is an error that must not match ErrUnavailable although a part of it does. Such a part
+// is the cause that the caller gave its context, or an outage that is joined with the loss of an
+// outer lease. available has no Unwrap, so errors.Is does not find that part.
 type available struct{ err error }
 
 func (e available) Error() string { return e.err.Error() }

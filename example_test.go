@@ -223,7 +223,7 @@ func ExampleLease_Extend() {
 	// index true
 }
 
-// A fence stops what the lock alone cannot: a write that is under way when its writer loses the
+// A fence stops what the lock alone cannot: a write that is in flight when its writer loses the
 // lock.
 func ExampleWithFence() {
 	var seen uint64 // the resource keeps it next to the data

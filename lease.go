@@ -162,8 +162,8 @@ func (l *Lease) renewUntilUnlock() {
 	defer c.mu.Unlock()
 	l.untilUnlock = true
 
-	// Renewal may have stopped by now, because the contexts of all Locks have ended while the
-	// process was stopped.
+	// If the contexts of all Locks have ended while the process was stopped, renewal may have
+	// stopped by now.
 	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(c.clock.now()) {
 		c.renewer.scheduleLocked(h)
 	}
@@ -266,8 +266,8 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 		return was, nil
 	}
 
-	// End this lease before a hand-over: the next caller in line then runs immediately, and its
-	// context may be derived from this lease's.
+	// End this lease before a hand-over. The next caller in line runs immediately after it, and may
+	// have a context that is derived from this lease's.
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
@@ -406,8 +406,8 @@ func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, s
 	return h, nil
 }
 
-// startLocked makes h the hold of ln, and returns its first lease. The Client waited for h for the
-// time waited. If sought is true, the first attempt did not get h.
+// startLocked makes h the hold of ln, and returns its first lease. waited is how long the Client
+// waited for h. If sought is true, the first attempt did not get h.
 func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited time.Duration, sought bool) *Lease {
 	h.line = ln
 	if r.noRenew {
@@ -488,7 +488,7 @@ func (h *hold) suitsLocked(r *request, now instant) bool {
 }
 
 // passableLocked reports whether a later caller may get h: h is renewed and was not extended, and
-// nobody asked for a fence, a max hold or a min hold.
+// no caller has asked for a fence, a max hold or a min hold.
 func (h *hold) passableLocked() bool {
 	return !h.extended && h.renewal == renews && !h.claim.Fenced && h.limit == never && h.keep == 0
 }

@@ -61,7 +61,7 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 		acquires int
 	}{
 		{name: "alike", n: 10, acquires: 1},
-		{name: "confirmed too long ago", n: 10, acquires: 3, // the row that began with the first hold is over after the second
+		{name: "confirmed too long ago", n: 10, acquires: 3, // the row begins with the first hold, and is over after the second hold
 			between: func(*testing.T, *faulty, *hasp.Lease) { time.Sleep(50 * time.Millisecond) }},
 		{name: "another term", n: 5, acquires: 2, first: []hasp.Option{hasp.WithTTL(time.Minute)}},
 		{name: "a fence for the next", n: 5, acquires: 6, others: []hasp.Option{hasp.WithFence()}},

@@ -394,9 +394,10 @@ func (w *wait) waitedLocked(now instant) time.Duration {
 // errNoneAround says that no lease around the caller holds the key.
 var errNoneAround = errors.New("no lease around the caller holds the key")
 
-// reenter adds a lease to the hold of the innermost lease around the caller that holds the key, or
-// a slot of it if the call has slots. A lease is around the caller if the caller's context is
-// derived from the lease's. Without such a lease, the error is errNoneAround.
+// reenter finds the innermost lease around the caller that holds the key, or a slot of the key if
+// the call has slots. It adds a lease to the hold of that lease. A lease is around the caller if
+// the caller's context is derived from the lease's. Without such a lease, the error is
+// errNoneAround.
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r
 	for o := r.around; o != nil && !r.apart; o = o.around {

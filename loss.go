@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// This file ends holds that are not unlocked, because of the clock (endExpiredLocked) or of an
-// answer of the store (batch.answer in renew.go). The context of the lease and an event report the
-// loss to the program.
+// This file ends holds that are lost: by the clock (endExpiredLocked), or by an answer of the store
+// (batch.answer in renew.go). The context of the lease and an event report the loss to the program.
 
 // endExpiredLocked ends the leases of h whose time is over by the clock, and returns them. The
 // caller calls endContext of each, after it has released mu.

@@ -183,9 +183,9 @@ func WithMaxHold(d time.Duration) Option {
 // as a [HeldError] whose RetryAfter is the rest of d, and whose Owner is the last holder. Break
 // frees the key sooner.
 //
-// The min hold has no effect until Unlock reaches the store. So the key is free after the term, and
-// another process can do the job, if the holder dies before Unlock, the lease is lost, or the store
-// cannot be reached until the term ends.
+// The min hold has no effect until Unlock reaches the store. If the holder dies before Unlock, the
+// lease is lost, or the store cannot be reached until the term ends, the key is free after the
+// term. Then another process can do the job.
 //
 // Under re-entry the latest end counts. Zero means no minimum. A d below zero or above 36 years is
 // ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is errors.ErrUnsupported,
@@ -212,13 +212,13 @@ func WithMinHold(d time.Duration) Option {
 // With other strategies, d counts as 50 ms at most.
 //
 // While a key lingers, Inspect shows it as held, and TryLock of another process returns ErrHeld,
-// although nobody works under it. So do not use WithLinger if an Unlock tells another process to
-// call TryLock. If the process dies without Close, the key stays taken until its term ends. After a
-// Break by another process, callers may get the broken hold until the next renewal.
+// although no caller works under it. So do not use WithLinger if another process calls TryLock when
+// it notices your Unlock. If the process dies without Close, the key stays taken until its term
+// ends. After a Break by another process, callers may get the broken hold until the next renewal.
 //
-// The option has no effect on a lease that is shared, fenced, extended or not renewed, on one with
-// a min hold, a max hold or slots, under re-entry, with LockAll, DoAll and Lead, and on a store in
-// this process. A negative d is ErrInvalid.
+// The option has no effect on a lease that is shared, fenced, extended or not renewed, or that has
+// a min hold, a max hold or slots. It has no effect under re-entry, with LockAll, DoAll and Lead,
+// and on a store in this process. A negative d is ErrInvalid.
 func WithLinger(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 {
@@ -242,20 +242,21 @@ func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }
 
-// WithShared takes the key shared. Any number of shared leases may hold a key at once, but never
-// beside an exclusive lease. If a Lock without WithShared waits, new shared callers wait behind it,
-// so that it gets the key even if they keep coming. Each shared caller asks the store itself. Each
-// shared lease is renewed, and may be lost, on its own.
+// WithShared takes the key shared. Any number of shared leases may hold a key at the same time, but
+// never beside an exclusive lease. If a Lock without WithShared waits, new shared callers wait
+// behind it, so that the Lock gets the key even if shared callers keep coming. Each shared caller
+// asks the store itself. Each shared lease is renewed, and may be lost, on its own.
 //
 // A shared Lock re-enters the lease of the key in its context. If that lease is exclusive, the new
-// one is exclusive as well. In the context of a shared lease, an exclusive Lock or TryLock is
-// ErrInvalid at once: a shared lease cannot become exclusive, because two leases that tried would
-// wait for each other.
+// one is exclusive as well. In the context of a shared lease, an exclusive Lock or TryLock
+// immediately returns ErrInvalid. A shared lease cannot become exclusive, because two leases that
+// tried would wait for each other.
 //
 // With WithFence, a shared lease also gets a fence. With redlock, two shared leases that begin at
 // the same moment may get the same fence. A resource that checks the fences of readers and writers
-// keeps two numbers: it refuses a write whose fence is smaller than the largest it has seen, and a
-// read whose fence is smaller than the largest it has seen with a write.
+// keeps two numbers: the largest fence that it has seen, and the largest that it has seen with a
+// write. It refuses a write whose fence is smaller than the first number, and a read whose fence is
+// smaller than the second.
 //
 // WithShared with WithMinHold or WithSlots is ErrInvalid. If the driver has no
 // [backend.Traits].Shared, the error is errors.ErrUnsupported, and the key is not locked.
@@ -269,18 +270,19 @@ func WithFence() Option {
 	return func(r *request) { r.fenced = true }
 }
 
-// WithSlots lets up to n leases hold the key at once. Each has a slot, from 0 to n-1
+// WithSlots lets up to n leases hold the key at the same time. Each has a slot, from 0 to n-1
 // ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that key. Inspect
 // of KEY itself says that it is free; hasp inspect KEY also shows its slots. All callers of a key
 // must use the same n; while a deployment changes n, up to the larger n leases may hold the key.
 // The slot of a holder that died is free after its term. WithSlots(1) and a lock without WithSlots
 // do not exclude each other.
 //
-// Lock first locks the key KEY#queue, in the order of the strategy. Then it asks for each slot in
-// turn, except those that this Client knows to be held. It asks again when a lease of this Client
-// ends, and after a pause that grows to max(80 ms, n · 10 ms). So it costs a lock and an unlock of
-// KEY#queue, and one call for each slot that it tries. TryLock asks for each slot once, unless a
-// Lock of this Client waits for one. It may get a slot before a Lock of another Client that waits.
+// Lock first locks the key KEY#queue. Its callers get that key in the order of the strategy. Then
+// it asks for each slot in turn, except those that this Client knows to be held. It asks again when
+// a lease of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So it costs a
+// lock and an unlock of KEY#queue, and one call for each slot that it tries. TryLock asks for each
+// slot once, unless a Lock of this Client waits for one. It may get a slot before a Lock of another
+// Client that waits.
 //
 // If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
 // are per slot. n below 1 or above 100 is ErrInvalid.

@@ -232,8 +232,8 @@ func TestHandleIsPassedBack(t *testing.T) {
 }
 
 // If a grant arrives after its caller has left, or after its own term, it is released with its
-// handle. If the driver's calls end with their contexts, nobody receives a late grant. The releases
-// of the unknown outcome have no handle.
+// handle. If the driver's calls end with their contexts, the engine does not receive a late grant.
+// The releases of the unknown outcome have no handle.
 func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ends   backend.Cancellation

@@ -143,8 +143,8 @@ func TestClientsThatPollShareAKey(t *testing.T) {
 	}
 }
 
-// Some seconds after a long hold, Clients that have waited for it share the key evenly, even if
-// each Client has one caller and a round trip takes much less than a hold.
+// Some seconds after a long hold, the Clients that have waited share the key evenly. Each Client
+// has one caller, and a round trip may take much less than a hold.
 func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 	for _, trip := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {

@@ -48,8 +48,8 @@ type queue struct {
 // only counts them.
 //
 // A shared caller has a line of its own, which no other caller joins. It asks the store itself, and
-// has a hold of its own. If a Client handed a shared hold from caller to caller, it might never
-// release the key, and an exclusive caller of another Client would never get it.
+// has a hold of its own. If a Client handed a shared hold from caller to caller, the Client might
+// never release the key, and an exclusive caller of another Client would never get it.
 type line struct {
 	q       *queue
 	key     string
@@ -120,9 +120,9 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
-	// The first caller asks the store. If the driver is Ordered, the others ask as well, with one
-	// exception: a TryLock does not ask if other callers are in the line and there is no outage,
-	// because one of them has the key or waits for it.
+	// The first caller asks the store. If the driver is Ordered, the others ask as well, except a
+	// TryLock: one of the other callers in the line has the key or waits for it. But in an outage a
+	// TryLock asks too.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0
@@ -146,8 +146,8 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	return ln, ticket{do: mustWait}
 }
 
-// unused returns the keys before the first one that is in use: a caller of this Client wants or
-// holds it, or the Client leaves it to other Clients for a gap.
+// unused returns the keys before the first one that is in use. A key is in use if a caller of this
+// Client wants or holds it, or if the Client leaves it to other Clients for a gap.
 func (q *queue) unused(keys []string) []string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -200,8 +200,8 @@ func (ln *line) leaveWithoutHoldLocked() {
 	ln.leaveLocked()
 }
 
-// startedLocked makes h, which the head got from the store, the hold of the line. The Client waited
-// for h for the time waited. If sought is true, the first attempt did not get h.
+// startedLocked makes h, which the head got from the store, the hold of the line. waited is how
+// long the Client waited for h. If sought is true, the first attempt did not get h.
 func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	ln.q.open++
 	ln.hold, ln.answers = h, answers{}
@@ -344,9 +344,9 @@ func (ln *line) staleLocked(answer error) bool {
 	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && ln.q.clock.awake().sub(ln.unanswered) >= ln.q.opts.Timeout/3
 }
 
-// refusalLocked returns why a caller in line does not have the key: a HeldError if this Client
-// holds the key, and otherwise the store's last answer to the head, or nil if there is none or it
-// is too old.
+// refusalLocked returns why a caller in line does not have the key. It is a HeldError if this
+// Client holds the key, and otherwise the store's last answer to the head. It is nil if there is no
+// answer, or if the answer is too old.
 func (ln *line) refusalLocked() error {
 	switch {
 	case ln.hold != nil:
@@ -432,8 +432,8 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	return now.add(d)
 }
 
-// refused records that an attempt found the key held, and returns how long to sleep. This Client
-// has waited for the key for the time waited, and the holder's Client waited for the time held.
+// refused records that an attempt found the key held, and returns how long to sleep. waited is how
+// long this Client has waited for the key, and held is how long the holder's Client had waited.
 func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 	if p.found == 0 || held != p.held {
 		p.found, p.held = now, held
@@ -447,8 +447,8 @@ func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 	return p.sleep(waited, now.sub(p.found))
 }
 
-// sleep returns how long to sleep. The Client has waited for the key for the time waited, and has
-// known the present hold for the time age. A Client that has waited for longer sleeps for less, so
+// sleep returns how long to sleep. waited is how long the Client has waited for the key, and age is
+// how long it has known the present hold. A Client that has waited for longer sleeps for less, so
 // that no wait is much longer than the others. A Client that has waited for the mean sleeps for a
 // ninth of the mean.
 func (p *pace) sleep(waited, age time.Duration) time.Duration {

@@ -195,8 +195,8 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	return d, opts, nil
 }
 
-// openErr returns the error of an opener that failed with err, within timeout: err joined with the
-// end of ctx, if ctx has ended.
+// openErr returns the error of an opener that was bounded by timeout and failed with err. If ctx
+// has ended, the error also matches the end of ctx.
 func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	end := withContextEnd(ctx, nil)
 	switch {

@@ -217,7 +217,7 @@ func (r *renewer) queueLocked(h *hold) {
 	if h.failed > 0 {
 		lanes = &r.suspect
 	}
-	// The tries of each class last up to twice as long as those of the class before.
+	// The tries of each class last up to twice as long as the tries of the class before.
 	class := min(bits.Len64(uint64(h.tryLocked(r.opts.Timeout)/(backend.MinTTL/triesPerT))), tryClasses-1)
 	lanes[class].queue = append(lanes[class].queue, h)
 }
@@ -482,8 +482,8 @@ func renewalTime(since instant, term time.Duration) instant {
 
 // renewAt makes the next renewal due at due. To share a batch with others, the renewal may begin
 // earlier, by a window at most, and by a quarter of the time until due at most. Without the second
-// bound, renewals of a short term would run in a tight loop against a store that refuses
-// connections at once.
+// bound, renewals of a short term would run in a tight loop against a store that immediately
+// refuses connections.
 func (h *hold) renewAt(now, due instant) {
 	h.due = due
 	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)

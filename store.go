@@ -214,9 +214,9 @@ const (
 	reapTwice = 2
 )
 
-// reaper releases tokens that may be in the store although no caller uses them: after calls of
-// unknown outcome, late grants, lost holds, and places in a queue that were given up. It is one
-// goroutine, which runs while there is work, and one more for each release in flight.
+// reaper releases tokens that may be in the store although no caller uses them. They are of calls
+// of unknown outcome, of late grants, of lost holds, and of places in a queue that were given up.
+// It is one goroutine, which runs while there is work, and one more for each release in flight.
 //
 // Its times are by clock.awake, because a command may reach the store only after a suspend, and
 // must still be cleaned up then.

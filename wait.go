@@ -197,15 +197,15 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 	return outage, false
 }
 
-// awaitEnd waits until ctx has ended, if its deadline is before the end of the wait, so that the
-// error can say so.
+// If ctx's deadline is before the end of the wait, awaitEnd waits until ctx has ended, so that the
+// error reports the end of ctx.
 func (w *wait) awaitEnd(ctx context.Context) {
 	if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
 		rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 	}
 }
 
-// outageOf returns when the outage that a Waiter's err reports began, by clock.awake:
+// A Waiter's err reports an outage. outageOf returns when that began, by clock.awake:
 //   - the Since of a [backend.UnavailableError], if err has one;
 //   - began, if err is only the context's error: the Wait had no answer since then;
 //   - otherwise now.
@@ -241,10 +241,10 @@ func (w *wait) endErr(ctx context.Context) error {
 }
 
 // pause returns how long to sleep after an attempt that failed with err. If the key is held,
-// Options.Backoff decides, or without it the pace of the line; a caller that listens polls seldom,
-// because it is woken. In an outage the number of attempts decides, and Backoff may make the sleep
-// longer. The sleep ends with the holder's term, and in time for a last attempt before the wait
-// ends.
+// Options.Backoff decides, or the pace of the line if there is no Backoff. A caller that listens
+// polls seldom, because the Waker wakes it. In an outage the number of attempts decides, and
+// Backoff may make the sleep longer. The sleep ends with the holder's term, and in time for a last
+// attempt before the wait ends.
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
 	c := w.c
 	var held backend.HeldError

@@ -168,9 +168,9 @@ func (e *UnavailableError) Unwrap() []error { return []error{ErrUnavailable, e.E
 // Driver keeps claims in one store with one strategy.
 //
 // Many goroutines may call its methods at the same time. Every call but a Wait is sent to the store
-// at most once. So a driver switches off the retries of its client library. Otherwise, if the store
-// carried out an Acquire and the reply was lost, the library would send the Acquire again, and the
-// store would refuse it, because the call's own token holds the key.
+// at most once. So a driver switches off the retries of its client library. Otherwise, if the reply
+// to an Acquire was lost, the library would send the Acquire again. The store would refuse it,
+// because the call's own token holds the key.
 type Driver interface {
 	// Traits returns what the driver can do. The answer never changes.
 	Traits() Traits
@@ -226,7 +226,7 @@ type Waiter interface {
 	//
 	// If it returns ErrHeld or another definite error, nothing of c is left in the store, neither a
 	// hold nor a place in a queue. Any other error is of unknown outcome, as from Acquire: a
-	// command may still be under way, and the claim may be in the store. Unless Traits.Cleans is
+	// command may still be in flight, and the claim may be in the store. Unless Traits.Cleans is
 	// set, the engine then releases c.Token, immediately and again after c.Timeout. Release removes
 	// a place in a queue as well as a hold.
 	//

@@ -1,7 +1,7 @@
 package conformance
 
-// The clauses check these sentences of package backend. A test compares them with
-// the package's doc comments, word for word.
+// The clauses check these sentences of package backend. A test compares them with the package's doc
+// comments, word for word.
 const (
 	saysHasp          = "Package hasp keeps its promises over every driver that keeps this contract."
 	saysOneHolder     = "At most one token holds a key at a time, however many callers ask for it."
@@ -39,7 +39,7 @@ const (
 	saysDeadWaiter    = "A waiter that died or that is cut off does not keep the others from the key."
 	saysIndependent   = "Waits do not depend on each other: neither a wait for one key nor its end affects another wait."
 	saysWaitLeaves    = "If it returns ErrHeld or another definite error, nothing of c is left in the store, neither a hold nor a place in a queue."
-	saysWaitUnknown   = "Any other error is of unknown outcome, as from Acquire: a command may still be under way, and the claim may be in the store."
+	saysWaitUnknown   = "Any other error is of unknown outcome, as from Acquire: a command may still be in flight, and the claim may be in the store."
 	saysWaitCtx       = "If an error matches ctx's own error, the outcome is unknown even if it also matches ErrHeld."
 	saysWaitHeld      = "If ctx ends the wait, the error matches ErrHeld if the store's last answer was ErrHeld."
 	saysSignal        = "Wait begins to listen before it makes an attempt, so that no release falls between the two."

@@ -18,10 +18,11 @@
 //
 // # Limits
 //
-// Only processes of one host exclude each other, even in a directory of a network file system (NFS,
-// SMB) or of virtual machines, which must support flock(2). A hostile process that may write in the
-// directory can break locks. So use a directory that belongs to the users who share the locks, and
-// not /tmp itself. Waiters have no order: the first caller that asks when the key is free gets it.
+// Only processes of one host exclude each other, even if hosts or virtual machines share the
+// directory, as with NFS or SMB. The file system must support flock(2). A hostile process that may
+// write in the directory can break locks. So use a directory that belongs to the users who share
+// the locks, and not /tmp itself. Waiters have no order: the first caller that asks when the key is
+// free gets it.
 //
 // # Cost
 //
@@ -29,9 +30,9 @@
 // callers may poll. To take or release a key takes about fifteen system calls, one of which creates
 // a file. On a local file system that takes tens of microseconds. A list reads 256 names at a time,
 // and the record of each; on Unix it locks no guard. A batch of renewals locks each guard once.
-// Only the first fence in half a minute waits for the disk. Records need not survive a power
-// failure, because their holders do not survive it. If a power failure leaves an incomplete record,
-// its key is free after the next boot.
+// Only the first fence in half a minute waits for the disk. Records may be lost in a power failure,
+// because their holders end with it. If a power failure leaves an incomplete record, its key is
+// free after the next boot.
 //
 // # URL
 //
@@ -60,8 +61,8 @@
 //	temp-*                 a file that is being written
 //
 // A key that was released or broken has no file, so a million keys that are not in use leave 130
-// small files. A record that expired, such as that of a holder that died or of a key with a minimum
-// hold, stays until the key is taken again or a sweep removes it. A driver sweeps 256 files when it
+// small files. If a holder died or had a minimum hold, its record expires. An expired record stays
+// until the key is taken again or a sweep removes the record. A driver sweeps 256 files when it
 // takes its first key, and each 128th key after that. So there are at most some hundreds more
 // expired records than other records. Open by URL sweeps 1,000 files. A sweep also removes
 // temporary files after an hour. If a process dies while it creates the directory, it leaves

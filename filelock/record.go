@@ -43,8 +43,8 @@ var (
 
 // left returns how much of the term is left. Within one boot the boot clock decides, whatever
 // happens to the wall clock. A record of another boot clock lasts until its end by the wall clock,
-// because its holder may still run: in a container with a boot clock of its own, or in a virtual
-// machine that shares the directory against our advice.
+// because its holder may still run. It may run in a container with its own boot clock, or in a
+// virtual machine that shares the directory against our advice.
 func (r *record) left(now instant) time.Duration {
 	if r.clock != "" && r.clock == now.clock {
 		return r.end - now.up
