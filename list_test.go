@@ -155,8 +155,8 @@ func TestListIsLeft(t *testing.T) {
 	}
 }
 
-// The loop's body may call the Client, even Close: that ends the list, and does not wait for the
-// loop.
+// The loop's body may call the Client. It may even call Close, which ends the list and does not
+// wait for the loop.
 func TestCloseDuringAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := await.Value(memlock.New(nil))

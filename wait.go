@@ -168,7 +168,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 //	ErrHeld                    the store answers: there is no outage
 //	another definite error     it is final, and so is ErrClosed
 //	the end of the context     there was no answer, which may become an outage
-//	any other                  an outage; but if last is true, an earlier ErrHeld stays in w.lastAnswer
+//	any other                  an outage; if last is true, w.lastAnswer keeps an earlier ErrHeld
 func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, final bool) {
 	c, ln := w.c, w.line
 	held := errors.Is(err, ErrHeld)
@@ -205,7 +205,8 @@ func (w *wait) awaitEnd(ctx context.Context) {
 	}
 }
 
-// A Waiter's err reports an outage. outageOf returns when that began, by clock.awake:
+// outageOf returns when an outage began, by clock.awake. A Waiter has reported the outage with err.
+// The result is
 //   - the Since of a [backend.UnavailableError], if err has one;
 //   - began, if err is only the context's error: the Wait had no answer since then;
 //   - otherwise now.

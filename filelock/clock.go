@@ -9,7 +9,7 @@ type instant struct {
 	boot string
 
 	// clock names the clock of up. It begins with boot. If processes of one boot have different
-	// clocks, more follows.
+	// clocks, a suffix follows.
 	clock string
 
 	up   time.Duration // time since the boot, including suspends

@@ -23,8 +23,10 @@ import (
 //     at a time, and flushed before a fence below it is given. So there are at most two flushes a
 //     minute for all keys together. The file also has the floor, which is the ceiling at the start
 //     of this boot: no fence of an earlier boot is above the floor.
-//   - Each stripe's file has the last fence of the stripe. It is written under the stripe's guard, before the record that has the fence. It is not flushed, so it counts only in this boot, while processes read it from the page cache. A stripe that gave no fence in this boot begins
-//     at the floor. A stripe whose file is damaged begins at the ceiling.
+//   - Each stripe's file has the last fence of the stripe. It is written under the stripe's guard,
+//     before the record that has the fence. It is not flushed, so it counts only in this boot, while
+//     processes read it from the page cache. If the stripe gave no fence in this boot, its fences
+//     begin at the floor. If the file is damaged, they begin at the ceiling.
 //
 // On platforms where boots have no identifier, only flushed data counts, so each fence is a new
 // ceiling and waits for the disk.

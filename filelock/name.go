@@ -16,8 +16,11 @@ const maxPlain = 120
 // stateName returns the name of key's state file. No two keys have the same name:
 //
 //   - A short key is encoded, so that people can read it. A lower-case ASCII letter, a digit, "-",
-//     "_" and "." stay as they are. Any other byte becomes "%" and two hexadecimal digits. So does each byte of an upper-case letter or of Unicode, because some file systems ignore case or normalise Unicode.
-//   - The name for a long key has the key's SHA-256. The record has the whole key, and load compares it.
+//     "_" and "." stay as they are. Any other byte becomes "%" and two hexadecimal digits. So names
+//     have no upper-case and no non-ASCII letters, because some file systems ignore case or
+//     normalise Unicode.
+//   - The name for a long key has the key's SHA-256. The record has the whole key, and load
+//     compares it.
 //
 // Because of the prefix, no name is "." or "..", and none is the name of another file of the
 // directory or of a device (NUL, con). Because of the suffix, no name ends with a dot or a space,
