@@ -15,9 +15,9 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// Client is a [Locker] over one driver, for any number of goroutines. A program needs one Client
-// per store: callers of one Client that wait for one key do so in order of arrival, and the leases
-// of a Client are renewed together.
+// Client is a [Locker] over one driver, for any number of goroutines. A program needs only one
+// Client per store. Callers of one Client wait for a key in order of arrival, and the leases of a
+// Client are renewed together.
 type Client struct {
 	*core
 	store    store
@@ -82,13 +82,13 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 //
 // The context bounds the wait and the hold: when it ends, the context of the lease ends as well,
 // and the lease is renewed for at most one more term. The key stays locked until Unlock, or until
-// the term ends. Do renews the lease until its function returns.
+// the term ends. With [Do], the lease is renewed until the function returns.
 //
 // A context derived from a lease's context re-enters: if that lease holds the same key on the same
-// Client, Lock returns at once with a lease on the same hold. Unlock the inner lease first, as
-// defer does. If the outer lease is unlocked first, the inner lease's context ends, and their hold
-// is renewed for at most one more term. A call with any other context waits for the key, even if
-// its caller holds it.
+// Client, Lock returns immediately with a lease on the same hold. Unlock the inner lease first, as
+// defer does. If the outer lease is unlocked first, the inner lease's context ends, and the hold is
+// renewed for at most one more term. A call with any other context waits for the key, even if its
+// caller holds it.
 func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "lock", key, opts)
 }
@@ -103,18 +103,18 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 // Status is a store's report about a key.
 type Status = backend.Status
 
-// Inspect returns what the store knows about key: the holder, when the hold began,
-// the rest of its term, the fence, and the waiters. If the driver cannot inspect, the
-// error is errors.ErrUnsupported.
+// Inspect returns what the store knows about key: the holder, when the hold began, the rest of its
+// term, the fence, and the waiters. If the driver cannot inspect, the error is
+// errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	s, err := c.store.status(ctx, key)
 	return s, newError("inspect", key, err)
 }
 
 // Break frees key, whichever caller holds it. Break is the only call that may admit two holders at
-// once, because the old holder learns of it only at its next renewal. Within 50 ms after the store
-// has confirmed the old hold, the old holder's Client may even hand it over to another of its
-// callers.
+// the same time, because the old holder learns of the Break only at its next renewal. If the store
+// has confirmed the old hold less than 50 ms ago, the old holder's Client may even hand that hold
+// over to another of its callers.
 func (c *Client) Break(ctx context.Context, key string) error {
 	c.queue.breaks(key)
 	_, err := inspect(&c.store, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (struct{}, error) {
@@ -133,8 +133,8 @@ type Entry = backend.Entry
 //
 // The list is no snapshot: a key that is taken or freed meanwhile may be missing, and a key may
 // come twice. List asks the store page by page as the loop goes on, and Options.Timeout bounds each
-// call. An error, of type [*Error], is yielded once and last. If the driver cannot list, the error
-// is errors.ErrUnsupported.
+// call. If there is an error, List yields it once, last, as an [*Error]. If the driver cannot list,
+// the error is errors.ErrUnsupported.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return c.store.list(ctx, prefix)
 }
@@ -142,8 +142,8 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error
 // Close ends every wait with ErrClosed, and every lease's context with cause ErrClosed. It stops
 // renewing. Then it waits up to Options.Timeout for the holders to Unlock and for calls in flight.
 // It never frees a key while its holder still runs: the remaining holds expire, and Close returns
-// an error that names their keys. Finally Close closes the driver, and waits up to a second for
-// calls that have still not ended. All goroutines of the Client have ended then, except those in
+// an error that names their keys. Finally Close closes the driver, and waits up to a second for the
+// calls that are still in flight. All goroutines of the Client have ended then, except those in
 // calls of the driver or of Observe that do not end. A second Close waits for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -153,8 +153,9 @@ func (c *Client) Close() error {
 		return nil
 	}
 
-	// Do both steps under mu, so that closeLocked finds all holds: a caller that gets a hold later
-	// finds the Client closing. The leases can still be unlocked.
+	// Call close and closeLocked under one lock of mu, so that no hold escapes: a caller that gets
+	// a hold later finds that the Client is closing. The leases that end here can still be
+	// unlocked.
 	c.close(ErrClosed)
 	c.changed.Broadcast()
 	ended := c.renewer.closeLocked()
@@ -163,8 +164,7 @@ func (c *Client) Close() error {
 		l.endContext(ErrClosed)
 	}
 
-	// One Timeout is enough for holders that unlock and for clean-up, because they go on at the
-	// same time.
+	// Holders unlock while the reaper cleans up, so one Timeout is enough for both.
 	end := time.Now().Add(c.opts.Timeout)
 	c.settle(end, func() bool { return c.queue.open == 0 })
 	poke(c.renewer.wake)
@@ -185,7 +185,7 @@ func (c *Client) Close() error {
 }
 
 // notUnlocked returns an error that names the keys of those leases that were not unlocked after
-// Close ended them. It returns nil if there are none.
+// Close ended them, or nil if all were.
 func notUnlocked(leases []*Lease) error {
 	var keys []string
 	for _, l := range leases {
@@ -206,7 +206,6 @@ func notUnlocked(leases []*Lease) error {
 	return fmt.Errorf("hasp: close: leases were not unlocked, and end with their terms: %s", strings.Join(keys, ", "))
 }
 
-// lastPatience is how long Close waits for calls to end after it has closed their driver.
 const lastPatience = time.Second
 
 // core is what the parts of a Client share: the settings that never change, the mutex, and the
@@ -215,7 +214,7 @@ type core struct {
 	opts   Options
 	traits backend.Traits
 	clock  *clock
-	trip   atomic.Int64 // about how long one call to the store takes, as a time.Duration: a moving average
+	trip   atomic.Int64 // moving average of how long one call to the store takes, as a time.Duration
 
 	closing context.Context // ends with ErrClosed when Close begins
 	close   context.CancelCauseFunc
@@ -225,9 +224,9 @@ type core struct {
 	// not held across I/O. A function whose name ends in Locked is called with mu held, and does
 	// not unlock it.
 	mu      sync.Mutex
-	calls   int        // number of goroutines of this Client, and of calls other than Lock and TryLock
+	calls   int        // goroutines of this Client, plus calls in flight other than Lock and TryLock
 	stopped bool       // Close has stopped waiting and closes the driver, so no goroutine may start
-	changed *sync.Cond // signals a change of a count or a state for which Close or an Unlock waits
+	changed *sync.Cond // signals when a count or a state changes that Close or an Unlock waits for
 }
 
 func newCore(opts Options, traits backend.Traits) *core {
@@ -253,7 +252,6 @@ func (c *core) enter() error {
 	return nil
 }
 
-// leave ends a call that enter has begun.
 func (c *core) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,7 +267,6 @@ func (c *core) spawn(f func()) bool {
 	return c.spawnLocked(f)
 }
 
-// spawnLocked is spawn under mu.
 func (c *core) spawnLocked(f func()) bool {
 	if c.stopped {
 		return false
@@ -284,13 +281,13 @@ func (c *core) spawnLocked(f func()) bool {
 
 // noteTrip records that a call that was answered took d.
 func (c *core) noteTrip(d time.Duration) {
-	// Ignore a call that lasted longer than it may: the machine or the process was stopped
+	// If a call lasted longer than Timeout, ignore it: the machine or the process was stopped
 	// meanwhile.
 	if d > c.opts.Timeout {
 		return
 	}
 	trip, old := int64(d), c.trip.Load()
-	if old > 0 && old <= 2*trip { // replace a mean above 2*trip, because the first call also dials, and is slow
+	if old > 0 && old <= 2*trip { // a mean above 2*trip is replaced: the first call, which also dials, was slow
 		trip = old + (trip-old)/8
 	}
 	c.trip.Store(trip)

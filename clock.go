@@ -23,23 +23,23 @@ func (t instant) add(d time.Duration) instant {
 
 func (t instant) sub(u instant) time.Duration { return time.Duration(t - u) }
 
-// clock is Go's monotonic clock plus the time for which the machine has slept. Inside
-// a synctest bubble, Go's clock is virtual.
+// clock is Go's monotonic clock plus the time for which the machine has slept. Inside a synctest
+// bubble, Go's clock is virtual.
 //
 // Only the method read reads the time of sleep, and at most once a millisecond, because that takes
 // system calls. The engine calls read around calls that acquire or renew a hold, in Lease.Err, and
 // once a second while leases are held. The method now uses the last reading.
 type clock struct {
 	base      time.Time            // just before the clock was created
-	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
+	suspended func() time.Duration // returns how long the machine has slept since its boot; only the growth counts
 	local     bool                 // the store is in this process, so suspends do not count
 	before    time.Duration        // suspended() when the clock was created
 	slept     atomic.Int64         // the largest suspended() − before so far
-	nextCheck atomic.Int64         // when read calls suspended again, by Go's clock since base
+	nextCheck atomic.Int64         // when read must call suspended again, by Go's clock since base
 }
 
 // checkInterval is how long read uses the last reading, by Go's clock, which stops during a
-// suspend. So read may notice a suspend that much later.
+// suspend. So read may notice a suspend later by up to checkInterval.
 const checkInterval = time.Millisecond
 
 func newClock(suspended func() time.Duration, local bool) *clock {
@@ -67,8 +67,8 @@ func (k *clock) withoutSleep(t instant) instant { return t - instant(k.slept.Loa
 // without a suspend.
 const minSuspend = int64(time.Millisecond)
 
-// read returns the present time, and how long the machine has slept. It reads the time
-// of sleep, unless that was read within checkInterval.
+// read returns the present time, and how long the machine has slept. It reads the time of sleep,
+// unless that was read within checkInterval.
 func (k *clock) read() (now instant, slept int64) {
 	awake := int64(time.Since(k.base))
 	slept = k.slept.Load()
@@ -82,11 +82,11 @@ func (k *clock) read() (now instant, slept int64) {
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
-	k.nextCheck.Store(awake + int64(checkInterval)) // only now, or another goroutine would use the old slept
+	k.nextCheck.Store(awake + int64(checkInterval)) // after slept is stored, because another goroutine would use the old value
 	return k.now(), k.slept.Load()
 }
 
-// at converts t, a time by this process's clock, to an instant. Slept is how long the machine had
+// at converts t, a time by this process's clock, to an instant. slept is how long the machine had
 // slept when t was read, or at a moment before that. If a suspend came in between, the result is
 // too early, which is safe for a deadline.
 func (k *clock) at(t time.Time, slept int64) instant {
@@ -95,8 +95,8 @@ func (k *clock) at(t time.Time, slept int64) instant {
 
 // time converts t to a time, for people and for timers.
 func (k *clock) time(t instant) time.Time {
-	// Compute the result from the present time. The wall clock of base lacks the suspends since
-	// base was read.
+	// Compute the result from the present time, because the wall clock of base lacks the suspends
+	// since base was read.
 	now := time.Now()
 	return now.Add(time.Duration(int64(t)-k.slept.Load()) - now.Sub(k.base))
 }

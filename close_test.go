@@ -56,12 +56,11 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 				want(t, "TryLock after Close", errOf(c.TryLock(t.Context(), "k")), hasp.ErrClosed)
 				want(t, "Inspect after Close", errOf(c.Inspect(t.Context(), "k")), hasp.ErrClosed)
 				want(t, "second Close", c.Close(), nil)
-			}) // synctest fails if a goroutine is left
+			}) // here synctest fails if a goroutine is left
 		})
 	}
 }
 
-// Close names each key of a lease that was not unlocked, and of no other lease.
 func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		for i := range 12 {
@@ -80,7 +79,8 @@ func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
 	})
 }
 
-// Close waits for each call, on whichever goroutine it runs, and closes the driver after it.
+// Close waits until each call has ended, on whichever goroutine it runs, and then closes the
+// driver.
 func TestCloseWaitsForCalls(t *testing.T) {
 	calls := map[string]func(c *hasp.Client, l *hasp.Lease) error{
 		"Inspect": func(c *hasp.Client, _ *hasp.Lease) error { return errOf(c.Inspect(context.Background(), "k")) },
@@ -120,7 +120,7 @@ func TestCloseWaitsForCalls(t *testing.T) {
 // closable is a driver that notes the calls that end after its Close.
 type closable struct {
 	*faulty
-	lag    time.Duration // of each call
+	lag    time.Duration // how long each call takes
 	closed bool
 	late   int
 }
@@ -166,8 +166,8 @@ func TestCloseDuringAnOutage(t *testing.T) {
 		start := time.Now()
 		c.Close()
 		within(t, "Close", start, 2*hasp.DefaultTimeout)
-		// Every call after Close returns ErrClosed, including an Unlock whose outcome
-		// was unknown before.
+		// After Close, an Unlock also returns ErrClosed if the outcome of an earlier Unlock was
+		// unknown.
 		want(t, "Unlock after Close", l.Unlock(t.Context()), hasp.ErrClosed)
 	})
 }
@@ -181,9 +181,8 @@ func TestIdleClientLeavesNoGoroutine(t *testing.T) {
 	})
 }
 
-// Whatever is in flight when Close begins, Close returns within Timeout and a
-// second and every caller returns. Once the store's calls have ended, no
-// goroutine is left.
+// Whatever is in flight when Close begins, Close and every caller return within Timeout plus a
+// second. When the calls to the store have ended, no goroutine is left.
 func TestCloseInEveryState(t *testing.T) {
 	hangRelease := func(f *faulty) { f.release = hungRelease }
 	hangRenew := func(f *faulty) {
@@ -278,7 +277,7 @@ func TestCloseInEveryState(t *testing.T) {
 				}
 				callers.Wait()
 				within(t, fmt.Sprintf("%s, ends %v: it", name, ends), began, hasp.DefaultTimeout+time.Second)
-				time.Sleep(2 * time.Hour) // for calls that hang; synctest fails if a goroutine is left then
+				time.Sleep(2 * time.Hour) // until calls that hang have ended; synctest fails if a goroutine is left then
 			})
 		}
 	}

@@ -18,8 +18,8 @@ import (
 // lock is lost. A Lock of the same key with this context re-enters.
 //
 // The lease is renewed until fn returns, even after ctx has ended, so that no other caller gets the
-// key while fn cleans up. If fn ignores the end of its context, it keeps the key, with WithMaxHold
-// only for that time.
+// key while fn cleans up. If fn ignores the end of its context, the key stays locked; WithMaxHold
+// bounds that time.
 //
 // If Lock fails, Do returns its error and does not call fn. Otherwise Do returns the error of fn,
 // joined with the error of Unlock. If the lock was lost while fn ran, the error matches ErrLost,
@@ -38,10 +38,10 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 	return joined(all.do(ctx, func() error { return fn(lease.Context(), lease) }))
 }
 
-// errNoFunc says that the fn of Do, DoAll or Lead is nil.
 var errNoFunc = fmt.Errorf("%w: fn is nil; pass the function to run under the lock", ErrInvalid)
 
-// do runs fn under all of ls, and unlocks them. It returns the errors of fn and of Unlock.
+// do runs fn, renews all leases of ls until fn returns, and unlocks them. It returns the errors of
+// fn and of Unlock.
 func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 	for _, l := range ls.leases {
 		l.renewUntilUnlock()
@@ -62,9 +62,9 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 	return fn(), nil
 }
 
-// DoAll is [Do] for several keys, locked as by [LockAll]. With WithMaxWait(0), DoAll locks all keys
-// at once or returns ErrHeld. The context that fn receives ends when any of the leases is lost. The
-// others are renewed until fn returns.
+// DoAll is [Do] for several keys, locked as by [LockAll]. With WithMaxWait(0), DoAll does not wait:
+// it locks all keys or returns ErrHeld. The context that fn receives ends when any of the leases is
+// lost. The others are renewed until fn returns.
 func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Context, leases *Leases) error, opts ...Option) error {
 	if fn == nil {
 		return fmt.Errorf("hasp: do all: %w", errNoFunc)
@@ -77,20 +77,21 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 }
 
 // LockAll locks all of keys or none. A key that is given twice is locked only once. WithMaxWait
-// bounds the waits for held keys, all of them together. Once that time is over, LockAll still locks
-// a key that is free, and fails at one that is held. The other options apply to each key. If
-// LockAll fails, WithMinHold keeps none of the keys.
+// bounds all waits for held keys together. After that time, LockAll still locks keys that are free,
+// and fails at the first key that is held. The other options apply to each key. If LockAll fails,
+// no key stays taken because of WithMinHold.
 //
-// LockAll waits for one key after another in sorted order, and never while it holds a later one. So
-// two calls with overlapping keys cannot deadlock. But if l is a [*Client], it first makes one
-// attempt at every key, as TryLock does, up to 64 at the same time. So free keys take one round
-// trip. It keeps the keys before the first that it did not get, and unlocks the later ones. With
-// WithMaxWait(0), or less time than some round trips take, it locks all keys one after another: if
-// two such calls overlap, one of them gets its keys.
+// LockAll waits for one key after another in sorted order. While it waits, it never holds a later
+// key, so two calls with overlapping keys cannot deadlock. If l is a [*Client], LockAll first makes
+// one attempt at every key, as TryLock does, up to 64 at the same time. So free keys take one round
+// trip. It keeps the keys before the first one that it did not get, and unlocks the later ones.
+// With WithMaxWait(0), or with less time than some round trips take, LockAll makes no such
+// attempts, and locks one key after another. If the keys of two such calls overlap, one call gets
+// its keys.
 //
-// While LockAll waits for a key, the leases that it already has are renewed, unless
-// WithoutRenewal is among opts. In that case choose a TTL much longer than all the waits
-// and calls to the store take together.
+// While LockAll waits for a key, the leases that it already has are renewed, unless WithoutRenewal
+// is among opts. In that case choose a TTL much longer than all the waits and calls to the store
+// take together.
 func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Leases, error) {
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	if len(keys) == 0 {
@@ -124,18 +125,19 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 	r.apply(opts)
 
 	began := time.Now()
-	wait := ctx // ends also with the leases so far
+	wait := ctx // becomes a context that also ends with the leases taken so far
 	c, direct := l.(*Client)
 	if direct {
-		// The leases are children of ctx. If they were inside one another, or inside the joint
-		// context, an Unlock of one would end the contexts of others. A wrapper passes on a
-		// context of its own, so its leases are inside one another.
+		// Derive the leases' contexts from ctx. If they were derived from one another, or from the
+		// joint context, an Unlock of one would end the contexts of others. With a wrapper they are
+		// derived from one another, because the wrapper may pass on a context of its own.
 		ls.joint = newLeaseContext(ctx, nil, ls)
 		wait = ls.joint.Context
 		opts = append(opts, func(r *request) { r.parent = ctx })
 
-		// Another LockAll may hold a key only until it unlocks the later ones. If there is no time
-		// to wait for that, both might fail.
+		// Try all keys together only if there is time to wait after a refusal: another LockAll may
+		// hold a key only until it unlocks its later keys. Without that time, both calls might
+		// fail.
 		free := c.queue.unused(keys)
 		if len(free) > 1 && c.traits.Reach != backend.Process && (!r.bounded || r.maxWait >= c.answerTime()) {
 			if err := ls.tryAtOnce(ctx, c, free, opts); err != nil {
@@ -162,22 +164,22 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 	return nil
 }
 
-// undo ends what LockAll has begun.
+// undo unlocks the leases of a LockAll that fails, and ends the joint context.
 func (ls *Leases) undo(ctx context.Context) error {
 	if ls.joint != nil {
-		defer ls.joint.cancel(nil) // there may be no lease that does it
+		defer ls.joint.cancel(nil) // if there is no lease, Unlock does not end it
 	}
 	return ls.Unlock(ctx)
 }
 
 // tryAtOnce makes one attempt at each of keys, at the same time. It keeps the leases before the
-// first key that it did not get, and unlocks the others. If that attempt had no answer for Timeout,
-// tryAtOnce returns its error, because Lock would wait for as long again.
+// first key that it did not get, and unlocks the others. If the attempt at that first key got no
+// answer for Timeout, tryAtOnce returns the error, because Lock would wait for a Timeout again.
 func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts []Option) (hung error) {
-	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // the last ones stay nil
+	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // one entry more than keys, which stays nil
 	var refused atomic.Bool
 
-	// Deferred, because Observe may panic in an attempt.
+	// Defer this, because Observe may panic in an attempt.
 	defer func() {
 		n := slices.Index(got, nil)
 		for _, l := range got[:n] {
@@ -190,7 +192,7 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 
 	atOnce(len(keys), func(i int) bool {
 		if refused.Load() {
-			return true // a lease would be unlocked again
+			return true // a key was refused, so tryAtOnce would probably unlock another lease
 		}
 		began := time.Now()
 		l, err := c.TryLock(ctx, keys[i], opts...)
@@ -205,13 +207,13 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 	return nil
 }
 
-// maxAtOnce is how many calls atOnce has in flight: some stores have few connections.
+// maxAtOnce bounds the calls that atOnce has in flight, because some stores have few connections.
 const maxAtOnce = 64
 
 // atOnce calls f for 0 to n-1, each on a goroutine of its own, up to maxAtOnce at the same time. If
 // f returns false, because the store did not answer, it calls f for all the rest at the same time.
-// Otherwise each maxAtOnce calls might take Options.Timeout. If f panics or ends its goroutine,
-// atOnce does the same after all calls.
+// Otherwise each group of maxAtOnce calls might take a whole Options.Timeout. If f panics or ends
+// its goroutine, atOnce does the same when all calls have ended.
 func atOnce(n int, f func(i int) (answered bool)) {
 	if n == 1 {
 		f(0)
@@ -220,7 +222,7 @@ func atOnce(n int, f func(i int) (answered bool)) {
 
 	var wg sync.WaitGroup
 	var outage atomic.Bool
-	var panicked atomic.Pointer[any] // to the value, which is nil after runtime.Goexit
+	var panicked atomic.Pointer[any] // points to the value of the panic, or to nil after runtime.Goexit
 	flying := make(chan struct{}, maxAtOnce)
 	for i := range n {
 		if !outage.Load() {
@@ -235,7 +237,7 @@ func atOnce(n int, f func(i int) (answered bool)) {
 				}
 				select {
 				case <-flying:
-				default: // there was an outage when this call began
+				default: // this call took no place, because an outage was known when it began
 				}
 			}()
 			if !f(i) {
@@ -258,14 +260,14 @@ func atOnce(n int, f func(i int) (answered bool)) {
 // Leases are the leases that LockAll returned, at least one. The zero value has none.
 type Leases struct {
 	leases []*Lease
-	joint  *leaseContext // ends with any of them; nil if they are inside one another
+	joint  *leaseContext // ends when any of the leases ends; nil if their contexts are derived from one another
 }
 
-// add adds l, which no other goroutine has.
+// add adds l, which no other goroutine uses yet.
 func (ls *Leases) add(l *Lease) {
 	if ls.joint != nil {
 		if n := len(ls.leases); n > 0 {
-			l.around = ls.leases[n-1] // for re-entry
+			l.around = ls.leases[n-1] // so that re-entry finds all leases
 		}
 		ls.joint.lease = l
 		l.context(ls.joint.cancel)
@@ -313,31 +315,32 @@ func (ls *Leases) unlock(ctx context.Context) []error {
 	return errs
 }
 
-// Bounds of the pauses before Lead competes again.
+// Bounds of the pauses after which Lead competes again.
 const (
-	lossPause    = 100 * time.Millisecond // the longest after a loss
-	outagePause  = 100 * time.Millisecond // the longest after the first of several outages in a row; it doubles
-	longestPause = time.Second            // the longest of all
+	lossPause    = 100 * time.Millisecond // the longest pause after a loss
+	outagePause  = 100 * time.Millisecond // the longest pause after an outage; it doubles with each further outage in a row
+	longestPause = time.Second            // the longest of all pauses
 )
 
 // Lead elects a leader: it runs fn while it holds key, and competes again whenever the lease was
 // lost. It returns nil only if fn returned nil and the key was held until then. Otherwise it
 // returns
 //   - fn's error, joined with Unlock's, if the key was held until fn returned;
-//   - the error of Lock if ctx ended or the Client was closed while waiting, and
-//     at once ErrInvalid (fn is nil; WithMaxWait, WithShared) and errors.ErrUnsupported.
+//   - the error of Lock, if ctx ended or the Client was closed during the wait;
+//   - immediately ErrInvalid or errors.ErrUnsupported, for Lock's reasons, or because fn is nil or
+//     opts have WithMaxWait or WithShared.
 //
-// After a loss Lead waits until fn has returned, discards the result, even if it is nil, and
-// competes again after a pause of up to 100 ms. So fn must be safe to run again, and never runs
-// twice at once in one Lead. After an outage, Lead tries again after a pause of up to a second.
-// Options.Observe reports outages and losses, and [Client.Inspect] shows who leads.
+// After a loss, Lead waits until fn has returned, and discards the result, even if it is nil. It
+// competes again after a pause of up to 100 ms. So fn must be safe to run again. In one Lead, no
+// two calls of fn run at the same time. After an outage, Lead tries again after a pause of up to a
+// second. Options.Observe reports outages and losses, and [Client.Inspect] shows who leads.
 //
-// fn's context ends when ctx ends, or when the lease is lost, at its deadline at the latest. Then
-// lease.Err returns ErrLost after a loss, and nil if only ctx has ended. As with [Do], the lease is
-// renewed until fn has returned, so that no successor starts while fn cleans up, and the key is
-// unlocked if fn panics. If the lease is lost while fn cleans up, the error matches ErrLost. If fn
-// ignores its context after a loss, it runs beside the next leader, and only a fence stops its
-// writes.
+// fn's context ends when ctx ends, and when the lease is lost, at the lease's deadline at the
+// latest. lease.Err tells the two apart: it returns ErrLost after a loss, and nil if only ctx has
+// ended. As with [Do], the lease is renewed until fn has returned, so that no successor starts
+// while fn cleans up, and the key is unlocked if fn panics. If the lease is lost while fn cleans up
+// after the end of ctx, the error matches ErrLost. If fn ignores its context after a loss, it runs
+// beside the next leader, and only a fence stops its writes.
 func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
 	if fn == nil {
 		return &Error{"lead", key, errNoFunc}
@@ -353,7 +356,7 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 	}
 
 	opts = append(slices.Clip(opts), func(r *request) { r.op, r.linger = "lead", 0 })
-	refused := 0 // calls of Lock in a row that failed
+	refused := 0 // failed calls of Lock in a row
 	for {
 		lease, err := l.Lock(ctx, key, opts...)
 		if err != nil {
@@ -371,16 +374,16 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		if !errors.Is(uerr, ErrLost) || ctx.Err() != nil {
 			return joined(ferr, uerr)
 		}
-		rest(ctx, nil, rand.N(lossPause)) // others may have lost their leases at the same moment, and must not all compete at once
+		rest(ctx, nil, rand.N(lossPause)) // at random, because other processes may have lost their leases at the same moment
 	}
 }
 
-// leadOver reports whether err, which Lock returned, ends Lead, and with which error. Outages do
+// leadOver reports whether Lead ends because Lock returned err, and with which error. Outages do
 // not end Lead, and neither does ErrHeld, which a wrapper may return after a wait of its own.
 func leadOver(ctx context.Context, key string, err error) (bool, error) {
 	if end := ctx.Err(); end != nil {
 		if !errors.Is(err, end) {
-			err = &Error{"lead", key, withContextEnd(ctx, err)} // ctx ended just after an outage
+			err = &Error{"lead", key, withContextEnd(ctx, err)} // Lock failed because of an outage, and then ctx ended
 		}
 		return true, err
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// underLock is the calls that run a function while they hold "k".
+// underLock has the calls that run a function while they hold "k".
 var underLock = map[string]func(context.Context, hasp.Locker, func(context.Context, *hasp.Lease) error, ...hasp.Option) error{
 	"Do": func(ctx context.Context, l hasp.Locker, fn func(context.Context, *hasp.Lease) error, opts ...hasp.Option) error {
 		return hasp.Do(ctx, l, "k", fn, opts...)
@@ -123,7 +123,6 @@ func TestLockAll(t *testing.T) {
 	})
 }
 
-// One timeout for each lease would be minutes.
 func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
 	withEnds(t, backend.CancelPrompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		keys := make([]string, 200)
@@ -209,7 +208,7 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 	})
 }
 
-// Each time that the lease is lost, fn runs again, whatever it has returned.
+// After each loss of the lease, fn runs again, whatever it has returned.
 func TestLeadCompetesAgainAfterALoss(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		var runs int
@@ -241,7 +240,7 @@ func TestLeadCompetesAgainAfterALoss(t *testing.T) {
 				want(t, "cause", context.Cause(ctx), hasp.ErrLost)
 				return errors.New("of a term that was lost")
 			case 3:
-				// It takes no notice of its context, and runs beside the next leader.
+				// Ignore the context, and run beside the next leader.
 				f.Break(ctx, "k")
 				time.Sleep(3 * hasp.DefaultTTL)
 				unlock(t, lockNow(t, c, "k", hasp.WithMaxWait(0)))
@@ -267,7 +266,7 @@ func TestLeadGoesOnThroughOutages(t *testing.T) {
 			}
 			within(t, "Lead, while the store was down for a minute,", start, time.Minute+time.Second)
 
-			// The lease ends at its deadline. A successor cannot have come sooner.
+			// The lease must end at its deadline, because a successor can get the key after that.
 			began := time.Now()
 			f.set(down)
 			<-ctx.Done()
@@ -282,8 +281,9 @@ func TestLeadGoesOnThroughOutages(t *testing.T) {
 	})
 }
 
-// A Lock that fails at once, and a Lock that a wrapper bounds, are repeated with pauses. After a
-// term of leading, the first pause is short again, however long the outage before was.
+// Lead pauses before it repeats a Lock that failed, even if Lock fails immediately, or with the
+// ErrHeld of a wrapper. Once it has led, the first pause is short again, however long the outage
+// before was.
 func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
 	for _, refusal := range []error{errNet, hasp.ErrHeld} {
 		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -343,14 +343,14 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 					for _, target := range tc.wants {
 						want(t, "Lead", err, target)
 					}
-					time.Sleep(20 * time.Second) // for calls that hang
+					time.Sleep(20 * time.Second) // until calls that hang have ended
 				})
 			}
 		})
 	}
 }
 
-// An outage that a wrapper reports just as ctx ends does not hide the end of ctx.
+// If ctx ends just before a wrapper reports an outage, the error matches both.
 func TestLeadWhoseContextEndsWithAnOutage(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	l := lockerFunc(func(context.Context, string, ...hasp.Option) (*hasp.Lease, error) {

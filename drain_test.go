@@ -30,8 +30,8 @@ func withTwo(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c,
 	})
 }
 
-// drain waits for the end of ctx and then works on for three terms. It fails the test
-// unless all keys stay held.
+// drain waits for the end of ctx, and goes on for three terms, as an fn that cleans up does. It
+// fails the test if a key is free meanwhile.
 func drain(t *testing.T, f *faulty, ctx context.Context, keys ...string) {
 	t.Helper()
 	<-ctx.Done()
@@ -74,7 +74,7 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(time.Minute, cancel)
-				var inside, got time.Time // fn returned; the rival got the key
+				var inside, got time.Time // when fn returned, and when the rival got the key
 				var wg sync.WaitGroup
 				err := do(ctx, c, func(ctx context.Context, _ *hasp.Lease) error {
 					wg.Go(func() {
@@ -101,8 +101,8 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 	}
 }
 
-// After Do, another caller on the same hold has one more term, as after any end of all
-// contexts.
+// All contexts have ended when Do returns. A lease that is left on the hold then lasts for one more
+// term.
 func TestAfterDoItsHoldLastsOneMoreTerm(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -154,7 +154,7 @@ func TestLossWhileFnDrains(t *testing.T) {
 	}
 }
 
-// WithMaxHold and WithoutRenewal keep their meaning.
+// WithMaxHold and WithoutRenewal end the lease although fn has not returned.
 func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
@@ -186,7 +186,6 @@ func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
 	}
 }
 
-// lockerFunc is a Locker whose Lock is a function.
 type lockerFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error)
 
 func (f lockerFunc) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
@@ -197,7 +196,7 @@ func (f lockerFunc) TryLock(ctx context.Context, key string, opts ...hasp.Option
 	return f(ctx, key, opts...)
 }
 
-// A wrapper returns the lease so late that its renewal has stopped. Do resumes it.
+// A wrapper returns the lease only after its renewal has stopped. Do resumes the renewal.
 func TestDoResumesARenewalThatHasStopped(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -205,7 +204,7 @@ func TestDoResumesARenewalThatHasStopped(t *testing.T) {
 			l := lockIn(t, c, ctx, key, opts...)
 			cancel()
 			_, before, _ := f.calls()
-			for quiet := 0; quiet < 45; quiet++ { // for nearly half a term
+			for quiet := 0; quiet < 45; quiet++ { // until there was no renewal for nearly half a term
 				time.Sleep(hasp.DefaultTTL / 100)
 				if _, n, _ := f.calls(); n > before {
 					before, quiet = n, 0
@@ -220,7 +219,7 @@ func TestDoResumesARenewalThatHasStopped(t *testing.T) {
 	})
 }
 
-// Do begins while the renewal that would be the last asks the contexts.
+// Do begins while the hold's last renewal asks the contexts, so renewal must go on.
 func TestDoWhileTheLastRenewalAsks(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		returns, entered := make(chan struct{}), make(chan struct{})
@@ -254,7 +253,7 @@ func TestDoAll(t *testing.T) {
 		}), nil)
 		want(t, "fn unlocked one itself", do(func(ctx context.Context, ls *hasp.Leases) error { return ls.All()[1].Unlock(ctx) }), nil)
 
-		// The loss of one key ends the context. The other stays locked until fn returns.
+		// The loss of one key ends the context, but the other key stays locked until fn returns.
 		err := do(func(ctx context.Context, ls *hasp.Leases) error {
 			f.Break(ctx, "a")
 			<-ctx.Done()

@@ -17,11 +17,11 @@ import (
 var (
 	// ErrHeld says that another caller holds the key, or is before this one in the queue. errors.As
 	// with a [*HeldError] returns the holder and the rest of its term, if they are known. If the
-	// end of a context ended the wait, the error also matches the context's error and cause.
+	// caller's context ended the wait, the error also matches the context's error and cause.
 	ErrHeld = backend.ErrHeld
 
-	// ErrLost says that a lease ended before it was unlocked. Other callers may have
-	// held the key since. errors.As with a *LostError returns the reason.
+	// ErrLost says that a lease ended before it was unlocked. Other callers may have held the key
+	// since. errors.As with a *LostError returns the reason.
 	ErrLost = backend.ErrLost
 
 	// ErrReleased says that a lease was already unlocked.
@@ -37,10 +37,10 @@ var (
 	// taken effect. If a failed Lock may have left a hold or a place in the store, the Client
 	// releases it in the background.
 	//
-	// It matches refused and broken connections, timeouts, every error that the server itself
-	// reports (no memory, no permission, read only, loading), a lost quorum, and an Unlock or
-	// Extend whose outcome is unknown. The driver's error stays wrapped. An ErrUnavailable is none
-	// of the other errors as well, except where LockAll or Do joins several errors.
+	// Its reasons are refused and broken connections, timeouts, a lost quorum, and an unknown
+	// outcome of an Unlock or an Extend. Every error that the server itself reports is another (no
+	// memory, no permission, read only, loading). It wraps the driver's error. It matches none of
+	// the other errors here, except where LockAll or Do joins several errors.
 	//
 	// If the caller's context ends before any call has failed, the error matches only the context's
 	// error: a short deadline is not an outage. If a call has failed before, the error matches
@@ -54,7 +54,7 @@ type HeldError = backend.HeldError
 // LostError is ErrLost with the reason of the loss.
 type LostError struct {
 	Reason string // one of the constants below
-	Err    error  // for LostUnanswered: why the last renewal failed, if that is known
+	Err    error  // why the last renewal failed, if Reason is LostUnanswered and that is known
 }
 
 // Reasons of a [LostError].
@@ -63,7 +63,7 @@ const (
 	LostUnanswered = "unanswered"  // the store answered no renewal before the term ended
 	LostStopped    = "stopped"     // the process or the machine was stopped for longer than the term
 	LostNotRenewed = "not_renewed" // the term ended, because of WithoutRenewal or because Lock's context had ended
-	LostMaxHold    = "max_hold"    // WithMaxHold is over
+	LostMaxHold    = "max_hold"    // the time of WithMaxHold is over
 )
 
 var lossTexts = map[string]string{
@@ -89,7 +89,7 @@ func (e *LostError) Is(target error) bool { return target == ErrLost }
 // Error is the error of every call about a key: what was tried, on which key, and why it failed.
 type Error struct {
 	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break", "list", "do", "lead"
-	Key string // as the caller gave it, without Options.Prefix; for List the prefix
+	Key string // the key as the caller gave it, without Options.Prefix; for List, the prefix
 	Err error
 }
 
@@ -121,9 +121,9 @@ func marked(err error) error {
 	return available{err}
 }
 
-// available is an error that must not match ErrUnavailable although a part of it does: the cause
-// that the caller gave its context, or an outage joined with the loss of a lease around the call.
-// It does not unwrap, so that errors.Is does not find that part.
+// available is an error that must not match ErrUnavailable although a part of it does. Such a part
+// is the cause that the caller gave its context, or an outage that is joined with the loss of an
+// outer lease. available has no Unwrap, so errors.Is does not find that part.
 type available struct{ err error }
 
 func (e available) Error() string { return e.err.Error() }
@@ -134,8 +134,8 @@ func (e available) Is(target error) bool {
 
 func (e available) As(target any) bool { return errors.As(e.err, target) }
 
-// waitError is the error of a wait that ended with its caller's context. errors.Is
-// matches both parts.
+// waitError is the error of a wait that ended with its caller's context. errors.Is matches both
+// parts.
 type waitError struct {
 	err   error // why the caller did not have the key
 	cause error // why the wait ended
@@ -147,7 +147,7 @@ func (e *waitError) Unwrap() []error { return []error{e.err, e.cause} }
 
 // withContextEnd returns err joined with ctx's error and cause, if ctx has ended.
 func withContextEnd(ctx context.Context, err error) error {
-	end := ctx.Err() // before Cause, because Err of a lease's context reads the clock
+	end := ctx.Err() // before Cause, because Err of a lease's context reads the clock, and may end the context
 	cause := context.Cause(ctx)
 	if end == nil {
 		d, ok := ctx.Deadline()
@@ -166,7 +166,7 @@ func withContextEnd(ctx context.Context, err error) error {
 	case err == nil:
 		return cause
 	case errors.Is(err, end):
-		return err // it matches the end already
+		return err // err matches the end already
 	}
 	return &waitError{err, cause}
 }
@@ -196,14 +196,14 @@ func plainDated(err error, d time.Duration) error {
 	return &backend.UnavailableError{Since: dated.Since, Err: flat}
 }
 
-// isOutage reports whether err, which a call is about to return, says that the store failed
-// or did not answer.
+// isOutage reports whether err, which a call is about to return, says that the store failed or did
+// not answer.
 func isOutage(err error) bool {
 	if err == nil || backend.Definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
 		return false
 	}
-	// If a context ended the wait, the error that it interrupted decides. Outages do not match the
-	// error of a context.
+	// If a context ended the wait, the error from before that end decides. It is no outage if it
+	// matches the error of a context: see plain.
 	if w, ok := err.(*waitError); ok {
 		err = w.err
 	}

@@ -12,45 +12,45 @@ import (
 type EventKind string
 
 const (
-	// EventRequested: a call of Lock or TryLock began, by a caller or by Lead. Each is
-	// followed by one EventAcquired or EventRefused of the same ID, and each EventAcquired
-	// by one EventReleased or EventLost.
+	// EventRequested: a call of Lock or TryLock began, by a caller or by Lead. Each is followed by
+	// one EventAcquired or EventRefused of the same ID, and each EventAcquired by one EventReleased
+	// or EventLost.
 	EventRequested EventKind = "requested"
 
-	// EventAcquired: a caller got a lease, after Wait and Tries.
+	// EventAcquired: a caller got a lease. Wait and Tries say what it took.
 	EventAcquired EventKind = "acquired"
 
 	// EventRefused: a caller did not get a lease. Err says why.
 	EventRefused EventKind = "refused"
 
-	// EventReleased: a lease was unlocked. Err is nil, or the error of the
-	// Unlock if its outcome is unknown.
+	// EventReleased: a lease was unlocked. Err is nil, or the error of the Unlock if its outcome is
+	// unknown.
 	EventReleased EventKind = "released"
 
 	// EventLost: a lease ended before it was unlocked. Err is a *LostError or ErrClosed.
 	EventLost EventKind = "lost"
 
-	// EventRenewFailed: a renewal or an Extend failed or was not answered. A renewal is
-	// tried again until the deadline. Err is the store's error.
+	// EventRenewFailed: a renewal or an Extend failed or was not answered. A renewal is tried again
+	// until the deadline. Err is the store's error.
 	EventRenewFailed EventKind = "renew failed"
 
 	// EventStillHeld: a lease has been held for ten terms and a minute. The caller has much to do,
 	// or has forgotten to unlock. The event comes once for a lease, but not for Do, DoAll and Lead,
-	// which unlock by themselves.
+	// which never forget to unlock.
 	EventStillHeld EventKind = "still held"
 )
 
-// Event reports one change of a lock, for metrics, traces and logs. It has no token
-// and no secret of the store.
+// Event reports one change of a lock, for metrics, traces and logs. It has no token and no secret
+// of the store.
 type Event struct {
 	Kind    EventKind
-	ID      uint64        // of the call of Lock or TryLock; unique in the process
-	Op      string        // "lock", "trylock" or "lead": the call that has the ID
+	ID      uint64        // identifies the call of Lock or TryLock; unique in the process
+	Op      string        // the call that has the ID: "lock", "trylock" or "lead"
 	Key     string        // as the caller gave it
 	Owner   string        // Options.Owner
-	Shared  bool          // WithShared; not set in EventRequested and EventRefused
-	Reentry bool          // from EventAcquired on: the lease joined a hold that its caller had; to count holds, skip these
-	Fence   uint64        // the lease's, or 0
+	Shared  bool          // the lease is shared; not set in EventRequested and EventRefused
+	Reentry bool          // the lease joined a hold that its caller had; to count holds, skip such events; set from EventAcquired on
+	Fence   uint64        // the lease's fence, or 0
 	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited
 	Hold    time.Duration // EventReleased, EventLost, EventStillHeld: how long the lease has lasted
 	Err     error         // the reason, for the kinds that have one
@@ -95,7 +95,6 @@ func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	}
 }
 
-// level returns the level at which LogEvents writes e.
 func (e Event) level() slog.Level {
 	switch {
 	case e.Kind == EventLost && errors.Is(e.Err, ErrLost):
@@ -112,7 +111,6 @@ func (e Event) level() slog.Level {
 // are dropped, because such events repeat.
 const maxUnobserved = 4096
 
-// lastEventID is the last Event.ID of the process.
 var lastEventID atomic.Uint64
 
 // observer calls Options.Observe, if there is one. Events of a call come on the caller's goroutine.
@@ -123,12 +121,12 @@ type observer struct {
 
 	// Guarded by mu.
 	running bool         // the goroutine exists; it ends when the queue is empty
-	queue   []unobserved // in the order in which they happened
+	queue   []unobserved // the events that wait, in the order in which they happened
 }
 
 // unobserved is an event that waits for Observe.
 type unobserved struct {
-	ctx context.Context // Lock's, which may have ended
+	ctx context.Context // Lock's context, which may have ended
 	e   Event
 }
 
@@ -137,11 +135,10 @@ func (l *Lease) event(kind EventKind, err error) Event {
 	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.shared, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
 }
 
-// call calls Observe on the caller's goroutine.
 func (o *observer) call(ctx context.Context, e Event) {
 	if o.opts.Observe != nil {
 		e.Owner = o.opts.Owner
-		if _, ok := e.Err.(*Error); !ok { // Lock's own error, which is marked already
+		if _, ok := e.Err.(*Error); !ok { // an *Error is what Lock returns, and is marked already
 			e.Err = marked(e.Err)
 		}
 		o.opts.Observe(ctx, e)
@@ -154,13 +151,12 @@ func (o *observer) requested(ctx context.Context, r *request) {
 	o.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name})
 }
 
-// refused reports that a caller did not get a lease.
 func (o *observer) refused(ctx context.Context, w *wait, err error) {
 	o.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: o.clock.now().sub(w.start), Tries: w.tries, Err: err})
 }
 
-// acquired reports that a caller got l. If the lease has ended already, acquired then also
-// reports that end.
+// acquired reports that a caller got l. If the lease has ended already, acquired then also reports
+// that end.
 func (o *observer) acquired(ctx context.Context, w *wait, l *Lease) {
 	e := l.event(EventAcquired, nil)
 	e.Wait, e.Tries = l.since.sub(w.start), w.tries
@@ -189,7 +185,6 @@ func (o *observer) unlocked(ctx context.Context, l *Lease, err error) {
 	o.call(ctx, e)
 }
 
-// lost reports that l has ended before it was unlocked.
 func (o *observer) lost(l *Lease, err error) {
 	if o.opts.Observe == nil {
 		return
@@ -224,8 +219,8 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 	if o.opts.Observe == nil || len(h.leases) == 0 || len(o.queue) >= maxUnobserved {
 		return
 	}
-	// Report the outermost lease, for all that have re-entered. Drop the event if EventAcquired of
-	// that lease was not reported yet, because a later renewal reports another.
+	// Report only the outermost lease, and not those that have re-entered. If its EventAcquired was
+	// not reported yet, drop the event: the next renewal that fails makes another.
 	if l := h.leases[0]; l.reported {
 		o.queueEventLocked(l, l.event(EventRenewFailed, err))
 	}
@@ -244,7 +239,6 @@ func (o *observer) reportStillHeldLocked(h *hold, now instant) {
 	o.queueEventLocked(l, e)
 }
 
-// queueEventLocked queues an event of l for Observe.
 func (o *observer) queueEventLocked(l *Lease, e Event) {
 	// Let one goroutine serve the queue, so that the events keep their order.
 	o.queue = append(o.queue, unobserved{l.parent, e})
@@ -253,7 +247,6 @@ func (o *observer) queueEventLocked(l *Lease, e Event) {
 	}
 }
 
-// run serves the queue until it is empty.
 func (o *observer) run() {
 	for {
 		o.mu.Lock()

@@ -18,8 +18,8 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// The events of a call have its context, and those without a call have the values of
-// Lock's context, which has ended.
+// An event of a call has the context of the call. The other events have the values of Lock's
+// context, even if that has ended.
 func TestObserveGetsTheContext(t *testing.T) {
 	type keyOf struct{}
 	var mu sync.Mutex
@@ -58,8 +58,8 @@ func TestObserveGetsTheContext(t *testing.T) {
 	})
 }
 
-// An outage is told by the same error in events as in calls, also if the context ends it. The
-// end of the engine's own contexts does not look like that of the caller's.
+// An event of an outage has the same error as the call. The end of a context of the engine does not
+// look like the end of the caller's context.
 func TestErrorsOfEvents(t *testing.T) {
 	var s seen
 	withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -86,8 +86,8 @@ func TestErrorsOfEvents(t *testing.T) {
 	})
 }
 
-// An observer that blocks costs no lease, delays no context, and has Close wait
-// for Timeout at most.
+// If an observer blocks, no lease is lost, no context ends late, and Close waits for Timeout at
+// most.
 func TestBlockedObserverCostsNoLease(t *testing.T) {
 	var told atomic.Int32
 	o := &hasp.Options{TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) {
@@ -125,15 +125,14 @@ func TestBlockedObserverCostsNoLease(t *testing.T) {
 		began := time.Now()
 		c.Close()
 		within(t, "Close", began, 2*hasp.DefaultTimeout)
-		time.Sleep(time.Minute) // until the observer has returned
+		time.Sleep(time.Minute) // until the observer returns
 		if n := told.Load(); n != 3 {
 			t.Errorf("%d losses told, want 3", n)
 		}
 	})
 }
 
-// While the observer lags far behind, failed renewals are not kept for it, and
-// losses are.
+// While the observer lags far behind, events of failed renewals are dropped, and losses are kept.
 func TestLaggingObserverIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
@@ -160,11 +159,12 @@ func TestLaggingObserverIsBounded(t *testing.T) {
 	})
 }
 
-// A loss is reported although Close has begun: an Unlock has found it, or Observe still ran with
-// EventAcquired when Close had ended, and with it the goroutine that reports losses.
+// A loss is reported even after Close. In the first case Observe still runs with EventAcquired when
+// Close returns, and the goroutine that reports losses has ended. In the second case an Unlock
+// finds the loss.
 func TestLossIsReportedAfterClose(t *testing.T) {
 	for _, tc := range []struct {
-		observer, release time.Duration // how long they take
+		observer, release time.Duration // how long Observe and a release take
 		unlock            error
 	}{
 		{observer: 10 * time.Second, unlock: hasp.ErrClosed},
@@ -197,7 +197,7 @@ func TestLossIsReportedAfterClose(t *testing.T) {
 	}
 }
 
-// records is a slog.Handler that keeps what it is given, as text.
+// records is a slog.Handler that keeps each record as text.
 type records struct {
 	least slog.Level
 
@@ -271,7 +271,7 @@ func TestLogEvents(t *testing.T) {
 	})
 }
 
-// A lease that is held for ten terms is logged once, unless a function holds it.
+// A lease that is held for ten terms is logged once, but not if Do holds it.
 func TestLogEventsOfALeaseThatIsNotUnlocked(t *testing.T) {
 	r := &records{least: slog.LevelInfo}
 	withClient(t, &hasp.Options{Observe: hasp.LogEvents(slog.New(r))}, func(t *testing.T, _ *faulty, c *hasp.Client) {
@@ -289,7 +289,7 @@ func TestLogEventsOfALeaseThatIsNotUnlocked(t *testing.T) {
 	})
 }
 
-// A handler gets what is enabled, with the context, for what a trace has put there.
+// The handler gets only records of an enabled level, and the context, which may have a trace.
 func TestLogEventsPassesOnWhatIsEnabled(t *testing.T) {
 	type keyOf struct{}
 	r := &records{least: slog.LevelWarn}
@@ -306,7 +306,7 @@ func TestLogEventsPassesOnWhatIsEnabled(t *testing.T) {
 	}
 }
 
-// Without a logger it is the default one, also if that is set later.
+// Without a logger, LogEvents uses the default logger, even if that is set later.
 func TestLogEventsWithoutALogger(t *testing.T) {
 	// SetDefault also redirects package log.
 	defer log.SetFlags(log.Flags())

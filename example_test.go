@@ -16,8 +16,7 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// A job that only one process runs at a time. Against another store only the
-// string changes.
+// Only one process at a time runs the job. For another store, change only the URL.
 func Example() {
 	ctx := context.Background()
 	c, err := hasp.Open(ctx, "memlock://", nil)
@@ -29,7 +28,7 @@ func Example() {
 
 	err = hasp.Do(ctx, c, "invoices", func(ctx context.Context, lease *hasp.Lease) error {
 		fmt.Println("billing under", lease.Key())
-		return ctx.Err() // ended if the lock was lost
+		return ctx.Err() // not nil if the lock was lost
 	})
 	fmt.Println(err)
 	// Output:
@@ -37,9 +36,8 @@ func Example() {
 	// <nil>
 }
 
-// A Client over a driver that the program makes, instead of a URL. In a test,
-// two Clients over one memlock.Store stand for two processes. Over a Redis
-// client that the program has already, it is
+// The program makes the driver, and opens no URL. In a test, two Clients over one memlock.Store
+// stand for two processes. If the program has a Redis client already, it calls
 //
 //	spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "app:"}})
 func ExampleNew() {
@@ -63,7 +61,7 @@ func ExampleNew() {
 	}
 	_, err = two.TryLock(ctx, "nightly")
 	fmt.Println(err)
-	fmt.Println(errors.Is(err, hasp.ErrHeld)) // skip a run rather than queue behind it
+	fmt.Println(errors.Is(err, hasp.ErrHeld)) // so skip this run
 
 	if err := lease.Unlock(ctx); err != nil {
 		fmt.Println(err)
@@ -81,7 +79,7 @@ func ExampleNew() {
 	// process 2 has nightly <nil>
 }
 
-// The place of the locks stands in the program's own configuration file.
+// The program's own configuration file says where the locks are kept.
 func ExampleConfig() {
 	file := []byte(`
 listen: ":8080"
@@ -111,7 +109,6 @@ locks:
 	})
 	fmt.Println(err)
 
-	// A misspelt parameter is refused.
 	settings.Locks.Params["tll"] = "10s"
 	_, err = settings.Locks.Open(ctx, nil)
 	fmt.Println(errors.Is(err, hasp.ErrInvalid))
@@ -121,7 +118,7 @@ locks:
 	// true
 }
 
-// Counters for metrics. Observe may run on several goroutines at a time.
+// Observe counts events for metrics. It may run on several goroutines at the same time.
 func ExampleOptions_observe() {
 	var mu sync.Mutex
 	count := map[hasp.EventKind]int{}
@@ -142,7 +139,7 @@ func ExampleOptions_observe() {
 	for range 3 {
 		err := hasp.Do(ctx, c, "report", func(ctx context.Context, _ *hasp.Lease) error {
 			time.Sleep(20 * time.Millisecond)
-			_, err := c.TryLock(context.Background(), "report") // without ctx, so it does not re-enter
+			_, err := c.TryLock(context.Background(), "report") // not with ctx, because it must not re-enter
 			if errors.Is(err, hasp.ErrHeld) {
 				return nil
 			}
@@ -167,11 +164,11 @@ func ExampleOptions_observe() {
 	// held for longer than waited for: true
 }
 
-// A log of what is lost or goes wrong; at slog.LevelDebug it has every event.
+// The log has what is lost or goes wrong. At slog.LevelDebug it has every event.
 func ExampleLogEvents() {
 	withoutTime := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey || a.Key == "id" || a.Key == "hold" {
-			return slog.Attr{} // they differ in each run
+			return slog.Attr{} // these differ in each run
 		}
 		return a
 	}}
@@ -193,9 +190,8 @@ func ExampleLogEvents() {
 	// level=ERROR msg="hasp: lost" key=report op=lock err="lease lost: its max hold is over"
 }
 
-// A job in steps that asks for the time of each step before it begins. If the
-// job hangs in a step, the lock ends with the time of that step, because
-// nothing renews it. Extend never shortens a term.
+// Before each step, the job asks for the time that the step may take. If the job hangs in a step,
+// the lock ends after that time, because nothing renews it. Extend never shortens a term.
 func ExampleLease_Extend() {
 	ctx := context.Background()
 	c, err := memlock.New(nil)
@@ -227,10 +223,10 @@ func ExampleLease_Extend() {
 	// index true
 }
 
-// A fence protects what the lock alone cannot: a write that was on its way
-// when its writer lost the lock.
+// A fence stops what the lock alone cannot: a write that is in flight when its writer loses the
+// lock.
 func ExampleWithFence() {
-	var seen uint64 // kept by the resource, next to the data
+	var seen uint64 // the resource keeps it next to the data
 	write := func(fence uint64) error {
 		if fence < seen {
 			return fmt.Errorf("stale writer")
@@ -246,7 +242,7 @@ func ExampleWithFence() {
 	}
 	defer c.Close()
 	first, _ := c.Lock(ctx, "account", hasp.WithFence())
-	c.Break(ctx, "account") // as if its holder had been stopped for too long
+	c.Break(ctx, "account") // as if the holder had been stopped until after its term
 	second, _ := c.Lock(ctx, "account", hasp.WithFence())
 
 	fmt.Println(write(second.Fence()))
@@ -258,7 +254,7 @@ func ExampleWithFence() {
 	// stale writer
 }
 
-// Two schedulers come to the same tick, one a little later. The job runs once.
+// Two schedulers reach the same tick, one a little later than the other. The job runs once.
 func ExampleWithMinHold() {
 	ctx := context.Background()
 	store := new(memlock.Store)
@@ -283,7 +279,7 @@ func ExampleWithMinHold() {
 	// b is late: true
 }
 
-// At most two downloads at a time, in all processes together.
+// All processes together run at most two downloads at the same time.
 func ExampleWithSlots() {
 	ctx := context.Background()
 	c, err := memlock.New(nil)
@@ -309,8 +305,8 @@ func ExampleWithSlots() {
 	// true
 }
 
-// Any number of readers use the table at once. A writer waits for them, and then has the
-// table alone. New readers wait behind it.
+// Any number of readers use the table at the same time. A writer waits for them, and then has the
+// table alone. New readers wait behind the writer.
 func ExampleWithShared() {
 	ctx := context.Background()
 	c, err := memlock.New(nil)
@@ -335,8 +331,8 @@ func ExampleWithShared() {
 	// beside a writer: true
 }
 
-// Transfers between accounts in both directions. DoAll and LockAll sort the keys, so two
-// transfers that name them in another order do not block each other for ever.
+// Transfers go between two accounts in both directions. DoAll and LockAll sort the keys, so two
+// transfers that name the keys in opposite order cannot block each other for ever.
 func ExampleDoAll() {
 	ctx := context.Background()
 	c, err := memlock.New(nil)
@@ -350,7 +346,7 @@ func ExampleDoAll() {
 		err := hasp.DoAll(ctx, c, []string{from, to}, func(ctx context.Context, leases *hasp.Leases) error {
 			balance[from] -= amount
 			balance[to] += amount
-			return ctx.Err() // ended if one of the leases was lost
+			return ctx.Err() // not nil if one of the leases was lost
 		}, hasp.WithMaxWait(time.Minute))
 		if err != nil {
 			fmt.Println(err)
@@ -367,8 +363,8 @@ func ExampleDoAll() {
 	// map[account/3:90 account/7:110]
 }
 
-// One of two workers leads. When it must stop, it finishes what it has begun. The
-// other worker leads after that, and not sooner.
+// One of two workers leads. When the leader must stop, it finishes its work. Only then does the
+// other worker lead.
 func ExampleLead() {
 	c, err := memlock.New(nil)
 	if err != nil {
@@ -383,7 +379,7 @@ func ExampleLead() {
 
 			<-ctx.Done() // the worker must stop, or has lost the lead
 			if err := lease.Err(); err != nil {
-				return err // lost: Lead competes again
+				return err // the lease is lost, so Lead competes again
 			}
 			time.Sleep(20 * time.Millisecond) // the lease is renewed meanwhile
 			fmt.Println(name, "has finished")
@@ -411,7 +407,7 @@ func ExampleLead() {
 	// <nil> <nil>
 }
 
-// A context derived from a lease's re-enters its key.
+// A Lock with the context of a lease, or with a context derived from it, re-enters the key.
 func ExampleLease_Context() {
 	ctx := context.Background()
 	c, err := memlock.New(nil)

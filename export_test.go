@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Leftovers returns how many callers, holds and releases a Client has.
+// Leftovers returns how many callers and lines, holds, and tokens to release c has.
 func Leftovers(c *Client) (callers, holds, reaps int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.queue.callers + len(c.queue.lines), len(c.renewer.holds), len(c.reaper.queue)
 }
 
-// Suspendable returns a function that makes c's clock see that the machine has
-// slept for d more. It is called before the first Lock.
+// Suspendable returns a function that makes c's clock see that the machine has slept for d more.
+// Call it before the first Lock.
 func Suspendable(c *Client) func(d time.Duration) {
 	before := c.clock.suspended
 	var slept atomic.Int64
@@ -21,6 +21,6 @@ func Suspendable(c *Client) func(d time.Duration) {
 	return func(d time.Duration) { slept.Add(int64(d)) }
 }
 
-// Skip moves c's clock forward by d, as if the process had been stopped for d
-// and only the caller had run since. No timer has fired.
+// Skip moves c's clock forward by d, as if the process had been stopped for d and only the caller
+// had run since. No timer has fired.
 func Skip(c *Client, d time.Duration) { c.clock.slept.Add(int64(d)) }

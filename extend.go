@@ -10,7 +10,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// extend does what Extend does.
 func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	if err := checkTTL(ttl); err != nil {
 		return err
@@ -31,7 +30,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 
 	c.mu.Lock()
 	if c.stopped {
-		h.callEndedLocked() // Close waits no longer, so the call may not have begun
+		h.callEndedLocked() // Close has stopped waiting, so the call may not have begun
 	}
 	c.mu.Unlock()
 
@@ -63,8 +62,8 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Cla
 	}
 }
 
-// tryExtend is beginExtend, unless a renewal is in flight. Then it returns a channel that is
-// closed when the renewal ends.
+// tryExtend is beginExtend, unless a renewal is in flight. Then it returns a channel that is closed
+// when the renewal ends.
 func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
 	c, h := l.hold.c, l.hold
 	c.mu.Lock()
@@ -73,7 +72,7 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 		return cl, 0, h.busy, nil
 	}
 	if l.state.Load() != held {
-		return cl, 0, nil, l.cause() // it ended after Err had returned
+		return cl, 0, nil, l.cause() // the lease ended after Err had returned
 	}
 	now := c.clock.now()
 	if now.add(ttl) > min(h.limit, l.maxHold) {

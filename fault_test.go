@@ -17,15 +17,15 @@ import (
 
 var errNet = errors.New("connection reset")
 
-// Driver is all that a driver of memlock can do.
+// Driver has all methods of a driver of memlock.
 type Driver interface {
 	backend.Waiter
 	backend.Inspector
 	backend.Lister
 }
 
-// faulty is a driver over the network whose store is in memory and works; what
-// goes wrong on the way is up to the hooks. It polls, and records all calls.
+// faulty is a driver that polls, and that is said to reach its store by a network. The store is in
+// memory and works. The hooks decide what goes wrong on the way to it. faulty records all calls.
 type faulty struct {
 	Driver
 
@@ -33,11 +33,11 @@ type faulty struct {
 	acquire  acquireHook
 	renew    callHook
 	release  func(c backend.Claim, send func() error) error
-	acquired []string // tokens
+	acquired []string // tokens of all calls of Acquire
 	renewed  []time.Time
-	released []string
+	released []string // tokens of all calls of Release
 	ends     backend.Cancellation
-	cleans   bool // before New
+	cleans   bool // must be set before New
 }
 
 func newFaulty() *faulty { return &faulty{Driver: memlock.NewDriver().(Driver)} }
@@ -46,7 +46,7 @@ func (f *faulty) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: f.ends, Cleans: f.cleans}
 }
 
-// until is call, left behind when ctx ends if f is to end its calls by itself.
+// until runs call. If f.ends is set, until returns when ctx ends, and leaves call behind.
 func until[T any](f *faulty, ctx context.Context, call func() (T, error)) (T, error) {
 	if f.ends == backend.CancelNone {
 		return call()
@@ -69,7 +69,7 @@ func until[T any](f *faulty, ctx context.Context, call func() (T, error)) (T, er
 	}
 }
 
-// Wait hides that memlock is a Waiter: the method set has another one.
+// Wait hides memlock's Wait, so that faulty is no Waiter.
 func (f *faulty) Wait() {}
 
 func (f *faulty) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -123,7 +123,7 @@ func (f *faulty) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// set changes the hooks while calls are under way.
+// set changes the hooks under mu, because calls may be in flight.
 func (f *faulty) set(change func(f *faulty)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,7 +136,6 @@ func (f *faulty) calls() (acquires, renews, releases int) {
 	return len(f.acquired), len(f.renewed), len(f.released)
 }
 
-// acquireHook and callHook are hooks of a driver.
 type (
 	acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
 	callHook    = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
@@ -150,10 +149,9 @@ func slowAcquire(d time.Duration) acquireHook {
 	}
 }
 
-// hungAcquire is not answered for an hour.
 var hungAcquire = hungFor(time.Hour)
 
-// hungFor is not answered, and fails after d.
+// hungFor gets no answer, and fails after d.
 func hungFor(d time.Duration) acquireHook {
 	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
 		time.Sleep(d)
@@ -161,13 +159,12 @@ func hungFor(d time.Duration) acquireHook {
 	}
 }
 
-// hungRelease is not answered for an hour.
 func hungRelease(backend.Claim, func() error) error {
 	time.Sleep(time.Hour)
 	return errNet
 }
 
-// hungRenew is not answered, and ends with its context.
+// hungRenew gets no answer, and ends with its context.
 func hungRenew(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
 	<-ctx.Done()
 	return backend.Grant{}, ctx.Err()
@@ -179,12 +176,12 @@ func lostReply(_ backend.Claim, send func() (backend.Grant, error)) (backend.Gra
 	return backend.Grant{}, errNet
 }
 
-// failAcquire does not reach the store.
+// failAcquire fails with err, without reaching the store.
 func failAcquire(err error) acquireHook {
 	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) { return backend.Grant{}, err }
 }
 
-// renewal does with a renewal what hook does with an attempt.
+// renewal applies hook, which is for an attempt, to a renewal.
 func renewal(hook acquireHook) callHook {
 	return func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		return hook(c, send)
@@ -201,14 +198,14 @@ func down(f *faulty) { failWith(f, errNet) }
 
 func up(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil }
 
-// withClient runs a test in a bubble, with a Client over a faulty driver. The Client
-// is closed at the end.
+// withClient runs a test in a bubble, with a Client over a faulty driver. The Client is closed at
+// the end.
 func withClient(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
 	t.Helper()
 	withEnds(t, backend.CancelNone, o, run)
 }
 
-// withEnds is withClient with that trait, which the Client reads only once.
+// withEnds is withClient with ends as the trait Cancellation.
 func withEnds(t *testing.T, ends backend.Cancellation, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -226,7 +223,6 @@ func lockNow(t *testing.T, l hasp.Locker, key string, opts ...hasp.Option) *hasp
 	return lockIn(t, l, t.Context(), key, opts...)
 }
 
-// lockIn is lockNow with a context.
 func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	lease, err := l.Lock(ctx, key, opts...)
@@ -236,7 +232,7 @@ func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts .
 	return lease
 }
 
-// lockSoon begins a lockIn, and returns when it waits or has the key. It is used in a bubble.
+// lockSoon begins a lockIn, and returns when that waits or has the key. It must run in a bubble.
 func lockSoon(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) <-chan *hasp.Lease {
 	t.Helper()
 	got := make(chan *hasp.Lease, 1)
@@ -245,7 +241,7 @@ func lockSoon(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts
 	return got
 }
 
-// seen has the events of a Client, which has observe as its Options.Observe.
+// seen collects events: observe is the Options.Observe of a Client.
 type seen struct {
 	mu  sync.Mutex // guards all
 	all []hasp.Event
@@ -257,7 +253,6 @@ func (s *seen) observe(_ context.Context, e hasp.Event) {
 	s.all = append(s.all, e)
 }
 
-// of returns the events of a kind.
 func (s *seen) of(kind hasp.EventKind) []hasp.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -288,7 +283,6 @@ func within(t *testing.T, what string, start time.Time, most time.Duration) {
 	}
 }
 
-// free reports whether a stranger can have key.
 func free(t *testing.T, f *faulty, key string) bool {
 	t.Helper()
 	st, err := f.Inspect(t.Context(), key)
@@ -298,10 +292,9 @@ func free(t *testing.T, f *faulty, key string) bool {
 	return !st.Held
 }
 
-// errOf returns the error of a call that has another result.
 func errOf[T any](_ T, err error) error { return err }
 
-// freed fails the test with a text unless a stranger can have key.
+// freed fails the test with the text otherwise unless key is free.
 func freed(t *testing.T, f *faulty, key, otherwise string) {
 	t.Helper()
 	if !free(t, f, key) {
@@ -309,7 +302,7 @@ func freed(t *testing.T, f *faulty, key, otherwise string) {
 	}
 }
 
-// want fails the test unless err is target, or nil if target is nil.
+// want fails the test unless err matches target, or is nil if target is nil.
 func want(t *testing.T, what string, err, target error) {
 	t.Helper()
 	if !errors.Is(err, target) {

@@ -33,14 +33,12 @@ func inspect[T any](s *store, ctx context.Context, key string, f func(context.Co
 	}, nil)
 }
 
-// status returns what the store knows about key.
 func (s *store) status(ctx context.Context, key string) (backend.Status, error) {
 	return inspect(s, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (backend.Status, error) {
 		return in.Inspect(ctx, key)
 	})
 }
 
-// list implements [Client.List].
 func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		fail := func(err error) { yield(backend.Entry{}, newError("list", prefix, err)) }

@@ -13,8 +13,8 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// queue starts n callers one after another that lock key, note their number
-// and unlock. It returns when all wait.
+// queue starts n callers, one after another, and returns when all wait. Each locks key, notes its
+// number and unlocks.
 func queue(t *testing.T, c *hasp.Client, key string, n int, opts ...hasp.Option) (order func() []int) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -61,7 +61,7 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 		acquires int
 	}{
 		{name: "alike", n: 10, acquires: 1},
-		{name: "confirmed too long ago", n: 10, acquires: 3, // the row that began with the first is over after the second
+		{name: "confirmed too long ago", n: 10, acquires: 3, // the row begins with the first hold, and is over after the second hold
 			between: func(*testing.T, *faulty, *hasp.Lease) { time.Sleep(50 * time.Millisecond) }},
 		{name: "another term", n: 5, acquires: 2, first: []hasp.Option{hasp.WithTTL(time.Minute)}},
 		{name: "a fence for the next", n: 5, acquires: 6, others: []hasp.Option{hasp.WithFence()}},
@@ -90,8 +90,8 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 	}
 }
 
-// A key broken in the store less than 50 ms ago may be handed over once more;
-// the store's word is asked for before that is so again.
+// A Break in the store is noticed 50 ms after the last confirmation at the latest: then the hold is
+// not handed over, and the next caller asks the store.
 func TestHandOverAfterTheKeyWasBroken(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
@@ -127,8 +127,7 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 	})
 }
 
-// An Unlock under way and a Break at the same time: the hold is not renewed
-// after Unlock, nor given up twice.
+// If a Break comes during an Unlock, the hold is not renewed afterwards, and does not end twice.
 func TestBreakDuringUnlock(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.release = func(_ backend.Claim, send func() error) error {
@@ -151,8 +150,8 @@ func TestBreakDuringUnlock(t *testing.T) {
 	})
 }
 
-// The machine was suspended for longer than the term, between Lock and Unlock:
-// Unlock says so, and the next in line asks the store.
+// Between Lock and Unlock the machine is suspended for longer than the term. Unlock returns
+// ErrLost, and the next caller in line asks the store.
 func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		suspend := hasp.Suspendable(c)
@@ -170,8 +169,7 @@ func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
 	})
 }
 
-// One event reports for each caller that it was refused or acquired the key, and
-// one event for each acquired lease that it ended.
+// Each caller has one EventAcquired or EventRefused, and each lease has one event of its end.
 func TestEventsAddUp(t *testing.T) {
 	for _, tc := range []struct {
 		name string

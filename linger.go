@@ -9,12 +9,12 @@ import (
 )
 
 // A key lingers if its last lease had WithLinger and was unlocked, and the Client keeps the hold
-// for its own next caller. Then the hold has one lease, which is no caller's: the ghost. The line
-// counts the ghost as a caller. It is renewed and lost as any lease, but no event names it. The
-// next caller takes its place (reuseLocked). If nobody comes, or the hold does not suit who comes,
-// the hold ends, and the reaper releases its token (endLingerLocked).
+// for its own next caller. Then the hold has one lease that belongs to no caller: the ghost. The
+// line counts the ghost as a caller. The ghost is renewed and lost as any lease, but no event names
+// it. The next caller takes its place (reuseLocked). If no caller comes in time, or the hold does
+// not suit the next caller, the hold ends, and the reaper releases its token (endLingerLocked).
 //
-// A hold lingers until WithLinger's time after its grant, not after the last Unlock. So other
+// The time of WithLinger counts from the grant of the hold, not from the last Unlock. So other
 // Clients wait for that time at most, however busy this Client is, and the gap after the row lets
 // them in (endedLocked).
 
@@ -86,21 +86,21 @@ func (q *queue) breaks(key string) {
 	}
 }
 
-// recalls receives the messages by which callers of other Clients ask this Client for keys that
-// may linger.
+// recalls receives the messages by which callers of other Clients ask this Client for keys that may
+// linger.
 type recalls struct {
 	*store
 	queue *queue
 
 	// All below is guarded by mu.
-	id      string  // by which this Client is asked; empty until messages arrive
+	id      string  // the ID to which other Clients send messages; empty until this Client receives them
 	asked   bool    // Recalls is in flight or has succeeded
 	askNext instant // when to call Recalls again, after it has failed
 }
 
-// mark returns the token of a claim whose hold may linger. The mark in it says whom a refused
-// caller asks for the key. If messages do not arrive yet, the token has no mark, and the first such
-// call begins to receive them.
+// mark returns the token of a claim whose hold may linger. The ID in its mark says which Client a
+// refused caller asks for the key. If this Client does not receive messages yet, the token has no
+// mark, and mark begins to receive them.
 func (r *recalls) mark(token string) string {
 	d, ok := r.driver.(backend.Recaller)
 	if !ok {
@@ -128,14 +128,14 @@ func (r *recalls) mark(token string) string {
 	return backend.RecallMark + r.id + backend.RecallMark + token
 }
 
-// received shortens the row of a key that a caller of another Client was refused. The message may
-// come before the reply to the attempt that took the key.
+// received handles a message: a caller of another Client was refused key, so the row of key ends
+// sooner. The message may come before the reply to the attempt that took the key.
 func (r *recalls) received(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ln := r.queue.lines[strings.TrimPrefix(key, r.opts.Prefix)]
 	if ln == nil {
-		return // the message is late: the hold has ended
+		return // the message came after the end of the hold
 	}
 	ln.recalled = true
 	if h := ln.hold; h != nil {

@@ -13,10 +13,10 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// recalling is a faulty driver that other Clients can ask for keys.
+// recalling is a faulty driver that is a Recaller.
 type recalling struct {
 	*faulty
-	err error // of Recalls
+	err error // what Recalls returns
 
 	mu sync.Mutex
 	id string
@@ -30,7 +30,7 @@ func (d *recalling) Recalls(_ context.Context, id string, f func(key string)) er
 	return d.err
 }
 
-// recall does what a driver of another process does that is refused key.
+// recall acts as the driver of another process whose caller was refused key.
 func (d *recalling) recall(key string) {
 	d.faulty.mu.Lock()
 	token := d.acquired[len(d.acquired)-1]
@@ -43,21 +43,21 @@ func (d *recalling) recall(key string) {
 	}
 }
 
-// withRecalling is withClient with a driver by which others can ask for keys.
+// withRecalling is withClient with a recalling driver.
 func withRecalling(t *testing.T, o *hasp.Options, run func(t *testing.T, d *recalling, c *hasp.Client)) {
 	t.Helper()
 	withClient(t, nil, func(t *testing.T, f *faulty, _ *hasp.Client) {
 		d := &recalling{faulty: f}
 		c := await.Value(hasp.New(d, o))
 		defer c.Close()
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Millisecond))) // from here on, messages arrive
+		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Millisecond))) // from then on, the Client receives messages
 		time.Sleep(time.Second)
 		d.set(func(f *faulty) { f.acquired, f.released = nil, nil })
 		run(t, d, c)
 	})
 }
 
-// wantFree fails the test unless the store says that k is free, or held.
+// wantFree fails the test unless the store says that "k" is free, or held if free is false.
 func wantFree(t *testing.T, d backend.Inspector, free bool) {
 	t.Helper()
 	if s := await.Value(d.Inspect(t.Context(), "k")); s.Held == free {
@@ -125,7 +125,7 @@ func TestLinger(t *testing.T) {
 		}, 1, 1},
 		{"a gap follows", func(t *testing.T, f *faulty, c *hasp.Client) {
 			unlock(t, lockNow(t, c, "k", lingers))
-			time.Sleep(d + time.Millisecond/2) // the gap lasts for longer than that
+			time.Sleep(d + time.Millisecond/2) // the gap is longer than half a millisecond
 			began := time.Now()
 			unlock(t, lockNow(t, c, "k"))
 			if time.Since(began) == 0 {
@@ -221,7 +221,7 @@ func TestLinger(t *testing.T) {
 			wantFree(t, f, true)
 			a, _, _ := f.calls()
 			f.set(func(f *faulty) { f.acquired, f.released = f.acquired[:1], f.released[:1] })
-			if a < 10 { // else the callers did not meet
+			if a < 10 { // otherwise the callers have not met
 				t.Error("attempts", a)
 			}
 		}, 1, 1},
@@ -231,7 +231,7 @@ func TestLinger(t *testing.T) {
 			for range 10 {
 				unlock(t, lockNow(t, c, "k", lingers))
 				c.Break(dead, "k")
-				time.Sleep(time.Millisecond) // for the release
+				time.Sleep(time.Millisecond) // until the key is released
 			}
 			time.Sleep(d)
 			wantFree(t, f, true)
@@ -273,7 +273,7 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-// A key that lingers is renewed, and is lost as others are, without an event of its own.
+// A key that lingers is renewed, and it can be lost. No event reports that loss.
 func TestLingerIsRenewedAndLost(t *testing.T) {
 	var kinds []hasp.EventKind
 	o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) { kinds = append(kinds, e.Kind) }}
@@ -306,7 +306,8 @@ func TestRecall(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		wantFree(t, d, true)
 
-		// A hold that was granted just now lingers for 10 ms, so that the Client has a row.
+		// A hold that was granted just now lingers until 10 ms after its grant, in spite of the
+		// message.
 		time.Sleep(time.Minute)
 		unlock(t, lockNow(t, c, "k", hasp.WithLinger(hour)))
 		d.recall("k")
@@ -316,8 +317,8 @@ func TestRecall(t *testing.T) {
 		time.Sleep(2 * time.Millisecond)
 		wantFree(t, d, true)
 
-		// While a caller has the key, the message ends the row at its Unlock, also if an earlier
-		// caller had no linger.
+		// If the message comes while a caller has the key, the key does not linger after the
+		// Unlock.
 		time.Sleep(time.Minute)
 		l := lockNow(t, c, "k", hasp.WithLinger(hour))
 		time.Sleep(20 * time.Millisecond)
@@ -330,7 +331,8 @@ func TestRecall(t *testing.T) {
 	})
 }
 
-// A hold whose token names nobody, because messages do not arrive yet, lingers for 10 ms.
+// While the Client does not receive messages yet, a hold lingers for 10 ms, because its token has
+// no mark.
 func TestLingerBeforeRecallsArrive(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, _ *hasp.Client) {
 		d := &recalling{faulty: f, err: errNet}

@@ -50,7 +50,7 @@ func TestListErrors(t *testing.T) {
 	wantOnly(t, "a Client that is closed", err, hasp.ErrClosed)
 }
 
-// lister yields a page of two entries, and then what next yields. It counts the steps.
+// lister yields two entries, and then the error of next, if there is one. It counts its steps.
 type lister struct {
 	backend.Driver
 	ends  backend.Cancellation
@@ -113,7 +113,7 @@ func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 	}
 }
 
-// A call that hangs is left behind when its caller leaves, or the Client is closed.
+// If a call hangs, List leaves it behind when the caller's context ends or the Client is closed.
 func TestListIsLeft(t *testing.T) {
 	for _, ends := range everyEnd {
 		for _, how := range []string{"cancelled", "deadline", "closed"} {
@@ -155,7 +155,8 @@ func TestListIsLeft(t *testing.T) {
 	}
 }
 
-// The loop's body may call the Client. Close ends the list, and does not wait for it.
+// The loop's body may call the Client. It may even call Close, which ends the list and does not
+// wait for the loop.
 func TestCloseDuringAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := await.Value(memlock.New(nil))
@@ -165,7 +166,7 @@ func TestCloseDuringAList(t *testing.T) {
 		turns, last := 0, error(nil)
 		for _, err := range c.List(t.Context(), "") {
 			turns, last = turns+1, err
-			if turns == 1 { // the store is not locked
+			if turns == 1 { // the list does not keep the store locked
 				want(t, "Inspect", errOf(c.Inspect(t.Context(), "0")), nil)
 			}
 			c.Close()

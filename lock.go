@@ -22,43 +22,42 @@ type wait struct {
 	c     *Client
 	r     request
 	start instant // when Lock was called
-	began instant // the same by clock.awake: a suspend is no part of an outage
+	began instant // start by clock.awake, because a suspend is no part of an outage
 	once  bool    // make only one attempt
-	end   instant // of WithMaxWait, or never
+	end   instant // when WithMaxWait ends the wait, or never
 	tries int     // calls to the store so far
-	asked instant // when the last of them began
+	asked instant // when the last call to the store began
 
 	line       *line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
 	queued     bool  // the driver's Wait was called
 	stood      bool  // the caller has waited in the line, or for the end of a gap
-	turn       turn  // its entry in the line; ready is nil unless the caller waits there
+	turn       turn  // the caller's entry in the line; ready is nil unless the caller waits there
 	lastAnswer error // why the caller does not have the key; nil if that is not known
 	refused    bool  // the store has just refused this caller
 
-	listening                  // zero while the caller does not listen to a Waker
+	listening                  // what Listen returned; zero while the caller does not listen
 	listenAgain instant        // when to call Listen again, after it has failed
 	intent      *backend.Claim // the last claim that may keep out new shared callers, or nil
 
-	part *wait // with slots, the latest wait for the key of one of them
+	part *wait // with slots, the wait for the slot that was tried last, or for the queue
 }
 
-// request holds the arguments of one call.
 type request struct {
 	op       string          // "lock", "trylock" or "lead"
-	id       uint64          // of its events; 0 without Observe
+	id       uint64          // ID of its events; 0 without Observe
 	name     string          // the key as the caller gave it
 	key      string          // name, or the key of a slot
 	around   *Lease          // the innermost lease in the caller's context, or nil
-	parent   context.Context // of the lease's context, if the wait has another context; else nil
+	parent   context.Context // parent of the lease's context, if that is not the context of the wait; else nil
 	ttl      time.Duration
 	maxWait  time.Duration
 	bounded  bool          // maxWait was given
 	maxHold  time.Duration // 0 if there is none
 	minHold  time.Duration // 0 if there is none
 	linger   time.Duration // 0 if there is none
-	oneOfAll bool          // the call is LockAll's: its min hold counts once LockAll has the last key
-	slots    int           // 0 without WithSlots
-	slot     int           // which slot is asked for, from 1; 0 without WithSlots
+	oneOfAll bool          // LockAll makes the call; the min hold counts once LockAll has all keys
+	slots    int           // number of slots; 0 without WithSlots
+	slot     int           // number of the slot that is asked for, from 1; 0 without WithSlots
 	shared   bool          // WithShared
 	noRenew  bool
 	apart    bool // WithoutReentry
@@ -66,7 +65,6 @@ type request struct {
 	err      error // the error of the first invalid option
 }
 
-// apply calls each option with r, in order.
 func (r *request) apply(opts []Option) {
 	for _, o := range opts {
 		if o != nil {
@@ -85,7 +83,6 @@ func (r *request) refuse(format string, args ...any) {
 // waitPool has waits for reuse. Nothing refers to a wait after its call has returned.
 var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
-// lock implements Lock and TryLock.
 func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Lease, err error) {
 	w := waitPool.Get().(*wait)
 	returns := false
@@ -100,7 +97,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
 	w.r.apply(opts)
 	if c.opts.Observe != nil {
-		c.observer.requested(ctx, &w.r) // before the time of the wait begins
+		c.observer.requested(ctx, &w.r) // before w.start, so that Observe does not count as a part of the wait
 	}
 	w.c, w.start, w.end = c, c.clock.now(), never
 	w.began = c.clock.withoutSleep(w.start)
@@ -130,9 +127,9 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	return l, err
 }
 
-// abandon gives up what the call has acquired, after Options.Observe, Options.Backoff or a method
-// of the context has panicked or ended the goroutine. L is the lease that Lock would have returned,
-// or nil.
+// abandon gives up what the call has acquired. lock calls it if Options.Observe, Options.Backoff or
+// a method of the context has panicked or has ended the goroutine. l is the lease that Lock would
+// have returned, or nil.
 func (w *wait) abandon(l *Lease) {
 	if l != nil {
 		_, _ = l.unlock(context.Background()) // without another event; if the release fails, the Client repeats it
@@ -208,7 +205,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	// This caller is the head now, and takes over the last head's answer. The line counts the
 	// caller until its hold has ended, or until it gives up below.
 	w.lastAnswer = tk.lastAnswer
-	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.oneOfAll) { // a TryLock does not wait, but LockAll does
+	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.oneOfAll) { // a TryLock waits for a gap only if LockAll makes it
 		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
 			w.stood = true
 			w.sleep(ctx, d)
@@ -220,7 +217,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil && c.closing.Err() != nil {
-		// Close began during the call, and has not ended this lease.
+		// Close began during the call, and did not find this hold.
 		c.reaper.addLocked(&reap{claim: h.claim, times: reapOnce}, h.claim.TTL)
 		err = ErrClosed
 	}
@@ -243,7 +240,6 @@ func (w *wait) giveUpLocked() {
 	w.line = nil
 }
 
-// join joins the line of the key.
 func (w *wait) join(ctx context.Context) (tk ticket) {
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
@@ -287,7 +283,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		}
 
 		if useWait {
-			sent = w.c.outageOf(err, sent) // Wait may have begun long before the outage
+			sent = w.c.outageOf(err, sent) // because Wait may have begun long before the outage
 		}
 		if over, why := w.over(ctx, err, sent, last); over {
 			return nil, why
@@ -296,7 +292,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 			continue // wait in the driver instead of a sleep
 		}
 		if w.refused && w.listen(ctx) {
-			continue // the key may have been released before the Client listened
+			continue // ask again: the key may have been released before the Client listened
 		}
 		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
 			return nil, w.endErr(ctx)
@@ -304,8 +300,8 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	}
 }
 
-// untilLastCall returns how long the caller may still wait before it must make its last
-// call, so that the answer arrives in time.
+// untilLastCall returns how long the caller may still wait before it must make its last call, so
+// that the answer arrives in time.
 func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	left := time.Duration(never)
 	if w.end != never {
@@ -315,20 +311,21 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 		left = min(left, time.Until(d))
 	}
 
-	// Allow for an answer one and a half round trips, because now and then one takes so long.
+	// Allow one and a half round trips for the answer, because now and then an answer takes that
+	// long.
 	trip := w.c.roundTrip()
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
 // attempt makes one attempt. If its outcome is unknown, the reaper releases the token. With a
-// driver of Reach Process, the outcome is always known. Last says that no attempt follows.
+// driver of Reach Process, the outcome is always known. If last is true, no attempt follows.
 func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	c, ln, start := w.c, w.line, w.asked
 	cl := w.claim()
 	cl.WillRetry = !last
 
-	// The call may take min(Timeout, in an outage the rest of Timeout, rest of the wait), but at
-	// least as long as a healthy store may take to answer.
+	// The call may last for Timeout, but not past the end of the wait, and in an outage only for
+	// the rest of Timeout. It may always last as long as a healthy store may take to answer.
 	bound := min(c.opts.Timeout, w.end.sub(start))
 	c.mu.Lock()
 	ln.unanswered = cmp.Or(ln.unanswered, c.clock.withoutSleep(start))
@@ -343,8 +340,7 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 
 	slept := c.clock.slept.Load()
 	if c.traits.Reach != backend.Process {
-		// Read the clock again, so that a suspend before the call does not count as a part of the
-		// term.
+		// Read the clock again, so that a suspend before the call does not shorten the term.
 		start, slept = c.clock.read()
 	}
 	g, err := c.reaper.acquire(ctx, cl, bound)
@@ -378,16 +374,16 @@ func (w *wait) claim() backend.Claim {
 
 	ttl := r.ttl
 	if 0 < r.maxHold && r.maxHold < ttl {
-		// Ask for little more than the max hold, so that the key of a dead holder is free soon
-		// after it.
+		// Ask for little more than the max hold, so that the key is free soon after it if the
+		// holder dies.
 		ttl = min(ttl, termFor(r.maxHold))
 	}
 	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner, TTL: ttl,
 		Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
 }
 
-// waitedLocked returns how long the Client has waited for the key, or 0 if the first attempt got
-// it, without a gap.
+// waitedLocked returns how long the Client has waited for the key. It returns 0 if this is the
+// caller's first attempt and the caller did not wait before it.
 func (w *wait) waitedLocked(now instant) time.Duration {
 	if w.tries > 1 || w.stood {
 		return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
@@ -398,9 +394,10 @@ func (w *wait) waitedLocked(now instant) time.Duration {
 // errNoneAround says that no lease around the caller holds the key.
 var errNoneAround = errors.New("no lease around the caller holds the key")
 
-// reenter adds a lease to the hold of the innermost lease around the caller that holds the key, or
-// a slot of it if the call has slots. A lease is around the caller if the caller's context is
-// derived from the lease's. Without such a lease, the error is errNoneAround.
+// reenter finds the innermost lease around the caller that holds the key, or a slot of the key if
+// the call has slots. It adds a lease to the hold of that lease. A lease is around the caller if
+// the caller's context is derived from the lease's. Without such a lease, the error is
+// errNoneAround.
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r
 	for o := r.around; o != nil && !r.apart; o = o.around {
@@ -425,7 +422,8 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 		return nil, fmt.Errorf("%w: the outer lease has no fence; pass WithFence to its Lock as well", ErrInvalid)
 	}
 	if err := checkLongest(c.traits, r.ttl); err != nil {
-		// Refuse the term here: the store would refuse its renewals, and both leases would be lost.
+		// Refuse the term here. Otherwise the store would refuse renewals for it, and both leases
+		// would be lost.
 		return nil, err
 	}
 
@@ -437,7 +435,7 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 
 	now := c.clock.now()
 
-	// If the hold is renewed, a renewal asks for the longer term at once. Until the store has
+	// If the hold is renewed, a renewal asks for the longer term immediately. Until the store has
 	// answered, the shorter term counts.
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl

@@ -18,10 +18,10 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// This file tests that LockAll and Leases.Unlock make their calls at the same time, and what that
-// must not change.
+// This file tests that LockAll and Leases.Unlock make their calls at the same time, and that
+// LockAll keeps its promises nevertheless.
 
-// far makes f's calls take as long as trip says, half of it on the way to the store.
+// far makes each call of f take the time that trip returns, half of it on the way to the store.
 func far(f *faulty, trip func() time.Duration) {
 	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		d := trip() / 2
@@ -37,10 +37,9 @@ func far(f *faulty, trip func() time.Duration) {
 	}
 }
 
-// upTo returns a time below d, another one each time.
+// upTo returns a function that returns a random time below d.
 func upTo(d time.Duration) func() time.Duration { return func() time.Duration { return rand.N(d) } }
 
-// several returns the names of n keys, in sorted order.
 func several(n int) (keys []string) {
 	for i := range n {
 		keys = append(keys, fmt.Sprintf("%03d", i))
@@ -58,7 +57,7 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 		}{
 			{2, 1, nil}, {64, 1, nil}, {65, 2, nil}, {64, 1, []hasp.Option{hasp.WithMaxWait(time.Second), hasp.WithFence()}},
 			{4, 4, []hasp.Option{hasp.WithMaxWait(0)}},
-			{4, 4, []hasp.Option{hasp.WithMaxWait(10 * time.Millisecond)}}, // too short to wait for another LockAll
+			{4, 4, []hasp.Option{hasp.WithMaxWait(10 * time.Millisecond)}}, // there is no time to wait for another LockAll
 		} {
 			before, _, _ := f.calls()
 			began := time.Now()
@@ -80,13 +79,14 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 			within(t, "re-entry", began, 0)
 			unlock(t, ls)
 			within(t, "Unlock", began, time.Duration((tc.keys+63)/64)*10*time.Millisecond)
-			time.Sleep(time.Second) // until the gap is over that the Client leaves
+			time.Sleep(time.Second) // until the gap is over
 		}
 		nothingLeft(t, c)
 	})
 }
 
-// While LockAll waits for b, it holds a and none of the later keys. When it loses a, it fails.
+// While LockAll waits for b, it holds a and none of the later keys. If it loses a meanwhile, it
+// fails.
 func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
 		far(f, func() time.Duration { return 10 * time.Millisecond })
@@ -118,8 +118,8 @@ func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 	})
 }
 
-// An Unlock of one lease ends the joint context, and contexts derived from it, but neither the
-// contexts of the others nor their renewal. It does not matter which of them had to wait.
+// An Unlock of one lease ends the joint context and the contexts derived from it. It does not end
+// the contexts or the renewal of the other leases, whichever key LockAll had to wait for.
 func TestUnlockOfOneOfSeveral(t *testing.T) {
 	for _, held := range []string{"", "a", "b"} {
 		withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
@@ -147,7 +147,8 @@ func TestUnlockOfOneOfSeveral(t *testing.T) {
 	}
 }
 
-// The joint context ends with the first lease that ends by the clock, even if no timer has fired.
+// When the first lease has ended by the clock, the joint context has ended, even if no timer has
+// fired.
 func TestJointContextReadsTheClockOfEachLease(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		ls, err := hasp.LockAll(t.Context(), c, []string{"a", "b"})
@@ -175,7 +176,7 @@ func (c *children) AfterFunc(f func()) (stop func() bool) {
 	return func() bool { c.n.Add(-1); return stopped() }
 }
 
-// After a LockAll that has failed, or an Unlock, the caller's context has no child left.
+// After an Unlock, and after a LockAll that has failed, the caller's context has no child left.
 func TestLockAllLeavesNoContext(t *testing.T) {
 	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
 		ctx := &children{Context: t.Context()}
@@ -194,8 +195,8 @@ func TestLockAllLeavesNoContext(t *testing.T) {
 	})
 }
 
-// rivals runs several callers of LockAll, each with a Client whose store is up to 2 ms away. It
-// returns what call has returned.
+// rivals runs n calls at the same time, each with its own Client, whose round trips take up to 2
+// ms. It returns the errors of the calls.
 func rivals(t *testing.T, n int, call func(i int, c *hasp.Client) error) []error {
 	store, errs := new(memlock.Store), make([]error, n)
 	var wg sync.WaitGroup
@@ -210,7 +211,8 @@ func rivals(t *testing.T, n int, call func(i int, c *hasp.Client) error) []error
 	return errs
 }
 
-// Of calls with a max wait of 0 or little more, one gets its keys if only they contend.
+// Several LockAlls with a max wait of 0 or little more contend for some keys. One of them gets its
+// keys.
 func TestOneOfSeveralLockAllsWithoutWaitWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, wait := range []time.Duration{0, time.Microsecond, 50 * time.Millisecond} {
@@ -232,7 +234,7 @@ func TestOneOfSeveralLockAllsWithoutWaitWins(t *testing.T) {
 	})
 }
 
-// A Client that takes the same keys again and again leaves them to others as Lock does.
+// A Client that takes the same keys again and again leaves gaps, as it does with Lock.
 func TestLockAllLeavesGaps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -244,7 +246,7 @@ func TestLockAllLeavesGaps(t *testing.T) {
 				for range 100 {
 					unlock(t, lockNow(t, c, "001"))
 				}
-				within(t, "100 turns", began, 8*time.Second) // four turns of the other in each
+				within(t, "100 turns", began, 8*time.Second) // time for four holds of the other Client in each turn
 				cancel()
 			}
 			for ctx.Err() == nil {
@@ -258,7 +260,7 @@ func TestLockAllLeavesGaps(t *testing.T) {
 	})
 }
 
-// LockAll gets a key whose answer was lost, or that cannot be reached for a while, all the same.
+// If the answer for a key is lost, or attempts at it fail for a while, LockAll still gets the key.
 func TestLockAllAfterALostReply(t *testing.T) {
 	for name, hook := range map[string]acquireHook{"lost": lostReply, "failed": failAcquire(errNet)} {
 		t.Run(name, func(t *testing.T) {
@@ -281,15 +283,15 @@ func TestLockAllAfterALostReply(t *testing.T) {
 	}
 }
 
-// When its context ends, or the store hangs, LockAll returns as soon as Lock would, and leaves
-// nothing.
+// If its context ends or the store hangs, LockAll returns as soon as Lock would, and leaves nothing
+// behind.
 func TestLockAllThatIsNotAnswered(t *testing.T) {
 	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
 		for _, hangs := range []string{"000", "003"} {
 			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 					if cl.Key >= hangs {
-						time.Sleep(hasp.DefaultTimeout + time.Second/2) // before the second release
+						time.Sleep(hasp.DefaultTimeout + time.Second/2) // so that the late answer comes before the second release
 					}
 					return send()
 				}
@@ -305,7 +307,7 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 						want(t, "LockAll", err, hasp.ErrUnavailable)
 						within(t, "LockAll", began, hasp.DefaultTimeout+10*time.Millisecond)
 					}
-					time.Sleep(4 * hasp.DefaultTimeout) // until the late answers have come, and the tokens are released
+					time.Sleep(4 * hasp.DefaultTimeout) // until the late answers have come, and their tokens are released
 					for _, key := range several(5) {
 						freed(t, f, key, key+" is held")
 					}
@@ -316,8 +318,8 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 	}
 }
 
-// If Observe panics or ends the goroutine at one of several keys, as it is locked or unlocked, LockAll
-// or Unlock does so, and no key is kept.
+// If Observe panics or ends the goroutine when one of several keys is locked or unlocked, LockAll
+// or Unlock does the same, and no key stays locked.
 func TestSeveralKeysWithAnObserverThatPanics(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
 		for _, at := range []hasp.EventKind{hasp.EventAcquired, hasp.EventReleased} {

@@ -16,8 +16,8 @@
 // ([Lease.Context], [Lease.Err]). A write that is in flight when the term ends can still arrive
 // late. The resource can refuse such a write by its fence ([WithFence], [Lease.Fence]).
 //
-// Authors of a driver find the contract in package backend, and its test suite in
-// package conformance.
+// Authors of a driver find the contract in package backend, and its test suite in package
+// conformance.
 package hasp
 
 import "context"
@@ -37,8 +37,8 @@ import "context"
 // In your own functions, take a Locker and not a Client, so that a wrapper can add traces or
 // metrics. A wrapper returns the leases of the Locker inside it.
 type Locker interface {
-	// Lock waits until it holds key, or until ctx ends, WithMaxWait has
-	// passed, or the store could not be reached for Options.Timeout.
+	// Lock waits until it holds key, or until ctx ends, WithMaxWait has passed, or the store could
+	// not be reached for Options.Timeout.
 	Lock(ctx context.Context, key string, opts ...Option) (*Lease, error)
 
 	// TryLock makes one attempt. If the key is held, the error is ErrHeld.

@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// This file ends holds that are not unlocked, because of the clock (endExpiredLocked) or of an
-// answer of the store (batch.answer in renew.go). The context of the lease and an event tell the
-// program.
+// This file ends holds that are lost: by the clock (endExpiredLocked), or by an answer of the store
+// (batch.answer in renew.go). The context of the lease and an event report the loss to the program.
 
 // endExpiredLocked ends the leases of h whose time is over by the clock, and returns them. The
 // caller calls endContext of each, after it has released mu.
@@ -36,7 +35,7 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 	case len(ended) == 0:
 	case len(h.leases) == 0:
 		h.lapsed = true
-		h.loseLocked(nil) // it has no lease left
+		h.loseLocked(nil) // no lease is left that needs the reason
 	default:
 		h.c.renewer.scheduleLocked(h)
 	}
@@ -53,7 +52,7 @@ func (h *hold) lapseLocked() *LostError {
 	case h.renewal != renews:
 		return &LostError{Reason: LostNotRenewed}
 	}
-	// All renewals have succeeded, so the next one was not made in time.
+	// All renewals have succeeded, so the process did not make the next one in time.
 	return &LostError{Reason: LostStopped}
 }
 
@@ -90,16 +89,16 @@ func (l *Lease) endContext(cause error) {
 	l.hold.c.observer.lost(l, cause)
 }
 
-// leaseContext is the context of a lease, or of several: a child of Lock's context that also
-// ends with the lease, at its deadline at the latest.
+// leaseContext is the context of a lease, or of several: a child of Lock's context that also ends
+// with the lease, at its deadline at the latest.
 type leaseContext struct {
-	context.Context                          // of package context, so that children attach to it without a goroutine
-	lease           *Lease                   // the innermost one
-	held            interface{ Err() error } // a Lease or Leases, with which it ends
+	context.Context                          // made by package context, so that children attach to it without a goroutine
+	lease           *Lease                   // the innermost lease, for re-entry
+	held            interface{ Err() error } // the Lease or the Leases with which the context ends
 	cancel          context.CancelCauseFunc
 
-	// The deadline of Lock's context, read once. Otherwise each call of Deadline
-	// would climb the whole chain of contexts of nested leases.
+	// The deadline of Lock's context, read once. Otherwise each call of Deadline would climb the
+	// whole chain of contexts of nested leases.
 	deadline time.Time
 	bounded  bool
 }
@@ -133,8 +132,8 @@ func (x *leaseContext) check() {
 	}
 }
 
-// Deadline returns the deadline of Lock's context. The deadline of the lease
-// itself moves with each renewal; Lease.Expires returns it.
+// Deadline returns the deadline of Lock's context. The deadline of the lease itself moves with each
+// renewal; Lease.Expires returns it.
 func (x *leaseContext) Deadline() (time.Time, bool) { return x.deadline, x.bounded }
 
 // leaseKey is the key under which a context returns its innermost lease.

@@ -13,20 +13,20 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// Each way to lose a lease has a reason. The lease, its context, its Unlock and its event
-// agree on it. A context derived from the lease's learns of the loss in time.
+// Each way to lose a lease has its reason. The lease, its context, its Unlock and its event report
+// the same reason. A context derived from the lease's context ends in time.
 func TestReasonOfALoss(t *testing.T) {
 	lostAtOnce := func(f *faulty) { f.renew = renewal(failAcquire(backend.ErrLost)) }
-	const term = hasp.DefaultTTL * 99 / 100 // less the drift
+	const term = hasp.DefaultTTL * 99 / 100 // the term less the drift
 	for name, tc := range map[string]struct {
 		opts   []hasp.Option
 		lose   func(t *testing.T, f *faulty, suspend func(time.Duration), l *hasp.Lease)
-		within time.Duration // after the Lock
+		within time.Duration // longest time from the Lock to the end of the context
 		reason string
 		text   string
 	}{
 		"a renewal is refused": {
-			opts:   []hasp.Option{hasp.WithMinHold(12 * time.Hour)}, // does not delay it
+			opts:   []hasp.Option{hasp.WithMinHold(12 * time.Hour)}, // does not delay the loss
 			lose:   func(_ *testing.T, f *faulty, _ func(time.Duration), _ *hasp.Lease) { f.set(lostAtOnce) },
 			within: hasp.DefaultTTL / 3,
 			reason: hasp.LostRevoked, text: "it was broken, or the store lost its data"},
@@ -98,7 +98,7 @@ func TestReasonOfALoss(t *testing.T) {
 				wantLoss(t, "EventLost", ended[0].Err, tc.reason, tc.text)
 				f.set(up)
 				c.Close()
-				time.Sleep(2 * time.Hour) // for calls that hang
+				time.Sleep(2 * time.Hour) // until calls that hang have ended
 			})
 		})
 	}
@@ -114,7 +114,7 @@ func wantLoss(t *testing.T, what string, err error, reason, text string) {
 	wantOnly(t, what, err, hasp.ErrLost)
 }
 
-// These leases end by themselves before, or when, they are unlocked.
+// Each of these leases is lost before its Unlock or during it.
 func TestReasonOfALossAtUnlock(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "broken")
@@ -122,7 +122,7 @@ func TestReasonOfALossAtUnlock(t *testing.T) {
 		wantLoss(t, "Unlock", l.Unlock(t.Context()), hasp.LostRevoked, "lost its data")
 		wantLoss(t, "Err", l.Err(), hasp.LostRevoked, "lost its data")
 
-		// The term ends before a repeat of the release is answered.
+		// The outcome of the release is unknown until the term has ended.
 		l = lockNow(t, c, "away")
 		f.set(down)
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)
@@ -137,7 +137,7 @@ func TestReasonOfALossAtUnlock(t *testing.T) {
 		wantLoss(t, "Err", inner.Err(), hasp.LostMaxHold, "max hold is over")
 		want(t, "Err", outer.Err(), nil)
 
-		// So is that of an inner lease that is left alone.
+		// The outer lease is unlocked first, and then the max hold of the inner lease is over.
 		inner = lockIn(t, c, outer.Context(), "k", hasp.WithMaxHold(time.Second))
 		unlock(t, outer)
 		time.Sleep(time.Second + time.Millisecond)
@@ -152,8 +152,8 @@ func TestReasonOfALossAtUnlock(t *testing.T) {
 	})
 }
 
-// The store must not keep a key for longer than WithMaxHold allows either: a dead holder would
-// block it.
+// No renewal asks for a term that ends long after the max hold. Otherwise a dead holder would keep
+// the key after it.
 func TestMaxHoldIsPassedByNoRenewal(t *testing.T) {
 	withClient(t, &hasp.Options{TTL: time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		const maxHold = 5500 * time.Millisecond
@@ -179,8 +179,8 @@ func TestMaxHoldIsPassedByNoRenewal(t *testing.T) {
 	})
 }
 
-// A call during which the machine sleeps is no round trip. If it were one, the next gap
-// of any key would last for hours.
+// If the machine sleeps during a call, that time does not count as a round trip. Otherwise the next
+// gap would last for hours.
 func TestSuspendIsNoRoundTrip(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		suspend := hasp.Suspendable(c)
@@ -204,7 +204,7 @@ func TestSuspendIsNoRoundTrip(t *testing.T) {
 		tried := make(chan error)
 		go func() { tried <- errOf(c.TryLock(t.Context(), "away")) }()
 		synctest.Wait()
-		time.Sleep(5 * time.Millisecond) // the clock reads the time of sleep at most once a millisecond
+		time.Sleep(5 * time.Millisecond) // because the clock reads the time of sleep at most once a millisecond
 		suspend(8 * time.Hour)
 		close(answer)
 		want(t, "TryLock", <-tried, hasp.ErrHeld)
@@ -218,7 +218,7 @@ func TestSuspendIsNoRoundTrip(t *testing.T) {
 	})
 }
 
-// The answer to an Extend that comes after the lease has ended extends nothing.
+// If the answer to an Extend comes after the lease has ended, it extends nothing.
 func TestExtendOfALeaseThatASuspendHasEnded(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		suspend := hasp.Suspendable(c)
@@ -241,12 +241,11 @@ func TestExtendOfALeaseThatASuspendHasEnded(t *testing.T) {
 	})
 }
 
-// oneWay is how long a call takes to the store in these tests, and its reply
-// back.
+// oneWay is how long a call takes to reach a store that slow has made slow, and how long its reply
+// takes.
 const oneWay = 50 * time.Millisecond
 
-// slow makes a driver slow, with grants that leave Until zero, so that the engine
-// counts the term itself.
+// slow makes a driver slow. Its grants have no Until, so the engine computes the deadline.
 func slow(f *faulty) {
 	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		time.Sleep(oneWay)
@@ -257,8 +256,8 @@ func slow(f *faulty) {
 	f.renew = renewal(f.acquire)
 }
 
-// If the deadline counted from the reply, or did not subtract the drift, it could
-// be later than the end of the term in the store.
+// A deadline that counted from the reply, or without the drift, could be later than the end of the
+// term in the store.
 func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.set(slow)
@@ -282,7 +281,7 @@ func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 			for renews := before; renews == before; _, renews, _ = f.calls() {
 				time.Sleep(time.Millisecond)
 			}
-			time.Sleep(2*oneWay + time.Millisecond) // its reply
+			time.Sleep(2*oneWay + time.Millisecond) // for the reply
 			var sent time.Time
 			f.set(func(f *faulty) { sent = f.renewed[before] })
 			if got, want := l.Expires().Sub(sent), ttl-backend.Drift(ttl); got != want {
@@ -293,8 +292,8 @@ func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 	})
 }
 
-// The clock is past the deadline, and no timer has fired. Every method that
-// checks the lease must read the clock.
+// The clock is past the deadline, and no timer has fired. Every method that checks the lease must
+// read the clock.
 func TestErrAsksTheClock(t *testing.T) {
 	for what, look := range map[string]func(l *hasp.Lease, ctx, child context.Context) error{
 		"Err":         func(l *hasp.Lease, _, _ context.Context) error { return l.Err() },

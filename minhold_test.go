@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// keptFor fails the test unless a stranger is refused key for d from now, and gets it
-// then. The answer names what is left.
+// keptFor fails the test unless key stays held for d from now, and is free after that. RetryAfter
+// of the refusal must be d.
 func keptFor(t *testing.T, f *faulty, key string, d time.Duration) {
 	t.Helper()
 	c := backend.Claim{Key: key, Token: "stranger", TTL: time.Minute, Timeout: time.Second}
@@ -33,8 +33,8 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		opts []hasp.Option
-		held time.Duration // until Unlock
-		kept time.Duration // after it; 0 if the key is free at once
+		held time.Duration // time until Unlock
+		kept time.Duration // how long the key is held after Unlock
 	}{
 		{"shorter than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second)}, time.Second, 4 * time.Second},
 		{"longer than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 4 * time.Second},
@@ -75,8 +75,8 @@ func TestMinHoldUnderReentry(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		outer hasp.Option
-		inner time.Duration // min hold; the inner Lock comes after a second
-		kept  time.Duration // after the last Unlock, in the second second
+		inner time.Duration // the min hold of the inner Lock, which comes after a second
+		kept  time.Duration // how long the key is held after the last Unlock, which comes after two seconds
 	}{
 		{"of the outer lease", hasp.WithMinHold(10 * time.Second), 0, 8 * time.Second},
 		{"of the inner lease", none, 10 * time.Second, 9 * time.Second},
@@ -103,14 +103,14 @@ func TestMinHoldUnderReentry(t *testing.T) {
 	}
 }
 
-// The next caller in line gets the key at the end of the min hold, and asks the store
-// for it. If only the next caller has a min hold, it is handed the hold.
+// If the first caller has a min hold, the next caller in line asks the store, and gets the key when
+// the min hold ends. If only the next caller has a min hold, the hold is handed over.
 func TestMinHoldInLine(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
 		first, next []hasp.Option
 		waits       time.Duration
-		asks        int // attempts of both
+		asks        int // attempts of both callers
 	}{
 		{"of the first", []hasp.Option{hasp.WithMinHold(10 * time.Second)}, nil, 10 * time.Second, 2},
 		{"of the first, and over", []hasp.Option{hasp.WithMinHold(1)}, nil, 0, 2},
@@ -139,8 +139,8 @@ func TestMinHoldInLine(t *testing.T) {
 	}
 }
 
-// A release whose outcome is unknown is repeated with the same end, and frees nothing
-// early.
+// If the outcome of a release is unknown, it is repeated with the same KeepUntil, so the key is not
+// free too early.
 func TestMinHoldOfUnknownOutcome(t *testing.T) {
 	for _, carried := range []bool{false, true} {
 		for _, again := range []bool{false, true} {
@@ -176,14 +176,14 @@ func TestMinHoldOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// The lease is lost by its own clock while the store cannot be reached. The store still
-// has the hold.
+// The lease is lost by the Client's clock while the store cannot be reached. The store still has
+// the hold, so Unlock releases it with the min hold.
 func TestMinHoldOfALeaseThatLapsed(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "k")
 		f.set(down)
 		lockIn(t, c, outer.Context(), "k", hasp.WithMinHold(40*time.Second))
-		time.Sleep(30*time.Second - time.Millisecond) // less than the drift before the end of the term
+		time.Sleep(30*time.Second - time.Millisecond) // the deadline has passed, but the term in the store has not ended
 		want(t, "Err", outer.Err(), hasp.ErrLost)
 		f.set(up)
 		want(t, "Unlock", outer.Unlock(t.Context()), hasp.ErrLost)
@@ -192,7 +192,7 @@ func TestMinHoldOfALeaseThatLapsed(t *testing.T) {
 	})
 }
 
-// The machine sleeps for a part of the min hold. The rest is shorter by that.
+// If the machine sleeps during the min hold, that time counts.
 func TestMinHoldCountsASuspend(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		suspend := hasp.Suspendable(c)
@@ -208,8 +208,8 @@ func TestMinHoldCountsASuspend(t *testing.T) {
 	})
 }
 
-// A renewal that finds the key broken releases what a part of the store may still have,
-// and keeps nothing.
+// If a renewal finds that the hold is lost, the engine releases the token, in case a part of the
+// store still has it. That release does not keep the key.
 func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k", hasp.WithMinHold(time.Minute))

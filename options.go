@@ -19,9 +19,9 @@ const (
 
 // Options are the settings of a [Client]. Nil and the zero value mean the defaults.
 type Options struct {
-	// TTL is the term of a lease without WithTTL: how long the key stays locked
-	// after its holder has died. The default is 30 s, the minimum is 100 ms. The store may
-	// round it up: see [backend.Traits].
+	// TTL is the term of a lease without WithTTL: how long the key stays locked after its holder
+	// has died. The default is 30 s, the minimum is 100 ms. The store may round it up: see
+	// [backend.Traits].
 	TTL time.Duration
 
 	// Timeout bounds one call to the store. It is also how long Lock retries during an outage, and
@@ -43,8 +43,9 @@ type Options struct {
 	// are at most 375 ms, and at most 75 ms once a caller has waited for unusually long.
 	//
 	// A sleep ends earlier if the holder's term ends, and in time for a last attempt before the
-	// wait ends. Beside shared leases it lasts for 100 ms at most, because otherwise new shared
-	// callers could overtake. In an outage it ends when that has lasted for 9/8 of Timeout.
+	// wait ends. If shared leases hold the key, a sleep lasts for 100 ms at most, because otherwise
+	// new shared callers could overtake. In an outage, a sleep ends when the outage has lasted for
+	// 9/8 of Timeout.
 	Backoff func(attempt int) time.Duration
 
 	// Observe is called with every event, and must not call the Client. LogEvents returns an
@@ -52,10 +53,11 @@ type Options struct {
 	//
 	// EventRequested, EventAcquired, EventRefused and EventReleased come on the goroutine that
 	// called Lock or Unlock, with the context of that call. LockAll and Leases.Unlock call Observe
-	// on goroutines of their own; if it panics, their caller panics as well. EventAcquired comes
-	// while the key is held, so a slow Observe makes others wait, and may outlast a term that is
-	// not renewed. If Observe panics then, or ends the goroutine, the key is unlocked, and no other
-	// event of that lease comes. A panic is not recovered.
+	// on goroutines of their own. If Observe panics there, the caller of LockAll or Unlock panics
+	// as well. EventAcquired comes while the key is held, so a slow Observe makes others wait, and
+	// may outlast a term that is not renewed. If Observe panics on EventAcquired, or ends the
+	// goroutine, the key is unlocked, and no other event of that lease comes. A panic is not
+	// recovered.
 	//
 	// The other events come one at a time, on a goroutine of the Client, with the values of Lock's
 	// context. They delay neither renewals nor the end of a lease. Close waits for them, up to
@@ -67,8 +69,8 @@ type Options struct {
 	Observe func(ctx context.Context, e Event)
 }
 
-// withDefaults returns a copy of o whose zero fields have the defaults. It returns an
-// error if a field is out of range.
+// withDefaults returns a copy of o whose zero fields have the defaults. It returns an error if a
+// field is out of range.
 func (o *Options) withDefaults() (Options, error) {
 	var v Options
 	if o != nil {
@@ -102,7 +104,6 @@ func jitter(d time.Duration) time.Duration {
 	return d - rand.N(d/2+1)
 }
 
-// defaultOwner returns host/pid/program.
 func defaultOwner() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -151,7 +152,7 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// WithMaxWait bounds the wait, while the deadline of Lock's context bounds the wait and the hold.
+// WithMaxWait bounds the wait. Unlike a deadline of Lock's context, it does not bound the hold.
 // Zero means one attempt, bounded by Options.Timeout. Negative is ErrInvalid.
 //
 // If d is above zero, the last attempt may end after d: it may take min(max(4 round trips, 50 ms),
@@ -179,12 +180,12 @@ func WithMaxHold(d time.Duration) Option {
 // WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner, so that a
 // short job runs once per tick although clocks differ. Unlock does not wait: the lease ends, but
 // the store keeps the key until d is over, even if the process ends. Meanwhile others get ErrHeld
-// with a [HeldError]: its RetryAfter is the rest of d, and its Owner is the last holder. Break
+// as a [HeldError] whose RetryAfter is the rest of d, and whose Owner is the last holder. Break
 // frees the key sooner.
 //
-// The min hold has no effect until Unlock reaches the store. So if the holder dies before, the
+// The min hold has no effect until Unlock reaches the store. If the holder dies before Unlock, the
 // lease is lost, or the store cannot be reached until the term ends, the key is free after the
-// term, and another process can do the job.
+// term. Then another process can do the job.
 //
 // Under re-entry the latest end counts. Zero means no minimum. A d below zero or above 36 years is
 // ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is errors.ErrUnsupported,
@@ -205,18 +206,19 @@ func WithMinHold(d time.Duration) Option {
 // releases the key when d is over, when its next caller needs another hold, and at a Break or
 // Close. Then it leaves the key to other Clients for a moment.
 //
-// Other Clients wait for d longer at most. On Redis (spinlock, pubsublock, fairlock) a refused
-// caller of another Client sends a message, and the key is released as soon as d or 10 ms since the
-// grant are over. If no message arrives, it waits for d. Elsewhere d is 50 ms at most.
+// So other Clients wait longer for the key, by d at most. On Redis (spinlock, pubsublock, fairlock)
+// a refused caller of another Client sends a message. Then the key is released when 10 ms have
+// passed since the grant, or d if that is shorter. If the message is lost, the caller waits for d.
+// With other strategies, d counts as 50 ms at most.
 //
 // While a key lingers, Inspect shows it as held, and TryLock of another process returns ErrHeld,
-// although nobody works under it. So do not use WithLinger if an Unlock tells another process to
-// call TryLock. If the process dies without Close, the key stays taken until its term ends. After a
-// Break by another process, callers may get the broken hold until the next renewal.
+// although no caller works under it. So do not use WithLinger if another process calls TryLock when
+// it notices your Unlock. If the process dies without Close, the key stays taken until its term
+// ends. After a Break by another process, callers may get the broken hold until the next renewal.
 //
-// The option has no effect on a lease that is shared, fenced, extended or not renewed, on one with
-// a min hold, a max hold or slots, under re-entry, with LockAll, DoAll and Lead, and on a store in
-// this process. A negative d is ErrInvalid.
+// The option has no effect on a lease that is shared, fenced, extended or not renewed, or that has
+// a min hold, a max hold or slots. It has no effect under re-entry, with LockAll, DoAll and Lead,
+// and on a store in this process. A negative d is ErrInvalid.
 func WithLinger(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 {
@@ -226,34 +228,35 @@ func WithLinger(d time.Duration) Option {
 	}
 }
 
-// WithoutRenewal switches renewal off for this lease. The lease ends with its term,
-// unless Extend prolongs it. The option has no effect on a Lock that re-enters.
+// WithoutRenewal switches renewal off for this lease. The lease ends with its term, unless Extend
+// prolongs it. The option has no effect on a Lock that re-enters.
 func WithoutRenewal() Option {
 	return func(r *request) { r.noRenew = true }
 }
 
 // WithoutReentry makes the caller wait for the key even if its context derives from a lease that
 // holds the key, so that goroutines started under a lease exclude one another. The call cannot get
-// the key before the outer lease is unlocked, so do not wait for it before. The end of the outer
-// lease also ends the context of the new one, unless you pass context.WithoutCancel(ctx).
+// the key before the outer lease is unlocked, so do not put that Unlock after the call. The end of
+// the outer lease also ends the context of the new one, unless you pass context.WithoutCancel(ctx).
 func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }
 
-// WithShared takes the key shared. Any number of shared leases may hold a key at once, but never
-// beside an exclusive lease. If a Lock without WithShared waits, new shared callers wait behind it,
-// so that it gets the key even if they keep coming. Each shared caller asks the store itself. Each
-// shared lease is renewed, and may be lost, on its own.
+// WithShared takes the key shared. Any number of shared leases may hold a key at the same time, but
+// never beside an exclusive lease. If a Lock without WithShared waits, new shared callers wait
+// behind it, so that the Lock gets the key even if shared callers keep coming. Each shared caller
+// asks the store itself. Each shared lease is renewed, and may be lost, on its own.
 //
 // A shared Lock re-enters the lease of the key in its context. If that lease is exclusive, the new
-// one is exclusive as well. In the context of a shared lease, an exclusive Lock or TryLock is
-// ErrInvalid at once: a shared lease cannot become exclusive, because two leases that tried would
-// wait for each other.
+// one is exclusive as well. In the context of a shared lease, an exclusive Lock or TryLock
+// immediately returns ErrInvalid. A shared lease cannot become exclusive, because two leases that
+// tried would wait for each other.
 //
 // With WithFence, a shared lease also gets a fence. With redlock, two shared leases that begin at
 // the same moment may get the same fence. A resource that checks the fences of readers and writers
-// keeps two numbers: it refuses a write whose fence is smaller than the largest it has seen, and a
-// read whose fence is smaller than the largest it has seen with a write.
+// keeps two numbers: the largest fence that it has seen, and the largest that it has seen with a
+// write. It refuses a write whose fence is smaller than the first number, and a read whose fence is
+// smaller than the second.
 //
 // WithShared with WithMinHold or WithSlots is ErrInvalid. If the driver has no
 // [backend.Traits].Shared, the error is errors.ErrUnsupported, and the key is not locked.
@@ -261,24 +264,25 @@ func WithShared() Option {
 	return func(r *request) { r.shared = true }
 }
 
-// WithFence requests a fence. If the driver has no fences, the error is
-// errors.ErrUnsupported, and the key is not locked.
+// WithFence requests a fence. If the driver has no fences, the error is errors.ErrUnsupported, and
+// the key is not locked.
 func WithFence() Option {
 	return func(r *request) { r.fenced = true }
 }
 
-// WithSlots lets up to n leases hold the key at once. Each has a slot, from 0 to n-1
+// WithSlots lets up to n leases hold the key at the same time. Each has a slot, from 0 to n-1
 // ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that key. Inspect
 // of KEY itself says that it is free; hasp inspect KEY also shows its slots. All callers of a key
 // must use the same n; while a deployment changes n, up to the larger n leases may hold the key.
 // The slot of a holder that died is free after its term. WithSlots(1) and a lock without WithSlots
 // do not exclude each other.
 //
-// Lock first locks the key KEY#queue, in the order of the strategy. Then it asks for each slot in
-// turn, except those that this Client knows to be held. It asks again when a lease of this Client
-// ends, and after a pause that grows to max(80 ms, n · 10 ms). So it costs a lock and an unlock of
-// KEY#queue, and one call for each slot that it tries. TryLock asks for each slot once, unless a Lock
-// of this Client waits for one. It may get a slot before a Lock of another Client that waits.
+// Lock first locks the key KEY#queue. Its callers get that key in the order of the strategy. Then
+// it asks for each slot in turn, except those that this Client knows to be held. It asks again when
+// a lease of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So it costs a
+// lock and an unlock of KEY#queue, and one call for each slot that it tries. TryLock asks for each
+// slot once, unless a Lock of this Client waits for one. It may get a slot before a Lock of another
+// Client that waits.
 //
 // If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
 // are per slot. n below 1 or above 100 is ErrInvalid.

@@ -14,7 +14,6 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// onlyOnce has hook apply to the first attempt.
 func onlyOnce(f *faulty, hook acquireHook) {
 	f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		f.set(func(f *faulty) { f.acquire = nil })
@@ -25,12 +24,12 @@ func onlyOnce(f *faulty, hook acquireHook) {
 func TestReplyLostOnTryLock(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.release = func(c backend.Claim, send func() error) error {
-			if c.Handle != nil { // the driver goes by the token
+			if c.Handle != nil { // there was no answer, and so no handle
 				t.Errorf("released with the handle %v", c.Handle)
 			}
 			return send()
 		}
-		for times := 1; times <= 2; times++ { // the goroutine that cleans up ends in between
+		for times := 1; times <= 2; times++ { // twice, because the goroutine that cleans up ends in between
 			onlyOnce(f, lostReply)
 			wantOutage(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), errNet)
 			synctest.Wait()
@@ -67,7 +66,7 @@ func TestReplyLostOnRelease(t *testing.T) {
 		want(t, "Unlock", err, errNet)
 		want(t, "Err", l.Err(), hasp.ErrReleased)
 		f.set(up)
-		time.Sleep(time.Second) // the background hears "not mine", which is success
+		time.Sleep(time.Second) // the repeat in the background gets ErrLost, which counts as success
 		want(t, "Unlock called again", l.Unlock(t.Context()), nil)
 		want(t, "and again", l.Unlock(t.Context()), hasp.ErrReleased)
 		if _, _, releases := f.calls(); releases != 3 {
@@ -76,15 +75,15 @@ func TestReplyLostOnRelease(t *testing.T) {
 	})
 }
 
-// An answer counts although the engine's own context of the call has ended by
-// the time its caller looks: that takes long where many contexts derive from it.
+// An answer counts even if the end of the call's context takes long, because many contexts are
+// derived from it.
 func TestAnswerIsHeardHoweverLongItsContextTakesToEnd(t *testing.T) {
 	c := await.Value(hasp.New(prolific{newFaulty()}, &hasp.Options{TTL: time.Hour, Timeout: 10 * time.Minute}))
 	defer c.Close()
 	unlock(t, lockNow(t, c, "k", hasp.WithMaxWait(0)))
 }
 
-// prolific derives many contexts from that of a call.
+// prolific derives many contexts from the context of each Acquire.
 type prolific struct{ *faulty }
 
 func (p prolific) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -120,14 +119,14 @@ func TestTwoUnlocksAtOnce(t *testing.T) {
 	}
 }
 
-// A part of the store that hangs does not keep the rest from being cleaned up, nor do
-// the repeated releases for that part.
+// If a part of the store hangs, the rest is still cleaned up, in spite of the repeated releases for
+// the part that hangs.
 func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 	for _, tc := range []struct {
-		hangs time.Duration // a release in that part
-		tries int           // in that part
+		hangs time.Duration // how long a release for a key in the part that hangs takes
+		tries int           // number of attempts at keys in that part
 		every time.Duration
-		most  time.Duration // until the rest is cleaned up
+		most  time.Duration // longest time until the rest is cleaned up
 	}{
 		{time.Hour, 300, time.Millisecond, hasp.DefaultTimeout},
 		{hasp.DefaultTimeout, 3000, 10 * time.Millisecond, 100 * time.Millisecond},
@@ -155,13 +154,13 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 			time.Sleep(tc.most)
 			freed(t, f, "well", fmt.Sprint("the key is still held after ", tc.most))
 			c.Close()
-			time.Sleep(2 * tc.hangs) // for calls that hang
+			time.Sleep(2 * tc.hangs) // until calls that hang have ended
 		})
 	}
 }
 
-// The store may keep the key for as long as an Extend asked that was not
-// answered. A release that was not answered either is repeated for as long.
+// After an Extend without an answer, the store may keep the key for the longer term. So a release
+// without an answer is repeated for that long.
 func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
@@ -176,7 +175,7 @@ func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
 	})
 }
 
-// The machine sleeps past the term before the release is repeated, by two callers at once.
+// The machine sleeps past the term. Then two callers of Unlock repeat the release at the same time.
 func TestUnlockAgainAfterASuspend(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		suspend := hasp.Suspendable(c)
@@ -198,8 +197,8 @@ func TestUnlockAgainAfterASuspend(t *testing.T) {
 	})
 }
 
-// A renewal and a release get the handle that the last grant gave. A nil handle of a
-// renewal keeps the one before.
+// A renewal and a release get the handle of the last grant. If a renewal gives nil, the last handle
+// stays.
 func TestHandleIsPassedBack(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		var seen []any
@@ -232,13 +231,13 @@ func TestHandleIsPassedBack(t *testing.T) {
 	})
 }
 
-// A grant that arrives after its caller has left is released with its handle. So is one
-// that arrives after the end of its term. A driver that ends its calls by itself leaves a late
-// grant to the release after Timeout, which has no handle.
+// If a grant arrives after its caller has left, or after its own term, it is released with its
+// handle. If the driver's calls end with their contexts, the engine does not receive a late grant.
+// The releases of the unknown outcome have no handle.
 func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ends   backend.Cancellation
-		leaves bool // the caller, after a second
+		leaves bool // whether the caller leaves after a second
 		late   time.Duration
 		handle any
 	}{

@@ -14,20 +14,20 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// crowd is callers of several Clients that want one key, and hold it again and again.
+// crowd has callers of several Clients, which take one key again and again.
 type crowd struct {
 	clients, callers int
 	ordered          bool // the driver queues the callers; otherwise they poll
 	trip, hold       time.Duration
-	settles, lasts   time.Duration // until what the callers do is counted, and for how long
+	settles, lasts   time.Duration // time before the count begins, and length of the count
 	opts             []hasp.Option
 
 	mu       sync.Mutex    // guards all below
-	inside   map[int]bool  // by slot, which is 0 without slots
-	most     int           // at once
-	shares   []float64     // holds of each caller
-	attempts int           // if they poll
-	longest  time.Duration // wait
+	inside   map[int]bool  // the slots that are held; only slot 0 without slots
+	most     int           // most slots that were held at the same time
+	shares   []float64     // number of holds of each caller
+	attempts int           // number of attempts, if the callers poll
+	longest  time.Duration // longest wait
 }
 
 // run returns the number of holds, and Jain's index of the callers' shares.
@@ -87,7 +87,7 @@ func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 	}
 	wg.Wait()
 
-	w.mu.Lock() // an Acquire whose Lock has ended may still be on its way
+	w.mu.Lock() // an Acquire whose Lock has ended may still be in flight
 	defer w.mu.Unlock()
 	squares := 0.0
 	for _, s := range w.shares {
@@ -99,16 +99,16 @@ func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 	return holds, jain
 }
 
-// Callers of several Clients that poll a store share a key evenly, also if they hold it for
-// longer than a poll takes. However many Clients there are, the number of attempts for each
-// hold and the time between two holds stay small, and none waits much longer than the others.
+// Callers of several Clients that poll share a key evenly, whether a hold is short or long. However
+// many Clients there are, the number of attempts for each hold and the time between two holds stay
+// small, and no caller waits much longer than the others.
 func TestClientsThatPollShareAKey(t *testing.T) {
 	type bounds struct {
-		attempts float64 // for each hold
-		rounds   int     // that a caller may wait: turns of all callers
-		busy     float64 // part of the time for which the key must be held
+		attempts float64 // most attempts for each hold
+		rounds   int     // longest wait, in rounds; in a round each caller has one hold
+		busy     float64 // least part of the time for which the key is held
 	}
-	many, alone := bounds{10, 30, 0.6}, bounds{9, 10, 0.75} // many callers in each Client, and one
+	many, alone := bounds{10, 30, 0.6}, bounds{9, 10, 0.75} // for many callers in each Client, and for one caller
 	check := func(w *crowd, b bounds) {
 		t.Run(fmt.Sprint(w.clients, " clients, ", w.callers, " callers, ", w.hold), func(t *testing.T) {
 			if b == alone {
@@ -143,8 +143,8 @@ func TestClientsThatPollShareAKey(t *testing.T) {
 	}
 }
 
-// Clients that have waited for a long hold share the key evenly some seconds after it, also if
-// a round trip takes much less than a hold and each Client has one caller.
+// Some seconds after a long hold, the Clients that have waited share the key evenly. Each Client
+// has one caller, and a round trip may take much less than a hold.
 func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 	for _, trip := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -161,8 +161,8 @@ func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 	}
 }
 
-// A Client that has a key for itself leaves it to others for a part of the time
-// only. A Client that comes later gets its turn nevertheless.
+// A Client that is alone uses a key for most of the time. Nevertheless a Client that comes later
+// gets the key.
 func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
@@ -177,7 +177,7 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { found.run(t, store) })
 		time.Sleep(10 * time.Second)
-		waited := time.Duration(0) // about 4 s in all; one wait in 1,000 takes 3 s
+		waited := time.Duration(0) // about 4 s in total; one wait in 1,000 takes 3 s
 		for range 10 {
 			asked := time.Now()
 			l := lockNow(t, later, "k")
@@ -192,9 +192,8 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 	})
 }
 
-// Callers come while another caller of their Client holds a key that was free. They
-// get the key one after another, however old the Client is and however long each of
-// them holds the key.
+// Callers come while another caller of their Client holds a key that was free. They get the key one
+// after another without long gaps, however old the Client is and however long they hold the key.
 func TestALineThatFormsBehindAHolderGetsTheKey(t *testing.T) {
 	for _, hold := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
 		withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
@@ -226,9 +225,9 @@ func TestALineThatFormsBehindAHolderGetsTheKey(t *testing.T) {
 	}
 }
 
-// A caller that waits at one hold asks seldom. It is still the same hold if a busy machine
-// delays answers, and if its end differs with each attempt: readers renew, or a writer repeats
-// its intent. Options.Backoff replaces the pace.
+// While one hold lasts, a waiting caller makes few attempts. A hold counts as the same hold even if
+// answers are late, and if each attempt reports another end, because readers renew or a writer
+// repeats its intent. Options.Backoff replaces the pace.
 func TestAttemptsAtOneHold(t *testing.T) {
 	answers := 0
 	late := func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
@@ -250,7 +249,7 @@ func TestAttemptsAtOneHold(t *testing.T) {
 		opts        []hasp.Option
 		least, most int // attempts in a minute
 	}{
-		// The sleeps grow to 25 to 75 ms, which is 50 ms in the mean.
+		// The sleeps grow until they last 25 to 75 ms, 50 ms on average.
 		{name: "the pace", least: 900, most: 1600},
 		{name: "late answers", acquire: late, least: 600, most: 1250},
 		{name: "a writer beside readers", acquire: otherTerm, least: 900, most: 1600},
@@ -271,7 +270,7 @@ func TestAttemptsAtOneHold(t *testing.T) {
 	}
 }
 
-// afterTrip makes a call that takes a round trip. The first also takes what it takes to dial.
+// afterTrip makes each call take a round trip. The first call also takes the time dial.
 func afterTrip(dial time.Duration) callHook {
 	return func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		time.Sleep(dial + 200*time.Microsecond)
@@ -280,7 +279,7 @@ func afterTrip(dial time.Duration) callHook {
 	}
 }
 
-// One slow answer must not make a later Lock leave a free key alone for long.
+// After one slow answer, a later Lock must not leave a free key unused for long.
 func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
 	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(2 * time.Second)}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		first := lockSoon(t, c, t.Context(), "k")
@@ -296,8 +295,8 @@ func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
 	})
 }
 
-// A key is contended if its holder had to wait for it, however long ago that was. A caller
-// that comes back leaves it to others for a gap.
+// If the holder had to wait for the key, however long ago, the key is contended. Then a caller that
+// comes back leaves a gap.
 func TestGapAfterALongHold(t *testing.T) {
 	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0)}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		time.AfterFunc(time.Second, func() { rival.Unlock(context.Background()) })

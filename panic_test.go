@@ -99,14 +99,14 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 							if tc.where != "Err" {
 								armed.Store(true)
 							} else {
-								time.AfterFunc(time.Second, func() { armed.Store(true) }) // the first Err comes before Lock has anything
+								time.AfterFunc(time.Second, func() { armed.Store(true) }) // not the first Err, because Lock calls it before it has acquired anything
 							}
 							opts := tc.opts
 							if tc.kept {
 								opts = []hasp.Option{hasp.WithMinHold(time.Hour)}
 							}
 							if l, err := c.Lock(trap{t.Context(), spring}, "k", opts...); err == nil {
-								unlock(t, l) // this store did not need the code that panics
+								unlock(t, l) // with this driver, the code that panics was not called
 							}
 						}()
 						time.Sleep(5 * time.Second)
@@ -119,15 +119,15 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 						<-ended
 						armed.Store(false)
 
-						// The key is free, and a line is left neither with a head that has gone nor with a
-						// caller that will not take it.
+						// The key is free. No line has a head that has gone, or a caller that takes
+						// no ticket.
 						start := time.Now()
 						unlock(t, lockNow(t, c, "k", tc.opts...))
 						unlock(t, lockNow(t, other, "k", tc.opts...))
 						within(t, "the next Lock", start, 2*time.Second)
 						synctest.Wait()
 						nothingLeft(t, c)
-						how = runtime.Goexit // the second time
+						how = runtime.Goexit // in the second round
 					}
 				})
 			})
@@ -135,7 +135,6 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 	}
 }
 
-// A context whose error cannot be compared does not make Lock panic.
 func TestErrorOfAContextThatCannotBeCompared(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")

@@ -11,13 +11,13 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// freshEnough bounds the time from the store's confirmation of a hold to its hand-over.
-// It also bounds how long a row lasts.
+// freshEnough bounds the time from the store's confirmation of a hold to its hand-over. It also
+// bounds how long a row lasts.
 const freshEnough = 50 * time.Millisecond
 
 // queue keeps the callers of one Client that want or hold a key, by key. It is a state machine
-// without I/O: each step changes the line of a key, and tells a caller what to do next, by its
-// result or by a ticket to a caller that waits.
+// without I/O: each step changes the line of a key, and tells a caller what to do next. If that
+// caller waits, the step sends it a ticket; otherwise it returns one.
 //
 //	a caller joins             it may ask the store, must wait, or is refused
 //	the store has answered     the line knows an outage, or why the key is not free
@@ -28,54 +28,53 @@ const freshEnough = 50 * time.Millisecond
 //	a caller leaves            the last one ends the line
 type queue struct {
 	*core
-	polls bool // nothing in the store wakes the callers that wait
+	polls bool // callers that wait must poll, because nothing in the store wakes them
 
 	// All below is guarded by mu.
-	lines     map[string]*line    // by key, without those of shared callers
+	lines     map[string]*line    // by key; without the lines of shared callers
 	contended contended           // keys that other Clients may want
-	lookers   map[string]chan int // by key: the caller that looks for a slot receives here one that may have become free
-	callers   int                 // in all lines
-	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
+	lookers   map[string]chan int // by key: for the caller that looks for a slot, a channel that receives a slot that may be free
+	callers   int                 // number of callers in all lines
+	open      int                 // number of holds that are trusted or being released, or that Close ended before their Unlock
 }
 
 // line is the callers of one Client that want or hold one key. It exists only while there are such
 // callers. The Client's mu guards all of it.
 //
-// At most one caller is at the head: it asks the store for the key, holds it, or
-// releases it. The others wait in order of arrival.
+// At most one caller is at the head: it asks the store for the key, holds it, or releases it. The
+// others wait in order of arrival.
 //
 // If the driver is Ordered, it queues the callers itself: all of them ask the store, and the line
 // only counts them.
 //
 // A shared caller has a line of its own, which no other caller joins. It asks the store itself, and
-// has a hold of its own. If a Client handed a shared hold from caller to caller, it might never
-// release the key, and an exclusive caller of another Client would never get it.
+// has a hold of its own. If a Client handed a shared hold from caller to caller, the Client might
+// never release the key, and an exclusive caller of another Client would never get it.
 type line struct {
 	q       *queue
 	key     string
-	waiting list.List // of *turn: the callers behind the head
-	hold    *hold     // the head's, until it is lost or released
-	answers           // of the store to the head
+	waiting list.List // the callers behind the head, as *turn
+	hold    *hold     // the head's hold, until it is lost or released
+	answers           // what the store has answered to the head
 
-	callers  int32   // including the head
-	turns    int32   // holds in a row while other callers of this Client waited
+	callers  int32   // number of callers, including the head
+	turns    int32   // number of holds in this row that began while other callers of this Client waited
 	hasHead  bool    // one of the callers is at the head
 	sought   bool    // the head's hold came after a refusal, so others may want the key
 	recalled bool    // another Client wants the key, so the hold lingers for rowTime at most
 	pace     pace    // how the key is shared with other Clients
-	gapEnds  instant // when the last gap ends or has ended
+	gapEnds  instant // end of the last gap, which may have passed
 }
 
 // turn is one caller of a line.
 type turn struct {
 	r     *request
-	ctx   context.Context // Lock's
+	ctx   context.Context // Lock's context
 	since instant         // when the caller came, by clock.awake
-	ready chan ticket     // receives one ticket, and has room for it; nil unless the caller waits
-	place *list.Element   // among those that wait; nil if it is not there
+	ready chan ticket     // receives the caller's ticket, and has room for it; nil unless the caller waits
+	place *list.Element   // its place in the line's waiting; nil if it is not there
 }
 
-// ticket says what a caller does next.
 type ticket struct {
 	do    step
 	lease *Lease          // for haveLease
@@ -83,7 +82,7 @@ type ticket struct {
 	err   error           // for giveUp
 
 	// For mayAsk.
-	lastAnswer error         // the line's last answer; errHeldHere if the last head held the key
+	lastAnswer error         // last of the line's answers
 	after      time.Duration // how long to leave the key to other Clients first
 }
 
@@ -97,11 +96,11 @@ const (
 	giveUp                // return err; the line does not count the caller any more
 )
 
-// errHeldHere says that another caller of this Client has the key, had it until a moment
-// ago, or came first.
+// errHeldHere says that another caller of this Client has the key, had it until a moment ago, or
+// came first.
 var errHeldHere error = &backend.HeldError{}
 
-// joinLocked adds a caller to the line of its key. Once says that the caller does not wait for
+// joinLocked adds a caller to the line of its key. If once is true, the caller does not wait for
 // others. joinLocked returns the line, or nil if the caller must give up.
 func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	key, now := t.r.key, q.clock.now()
@@ -121,9 +120,9 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
-	// The first caller asks the store. If the driver is Ordered, all callers ask, except a TryLock
-	// when other callers are in the line and there is no outage: one of them has the key or waits
-	// for it.
+	// The first caller asks the store. If the driver is Ordered, the others ask as well, except a
+	// TryLock: one of the other callers in the line has the key or waits for it. But in an outage a
+	// TryLock asks too.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0
@@ -132,9 +131,9 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	case t.r.shared:
 		return ln, ticket{do: mayAsk}
 	case asks:
-		// If the key's last line has begun a gap, contended has its end (lastLeavesLocked), and
-		// this caller waits for it. For callers that wait in a line, the line's gapEnds has it
-		// (promoteLocked). An Ordered driver needs no gaps.
+		// If the key's last line has begun a gap (lastLeavesLocked), this caller waits for its end.
+		// promoteLocked does the same for callers that wait in a line. An Ordered driver needs no
+		// gaps.
 		ln.hasHead = true
 		return ln, ticket{do: mayAsk, after: max(q.contended[key].gapEnds.sub(now), 0)}
 	case once:
@@ -147,8 +146,8 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	return ln, ticket{do: mustWait}
 }
 
-// unused returns the first of keys, up to one that a caller of this Client wants or holds, or that
-// the Client leaves to others who want it.
+// unused returns the keys before the first one that is in use. A key is in use if a caller of this
+// Client wants or holds it, or if the Client leaves it to other Clients for a gap.
 func (q *queue) unused(keys []string) []string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -171,16 +170,16 @@ func (ln *line) leaveLocked() {
 	}
 }
 
-// quitLocked takes t, which waits, out of the line. If a ticket has reached t at the same moment,
-// quitLocked returns the ticket's lease, which the caller must unlock, or it makes the next caller
-// the head.
+// quitLocked takes t, which waits, out of the line. If a ticket has reached t at the same moment, t
+// does not use it. If the ticket has a lease, quitLocked returns the lease, and the caller must
+// unlock it. If the ticket made t the head, the next caller becomes the head.
 func (ln *line) quitLocked(t *turn) *Lease {
 	if t.place != nil {
 		ln.remove(t)
 		ln.leaveLocked()
 		return nil
 	}
-	tk := <-t.ready // the ticket is there: it was sent under mu, when t was taken out of the line
+	tk := <-t.ready // does not block: the ticket was sent under mu, when t was taken out of the line
 	if tk.do == mayAsk {
 		ln.promoteLocked()
 		ln.leaveLocked()
@@ -201,8 +200,8 @@ func (ln *line) leaveWithoutHoldLocked() {
 	ln.leaveLocked()
 }
 
-// startedLocked makes h the hold of the line, whose head got it from the store. Waited is how long
-// the Client waited for it. Sought says that the first attempt did not get it.
+// startedLocked makes h, which the head got from the store, the hold of the line. waited is how
+// long the Client waited for h. If sought is true, the first attempt did not get h.
 func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	ln.q.open++
 	ln.hold, ln.answers = h, answers{}
@@ -212,9 +211,9 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 		p.mean += (waited - p.mean) / meanOver
 	}
 	ln.pace.found = 0
-	ln.sought = sought // if so, a gap follows the release, however long ago the refusal was
-	// The row begins here even if no caller waits yet, because one may come during the hold and get
-	// it by a hand-over.
+	ln.sought = sought // so that a gap follows the release, however long ago a refusal was
+	// The row begins here even if no caller waits yet, because a caller may come during the hold
+	// and get the hold by a hand-over.
 	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
 		ln.pace.began = h.granted
 	}
@@ -228,7 +227,7 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 	ln.remove(t)
 	ln.turns++
-	ln.leaveLocked() // for the caller that unlocks; the line counts the next one already
+	ln.leaveLocked() // takes out the caller that unlocks; the line counts the next one already
 	t.ready <- ticket{do: haveLease, lease: l}
 }
 
@@ -240,22 +239,21 @@ func (ln *line) endedLocked(h *hold) {
 	if h.first.slot > 0 {
 		select {
 		case ln.q.lookers[h.first.key] <- h.first.slot - 1:
-		default: // nobody looks for a slot, or a signal waits already
+		default: // no caller looks for a slot, or a slot is in the channel already
 		}
 	}
 	switch {
-	case h.claim.Shared: // its line had no other caller
+	case h.claim.Shared: // the line has no other caller
 	case ln.callers == 1: // the line ends
 		ln.lastLeavesLocked()
 	case !ln.q.traits.Ordered: // the next caller in line becomes the head
 		ln.promoteLocked()
-	case ln.hold == h: // the others wait in the driver; one may have a newer hold already
+	case ln.hold == h: // the others wait in the driver; if one of them has a newer hold already, ln.hold is that
 		ln.hold = nil
 	}
 	ln.leaveLocked()
 }
 
-// promoteLocked makes the next caller in line the head.
 func (ln *line) promoteLocked() {
 	now := ln.q.clock.now()
 	over := ln.rowOverLocked(now)
@@ -273,19 +271,18 @@ func (ln *line) promoteLocked() {
 		return
 	}
 
-	// The ticket tells the caller that it is the head. If it leaves at the same moment, quitLocked
-	// finds the ticket.
+	// The ticket tells the caller that it is the head. If the caller leaves at the same moment,
+	// quitLocked finds the ticket.
 	ln.remove(next)
 	ln.hasHead = true
 	if over {
-		// Without a gap other Clients would rarely find the key free.
+		// Begin a gap. Otherwise other Clients would rarely find the key free.
 		ln.gapEnds = ln.endRowLocked(now, true)
 	}
 	// If the last head has left during a gap, the next one waits for the rest of the gap.
 	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(ln.gapEnds.sub(now), 0)}
 }
 
-// first returns the first caller behind the head, or nil.
 func (ln *line) first() *turn {
 	if e := ln.waiting.Front(); e != nil {
 		return e.Value.(*turn)
@@ -302,17 +299,17 @@ func (ln *line) remove(t *turn) *turn {
 
 // answers is what the store has answered to the callers of a line.
 type answers struct {
-	// Why the head does not have the key, or the last head did not have it: the store's ErrHeld, or
-	// an outage. It is errHeldHere if the last head had the key, and nil if nothing is known.
+	// last says why the head, or the last head, did not get the key: the store's ErrHeld, or an
+	// outage. It is errHeldHere if the last head had the key, and nil if nothing is known.
 	last error
 
-	// By clock.awake, and 0 if the store has answered since.
+	// Both are by clock.awake, and 0 if the store has answered since.
 	outage     instant // when the outage began
-	unanswered instant // when the first attempt began since the last answer or outage
+	unanswered instant // when the first attempt after the last answer or outage began
 }
 
-// answeredLocked records the outcome of a call that began at sent, by clock.awake: ErrHeld, or
-// an outage.
+// answeredLocked records that a call that began at sent, by clock.awake, failed with err: ErrHeld,
+// or an outage.
 func (ln *line) answeredLocked(err error, sent instant) {
 	ln.last, ln.unanswered = err, 0
 	if !errors.Is(err, ErrHeld) {
@@ -323,8 +320,8 @@ func (ln *line) answeredLocked(err error, sent instant) {
 	ln.q.contended.note(ln.key, ln.q.clock.now())
 }
 
-// unansweredLocked records that a call that began at sent, by clock.awake, ended with its
-// caller's context, without an answer.
+// unansweredLocked records that a call that began at sent, by clock.awake, ended with its caller's
+// context, without an answer.
 func (ln *line) unansweredLocked(sent instant) {
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
 	if ln.staleLocked(ln.last) {
@@ -332,8 +329,8 @@ func (ln *line) unansweredLocked(sent instant) {
 	}
 }
 
-// outageLocked returns for how long the outage of the line has lasted for a caller that came
-// at since, by clock.awake. It is 0 if there is no outage.
+// outageLocked returns how long the line's outage has lasted, or 0 if there is none. It counts from
+// since, when the caller came by clock.awake, if the outage began earlier.
 func (ln *line) outageLocked(since instant) time.Duration {
 	if ln.outage == 0 {
 		return 0
@@ -341,15 +338,15 @@ func (ln *line) outageLocked(since instant) time.Duration {
 	return ln.q.clock.awake().sub(max(ln.outage, since))
 }
 
-// staleLocked reports whether answer is an ErrHeld that is too old to report, because attempts have
-// had no answer for a third of Timeout, so the store may hang.
+// staleLocked reports whether answer is an ErrHeld that is too old to report: attempts have had no
+// answer for a third of Timeout, so the store may hang.
 func (ln *line) staleLocked(answer error) bool {
 	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && ln.q.clock.awake().sub(ln.unanswered) >= ln.q.opts.Timeout/3
 }
 
-// refusalLocked returns why a caller in line does not have the key: a HeldError if this Client
-// holds the key, and otherwise the store's last answer to the head, or nil if there is none or it
-// is too old.
+// refusalLocked returns why a caller in line does not have the key. It is a HeldError if this
+// Client holds the key, and otherwise the store's last answer to the head. It is nil if there is no
+// answer, or if the answer is too old.
 func (ln *line) refusalLocked() error {
 	switch {
 	case ln.hold != nil:
@@ -365,8 +362,9 @@ func (ln *line) refusalLocked() error {
 // the Client leaves the key to other Clients for a gap.
 //
 // A row ends after freshEnough, or after rowTurns holds and max(rowTime, rowTrips round trips). If
-// no other caller waited, a caller that locks again at once goes on with its row for up to
-// briefRow, because even a short sleep often lasts for a millisecond.
+// no caller waits when a hold ends, the row goes on with the next caller, unless it has lasted for
+// briefRow. A caller that locks in a loop may sleep between two holds, and even a short sleep often
+// lasts for a millisecond.
 const (
 	rowTime  = 10 * time.Millisecond
 	rowTrips = 10
@@ -376,18 +374,18 @@ const (
 	// min(row/partOfRow, rowTime) is a part of the gap, so that a Client that has just come finds
 	// the key free.
 	partOfRow = 24
-	maxGap    = 100 * time.Millisecond // so that a slow answer does not leave a free key unused for seconds
+	maxGap    = 100 * time.Millisecond // bounds the gap, so that slow answers do not leave a free key unused for seconds
 )
 
 // A Client that polls sleeps for a ninth of the mean wait for the key. So all Clients together make
-// about eight attempts for each hold, however many they are. A hold tells how long its Client
-// waited, so all Clients know the same mean, and make the same number of attempts. If each knew
-// only its own waits, a lucky one would poll more often, and so be lucky again.
+// about eight attempts for each hold, however many they are. The record of a hold says how long its
+// Client waited, so all Clients know the same mean, and make the same number of attempts. If each
+// Client knew only its own waits, a lucky Client would poll more often, and so be lucky again.
 const (
 	sleepsInWait = 9
-	meanOver     = 4                      // a new wait has a weight of 1/meanOver in the mean
-	longestWait  = 2 * time.Second        // a longer wait counts as this, because it is not for brief holds
-	maxSleep     = 250 * time.Millisecond // before it varies at random
+	meanOver     = 4                      // the weight of a new wait in the mean is 1/meanOver
+	longestWait  = 2 * time.Second        // a longer wait counts as this, because long holds have caused it
+	maxSleep     = 250 * time.Millisecond // the longest sleep, before it varies at random
 
 	// A Client sleeps for at least min(age of the hold/partOfHold, longSleep), so that a long hold
 	// costs few attempts.
@@ -399,10 +397,10 @@ const (
 // If the key is contended, the next line of the key continues it.
 type pace struct {
 	began instant       // when the row began; 0 between two rows
-	ended instant       // when the last row ended: waits count from here
+	ended instant       // when the last head's hold ended: waits count from then
 	mean  time.Duration // the mean wait for the key; 0 if it is not known
-	found instant       // when an attempt first found the present hold; 0 if none was refused since the Client had the key
-	held  time.Duration // how long the Client of that hold waited
+	found instant       // when an attempt first found the present hold; 0 if no attempt was refused since the Client had the key
+	held  time.Duration // how long the Client of that hold had waited
 }
 
 // rowOverLocked reports whether other Clients should get a turn now.
@@ -418,11 +416,11 @@ func (ln *line) rowOverLocked(now instant) bool {
 }
 
 // endRowLocked ends the row of the line, and returns the end of the gap after it. If the key is
-// contended, the gap is two round trips longer, up to maxGap. If Clients also must poll, the gap is
-// at least this Client's first sleep.
+// contended, the gap is two round trips longer, up to maxGap. If Clients must poll as well, the gap
+// is at least as long as this Client's first sleep.
 func (ln *line) endRowLocked(now instant, contended bool) instant {
 	p := &ln.pace
-	d := jitter(min(now.sub(p.began)/partOfRow, rowTime)) // at random, because others take two equal waits for one hold
+	d := jitter(min(now.sub(p.began)/partOfRow, rowTime)) // at random, because refused tells two holds apart by their Clients' waits
 	p.began, ln.turns = 0, 0
 	if contended {
 		d += max(2*ln.q.roundTrip(), minSleep)
@@ -434,8 +432,8 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	return now.add(d)
 }
 
-// refused records that an attempt found the key held, and returns how long to sleep. Waited is how
-// long this Client has waited for the key, and held is how long the holder's Client waited for it.
+// refused records that an attempt found the key held, and returns how long to sleep. waited is how
+// long this Client has waited for the key, and held is how long the holder's Client had waited.
 func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 	if p.found == 0 || held != p.held {
 		p.found, p.held = now, held
@@ -449,36 +447,37 @@ func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 	return p.sleep(waited, now.sub(p.found))
 }
 
-// sleep returns how long to sleep. Waited is how long the Client has waited for the key, and age is
+// sleep returns how long to sleep. waited is how long the Client has waited for the key, and age is
 // how long it has known the present hold. A Client that has waited for longer sleeps for less, so
-// that no wait is much longer than the others. After the mean wait, it sleeps for a ninth of that.
+// that no wait is much longer than the others. A Client that has waited for the mean sleeps for a
+// ninth of the mean.
 func (p *pace) sleep(waited, age time.Duration) time.Duration {
 	d := minSleep
 	if p.mean > 0 {
 		d = max(d, time.Duration(2*float64(p.mean)/sleepsInWait/(1+float64(waited)/float64(p.mean))))
 	}
 	d = max(min(d, maxSleep), min(age/partOfHold, longSleep))
-	// The result is between half of d and one and a half of d, so that Clients do not stay in step.
+	// Return between half of d and one and a half of d, so that Clients do not stay in step.
 	return d/2 + rand.N(d)
 }
 
 // contended holds the keys that the store has refused lately.
 //
-// With an Ordered driver, a caller that wants such a key joins the queue at once: during an attempt
-// before that, callers of other Clients could join first. With another driver, a caller that comes
-// back right after its Unlock leaves the key to other Clients for a gap. Otherwise it would take
-// the key before the Clients that the release has woken, or that poll.
+// With an Ordered driver, a caller that wants such a key joins the driver's queue without an
+// attempt, because callers of other Clients could join the queue during the attempt. With another
+// driver, a caller that comes back right after its Unlock leaves the key to other Clients for a
+// gap. Otherwise it would take the key before the Clients that the release has woken, or that poll.
 type contended map[string]contention
 
 type contention struct {
-	until   instant // the key counts as contended until then
-	gapEnds instant // when a gap after the last release ends or has ended
+	until   instant // the end of the time for which the key counts as contended
+	gapEnds instant // end of the gap after the last release, which may have passed
 	pace    pace
 }
 
 const (
-	contendedFor = time.Second
-	maxContended = 256 // keys; for a forgotten one, a caller makes an attempt too many or leaves no gap
+	contendedFor = time.Second // how long after its last refusal a key counts as contended
+	maxContended = 256         // the number of keys kept; after a key is forgotten, its next caller makes an attempt too many or leaves no gap
 )
 
 func (k *contended) note(key string, now instant) {
@@ -498,8 +497,9 @@ func (k contended) lately(key string, now instant) bool { return now < k[key].un
 
 // lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap if
 // this hold came after a refusal, or the store has refused the key lately. A Client that polls
-// always leaves a gap, because others would rarely find free a key that it takes again at once. But
-// after a brief row it leaves none, and its next caller goes on with the row.
+// always begins a gap. Otherwise, if it took the key again immediately, other Clients would rarely
+// find the key free. But if the row was brief, there is no gap, and the next caller goes on with
+// the row.
 func (ln *line) lastLeavesLocked() {
 	q := ln.q
 	if q.traits.Ordered {

@@ -12,10 +12,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// The line of a key, step by step: which caller does what, and what the callers learn by that.
-// They join, try (a TryLock), or join shared. They get a hold from the store, hand it over, or end
-// it. They are told "held" or get no answer (outage), and fail, which gives up. They quit the line,
-// or quit late, when a ticket has come that they have not seen.
+// Each step says what a caller of the line does, and, after ->, what callers learn from it. A
+// caller may join, try (a TryLock) or join shared. The store may grant it a hold ("got"), refuse it
+// ("held"), or not answer it ("outage"). The caller may hand the hold over, end it, or give up
+// ("fail"). It may quit the line, or quit it "late", after a ticket has come.
 func TestLineOfCallers(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -66,7 +66,7 @@ func TestLineOfCallers(t *testing.T) {
 	}
 }
 
-// follow makes the steps, and compares what each of them tells the callers.
+// follow makes the steps, and compares what the callers learn from each of them.
 func follow(t *testing.T, ordered bool, steps []string) {
 	opts, err := (&Options{}).withDefaults()
 	if err != nil {

@@ -13,12 +13,12 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// nested is a lease within another lease of its key.
+// nested has a lease inside another lease of the same key.
 type nested struct {
 	f               *faulty
 	outer, inner    *hasp.Lease
-	other           *hasp.Lease             // of another key, between the two
-	cancel, between context.CancelCauseFunc // of the context of the outer Lock, and of one between the two
+	other           *hasp.Lease             // a lease of another key between outer and inner
+	cancel, between context.CancelCauseFunc // cancel the context of the outer Lock, and a context between outer and inner
 }
 
 func TestInnerContext(t *testing.T) {
@@ -26,8 +26,8 @@ func TestInnerContext(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		end  func(n nested)
-		want error // the cause
-		err  error // of the inner lease
+		want error // the context's cause
+		err  error // Err of the inner lease
 	}{
 		{"ends when the outer lease is unlocked", func(n nested) { n.outer.Unlock(context.Background()) }, hasp.ErrReleased, nil},
 		{"ends when a lease between the two is unlocked", func(n nested) { n.other.Unlock(context.Background()) }, hasp.ErrReleased, nil},
@@ -71,9 +71,8 @@ func TestInnerContext(t *testing.T) {
 	}
 }
 
-// Deep re-entry and LockAll cost each lease a constant, and so does the end of
-// the context that all of it derives from. Unrelated leases of the Client are
-// renewed meanwhile.
+// However many leases are inside one another, the end of the outermost context costs each lease the
+// same. Other leases of the Client are renewed meanwhile.
 func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		other := lockNow(t, c, "other")
@@ -86,7 +85,7 @@ func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
 			ctx = l.Context()
 		}
 		cancel()
-		want(t, "the innermost context", ctx.Err(), context.Canceled) // took 2^200 steps
+		want(t, "the innermost context", ctx.Err(), context.Canceled) // must not take 2^200 steps
 		time.Sleep(10 * hasp.DefaultTTL)
 		want(t, "an unrelated lease", other.Err(), nil)
 		for _, l := range leases {
@@ -96,8 +95,7 @@ func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
 	})
 }
 
-// A caller's context whose methods are slow or block delays no renewal of other
-// leases.
+// If the methods of a caller's context are slow or block, they delay no renewal of other leases.
 func TestSlowContextDelaysNoRenewal(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		var slow atomic.Bool
@@ -119,7 +117,7 @@ func TestReentryOptions(t *testing.T) {
 		outer := lockNow(t, c, "k", hasp.WithTTL(10*time.Second))
 		want(t, "a fence where the outer has none", errOf(c.Lock(outer.Context(), "k", hasp.WithFence())), hasp.ErrInvalid)
 
-		// Another Client has the key by its own store, whatever leases are in the context.
+		// A Lock of another Client does not re-enter: it asks its own store.
 		another := await.Value(memlock.New(nil))
 		defer another.Close()
 		apart := lockIn(t, another, outer.Context(), "k")
@@ -150,7 +148,7 @@ func TestReentryOptions(t *testing.T) {
 		for _, l := range []*hasp.Lease{shorter, longer, outer} {
 			unlock(t, l)
 		}
-		// With the context of a lease that is over, it is a lock like any other.
+		// With the context of a lease that has ended, Lock does not re-enter.
 		unlock(t, lockIn(t, c, context.WithoutCancel(outer.Context()), "k"))
 		if a, _, _ := f.calls(); a != 2 {
 			t.Errorf("%d attempts, want 2", a)
@@ -158,9 +156,9 @@ func TestReentryOptions(t *testing.T) {
 	})
 }
 
-// whileTheLastRenewalAsks takes a hold all of whose contexts end. When the renewal that would be
-// the last asks them, it calls asked. It returns the lease that has the hold, and a context
-// that re-enters it.
+// whileTheLastRenewalAsks takes a hold, and ends all its contexts. The hold's last renewal asks
+// them whether they have ended. Meanwhile asked is called. whileTheLastRenewalAsks returns the
+// outer lease and its Lock's context.
 func whileTheLastRenewalAsks(t *testing.T, c *hasp.Client, asked func(live context.Context)) (*hasp.Lease, context.Context) {
 	ctx, cancel := context.WithCancel(t.Context())
 	outer := lockIn(t, c, ctx, "k", hasp.WithTTL(300*time.Millisecond))
@@ -178,7 +176,7 @@ func whileTheLastRenewalAsks(t *testing.T, c *hasp.Client, asked func(live conte
 	return outer, ctx
 }
 
-// A caller joins the hold meanwhile: the hold is wanted.
+// If a caller joins the hold during its last renewal, renewal goes on.
 func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		joined := make(chan *hasp.Lease, 1)
@@ -211,7 +209,8 @@ func TestLongerTermDuringARenewal(t *testing.T) {
 	})
 }
 
-// The context of a lease inside others has the deadline of the outermost Lock's context.
+// Inside many leases, the context of a lease still has the deadline of the outermost Lock's
+// context.
 func TestDeadlineInsideManyLeases(t *testing.T) {
 	c := await.Value(memlock.New(nil))
 	defer c.Close()
@@ -242,7 +241,7 @@ func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 		if waited := time.Since(start); waited < time.Hour || waited > time.Hour+time.Second {
 			t.Errorf("waited %v", waited)
 		}
-		inner := lockIn(t, c, outer.Context(), "k") // without the option
+		inner := lockIn(t, c, outer.Context(), "k") // without the option, Lock re-enters
 		unlock(t, inner)
 		unlock(t, outer)
 		freed(t, f, "k", "the key is still held")
@@ -253,8 +252,7 @@ func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 	})
 }
 
-// The context of the new lease ends with the lease around it. Both are found by the
-// leases inside.
+// The context of the new lease ends with the lease around it. A Lock inside re-enters either lease.
 func TestWithoutReentryTheLeaseIsNestedAllTheSame(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "other")
@@ -272,7 +270,7 @@ func TestWithoutReentryTheLeaseIsNestedAllTheSame(t *testing.T) {
 	})
 }
 
-// The outer lease is handed over to a caller whose context ends by that.
+// The Unlock of the outer lease hands the hold over to a caller, and ends that caller's context.
 func TestWithoutReentryAHandOverWithinItsOwnContext(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		for range 50 {

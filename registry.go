@@ -16,8 +16,8 @@ import (
 )
 
 // Config names a driver and its settings. [ParseURL] makes one from a URL. It can be decoded from
-// YAML and JSON; in JSON each parameter is a string. Decode strictly: a decoder that ignores unknown
-// fields also ignores a misspelt params, and the parameters in it.
+// YAML and JSON; in JSON each parameter is a string. Let the decoder refuse unknown fields.
+// Otherwise, if params is misspelt, all parameters in it are ignored.
 //
 //	strategy: spinlock
 //	nodes: ["redis://user:password@host:6379/0"]
@@ -26,8 +26,8 @@ type Config struct {
 	// Strategy is the name of a registered strategy.
 	Strategy string `json:"strategy" yaml:"strategy"`
 
-	// Nodes are the addresses of the store, in the form that the strategy documents.
-	// Most strategies take one.
+	// Nodes are the addresses of the store, in the form that the strategy documents. Most
+	// strategies take one.
 	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
 
 	// Params are the strategy's own parameters, and ttl, timeout, prefix and owner, which set the
@@ -35,8 +35,8 @@ type Config struct {
 	Params map[string]string `json:"params,omitempty" yaml:"params,omitempty"`
 }
 
-// String returns the strategy and the number of nodes. It omits the nodes, because
-// they may contain passwords.
+// String returns the strategy and the number of nodes. It omits the nodes, because they may contain
+// passwords.
 func (c Config) String() string {
 	if len(c.Nodes) == 1 {
 		return c.Strategy + " (1 node)"
@@ -44,8 +44,8 @@ func (c Config) String() string {
 	return fmt.Sprintf("%s (%d nodes)", c.Strategy, len(c.Nodes))
 }
 
-// GoString returns String(), so %#v of a Config shows no password either. But if the
-// Config is an unexported field of another struct, %#v of that struct shows the password.
+// GoString returns String(), so %#v of a Config shows no password either. But if the Config is an
+// unexported field of another struct, %#v of that struct shows the password.
 func (c Config) GoString() string { return c.String() }
 
 // ParseURL parses a URL of one of these forms:
@@ -53,10 +53,10 @@ func (c Config) GoString() string { return c.String() }
 //	STRATEGY://PLACE?PARAM=VALUE&…
 //	STRATEGY+TRANSPORT://PLACE?PARAM=VALUE&…
 //
-// Without a transport, the only node is PLACE; if PLACE is empty, there is no node.
-// With a transport, the only node is TRANSPORT://PLACE. The strategy defines what
-// PLACE means, and whether it may be a list of hosts. In a password, write a question mark
-// as %3F, and in a parameter an "@" as %40.
+// Without a transport, the only node is PLACE; if PLACE is empty, there is no node. With a
+// transport, the only node is TRANSPORT://PLACE. The strategy defines what PLACE means, and whether
+// it may be a list of hosts. In a password, write a question mark as %3F, and in a parameter an "@"
+// as %40.
 func ParseURL(rawURL string) (Config, error) {
 	scheme, rest, ok := strings.Cut(rawURL, "://")
 	if rawURL == "" {
@@ -83,8 +83,8 @@ func ParseURL(rawURL string) (Config, error) {
 		c.Nodes = []string{place}
 	}
 
-	// A password with a question mark would be cut in two, and errors that show parameters
-	// would show the rest of it. The "@" that follows a password is in the query then.
+	// A password with a question mark would be cut in two, and errors that show parameters would
+	// show the rest of it. Then the "@" that follows the password is in the query, so refuse that.
 	if strings.Contains(query, "@") {
 		return Config{}, fmt.Errorf("%w: url: an @ after the question mark: in a password, write a question mark as %%3F; in a parameter, write @ as %%40", ErrInvalid)
 	}
@@ -106,7 +106,6 @@ func ParseURL(rawURL string) (Config, error) {
 	return c, nil
 }
 
-// engineParams are the parameters that set Options.
 var engineParams = []string{"ttl", "timeout", "prefix", "owner"}
 
 // options returns a copy of o with the engine's parameters of c, and removes these parameters from
@@ -141,7 +140,6 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 	return v.withDefaults()
 }
 
-// positive parses the value s of a parameter.
 func positive(name, s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 {
@@ -150,10 +148,10 @@ func positive(name, s string) (time.Duration, error) {
 	return d, nil
 }
 
-// Open opens the driver that c names, and returns a Client over it. The parameters of
-// c override o. Open calls the store once, within Options.Timeout, and returns
-// ErrUnavailable if it cannot be reached. If c is wrong, or the TTL is above the
-// longest term that the store grants, the error is ErrInvalid.
+// Open opens the driver that c names, and returns a Client over it. The parameters of c override o.
+// Open calls the store once, within Options.Timeout, and returns ErrUnavailable if it cannot be
+// reached. If c is wrong, or the TTL is above the longest term that the store grants, the error is
+// ErrInvalid.
 func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	d, opts, err := c.open(ctx, o)
 	if err != nil {
@@ -166,9 +164,9 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	return client, nil
 }
 
-// Driver opens the driver that c names, without a Client. The conformance suite needs
-// that, and so does a wrapper that is passed to New. The parameter timeout bounds the
-// opening. The engine's other parameters are checked and have no effect.
+// Driver opens the driver that c names, without a Client. The conformance suite needs that, and so
+// does a wrapper that is passed to New. The parameter timeout bounds the opening. The engine's
+// other parameters are checked and have no effect.
 func (c Config) Driver(ctx context.Context) (backend.Driver, error) {
 	d, _, err := c.open(ctx, nil)
 	return d, err
@@ -197,8 +195,8 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	return d, opts, nil
 }
 
-// openErr returns err, with which an opener failed, joined with the end of ctx if ctx has ended.
-// Timeout is what bounded the opener.
+// openErr returns the error of an opener that was bounded by timeout and failed with err. If ctx
+// has ended, the error also matches the end of ctx.
 func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	end := withContextEnd(ctx, nil)
 	switch {
@@ -224,10 +222,9 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 	return c.Open(ctx, o)
 }
 
-// opener opens a strategy's driver by configuration.
 type opener struct {
 	open   func(ctx context.Context, c Config) (backend.Driver, error)
-	params []string // that open knows
+	params []string // names of the parameters that open knows
 }
 
 // registry holds the openers of strategies by name.
@@ -239,9 +236,9 @@ var registry = struct {
 // Register registers a strategy for Open. Strategies call it in their init. It panics if open is
 // nil or the name is taken.
 //
-// Params are the names of the strategy's own parameters. Other ones are refused, and c.Params has
-// no other ones. Open calls the store once, to see that it can be reached, and returns when ctx
-// ends. Its errors contain no password.
+// params are the names of the strategy's own parameters. Package hasp refuses all other names, so
+// that open finds only these in c.Params. open calls the store once, to see that it can be reached,
+// and returns when ctx ends. Its errors contain no password.
 func Register(strategy string, open func(ctx context.Context, c Config) (backend.Driver, error), params ...string) {
 	registry.Lock()
 	defer registry.Unlock()
@@ -265,8 +262,8 @@ func Strategies() []string {
 // modules of their own.
 var ownStrategies = []string{"etcdlock", "fairlock", "filelock", "memlock", "pglock", "pubsublock", "redlock", "spinlock"}
 
-// lookup returns the opener of a strategy. If there is none, the error says which
-// import or change may be missing.
+// lookup returns the opener of a strategy. If there is none, the error says which import or change
+// may be missing.
 func lookup(strategy string) (opener, error) {
 	registry.Lock()
 	o := registry.openers[strategy]

@@ -157,7 +157,7 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	defer other.Close()
 	l := lockNow(t, c, "k")
 	defer l.Unlock(t.Context())
-	st, err := other.Inspect(t.Context(), "a:k") // the same store, under the key with its prefix
+	st, err := other.Inspect(t.Context(), "a:k") // the key in the store has the prefix
 	if err != nil || !st.Held || st.Owner != "m@e" || st.TTL < 59*time.Minute {
 		t.Errorf("got %+v, %v", st, err)
 	}
@@ -166,7 +166,6 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	}
 }
 
-// panics fails the test unless f panics.
 func panics(t *testing.T, what string, f func()) {
 	t.Helper()
 	defer func() {
@@ -186,7 +185,7 @@ func TestRegisterPanics(t *testing.T) {
 	}
 }
 
-// New closes a driver that it does not keep.
+// If New fails, it closes the driver.
 func TestNewRefusesWhatItCannotUse(t *testing.T) {
 	if _, err := hasp.New(nil, nil); !errors.Is(err, hasp.ErrInvalid) {
 		t.Errorf("nil driver: %v", err)
@@ -244,7 +243,7 @@ func TestBadArguments(t *testing.T) {
 	want(t, "Break", c.Break(t.Context(), "k"), errors.ErrUnsupported)
 }
 
-// plainDriver is nothing but a Driver, and unfenced.
+// plainDriver has only the methods of a Driver, and no fences.
 type plainDriver struct{ d backend.Driver }
 
 func (p plainDriver) Traits() backend.Traits { return backend.Traits{Reach: backend.Process} }
@@ -257,8 +256,8 @@ func (p plainDriver) Renew(ctx context.Context, cs []backend.Claim, done func(in
 func (p plainDriver) Release(ctx context.Context, c backend.Claim) error { return p.d.Release(ctx, c) }
 func (p plainDriver) Close() error                                       { return p.d.Close() }
 
-// A lease that re-enters says so in each of its events, and has Tries 0 as one that was handed
-// over, which does not.
+// The events of a lease that re-enters have Reentry set, and Tries is 0. After a hand-over Tries is
+// also 0, but Reentry is not set.
 func TestEventsOfACall(t *testing.T) {
 	var s seen
 	withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {

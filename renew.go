@@ -14,16 +14,16 @@ import (
 
 // Bounds of renewals in bulk.
 const (
-	batchSize    = 256                   // claims in one call of the driver
-	maxBatches   = 24                    // calls in flight of a lane
-	maxSuspect   = 8                     // the same, for holds whose last renewal failed or was not answered
+	batchSize    = 256                   // most claims in one call of Renew
+	maxBatches   = 24                    // most calls in flight of a lane in renewer.well
+	maxSuspect   = 8                     // most calls in flight of a lane in renewer.suspect
 	minWindow    = 5 * time.Millisecond  // the shortest window; see windowsPerT
 	maxWindow    = 50 * time.Millisecond // the longest window
 	windowsPerT  = 100                   // the window is TTL/100: renewals that are due within it travel together
 	checkEvery   = time.Second           // how often the clock is read while leases are held
 	renewalsPerT = 3                     // a renewal starts at TTL/3
-	overdueTerms = 10                    // a lease that is held for longer is reported: EventStillHeld
-	triesPerT    = 10                    // a try lasts at most TTL/10, the second of a renewal TTL/5
+	overdueTerms = 10                    // number of terms after which EventStillHeld reports a lease
+	triesPerT    = 10                    // a try lasts at most TTL/10; the second try of a renewal, TTL/5
 )
 
 // renewer keeps the leases of a Client alive, and ends those whose deadline has passed. It is one
@@ -34,32 +34,32 @@ type renewer struct {
 	*store
 	reaper   *reaper
 	observer *observer
-	wake     chan struct{} // signals an earlier wakesAt; has room for one
+	wake     chan struct{} // signals that wakesAt is earlier now; has room for one signal
 
 	// All below is guarded by mu.
-	holds   holdHeap         // holds that are trusted, ordered by when the renewer must serve them
+	holds   holdHeap         // holds that are trusted
 	running bool             // its goroutine exists
-	wakesAt instant          // when it serves the holds next
-	well    [tryClasses]lane // of holds whose last renewal succeeded, or that were not renewed yet
-	suspect [tryClasses]lane // of holds whose last renewal failed or was not answered
+	wakesAt instant          // when the goroutine serves the holds next
+	well    [tryClasses]lane // lanes of holds whose last renewal succeeded, or that were not renewed yet
+	suspect [tryClasses]lane // lanes of holds whose last renewal failed or was not answered
 }
 
-// lane is the holds of one class that are due, and the calls in flight that renew such holds. In a
-// class, the time that a try may last varies by at most a factor of two. All holds of a batch come
-// from one lane, because a batch lasts only as long as its shortest try. Each lane has its own
-// calls, because unanswered calls for long terms outlast a short term. Holds whose last renewal
+// lane has the holds of one class that are due for renewal. In a class, the time that a try may
+// last varies by at most a factor of two. All holds of a batch come from one lane, because a batch
+// lasts only as long as its shortest try. Each lane has its own bound on calls in flight, because
+// calls for long terms, if they get no answer, outlast a short term. Holds whose last renewal
 // failed have their own lanes, because their calls may take long.
 type lane struct {
 	queue   []*hold // in the order in which the holds became due
-	flights int     // calls in flight
+	flights int     // number of calls in flight
 }
 
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
 
-// holdHeap is a binary heap of holds, by when the renewer must serve them. It has these times
-// itself, because comparisons that read the holds wait for memory: with 30,000 leases that was a
-// quarter of the cost of a renewal.
+// holdHeap is a binary heap of holds, by when the renewer must serve them. Its entries contain
+// these times, because a comparison that reads the holds waits for memory. With 30,000 leases, that
+// was a quarter of the cost of a renewal.
 type holdHeap []scheduled
 
 type scheduled struct {
@@ -72,7 +72,7 @@ func (q holdHeap) set(i int, s scheduled) {
 	q[i], s.hold.index = s, int32(i)
 }
 
-// place puts s at i, whose entry is of no use any more, or where the order wants it.
+// place overwrites the entry at i with s, and moves s to where it belongs in the heap.
 func (q holdHeap) place(i int, s scheduled) {
 	for up := (i - 1) / 2; i > 0 && s.next < q[up].next; up = (i - 1) / 2 {
 		q.set(i, q[up])
@@ -91,9 +91,9 @@ func (q holdHeap) place(i int, s scheduled) {
 	q.set(i, s)
 }
 
-// scheduleLocked puts h into the heap or moves it there, and wakes the renewer if need be.
+// scheduleLocked puts h into the heap, or moves it if its time has changed.
 func (r *renewer) scheduleLocked(h *hold) {
-	// The renewer serves h when a renewal is due, or when the hold or one of its leases ends.
+	// The renewer serves h when a renewal is due, or when h or one of its leases ends.
 	next := min(instant(h.deadline.Load()), h.limit, cmp.Or(h.lingers, never))
 	for _, l := range h.leases {
 		next = min(next, l.maxHold)
@@ -183,8 +183,8 @@ func (r *renewer) run() {
 	}
 }
 
-// serveLocked ends the leases whose time is over, and begins the renewals that are due.
-// It returns the leases that it has ended.
+// serveLocked ends the leases whose time is over, and begins the renewals that are due. It returns
+// the leases that it has ended.
 func (r *renewer) serveLocked(now instant) (gone []*Lease) {
 	due := 0
 	for len(r.holds) > 0 {
@@ -195,7 +195,7 @@ func (r *renewer) serveLocked(now instant) (gone []*Lease) {
 		}
 		gone = append(gone, h.endExpiredLocked(now)...)
 		if h.index < 0 {
-			continue // it has ended
+			continue // the hold has ended
 		}
 
 		if isDue {
@@ -217,7 +217,7 @@ func (r *renewer) queueLocked(h *hold) {
 	if h.failed > 0 {
 		lanes = &r.suspect
 	}
-	// The tries of each class last up to twice as long as those of the class before.
+	// The tries of each class last up to twice as long as the tries of the class before.
 	class := min(bits.Len64(uint64(h.tryLocked(r.opts.Timeout)/(backend.MinTTL/triesPerT))), tryClasses-1)
 	lanes[class].queue = append(lanes[class].queue, h)
 }
@@ -259,17 +259,17 @@ func (r *renewer) dispatchBatchLocked(ln *lane) {
 	}
 }
 
-// batch is renewals that travel together, of holds from one lane.
+// batch is one call of Renew, for holds from one lane or for an Extend.
 type batch struct {
 	r      *renewer
 	lane   *lane           // nil for an Extend
 	try    time.Duration   // the shortest try of its holds
-	holds  []*hold         // an answered one is replaced by nil, under mu
-	claims []backend.Claim // of the holds, by the same index
+	holds  []*hold         // an entry becomes nil, under mu, when the hold is answered
+	claims []backend.Claim // claims of the holds, by the same index
 	sent   instant         // when the call began
 	slept  int64           // how long the machine had slept by then
 	over   bool            // the call has ended, and later answers do not count; guarded by mu
-	err    error           // the last outcome, for Extend, which is a batch of one; guarded by mu
+	err    error           // the last outcome, which Extend returns, because its batch has one hold; guarded by mu
 }
 
 // run sends the batch, and then dispatches renewals that have waited for its end.
@@ -287,8 +287,8 @@ func (b *batch) run() {
 	r.dispatchLocked()
 }
 
-// prepare makes the claims. It drops holds that have ended, and holds that must not
-// be renewed any more.
+// prepare makes the claims. It drops holds that have ended, and holds that must not be renewed any
+// more.
 func (b *batch) prepare() {
 	r, all := b.r, b.holds
 	leases, joined := make([][]*Lease, len(all)), make([]int32, len(all))
@@ -326,10 +326,10 @@ func (b *batch) prepare() {
 }
 
 // abandoned reports whether Lock's context has ended. Only the batch that renews the hold calls it,
-// so calls for one lease do not run at once. The caller must not hold mu.
+// so no two calls for one lease run at the same time. The caller must not hold mu.
 //
-// It calls Done once and Err never, because the context may be of any type, and slow methods would
-// delay the other renewals of the batch.
+// It calls the context's Done only once, and never its Err: the context may be of any type, and
+// slow methods would delay the other renewals of the batch.
 func (l *Lease) abandoned() bool {
 	if !l.parentDoneRead {
 		l.parentDoneRead, l.parentDone = true, l.parent.Done()
@@ -337,8 +337,8 @@ func (l *Lease) abandoned() bool {
 	return isClosed(l.parentDone)
 }
 
-// renewalLocked returns the claim of the next renewal, or false if h must not be renewed. Wanted
-// says whether a context of its Locks has not ended.
+// renewalLocked returns the claim of the next renewal, or false if h must not be renewed. wanted is
+// true if at least one context of its Locks has not ended.
 func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	cl := h.claim
 	if h.index < 0 {
@@ -376,8 +376,8 @@ func (b *batch) send(ctx context.Context, bound time.Duration) {
 	r := b.r
 	b.sent, b.slept = r.clock.read()
 
-	// If the driver's call outlasts its context, leave it behind: the holds must be tried again
-	// before their terms end.
+	// If the driver's call outlasts its context, leave it behind: the renewer must try again before
+	// the terms end.
 	_, _ = run(r.store, ctx, bound, nil, nil, func(ctx context.Context) (struct{}, error) {
 		r.driver.Renew(ctx, b.claims, b.done)
 		return struct{}{}, nil
@@ -409,7 +409,7 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	b.holds[i] = nil
 	b.r.mu.Unlock()
 	if err != nil && !backend.Definite(err) {
-		err = plain(err, b.try) // the context that has ended is the engine's own
+		err = plain(err, b.try) // because the context that has ended is the engine's own
 	}
 	b.answer(i, h, g, err)
 }
@@ -421,7 +421,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	r.mu.Lock()
 	h.callEndedLocked()
 
-	var gone []*Lease // their contexts end after mu was unlocked
+	var gone []*Lease // lost leases, whose contexts must end without mu
 	until := b.sent.add(ttl - backend.Drift(ttl))
 	if !g.Until.IsZero() {
 		until = r.clock.at(g.Until, b.slept)
@@ -444,8 +444,8 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	case errors.Is(err, ErrLost):
 		h.failed = 0
 		gone = h.loseLocked(&LostError{Reason: LostRevoked})
-		// Release it too: a minority of a quorum's nodes may still have the hold, which would block
-		// the key for the next holder.
+		// Release the token as well. A minority of a quorum's nodes may still have the hold, and
+		// would refuse the key to the next holder.
 		r.reaper.addHoldLocked(h, 0, 0)
 	default:
 		h.failed++
@@ -464,26 +464,26 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 // extend renews h alone, for Extend, which has made it busy. The call lasts for bound at most.
 func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
 	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
-	b.err = noAnswer(bound) // send may return just before done has recorded an answer
-	b.send(ctx, 0)          // call has bounded ctx
+	b.err = noAnswer(bound) // stays if send returns just before done has recorded the answer
+	b.send(ctx, 0)          // ctx is bounded already, by call
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return b.err
 }
 
-// renewalTime returns when to renew a term that began at since: after a third, less a
-// random part of up to a tenth of that. So the renewals of holds that were taken together
-// become due at different times.
+// renewalTime returns when to renew a term that began at since: after a third of the term, less up
+// to a tenth of that third, at random. So the renewals of holds that were taken together become due
+// at different times.
 func renewalTime(since instant, term time.Duration) instant {
 	third := term / renewalsPerT
 	return since.add(third - rand.N(third/10+1))
 }
 
-// renewAt sets the time of the next renewal to due. If other holds are renewed up to a
-// window earlier, the renewal travels with them, but not earlier by more than a
-// quarter of the time until due. Without that bound, renewals of a short term would
-// run in a tight loop against a store that refuses connections at once.
+// renewAt makes the next renewal due at due. To share a batch with others, the renewal may begin
+// earlier, by a window at most, and by a quarter of the time until due at most. Without the second
+// bound, renewals of a short term would run in a tight loop against a store that immediately
+// refuses connections.
 func (h *hold) renewAt(now, due instant) {
 	h.due = due
 	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
@@ -494,17 +494,17 @@ func (h *hold) renewAt(now, due instant) {
 func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 	try := h.termLocked() / triesPerT
 	if h.failed == 1 {
-		// A short try soon shows that its connection is dead. But a distant store may need
-		// longer to answer on a new connection, so the second try lasts longer. Later ones are
-		// short again: one of them must begin soon before the term ends.
+		// A short try soon shows that its connection is dead. But a distant store may need longer
+		// to answer on a new connection, so the second try lasts longer. Later ones are short
+		// again, so that one of them begins shortly before the term ends.
 		try *= 2
 	}
 	return min(timeout, try)
 }
 
-// termLocked returns the term that h has now. It may be much shorter than the term that
-// renewals ask for: after a re-entry that wants a longer one, or a hand-over by the store.
-// Renewals must be tried several times before it ends.
+// termLocked returns the term that h has now. It may be much shorter than the term that renewals
+// ask for, after a re-entry that wants a longer term, or after a hand-over by the store. There must
+// be time for several tries before it ends.
 func (h *hold) termLocked() time.Duration {
 	left := instant(h.deadline.Load()).sub(max(h.confirmed, h.granted))
 	return min(h.claim.TTL, termFor(left))
@@ -513,14 +513,14 @@ func (h *hold) termLocked() time.Duration {
 // renewedLocked records that the store has renewed h. The call was sent at start. The holder may
 // trust the renewal up to until.
 func (h *hold) renewedLocked(now, start, until instant) {
-	// Answers may arrive in any order, and the store never shortens a term. So an
-	// older answer must not move the deadline back.
+	// Answers may arrive in any order, and the store never shortens a term. So an older answer must
+	// not move the deadline back.
 	h.deadline.Store(max(h.deadline.Load(), int64(until)))
 	h.confirmed = max(h.confirmed, start)
 	h.failed, h.failure = 0, nil
 	h.renewAt(now, max(renewalTime(start, min(h.claim.TTL, until.sub(start))), now.add(minSleep)))
 	if start <= h.raised {
-		h.renewAt(now, now+1) // the call asked for a shorter term: ask again
+		h.renewAt(now, now+1) // the call was sent before the term was raised, so ask again
 	}
 }
 

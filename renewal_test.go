@@ -107,7 +107,7 @@ func TestExtendWithoutRenewal(t *testing.T) {
 	})
 }
 
-// A store may renew a hold and grant less than Extend asks for, as an etcd without space does.
+// A store may grant Extend a shorter term than it asks for, as an etcd without space does.
 func TestExtendByLessThanWasAskedFor(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
@@ -167,7 +167,6 @@ func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
 	})
 }
 
-// What cannot be renewed does not hold up what can.
 func TestASickClaimDelaysOnlyItself(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
@@ -237,7 +236,7 @@ func (b *bulk) Renew(ctx context.Context, cs []backend.Claim, done func(int, bac
 	b.Driver.Renew(ctx, cs, done)
 }
 
-// Leases of many different terms travel together as leases of one term do.
+// Leases with many different terms share batches, as leases with the same term do.
 func TestManyTermsAreRenewedInBulk(t *testing.T) {
 	await.Crowd(t)
 	const n = 20_000
@@ -277,8 +276,7 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 	}
 }
 
-// A renewal that failed at once is not repeated at once, however short the term
-// is.
+// If renewals fail immediately, there are pauses between them, however short the term is.
 func TestFailedRenewalsAreSpaced(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k", hasp.WithTTL(backend.MinTTL))
@@ -312,7 +310,7 @@ func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 	})
 }
 
-// A Renew that outlasts its context is left behind, and the hold is tried again.
+// If a Renew outlasts its context, the engine leaves it behind, and tries again.
 func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 	for _, extend := range []bool{false, true} {
 		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -336,8 +334,8 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 	}
 }
 
-// How often a renewal is tried depends on the term that runs, which may be much shorter than
-// the term that is asked for.
+// The time between tries depends on the present term, which may be much shorter than the term that
+// the renewal asks for.
 func TestRenewalOfAShortTermForALongOne(t *testing.T) {
 	for name, fail := range map[string]callHook{"connection reset": renewal(failAcquire(errNet)), "no answer": hungRenew} {
 		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -354,7 +352,7 @@ func TestRenewalOfAShortTermForALongOne(t *testing.T) {
 	}
 }
 
-// A Waiter may grant much less than the term. The first renewal of such a hold fails once.
+// A Waiter grants much less than the term, and the first renewal of the hold fails.
 func TestRenewalOfAShortHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()

@@ -8,7 +8,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Each shared lease is renewed and lost by itself.
 func TestSharedLeasesAreRenewedApart(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		short := lockNow(t, c, "k", hasp.WithShared(), hasp.WithTTL(time.Second))
@@ -50,8 +49,8 @@ func TestReentryOfASharedLease(t *testing.T) {
 	})
 }
 
-// An exclusive caller that readers keep from the key asks again within SharedRetryEvery, whatever
-// Backoff says, because drivers keep new readers away only for a while.
+// If readers have refused an exclusive caller, it asks again within SharedRetryEvery, whatever
+// Backoff returns, because drivers refuse new readers only for a while.
 func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
 	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {

@@ -26,7 +26,8 @@ const (
 	lastLook  = 10 * time.Millisecond
 	slowLook  = 80 * time.Millisecond
 
-	// queueTTL is the term of the queue. A dead looker delays the next one for so long.
+	// queueTTL is the term of the queue. A looker that has died delays the next one for that long
+	// at most.
 	queueTTL = 5 * time.Second
 )
 
@@ -34,7 +35,7 @@ const (
 func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if w.once {
 		if w.c.queue.looked(w.r.name) {
-			return nil, errHeldHere // TryLocks in a loop could take each free slot before that caller
+			return nil, errHeldHere // TryLocks in a loop could take each free slot before the caller that looks for one
 		}
 		l, _, err := w.look(ctx, rand.N(w.r.slots))
 		return l, err
@@ -97,9 +98,9 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 
 		d := min(jitter(pause), w.end.sub(c.clock.now()))
 		if retry > 0 {
-			d = min(d, retry+minSleep) // the slot is free then, if its holder has died
+			d = min(d, retry+minSleep) // if its holder has died, the slot is free then
 		}
-		c.queue.beginLooking(w.r.name, freed) // not before, so that a Lock that finds a slot at once does not refuse TryLocks
+		c.queue.beginLooking(w.r.name, freed) // not before the first look, so that a Lock that finds a slot there does not make TryLocks fail
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
@@ -119,17 +120,17 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 	return rand.N(w.r.slots)
 }
 
-// look makes one attempt at each slot, from the slot first on, until it gets one. If all are held,
-// retry is the shortest rest of a holder's term, after which that slot is free if its holder has
-// died, or 0 if it is not known. The error is that slot's answer. If one slot does not answer, look
-// goes on; if a second one does not answer, look ends.
+// look makes one attempt at each slot, from the slot first on, until it gets one. If all slots are
+// held, retry is the shortest rest of a holder's term, or 0 if no rest is known, and err is the
+// answer for that slot. If there is no answer for one slot, look goes on. If there is none for a
+// second slot, look ends.
 func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
-	var outage error  // of the first slot that did not answer
+	var outage error  // the error for the first slot without an answer
 	answered := false // the store has refused a slot
 	for j := range n {
 		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.c.answerTime() {
-			break // the rest of the slots would take too long; see WithMaxWait
+			break // the other slots would take too long; see WithMaxWait
 		}
 		i := (first + j) % n
 		r := w.r

@@ -16,8 +16,8 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// Callers of several Clients never hold more than n slots, and hold all of them. Each
-// gets its share, and the one that looks makes few calls.
+// Callers of several Clients use all n slots, and never more. Each caller gets slots, and the
+// caller that looks for one makes few calls.
 func TestSlotsAreShared(t *testing.T) {
 	const n = 8
 	for _, ordered := range []bool{false, true} {
@@ -38,7 +38,7 @@ func TestSlotsAreShared(t *testing.T) {
 	}
 }
 
-// withSlots runs a test with two Clients of one store. The first one has taken two of two
+// withSlots runs a test with a Client. Another Client of the same store has taken both of two
 // slots.
 func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease), opts ...hasp.Option) {
 	t.Helper()
@@ -63,15 +63,15 @@ func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, 
 			}
 			c.Close()
 			nothingLeft(t, c)
-			synctest.Wait() // the holder unlocks the queue in the background
+			synctest.Wait() // because the holder unlocks the queue in the background
 			freed(t, other, "k#queue", "the queue is still held")
 		}()
 		run(t, f, c, taken)
 	})
 }
 
-// A slot that another Client frees is taken within 100 ms, and one that this Client frees
-// at once.
+// If another Client frees a slot, a waiting caller gets it within 100 ms. If its own Client frees a
+// slot, the caller gets it immediately.
 func TestFreedSlotIsTaken(t *testing.T) {
 	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
 		got := make(chan *hasp.Lease)
@@ -162,7 +162,7 @@ func TestWaitForASlotEnds(t *testing.T) {
 	})
 }
 
-// A Lock that looks for a slot survives a short outage, and reports a long one.
+// A Lock that looks for a slot goes on through a short outage, and returns the error of a long one.
 func TestLookForASlotInAnOutage(t *testing.T) {
 	withSlots(t, &hasp.Options{Timeout: time.Second}, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
 		time.AfterFunc(time.Second, func() { f.set(down) })
@@ -175,14 +175,14 @@ func TestLookForASlotInAnOutage(t *testing.T) {
 		within(t, "an outage", began, 3*time.Second)
 		f.set(up)
 
-		// An answer from before an outage does not hide that from a caller whose context ends.
+		// The context ends during an outage. An answer from before does not hide the outage.
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		time.AfterFunc(1500*time.Millisecond, func() { f.set(down) })
 		wantOutage(t, "Lock", errOf(c.Lock(ctx, "k", hasp.WithSlots(2))), errNet, context.DeadlineExceeded)
 		f.set(up)
 		unlock(t, l)
-		time.Sleep(10 * time.Second) // clean-up
+		time.Sleep(10 * time.Second) // until clean-up has ended
 	})
 }
 
@@ -200,7 +200,7 @@ func TestReentryOfASlot(t *testing.T) {
 		}
 		for range 20 { // slots are taken at random
 			other := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(3), hasp.WithoutReentry())
-			again := lockIn(t, c, other.Context(), "k", hasp.WithSlots(3)) // the innermost
+			again := lockIn(t, c, other.Context(), "k", hasp.WithSlots(3)) // re-enters the innermost lease
 			if again.Slot() != other.Slot() || other.Slot() == outer.Slot() {
 				t.Errorf("outer %d, inner %d, re-entered %d", outer.Slot(), other.Slot(), again.Slot())
 			}
@@ -217,7 +217,7 @@ func TestReentryOfASlot(t *testing.T) {
 	})
 }
 
-// A call with slots has the events of one call, whatever it takes to find a slot.
+// A call with slots has the events of one call, however many attempts it takes to find a slot.
 func TestEventsOfSlots(t *testing.T) {
 	var s seen
 	withSlots(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
@@ -243,7 +243,7 @@ func TestEventsOfSlots(t *testing.T) {
 	})
 }
 
-// If the server of one slot does not answer, the other slots are still found.
+// If the server of one slot does not answer, Lock still finds the other slots.
 func TestSlotThatDoesNotAnswer(t *testing.T) {
 	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
 		away := fmt.Sprint("k#", taken[1].Slot())
@@ -257,7 +257,7 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 			}
 		})
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(2))), hasp.ErrUnavailable)
-		time.AfterFunc(10*time.Second, func() { taken[0].Unlock(t.Context()) }) // longer than Timeout
+		time.AfterFunc(10*time.Second, func() { taken[0].Unlock(t.Context()) }) // after more than Timeout
 		l := lockNow(t, c, "k", hasp.WithSlots(2))
 		if l.Slot() != taken[0].Slot() {
 			t.Errorf("slot %d", l.Slot())
@@ -268,7 +268,6 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 	})
 }
 
-// RetryAfter is until the first of the slots is free.
 func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 	withTwo(t, nil, func(t *testing.T, _ *faulty, other, mine *hasp.Client) {
 		a := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Minute))
@@ -285,7 +284,8 @@ func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 	})
 }
 
-// A Lock with slots asks for no term that is longer than its own.
+// If a store grants only short terms, a Lock with slots asks for no longer term, not even for the
+// queue.
 func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &hooked{Driver: memlock.NewDriver().(Driver), traits: backend.Traits{Reach: backend.Network, MaxTTL: time.Second}}
@@ -323,7 +323,7 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 	})
 }
 
-// A TryLock in a loop takes no slot before a Lock of the same Client that waits for one.
+// While a Lock waits for a slot, a TryLock of the same Client gets none.
 func TestTryLockComesAfterALockThatLooks(t *testing.T) {
 	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
 		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(2))
@@ -340,7 +340,7 @@ func TestTryLockComesAfterALockThatLooks(t *testing.T) {
 	})
 }
 
-// While many slots are held, the caller that looks asks for about a hundred a second.
+// While many slots are held, the caller that looks for one makes about a hundred attempts a second.
 func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
 	withTwo(t, nil, func(t *testing.T, f *faulty, c, other *hasp.Client) {
 		var taken []*hasp.Lease
@@ -348,7 +348,7 @@ func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
 			taken = append(taken, lockNow(t, other, "k", hasp.WithSlots(100)))
 		}
 
-		// A look does not outlast WithMaxWait by more than an attempt may.
+		// A look at all slots may end after WithMaxWait, but no later than one attempt may.
 		f.set(func(f *faulty) { f.acquire = slowAcquire(20 * time.Millisecond) })
 		start := time.Now()
 		err := errOf(c.Lock(t.Context(), "k", hasp.WithSlots(100), hasp.WithMaxWait(100*time.Millisecond)))

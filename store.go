@@ -34,9 +34,9 @@ type store struct {
 
 // call runs f, which makes one call to the store, with the values of ctx. It returns when f
 // returns, when bound has passed, or when ctx ends, whichever is first. If late is not nil, call
-// also returns when Close begins. If f returns only after call has, late receives the outcome of f.
+// also returns when Close begins. If call returns before f does, late receives the outcome of f.
 //
-// Traits decide how. If Reach is Process, nothing interrupts f, so call waits for it. If the
+// The Traits decide how. If Reach is Process, nothing interrupts f, so call waits for it. If the
 // driver's calls end with their context (Cancellation), direct runs f on the caller's goroutine,
 // and the context of f ends when call must return. Otherwise run gives f a goroutine of its own,
 // which call leaves behind when it must return.
@@ -67,7 +67,8 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 	return v, err
 }
 
-// prompt reports whether the driver's calls end with their context, which is ctx with a deadline.
+// prompt reports whether a call of the driver ends with its context, if that is ctx with a
+// deadline.
 func (s *store) prompt(ctx context.Context) bool {
 	ends := s.traits.Cancellation
 	return ends == backend.CancelPrompt || ends == backend.CancelByDeadline && ctx.Done() == nil
@@ -84,7 +85,7 @@ func direct[T any](ctx, quit context.Context, bound time.Duration, f func(contex
 	switch {
 	case err == nil || backend.Definite(err):
 	case ctx.Err() != nil:
-		err = ctx.Err() // the caller's
+		err = ctx.Err()
 	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
 		err = fmt.Errorf("%v: %w", err, noAnswer(bound))
 	default:
@@ -95,8 +96,8 @@ func direct[T any](ctx, quit context.Context, bound time.Duration, f func(contex
 
 // run calls f on a goroutine of its own, with a context that ends with ctx and after bound, if
 // bound is above 0. It returns when f has returned, when leave or quit is closed, or a moment after
-// the context has ended. If f returns later than that, late receives its outcome, unless late is
-// nil. If Close has stopped waiting, run returns ErrClosed instead.
+// the context has ended. If f returns after run, late receives its outcome, unless late is nil. If
+// Close has stopped waiting, run returns ErrClosed instead.
 //
 // If Cancellation is CancelPrompt, or Reach is Process, run calls f on the caller's goroutine and
 // waits until f returns. Then it never calls late.
@@ -111,8 +112,8 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 		return f(ctx)
 	}
 
-	// The caller swaps decided when it leaves, and the call when it ends. The second one handles
-	// the outcome.
+	// The caller swaps decided when it stops waiting, and the call swaps it when it ends. Whichever
+	// swaps second handles the outcome.
 	var decided atomic.Bool
 	var answer T
 	var failure error
@@ -124,7 +125,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 			late(answer, failure)
 		}
 		close(done)
-		end() // only now: otherwise it would look as if bound had passed
+		end() // only now, because the caller takes the end of ctx for the end of bound
 	}) {
 		end()
 		return v, ErrClosed
@@ -160,7 +161,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 // keep, unless keep is 0.
 func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) error {
 	ctx, kept := endless(ctx), s.keeping(cl, keep)
-	switch { // as call does, without a closure on the heap
+	switch { // the same choice as in call, without a closure on the heap
 	case s.traits.Reach == backend.Process:
 		return s.driver.Release(ctx, kept)
 	case s.prompt(ctx):
@@ -195,11 +196,11 @@ func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
 	return cl
 }
 
-// Bounds of clean-up. If the queue is full, a token is not released, and expires.
+// Bounds of clean-up. If the queue is full, a further token is not released, and its hold expires.
 const (
 	maxReaps   = 1 << 16 // tokens in the queue
 	maxReaping = 512     // calls in flight: many, so that releases go on while a part of the store hangs
-	maxRepeats = 64      // a token whose last release was not answered waits while so many calls are in flight
+	maxRepeats = 64      // while this many calls are in flight, a token whose last release was not answered waits
 
 	firstRetry = 50 * time.Millisecond
 )
@@ -213,34 +214,33 @@ const (
 	reapTwice = 2
 )
 
-// reaper releases tokens that may be in the store although no caller uses them: after calls of
-// unknown outcome, late grants, lost holds, and places in a queue that were given up. It is one
-// goroutine, which runs while there is work, and one more for each release in flight.
+// reaper releases tokens that may be in the store although no caller uses them. They are of calls
+// of unknown outcome, of late grants, of lost holds, and of places in a queue that were given up.
+// It is one goroutine, which runs while there is work, and one more for each release in flight.
 //
-// Its times are by clock.awake, because a command may be sent only when the machine wakes up, and
+// Its times are by clock.awake, because a command may reach the store only after a suspend, and
 // must still be cleaned up then.
 type reaper struct {
 	*store
-	wake chan struct{} // signals a change of the queue; has room for one
+	wake chan struct{} // signals a change of the queue; has room for one signal
 
 	// All below is guarded by mu.
-	running bool    // its goroutine exists
+	running bool    // the goroutine exists
 	queue   []*reap // by the time of the next try
 	active  int     // calls in flight
 }
 
-// reap is one token to be released.
 type reap struct {
 	claim  backend.Claim
-	keep   instant       // the release leaves the key taken until then, for WithMinHold; 0 if it does not
-	at     instant       // of the next try, by clock.awake
-	until  instant       // by clock.awake, when the token has expired in the store
-	times  int           // releases that are still to be answered
-	failed int           // releases that were not answered, since the last answer
-	freed  chan struct{} // closed when the token is not in the store any more; nil if nobody waits for that
+	keep   instant       // end of the min hold, until which the release leaves the key taken; or 0
+	at     instant       // when the next try is due, by clock.awake
+	until  instant       // when the token has expired in the store, by clock.awake
+	times  int           // number of answered releases that are still needed
+	failed int           // number of releases without an answer, since the last answer
+	freed  chan struct{} // closed when the token is not in the store any more; nil if no caller waits for that
 }
 
-// over tells who waits that the token is not in the store any more.
+// over closes freed, if a caller waits for it.
 func (x *reap) over() {
 	if x.freed != nil {
 		close(x.freed)
@@ -248,12 +248,10 @@ func (x *reap) over() {
 	}
 }
 
-// backoff returns how long to wait before the next try.
 func (x *reap) backoff(most time.Duration) time.Duration {
 	return jitter(min(firstRetry<<min(x.failed, 10), most))
 }
 
-// insert puts x into the queue.
 func (r *reaper) insert(x *reap) {
 	i, _ := slices.BinarySearchFunc(r.queue, x, func(a, x *reap) int {
 		if a.at <= x.at {
@@ -272,15 +270,15 @@ func (r *reaper) add(cl backend.Claim, times int) {
 	r.addLocked(&reap{claim: cl, times: times}, cl.TTL)
 }
 
-// addHoldLocked has the reaper release the token of a hold that has ended. Keep is h.keep if the
-// store may still have the hold, and 0 if the store has reported its loss. Failed is the number of
-// releases without an answer.
+// addHoldLocked has the reaper release the token of a hold that has ended. keep is h.keep if the
+// store may still have the hold, and 0 if the store has reported its loss. failed is the number of
+// releases that got no answer.
 func (r *reaper) addHoldLocked(h *hold, keep instant, failed int) {
 	kept := max(h.kept.sub(r.clock.now()), 0)
 	r.addLocked(&reap{claim: h.claim, keep: keep, times: reapOnce, failed: failed}, kept)
 }
 
-// addLocked queues x. Kept is how long the store may still keep its token.
+// addLocked queues x. kept is how long the store may still keep its token.
 func (r *reaper) addLocked(x *reap, kept time.Duration) {
 	if len(r.queue) >= maxReaps {
 		x.over()
@@ -319,7 +317,7 @@ func (r *reaper) run() {
 
 		done := r.closing.Done()
 		if closing {
-			done = nil // handled once, so that the loop can block again
+			done = nil // it was handled already; the loop must be able to block again
 		}
 		timer.Reset(wait)
 		select {
@@ -330,12 +328,12 @@ func (r *reaper) run() {
 	}
 }
 
-// startReleasesLocked starts the releases that are due, within the bounds. It returns
-// how long to wait for the next one.
+// startReleasesLocked starts the releases that are due, within the bounds. It returns how long to
+// wait for the next one.
 func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 	for len(r.queue) > 0 && r.active < maxReaping {
-		// Drop a token that has expired, and after Close has begun one whose release was not
-		// answered.
+		// Drop a token that has expired. Once Close has begun, also drop a token whose release was
+		// not answered.
 		x := r.queue[0]
 		drop := closing && x.failed > 0 || now >= x.until
 		if x.at > now && !closing && !drop {
@@ -392,7 +390,7 @@ func (r *reaper) try(x *reap) {
 
 // acquire calls the driver's Acquire, for bound at most.
 func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (backend.Grant, error) {
-	switch { // as call does, without closures on the heap
+	switch { // the same choice as in call, without closures on the heap
 	case r.traits.Reach == backend.Process:
 		return r.driver.Acquire(endless(ctx), cl)
 	case r.prompt(ctx):
@@ -408,17 +406,18 @@ func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 	return call(r.store, ctx, bound, f, late)
 }
 
-// failed has the reaper release the token of cl if err, which an Acquire or a Wait returned, leaves
-// the outcome unknown, as when the reply is lost, and the driver does not clean up. The outcome is
-// also unknown if err joins the error of a context with a definite one.
+// failed is called if an Acquire or a Wait for cl has returned err. If the outcome is unknown and
+// the driver does not clean up, the reaper releases the token. The outcome is also unknown if err
+// joins a definite error and the error of a context.
 func (r *reaper) failed(cl backend.Claim, err error) {
 	if !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
 		r.add(cl, reapTwice)
 	}
 }
 
-// guard returns ask, an Acquire or a Wait of the driver, for call or run, such that the reaper
-// cleans up even if the caller has left: after a failure, and, in late, after a grant.
+// guard returns the functions f and late for call or run. f calls ask, which is the driver's
+// Acquire or Wait, and has the reaper clean up after a failure. late has the reaper release a grant
+// that comes after the caller has left.
 func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim) (backend.Grant, error)) (f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
 	f = func(ctx context.Context) (backend.Grant, error) {
 		g, err := ask(ctx, cl)

@@ -15,11 +15,11 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// kinds are all errors to test for, but ErrUnavailable.
+// kinds are the errors that a caller tests for, except ErrUnavailable.
 var kinds = []error{hasp.ErrHeld, hasp.ErrLost, hasp.ErrReleased, hasp.ErrClosed, hasp.ErrInvalid, errors.ErrUnsupported}
 
-// wantOutage fails the test unless err matches ErrUnavailable and all of also, and
-// nothing else that a caller tests for.
+// wantOutage fails the test unless err matches ErrUnavailable and all errors in also, and no other
+// error that a caller tests for.
 func wantOutage(t *testing.T, what string, err error, also ...error) {
 	t.Helper()
 	for _, target := range append(also, hasp.ErrUnavailable) {
@@ -56,17 +56,18 @@ func (d inspected) Inspect(context.Context, string) (backend.Status, error) {
 
 func (d inspected) Break(context.Context, string) error { return d.err }
 
-// everyEnd is all values of Traits.Cancellation: the engine makes its calls in different ways.
+// everyEnd has all values of Traits.Cancellation, because the engine makes its calls differently
+// for each.
 var everyEnd = []backend.Cancellation{backend.CancelNone, backend.CancelByDeadline, backend.CancelPrompt}
 
-// What the driver returns, other than a definite error, is an outage in every call. The
-// driver need not say so, and its error stays wrapped.
+// In every call, each error of a driver that is not definite is an outage. The driver need not mark
+// it, and its error stays wrapped.
 func TestEveryFailureOfTheStoreIsUnavailable(t *testing.T) {
 	for _, ends := range everyEnd {
 		for _, err := range []error{
 			errNet,
 			errors.New("OOM command not allowed when used memory > 'maxmemory'"),
-			fmt.Errorf("dial: %w", context.DeadlineExceeded), // as a timeout of package net
+			fmt.Errorf("dial: %w", context.DeadlineExceeded), // like a timeout of package net
 			&backend.UnavailableError{Since: time.Now(), Err: errNet},
 		} {
 			synctest.Test(t, func(t *testing.T) {
@@ -102,11 +103,11 @@ func TestEveryFailureOfTheStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-// isTimeout reports whether err is a timeout of the network that looks as if a context
-// had ended. The engine keeps only its text.
+// isTimeout reports whether err is a timeout of the network that matches a context's error. The
+// engine keeps only the text of such an error.
 func isTimeout(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
 
-// A store that does not answer is unavailable too, also if WithMaxWait ends the wait.
+// A store that does not answer is unavailable, even if WithMaxWait ends the wait.
 func TestSilenceIsUnavailable(t *testing.T) {
 	for _, ends := range everyEnd {
 		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -120,12 +121,11 @@ func TestSilenceIsUnavailable(t *testing.T) {
 			wantOutage(t, "Unlock", l.Unlock(t.Context()))
 			within(t, "Unlock", start, hasp.DefaultTimeout+50*time.Millisecond)
 			c.Close()
-			time.Sleep(2 * time.Hour) // for calls that hang
+			time.Sleep(2 * time.Hour) // until calls that hang have ended
 		})
 	}
 }
 
-// A short deadline is not an outage: the store may be well.
 func TestEndOfTheContextBeforeTheStoreFailedIsNotUnavailable(t *testing.T) {
 	for _, ends := range everyEnd {
 		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -140,7 +140,7 @@ func TestEndOfTheContextBeforeTheStoreFailedIsNotUnavailable(t *testing.T) {
 			wantOnly(t, "TryLock", errOf(c.TryLock(short(), "k")), context.DeadlineExceeded)
 			wantOnly(t, "Extend", l.Extend(short(), time.Minute), context.DeadlineExceeded)
 
-			// The cause belongs to the caller, whatever it matches.
+			// The cause is the caller's own error, so it decides nothing, whatever it matches.
 			for _, cause := range []error{errors.New("enough"), hasp.ErrUnavailable, fmt.Errorf("stop: %w", context.Canceled)} {
 				ended, cancel := context.WithCancelCause(t.Context())
 				cancel(cause)
@@ -153,18 +153,18 @@ func TestEndOfTheContextBeforeTheStoreFailedIsNotUnavailable(t *testing.T) {
 			f.set(up)
 			unlock(t, l)
 			c.Close()
-			time.Sleep(2 * time.Hour) // for calls that hang
+			time.Sleep(2 * time.Hour) // until calls that hang have ended
 		})
 	}
 }
 
-// If the store had failed, the error says both, also for those in line.
+// If the store failed before the context ended, the error says both, also to callers in line.
 func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 	for _, ends := range everyEnd {
 		for _, then := range []acquireHook{nil, hungAcquire} {
 			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				f.acquire = failAcquire(errNet)
-				if then != nil { // fails once and then hangs for longer than Timeout/3
+				if then != nil { // the store fails once, and then hangs for longer than Timeout/3
 					onlyOnce(f, func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
 						f.set(func(f *faulty) { f.acquire = then })
 						return backend.Grant{}, errNet
@@ -177,13 +177,12 @@ func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 				wantOutage(t, "Lock", errOf(c.Lock(ctx, "k")), errNet, context.DeadlineExceeded)
 				wantOutage(t, "Lock in line", <-inLine, errNet, context.DeadlineExceeded)
 				c.Close()
-				time.Sleep(2 * time.Hour) // for calls that hang
+				time.Sleep(2 * time.Hour) // until calls that hang have ended
 			})
 		}
 	}
 }
 
-// The other errors are definite.
 func TestDefiniteErrorsAreNotUnavailable(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
@@ -193,7 +192,7 @@ func TestDefiniteErrorsAreNotUnavailable(t *testing.T) {
 		wantOnly(t, "held, by TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
 		var held *backend.HeldError
 		if err := errOf(c.Lock(ctx, "k")); errors.As(err, &held) {
-			t.Errorf("%v, want the context's error", err) // ctx had ended before
+			t.Errorf("%v, want the context's error", err) // because ctx had ended before
 		}
 		wantOnly(t, "no key", errOf(c.Lock(t.Context(), "")), hasp.ErrInvalid)
 		wantOnly(t, "a term too short", l.Extend(t.Context(), 1), hasp.ErrInvalid)
@@ -213,8 +212,8 @@ func TestDefiniteErrorsAreNotUnavailable(t *testing.T) {
 	wantOnly(t, "unsupported", errOf(c.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 }
 
-// The loss of a lease around the call ends it while the store is down. The error
-// matches ErrLost, and so not ErrUnavailable. The details can still be had.
+// While the store is down, the outer lease is lost, which ends the Lock inside it. The error
+// matches ErrLost, and so it does not match ErrUnavailable. errors.As still finds the details.
 func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
 	withClient(t, &hasp.Options{TTL: time.Second, Timeout: time.Minute}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "outer")
@@ -230,14 +229,14 @@ func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
 	})
 }
 
-// zone opens the strategy "zone" as a test says.
+// zone opens the strategy "zone"; each test sets it.
 var zone func(context.Context, hasp.Config) (backend.Driver, error)
 
 func init() {
 	hasp.Register("zone", func(ctx context.Context, c hasp.Config) (backend.Driver, error) { return zone(ctx, c) })
 }
 
-// Open by URL says the same as the calls of a Client.
+// Open reports an outage and the end of its context as the calls of a Client do.
 func TestOpenOfAnUnavailableStore(t *testing.T) {
 	try := func(ctx context.Context, o func(context.Context, hasp.Config) (backend.Driver, error)) error {
 		zone = o

@@ -38,15 +38,15 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	refusal := w.quitLine(ctx)
 	waited := c.clock.now().sub(w.start)
 	if refusal == nil && waited < c.answerTime() {
-		// Report callers of this Client that came first, because the store had no time to answer.
+		// The store had no time to answer, so report that other callers of this Client came first.
 		refusal = errHeldHere
 	}
-	// Not under mu: ctx may be the context of a lease, which locks mu.
+	// Not under mu: ctx may be the context of a lease, whose methods lock mu.
 	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 
-// quitLine takes the caller, which waits, out of the line. It returns why the caller does not
-// have the key.
+// quitLine takes the caller, which waits, out of the line. It returns why the caller does not have
+// the key.
 func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	w.c.mu.Lock()
 	refusal = w.line.refusalLocked()
@@ -55,14 +55,14 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	w.c.mu.Unlock()
 
 	if handed != nil {
-		// Lock returns an error, so no event may name this lease.
+		// Unlock it without an event, because Lock returns an error and no lease.
 		w.c.spawn(func() { handed.unlock(ctx) })
 	}
 	return refusal
 }
 
-// awaitFreed waits until a hold that did not suit the caller was released. It returns an error as
-// soon as the wait is over.
+// awaitFreed waits until a hold that lingered, and did not suit the caller, was released. It
+// returns an error as soon as the wait is over.
 func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	c := w.c
 	left := w.end.sub(c.clock.now())
@@ -80,7 +80,7 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	if left < c.opts.Timeout {
 		return errHeldHere
 	}
-	return noAnswer(c.opts.Timeout) // of the store, to the release
+	return noAnswer(c.opts.Timeout) // the store has not answered the release
 }
 
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire, because Acquire would
@@ -92,7 +92,7 @@ func (w *wait) shouldWait() bool {
 		return w.refused
 	}
 	if w.end != never && w.end.sub(w.c.clock.now()) < w.c.answerTime() {
-		return false // there is time only for one attempt
+		return false // there is time for one attempt only
 	}
 
 	w.c.mu.Lock()
@@ -120,7 +120,7 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 
 	cl := w.claim()
 	f, late := c.reaper.guard(cl, c.store.waiter.Wait)
-	start, slept := c.clock.read() // before the driver reads its clock for Grant.Until
+	start, slept := c.clock.read() // before Wait, because Grant.Until is a time that the driver reads during Wait
 	g, err := run(&c.store, ctx, 0, nil, nil, f, late)
 	switch {
 	case err == nil:
@@ -141,8 +141,8 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 }
 
 // over records the outcome of a call that returned err, and reports whether the wait is over, and
-// with which error. Sent is the start of the call, by clock.awake, or for a driver's Wait the
-// result of outageOf. Last says that the call was begun as the last one.
+// with which error. sent is when the call began, by clock.awake; for a driver's Wait, it is the
+// result of outageOf. last is true if the call was meant to be the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
 	outage, final := w.note(err, sent, last)
 
@@ -168,7 +168,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 //	ErrHeld                    the store answers: there is no outage
 //	another definite error     it is final, and so is ErrClosed
 //	the end of the context     there was no answer, which may become an outage
-//	any other                  an outage; after a last call, w.lastAnswer stays an earlier ErrHeld
+//	any other                  an outage; if last is true, w.lastAnswer keeps an earlier ErrHeld
 func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, final bool) {
 	c, ln := w.c, w.line
 	held := errors.Is(err, ErrHeld)
@@ -197,17 +197,18 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 	return outage, false
 }
 
-// awaitEnd waits until ctx has ended, if its deadline is before the end of the wait, so that the
-// error can say so.
+// If ctx's deadline is before the end of the wait, awaitEnd waits until ctx has ended, so that the
+// error reports the end of ctx.
 func (w *wait) awaitEnd(ctx context.Context) {
 	if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
 		rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 	}
 }
 
-// outageOf returns when the outage that a Waiter's err reports began, by clock.awake:
-//   - Since of a [backend.UnavailableError], if err is one and knows;
-//   - began, if err is only that of the context: the Wait had no answer since then;
+// outageOf returns when an outage began, by clock.awake. A Waiter has reported the outage with err.
+// The result is
+//   - the Since of a [backend.UnavailableError], if err has one;
+//   - began, if err is only the context's error: the Wait had no answer since then;
 //   - otherwise now.
 func (c *core) outageOf(err error, began instant) instant {
 	now := c.clock.awake()
@@ -241,10 +242,10 @@ func (w *wait) endErr(ctx context.Context) error {
 }
 
 // pause returns how long to sleep after an attempt that failed with err. If the key is held,
-// Options.Backoff decides, or without it the pace of the line; a caller that listens polls seldom,
-// because it is woken. In an outage the number of attempts decides, and Backoff may make the sleep
-// longer. The sleep ends with the holder's term, and in time for a last attempt before the wait
-// ends.
+// Options.Backoff decides, or the pace of the line if there is no Backoff. A caller that listens
+// polls seldom, because the Waker wakes it. In an outage the number of attempts decides, and
+// Backoff may make the sleep longer. The sleep ends with the holder's term, and in time for a last
+// attempt before the wait ends.
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
 	c := w.c
 	var held backend.HeldError
@@ -258,15 +259,15 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	switch {
 	case !errors.Is(err, ErrHeld):
-		// An outage. Sleep for least, so that calls that fail at once do not keep a processor busy,
-		// but end a long Backoff with the time for which Lock retries.
+		// In an outage, sleep for least or longer, so that calls that fail immediately do not keep
+		// a processor busy. Shorten a long Backoff to the time for which Lock still retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
 		rest := c.opts.Timeout - w.line.outageLocked(w.began)
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
 	case w.wake != nil:
-		d = listenPoll - rand.N(listenPoll/8) // so that callers that began together do not always ask together
+		d = listenPoll - rand.N(listenPoll/8) // at random, so that callers that began together do not always ask together
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
 		now := c.clock.now()
@@ -277,7 +278,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	if held.Shared && !w.r.shared && w.wake == nil {
 		d = min(d, backend.SharedRetryEvery)
 	}
-	// Ask at the end of the term, when the key is free if the holder has died.
+	// Ask at the end of the term: if the holder has died, the key is free then.
 	if held.RetryAfter > 0 {
 		d = min(d, held.RetryAfter+minSleep)
 	}
@@ -330,8 +331,8 @@ func (w *wait) stopListening() {
 	}
 }
 
-// sleep returns true after d, or when a Waker wakes the caller. It returns false as soon as
-// ctx ends or Close begins.
+// sleep returns true after d, or when a Waker wakes the caller. It returns false as soon as ctx
+// ends or Close begins.
 func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

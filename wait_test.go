@@ -16,7 +16,7 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// heldByAnother has a stranger hold "k" in the store of f. It returns f.
+// heldByAnother makes a stranger hold "k" in the store of f. It returns f.
 func heldByAnother(t *testing.T, f *faulty, ttl time.Duration) *faulty {
 	t.Helper()
 	stranger := backend.Claim{Key: "k", Token: "stranger", Owner: "stranger", TTL: ttl}
@@ -26,7 +26,7 @@ func heldByAnother(t *testing.T, f *faulty, ttl time.Duration) *faulty {
 	return f
 }
 
-// hooked is a driver in memory with other traits, and with hooks that may be nil.
+// hooked is a driver in memory with the given traits, and with hooks that may be nil.
 type hooked struct {
 	Driver
 	traits        backend.Traits
@@ -60,14 +60,14 @@ func (d *hooked) Release(ctx context.Context, c backend.Claim) error {
 	return d.release(c, send)
 }
 
-// These are traits of Waiters over a network. Only the first keeps the order of arrival.
+// These are the traits of two Waiters over a network. Only the first one is Ordered.
 var (
 	inOrderOfArrival = backend.Traits{Ordered: true, Fenced: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
 	inNoOrder        = backend.Traits{Reach: backend.Network, Cancellation: backend.CancelPrompt}
 )
 
-// withRival runs a test in a bubble. The driver of c is d, over a store in memory. Another
-// Client of the same store holds "k".
+// withRival runs a test in a bubble, with a Client c over d, whose store is in memory. Another
+// Client of the same store holds "k" by the lease rival.
 func withRival(t *testing.T, d hooked, run func(t *testing.T, c *hasp.Client, rival *hasp.Lease)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -86,8 +86,8 @@ func TestErrorsOfAWait(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		store    func(*faulty)
-		deadline time.Duration // of the context; 0 if there is none
-		cancel   time.Duration // when the context is cancelled; 0 if it is not, and below 0 if it was before
+		deadline time.Duration // deadline of the context; 0 if there is none
+		cancel   time.Duration // when the context is cancelled; 0 if it is not; below 0 if it was cancelled before
 		opts     []hasp.Option
 		within   time.Duration
 		atLeast  time.Duration
@@ -169,14 +169,14 @@ func TestErrorsOfAWait(t *testing.T) {
 					if errors.Is(err, hasp.ErrHeld) && (!errors.As(err, &he) || he.Owner != "stranger" || he.RetryAfter <= 0) {
 						t.Errorf("got %+v, want owner and term", he)
 					}
-					time.Sleep(2 * time.Hour) // for calls that hang
+					time.Sleep(2 * time.Hour) // until calls that hang have ended
 				})
 			})
 		}
 	}
 }
 
-// A key that is freed a moment before the wait ends is still had.
+// If the key is freed a moment before the wait ends, the caller still gets it.
 func TestLastAttemptARoundTripBeforeTheEnd(t *testing.T) {
 	for name, lock := range map[string]func(t *testing.T, c *hasp.Client) (*hasp.Lease, error){
 		"max wait": func(t *testing.T, c *hasp.Client) (*hasp.Lease, error) {
@@ -224,8 +224,8 @@ func TestLockRidesOutAnOutageShorterThanTimeout(t *testing.T) {
 	})
 }
 
-// Callers that stand in line behind one that rides out an outage do not each
-// ride it out anew. None of them reports that the key is held.
+// During an outage, callers in line behind the head do not wait for another Timeout each. None of
+// them reports that the key is held.
 func TestALineOfCallersDuringAnOutage(t *testing.T) {
 	for what, acquire := range map[string]acquireHook{"refused": failAcquire(errNet), "hung": hungAcquire} {
 		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -249,8 +249,8 @@ func TestALineOfCallersDuringAnOutage(t *testing.T) {
 	}
 }
 
-// A caller that finds a key held, which was held by others a moment ago, takes
-// its place in the queue at once, rather than make an attempt that is refused.
+// If the driver has refused the key lately, a caller joins the driver's queue without an attempt
+// first.
 func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
@@ -261,7 +261,7 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 			return send()
 		}
 		a, b := await.Value(hasp.New(store.Driver(), nil)), await.Value(hasp.New(d, nil))
-		for round, want := range []int{1, 0, 0, 1} { // the last after a pause
+		for round, want := range []int{1, 0, 0, 1} { // the last round comes after a pause
 			l := lockNow(t, a, "k")
 			attempts = 0
 			done := lockLater(t, b, t.Context())
@@ -287,7 +287,7 @@ func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 			return f.Driver.Acquire(context.Background(), c)
 		}
 		c := await.Value(hasp.New(d, nil))
-		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // the refusal still counts
+		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // less than Timeout/3, so the refusal still counts
 		defer cancel()
 		start := time.Now()
 		_, err := c.Lock(ctx, "k")
@@ -295,18 +295,18 @@ func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 		want(t, "Lock", err, hasp.ErrHeld)
 		want(t, "Lock", err, context.DeadlineExceeded)
 		f.Break(t.Context(), "k")
-		close(granted) // now it is granted, and nobody wants it
+		close(granted) // now the key is granted, and no caller waits for it
 		synctest.Wait()
 		freed(t, f, "k", "the late grant was left behind")
 		c.Close()
 	})
 }
 
-// An outage that a Waiter has ridden out is not ridden out again by the
-// engine: Options.Timeout bounds the whole of it.
+// If a Waiter has waited through a part of an outage, the engine waits only for the rest:
+// Options.Timeout bounds the whole outage.
 func TestOutageIsCountedOnce(t *testing.T) {
 	for _, why := range []error{errNet, context.DeadlineExceeded} {
-		var since time.Time // the store goes down after a minute
+		var since time.Time // when the store goes down, which is after a minute
 		d := hooked{traits: inNoOrder}
 		d.acquire = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			if since.IsZero() {
@@ -331,7 +331,7 @@ func TestOutageIsCountedOnce(t *testing.T) {
 	}
 }
 
-// failing has the attempts of these numbers, from 1, fail.
+// failing makes the attempts with these numbers fail. The first attempt has number 1.
 func failing(f *faulty, numbers ...int) {
 	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		time.Sleep(time.Millisecond)
@@ -345,7 +345,7 @@ func failing(f *faulty, numbers ...int) {
 	}
 }
 
-// lockLater starts a caller that locks "k" and unlocks, and returns when it waits.
+// lockLater starts a caller that locks and unlocks "k", and returns when the caller waits.
 func lockLater(t *testing.T, c *hasp.Client, ctx context.Context, opts ...hasp.Option) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -359,7 +359,7 @@ func lockLater(t *testing.T, c *hasp.Client, ctx context.Context, opts ...hasp.O
 	return done
 }
 
-// A wait that is nearly over, or shorter than a round trip, is not an outage.
+// If a wait is nearly over, or shorter than a round trip, its error is not an outage.
 func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		heldByAnother(t, f, time.Hour)
@@ -369,7 +369,7 @@ func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 		}
 		f.Break(t.Context(), "k")
 		for late := range 40 {
-			l := lockNow(t, c, "k", hasp.WithoutRenewal()) // so that it is not handed over
+			l := lockNow(t, c, "k", hasp.WithoutRenewal()) // so that the hold is not handed over
 			done := lockLater(t, c, t.Context(), hasp.WithMaxWait(time.Second))
 			time.Sleep(time.Second - time.Duration(late)*100*time.Microsecond)
 			l.Unlock(t.Context())
@@ -380,7 +380,6 @@ func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 	})
 }
 
-// A Waiter that is cut short before the store's first word.
 func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		first := lockLater(t, c, t.Context(), hasp.WithMaxWait(900*time.Millisecond))
@@ -388,7 +387,7 @@ func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 		if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want no answer", err)
 		}
-		want(t, "Lock", <-first, hasp.ErrHeld) // the attempt before it waited
+		want(t, "Lock", <-first, hasp.ErrHeld) // because of the attempt before the Wait
 		rival.Unlock(t.Context())
 
 		own := lockNow(t, c, "own")
@@ -397,7 +396,7 @@ func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 	})
 }
 
-// The store refuses an attempt, and does not answer the Wait for most of a Timeout. Its
+// The store refuses an attempt, and then does not answer the Wait for most of a Timeout. Then the
 // refusal is too old to report.
 func TestWaitWithoutAnAnswerIsNotHeld(t *testing.T) {
 	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
@@ -410,8 +409,8 @@ func TestWaitWithoutAnAnswerIsNotHeld(t *testing.T) {
 	})
 }
 
-// A caller of an ordered driver waits at once on a contended key. A wait that
-// is shorter than a round trip still gets an answer.
+// With an Ordered driver, a caller calls Wait for a contended key without an attempt first. If the
+// wait is shorter than a round trip, the caller still gets an answer.
 func TestShortWaitsOnAContendedKeyAreAnswered(t *testing.T) {
 	away := func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		select {
@@ -432,12 +431,11 @@ func TestShortWaitsOnAContendedKeyAreAnswered(t *testing.T) {
 	})
 }
 
-// An error that matches the end of Wait's context is of unknown outcome: the driver leaves the
-// clean-up of its queue entry to the engine. The engine releases the claim, and gives its place
-// to no other caller.
+// If an error of Wait matches the end of its context, the outcome is unknown: the claim may still
+// be in the queue. The engine releases its token, and uses the token for no other caller.
 func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
 	var mu sync.Mutex            // guards released
-	released := map[string]int{} // by the token of a Wait
+	released := map[string]int{} // number of releases, by the token of a Wait
 	leaves := hooked{traits: inOrderOfArrival}
 	leaves.wait = func(ctx context.Context, c backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
 		mu.Lock()
@@ -479,8 +477,8 @@ func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
 	})
 }
 
-// The head's attempt has been unanswered for most of a Timeout. A caller behind
-// it must not take the answer before that for the store's word.
+// The head's attempt has had no answer for most of a Timeout. A caller behind the head must not
+// report the earlier ErrHeld.
 func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 	for _, alone := range []bool{true, false} {
 		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -502,10 +500,11 @@ func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 	}
 }
 
-// A Wait that goes on says nothing of the outage that ended the one before it.
+// After an outage has ended a Wait, the next Wait may go on for long. Then the outage is over, and
+// a later fault begins a new one.
 func TestOutageThatIsOverIsForgotten(t *testing.T) {
 	for _, traits := range []backend.Traits{inOrderOfArrival, inNoOrder} {
-		cuts := []time.Duration{0, time.Minute} // when the next Waits fail; one caller waits at a time
+		cuts := []time.Duration{0, time.Minute} // after how long the next Waits fail; one caller waits at a time
 		cut := func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			if len(cuts) == 0 {
 				return send()
@@ -527,10 +526,10 @@ func TestOutageThatIsOverIsForgotten(t *testing.T) {
 	}
 }
 
-// Callers in line behind a Wait have no answer but the one that came before it.
+// While the head is in Wait, callers in line behind it report the answer that came before the Wait.
 func TestHeldForThoseInLineBehindAWait(t *testing.T) {
 	withRival(t, hooked{traits: inNoOrder}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld) // now the key is sought
+		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld) // now the key counts as contended
 		head := lockLater(t, c, t.Context())
 		want(t, "in line", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
 		rival.Unlock(t.Context())
@@ -538,7 +537,7 @@ func TestHeldForThoseInLineBehindAWait(t *testing.T) {
 	})
 }
 
-// A suspend is not a part of an outage: the store could not be asked.
+// A suspend is not a part of an outage, because the Client cannot ask the store meanwhile.
 func TestSuspendIsNoOutage(t *testing.T) {
 	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
 		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -549,7 +548,7 @@ func TestSuspendIsNoOutage(t *testing.T) {
 				tries++
 				switch tries {
 				case 2:
-					suspend(time.Hour) // the connection does not survive it
+					suspend(time.Hour) // the suspend ends the connection
 					fallthrough
 				case 1, 3:
 					return backend.Grant{}, errNet
@@ -565,8 +564,8 @@ func TestSuspendIsNoOutage(t *testing.T) {
 	}
 }
 
-// The store answers no call for a hold, neither its renewals nor its release, and then no
-// attempt of those who wait for it.
+// The store does not answer the renewals or the release of a hold, and then does not answer the
+// attempts of the callers that wait for the key.
 func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"release": hasp.DefaultTTL, "renewals": 3 * time.Second} {
 		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -591,7 +590,6 @@ func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
 	}
 }
 
-// A Backoff that is longer than Timeout does not make an outage last longer.
 func TestLongBackoffInAnOutage(t *testing.T) {
 	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
 	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {

@@ -19,9 +19,9 @@ type waking struct {
 	*faulty
 
 	mu        sync.Mutex                                          // guards all below
-	listen    func(ctx context.Context, wake chan struct{}) error // may close wake, or fail
-	begun     []time.Time                                         // calls of Listen
-	listening map[chan struct{}]bool                              // callers
+	listen    func(ctx context.Context, wake chan struct{}) error // what Listen does; nil for nothing; it may close wake
+	begun     []time.Time                                         // when Listen was called
+	listening map[chan struct{}]bool                              // the wake channels of the callers that listen
 }
 
 func (w *waking) Listen(ctx context.Context, _ backend.Claim) (<-chan struct{}, func(), error) {
@@ -59,7 +59,6 @@ func withWaker(t *testing.T, o *hasp.Options, run func(t *testing.T, w *waking, 
 	})
 }
 
-// wake wakes all callers.
 func (w *waking) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -68,10 +67,10 @@ func (w *waking) wake() {
 	}
 }
 
-// A caller that listens asks when it is woken, at the end of the holder's term, once a second,
-// and before its own end. A caller that cannot listen polls, and tries to listen once a second.
+// A caller that listens asks when it is woken, at the end of the holder's term, once a second, and
+// just before its wait ends. A caller that cannot listen polls, and tries to listen once a second.
 func TestCallersThatListen(t *testing.T) {
-	const at = 3300 * time.Millisecond // of the release
+	const at = 3300 * time.Millisecond // when the holder releases the key
 	closes := func(after time.Duration) func(context.Context, chan struct{}) error {
 		return func(_ context.Context, wake chan struct{}) error {
 			time.AfterFunc(after, func() { close(wake) })
@@ -80,12 +79,12 @@ func TestCallersThatListen(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		listen  func(context.Context, chan struct{}) error
-		ttl     time.Duration // of the holder; 0 is long
-		told    bool          // the release wakes
+		ttl     time.Duration // of the holder; 0 means long
+		told    bool          // whether the release wakes the callers
 		opts    []hasp.Option
-		within  time.Duration // after the release, or the end of ttl
-		asked   int           // at most; but for a caller that polls
-		listens int           // at least
+		within  time.Duration // longest time from the release, or from the end of ttl, to the grant
+		asked   int           // most attempts; 0 means any number, because the caller polls
+		listens int           // least number of calls of Listen
 	}{
 		"woken":                {told: true, asked: 7, listens: 1},
 		"the message is lost":  {within: time.Second, asked: 7, listens: 1},
@@ -119,7 +118,7 @@ func TestCallersThatListen(t *testing.T) {
 					t.Errorf("granted %v after the key was free, want %v at most", d, tc.within)
 				}
 				unlock(t, lease)
-				time.Sleep(10 * time.Second) // for a Listen that was left behind
+				time.Sleep(10 * time.Second) // until a Listen that was left behind has ended
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				if len(w.listening) > 0 || len(w.begun) < tc.listens || len(w.begun) > tc.listens+1 {
@@ -133,7 +132,8 @@ func TestCallersThatListen(t *testing.T) {
 	}
 }
 
-// A key that is released after the refusal, and before the caller listens, is taken at once.
+// If the key is released after the refusal, and before the caller listens, the caller gets it
+// immediately.
 func TestReleaseBeforeACallerListens(t *testing.T) {
 	withWaker(t, nil, func(t *testing.T, w *waking, c *hasp.Client) {
 		heldByAnother(t, w.faulty, time.Hour)
@@ -147,8 +147,9 @@ func TestReleaseBeforeACallerListens(t *testing.T) {
 	})
 }
 
-// A failed Listen alone is no outage, and a caller that leaves stops listening. If shared holds
-// have refused it, its last claim is released: it keeps new shared callers away.
+// If only Listen fails, that is no outage. A caller that leaves stops listening. If shared holds
+// have refused it, the token of its last claim is released, because that claim keeps out new shared
+// callers.
 func TestCallersThatListenAndLeave(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		for _, shared := range []bool{false, true} {
@@ -172,7 +173,7 @@ func TestCallersThatListenAndLeave(t *testing.T) {
 				}
 				want := []string(nil)
 				if shared {
-					want = w.acquired[len(w.acquired)-2 : len(w.acquired)-1] // the last one does not wait
+					want = w.acquired[len(w.acquired)-2 : len(w.acquired)-1] // not the last claim: it has no WillRetry, and keeps out no caller
 				}
 				if !slices.Equal(w.released, want) {
 					t.Errorf("fails %t, shared %t: released %q, want %q", fails, shared, w.released, want)

@@ -1,35 +1,34 @@
 // Package backend defines what a store must do to keep locks for package hasp.
 //
-// Authors of drivers import it. Users of locks need only package hasp.
-// Each call of a [Driver] makes one attempt: it takes a key for a token, prolongs the term, or
-// gives the key back. A driver does not retry, and it never logs. The engine in package hasp does
-// the rest, once for all drivers: queueing within a process, backoff, renewal in time, deadlines,
-// re-entry, and clean-up after a lost reply. Package hasp keeps its promises over every driver that
-// keeps this contract.
+// Authors of drivers import it. Users of locks need only package hasp. Each call of a [Driver]
+// makes one attempt: it takes a key for a token, prolongs the term, or gives the key back. A driver
+// does not retry, and it never logs. The engine in package hasp does the rest, once for all
+// drivers: queueing within a process, backoff, renewal in time, deadlines, re-entry, and clean-up
+// after a lost reply. Package hasp keeps its promises over every driver that keeps this contract.
 //
-// With a plain driver, the engine polls. A driver that can say when to ask again is
-// also a [Waker]. One whose store queues the callers is a [Waiter] instead. A driver that can
-// report who holds a key is an [Inspector], and one that can report which keys are held is a
-// [Lister]. [Traits] describes the other differences.
+// With a plain driver, the engine polls. A driver that can say when to ask again is also a [Waker].
+// One whose store queues the callers is a [Waiter] instead. A driver that can report who holds a
+// key is an [Inspector], and one that can report which keys are held is a [Lister]. [Traits]
+// describes the other differences.
 //
 // # Holds
 //
-// A hold is the grant of one key to one token. At most one token holds a key
-// at a time, however many callers ask for it. Shared holds are the exception: any
-// number of them may hold a key together, but never beside a hold that is not shared.
+// A hold is one token's possession of a key. At most one token holds a key at a time, however many
+// callers ask for it. Shared holds are the exception: any number of them may hold a key together,
+// but never beside a hold that is not shared.
 //
-// A hold lasts until every term that its claim or a renewal was granted has run out, by
-// the store's clock. While the store keeps its data, a hold ends with its term, by
-// Release, or by Break, and by nothing else. Then others get the key. After a term has
-// run out, a store may refuse the key to every caller for some seconds.
+// A hold lasts until every term that its claim or a renewal was granted has run out, by the store's
+// clock. While the store keeps its data, a hold ends with its term, by Release, or by Break, and by
+// nothing else. Then others get the key. But after a term has run out, a store may first refuse the
+// key to every caller for some seconds.
 //
 // The token is the only proof of a hold. Release and Renew work with it from any driver on the same
 // store, also when the driver that acquired the key is closed. The store compares the token and
 // makes the change in one step: a command that arrives late changes nothing for the successor.
 //
-// What a hold or a waiter leaves in the store disappears by itself, even if no
-// caller wants the key again. Only a fence counter may stay. A store that
-// removes such leftovers only from time to time bounds how much it keeps.
+// What a hold or a waiter leaves in the store disappears after some time, even if no caller wants
+// the key again. Only a fence counter may stay. A driver whose store removes such leftovers only
+// from time to time keeps their number below a bound.
 //
 // # Stores that do not fit
 //
@@ -40,9 +39,9 @@
 // work, and so do all other locks of the process. A row of a table, or a key with a term of its
 // own, fits in the same store.
 //
-// In some stores a term cannot be made longer or shorter for one key, as in etcd, where a
-// lease has the term that it was created with. Such a driver makes a lease for the new
-// term and moves the key to it.
+// Some stores cannot change the term of a key: a lease of etcd always has the term that it was
+// created with. A driver for such a store creates a lease with the new term, and moves the key to
+// that lease.
 //
 // # Errors
 //
@@ -53,15 +52,15 @@
 //
 // # Outages
 //
-// A driver works again after an outage without being opened anew, and after the store has ended its
-// connections. A store may drop at any time what it keeps only for speed, such as scripts. Holds
-// survive a restart of a store that keeps its data. A store that has lost its data returns ErrLost
-// to the holder and grants the key to the next caller.
+// After an outage, and after the store has ended the driver's connections, a driver works again
+// without being opened anew. A store may drop at any time what it keeps only for speed, such as
+// scripts. Holds survive a restart of a store that keeps its data. A store that has lost its data
+// returns ErrLost to the holder and grants the key to the next caller.
 //
 // # Cost
 //
-// The documentation of a driver states how many commands a call takes. Callers
-// that wait do not keep the store busy.
+// The documentation of a driver states how many commands a call takes. Callers that wait do not
+// keep the store busy.
 //
 // # Ownership
 //
@@ -83,8 +82,8 @@ import (
 	"time"
 )
 
-// MinTTL is the shortest term that may be asked for. It leaves room for a
-// renewal and its repeat over an ordinary network.
+// MinTTL is the shortest term that may be asked for. It leaves room for a renewal and its repeat
+// over an ordinary network.
 const MinTTL = 100 * time.Millisecond
 
 // SharedRetryEvery bounds a sleep: if a shared hold has refused an exclusive caller with
@@ -93,16 +92,16 @@ const MinTTL = 100 * time.Millisecond
 const SharedRetryEvery = 100 * time.Millisecond
 
 var (
-	// ErrHeld says that another token holds the key, or is before the caller in a driver's queue. A
-	// driver that knows more returns a [*HeldError] instead.
+	// ErrHeld says that another token holds the key, or is before the caller's token in a driver's
+	// queue. A driver that knows more returns a [*HeldError] instead.
 	ErrHeld = errors.New("held by another")
 
-	// ErrLost says that the token does not hold the key: the term ran out,
-	// the key was broken, or the store lost its data.
+	// ErrLost says that the token does not hold the key: the term ran out, the key was broken, or
+	// the store lost its data.
 	ErrLost = errors.New("lease lost")
 
-	// ErrInvalid says that what was asked for can never succeed: a bad key,
-	// a term out of range, a parameter that does not exist.
+	// ErrInvalid says that the call can never succeed, because of a bad key, a term out of range,
+	// or a parameter that does not exist.
 	ErrInvalid = errors.New("invalid")
 
 	// ErrUnavailable is matched by an [*UnavailableError]. Drivers need not return it, because the
@@ -110,8 +109,8 @@ var (
 	ErrUnavailable = errors.New("store unavailable")
 )
 
-// Definite reports whether err is definite: the call that returned it has changed nothing in
-// the store.
+// Definite reports whether err is definite: the call that returned it has changed nothing in the
+// store.
 func Definite(err error) bool {
 	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
 }
@@ -119,11 +118,11 @@ func Definite(err error) bool {
 // HeldError is ErrHeld with the details that the store knows about the hold.
 type HeldError struct {
 	// RetryAfter is how long the present term still runs, by the store's clock; zero if the driver
-	// does not know. The key may become free sooner, or be held longer if the holder renews.
+	// does not know. The key may become free sooner. If the holder renews, it is held for longer.
 	RetryAfter time.Duration
 
-	// Owner is the holder's label for people; empty if the driver does not know it. For shared
-	// holds, it is the owner of one of them.
+	// Owner is the holder's label for people; empty if the driver does not know it. If the key is
+	// held by shared holds, it is the owner of one of them.
 	Owner string
 
 	// Shared says that the key is held by shared holds.
@@ -145,8 +144,8 @@ func (e *HeldError) Error() string {
 // Is reports whether target is [ErrHeld], which every HeldError matches.
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// UnavailableError is how [Waiter.Wait] reports an outage that began at Since. It
-// matches [ErrUnavailable].
+// UnavailableError is an outage that began at Since. [Waiter.Wait] returns it. It matches
+// [ErrUnavailable].
 type UnavailableError struct {
 	// Since is when the store stopped answering; zero if that is not known.
 	Since time.Time
@@ -168,10 +167,10 @@ func (e *UnavailableError) Unwrap() []error { return []error{ErrUnavailable, e.E
 
 // Driver keeps claims in one store with one strategy.
 //
-// Its methods may be called from many goroutines at once. Every call but a Wait is sent to the
-// store at most once. So a driver switches off the retries of its client library. Otherwise, if the
-// store carried out an Acquire and the reply was lost, it would refuse the repeat, because the
-// call's own token holds the key.
+// Many goroutines may call its methods at the same time. Every call but a Wait is sent to the store
+// at most once. So a driver switches off the retries of its client library. Otherwise, if the reply
+// to an Acquire was lost, the library would send the Acquire again. The store would refuse it,
+// because the call's own token holds the key.
 type Driver interface {
 	// Traits returns what the driver can do. The answer never changes.
 	Traits() Traits
@@ -180,36 +179,36 @@ type Driver interface {
 	// a key that is free and returns ErrHeld for a key that is held. It never takes a key that is
 	// held, not even if a token of the same client holds it.
 	//
-	// Acquire returns when the store has answered or its connection is dead. If
-	// the store does not answer, Traits.Cancellation says when Acquire returns. Unless the
-	// Reach is Process, the engine calls Acquire with a context that ends after
-	// c.Timeout at the latest. If Cancellation is CancelPrompt, that context also ends when
-	// the caller gives up. An error that ctx has caused is of unknown outcome: unless
-	// Traits.Cleans is set, the engine releases c.Token, at once and again after c.Timeout.
+	// Acquire returns when the store has answered or its connection is dead. If the store does not
+	// answer, Acquire returns as Traits.Cancellation says. Unless Traits.Reach is Process, the
+	// engine calls Acquire with a context that ends after c.Timeout at the latest. If
+	// Traits.Cancellation is CancelPrompt, that context also ends when the caller gives up. If ctx
+	// has caused the error, the outcome is unknown: unless Traits.Cleans is set, the engine
+	// releases c.Token, immediately and again after c.Timeout.
 	//
-	// A driver that returns before all its commands have ended, as a quorum
-	// does, cleans up after itself, also when it is closed at once.
+	// If Acquire returns before all its commands have ended, as a quorum does, the driver cleans up
+	// after them, also if it is closed immediately.
 	Acquire(ctx context.Context, c Claim) (Grant, error)
 
-	// Renew prolongs the holds of cs so that each has at least its TTL left.
-	// It calls done with the outcome of each claim: a grant, ErrLost if c.Token
-	// does not hold c.Key, or an error of unknown outcome. It never shortens a
-	// term and never takes a key again that its token had lost.
+	// Renew prolongs the hold of each claim in cs, so that at least the claim's TTL is left. It
+	// calls done with the outcome of each claim: a grant, ErrLost if the claim's token does not
+	// hold its key, or an error of unknown outcome. It never shortens a term, and it never takes a
+	// key again that the token has lost.
 	//
 	// Renew blocks until every claim is answered or ctx has ended. It calls done at most once per
 	// index, from any goroutine, and never after it has returned. If Renew does not call done for a
-	// claim, that claim's outcome is unknown. The claims of one call may have any keys; no two are
-	// of the same hold.
+	// claim, that claim's outcome is unknown. The claims of one call may have any keys; no two
+	// claims are of the same hold.
 	//
-	// [RenewEach] makes a Renew out of a function for one claim.
+	// A driver whose store renews one claim at a time can implement Renew with [RenewEach].
 	Renew(ctx context.Context, cs []Claim, done func(i int, g Grant, err error))
 
 	// Release gives c.Key back if c.Token holds it. Otherwise it returns ErrLost and changes
 	// nothing. With c.KeepUntil it ends the hold of c.Token and leaves the key taken.
 	Release(ctx context.Context, c Claim) error
 
-	// Close ends what the driver has opened, and leaves no goroutine behind.
-	// It frees no key. The engine calls it once, last.
+	// Close ends what the driver has opened, and leaves no goroutine behind. It frees no key. It is
+	// the engine's last call, and the engine makes it once.
 	Close() error
 }
 
@@ -220,26 +219,27 @@ type Driver interface {
 type Waiter interface {
 	Driver
 
-	// Wait blocks until c.Token holds c.Key or ctx is done. It gets a key that is released, that is
-	// broken, or whose term runs out, whichever driver, strategy or process had it. A waiter that
-	// died or that is cut off does not keep the others from the key. Waits do not depend on each
-	// other: neither a wait for one key nor its end affects another wait.
+	// Wait blocks until c.Token holds c.Key or ctx is done. It gets the key when the hold is
+	// released or broken, or when its term runs out, whichever driver, strategy or process had the
+	// hold. A waiter that died or that is cut off does not keep the others from the key. Waits do
+	// not depend on each other: neither a wait for one key nor its end affects another wait.
 	//
 	// If it returns ErrHeld or another definite error, nothing of c is left in the store, neither a
 	// hold nor a place in a queue. Any other error is of unknown outcome, as from Acquire: a
-	// command may still be under way, and the claim may be in the store. Unless Traits.Cleans is
-	// set, the engine then releases c.Token, at once and again after c.Timeout. Release removes a
-	// place in a queue as well as a hold.
+	// command may still be in flight, and the claim may be in the store. Unless Traits.Cleans is
+	// set, the engine then releases c.Token, immediately and again after c.Timeout. Release removes
+	// a place in a queue as well as a hold.
 	//
-	// An error that matches ctx's own error is of unknown outcome even if it
-	// also matches ErrHeld. So a Wait that ctx ends while c is in a queue
-	// joins the store's last answer and ctx.Err(), and returns at once.
+	// If an error matches ctx's own error, the outcome is unknown even if it also matches ErrHeld.
+	// So if ctx ends while c is in a queue, Wait need not leave the queue first: it returns
+	// immediately, and joins the store's last answer and ctx.Err().
 	//
 	// Wait begins to listen before it makes an attempt, so that no release falls between the two.
-	// It bounds each call to the store by c.Timeout. During an outage of up to that time it goes
-	// on, with its place in a queue, or returns the outage, and the engine asks again. Wait repeats
-	// a call with c.Token only while no release of that token was sent. Otherwise an unknown
-	// outcome ends the Wait, and the engine calls again with a new token.
+	// It bounds each call to the store by c.Timeout. If an outage lasts for up to c.Timeout, Wait
+	// either goes on and keeps its place in a queue, or it returns the outage, and the engine asks
+	// again. After a call of unknown outcome, Wait may repeat the call with c.Token as long as no
+	// release of c.Token was sent. Otherwise Wait returns, and the engine calls it again with a new
+	// token.
 	//
 	// If ctx ends the wait, the error matches ErrHeld if the store's last answer was ErrHeld.
 	// Otherwise Wait returns the outage, if there was one. Wait also returns the outage if a call
@@ -250,52 +250,54 @@ type Waiter interface {
 	Wait(ctx context.Context, c Claim) (Grant, error)
 }
 
-// Waker is a [Driver] that says when it is time to ask again. A caller that Acquire has refused
-// calls Listen, asks once more at once, and then sleeps until it is woken. It also asks when the
-// holder's term ends, and once a second. The engine makes the attempts, bounds them, and cleans
-// up after them, as for a driver that polls. If shared holds have refused a caller that gives up,
-// the engine releases the token of its last claim with WillRetry, so that new shared claims need
-// not wait for it. An Ordered driver cannot be a Waker.
+// Waker is a [Driver] that says when it is time to ask again. If Acquire refuses a caller, the
+// engine calls Listen, makes another attempt immediately, and then sleeps until the driver wakes
+// it. It also asks when the holder's term ends, and once a second. The engine makes the attempts,
+// bounds them, and cleans up after them, as for a driver that polls. If shared holds have refused a
+// caller, and the caller gives up, the engine releases the token of its last claim with WillRetry.
+// So new shared claims need not wait for that caller. An Ordered driver cannot be a Waker.
 //
 // A wrapper around a Waker must be a Waker as well.
 type Waker interface {
 	Driver
 
-	// Listen begins to listen for c.Key. After it has returned, and an Acquire with Claim.WillRetry
-	// was refused, the next change that may let a caller in wakes the caller: a release, a Break,
-	// or a new end of the term, whichever driver of the strategy made it. If messages may have been
-	// missed, that wakes the caller as well. A caller may be woken too often. Wake has room for one
-	// signal, which it keeps until the caller receives it.
+	// Listen begins to listen for c.Key. If an Acquire with Claim.WillRetry is refused after Listen
+	// has returned, the driver sends a signal on wake at the next change that may let the caller
+	// in: a release, a Break, or a new end of the term, whichever driver of the strategy made it.
+	// It also sends a signal if it may have missed messages. Too many signals do no harm. The
+	// channel wake has room for one signal, and keeps it until the caller receives it.
 	//
-	// If the driver cannot listen, Listen returns an error. If it can listen no more, it closes
-	// wake. In both cases the engine polls, and calls Listen again after a second. If
-	// Traits.Cancellation promises it for other calls, Listen also returns as soon as ctx has
-	// ended. It sends nothing with a token, and reads only Key, Shared and Timeout of c.
+	// If the driver cannot listen, Listen returns an error. If the driver can listen no more, it
+	// closes wake. In both cases the engine polls, and calls Listen again after a second.
+	// Traits.Cancellation says when Listen returns after the end of ctx. Listen sends nothing with
+	// a token, and reads only Key, Shared and Timeout of c.
 	//
-	// Stop ends the listening. It does not block, and the engine calls it once, also after wake
-	// was closed.
+	// The engine calls stop once to end the listening, also after wake was closed. It does not
+	// block.
 	Listen(ctx context.Context, c Claim) (wake <-chan struct{}, stop func(), err error)
 }
 
-// RecallMark begins the token of a hold that may linger: ~ID~ and more. Other tokens have no mark.
+// RecallMark begins the token of a hold that may linger. Such a token is ~ID~ and more characters.
+// Other tokens do not begin with the mark.
 const RecallMark = "~"
 
-// RecallID returns the ID in a token, or in a record that begins with a token, if it has a mark.
-func RecallID(token string) (id string, ok bool) {
-	rest, ok := strings.CutPrefix(token, RecallMark)
+// RecallID returns the ID in s, which is a token or a record that begins with one. If the token has
+// no mark, ok is false.
+func RecallID(s string) (id string, ok bool) {
+	rest, ok := strings.CutPrefix(s, RecallMark)
 	id, _, cut := strings.Cut(rest, RecallMark)
 	return id, ok && cut
 }
 
-// Recaller is a [Driver] by which a caller that is refused can ask the holder's Client for a key
-// that may linger. When Acquire or Wait learns that the key is held by a token with a RecallMark,
-// the driver sends a message for its ID, which holds the key. The message may be lost.
+// Recaller is a [Driver] that can ask another Client for a key that lingers there. If Acquire or
+// Wait learns that a token with a RecallMark holds the key, the driver sends the key in a message
+// to the ID of that token. The message may be lost.
 type Recaller interface {
 	Driver
 
-	// Recalls begins to call f with the Key of each claim that was refused because of a token with
-	// this ID. F does not block. It may be called too often, also after the hold has ended. Calls
-	// end when the driver is closed.
+	// Recalls begins to receive the messages to id, and calls f with the key in each of them. f
+	// does not block. The driver may call f too often, also after the hold has ended. When the
+	// driver is closed, it calls f no more.
 	Recalls(ctx context.Context, id string, f func(key string)) error
 }
 
@@ -303,9 +305,9 @@ type Recaller interface {
 type Inspector interface {
 	Driver
 
-	// Inspect returns what the store knows of key: whether it is held, its
-	// holder, the rest of the term, the fence, and the waiters. For a free key
-	// the error is nil, and every field of the Status but Fence and Waiters is zero.
+	// Inspect returns what the store knows of key: whether it is held, its holder, the rest of the
+	// term, the fence, and the waiters. If the key is free, the error is nil, and every field of
+	// the Status but Fence and Waiters is zero.
 	Inspect(ctx context.Context, key string) (Status, error)
 
 	// Break removes the hold of key, whichever token has it. Breaking a key that is free is not an
@@ -317,59 +319,61 @@ type Inspector interface {
 type Lister interface {
 	Driver
 
-	// List yields the keys that begin with prefix and are held or waited for, each with
-	// what the store knows of it. Prefix is literal text. The list is no snapshot. A key
-	// that is held all the time is in it. A key that is taken or freed meanwhile may be
-	// missing, and a key may come twice.
+	// List yields the keys that begin with prefix and are held or waited for, each with what the
+	// store knows of it. The prefix is literal text. The list is no snapshot. If a key is held all
+	// the time, it is in the list. A key that is taken or freed meanwhile may be missing, and a key
+	// may come twice.
 	//
-	// A hold is in the list only if its record names an owner as this driver's records do,
-	// or if callers of this driver wait for the key.
+	// A key is in the list only if its record names the owner in the form that this driver uses, or
+	// if callers of this driver wait for the key.
 	//
-	// List sends nothing before the loop asks for the next entry, and nothing after the
-	// loop has ended. One call to the store looks at 1,000 entries at most, and lasts for
-	// timeout at most. An error ends the list: it is yielded once, last, with a zero
-	// Entry. If ctx ends before the list does, that error matches ctx's error.
+	// List sends nothing before the loop asks for the next entry, and nothing after the loop has
+	// ended. One call to the store looks at 1,000 entries at most, and lasts for timeout at most.
+	// An error ends the list: List yields the error once, last, with a zero Entry. If ctx ends
+	// before the list does, that error matches ctx's error.
 	List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[Entry, error]
 }
 
-// Traits is what a driver can do. The engine, the conformance suite and the
-// documentation rely on it. Claiming less or more than is true fails the suite.
+// Traits says what a driver can do. The engine, the conformance suite and the documentation rely on
+// it. If Traits says less or more than is true, the suite fails.
 type Traits struct {
 	// Ordered drivers are Waiters that serve the waiters of all processes in order of arrival. They
-	// refuse an Acquire while any caller waits. A waiter that gives up leaves the order of the
-	// others as it was. The engine lets every caller wait in the driver itself.
+	// refuse an Acquire while any caller waits. If a waiter gives up, the order of the others does
+	// not change. With an Ordered driver, the engine keeps no queue of its own: every caller waits
+	// in the driver.
 	Ordered bool
 
-	// Fenced drivers grant a fence when a claim asks for one. Others return
-	// errors.ErrUnsupported and grant nothing.
+	// Fenced drivers grant a fence if a claim asks for one. Other drivers return
+	// errors.ErrUnsupported for such a claim, and grant nothing.
 	Fenced bool
 
-	// MinHold drivers obey Claim.KeepUntil. Others ignore it, and the engine
-	// returns errors.ErrUnsupported to a Lock that needs it.
+	// MinHold drivers obey Claim.KeepUntil. Other drivers ignore it, and the engine returns
+	// errors.ErrUnsupported to a Lock that needs it.
 	MinHold bool
 
-	// Shared drivers obey Claim.Shared. Others ignore it, and the engine returns
+	// Shared drivers obey Claim.Shared. Other drivers ignore it, and the engine returns
 	// errors.ErrUnsupported to a Lock that needs it.
 	Shared bool
 
-	// MaxTTL is the longest term that the driver grants; a longer one is
-	// ErrInvalid. Zero means that there is no limit.
+	// MaxTTL is the longest term that the driver grants; a longer one is ErrInvalid. Zero means
+	// that there is no limit.
 	MaxTTL time.Duration
 
-	// MinTTL is the shortest term that the driver grants, and TTLUnit is the unit of its terms. A
-	// driver rounds a term up to both. Zero means MinTTL of this package for the first, and a
-	// millisecond or less for the second.
+	// MinTTL is the shortest term that the driver grants. Each term is a multiple of TTLUnit. A
+	// driver rounds a term up to both. A zero MinTTL means MinTTL of this package, and a zero
+	// TTLUnit means a millisecond or less.
 	MinTTL, TTLUnit time.Duration
 
-	// Cleans drivers remove whatever a failed Acquire or Wait may have left in the store, even if
-	// its outcome is unknown. So the engine does not release the token of such a call.
+	// Cleans drivers remove what a failed Acquire or Wait has left in the store, even if the
+	// outcome of the call is unknown. So the engine does not release the token of such a call.
 	Cleans bool
 
 	// Reach is how far the exclusion goes.
 	Reach Reach
 
 	// Cancellation says when a call returns at the latest if the store does not answer. The zero
-	// value is always right. A larger value saves two switches between threads in each call.
+	// value is safe for every driver. The other values save two switches between threads in each
+	// call.
 	Cancellation Cancellation
 }
 
@@ -377,19 +381,19 @@ type Traits struct {
 type Cancellation int
 
 const (
-	// CancelNone: a call may outlast its context. The engine runs each call on a goroutine of its
-	// own, and does not wait for that goroutine if the call outlasts its context.
+	// CancelNone means that a call may outlast its context. The engine runs each call on a
+	// goroutine of its own, and does not wait for that goroutine if the call outlasts its context.
 	CancelNone Cancellation = iota
 
-	// CancelByDeadline: a call returns a moment after the deadline of its
-	// context, but may outlast a cancellation. The engine runs it on the
-	// caller's goroutine if the caller's context cannot be cancelled.
+	// CancelByDeadline means that a call returns a moment after the deadline of its context, but
+	// may outlast a cancellation. If the caller's context cannot be cancelled, the engine runs the
+	// call on the caller's goroutine.
 	CancelByDeadline
 
-	// CancelPrompt: a call returns a moment after its context has ended, by
-	// deadline or by cancellation. The engine runs it on the caller's goroutine. The
-	// context of an Acquire also ends with the caller's context. The outcome of a call
-	// that its context ended is unknown, as if its reply had been lost.
+	// CancelPrompt means that a call returns a moment after its context has ended, by deadline or
+	// by cancellation. The engine runs the call on the caller's goroutine. The context of an
+	// Acquire also ends with the caller's context. If its context ended a call, the outcome is
+	// unknown, as if the reply had been lost.
 	CancelPrompt
 )
 
@@ -397,9 +401,9 @@ const (
 type Reach string
 
 const (
-	// Process drivers exclude callers within one process. Their calls never
-	// block on anything outside the process, so the engine runs them on the
-	// caller's goroutine, whatever Cancellation says.
+	// Process drivers exclude callers within one process. Their calls never block on anything
+	// outside the process, so the engine runs them on the caller's goroutine, whatever Cancellation
+	// says.
 	Process Reach = "process"
 
 	// Host drivers exclude all processes of one host.
@@ -410,29 +414,28 @@ const (
 )
 
 // Claim is the request to a driver. Drivers read the fields that they need. Renew and Release find
-// a hold by Key and Token, and a shared one also by Shared. Handle may help them.
+// a hold by Key, Token and Shared, and Handle may save them a search.
 type Claim struct {
 	// Key is the name that is locked: any bytes, never empty. Keys of up to 1,000 bytes are
-	// different locks if any byte differs. A key may look like a name that the store derives from
-	// another key; that does the other lock no harm.
+	// different locks if any byte differs. Two keys do not affect each other, even if one key looks
+	// like a name that the store derives from the other.
 	Key string
 
-	// Token is the proof of one attempt, and of the hold that it leads to. It is
-	// random and unique, and consists of URL-safe ASCII characters. It is not used
-	// for another attempt. The store compares all of it, and nothing else.
+	// Token is the proof of one attempt, and of the hold that the attempt leads to. It is random
+	// and unique, and consists of URL-safe ASCII characters. Each attempt has a new token. The
+	// store compares the whole token, and nothing else.
 	Token string
 
 	// Owner is a label for people, and never a proof: any bytes, or none.
 	Owner string
 
-	// TTL is the requested term, at least MinTTL. A store that counts in coarser
-	// units rounds it up.
+	// TTL is the requested term, at least MinTTL. Drivers round it up: see Traits.TTLUnit.
 	TTL time.Duration
 
-	// Handle is the last Handle that a grant of this driver gave for the hold. It is for Renew and
-	// Release, and only saves the driver a search: the token is the proof. It is nil if another
-	// driver made the hold, or if the outcome of the call that made it is unknown. Then the driver
-	// goes by the token. A late call may bring the Handle of a hold that has ended.
+	// Handle is the last Handle that a grant of this driver gave for the hold. It only saves Renew
+	// and Release a search: the token is the proof. Handle is nil if another driver made the hold,
+	// or if the call that made the hold had an unknown outcome. Then the driver searches by the
+	// token. In a late call, Handle may be of a hold that has ended.
 	Handle any
 
 	// Timeout bounds one call to the store.
@@ -441,39 +444,39 @@ type Claim struct {
 	// Fenced requests a fence.
 	Fenced bool
 
-	// Shared asks for a shared hold, which other shared holds may join. A key with
-	// a shared hold is free for a shared claim and held for every other claim, unless
-	// callers wait: see WillRetry. Each shared hold has its own token, term and fence: a
-	// renewal or a release of one changes no other. The key is free when the last of
-	// them has ended. KeepUntil has no effect on a shared hold.
+	// Shared asks for a shared hold. Several shared holds may have the key at the same time. A key
+	// with a shared hold is held for every claim that is not shared, and free for a shared claim
+	// unless other callers wait: see WillRetry. Each shared hold has its own token, term and fence:
+	// a renewal or a release of one changes no other. The key is free when its last shared hold has
+	// ended. KeepUntil has no effect on a shared hold.
 	Shared bool
 
 	// WillRetry says that the caller of Acquire will ask again if it is refused. If a shared hold
 	// refuses a claim that is not shared, the caller sleeps for [SharedRetryEvery] at most, or for
-	// a second if it listens. A caller that waits for a key with a shared hold gets it although
-	// other shared claims keep coming: the driver refuses new shared claims until that caller has
-	// had the key or has left. If it has died, the driver grants shared claims again after some
-	// seconds at most. Callers of Wait are always waiting, so a Waiter need not obey the field.
+	// a second if it listens. The driver refuses new shared claims until that caller has had the
+	// key or has left, so that the caller gets the key even if shared claims keep coming. If the
+	// caller has died, the driver grants shared claims again after some seconds at most. Callers of
+	// Wait always wait, so a Waiter need not obey the field.
 	WillRetry bool
 
-	// Renewed says that the engine renews the hold, from a third of the granted term on. So Acquire
-	// and Wait may grant less than TTL.
+	// Renewed says that the engine renews the hold, for the first time after a third of the granted
+	// term at the latest. So Acquire and Wait may grant less than TTL.
 	Renewed bool
 
-	// Waited is how long the Client has waited for the key, since its last hold of it, when
-	// this attempt begins. It is zero for the first attempt of a caller, and if the driver is
-	// a Waiter or a Waker. Another driver should store it with the hold, and return it in
-	// [HeldError.Waited]. Clients that poll a key then learn how long others wait for it,
-	// and poll at the same pace. Without it they poll more often, and some get the key
-	// more often than others.
+	// Waited is how long the Client had waited for the key when this attempt began, since its last
+	// hold of the key. It is zero for the first attempt of a caller, and if the driver is a Waiter
+	// or a Waker. Another driver should store it with the hold, and return it in
+	// [HeldError.Waited]. Clients that poll for a key then learn how long others wait for it, and
+	// poll at the same pace. Without Waited they poll more often, and some get the key more often
+	// than others.
 	Waited time.Duration
 
-	// KeepUntil is read by Release only, and zero if the key is to be freed. If c.Token holds the
-	// key, Release leaves it taken, by no token that a caller knows. It sets the rest of the term
-	// to end at KeepUntil, be that sooner or later than before. KeepUntil may be further ahead than
-	// Traits.MaxTTL. From then on c.Token has lost the key, so a late Renew or a repeated Release
-	// returns ErrLost. A Break frees the key sooner. If KeepUntil has passed, Release frees the key
-	// at once. A Wait learns of the new end as it learns of a release.
+	// KeepUntil is zero if Release is to free the key. Only Release reads it. If KeepUntil is set
+	// and c.Token holds the key, Release leaves the key taken by a token that no caller knows. The
+	// key's term then ends at KeepUntil, be that sooner or later than before. KeepUntil may be
+	// further ahead than Traits.MaxTTL. From then on c.Token has lost the key, so a late Renew or a
+	// repeated Release returns ErrLost. A Break frees the key sooner. If KeepUntil has passed,
+	// Release frees the key immediately. A Wait learns of the new end as it learns of a release.
 	KeepUntil time.Time
 }
 
@@ -481,25 +484,25 @@ type Claim struct {
 type Grant struct {
 	// Fence is a number that grows with every new hold of the key, across clients, releases and
 	// expiries; it is zero unless the claim asked for it. Only two shared holds that begin at the
-	// same moment may have the same fence. Fences still grow after a restart of the store, even if
-	// it has lost its data. A driver whose store cannot do that says so in its documentation. A
+	// same moment may have the same fence. After a restart of the store, fences still grow, even if
+	// the store has lost its data. If a driver cannot promise that, its documentation says so. A
 	// renewal need not repeat the fence.
 	Fence uint64
 
 	// Handle is what the driver wants to know in later calls for this hold, such as the number of a
-	// lease in the store. The engine does not look at it. It passes it to Renew and Release as
-	// Claim.Handle. A renewal may give another one; nil keeps the one before.
+	// lease in the store. The engine passes it to Renew and Release as Claim.Handle, and does not
+	// read it. A renewal may give another Handle. If it gives nil, the last one stays.
 	Handle any
 
-	// Until is the moment until which the holder may trust the hold, by this process's clock. Until
-	// has passed before another token is granted the key. The zero value means: the moment the call
-	// began + TTL − [Drift](TTL), which is right for every store that starts the whole term when it
-	// is asked. The first renewal is due after a third of the term at the latest. If less than TTL
-	// was granted, it is due after a third of the rest at the latest.
+	// Until is the moment until which the holder may trust the hold, by this process's clock. The
+	// store grants the key to another token only after Until. The zero value means: the moment at
+	// which the call began + TTL − [Drift](TTL). That is right for every store that starts the
+	// whole term during the call. The first renewal is due after a third of the term at the latest.
+	// If less than TTL was granted, it is due after a third of the rest at the latest.
 	Until time.Time
 }
 
-// Status describes a key, as far as the store knows. Its strings are labels for people.
+// Status is what the store knows of a key. Its strings are labels for people.
 type Status struct {
 	Held    bool          `json:"held"`
 	Owner   string        `json:"owner,omitempty"`
@@ -508,8 +511,8 @@ type Status struct {
 	Fence   uint64        `json:"fence,omitempty"`   // the fence of the last fenced hold that the store remembers
 	Waiters []string      `json:"waiters,omitempty"` // their owners, in order if the driver is Ordered
 
-	// Shared is the owners of the holders of a shared hold, up to 1,000 of them. Owner
-	// is empty then, TTL is the longest, and Since is zero.
+	// Shared has the owners of the key's shared holds, up to 1,000 of them. If Shared is not empty,
+	// Owner is empty, Since is zero, and TTL is the rest of the longest term.
 	Shared []string `json:"shared,omitempty"`
 }
 
@@ -519,32 +522,32 @@ type Entry struct {
 	Status
 }
 
-// Drift returns the part of a term that a holder must not trust, because clocks
-// run at different speeds. It is a hundredth of ttl plus 2 ms, as in the Redlock
-// algorithm (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/).
+// Drift returns the part of a term that a holder must not trust, because clocks run at different
+// speeds. It is a hundredth of ttl plus 2 ms, as in the Redlock algorithm
+// (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/).
 func Drift(ttl time.Duration) time.Duration {
 	return ttl/100 + 2*time.Millisecond
 }
 
-// eachAtOnce is how many claims RenewEach renews at a time, if none is slow.
+// eachAtOnce is how many claims RenewEach renews at the same time, if no call is slow.
 const eachAtOnce = 16
 
-// RenewEach implements [Driver.Renew] by a function that renews one claim. It makes up to 16 calls
-// of renew at a time. If ctx has a deadline and these calls are slow, it makes more: every claim is
-// sent in the first half of the time that is left. So claims whose store does not answer do not
-// delay the others past that half. If there are several claims, RenewEach begins no call after ctx
-// has ended. It returns when all calls have returned.
+// RenewEach implements [Driver.Renew] with renew, which renews one claim. It makes up to 16 calls
+// of renew at the same time. If ctx has a deadline and these calls are slow, it makes more, so that
+// it sends every claim in the first half of the time until the deadline. So claims that get no
+// answer do not delay the others past that half. If there are several claims, RenewEach begins no
+// call after ctx has ended. It returns when all calls have returned.
 func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err error),
 	renew func(ctx context.Context, c Claim) (Grant, error)) {
 	if len(cs) == 1 {
-		// This is the usual case. It needs no goroutine.
+		// The usual case needs no goroutine.
 		g, err := renew(ctx, cs[0])
 		done(0, g, err)
 		return
 	}
 
-	// At each tick, one claim is sent without a slot. With 2n+1 ticks before the
-	// deadline, n claims are sent in the first half, even if all slots are taken.
+	// If all slots are taken, each tick sends one claim. There are 2n+1 ticks until the deadline,
+	// so n claims are sent in the first half of the time.
 	var ticks <-chan time.Time
 	if end, ok := ctx.Deadline(); ok {
 		t := time.NewTicker(max(time.Until(end)/time.Duration(2*len(cs)+1), 1))
@@ -565,7 +568,7 @@ func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err er
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
-			return // select may have taken another case that was ready as well
+			return // select may have chosen another case although ctx had ended
 		}
 
 		wg.Go(func() {

@@ -89,7 +89,7 @@ func TestRenewEachBeginsNothingOnceItsContextHasEnded(t *testing.T) {
 	}
 }
 
-// The store does not answer more claims than are renewed at a time.
+// More claims have no answer than RenewEach renews at the same time.
 func TestRenewEachPassesClaimsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -12,8 +12,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// table is a whole driver: a map from key to row, as a table of a database would be.
-// It is not a Waiter, so it is a spin lock. The engine waits, and renews in time.
+// table is a whole driver. It keeps its rows in a map, by key, as a table of a database would.
+// Because it is neither a Waiter nor a Waker, the engine polls.
 type table struct {
 	mu   sync.Mutex // instead of a transaction
 	rows map[string]row
@@ -48,7 +48,7 @@ func (t *table) Renew(ctx context.Context, cs []backend.Claim, done func(int, ba
 		if r.token != c.Token || !now.Before(r.until) {
 			return backend.Grant{}, backend.ErrLost
 		}
-		if until := now.Add(c.TTL); until.After(r.until) { // never shortens
+		if until := now.Add(c.TTL); until.After(r.until) { // a renewal never shortens the term
 			r.until = until
 		}
 		t.rows[c.Key] = r
@@ -68,8 +68,7 @@ func (t *table) Release(_ context.Context, c backend.Claim) error {
 
 func (t *table) Close() error { return nil }
 
-// A new driver, and a Client over it. The driver's test is one call of
-// conformance.Run.
+// A Client over a new driver. The test of the driver is one call of conformance.Run.
 func Example() {
 	ctx := context.Background()
 	c, err := hasp.New(&table{rows: map[string]row{}}, &hasp.Options{Owner: "example"})

@@ -18,7 +18,7 @@ var keepClauses = append(given(keeps, []clause{
 	{name: "keep-foreign", says: saysRefuses, check: pair(keepForeign),
 		why: "A Release with KeepUntil and a token that does not hold the key returns ErrLost and changes nothing."},
 	{name: "keep-past", says: saysKeepPast, check: pair(keepPast),
-		why: "If KeepUntil has passed, Release frees the key at once."},
+		why: "If KeepUntil has passed, Release frees the key immediately."},
 	{name: "keep-wait", need: waiter, says: saysKeepWait, check: pair(keepWait),
 		why: "A waiter gets a key at the end of KeepUntil, not before, and not only at the end of the term."},
 	{name: "keep-break", need: inspector, says: saysKeepBreak, check: pair(keepBreak),

@@ -16,7 +16,7 @@ var keyClauses = []clause{
 	{name: "keys-apart", says: saysKey, check: func(e *env) { e.keysApart(alikeKeys(e.key())) },
 		why: "Similar keys are different locks: a prefix of another key, or a key that differs in case or white space only."},
 	{name: "keys-derived", says: saysDerived, check: pair(keysDerived),
-		why: "A key may look like a name that the store derives from another key. That does the other lock no harm."},
+		why: "Two keys do not affect each other, even if one key looks like a name that the store derives from the other."},
 	{name: "owners-odd", says: saysOwner, check: pair(ownersOdd),
 		why: "An owner may have any bytes, or none, and is never a proof."},
 }
@@ -54,8 +54,7 @@ func alikeKeys(k string) []string {
 	}
 }
 
-// keysApart holds all keys at once, each with a token of its own, and releases one
-// after another.
+// keysApart holds all keys at once, each with a token of its own, and releases one after another.
 func (e *env) keysApart(keys []string) {
 	a, b := e.open(), e.open()
 	cs, fences := make([]backend.Claim, len(keys)), make([]uint64, len(keys))
@@ -91,8 +90,8 @@ func brief(key string) string {
 	return fmt.Sprintf("%q", key)
 }
 
-// derivedKeys returns names that stores derive from a key: the names of hasp, the
-// names of other libraries that share locks with hasp, and the usual suffixes.
+// derivedKeys returns names that stores derive from a key: the names of hasp, the names of other
+// libraries that share locks with hasp, and the usual suffixes.
 func derivedKeys(k string) []string {
 	ks := []string{
 		"redisson_lock__channel:{" + k + "}", "redisson_lock__channel:" + k,

@@ -4,16 +4,16 @@ import "time"
 
 // instant is one moment, read from two clocks that all processes of the host share.
 type instant struct {
-	// boot is the kernel's identifier of this boot, or empty if it has none. During one boot, a
-	// file keeps all data that was written to it, even without a flush.
+	// boot is the kernel's identifier of this boot, or empty if there is none. Until the next boot,
+	// a file keeps all data that was written to it, even without a flush.
 	boot string
 
-	// clock names the clock of up. It is boot, and more if one boot has several such
-	// clocks.
+	// clock names the clock of up. It begins with boot. If processes of one boot have different
+	// clocks, a suffix follows.
 	clock string
 
-	up   time.Duration // since the boot, including suspends
-	wall time.Time     // by the wall clock
+	up   time.Duration // time since the boot, including suspends
+	wall time.Time     // the time by the wall clock
 }
 
 // readClock returns the present instant. If the boot clock cannot be read, the wall clock alone

@@ -13,13 +13,14 @@ import (
 // hostClock says how this process reads the boot clock of the host.
 type hostClock struct {
 	boot   string        // the kernel's random identifier of this boot; empty if there is none
-	name   string        // of the clock, see instant
-	offset time.Duration // of this process's boot clock from the host's
+	name   string        // name of the clock: see instant
+	offset time.Duration // how far this process's boot clock is ahead of the host's
 }
 
 // hostBootClock returns the boot clock of the host. In a time namespace this process's clock has an
-// offset, which the kernel reports. If the offset is not known, the namespace is part of the
-// clock's name, because clocks of different names are not compared: the wall clock then decides.
+// offset, which the kernel reports. If the offset is not known, the name of the clock includes the
+// namespace. Then records of other namespaces have another clock, and their terms are counted by
+// the wall clock.
 var hostBootClock = sync.OnceValue(func() hostClock {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -40,7 +41,8 @@ var hostBootClock = sync.OnceValue(func() hostClock {
 
 // bootOffset returns the offset of the boot clock in ns, the time namespace of this process.
 func bootOffset(ns string) (offset time.Duration, ok bool) {
-	// The file has the offsets of the namespace of future children: check that it is ours.
+	// The file below has the offsets for future children, so check that their namespace is this
+	// process's own.
 	if children, err := os.Readlink("/proc/self/ns/time_for_children"); err != nil || children != ns {
 		return 0, false
 	}

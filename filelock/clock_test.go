@@ -57,8 +57,7 @@ func TestRecordOfAnotherBootLastsByTheWallClock(t *testing.T) {
 	if got := left(t, d, "k"); got != 40*time.Second {
 		t.Errorf("left %v", got)
 	}
-	// A holder in a container with another boot clock renews. Then its record is of
-	// this boot.
+	// The holder, in a container with another boot clock, renews. Its record is then of this boot.
 	must(t, renew(d, c)[0])
 	clock.set(func(i *instant) { i.wall = i.wall.Add(time.Hour) })
 	refused(t, d, claim("k"), backend.ErrHeld)
@@ -67,8 +66,7 @@ func TestRecordOfAnotherBootLastsByTheWallClock(t *testing.T) {
 	acquire(t, d, claim("k"))
 }
 
-// Both on a platform without a boot clock, and for a process with one that meets a
-// record without.
+// One driver has no boot clock. The other has one, and reads a record that was written without one.
 func TestWithoutBootClockTheWallClockDecides(t *testing.T) {
 	clock := newDial()
 	clock.set(func(i *instant) { i.boot, i.clock, i.up = "", "", 0 })
@@ -87,9 +85,9 @@ func TestWithoutBootClockTheWallClockDecides(t *testing.T) {
 	}
 }
 
-// A power failure may leave the name of a record without its content. Such a record of an
-// earlier boot holds nothing. One of this boot was damaged in another way, and blocks its key,
-// as a record with the wrong content does in any boot.
+// A power failure may leave the name of a record without its content. Such a record of an earlier
+// boot holds nothing. If the record is of this boot, it was damaged in another way, and blocks its
+// key. A record with the wrong content always blocks its key.
 func TestTornRecordFromBeforeThisBootHoldsNothing(t *testing.T) {
 	whole := sample().encode()
 	changed := sample().encode()

@@ -16,19 +16,17 @@ import (
 	"github.com/hasplock/hasp/conformance"
 )
 
-// swappable is a directory that the suite can remove and restore. The store's address
-// is a symbolic link to it, because a link can be changed in one step.
+// swappable is a directory that the suite can take away and restore. The store's address is a
+// symbolic link to it, because a link can be changed in one step.
 type swappable struct{ root, dir string }
 
 func (s *swappable) link() string { return filepath.Join(s.root, "store") }
 
-// point changes the link to target.
 func (s *swappable) point(target string) error {
 	next := filepath.Join(s.root, "next")
 	return errors.Join(os.Symlink(target, next), os.Rename(next, s.link()))
 }
 
-// fresh points to a new directory.
 func (s *swappable) fresh() (err error) {
 	if s.dir, err = os.MkdirTemp(s.root, "dir-"); err != nil {
 		return err
@@ -67,7 +65,7 @@ func (s *swappable) entries(context.Context, string) (names []string, err error)
 
 func harness() conformance.Harness {
 	var s swappable
-	var ahead atomic.Int64 // how far the clock was moved
+	var ahead atomic.Int64 // how far the clock was moved forward
 	open := func(store string) *driver {
 		d := on(store, nil)
 		d.clock = func() instant {
@@ -92,7 +90,7 @@ func harness() conformance.Harness {
 			ahead.Add(int64(by))
 			return nil
 		},
-		Timeout: time.Second, // the clause on leftovers waits for two of them
+		Timeout: time.Second, // short, because the clause on leftovers waits for two Timeouts
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/filelock"
 )
 
-// A nightly job that cron may start twice: the second one gives up. Here the two are
-// Clients of one process. Two processes that name the same directory behave the same.
+// Cron may start a nightly job twice. The second job gives up. Here the two jobs are Clients in one
+// process. Two processes that name the same directory behave in the same way.
 func Example() {
 	dir, err := os.MkdirTemp("", "locks")
 	if err != nil {

@@ -27,7 +27,7 @@ func outage(t *testing.T, what string, err error, path string) {
 	}
 }
 
-// strangers create state files that are not a record of the key.
+// strangers has functions that create a state file that is not a valid record of "k".
 var strangers = map[string]func(t *testing.T, path string){
 	"empty":          func(t *testing.T, path string) { write(t, path, nil) },
 	"cut":            func(t *testing.T, path string) { write(t, path, sample().encode()[:100]) },
@@ -41,7 +41,7 @@ var strangers = map[string]func(t *testing.T, path string){
 	"link to itself": func(t *testing.T, path string) { must(t, os.Symlink(filepath.Base(path), path)) },
 	"link to a record": func(t *testing.T, path string) {
 		r := sample()
-		r.key, r.clock, r.until = "k", "", time.Time{} // which has expired
+		r.key, r.clock, r.until = "k", "", time.Time{} // the record has expired
 		write(t, filepath.Join(filepath.Dir(path), "elsewhere"), r.encode())
 		must(t, os.Symlink("elsewhere", path))
 	},
@@ -56,7 +56,7 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 			path := d.path("k")
 			must(t, os.Remove(path))
 			plant(t, path)
-			near := claim(neighbour("k")) // another key of the stripe does not mind
+			near := claim(neighbour("k")) // another key of the stripe works as usual
 			acquire(t, d, near)
 			before, err := os.Lstat(path)
 			must(t, err)
@@ -90,8 +90,8 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 	}
 }
 
-// A stripe's file is changed in place. So if a foreign file has its name, an
-// acquire must not change that file.
+// A stripe's file is changed in place. So if a foreign file has that name, Acquire must not change
+// it.
 func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
 	for name, content := range map[string][]byte{
 		"text":      []byte("precious"),
@@ -120,8 +120,8 @@ func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
 	}
 }
 
-// A cleaner may remove the guard's file while a process waits to lock it. A process
-// that then locks the file without a name does not have the guard.
+// A cleaner may remove the guard's file while a process waits to lock it. A process that then locks
+// the nameless file does not have the guard.
 func TestGuardThatWasRemovedIsNotHad(t *testing.T) {
 	d := on(t.TempDir(), nil)
 	path := d.guardFile("guard", 3)
@@ -149,7 +149,7 @@ func TestDirectoryIsMadeWhenItIsMissing(t *testing.T) {
 	c := claim("k")
 	lost(t, "release", d.Release(t.Context(), c))
 	acquire(t, d, fenced(c))
-	must(t, os.RemoveAll(root)) // such as a /run that is cleaned
+	must(t, os.RemoveAll(root)) // as if a cleaner had removed it
 	lost(t, "renewal of what is gone", renew(d, c)[0])
 	must(t, os.RemoveAll(root))
 	acquire(t, d, fenced(claim("k")))
@@ -201,13 +201,12 @@ func TestDirectoryThatIsAFileIsAnError(t *testing.T) {
 		outage(t, "renew", renew(d, claim("k"))[0], file)
 		_, err = hasp.Open(t.Context(), "filelock://"+dir, nil)
 		outage(t, "open", err, file)
-		if err := d.createDir(); err == nil { // the file may come after the driver has looked
+		if err := d.createDir(); err == nil { // createDir alone, as if the file had come after ensureDir had looked
 			t.Errorf("%s: made beside the file", dir)
 		}
 	}
 }
 
-// neighbour returns another key of the same stripe.
 func neighbour(key string) string {
 	for i := 0; ; i++ {
 		if other := fmt.Sprint("other ", i); stripeOf(other) == stripeOf(key) {
@@ -216,7 +215,6 @@ func neighbour(key string) string {
 	}
 }
 
-// stranger returns a key of another stripe.
 func stranger(key string) string {
 	for i := 0; ; i++ {
 		if other := fmt.Sprint("other ", i); stripeOf(other) != stripeOf(key) {

@@ -16,17 +16,17 @@ import (
 // A fence is the larger of two numbers: the wall clock in microseconds, and the last fence of the
 // stripe + 1. Fences must grow across releases, expiries and kills, and across power failures of a
 // machine whose clock starts in 1970. After a power failure only flushed data is left. But a flush
-// takes up to many milliseconds, so no call should flush under a guard that other calls need. So
-// two files share the work:
+// may take many milliseconds, and calls of other keys should not wait for it. So two files share
+// the work:
 //
 //   - "fence" has the ceiling: no fence above it was ever given. The ceiling is raised by a minute
 //     at a time, and flushed before a fence below it is given. So there are at most two flushes a
 //     minute for all keys together. The file also has the floor, which is the ceiling at the start
 //     of this boot: no fence of an earlier boot is above the floor.
 //   - Each stripe's file has the last fence of the stripe. It is written under the stripe's guard,
-//     before the record that has the fence, and is not flushed: it counts only in this boot, in
-//     which processes read it from the page cache. A stripe that gave no fence in this boot begins
-//     at the floor. A stripe whose file is damaged begins at the ceiling.
+//     before the record that has the fence. It is not flushed, so it counts only in this boot, while
+//     processes read it from the page cache. If the stripe gave no fence in this boot, its fences
+//     begin at the floor. If the file is damaged, they begin at the ceiling.
 //
 // On platforms where boots have no identifier, only flushed data counts, so each fence is a new
 // ceiling and waits for the disk.
@@ -34,8 +34,8 @@ import (
 // ceiling is the content of the file "fence".
 type ceiling struct {
 	boot  string // the boot in which the ceiling was last raised
-	floor uint64 // no fence of an earlier boot is above it
-	top   uint64 // no fence is above it
+	floor uint64 // no fence of an earlier boot is above floor
+	top   uint64 // no fence is above top
 }
 
 // fenceReserve is how far the ceiling is raised above the fence that is needed, in microseconds.
@@ -48,8 +48,8 @@ var errCeiling = errors.New("not the file in which filelock keeps its fences")
 // minFence returns the smallest fence that may be given at now.
 func minFence(now instant) uint64 { return uint64(max(now.wall.UnixMicro(), 0)) }
 
-// reserveFences makes the ceiling reach above the fences of the next half a minute. It is called
-// without a stripe's guard, so that other callers do not wait for the flush.
+// reserveFences raises the ceiling above the fences of the next half minute. It is called without a
+// stripe's guard, so that other callers do not wait for the flush.
 func (d *driver) reserveFences(ctx context.Context, now instant) error {
 	if now.boot == "" {
 		return nil // each fence raises the ceiling itself
@@ -57,9 +57,9 @@ func (d *driver) reserveFences(ctx context.Context, now instant) error {
 	return d.raiseCeiling(ctx, now, minFence(now)+fenceReserve/2, fenceReserve/2)
 }
 
-// raiseCeiling raises the ceiling to least + reserve or more, if it is below least.
+// If the ceiling is below least, raiseCeiling raises it to least + reserve or more.
 func (d *driver) raiseCeiling(ctx context.Context, now instant, least, reserve uint64) error {
-	// An old ceiling is a lower bound, because a ceiling only grows.
+	// The ceiling was read before, but is still a lower bound, because a ceiling only grows.
 	if c := d.ceiling.Load(); c.boot == now.boot && c.top >= least {
 		return nil
 	}
@@ -87,8 +87,8 @@ func (d *driver) raiseCeiling(ctx context.Context, now instant, least, reserve u
 		}
 	}
 
-	// Make the name durable as well. Do so even if another process wrote the file, because it may
-	// have died before this line.
+	// Make the name durable as well, even if another process wrote the file, because that process
+	// may have died before it did so.
 	if err := syncDir(d.dir); err != nil {
 		return err
 	}
@@ -143,13 +143,13 @@ func (g *guard) drawFence(ctx context.Context, now instant) (uint64, error) {
 		return 0, err
 	}
 
-	// The line is overwritten in place. A process that is killed meanwhile leaves a
-	// line with a wrong checksum, and then the ceiling counts instead.
+	// The line is overwritten in place. If this process is killed meanwhile, the line has a wrong
+	// checksum, and the next process uses the ceiling instead.
 	_, err = stripe.WriteAt(fenceLine{fence, now.boot}.encode(), 0)
 	return fence, err
 }
 
-// lastFence returns a number that no fence of the stripe is above.
+// lastFence returns the last fence of the stripe, or a number that is not below it.
 func (g *guard) lastFence(stripe *os.File, now instant) (uint64, error) {
 	line, whole, err := readFenceLine(stripe)
 	if err != nil {
@@ -160,7 +160,7 @@ func (g *guard) lastFence(stripe *os.File, now instant) (uint64, error) {
 	}
 
 	// If the stripe gave no fence in this boot, the floor is enough. A line without an identifier
-	// may be of this boot.
+	// of a boot may be of this boot.
 	c := *g.d.ceiling.Load()
 	ofEarlierBoot := line == fenceLine{} || line.boot != ""
 	if whole && ofEarlierBoot && c.boot == now.boot && now.boot != "" {
@@ -170,7 +170,6 @@ func (g *guard) lastFence(stripe *os.File, now instant) (uint64, error) {
 	return c.top, err
 }
 
-// openStripe opens the stripe's file, and creates it if there is none.
 func (g *guard) openStripe() (f *os.File, err error) {
 	path := g.d.guardFile("stripe", g.n)
 	err = g.d.withFile(path, func() (err error) {
@@ -195,9 +194,9 @@ const maxStripe = 512
 
 var errStripe = errors.New("not the file in which filelock keeps a stripe's last fence")
 
-// readFenceLine returns the line, and whether it is whole. This is the only file that is
-// changed in place. So a foreign file that has its name is refused. It may be a hard link,
-// whose other name is elsewhere.
+// readFenceLine returns the line, and whether it is whole. Only this file is changed in place, so a
+// foreign file with its name is refused: it may be a hard link to a file that has another name
+// elsewhere.
 func readFenceLine(stripe *os.File) (line fenceLine, whole bool, err error) {
 	b := make([]byte, maxStripe)
 	n, err := stripe.ReadAt(b, 0)

@@ -83,7 +83,6 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 	}
 }
 
-// damage overwrites the last fence of key's stripe.
 func damage(t *testing.T, d *driver, key string, with []byte) {
 	t.Helper()
 	f, err := os.OpenFile(d.guardFile("stripe", stripeOf(key)), os.O_RDWR, 0)
@@ -98,8 +97,8 @@ func remove(t *testing.T, path string) {
 	must(t, os.Remove(path))
 }
 
-// A directory on a memory disk is empty after a reboot. Then only the clock keeps
-// fences growing, so they must not be ahead of it.
+// A directory on a memory disk is empty after a reboot. Fences then still grow if earlier fences
+// were not ahead of the clock.
 func TestFencesDoNotRunAheadOfTheClock(t *testing.T) {
 	for boot, holds := range map[string]int{"boot-1": 200, "": 20} {
 		clock := newDial()
@@ -137,7 +136,7 @@ func TestFencesSeldomWaitForTheDisk(t *testing.T) {
 		t.Errorf("the ceiling was raised %d times in 300 s", raised)
 	}
 
-	// No process uses the guard of the ceiling in between.
+	// For half a minute, a fence needs no guard of the ceiling.
 	fence(t, d, "k", 0)
 	g, err := clock.on(dir).lockGuard(t.Context(), fenceGuard)
 	must(t, err)
@@ -166,7 +165,7 @@ func TestDamagedCeilingGivesNoFence(t *testing.T) {
 				t.Fatalf("acquire: %v", err)
 			}
 			c := claim("k")
-			acquire(t, d, c) // nothing was left behind, and unfenced claims still work
+			acquire(t, d, c) // the failed call has left nothing, and unfenced claims still work
 			release(t, d, c)
 			remove(t, d.ceilingPath())
 			fence(t, d, "k", 0)
@@ -174,8 +173,7 @@ func TestDamagedCeilingGivesNoFence(t *testing.T) {
 	}
 }
 
-// If a stripe's file is damaged, its last fence is unknown. Only the ceiling on the
-// disk bounds it.
+// If a stripe's file is damaged, its last fence is unknown. Only the ceiling on the disk bounds it.
 func TestDamagedStripeUnderADamagedCeilingGivesNoFence(t *testing.T) {
 	clock := newDial()
 	d := clock.on(t.TempDir())

@@ -1,5 +1,4 @@
-// Package filelock keeps locks in files, for all processes of one host. It needs
-// no server.
+// Package filelock keeps locks in files, for all processes of one host. It needs no server.
 //
 // # Guarantees
 //
@@ -8,51 +7,50 @@
 // and this host's kernel. On Linux and macOS a term is counted by the kernel's boot clock, which
 // all these processes share. The boot clock counts through a suspend and cannot be set. Elsewhere
 // terms are counted by the wall clock, and setting it forward by a term ends a lease early. After a
-// reboot a record lasts until its end by the wall clock. Fences grow across reboots, even if the
-// clock is set back.
+// reboot, the terms of earlier records end by the wall clock. Fences grow across reboots, even if
+// the clock is set back.
 //
-// A process that dies at any instruction leaves a state that the next process can
-// read. If the disk is full, the directory cannot be read, or a state file is
-// damaged or foreign, the error names the file. None of these admits a second
-// holder. A state file that cannot be read blocks its key until it is removed, by
-// Break or by hand. A foreign file with the name of a stripe stays unchanged, and the
-// keys of the stripe get no fence until it is removed by hand.
+// A process that dies at any instruction leaves a state that the next process can read. If the disk
+// is full, the directory cannot be read, or a state file is damaged or foreign, the error names the
+// file. None of these admits a second holder. A state file that cannot be read blocks its key until
+// it is removed, by Break or by hand. A foreign file with the name of a stripe stays unchanged, and
+// the keys of the stripe get no fence until it is removed by hand.
 //
 // # Limits
 //
-// Only processes of one host exclude each other, even in a directory of a network file system (NFS,
-// SMB) or of virtual machines, which must support flock(2). A hostile process that may write in the
-// directory can break locks. So use a directory of the users who share the locks, and not /tmp
-// itself. Waiters have no order: the first caller that asks when the key is free gets it.
+// Only processes of one host exclude each other, even if hosts or virtual machines share the
+// directory, as with NFS or SMB. The file system must support flock(2). A hostile process that may
+// write in the directory can break locks. So use a directory that belongs to the users who share
+// the locks, and not /tmp itself. Waiters have no order: the first caller that asks when the key is
+// free gets it.
 //
 // # Cost
 //
 // On Unix, an attempt at a held key reads one file and locks none, which takes about 10 µs. So many
 // callers may poll. To take or release a key takes about fifteen system calls, one of which creates
-// a file: tens of microseconds on a local file system. A list reads 256 names at a time and the
-// record of each, on Unix without a guard. A batch of renewals locks each guard once. Only the
-// first fence in half a minute waits for the disk. Records need not survive a power failure,
-// because holders do not. If a power failure leaves an incomplete record, its key is free after the
-// next boot.
+// a file. On a local file system that takes tens of microseconds. A list reads 256 names at a time,
+// and the record of each; on Unix it locks no guard. A batch of renewals locks each guard once.
+// Only the first fence in half a minute waits for the disk. Records may be lost in a power failure,
+// because their holders end with it. If a power failure leaves an incomplete record, its key is
+// free after the next boot.
 //
 // # URL
 //
-// filelock:///var/lib/app/locks names a directory by its absolute path, and
-// filelock://./locks or filelock://../locks by a path relative to the working
-// directory. Nothing is percent-decoded. filelock:// alone is $XDG_STATE_HOME/hasp
-// or ~/.local/state/hasp of this user.
+// filelock:///var/lib/app/locks names a directory by its absolute path, and filelock://./locks or
+// filelock://../locks by a path relative to the working directory. Nothing is percent-decoded.
+// filelock:// alone is $XDG_STATE_HOME/hasp or ~/.local/state/hasp of this user.
 //
 //	mode   permissions of the directory if it has to be created, in octal; 0700
 //
 // # Files
 //
 // The directory is created if it is missing. Its files have its permissions without the right to
-// execute. A user who may write may lock. A user who may only read may inspect with a Client of
-// [New], but not with one of a URL, whose opening tests that the directory can be written. For
-// several users, create the directory with mode=0770 and the group that they share; hasp sets the
-// setgid bit. Missing parents are created for this user only. A sticky directory serves one user
-// only, because other users cannot replace an expired record. If the directory is removed, its keys
-// are free, as after Break.
+// execute. A user who may write may lock. A user who may only read may inspect with a Client from
+// [New]. Such a user cannot open the directory by URL, because that tests that it can be written.
+// For several users, create the directory with mode=0770 and the group that they share; hasp sets
+// the setgid bit. Missing parents are created for this user only. A sticky directory serves one
+// user only, because other users cannot replace an expired record. If the directory is removed, its
+// keys are free, as after Break.
 //
 //	key-NAME.lock          the record of a held key, as text; NAME is the key with
 //	sha256-HEX.lock        %xx escapes; a long key has its SHA-256 instead
@@ -62,14 +60,13 @@
 //	fence                  a number above every fence; it has guard-fence
 //	temp-*                 a file that is being written
 //
-// A key that was released or broken has no file, so a million keys that are not in
-// use leave 130 small files. A record that expired, such as that of a holder that
-// died or of a key with a minimum hold, stays until the key is taken again or a
-// sweep removes it. A driver sweeps 256 files with the first and each 128th key that
-// it takes, so expired records become no more than the others and some hundreds. An
-// opening by URL sweeps 1,000 files. A sweep also removes temporary files after an
-// hour. A process that died while it created the directory leaves .filelock-new-*
-// beside it.
+// A key that was released or broken has no file, so a million keys that are not in use leave 130
+// small files. If a holder died or had a minimum hold, its record expires. An expired record stays
+// until the key is taken again or a sweep removes the record. A driver sweeps 256 files when it
+// takes its first key, and each 128th key after that. So there are at most some hundreds more
+// expired records than other records. Open by URL sweeps 1,000 files. A sweep also removes
+// temporary files after an hour. If a process dies while it creates the directory, it leaves
+// .filelock-new-* beside it.
 package filelock
 
 import (
@@ -92,14 +89,14 @@ type Options struct {
 	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Mode is the mode of the directory if it has to be created. Its files get the
-	// same mode without the right to execute. The default is 0700: only this user.
-	// All bits of the owner must be set, and none above 0777.
+	// Mode is the mode of the directory if it has to be created. Its files get the same mode
+	// without the right to execute. The default is 0700: only this user. All bits of the owner must
+	// be set, and none above 0777.
 	Mode fs.FileMode
 }
 
-// driver is a [backend.Driver] on a directory. It is fenced, an Inspector and a Lister,
-// and reaches all processes of the host.
+// driver is a [backend.Driver] on a directory. It is fenced, an Inspector and a Lister, and reaches
+// all processes of the host.
 type driver struct {
 	dir   string
 	mode  fs.FileMode // of dir, if it has to be created
@@ -109,11 +106,11 @@ type driver struct {
 	// polls the guard's file.
 	turns [stripes + 1]chan struct{}
 
-	ceiling atomic.Pointer[ceiling] // of fences, as last read from the disk
+	ceiling atomic.Pointer[ceiling] // as last read from the disk
 	closed  atomic.Bool
 
-	taken   atomic.Uint64 // how many keys this driver has taken
-	unswept chan *os.File // has the directory, open where the next sweep continues, or nil; is empty during a sweep
+	taken   atomic.Uint64 // how many times this driver has tried to take a key
+	unswept chan *os.File // the open directory from which the next sweep reads on, or nil; empty during a sweep
 }
 
 var (
@@ -138,8 +135,8 @@ func New(dir string, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New].
+// NewDriver returns the driver of New without a Client. The conformance suite needs that, and so
+// does a wrapper that is passed to [hasp.New].
 func NewDriver(dir string, o *Options) (backend.Driver, error) {
 	d, err := newDriver(dir, o)
 	if err != nil {
@@ -175,7 +172,6 @@ func newDriver(dir string, o *Options) (*driver, error) {
 	return d, nil
 }
 
-// Traits returns Fenced, MinHold, Host.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Reach: backend.Host}
 }
@@ -187,8 +183,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 
 	// First read the record without the guard, which is enough for most attempts of waiters.
-	// Another process may replace the record meanwhile, because a record gets its name when it is
-	// complete. The guard is needed only if the record is no valid hold.
+	// Another process may replace the record meanwhile, but a record gets its name only when it is
+	// complete. So this call needs the guard only if no valid record holds the key.
 	if readsNeedNoGuard {
 		now := d.clock()
 		if r, err := d.load(c.Key, now); err == nil && r != nil {
@@ -198,7 +194,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	ctx, cancel := withTimeout(ctx, c.Timeout)
 	defer cancel()
-	d.sweepOften(ctx) // not after the grant, whose term runs
+	d.sweepOften(ctx) // before the grant, because then the term runs
 	if c.Fenced {
 		// Do this before the guard is locked, because it may wait for the disk.
 		if err := d.reserveFences(ctx, d.clock()); err != nil {
@@ -213,7 +209,6 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return grant, err
 }
 
-// acquire is Acquire under the guard of c.Key.
 func (g *guard) acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	// Read the clock only now, because a record may have expired while this call waited for the
 	// guard.
@@ -242,8 +237,8 @@ func (g *guard) acquire(ctx context.Context, c backend.Claim) (backend.Grant, er
 }
 
 // Release removes the record if it has c.Token and its term has not ended. This works on a full
-// disk. With c.KeepUntil it writes a record without the token, which ends at that time. If the disk
-// is full, that may fail, and the old record stays for its term.
+// disk. With c.KeepUntil it writes a record that has another token and ends at that time. If the
+// disk is full, that may fail, and the old record stays until its term ends.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
 		now := d.clock()
@@ -281,7 +276,6 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	})
 }
 
-// guarded calls f while it holds the guard of key.
 func (d *driver) guarded(ctx context.Context, key string, timeout time.Duration, f func(g *guard) error) error {
 	ctx, cancel := withTimeout(ctx, timeout)
 	defer cancel()
@@ -293,7 +287,7 @@ func (d *driver) guarded(ctx context.Context, key string, timeout time.Duration,
 	return d.explain(f(g))
 }
 
-// Inspect reports the record of key. If the platform can read a record without its guard, Inspect
+// Inspect reports the record of key. If the platform can read a record without a guard, Inspect
 // needs no permission to write.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := d.check(ctx); err != nil {
@@ -320,13 +314,12 @@ func (d *driver) status(key string) (backend.Status, error) {
 	return r.status(now), nil
 }
 
-// status returns the status that Inspect and List report for a record.
 func (r *record) status(now instant) backend.Status {
 	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}
 }
 
-// Close makes every later call return an error. Between calls a driver has at most one
-// file open: the directory, if a sweep has not reached its end.
+// Close makes every later call return an error. Between calls a driver has at most one file open:
+// the directory, if a sweep has not reached its end.
 func (d *driver) Close() error {
 	d.closed.Store(true)
 	if dir := <-d.unswept; dir != nil {
@@ -336,7 +329,6 @@ func (d *driver) Close() error {
 	return nil
 }
 
-// check returns an error if a call with ctx cannot succeed.
 func (d *driver) check(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:

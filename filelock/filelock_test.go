@@ -58,7 +58,7 @@ func TestClaimThatIsTooLongForARecordIsInvalid(t *testing.T) {
 	acquire(t, d, claim("k"))
 }
 
-// A call that cannot succeed makes nothing, not even the directory.
+// A call that cannot succeed creates nothing, not even the directory.
 func TestCallsThatAskNothing(t *testing.T) {
 	enough := errors.New("enough")
 	ended, cancel := context.WithCancelCause(t.Context())
@@ -125,14 +125,13 @@ func TestRecordIsThereAtEveryMomentOfARenewal(t *testing.T) {
 		}
 	})
 	for range 300 {
-		c.TTL += time.Second // so that the record has to be written
+		c.TTL += time.Second // so that the renewal writes the record
 		must(t, renew(d, c)[0])
 	}
 	close(stop)
 	wg.Wait()
 }
 
-// locks returns the names of the records in the directory.
 func locks(t *testing.T, dir string) (names []string) {
 	for _, name := range files(t, dir) {
 		if strings.HasSuffix(name, suffix) {
@@ -176,10 +175,11 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 	clock.pass(1)
 	c := claim(oddKeys[0])
 	acquire(t, d, c)
-	d.removeExpired(t.Context(), c.Key) // it looked expired before it was taken
+	d.removeExpired(t.Context(), c.Key) // the record had expired when the sweep read it, and the key was taken since
 	refused(t, d, claim(c.Key), backend.ErrHeld)
 
-	// So are the files of processes that died while they made them, after an hour.
+	// After an hour a sweep also removes temporary files, because the processes that created them
+	// have died.
 	for _, prefix := range []string{probePrefix, newPrefix} {
 		path := filepath.Join(d.dir, prefix+"1")
 		write(t, path, nil)
@@ -193,7 +193,7 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 	}
 }
 
-// The driver is not opened again, and other keys stay held.
+// The driver stays open, and other keys stay held.
 func TestExpiredRecordsAreBounded(t *testing.T) {
 	clock := newDial()
 	d := clock.on(t.TempDir())
@@ -207,7 +207,7 @@ func TestExpiredRecordsAreBounded(t *testing.T) {
 	for i := range used {
 		c := claim(fmt.Sprint("used once ", i))
 		acquire(t, d, c)
-		if i%2 == 0 { // the others die
+		if i%2 == 0 { // the other holders die
 			c.KeepUntil = time.Now().Add(time.Minute)
 			release(t, d, c)
 		}

@@ -14,16 +14,16 @@ import (
 
 // Names of files and directories that are not ready for use.
 const (
-	probePrefix = "temp-open-"     // in the directory, while it is opened by URL
-	newPrefix   = "temp-new-"      // in the directory: a file before it gets its name
+	probePrefix = "temp-open-"     // in the directory: the file with which Open tests the directory
+	newPrefix   = "temp-new-"      // in the directory: an empty file before it gets its name
 	dirPrefix   = ".filelock-new-" // beside the directory: the directory before it gets its name
 )
 
-// openFile opens the file at path, and returns an error if it is not a regular one.
+// openFile opens the file at path. If it is not a regular file, openFile returns an error.
 func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	if openFlags == 0 {
-		// Without flags that make the open safe, check before it. Check again below, because
-		// another process may replace the file in between.
+		// There are no flags that make the open safe, so check the file before. Check again below,
+		// because another process may replace the file in between.
 		if err := checkRegular(path); err != nil {
 			return nil, err
 		}
@@ -44,7 +44,6 @@ func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// checkRegular returns an error if the file at path is not a regular one.
 func checkRegular(path string) error {
 	if fi, err := os.Lstat(path); err == nil && !fi.Mode().IsRegular() {
 		return kindError(path, fi)
@@ -52,8 +51,8 @@ func checkRegular(path string) error {
 	return nil
 }
 
-// explainOpen returns err, the error of opening path. If path is not a regular
-// file, it says so instead of "too many levels of symbolic links".
+// explainOpen returns err, the error of opening path. If path is not a regular file, the result
+// says that, and not "too many levels of symbolic links".
 func explainOpen(path string, err error) error {
 	if kind := checkRegular(path); kind != nil {
 		return kind
@@ -67,8 +66,7 @@ func kindError(path string, fi fs.FileInfo) error {
 	return fmt.Errorf("%s: %w (mode %v)", path, errNotFile, fi.Mode())
 }
 
-// readFile returns the content of the file at path, cut after maxRecord+1 bytes, and
-// its FileInfo.
+// readFile returns the content of the file at path, cut after maxRecord+1 bytes, and its FileInfo.
 func readFile(path string) ([]byte, fs.FileInfo, error) {
 	f, err := openFile(path, os.O_RDONLY, 0)
 	if err != nil {
@@ -80,15 +78,15 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 
-	// Read one byte more than the longest record, so that a huge file is refused but not read as a
+	// Read one byte more than the longest record. So a huge file is refused, but not read as a
 	// whole.
 	b, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
 	return b, fi, err
 }
 
 // create creates a file with the directory's mode, whatever this process's umask is. path must be a
-// temporary name, because a process that is killed before it has set the mode leaves a file that
-// other users cannot open.
+// temporary name: if the process is killed before it has set the mode, it leaves a file that other
+// users cannot open.
 func create(path string) (*os.File, error) {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {
@@ -103,7 +101,7 @@ func create(path string) (*os.File, error) {
 
 	fi, err := f.Stat()
 	if err == nil && perm&^fi.Mode().Perm() != 0 {
-		err = f.Chmod(perm) // the umask has taken permissions away
+		err = f.Chmod(perm) // because the umask has taken permissions away
 	}
 	if err != nil {
 		f.Close()
@@ -114,12 +112,13 @@ func create(path string) (*os.File, error) {
 
 // replace gives the file at path a new content in one step. A process that opens path gets the old
 // or the new content, even if this process is killed at any point. With flush, the content is on
-// the disk before the file has its name. Temp is the temporary file of a guard that the caller
+// the disk before the file has its name. temp is the temporary file of a guard that the caller
 // holds.
 func (d *driver) replace(path, temp string, content []byte, flush bool) error {
 	f, err := create(temp)
 	if errors.Is(err, fs.ErrExist) {
-		// Remove it: the process that made it has died, because we have the guard.
+		// The process that created temp has died, because this process has the guard. So remove
+		// temp.
 		if err = os.Remove(temp); err == nil {
 			f, err = create(temp)
 		}
@@ -137,20 +136,20 @@ func (d *driver) replace(path, temp string, content []byte, flush bool) error {
 	return err
 }
 
-// fill writes content into f, with flush also to the disk, and closes f.
+// fill writes content into f, flushes f if flush is true, and closes f.
 func fill(f *os.File, content []byte, flush bool) error {
 	_, err := f.Write(content)
 	if err == nil && flush {
 		err = f.Sync()
 	}
 	if e := f.Close(); err == nil {
-		err = e // some file systems report a full disk here
+		err = e // because some file systems report a full disk only here
 	}
 	return err
 }
 
-// withFile calls open, which opens the file at path. If there is no such file,
-// withFile creates it and calls open again.
+// withFile calls open, which opens the file at path. If there is no such file, withFile creates it
+// and calls open again.
 func (d *driver) withFile(path string, open func() error) error {
 	err := open()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -161,8 +160,8 @@ func (d *driver) withFile(path string, open func() error) error {
 	return err
 }
 
-// ensureFile creates an empty file at path if there is no file, and the directory
-// if it does not exist.
+// ensureFile creates an empty file at path if there is no file, and the directory if it does not
+// exist.
 func (d *driver) ensureFile(path string) error {
 	err := createEmpty(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -176,8 +175,7 @@ func (d *driver) ensureFile(path string) error {
 	return err
 }
 
-// createEmpty creates an empty file at path. It returns fs.ErrExist if there is a
-// file.
+// createEmpty creates an empty file at path. It returns fs.ErrExist if there is a file.
 func createEmpty(path string) error {
 	temp := filepath.Join(filepath.Dir(path), newPrefix+rand.Text())
 	f, err := create(temp)
@@ -203,7 +201,6 @@ func createEmpty(path string) error {
 	return f.Close()
 }
 
-// ensureDir creates the directory if it does not exist.
 func (d *driver) ensureDir() error {
 	if err := os.MkdirAll(filepath.Dir(d.dir), 0o700); err != nil {
 		return err
@@ -222,13 +219,13 @@ func (d *driver) ensureDir() error {
 // createDir creates the directory, unless another process is faster.
 func (d *driver) createDir() error {
 	// The umask takes bits away, so the mode must be set afterwards. Give the directory its name
-	// last, so that a process that is killed in between leaves no directory that other users cannot
-	// enter.
+	// only after that: if the process is killed in between, it leaves no directory that other users
+	// cannot enter.
 	temp, err := os.MkdirTemp(filepath.Dir(d.dir), dirPrefix)
 	if err != nil {
 		var path *fs.PathError
 		if errors.As(err, &path) {
-			path.Path = d.dir // the name that the user knows
+			path.Path = d.dir // because the user knows this name
 		}
 		return err
 	}
@@ -240,8 +237,8 @@ func (d *driver) createDir() error {
 	}
 	err = os.Chmod(temp, mode)
 	if err == nil {
-		// Put a file into the directory: a rename would replace an empty one, which another process
-		// may have created and be about to use.
+		// Put a file into each new directory. A rename replaces an empty directory, and so could
+		// replace one that another process has just created.
 		err = createEmpty(filepath.Join(temp, filepath.Base(d.guardFile("guard", fenceGuard))))
 	}
 	if err == nil {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// limited is a process that can write only so many bytes into a file, as on a disk
-// that becomes full. It takes one key, and renews and releases others.
+// limited runs in a process that can write only args[1] bytes into a file, as on a disk that
+// becomes full. It takes one key, and renews and releases others.
 func limited(args []string) error {
 	bytes, _ := strconv.Atoi(args[1])
 	var limit syscall.Rlimit
@@ -36,11 +36,11 @@ func limited(args []string) error {
 	fmt.Println(d.Release(context.Background(), c))
 	_, err = d.Acquire(context.Background(), claim("kept"))
 	fmt.Println(err)
-	fmt.Println(d.explain(syscall.ENOSPC)) // the error of a disk that is full, which a limit does not give
+	fmt.Println(d.explain(syscall.ENOSPC)) // the error of a full disk, which the limit does not cause
 	return nil
 }
 
-// set converts to the type of this platform's limits.
+// set converts n to the type that this platform has for limits.
 func set[T int64 | uint64](to *T, n int) { *to = T(n) }
 
 func TestWriteThatEndsHalfWay(t *testing.T) {

@@ -12,24 +12,22 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// guard is the right to change the records of one stripe of the keys, among all
-// processes of the host. It is a flock(2) of the kernel, which ends when the
-// process dies.
+// guard is the right to change the records of one stripe of the keys, among all processes of the
+// host. It is a flock(2) of the kernel, which ends when the process dies.
 //
-// The guard's file is never removed. Otherwise a process that had it open would
-// lock a file without a name, while the next process locks a new file. The last
-// fence is in a second file, the stripe's, because some platforms end the lock when
-// the process closes any descriptor of the file.
+// The guard's file is never removed. Otherwise a process that had it open would lock a file without
+// a name, while the next process locks a new file. The last fence is in another file, the stripe's,
+// because on some platforms the lock ends when the process closes any descriptor of the locked
+// file.
 type guard struct {
 	d    *driver
-	n    int          // which guard: a stripe, or fenceGuard
+	n    int          // the number of a stripe, or fenceGuard
 	lock *flock.Flock // the guard's file, locked
 }
 
-// fenceGuard is the number of the guard of the file "fence".
 const fenceGuard = stripes
 
-// guardFile returns the path of a file of guard n. Kind is guard, stripe or temp.
+// guardFile returns the path of a file of guard n. kind is "guard", "stripe" or "temp".
 func (d *driver) guardFile(kind string, n int) string {
 	if n == fenceGuard {
 		return filepath.Join(d.dir, kind+"-fence")
@@ -43,9 +41,9 @@ const (
 	lastPoll  = 5 * time.Millisecond
 )
 
-// lockGuard blocks until it has guard n or ctx ends. It polls, because a call that
-// blocks in the kernel cannot be cancelled. A guard is held for about ten
-// microseconds, or for one flush of the disk.
+// lockGuard blocks until it has guard n or ctx ends. It polls, because a call that blocks in the
+// kernel cannot be cancelled. A guard is held for about ten microseconds, or for one flush of the
+// disk.
 func (d *driver) lockGuard(ctx context.Context, n int) (*guard, error) {
 	if err := d.check(ctx); err != nil {
 		return nil, err
@@ -103,8 +101,8 @@ func (d *driver) tryFlock(n int) (*guard, error) {
 	var l *flock.Flock
 	var ok bool
 	err := d.withFile(path, func() (err error) {
-		// Do not pass O_CREATE, because ensureFile creates the file with the right mode. Open for
-		// writing, which some systems require for an exclusive lock.
+		// Do not pass O_CREATE, because ensureFile creates the file with the right mode. Open the
+		// file for writing, because some systems require that for an exclusive lock.
 		l = flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
 		if ok, err = l.TryLock(); err != nil {
 			err = explainOpen(path, err)
@@ -117,16 +115,16 @@ func (d *driver) tryFlock(n int) (*guard, error) {
 
 	same, err := locksFileAt(l, path)
 	if err != nil || !same {
-		// Without an error, the directory was cleaned between open and lock: the
-		// caller tries again, and locks the new file.
+		// If there is no error, the file was removed between the open and the lock. Then the caller
+		// tries again, and locks the new file.
 		_ = l.Unlock()
 		return nil, err
 	}
 	return &guard{d: d, n: n, lock: l}, nil
 }
 
-// locksFileAt reports whether l has locked the file that is at path now. It returns an error if l's
-// file is not a regular one.
+// locksFileAt reports whether l has locked the file that is at path now. If that is not a regular
+// file, the error says so.
 func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	locked, err := l.Stat()
 	if err != nil {
@@ -142,8 +140,8 @@ func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	return err == nil && os.SameFile(locked, atPath), err
 }
 
-// drop unlocks the guard and gives up this process's turn. The turn comes last, or
-// the next goroutine would find the file locked and sleep.
+// drop unlocks the guard and gives up this process's turn. It gives up the turn last. Otherwise the
+// next goroutine could find the file still locked, and sleep.
 func (g *guard) drop() {
 	_ = g.lock.Unlock() // does not fail: the descriptor is open
 	<-g.d.turns[g.n]

@@ -37,7 +37,6 @@ func (c *dial) set(f func(*instant)) {
 	f(&c.now)
 }
 
-// on returns a driver on dir that reads this clock.
 func (c *dial) on(dir string) *driver {
 	d := on(dir, nil)
 	d.clock = c.read
@@ -60,7 +59,6 @@ func claim(key string) backend.Claim {
 
 func fenced(c backend.Claim) backend.Claim { c.Fenced = true; return c }
 
-// on returns a driver on dir.
 func on(dir string, o *Options) *driver { return await.Value(newDriver(dir, o)) }
 
 func acquire(t *testing.T, d *driver, c backend.Claim) backend.Grant {
@@ -79,7 +77,6 @@ func release(t *testing.T, d *driver, c backend.Claim) {
 	}
 }
 
-// refused checks that c does not get its key, and that the error is want.
 func refused(t *testing.T, d *driver, c backend.Claim, want error) {
 	t.Helper()
 	if _, err := d.Acquire(t.Context(), c); !errors.Is(err, want) {
@@ -87,7 +84,6 @@ func refused(t *testing.T, d *driver, c backend.Claim, want error) {
 	}
 }
 
-// lost checks that err is a loss.
 func lost(t *testing.T, what string, err error) {
 	t.Helper()
 	if !errors.Is(err, backend.ErrLost) {
@@ -95,7 +91,6 @@ func lost(t *testing.T, what string, err error) {
 	}
 }
 
-// notHeld checks that key is free by Inspect.
 func notHeld(t *testing.T, d *driver, key string) {
 	t.Helper()
 	if s, err := d.Inspect(t.Context(), key); s.Held || err != nil {
@@ -114,7 +109,6 @@ func renew(d *driver, cs ...backend.Claim) []error {
 	return errs
 }
 
-// left returns the rest of the term by Inspect.
 func left(t *testing.T, d *driver, key string) time.Duration {
 	t.Helper()
 	s, err := d.Inspect(t.Context(), key)

@@ -20,8 +20,8 @@ import (
 const listFiles = 256
 
 // List yields the keys whose records are in the directory, in no particular order. It leaves out
-// files that are damaged or no records, although they may block keys. Without a directory it yields
-// no key.
+// damaged and foreign files, although they may block keys. If the directory does not exist, List
+// yields no key.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		if err := d.listDir(ctx, prefix, timeout, func(e backend.Entry) bool { return yield(e, nil) }); err != nil {
@@ -30,7 +30,6 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// listDir passes each entry to f, until f returns false.
 func (d *driver) listDir(ctx context.Context, prefix string, timeout time.Duration, f func(backend.Entry) bool) error {
 	if err := d.check(ctx); err != nil {
 		return err
@@ -74,7 +73,7 @@ func (d *driver) listDir(ctx context.Context, prefix string, timeout time.Durati
 	}
 }
 
-// named returns the record in the file of that name, or nil if the file is no valid record.
+// named returns the record in the file with that name, or nil if the file has no valid record.
 func (d *driver) named(ctx context.Context, name string, timeout time.Duration) (*record, error) {
 	if !readsNeedNoGuard {
 		stripe, ok := stripeOfName(name)
@@ -97,7 +96,7 @@ func (d *driver) named(ctx context.Context, name string, timeout time.Duration) 
 func (d *driver) recordIn(name string) (*record, error) {
 	b, _, err := readFile(filepath.Join(d.dir, name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotFile) {
-		return nil, nil // the key is free by now, or there was none
+		return nil, nil // the file was removed meanwhile, or is no record
 	}
 	if err != nil {
 		return nil, err
@@ -109,8 +108,8 @@ func (d *driver) recordIn(name string) (*record, error) {
 	return r, nil
 }
 
-// mayBegin reports whether the file of that name may have the record of a key that begins with
-// prefix. The name of a long key does not tell.
+// mayBegin reports whether the file with that name may have the record of a key that begins with
+// prefix. If the key is long, its file's name does not tell.
 func mayBegin(name, prefix string) bool {
 	if escaped, ok := strings.CutPrefix(name, plainPrefix); ok {
 		return strings.HasSuffix(name, suffix) && strings.HasPrefix(escaped, escape(prefix))
@@ -118,7 +117,7 @@ func mayBegin(name, prefix string) bool {
 	return strings.HasPrefix(name, sumPrefix) && strings.HasSuffix(name, suffix)
 }
 
-// stripeOfName returns the stripe of the key whose record is in the file of that name.
+// stripeOfName returns the stripe of a key, given the name of the key's state file.
 func stripeOfName(name string) (stripe int, ok bool) {
 	name, _ = strings.CutSuffix(name, suffix)
 	if sum, ok := strings.CutPrefix(name, sumPrefix); ok {

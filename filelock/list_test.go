@@ -9,7 +9,6 @@ import (
 	"time"
 )
 
-// listed returns the keys of a list, in order.
 func listed(t *testing.T, d *driver, prefix string) (keys []string) {
 	t.Helper()
 	for e, err := range d.List(t.Context(), prefix, time.Second) {
@@ -45,7 +44,6 @@ func TestListOfOddKeys(t *testing.T) {
 	}
 }
 
-// What is not a record of its file's key is left out.
 func TestListLeavesStrangersOut(t *testing.T) {
 	d := on(t.TempDir(), nil)
 	acquire(t, d, claim("k"))

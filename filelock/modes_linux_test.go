@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process may be killed between any two system calls. If a file has its name by
-// then, the other users of the directory must be able to use it.
+// A process may be killed between any two system calls. If a file has its name already, other users
+// of the directory must be able to use it.
 func TestAFileHasItsModeBeforeItsName(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	parent := t.TempDir()
@@ -43,8 +43,8 @@ func TestAFileHasItsModeBeforeItsName(t *testing.T) {
 	}
 }
 
-// watchModes watches for changes of the modes of files in dir. The function it
-// returns ends the watch and returns their names.
+// watchModes watches for changes of the modes of files in dir. It returns a function that ends the
+// watch and returns the names of these files.
 func watchModes(t *testing.T, dir string) func() []string {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -61,7 +61,7 @@ func watchModes(t *testing.T, dir string) func() []string {
 		for b = b[:max(n, 0)]; len(b) > 0; {
 			size := binary.NativeEndian.Uint32(b[12:]) // the size of the name; wd, mask and cookie precede it
 			name := b[unix.SizeofInotifyEvent:][:size]
-			if name = bytes.TrimRight(name, "\x00"); len(name) > 0 { // otherwise it is dir itself
+			if name = bytes.TrimRight(name, "\x00"); len(name) > 0 { // an event without a name is about dir itself
 				names = append(names, string(name))
 			}
 			b = b[unix.SizeofInotifyEvent+size:]

@@ -16,15 +16,17 @@ const maxPlain = 120
 // stateName returns the name of key's state file. No two keys have the same name:
 //
 //   - A short key is encoded, so that people can read it. A lower-case ASCII letter, a digit, "-",
-//     "_" and "." stay as they are. Any other byte, also of an upper-case letter, becomes "%" and
-//     two hexadecimal digits, because some file systems ignore case or normalise Unicode.
-//   - A long key is named by its SHA-256. The record has the whole key, and load
+//     "_" and "." stay as they are. Any other byte becomes "%" and two hexadecimal digits. So names
+//     have no upper-case and no non-ASCII letters, because some file systems ignore case or
+//     normalise Unicode.
+//   - The name for a long key has the key's SHA-256. The record has the whole key, and load
 //     compares it.
 //
-// The prefix prevents names of other files of the directory, of the current directory and of
-// devices (NUL, con). The suffix prevents a dot or a space at the end, which Windows ignores.
+// Because of the prefix, no name is "." or "..", and none is the name of another file of the
+// directory or of a device (NUL, con). Because of the suffix, no name ends with a dot or a space,
+// which Windows ignores.
 func stateName(key string) string {
-	// Do not escape a longer key: each byte takes at least one.
+	// Do not escape a longer key, because escaping never makes a key shorter.
 	if len(key) <= maxPlain {
 		if plain := escape(key); len(plain) <= maxPlain {
 			return plainPrefix + plain + suffix
@@ -34,7 +36,6 @@ func stateName(key string) string {
 	return sumPrefix + hex.EncodeToString(sum[:]) + suffix
 }
 
-// The parts of the names of state files.
 const (
 	plainPrefix = "key-"
 	sumPrefix   = "sha256-"
@@ -56,7 +57,6 @@ func escape(key string) string {
 	return string(plain)
 }
 
-// stripeOf returns the number of key's stripe.
 func stripeOf(key string) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(sum[0] % stripes)

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// oddKeys are names that may confuse file systems, shells or this package. All are
-// different.
+// oddKeys are names that may confuse file systems, shells or this package. All are different.
 var oddKeys = []string{
 	"plain", "Plain", "PLAIN", "plain.", "plain ", ".", "..", "/", "//", "a/b", "a\\b", "../../etc/passwd", "%2f", "%2F", "a%2fb",
 	"\x00", "\x00\x00", "a\x00", "\r\n", "\n", "\x1b[31m", "\xff", "\xfe\xff", "é", "e\u0301", "🔒", "日本語", "~", "$HOME", "*", "?", ":", "|",
@@ -17,7 +16,7 @@ var oddKeys = []string{
 	strings.Repeat("k", 1000), strings.Repeat("k", 1000) + "/", strings.Repeat("\x00", 1500), strings.Repeat("🔒", 5000),
 }
 
-// checkName checks that every file system accepts a name.
+// checkName returns the name for key, and checks that every file system accepts it.
 func checkName(t *testing.T, key string) string {
 	t.Helper()
 	name := stateName(key)

@@ -9,8 +9,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// A container may have a time namespace, in which the boot clock has an offset. The wall
-// clock is set while a process in such a container holds a key.
+// A container may have a time namespace, in which the boot clock has an offset. Setting the wall
+// clock does not end the hold of a process in such a container.
 func TestWallClockDoesNotCountBetweenTimeNamespaces(t *testing.T) {
 	for _, offset := range []string{"1000", "-1"} {
 		unshare := []string{"--time", "--boottime", offset}

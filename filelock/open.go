@@ -19,7 +19,6 @@ import (
 
 func init() { hasp.Register("filelock", open, "mode") }
 
-// open opens filelock://DIR?mode=0770.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: filelock takes one directory, not %d", hasp.ErrInvalid, len(c.Nodes))
@@ -54,8 +53,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 }
 
 // parseDir returns the directory that a node names: an absolute path, or one that begins with ./ or
-// ../. It refuses other relative paths, in which the first slash was probably forgotten: processes
-// with different working directories would not exclude each other.
+// ../. It refuses other relative paths. In such a path the first slash was probably forgotten, and
+// processes with different working directories would not exclude each other.
 func parseDir(node string) (string, error) {
 	if runtime.GOOS == "windows" && len(node) > 2 && node[0] == '/' && node[2] == ':' {
 		node = node[1:] // filelock:///C:/locks
@@ -71,8 +70,8 @@ func parseDir(node string) (string, error) {
 	return "", fmt.Errorf("%w: directory %q is neither absolute nor begins with ./: use filelock:///%[2]s or filelock://./%[2]s", hasp.ErrInvalid, node)
 }
 
-// userDir returns the directory for locks of this user, by the XDG Base Directory
-// Specification: https://specifications.freedesktop.org/basedir
+// userDir returns the directory for locks of this user, by the XDG Base Directory Specification:
+// https://specifications.freedesktop.org/basedir
 func userDir() (string, error) {
 	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
 		return filepath.Join(state, "hasp"), nil

@@ -33,7 +33,7 @@ func TestURLNamesTheDirectory(t *testing.T) {
 			t.Errorf("%s: %v", c.url, err)
 			continue
 		}
-		t.Chdir(t.TempDir()) // must not move the locks
+		t.Chdir(t.TempDir()) // a new working directory must not move the locks
 		lease, err := client.TryLock(t.Context(), "k", hasp.WithFence())
 		must(t, err)
 		if !slices.ContainsFunc(files(t, c.want), func(name string) bool { return strings.HasSuffix(name, ".lock") }) {

@@ -4,10 +4,10 @@ package filelock
 
 import "errors"
 
-// openFlags is empty, so openFile checks the file before it opens it.
+// openFlags is 0, so openFile checks the file before it opens it.
 const openFlags = 0
 
-// readsNeedNoGuard is false, because it is not known to be true here.
+// readsNeedNoGuard is false, because it may not be true on this platform.
 const readsNeedNoGuard = false
 
 var (

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openFlags protect against files of other kinds: a symbolic link is not followed, and the open of
-// a FIFO does not block.
+// openFlags protect against files that are not regular: the open does not follow a symbolic link,
+// and does not block on a FIFO.
 const openFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK
 
 // readsNeedNoGuard is true, because a file may be replaced or removed while another process reads

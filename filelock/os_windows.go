@@ -2,12 +2,12 @@ package filelock
 
 import "golang.org/x/sys/windows"
 
-// openFlags is empty, because no flag prevents following a link. So openFile checks the file before
-// it opens it.
+// openFlags is 0, because no flag prevents that an open follows a link. So openFile checks the file
+// before it opens it.
 const openFlags = 0
 
-// readsNeedNoGuard is false: to replace a file that another process is reading is a
-// sharing violation.
+// readsNeedNoGuard is false, because Windows reports a sharing violation if a file is replaced
+// while another process reads it.
 const readsNeedNoGuard = false
 
 var (
@@ -18,6 +18,6 @@ var (
 	noLockErrors = []error{windows.ERROR_INVALID_FUNCTION, windows.ERROR_NOT_SUPPORTED}
 )
 
-// syncDir does nothing. Windows cannot flush a directory, and the file system's
-// journal keeps changes in order.
+// syncDir does nothing. Windows cannot flush a directory, and the file system's journal keeps
+// changes in order.
 func syncDir(string) error { return nil }

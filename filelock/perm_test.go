@@ -16,8 +16,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// nobody is the user of the child process if the test runs as root, so that
-// permissions apply to it.
+// nobody is the user of the child process if the test runs as root, so that permissions apply to
+// it.
 const nobody = 65534
 
 func beNobody() error {
@@ -27,14 +27,13 @@ func beNobody() error {
 	return errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody))
 }
 
-// become makes this process run as the user nobody. It prints the error, or nil.
+// become prints the error of becoming another user, or nil.
 func become([]string) error {
 	fmt.Println(beNobody())
 	return nil
 }
 
-// user prints what acquire, inspect, release and open of a key return to a user that
-// is not root. It leaves the key as it was.
+// user prints what Acquire, Inspect, Release and probe return to a user that is not root.
 func user(args []string) error {
 	if err := beNobody(); err != nil {
 		return err
@@ -51,7 +50,6 @@ func user(args []string) error {
 	return nil
 }
 
-// asUser returns the four answers.
 func asUser(t *testing.T, d *driver, key string) (acquire, inspect, release, open string) {
 	t.Helper()
 	c := play(t, "user", d.dir, key)
@@ -60,8 +58,8 @@ func asUser(t *testing.T, d *driver, key string) (acquire, inspect, release, ope
 	return
 }
 
-// reachable creates a directory that any user can reach. It skips the test if root
-// cannot become another user, or other users cannot reach temporary files.
+// reachable creates a directory that any user can reach. It skips the test if root cannot become
+// another user, or other users cannot reach temporary files.
 func reachable(t *testing.T, mode fs.FileMode) string {
 	t.Helper()
 	if os.Getuid() == 0 {
@@ -91,7 +89,6 @@ func reachable(t *testing.T, mode fs.FileMode) string {
 	return dir
 }
 
-// denied checks that an answer names the path and says what to do.
 func denied(t *testing.T, what, answer, path string) {
 	t.Helper()
 	if !strings.Contains(answer, path) || !strings.Contains(answer, "must be readable and writable") {
@@ -134,8 +131,8 @@ func TestStateFileThatCannotBeReadIsNotGranted(t *testing.T) {
 	}
 }
 
-// A user that may write in the directory may lock, whatever the umask is and whichever
-// user created the files.
+// A user that may write in the directory may lock, whatever the umask is and whichever user created
+// the files.
 func TestUsersShareADirectory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to be two users")
@@ -164,7 +161,7 @@ func TestUsersShareADirectory(t *testing.T) {
 	}
 }
 
-// The umask changes no mode. A file that its owner could not open would block its keys.
+// The umask changes no mode. If it did, a file that its owner could not open would block its keys.
 func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0))
 	for _, c := range []struct {
@@ -199,9 +196,9 @@ func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 	}
 }
 
-// The open of a FIFO blocks until its other end is opened. A read returns nothing, as from an
-// empty file, here one from before this boot. If a link were followed, its target outside the
-// directory would be overwritten.
+// There may be another kind of file with the name of one of filelock's files. The open of a FIFO
+// must not block, and its content must not count as an empty file from before this boot. The target
+// of a link must not be overwritten.
 func TestWhatIsNoFileInPlaceOfAFile(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "precious")
 	write(t, target, []byte("precious"))
@@ -215,7 +212,7 @@ func TestWhatIsNoFileInPlaceOfAFile(t *testing.T) {
 		func(path string) error { return os.Symlink(target+" 2", path) },
 	} {
 		for _, path := range []string{d.path("k"), d.guardFile("stripe", n), d.guardFile("guard", n), d.ceilingPath()} {
-			d := newDial().on(dir) // has not read the ceiling
+			d := newDial().on(dir) // this driver has not read the ceiling yet
 			must(t, os.RemoveAll(path))
 			must(t, plant(path))
 			_, err := d.Acquire(t.Context(), fenced(claim("k")))
@@ -227,7 +224,7 @@ func TestWhatIsNoFileInPlaceOfAFile(t *testing.T) {
 		}
 	}
 	for _, to := range []string{target, target + " 2"} {
-		must(t, os.Symlink(to, d.guardFile("temp", n))) // removed, because it looks like the file of a dead writer
+		must(t, os.Symlink(to, d.guardFile("temp", n))) // Acquire removes it as the file of a writer that has died
 		c := fenced(claim("k"))
 		acquire(t, d, c)
 		release(t, d, c)

@@ -17,19 +17,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// take takes a key for a minute, and ends.
 func take(args []string) error {
 	_, err := on(args[0], nil).Acquire(context.Background(), claim(args[1]))
 	return err
 }
 
-// play starts a process that has a role in a directory.
 func play(t *testing.T, role, dir string, args ...string) *crew.Child {
 	t.Helper()
 	return crew.Test(t, role, append([]string{dir}, args...)...)
 }
 
-// holdGuard holds the guard of a key.
 func holdGuard(args []string) error {
 	g, err := on(args[0], nil).lockGuard(context.Background(), stripeOf(args[1]))
 	if err != nil {
@@ -37,6 +34,6 @@ func holdGuard(args []string) error {
 	}
 	defer g.drop()
 	fmt.Println("ready")
-	_, err = io.Copy(io.Discard, os.Stdin) // until it is killed, or the test has ended
+	_, err = io.Copy(io.Discard, os.Stdin) // until this process is killed, or the test ends
 	return err
 }

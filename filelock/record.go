@@ -10,25 +10,23 @@ import (
 	"time"
 )
 
-// recordHeader is the first line of a state file: its kind, and the version of its
-// format.
+// recordHeader is the first line of a state file: its kind, and the version of its format.
 const recordHeader = "hasp filelock record 2\n"
 
-// maxRecord is the largest size of a record, in bytes.
 const maxRecord = 1 << 20
 
 // record is the content of a state file: who holds which key until when. In the file it is text
-// that people can read, with a field on each line, and a checksum at the end, which shows that no
-// part is missing.
+// that people can read, with a field on each line. The checksum at the end shows that no part is
+// missing.
 type record struct {
 	key   string
 	token string
 	owner string
-	pid   int           // of the process that took the key; for people only
+	pid   int           // the process that took the key, for people only
 	since time.Time     // when the key was taken
 	fence uint64        // 0 if the claim asked for none
 	clock string        // the boot clock that counts the term: see instant
-	end   time.Duration // of the term, by that clock
+	end   time.Duration // end of the term, by that clock
 	until time.Time     // end of the term by the wall clock
 
 	waited time.Duration // see backend.Claim
@@ -44,9 +42,9 @@ var (
 )
 
 // left returns how much of the term is left. Within one boot the boot clock decides, whatever
-// happens to the wall clock. A record of another boot lasts until its end by the wall clock,
-// because its holder may still run: containers may have different boot clocks, and virtual machines
-// may share the directory against our advice.
+// happens to the wall clock. A record of another boot clock lasts until its end by the wall clock,
+// because its holder may still run. It may run in a container with its own boot clock, or in a
+// virtual machine that shares the directory against our advice.
 func (r *record) left(now instant) time.Duration {
 	if r.clock != "" && r.clock == now.clock {
 		return r.end - now.up
@@ -63,7 +61,7 @@ func (r *record) extend(now instant, ttl time.Duration) bool {
 	return true
 }
 
-// endIn sets the rest of the term, which may become shorter.
+// endIn makes the term end after left, which may be sooner than before.
 func (r *record) endIn(now instant, left time.Duration) {
 	// If a sum overflows, the subtraction in left overflows back.
 	r.clock, r.end, r.until = now.clock, now.up+left, now.wall.Add(left).UTC()
@@ -100,7 +98,6 @@ func seal(b []byte) []byte {
 	return fmt.Appendf(b, "sum %08x\n", crc32.ChecksumIEEE(b))
 }
 
-// sumLen is the length of the line that seal appends.
 const sumLen = len("sum 01234567\n")
 
 // unseal returns the text between header and checksum. It returns errTorn if the end is missing, or

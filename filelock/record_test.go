@@ -41,7 +41,7 @@ func TestRecordCutShortIsTorn(t *testing.T) {
 		if _, err := decode(b[:n]); !errors.Is(err, errTorn) {
 			t.Fatalf("first %d of %d bytes: %v", n, len(b), err)
 		}
-		// Some file systems return zeros for data that was not written.
+		// Some file systems return zeros for data that has not reached the disk.
 		zeros := append(bytes.Clone(b[:n]), make([]byte, len(b)-n)...)
 		if _, err := decode(zeros); n < len(b)-sumLen && !errors.Is(err, errTorn) {
 			t.Fatalf("first %d of %d bytes, then zeros: %v", n, len(b), err)

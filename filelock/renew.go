@@ -17,13 +17,13 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	ctx, cancel := withTimeout(ctx, cs[0].Timeout)
 	defer cancel()
 
-	byStripe := map[int][]int{} // indices of cs
+	byStripe := map[int][]int{} // indices in cs, by stripe
 	for i, c := range cs {
 		n := stripeOf(c.Key)
 		byStripe[n] = append(byStripe[n], i)
 	}
 
-	var mu sync.Mutex // one call of done at a time
+	var mu sync.Mutex // so that no two calls of done run at the same time
 	answer := func(is []int, g *guard, err error) {
 		errs := g.renewAll(ctx, cs, is, err)
 		mu.Lock()

@@ -10,12 +10,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// path returns the path of key's state file.
 func (d *driver) path(key string) string { return filepath.Join(d.dir, stateName(key)) }
 
-// load returns the record that holds key, or nil, nil if there is none or its term has ended. Any
-// other state file is an error, but not ErrHeld: the key is not free, and no caller is known to
-// hold it.
+// load returns the record that holds key, or nil, nil if there is none or its term has ended. If
+// the state file has no valid record of key, the error is not ErrHeld: the key is not free, but no
+// holder is known.
 func (d *driver) load(key string, now instant) (*record, error) {
 	path := d.path(key)
 	b, fi, err := readFile(path)
@@ -45,8 +44,7 @@ func (d *driver) load(key string, now instant) (*record, error) {
 	return r, nil
 }
 
-// blocksKey adds advice to the error of a state file that is not a record of its
-// key.
+// blocksKey adds advice to the error of a state file that is not a record of its key.
 func blocksKey(err error) error {
 	return fmt.Errorf("%w (the key is blocked until this file is removed, by break or by hand)", err)
 }
@@ -59,7 +57,6 @@ func fromBeforeBoot(fi fs.FileInfo, now instant) bool {
 	return now.clock != "" && fi.ModTime().Add(slack).Before(now.bootTime())
 }
 
-// store makes r the record of its key.
 func (g *guard) store(r *record) error {
 	b := r.encode()
 	if len(b) > maxRecord {

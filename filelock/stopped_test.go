@@ -37,7 +37,7 @@ func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
 		}
 	}
 
-	// An attempt at a held key needs no guard, and other stripes have their own.
+	// An attempt at a held key needs no guard, and other stripes have other guards.
 	refused(t, d, claim("k"), backend.ErrHeld)
 	if s, err := d.Inspect(t.Context(), "k"); !s.Held || err != nil {
 		t.Errorf("inspect says %+v, %v", s, err)
@@ -49,7 +49,7 @@ func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
 	acquire(t, d, near)
 }
 
-// anothersGuard locks the guard of key by another Driver, as another process would.
+// anothersGuard locks the guard of key with another driver, as another process would.
 func anothersGuard(t *testing.T, dir, key string) *guard {
 	t.Helper()
 	g, err := on(dir, nil).lockGuard(t.Context(), stripeOf(key))
@@ -105,7 +105,7 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 	c := claim("k")
 	c.Timeout = time.Hour
 	result := make(chan error, 3)
-	// One polls the guard's file, and the other two wait for this process's turn.
+	// One call polls the guard's file, and the other two wait for this process's turn.
 	go func() { _, err := d.Acquire(ctx, c); result <- err }()
 	go func() { result <- d.Release(ctx, c) }()
 	go func() {

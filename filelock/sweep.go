@@ -8,17 +8,16 @@ import (
 	"time"
 )
 
-// Bounds of a sweep.
 const (
 	sweepFiles = 256       // how many files one sweep checks
 	sweepEvery = 128       // how many keys a driver takes between two sweeps
-	openFiles  = 1000      // how many files the sweep of an opening checks
-	sweepAge   = time.Hour // the process of an older temporary file has died
+	openFiles  = 1000      // how many files Open by URL sweeps
+	sweepAge   = time.Hour // if a temporary file is older, its process has died
 )
 
-// sweepOften calls sweep before d takes its first and each sweepEvery-th key. A sweep checks twice
-// as many files as this driver has made since the last one, so at most about half of the files have
-// expired records.
+// sweepOften calls sweep before d takes its first key, and each sweepEvery-th key after that. A
+// sweep checks twice as many files as d has created since the last sweep, so at most about half of
+// the files have expired records.
 func (d *driver) sweepOften(ctx context.Context) {
 	if d.taken.Add(1)%sweepEvery == 1 {
 		d.sweep(ctx, sweepFiles)
@@ -63,7 +62,8 @@ func (d *driver) sweep(ctx context.Context, n int) {
 func (d *driver) sweepFile(ctx context.Context, e os.DirEntry) {
 	path := filepath.Join(d.dir, e.Name())
 	if strings.HasPrefix(e.Name(), probePrefix) || strings.HasPrefix(e.Name(), newPrefix) {
-		// If the process is not dead but stopped, it will find that the file is missing.
+		// If the process was only stopped, it gets an error when it goes on, because the file is
+		// missing.
 		if fi, err := e.Info(); err == nil && d.clock().wall.Sub(fi.ModTime()) > sweepAge {
 			os.Remove(path)
 		}

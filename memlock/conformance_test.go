@@ -30,8 +30,8 @@ func harness() conformance.Harness {
 	}
 }
 
-// It is in virtual time, without the clause that starts a process. Package acceptance runs the
-// whole suite in real time.
+// The suite runs in virtual time here, without the clause that starts a process. Package acceptance
+// runs the whole suite in real time.
 func TestConformance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := harness()

@@ -9,8 +9,7 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// Two Clients on one store exclude each other, as two processes would on a
-// store that they share.
+// Two Clients on one store exclude each other, as two processes would on a store that they share.
 func Example() {
 	ctx := context.Background()
 	store := new(memlock.Store)

@@ -6,8 +6,9 @@
 // processes are not excluded.
 //
 // A call costs no round trip. A key without a holder or a waiter takes no memory, unless its last
-// hold expired without a release. The store removes such a hold when a caller wants the key, or
-// with all others when the store has twice as many keys as after the last time, and at least 1,024.
+// hold expired without a release. The store removes such a hold when a caller wants the key. It
+// removes all such holds when it has at least 1,024 keys, and at least twice as many as were left
+// the last time.
 //
 // URL: memlock:// or memlock://NAME is a store that all Clients of the process with that URL share;
 // [New] makes a private one. There are no parameters.
@@ -37,7 +38,6 @@ type Store struct {
 	limit int    // when len(keys) reaches it, expired holds are removed
 }
 
-// minLimit is the smallest limit of a store.
 const minLimit = 1024
 
 // Driver returns a new driver on s. Each Client needs a driver of its own.
@@ -45,18 +45,18 @@ func (s *Store) Driver() backend.Driver { return newDriver(s) }
 
 func newDriver(s *Store) *driver { return &driver{store: s, closed: make(chan struct{})} }
 
-// New returns a Client whose locks are in a store of its own. Nil means the defaults.
+// New returns a Client whose locks are in a store of its own. If o is nil, the defaults apply.
 func New(o *hasp.Options) (*hasp.Client, error) { return hasp.New(NewDriver(), o) }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New].
+// NewDriver returns a driver on a store of its own, without a Client. The conformance suite needs
+// that, and so does a wrapper that is passed to [hasp.New].
 func NewDriver() backend.Driver { return new(Store).Driver() }
 
 // driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the order of arrival, an
 // Inspector and a Lister, and it grants fences.
 type driver struct {
 	store  *Store
-	once   sync.Once     // closes closed
+	once   sync.Once     // so that Close closes the channel only once
 	closed chan struct{} // closed by Close
 }
 
@@ -71,11 +71,11 @@ var errClosed = errors.New("memlock: driver is closed")
 // entry is a key that has a holder or waiters.
 type entry struct {
 	key   string
-	claim backend.Claim // the exclusive holder's; Token is empty if there is none
-	fence uint64        // the largest of the holders', or 0
+	claim backend.Claim // the exclusive holder's claim; Token is empty if there is none
+	fence uint64        // the largest fence of the holders, or 0
 	since time.Time     // when the exclusive hold began
 	until time.Time     // when its term ends
-	queue list.List     // of *waiter, in order of arrival
+	queue list.List     // the waiters in order of arrival, as *waiter
 
 	// The holders of a shared hold, by token. Some of their terms may have ended.
 	readers map[string]*reader
@@ -93,10 +93,9 @@ type waiter struct {
 	claim backend.Claim
 	place *list.Element  // in the entry's queue, until grant is set
 	grant *backend.Grant // nil until the key is handed to this waiter
-	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one
+	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one signal
 }
 
-// Traits returns Ordered, Fenced, MinHold, Shared, Process.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Process}
 }
@@ -198,7 +197,6 @@ func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 	return false, 0, err
 }
 
-// Renew prolongs the terms of cs.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	for i, c := range cs {
 		if ctx.Err() != nil {
@@ -239,7 +237,8 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 // because tokens have only URL-safe characters.
 const keptToken = "(kept)"
 
-// Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it then.
+// Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it at that
+// time.
 func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	if err := d.closedErr(); err != nil {
 		return err
@@ -264,7 +263,6 @@ func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	return nil
 }
 
-// Inspect returns the holder and the queue.
 func (d *driver) Inspect(_ context.Context, key string) (backend.Status, error) {
 	var st backend.Status
 	if err := d.closedErr(); err != nil {
@@ -296,7 +294,7 @@ func (d *driver) List(ctx context.Context, prefix string, _ time.Duration) iter.
 		defer s.mu.Unlock()
 		outside := func(e backend.Entry, err error) bool {
 			s.mu.Unlock()
-			defer s.mu.Lock() // also if yield panics
+			defer s.mu.Lock() // deferred, because yield may panic
 			return yield(e, err)
 		}
 		looked := 0
@@ -344,7 +342,6 @@ func (d *driver) Close() error {
 	return nil
 }
 
-// closedErr returns errClosed after Close, and nil before.
 func (d *driver) closedErr() error {
 	select {
 	case <-d.closed:
@@ -359,7 +356,6 @@ func trustedUntil(now time.Time, ttl time.Duration) time.Time {
 	return now.Add(ttl - backend.Drift(ttl))
 }
 
-// maxShown is how many readers Inspect and List name.
 const maxShown = 1000
 
 func later(a, b time.Time) time.Time {
@@ -373,8 +369,8 @@ func (e *entry) held(now time.Time) bool {
 	return e.claim.Token != "" && now.Before(e.until) || e.reader(now) != nil
 }
 
-// reader returns a reader whose term goes on, or nil. It removes readers whose terms have ended, so
-// that dead readers do not add up.
+// reader returns a reader whose term has not ended, or nil. It removes readers whose terms have
+// ended, so that dead readers do not add up.
 func (e *entry) reader(now time.Time) *reader {
 	for token, r := range e.readers {
 		if now.Before(r.until) {
@@ -399,7 +395,6 @@ func (e *entry) freeFor(c backend.Claim, now time.Time) bool {
 	return !e.held(now) || c.Shared && len(e.readers) > 0
 }
 
-// status returns what Inspect and List report of the key.
 func (e *entry) status(now time.Time) (st backend.Status) {
 	switch {
 	case !e.held(now):
@@ -432,7 +427,6 @@ func (e *entry) refusal(now time.Time) *backend.HeldError {
 	return he
 }
 
-// first returns the first waiter in the queue, or nil.
 func (e *entry) first() *waiter {
 	if p := e.queue.Front(); p != nil {
 		return p.Value.(*waiter)
@@ -440,8 +434,8 @@ func (e *entry) first() *waiter {
 	return nil
 }
 
-// heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, it also
-// returns the reader.
+// heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, it also returns
+// the reader.
 func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	// A hold whose term has ended is lost, even if the key is still free.
 	e := s.keys[c.Key]
@@ -457,7 +451,6 @@ func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	return nil, nil
 }
 
-// entryLocked returns the entry of key. It makes one if there is none.
 func (s *Store) entryLocked(key string, now time.Time) *entry {
 	if e := s.keys[key]; e != nil {
 		return e
@@ -486,7 +479,6 @@ func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Gr
 	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
 }
 
-// enter makes c a reader of e.
 func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
 	r := &reader{owner: c.Owner, until: now.Add(c.TTL)}
 	g := backend.Grant{Until: trustedUntil(now, c.TTL)}
@@ -512,7 +504,7 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 	}
 	switch next := e.first(); {
 	case next != nil:
-		next.signal() // it may have become first, or its timer may run until the end of an old term
+		next.signal() // next may have become first, or its timer may run until the end of an old term
 	case !e.held(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
@@ -550,7 +542,6 @@ var named = struct {
 	stores     map[string]*Store
 }{stores: map[string]*Store{}}
 
-// open opens memlock://NAME.
 func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: memlock takes one node, the name of a store, not %d", hasp.ErrInvalid, len(c.Nodes))
@@ -564,7 +555,7 @@ func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, fmt.Errorf("%w: memlock has no transport: want memlock:// or memlock://NAME", hasp.ErrInvalid)
 	}
 
-	// Several Clients may open the same name at once; they must get one store.
+	// Several Clients may open the same name at the same time. They must get one store.
 	named.Lock()
 	defer named.Unlock()
 	s := named.stores[name]

@@ -31,7 +31,7 @@ func release(t *testing.T, d *driver, c backend.Claim) {
 	}
 }
 
-// wait begins a Wait, whose error comes from the channel.
+// wait begins a Wait, and returns a channel that receives its error.
 func wait(t *testing.T, d *driver, c backend.Claim) <-chan error {
 	ended := make(chan error)
 	go func() {
@@ -64,7 +64,7 @@ func TestKeysThatAreFreeTakeNoMemory(t *testing.T) {
 		// Leases that were lost and never unlocked are swept.
 		for i := range 100_000 {
 			acquire(t, d, claim(fmt.Sprint(i), "t"))
-			time.Sleep(10 * time.Millisecond) // a thousand are live at a time
+			time.Sleep(10 * time.Millisecond) // so that the terms of a thousand have not ended
 		}
 		if n := len(s.keys); n > 5000 {
 			t.Errorf("%d keys kept", n)
@@ -97,8 +97,8 @@ func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
 	runtime.KeepAlive(d)
 }
 
-// A waiter that was granted the key may wake after the hold was broken and the
-// key granted to another.
+// A waiter gets the key, and wakes only after a Break has ended that hold and another caller has
+// got the key.
 func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := new(Store)
@@ -107,7 +107,7 @@ func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
 		woken := wait(t, d, claim("k", "late"))
 		synctest.Wait()
 
-		// The waiter cannot run in between, since it needs the mutex.
+		// The waiter needs the mutex, so it cannot run before the Unlock below.
 		s.mu.Lock()
 		now := time.Now()
 		e := s.keys["k"]
@@ -166,13 +166,12 @@ func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 	})
 }
 
-// The key is shared until the last of the readers' terms, whichever readers leave, renew
-// or die.
+// The key is held until the last term of a reader ends, whichever readers leave, renew or die.
 func TestLastTermOfTheReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDriver(new(Store))
 		r := rand.New(rand.NewPCG(1, 2))
-		ends := map[string]time.Time{} // of the readers that have not left
+		ends := map[string]time.Time{} // ends of the terms of the readers that have not left
 		for i := range 5000 {
 			c := claim("k", fmt.Sprint(r.IntN(40)))
 			c.Shared, c.TTL = true, time.Second+rand.N(10*time.Second)

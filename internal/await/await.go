@@ -1,5 +1,5 @@
-// Package await lets a test wait for what must happen, on a machine of any speed. It gives an event
-// much longer than any machine needs.
+// Package await lets a test wait for an event on a machine of any speed: it waits for much longer
+// than any machine needs.
 package await
 
 import (
@@ -29,8 +29,8 @@ func Value[T any](v T, err error) T {
 	return v
 }
 
-// Crowd skips a test with many goroutines if -short is set: with the race detector, in virtual
-// time, it takes up to a hundred times as long.
+// Crowd skips a test with many goroutines if -short is set, because in virtual time the race
+// detector makes it up to a hundred times as slow.
 func Crowd(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -80,9 +80,10 @@ func Success(t testing.TB, what string, f func() error) {
 	}
 }
 
-// Undisturbed calls f, which returns what is wrong. If anything is wrong, the test fails, unless
-// this process or probe, such as a call to a server, stood still for longer than limit meanwhile.
-// Then Undisturbed tries again. If the machine always stands still, the test is skipped.
+// Undisturbed calls f, which returns a text if something is wrong. Then the test fails, unless this
+// process stood still for longer than limit while f ran, or probe, such as a call to a server, took
+// longer than that. In that case Undisturbed tries again. If the machine always stands still, the
+// test is skipped.
 func Undisturbed(t testing.TB, limit time.Duration, probe func(), f func() (wrong string)) {
 	t.Helper()
 	for range 20 {

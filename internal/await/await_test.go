@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/internal/stall"
 )
 
-// double is a test that keeps how it ended.
+// double is a testing.TB that records how the test ended.
 type double struct {
 	testing.TB
 	end string
@@ -36,7 +36,8 @@ func ends(f func(t testing.TB)) (end string, after time.Duration) {
 	return
 }
 
-// takes returns an f for Undisturbed. Each call takes the next time and is wrong, but the last.
+// takes returns an f for Undisturbed. Each call lasts for the next of times and returns "wrong".
+// After the last of times, nothing is wrong.
 func takes(times ...time.Duration) func() string {
 	return func() string {
 		if len(times) == 0 {
@@ -75,7 +76,7 @@ func TestEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				end, after := ends(c.f)
-				defer time.Sleep(2 * time.Hour) // for what does not return
+				defer time.Sleep(2 * time.Hour) // until calls that do not return have ended
 				if end != c.end || after < c.after {
 					t.Errorf("got %q after %v, want %q after %v", end, after, c.end, c.after)
 				}

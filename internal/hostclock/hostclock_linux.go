@@ -12,15 +12,15 @@ const (
 	clockBoottime  = 7
 )
 
-// Now returns a time in nanoseconds. All processes of the host share its clock,
-// and no process can set it.
+// Now returns a time in nanoseconds. All processes of the host share its clock, and no process can
+// set it.
 func Now() int64 {
 	now, _ := read(clockMonotonic) // every Linux has this clock
 	return now
 }
 
-// suspended is the difference of two clocks, of which only one counts a suspend. It is 0
-// if the kernel does not have one of them.
+// suspended returns the difference of two clocks, of which only one counts a suspend. It returns 0
+// if the kernel lacks one of the clocks.
 func suspended() time.Duration {
 	// Read the boot clock first: a pause between the two readings then makes the result too small,
 	// which the next reading corrects, and never too large.

@@ -4,8 +4,8 @@ package hostclock
 
 import "time"
 
-// Now returns a time in nanoseconds. All processes of the host share its clock,
-// which must not be set meanwhile.
+// Now returns a time in nanoseconds. All processes of the host share its clock, which must not be
+// set meanwhile.
 func Now() int64 { return time.Now().UnixNano() }
 
 // suspended returns 0, because the standard library does not give access to the clocks that are

@@ -1,5 +1,5 @@
-// Package lazyctx provides a context whose deadline needs no timer until a
-// goroutine asks for its Done channel. Most calls to a store never ask.
+// Package lazyctx provides a context whose deadline needs no timer until a goroutine asks for its
+// Done channel. Most calls to a store never ask.
 package lazyctx
 
 import (
@@ -15,19 +15,20 @@ type Context struct {
 	quit     context.Context // may be nil
 	deadline time.Time
 
-	// deadline is the parent's: when it passes, the parent ends and says so.
+	// parentsDeadline says that deadline is the parent's, so the context needs no timer: it ends
+	// when the parent ends.
 	parentsDeadline bool
 
 	mu     sync.Mutex // guards all below
 	native *native    // made when a caller first asks for Done; nil until then
-	err    error      // the end that Err saw, or that End set, while native was nil
+	err    error      // why the context ended, if Err or End recorded that while native was nil
 }
 
 // native is a context of package context.
 type native struct {
 	context.Context
 	cancel   context.CancelFunc
-	stopQuit func() bool // stops the watch of quit; nil if there is none
+	stopQuit func() bool // ends the watch of quit; nil if quit is nil
 }
 
 // WithTimeout returns a Context that ends d from now at the latest. If quit is not nil, the Context
@@ -40,10 +41,10 @@ func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
 	return c
 }
 
-// Split separates the cancellation of ctx from its deadline, for callers that
-// enforce the deadline themselves and want no timer. If ctx is a Context, it ends
-// with parent, with quit, or at the deadline; the deadline is zero if it is the
-// parent's. Otherwise lazy is false, and parent is ctx itself. Quit is never nil.
+// Split separates the cancellation of ctx from its deadline, for callers that enforce the deadline
+// themselves and want no timer. If ctx is a Context, it ends with parent, with quit, or at the
+// deadline; the deadline is zero if it is the parent's. Otherwise lazy is false, and parent is ctx
+// itself. quit is never nil.
 func Split(ctx context.Context) (parent, quit context.Context, deadline time.Time, lazy bool) {
 	c, lazy := ctx.(*Context)
 	if !lazy {
@@ -120,8 +121,8 @@ func (c *Context) Err() error {
 		return c.native.Err()
 	}
 
-	// Without native there is no timer, so the clock decides. The answer is kept:
-	// an error must not change once a caller has seen it.
+	// Without native there is no timer, so the clock decides. The answer is kept: an error must not
+	// change once a caller has seen it.
 	switch c.err = c.parent.Err(); {
 	case c.err != nil:
 	case c.quit != nil && c.quit.Err() != nil:

@@ -10,8 +10,8 @@ import (
 
 type key struct{}
 
-// Each end is visible by Err alone, by Done, and in a derived context. Done and the
-// derived context may be asked for before or after the end.
+// Each end is visible by Err alone, by Done, and in a derived context. Done and the derived context
+// may be asked for before or after the end.
 func TestEnds(t *testing.T) {
 	cause := errors.New("cause")
 	var quit context.CancelFunc
@@ -58,7 +58,7 @@ func TestEnds(t *testing.T) {
 						t.Errorf("before the end: %v", err)
 					}
 					test.end(c, cancel)
-					synctest.Wait() // for timers
+					synctest.Wait() // until timers have fired
 					if err := c.Err(); err != test.want {
 						t.Errorf("Err: %v, want %v", err, test.want)
 					}
