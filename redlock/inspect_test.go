@@ -43,7 +43,7 @@ func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, rdb := range nodes.Clients() {
-		if err := rdb.(*redis.Client).Do(t.Context(), "acl", "setuser", "default", "-getrange").Err(); err != nil {
+		if err := rdb.(*redis.Client).Do(t.Context(), "acl", "setuser", "default", "-getrange", "-mget").Err(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -24,10 +24,10 @@ import (
 // turns.lua, counts as gone.
 const lookEvery = 300 * time.Millisecond
 
-// queueKeys returns the keys of the queue: when each waiter arrived, and when it last
-// looked.
+// queueKeys returns the keys of the queue: when each waiter arrived, when it last looked, and a sign
+// that callers wait. The sign is a string, so that a release can read it together with the record.
 func queueKeys(key string) []string {
-	return []string{redisstore.DerivedKey("turns", key), redisstore.DerivedKey("looks", key)}
+	return []string{redisstore.DerivedKey("turns", key), redisstore.DerivedKey("looks", key), redisstore.DerivedKey("waits", key)}
 }
 
 // queueState has what the lead learns about the caller, and the lead's answer.
@@ -64,7 +64,7 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	switch {
 	case a.c.Shared:
 		script = joinScript
-		call.Keys = append(call.Keys, redisstore.IntentKey(a.c.Key), queueKeys(a.c.Key)[1])
+		call.Keys = append(call.Keys, redisstore.IntentKey(a.c.Key), queueKeys(a.c.Key)[2])
 		call.Args = append(call.Args, a.place.waiter)
 	case n.i == a.lead:
 		script = leadScript

@@ -68,6 +68,7 @@
 //	hasp:{tag}:intent:key          the intent of a waiting writer: the node refuses new readers
 //	hasp:{tag}:turns:key           the queue of waiters, two sorted sets that expire
 //	hasp:{tag}:looks:key             two seconds after any waiter last looked
+//	hasp:{tag}:waits:key           a sign that callers wait, which expires as these sets do
 //	hasp:{tag}:channel:key:driver  the channel of the first waiter's driver
 //	hasp:{tag}:channel:key         the channel of the readers
 //	hasp:{redlock}:mark            the node's mark, which shows whether it has kept its data

@@ -1,7 +1,7 @@
 -- Releases a hold on this node, if the token has it, and publishes that the key is free. With a
 -- rest of the term, the key stays taken, by no token that any client knows. The texts of free.lua,
 -- redisstore's shared.lua, own.lua and turns.lua come before this part.
--- KEYS: the lock, the queue's turns and looks
+-- KEYS: the lock, the queue's turns and looks, the sign that callers wait
 -- ARGV: the record's prefix, as in own.lua; the channel, or ''; the message; the rest of the term
 -- in ms if the key stays taken, or ''; the owner if the hold is shared
 -- Returns 0 if the token does not hold the key, 1 if nobody is known to wait for it,
