@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +51,51 @@ func TestOpenByURL(t *testing.T) {
 				t.Errorf("a term longer than max_ttl: %v", err)
 			}
 		})
+	}
+}
+
+// A lock and an unlock of a free key send SET, GET and INFO to each node, and run a script of two
+// commands there.
+func TestAPairMakesFewCommands(t *testing.T) {
+	nodes := redistest.StartNodes(t, 3, &redistest.Options{Real: true})
+	byURL := func() *hasp.Client {
+		return await.Value(hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?timeout=20s", nil))
+	}
+	passed := func() *hasp.Client {
+		return await.Value(redlock.New(nodes.Clients(), &redlock.Options{Client: hasp.Options{Timeout: 20 * time.Second}}))
+	}
+	for _, c := range []struct {
+		name string
+		open func() *hasp.Client
+		want int // on each node
+	}{{"by URL", byURL, 6}, {"passed", passed, 6}} {
+		// spent returns how many commands the nodes execute, with those of scripts, until the Client
+		// is closed and no call is in flight.
+		spent := func(pairs int) (n int) {
+			for _, srv := range nodes.Servers {
+				srv.Client().ConfigResetStat(t.Context())
+			}
+			client := c.open()
+			for i := range pairs {
+				strategytest.Unlock(t, await.Value(client.Lock(t.Context(), fmt.Sprint("k", i))))
+			}
+			client.Close()
+			for _, srv := range nodes.Servers {
+				for line := range strings.Lines(srv.Client().Info(t.Context(), "commandstats").Val()) {
+					_, calls, _ := strings.Cut(line, ":calls=")
+					calls, _, _ = strings.Cut(calls, ",")
+					all, _ := strconv.Atoi(calls)
+					n += all
+				}
+			}
+			return n
+		}
+		spent(1) // the nodes get their marks
+		few, many := spent(10), spent(110)
+		// The rest is of a few more connections.
+		if got := (many - few) / 100; got != 3*c.want {
+			t.Errorf("%s: a pair makes %d commands, want %d", c.name, got, 3*c.want)
+		}
 	}
 }
 

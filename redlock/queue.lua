@@ -28,7 +28,7 @@ pcall(function()
 	redis.call('PEXPIRE', KEYS[5], 2 * window)
 	redis.call('ZADD', KEYS[4], 'NX', arrived, waiter)
 	redis.call('PEXPIRE', KEYS[4], 2 * window)
-	redis.call('SET', KEYS[6], '1', 'PX', 2 * window) -- so that free.lua need not read the sets
+	redis.call('SET', KEYS[6], '1', 'PX', 2 * window) -- so that a release need not read the sets
 end)
 if held or not first then
 	local says = held and 0 or 2

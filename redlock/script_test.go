@@ -85,7 +85,7 @@ func recordScripts() []scriptCase {
 	acquire := []string{"k", "fence", "mark"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token", ""}
 	queued, lead := []string{"k", "turns", "looks", "waits"}, []string{"k", "fence", "mark", "turns", "looks", "waits"}
-	acquires := acquireSrc
+	acquires := source("acquire")
 	shared := source("shared")
 	leads := shared + source("turns", "queue") + acquires
 	now := time.Now().UnixMilli()
@@ -93,7 +93,7 @@ func recordScripts() []scriptCase {
 		return []string{fmt.Sprintf("zadd turns @%d %s", arrived, waiter), fmt.Sprintf("zadd looks @%d %s", looked, waiter), "set waits 1"}
 	}
 	renews, inspects := shared+source("own")+source("renew"), source("inspect")
-	joins, releases := shared+source("fence", "join"), releaseSrc
+	joins, releases := shared+source("fence", "join"), source("release")
 	join := []string{"k", "fence", "mark", "intent", "waits"}
 	reader := func(member string, left int64) []string {
 		return []string{fmt.Sprintf("zadd k %d %s", now+left, member), "pexpire k 60000"}

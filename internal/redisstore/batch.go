@@ -56,7 +56,14 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 		return replies
 	}
 
-	replies := s.pipeline(ctx, at, false, false, commands...)
+	var replies []Reply
+	if at.pool == nil {
+		replies = at.Pipeline(ctx, commands...)
+	} else {
+		replies = make([]Reply, len(commands))
+		s.exchange(ctx, at, at.callers.Add(1) > 1, replies, commands)
+		at.callers.Add(-1)
+	}
 	for i, r := range replies {
 		if cancelled(ctx, r.Err) {
 			// The outcome is unknown: the caller has left, and the server may have executed the

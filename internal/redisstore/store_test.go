@@ -348,7 +348,15 @@ func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, nil)
 	s := opened(t, srv.URL(), nil)
-	key := "together:" + t.Name()
+	for _, shared := range []bool{false, true} {
+		if shared {
+			wired(t, s)
+		}
+		answersEach(t, s, fmt.Sprint("together:", t.Name(), shared))
+	}
+}
+
+func answersEach(t *testing.T, s *Store, key string) {
 	replies := s.DoAll(t.Context(),
 		[]string{"set", key, "one", "px", "60000", "nx"},
 		[]string{"set", key, "two", "px", "60000", "nx"},
@@ -360,7 +368,7 @@ func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 	want := []any{"OK", nil, "one", nil, nil, int64(1)}
 	for i, w := range want {
 		if failed := i == 4; replies[i].Value != w || (replies[i].Err != nil) != failed {
-			t.Errorf("reply %d: %v, %v; want %v", i, replies[i].Value, replies[i].Err, w)
+			t.Errorf("reply %d: %v; want %v", i, replies[i], w)
 		}
 	}
 	if err := replies[4].Err; !strings.HasPrefix(err.Error(), s.Name()+": WRONGTYPE") {

@@ -59,6 +59,7 @@ byte raised[2];   /* the nodes that have stored the fence, as bits */
 byte vote[2 * NODES];
 byte voteMark[2 * NODES];  /* the mark that came with the vote; 0 if it is not of the voter's run */
 byte proposal[2 * NODES];  /* of a fence */
+byte asked[2];  /* the nodes that have run the first command of a vote, and not the second, as bits */
 
 byte sure[2 * NODES];  /* the term until whose end the record on a node counts for renewals */
 
@@ -204,7 +205,8 @@ inline clearBallot(c) {
 		proposal[AT(c, i)] = 0
 	}
 	i = 0;
-	raised[c] = 0
+	raised[c] = 0;
+	asked[c] = 0
 }
 
 inline clearRenewal(c) {
@@ -289,8 +291,10 @@ inline hold(c) {
 		:: else
 		fi
 	}
-	i = 0;
-	clearBallot(c)
+	i = asked[c];
+	clearBallot(c);
+	asked[c] = i;  /* these votes are late */
+	i = 0
 }
 
 /* endTerm ends the next term of a client, and what depends on it. */
@@ -378,6 +382,33 @@ inline checkVote(c, n) {
 	fi
 }
 
+/* mayCount says whether the wait of the node is over when it is asked. The vote of a node that still
+ * waits never counts, however late its reply is read. */
+#define mayCount(n) (markOfVote(n) == 0 || waited(markOfVote(n)))
+
+/* sendVote sends the vote of a node, with its mark. */
+inline sendVote(c, n) {
+	if
+	:: state[c] == HOLDS && markOfVote(n) != 0 && over(markOfVote(n)) ->
+		if
+		:: sure[AT(c, n)] < attempt[c] -> sure[AT(c, n)] = attempt[c]  /* a late vote */
+		:: else
+		fi
+	:: state[c] == HOLDS && !(markOfVote(n) != 0 && over(markOfVote(n))) -> skip
+	:: state[c] == ASKING && vote[AT(c, n)] == NONE && mayCount(n) ->
+		vote[AT(c, n)] = SENT;
+		voteMark[AT(c, n)] = markOfVote(n);
+#ifdef FENCES
+		proposal[AT(c, n)] = nextFence(c, n);
+		if
+		:: reads(c) -> counter[n] = proposal[AT(c, n)]
+		:: else
+		fi
+#endif
+	:: else
+	fi
+}
+
 #define terms(c) (c == 0 -> TERMS : TERMS1)
 #define mayBegin(c) (state[c] == IDLE && began[c] < terms(c) && (c == 0 || began[0] > 0))
 inline begin(c) {
@@ -449,31 +480,44 @@ proctype Client(byte c) {
 /* Link runs the requests of client c at node n. Each step is a script. */
 proctype Link(byte c; byte n) {
 	do
-	/* acquire.lua, or SET NX, GET of the mark and INFO in one pipeline. For a reader join.lua. */
+#ifdef FENCES
+	/* acquire.lua. For a reader join.lua. */
 	:: d_step { (state[c] == ASKING || state[c] == RAISING || state[c] == HOLDS) && open(c, n) ->
+		printf("node %d: votes for client %d, attempt %d\n", n, c, attempt[c]);
+		join(c, n);
+		sendVote(c, n)
+	}
+#else
+#ifdef MARK_FIRST
+	:: d_step { state[c] == ASKING && vote[AT(c, n)] == NONE && !bit(asked[c], n) && mayCount(n) ->
+		printf("node %d: GET of the mark for client %d, attempt %d\n", n, c, attempt[c]);
+		voteMark[AT(c, n)] = markOfVote(n);
+		asked[c] = asked[c] | (1 << n)
+	}
+	:: d_step { state[c] == ASKING && bit(asked[c], n) && open(c, n) ->
+		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
+		join(c, n);
+		vote[AT(c, n)] = SENT;
+		asked[c] = asked[c] & ~(1 << n)
+	}
+#else
+	/* SET NX, and GET of the mark on the same connection, whose server is known. A script that does
+	 * both at once, for a reader or on the lead, can do no more than that. */
+	:: d_step { (state[c] == ASKING || state[c] == HOLDS) && open(c, n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
 		join(c, n);
 		if
-		:: state[c] == HOLDS && markOfVote(n) != 0 && over(markOfVote(n)) ->
-			if
-			:: sure[AT(c, n)] < attempt[c] -> sure[AT(c, n)] = attempt[c]  /* a late vote */
-			:: else
-			fi
-		:: state[c] == HOLDS && !(markOfVote(n) != 0 && over(markOfVote(n))) -> skip
-		/* The vote of a node that still waits never counts, however late its reply is read. */
-		:: state[c] == ASKING && vote[AT(c, n)] == NONE && (markOfVote(n) == 0 || waited(markOfVote(n))) ->
-			vote[AT(c, n)] = SENT;
-			voteMark[AT(c, n)] = markOfVote(n);
-#ifdef FENCES
-			proposal[AT(c, n)] = nextFence(c, n);
-			if
-			:: reads(c) -> counter[n] = proposal[AT(c, n)]
-			:: else
-			fi
-#endif
+		:: (state[c] == HOLDS || vote[AT(c, n)] == NONE) && mayCount(n) -> asked[c] = asked[c] | (1 << n)
 		:: else
 		fi
 	}
+	:: d_step { bit(asked[c], n) ->
+		printf("node %d: GET of the mark for client %d, attempt %d\n", n, c, attempt[c]);
+		asked[c] = asked[c] & ~(1 << n);
+		sendVote(c, n)
+	}
+#endif
+#endif
 	/* The term of the record ends on the node. */
 	:: d_step { mayExpire(c, n) ->
 		printf("node %d: the record of client %d expires\n", n, c);
