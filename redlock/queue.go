@@ -55,10 +55,14 @@ const (
 // sent together over one connection, so one run of one server executes them in this order: if the
 // node loses its data after the SET, the GET does not find the mark that the driver knows.
 func (n *node) sendPlain(ctx context.Context, a *attempt) (v vote, id identity, err error) {
-	replies := n.store.DoAll(ctx, a.commands...)
-	set, get, last := replies[0], replies[1], replies[2]
+	commands := a.commands
+	if n.store.NamesRun() {
+		commands = commands[:2] // without INFO
+	}
+	replies := n.store.DoAll(ctx, commands...)
+	set, get, last := replies[0], replies[1], replies[len(replies)-1]
 	id.mark, _ = get.Value.(string)
-	id.run = runOf(last.Value)
+	id.run = cmp.Or(last.Run, runOf(last.Value))
 
 	switch {
 	case set.Err != nil:

@@ -449,7 +449,7 @@ func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 	}
 }
 
-// The same with hasp's own connections.
+// The same with hasp's own connections, which ask once for the run of their server.
 func TestAReplicaDoesNotVoteOverANewConnection(t *testing.T) {
 	nodes := redistest.StartNodes(t, 3, nil)
 	replica := redistest.Start(t, &redistest.Options{Own: true})

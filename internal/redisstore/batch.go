@@ -46,6 +46,7 @@ func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, com
 
 // DoAll sends commands, each once, over one connection. The Store must have a single server. The
 // server executes the commands in this order, but may execute commands of other clients in between.
+// If Prepare made the Store, each reply names the run of the server that gave it.
 func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 	at, err := s.servers.find(ctx, "")
 	if err != nil {
