@@ -291,10 +291,8 @@ inline hold(c) {
 		:: else
 		fi
 	}
-	i = asked[c];
-	clearBallot(c);
-	asked[c] = i;  /* these votes are late */
-	i = 0
+	i = 0;
+	clearBallot(c)
 }
 
 /* endTerm ends the next term of a client, and what depends on it. */
@@ -502,12 +500,16 @@ proctype Link(byte c; byte n) {
 	}
 #else
 	/* SET NX, and GET of the mark on the same connection, whose server is known. A script that does
-	 * both at once, for a reader or on the lead, can do no more than that. */
+	 * both at once, for a reader or on the lead, can do no more than that. The two are one step if
+	 * the client has a lease already, because a loss between them is like one after both; and if no
+	 * fault is left, unless the node has no mark yet. */
 	:: d_step { (state[c] == ASKING || state[c] == HOLDS) && open(c, n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
 		join(c, n);
 		if
-		:: (state[c] == HOLDS || vote[AT(c, n)] == NONE) && mayCount(n) -> asked[c] = asked[c] | (1 << n)
+		:: state[c] == HOLDS || faults == FAULTS && mark[n] != 0 -> sendVote(c, n)
+		:: state[c] == ASKING && !(faults == FAULTS && mark[n] != 0) && vote[AT(c, n)] == NONE && mayCount(n) ->
+			asked[c] = asked[c] | (1 << n)
 		:: else
 		fi
 	}
