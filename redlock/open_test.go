@@ -92,9 +92,9 @@ func TestAPairMakesFewCommands(t *testing.T) {
 		}
 		spent(1) // the nodes get their marks
 		few, many := spent(10), spent(110)
-		// The rest is of a few more connections.
-		if got := (many - few) / 100; got != 3*c.want {
-			t.Errorf("%s: a pair makes %d commands, want %d", c.name, got, 3*c.want)
+		// Round, because either run may make more connections than the other, with a few commands each.
+		if got := (many - few + 150) / 300; got != c.want {
+			t.Errorf("%s: %d commands for 100 pairs on three nodes, want %d for each", c.name, many-few, c.want)
 		}
 	}
 }
