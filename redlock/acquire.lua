@@ -1,5 +1,4 @@
--- Takes the key if it is free. For a fenced claim, redisstore's fence.lua and fenced.lua follow in
--- the same text. On the lead, queue.lua comes before.
+-- Takes the key if it is free. On the lead, queue.lua comes before.
 -- KEYS: the lock, its fence counter, the node's mark
 -- ARGV: the record, the term in ms, '' without a fence
 -- Returns {0, mark or ''} if the key is held, {-1} if the counter's value is not a
@@ -13,3 +12,9 @@ if ARGV[3] == '' then
 	if not taken or redis.call('EXISTS', KEYS[1]) == 1 then return {0, mark} end
 	return taken
 end
+-- include fence
+if redis.call('EXISTS', KEYS[1]) == 1 then return {0, mark} end
+local fence, refused = propose(KEYS[2])
+if not fence then return refused end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return {1, fence, mark, redis.call('INFO', 'server')}

@@ -36,6 +36,8 @@ type attempt struct {
 	began   time.Time
 	ballot  *ballot
 
+	commands [][]string // those of sendPlain
+
 	lead      int           // the node that is asked first, or noLead
 	place     *queueState   // what the lead learns about the caller, and its answer
 	leadVoted chan struct{} // closed when the lead has voted
@@ -77,6 +79,7 @@ func (d *driver) newAttempt(c backend.Claim, number, lead int, p *queueState) *a
 		a.prefix = c.Token + "~" + strconv.Itoa(number) + redisstore.Mark
 	}
 	a.record = a.prefix + c.Owner
+	a.commands = [][]string{{"set", a.lockKey, a.record, "px", redisstore.Millis(c.TTL), "nx"}, {"get", markKey}, {"info", "server"}}
 	a.expiry = a.began.Add(c.TTL + c.Timeout)
 
 	for i := range a.on {

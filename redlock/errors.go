@@ -10,10 +10,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // nodeError returns err as the error of one node of several. The result matches no definite
@@ -42,8 +41,7 @@ func disconnected(err error) bool {
 
 // voteAfter returns the vote of a node whose call failed with err.
 func voteAfter(err error) vote {
-	var answer redis.Error
-	if errors.As(err, &answer) || notSent(err) {
+	if resp.IsReply(err) || notSent(err) {
 		return failed
 	}
 

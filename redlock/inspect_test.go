@@ -43,7 +43,7 @@ func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, rdb := range nodes.Clients() {
-		if err := rdb.(*redis.Client).Do(t.Context(), "acl", "setuser", "default", "-getrange").Err(); err != nil {
+		if err := rdb.(*redis.Client).Do(t.Context(), "acl", "setuser", "default", "-getrange", "-mget").Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -85,6 +85,30 @@ func TestAKeyHasNoHolderIfNoRecordCanHaveAQuorum(t *testing.T) {
 		}
 		if got := d.sum(c.all, 0, false).unheld(); got != c.unheld {
 			t.Errorf("%s: unheld is %v", name, got)
+		}
+	}
+}
+
+// A server without memory refuses each SET. A key that is held is still reported as held, and a
+// free one as an outage.
+func TestAHeldKeyOnServersWithoutMemory(t *testing.T) {
+	nodes := redistest.StartNodes(t, 3, &redistest.Options{Own: true, Real: true})
+	d := drives(t, nodes.Clients(), nil)
+	c := aClaim("k")
+	c.TTL, c.Timeout = time.Minute, 10*time.Second
+	if _, err := d.Acquire(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	for _, rdb := range nodes.Clients() {
+		if err := rdb.(*redis.Client).ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for key, held := range map[string]bool{"k": true, "free": false} {
+		other := aClaim(key)
+		other.Timeout = c.Timeout
+		if _, err := d.Acquire(t.Context(), other); err == nil || errors.Is(err, backend.ErrHeld) != held || backend.Definite(err) != held {
+			t.Errorf("%s: got %v, want ErrHeld: %v", key, err, held)
 		}
 	}
 }

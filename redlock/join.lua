@@ -1,7 +1,7 @@
 -- Takes the key shared, if it is free or has a shared record, and there is no intent. The
 -- texts of redisstore's shared.lua and fence.lua come before this part.
--- KEYS: the lock, its fence counter, the node's mark, the intent of a caller that waits, the looks
--- of the queue
+-- KEYS: the lock, its fence counter, the node's mark, the intent of a caller that waits, the sign
+-- that callers wait
 -- ARGV: the record, the term in ms, the counter's own term in ms or '' without a fence, '' if the
 -- caller does not wait
 -- Returns {0, mark or ''} if the key is held; {0, mark or '', the rest of the intent in ms} if
@@ -12,13 +12,8 @@ local now = clock()
 local mark = redis.call('GET', KEYS[3]) or ''
 local joins, intent = readers(KEYS[1], now), redis.call('PTTL', KEYS[4])
 if not joins or intent ~= -2 then
-	-- Readers do not queue, but a release publishes only if looks exists. All of them share a member.
-	if ARGV[4] ~= '' then
-		pcall(function()
-			redis.call('ZADD', KEYS[5], now, 'readers')
-			redis.call('PEXPIRE', KEYS[5], 2000)
-		end)
-	end
+	-- Readers do not queue, but a release publishes only if the sign exists.
+	if ARGV[4] ~= '' then redis.pcall('SET', KEYS[5], '1', 'PX', '2000') end
 	return joins and {0, mark, math.max(intent, 1)} or {0, mark}
 end
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +51,51 @@ func TestOpenByURL(t *testing.T) {
 				t.Errorf("a term longer than max_ttl: %v", err)
 			}
 		})
+	}
+}
+
+// A lock and an unlock of a free key send SET and GET to each node, and run a script of two
+// commands there. INFO is sent once for each connection of hasp's own.
+func TestAPairMakesFewCommands(t *testing.T) {
+	nodes := redistest.StartNodes(t, 3, &redistest.Options{Real: true})
+	byURL := func() *hasp.Client {
+		return await.Value(hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?timeout=20s", nil))
+	}
+	passed := func() *hasp.Client {
+		return await.Value(redlock.New(nodes.Clients(), &redlock.Options{Client: hasp.Options{Timeout: 20 * time.Second}}))
+	}
+	for _, c := range []struct {
+		name string
+		open func() *hasp.Client
+		want int // on each node
+	}{{"by URL", byURL, 5}, {"passed", passed, 6}} {
+		// spent returns how many commands the nodes execute, with those of scripts, until the Client
+		// is closed and no call is in flight.
+		spent := func(pairs int) (n int) {
+			for _, srv := range nodes.Servers {
+				srv.Client().ConfigResetStat(t.Context())
+			}
+			client := c.open()
+			for i := range pairs {
+				strategytest.Unlock(t, await.Value(client.Lock(t.Context(), fmt.Sprint("k", i))))
+			}
+			client.Close()
+			for _, srv := range nodes.Servers {
+				for line := range strings.Lines(srv.Client().Info(t.Context(), "commandstats").Val()) {
+					_, calls, _ := strings.Cut(line, ":calls=")
+					calls, _, _ = strings.Cut(calls, ",")
+					all, _ := strconv.Atoi(calls)
+					n += all
+				}
+			}
+			return n
+		}
+		spent(1) // the nodes get their marks
+		few, many := spent(10), spent(110)
+		// Round, because either run may make more connections than the other, with a few commands each.
+		if got := (many - few + 150) / 300; got != c.want {
+			t.Errorf("%s: %d commands for 100 pairs on three nodes, want %d for each", c.name, many-few, c.want)
+		}
 	}
 }
 

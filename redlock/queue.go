@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"sync/atomic"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // The waiters of a key stand in a queue on the lead, the node that contended attempts
@@ -24,10 +26,10 @@ import (
 // turns.lua, counts as gone.
 const lookEvery = 300 * time.Millisecond
 
-// queueKeys returns the keys of the queue: when each waiter arrived, and when it last
-// looked.
+// queueKeys returns the keys of the queue: when each waiter arrived, when it last looked, and a sign
+// that callers wait. The sign is a string, so that a release can read it together with the record.
 func queueKeys(key string) []string {
-	return []string{redisstore.DerivedKey("turns", key), redisstore.DerivedKey("looks", key)}
+	return []string{redisstore.DerivedKey("turns", key), redisstore.DerivedKey("looks", key), redisstore.DerivedKey("waits", key)}
 }
 
 // queueState has what the lead learns about the caller, and the lead's answer.
@@ -49,10 +51,44 @@ const (
 	leadYes           // yes, and the waiter has left the queue
 )
 
-// sendAcquire runs the script that takes the key. It returns the vote, the proposal of a fence for a
-// fenced claim, and the identity of the voter. On the lead, the script also keeps the queue. A
-// reader has no lead.
+// sendPlain asks for a vote by plain commands, which cost the server less than a script. They are
+// sent together over one connection, so one run of one server executes them in this order: if the
+// node loses its data after the SET, the GET does not find the mark that the driver knows.
+func (n *node) sendPlain(ctx context.Context, a *attempt) (v vote, id identity, err error) {
+	commands := a.commands
+	if n.store.NamesRun() {
+		commands = commands[:2] // without INFO
+	}
+	replies := n.store.DoAll(ctx, commands...)
+	set, get, last := replies[0], replies[1], replies[len(replies)-1]
+	id.mark, _ = get.Value.(string)
+	id.run = cmp.Or(last.Run, runOf(last.Value))
+
+	switch {
+	case set.Err != nil:
+		return voteAfter(set.Err), id, set.Err
+	case set.Value == nil:
+		return no, id, nil // counts whatever the mark is, because it cannot give the key away
+	case set.Value != "OK":
+		return unknown, id, n.store.Unexpected(set.Value)
+	case get.Err != nil || last.Err != nil:
+		return unknown, id, cmp.Or(get.Err, last.Err) // the record is there, but the vote cannot be checked
+	}
+	return yes, id, nil
+}
+
+// sendAcquire sends the commands or the script that take the key. It returns the vote, the proposal
+// of a fence for a fenced claim, and the identity of the voter. On the lead, the script also keeps
+// the queue. A reader has no lead.
 func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
+	if !a.c.Fenced && !a.c.Shared && n.i != a.lead {
+		v, id, err = n.sendPlain(ctx, a)
+		// A server that may not write, for example without memory, refuses SET even if the key is
+		// held. Only the script can tell.
+		if v != failed || !resp.IsReply(err) {
+			return v, 0, id, err
+		}
+	}
 	counterTTL := ""
 	if a.c.Fenced {
 		counterTTL = redisstore.Millis(n.d.opts.FenceTTL)
@@ -64,7 +100,7 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	switch {
 	case a.c.Shared:
 		script = joinScript
-		call.Keys = append(call.Keys, redisstore.IntentKey(a.c.Key), queueKeys(a.c.Key)[1])
+		call.Keys = append(call.Keys, redisstore.IntentKey(a.c.Key), queueKeys(a.c.Key)[2])
 		call.Args = append(call.Args, a.place.waiter)
 	case n.i == a.lead:
 		script = leadScript

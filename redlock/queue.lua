@@ -2,7 +2,8 @@
 -- refused waiter gets a place in the queue, or keeps the one it has. A waiter that is not
 -- refused leaves the queue, and acquire.lua follows. The texts of redisstore's shared.lua and of
 -- turns.lua come before this part.
--- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks
+-- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks, the sign that
+-- callers wait
 -- ARGV: the record, the term in ms, '' without a fence, the waiter or '', how long it has waited
 -- in ms
 -- Returns {0, mark or '', what the queue says}, or what acquire.lua returns.
@@ -15,7 +16,7 @@ local waiter, held, first = ARGV[4], redis.call('EXISTS', KEYS[1]) == 1, true
 pcall(function()
 	local now = clock()
 	local arrived = now - tonumber(ARGV[5])
-	local ahead, since = head(KEYS[4], KEYS[5])
+	local ahead, since = head(KEYS[4], KEYS[5], now)
 	first = not ahead or ahead == waiter or arrived < since
 
 	if waiter == '' then return end
@@ -27,6 +28,7 @@ pcall(function()
 	redis.call('PEXPIRE', KEYS[5], 2 * window)
 	redis.call('ZADD', KEYS[4], 'NX', arrived, waiter)
 	redis.call('PEXPIRE', KEYS[4], 2 * window)
+	redis.call('SET', KEYS[6], '1', 'PX', 2 * window) -- so that a release need not read the sets
 end)
 if held or not first then
 	local says = held and 0 or 2

@@ -213,7 +213,7 @@ func TestAcquireLetsWaitersPass(t *testing.T) {
 
 // If another value has a key of the queue, all waiters get the lock, and the value stays.
 func TestWaitersWithoutAQueue(t *testing.T) {
-	for i, key := range queueKeys("k") {
+	for i, key := range queueKeys("k")[:2] {
 		t.Run(fmt.Sprint("key ", i), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := newLine(t, 3, 4)

@@ -29,7 +29,8 @@
 // # Cost
 //
 // Each call goes to all nodes at once. It takes one round trip to lock a free key, and one to
-// unlock it, with a script for each node. If others wanted the key within the last second, one
+// unlock it; together each node executes five commands, or six if the program passed the clients,
+// which includes the commands of a script. If others wanted the key within the last second, one
 // node is asked first, which takes one more round trip. A fence takes one more, and so does
 // finding the holder of a held key. All waiters of a Client share one more connection to each
 // node. Renewals travel in batches.
@@ -68,6 +69,7 @@
 //	hasp:{tag}:intent:key          the intent of a waiting writer: the node refuses new readers
 //	hasp:{tag}:turns:key           the queue of waiters, two sorted sets that expire
 //	hasp:{tag}:looks:key             two seconds after any waiter last looked
+//	hasp:{tag}:waits:key           a sign that callers wait, which expires as these sets do
 //	hasp:{tag}:channel:key:driver  the channel of the first waiter's driver
 //	hasp:{tag}:channel:key         the channel of the readers
 //	hasp:{redlock}:mark            the node's mark, which shows whether it has kept its data

@@ -1,11 +1,17 @@
 -- Releases a hold on this node, if the token has it, and publishes that the key is free. With a
--- rest of the term, the key stays taken, by no token that any client knows. The texts of free.lua,
--- redisstore's shared.lua, own.lua and turns.lua come before this part.
--- KEYS: the lock, the queue's turns and looks
+-- rest of the term, the key stays taken, by no token that any client knows.
+-- KEYS: the lock, the queue's turns and looks, the sign that callers wait
 -- ARGV: the record's prefix, as in own.lua; the channel, or ''; the message; the rest of the term
 -- in ms if the key stays taken, or ''; the owner if the hold is shared
 -- Returns 0 if the token does not hold the key, 1 if nobody is known to wait for it,
 -- else a larger number.
+if not ARGV[5] and ARGV[4] == '' then
+	-- Usually the first attempt of the token has the key, and nobody is known to wait. MGET replies
+	-- nil for a set, and it may need a right that this user lacks.
+	local at, prefix = redis.pcall('MGET', KEYS[1], KEYS[4]), ARGV[1] .. '#'
+	if at[1] and not at[2] and string.sub(at[1], 1, #prefix) == prefix then return redis.call('DEL', KEYS[1]) end
+end
+-- include shared own turns
 local removed = 1
 if ARGV[5] then
 	local now = clock()

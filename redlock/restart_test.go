@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
@@ -445,6 +446,55 @@ func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		})
+	}
+}
+
+// The same with hasp's own connections, which ask once for the run of their server.
+func TestAReplicaDoesNotVoteOverANewConnection(t *testing.T) {
+	nodes := redistest.StartNodes(t, 3, nil)
+	replica := redistest.Start(t, &redistest.Options{Own: true})
+	var moved atomic.Bool
+	first := await.Value(faultproxy.Listen(func() (net.Conn, error) {
+		if moved.Load() {
+			return net.Dial("tcp", replica.Addr)
+		}
+		return net.Dial("tcp", nodes.Servers[0].Addr)
+	}))
+	t.Cleanup(first.Close)
+	open := func() *driver {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		url := fmt.Sprintf("redis://%s,%s,%s", first.Addr(), nodes.Proxies[1].Addr(), nodes.Proxies[2].Addr())
+		d := await.Value(openConfig(ctx, hasp.Config{Nodes: []string{url}})).(*driver)
+		t.Cleanup(func() { d.Close() })
+		return d
+	}
+	a, b := open(), open()
+	c := aClaim("k")
+	c.TTL, c.Timeout = defaultMaxTTL, 20*time.Second
+	for i, d := range []*driver{a, b} {
+		w := aClaim(fmt.Sprint("w", i))
+		w.Timeout = c.Timeout
+		if _, err := d.Acquire(t.Context(), w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nodes.Proxies[2].Down()
+	if _, err := a.Acquire(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	nodes.Proxies[2].Up()
+	nodes.Proxies[1].Down()
+
+	mark := nodes.Servers[0].Client().Get(t.Context(), markKey).Val()
+	replica.Client().Set(t.Context(), markKey, mark, 0)
+	moved.Store(true)
+	first.Cut()
+	for range 8 {
+		c.Token += "-"
+		if _, err := b.Acquire(t.Context(), c); err == nil {
+			t.Fatal("B has what A holds")
+		}
 	}
 }
 

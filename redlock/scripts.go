@@ -14,19 +14,13 @@ var scripts embed.FS
 // source returns the text of some parts of a script.
 func source(parts ...string) string { return redisstore.Source(scripts, parts...) }
 
-// Lua makes the functions of a script at each run. So the usual cases come before all functions.
 var (
-	acquireSrc = source("acquire", "fence", "fenced")
-	releaseSrc = source("free", "shared", "own", "turns", "release")
-)
-
-var (
-	acquireScript = redisstore.NewScript(acquireSrc)
-	leadScript    = redisstore.NewScript(source("shared", "turns", "queue") + acquireSrc)
+	acquireScript = redisstore.NewScript(source("acquire"))
+	leadScript    = redisstore.NewScript(source("shared", "turns", "queue", "acquire"))
 	leaveScript   = redisstore.NewScript(source("shared", "turns", "leave"))
 	renewScript   = redisstore.NewScript(source("shared", "own", "renew"))
 	repairScript  = redisstore.NewScript(source("shared", "repair"))
-	releaseScript = redisstore.NewScript(releaseSrc)
+	releaseScript = redisstore.NewScript(source("release"))
 	inspectScript = redisstore.NewScript(source("inspect"))
 	breakScript   = redisstore.NewScript(source("shared", "turns", "break"))
 	markScript    = redisstore.NewScript(source("mark"))

@@ -10,9 +10,9 @@ local function remove(turns, looks, waiter)
 end
 
 -- head returns the waiter that has waited longest, and when it arrived. It returns
--- nothing if nobody waits. It removes the waiters before it that are gone.
-local function head(turns, looks)
-	local now
+-- nothing if nobody waits. It removes the waiters before it that are gone. Now is the server's
+-- clock in ms, or nil if it is not known.
+local function head(turns, looks, now)
 	while true do
 		local first = redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')
 		if not first[1] then return nil end

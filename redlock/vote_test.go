@@ -267,7 +267,7 @@ func (g guardedNodes) prepare(key string, choice []int) (bad []bool) {
 		case cut:
 			v.Proxy.Down()
 		case mute:
-			v.Proxy.Fail(markKey+" token-"+key, faultproxy.LoseReply)
+			v.Proxy.Fail("set "+key+" token-"+key, faultproxy.LoseReply)
 		case barred:
 			spoilMark(v)
 		}

@@ -46,6 +46,7 @@ func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, com
 
 // DoAll sends commands, each once, over one connection. The Store must have a single server. The
 // server executes the commands in this order, but may execute commands of other clients in between.
+// If Prepare made the Store, each reply names the run of the server that gave it.
 func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 	at, err := s.servers.find(ctx, "")
 	if err != nil {
@@ -56,7 +57,14 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 		return replies
 	}
 
-	replies := s.pipeline(ctx, at, false, false, commands...)
+	var replies []Reply
+	if at.pool == nil {
+		replies = at.Pipeline(ctx, commands...)
+	} else {
+		replies = make([]Reply, len(commands))
+		s.exchange(ctx, at, at.callers.Add(1) > 1, replies, commands)
+		at.callers.Add(-1)
+	}
 	for i, r := range replies {
 		if cancelled(ctx, r.Err) {
 			// The outcome is unknown: the caller has left, and the server may have executed the

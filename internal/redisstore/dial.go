@@ -9,7 +9,9 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,6 +26,7 @@ type dialer struct {
 	tls     *tls.Config        // nil without TLS
 	timeout atomic.Int64       // how long a dial or a search may take, as a time.Duration
 	size    int                // the most connections to a server for commands
+	asksRun bool               // each connection asks for the run of its server
 	open    context.Context    // ends with the Store
 	end     context.CancelFunc // ends open
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -100,6 +103,9 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 // pool returns a pool for the server at addr, without connections. Each connection begins with the
 // commands of setup.
 func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
+	if d.asksRun {
+		setup = append(slices.Clip(setup), []string{"info", "server"})
+	}
 	if d.tls != nil && len(setup) == 0 {
 		// Send a PING, because TLS 1.3 sends tickets before the first reply. Unread, they would
 		// look like a reply without a command.
@@ -121,6 +127,12 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 			case err != nil:
 			case setup[i][0] == "role" && r.Err == nil && !isMaster(r.Value):
 				err = errNotMaster
+			case setup[i][0] == "info" && r.Err == nil:
+				// Refuse a reply to another command. A server may name no run, but it names something.
+				if text, _ := r.Value.(string); !strings.Contains(text, ":") {
+					err = resp.Unexpected(r.Value)
+				}
+				conn.Run = InfoField(r.Value, "run_id")
 			case setup[i][0] == "ping" && errors.As(r.Err, &reply): // the user may lack the right to PING
 			default:
 				err = r.Err

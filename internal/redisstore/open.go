@@ -18,7 +18,7 @@ import (
 // backend.ErrInvalid. Any other error contains the cause, and a hint if there is one. No error
 // contains a password.
 func Open(ctx context.Context, node string, params map[string]string) (*Store, error) {
-	s, probe, err := Prepare(node, params, 0)
+	s, probe, err := prepare(node, params, 0, false)
 	if err != nil {
 		return nil, err
 	}
@@ -31,9 +31,16 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 
 // Prepare is Open without a call to a server: the caller runs probe, which finds the servers and
 // runs the script. Prepare is for servers that may be down now and up later. connections is the
-// most connections to each server that the Store uses for commands; if it is zero, newDialer
-// decides. Subscriptions use one more.
+// most connections to each server that the Store uses for commands; subscriptions use one more. Each
+// connection first asks for the run of its server.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
+	return prepare(node, params, connections, true)
+}
+
+// NamesRun reports whether the replies of DoAll name the run of the server.
+func (s *Store) NamesRun() bool { return s.dialer != nil && s.dialer.asksRun }
+
+func prepare(node string, params map[string]string, connections int, asksRun bool) (s *Store, probe func(context.Context) error, err error) {
 	a, err := parse(node)
 	if err == nil {
 		err = a.setParams(params)
@@ -47,6 +54,7 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 		return nil, nil, err
 	}
 
+	d.asksRun = asksRun
 	s = &Store{isCluster: a.kind == aCluster, replicas: a.replicas, secrets: a.secrets(), dialer: d}
 	var reload func()
 	switch a.kind {

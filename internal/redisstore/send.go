@@ -72,24 +72,28 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 	defer at.callers.Add(-1)
 	kept = kept && s.replicas > 0
 
-	switch own := at.pool != nil && !isLarge(args); {
+	commands := [][]string{args}
+	switch {
 	// ASKING applies only to the next command on its connection, so use a connection that no other
 	// caller uses.
-	case asking || kept && !own:
+	case asking || kept && (at.pool == nil || isLarge(commands)):
 		return s.pipeline(ctx, at, asking, kept, slices.Clone(args))[0]
 	case kept:
 		return at.waits.hold(ctx, s, at, slices.Clone(args))
-	case own && (others || s.always):
-		// ErrUnsent means that nothing was sent, so the command may be sent over a connection of
-		// the pool.
-		if r := s.share(ctx, at, args); r.Err != resp.ErrUnsent {
-			return r
-		}
-	}
-	if at.pool == nil {
+	case at.pool == nil:
 		return resp.Do(ctx, at.rdb, args)
 	}
-	return at.pool.DoOne(ctx, args)
+	var replies [1]Reply
+	s.exchange(ctx, at, others, replies[:], commands)
+	return replies[0]
+}
+
+// exchange sends commands to a server with a pool, and stores their replies. If there are others, it
+// uses the wire, unless that sends nothing.
+func (s *Store) exchange(ctx context.Context, at *server, others bool, replies []Reply, commands [][]string) {
+	if !(others || s.always) || isLarge(commands) || !s.share(ctx, at, replies, commands) {
+		at.pool.Do(ctx, replies, commands...)
+	}
 }
 
 // cancelled reports whether err is the error of a call that was interrupted

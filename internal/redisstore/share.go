@@ -11,11 +11,13 @@ import (
 // closes the connection if it finds an argument too long.
 const maxShared = 64 << 10
 
-// isLarge reports whether a command must have a connection of its own.
-func isLarge(args []string) bool {
+// isLarge reports whether commands must have a connection of their own.
+func isLarge(commands [][]string) bool {
 	n := 0
-	for _, arg := range args {
-		n += len(arg)
+	for _, args := range commands {
+		for _, arg := range args {
+			n += len(arg)
+		}
 	}
 	return n > maxShared
 }
@@ -24,10 +26,10 @@ func isLarge(args []string) bool {
 // they did not wait, many would take connections from the pool at once.
 const hesitation = 20 * time.Millisecond
 
-// share sends a command over the server's wire. If there is none, it sends the command
-// over a connection of the pool, and then makes that connection the wire. share returns
-// resp.ErrUnsent if the caller should use the pool.
-func (s *Store) share(ctx context.Context, at *server, args []string) Reply {
+// share sends commands over the server's wire, and stores their replies. If there is none, it sends
+// the commands over a connection of the pool, and then makes that connection the wire. share returns
+// false if nothing was sent, and the caller should use the pool.
+func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands [][]string) (sent bool) {
 	// Try a second time if a wire was given up before it sent the command.
 	for range 2 {
 		w := at.wire.Load()
@@ -38,7 +40,8 @@ func (s *Store) share(ctx context.Context, at *server, args []string) Reply {
 				// them can make a wire.
 				defer cancel()
 				defer at.making.Store(nil)
-				return s.sendAndShare(ctx, at, args)
+				s.sendAndShare(ctx, at, replies, commands)
+				return true
 			}
 			cancel()
 			if others := at.making.Load(); others != nil {
@@ -49,34 +52,33 @@ func (s *Store) share(ctx context.Context, at *server, args []string) Reply {
 			}
 			// If there is no wire now, the other caller has failed, or takes too long.
 			if w = at.wire.Load(); w == nil {
-				return Reply{Err: resp.ErrUnsent}
+				return false
 			}
 		}
 
-		r := w.Do(ctx, args)
-		if r.Err != resp.ErrUnsent {
-			return r
+		if w.Do(ctx, replies, commands) {
+			return true
 		}
 		at.wire.CompareAndSwap(w, nil) // so that the next caller makes another
 	}
-	return Reply{Err: resp.ErrUnsent}
+	return false
 }
 
-// sendAndShare sends a command over a connection of the pool. If the command
-// succeeds, the connection becomes the wire.
-func (s *Store) sendAndShare(ctx context.Context, at *server, args []string) Reply {
+// sendAndShare sends commands over a connection of the pool. If the first one succeeds, the
+// connection becomes the wire.
+func (s *Store) sendAndShare(ctx context.Context, at *server, replies []Reply, commands [][]string) {
 	conn, err := at.pool.Get(ctx)
 	if err != nil {
-		return Reply{Err: err}
+		for i := range replies {
+			replies[i].Err = err
+		}
+		return
 	}
 	began := time.Now()
-	var replies [1]Reply
-	good := conn.Do(ctx, replies[:], args)
-	r := replies[0]
-	if !good || r.Err != nil || !s.startWire(at, conn, time.Since(began)) {
+	good := conn.Do(ctx, replies, commands...)
+	if !good || replies[0].Err != nil || !s.startWire(at, conn, time.Since(began)) {
 		at.pool.Put(conn, good)
 	}
-	return r
 }
 
 // startWire makes a wire of a connection that a call has used. took is how long the call lasted. If

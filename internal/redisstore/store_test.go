@@ -347,8 +347,17 @@ func TestTermsAreRoundedUp(t *testing.T) {
 func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, nil)
-	s := opened(t, srv.URL(), nil)
-	key := "together:" + t.Name()
+	s, _ := prepared(t, srv.URL(), nil, 2)
+	run := InfoField(srv.Client().Info(t.Context(), "server").Val(), "run_id")
+	for _, shared := range []bool{false, true} {
+		if shared {
+			wired(t, s)
+		}
+		answersEach(t, s, fmt.Sprint("together:", t.Name(), shared), run)
+	}
+}
+
+func answersEach(t *testing.T, s *Store, key, run string) {
 	replies := s.DoAll(t.Context(),
 		[]string{"set", key, "one", "px", "60000", "nx"},
 		[]string{"set", key, "two", "px", "60000", "nx"},
@@ -359,8 +368,8 @@ func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 		[]string{"time"})
 	want := []any{"OK", nil, "one", nil, nil, int64(1)}
 	for i, w := range want {
-		if failed := i == 4; replies[i].Value != w || (replies[i].Err != nil) != failed {
-			t.Errorf("reply %d: %v, %v; want %v", i, replies[i].Value, replies[i].Err, w)
+		if failed := i == 4; replies[i].Value != w || (replies[i].Err != nil) != failed || replies[i].Run != run {
+			t.Errorf("reply %d: %v; want %v by the run %s", i, replies[i], w, run)
 		}
 	}
 	if err := replies[4].Err; !strings.HasPrefix(err.Error(), s.Name()+": WRONGTYPE") {

@@ -60,6 +60,7 @@ byte raised[2];   /* the nodes that have stored the fence, as bits */
 byte vote[2 * NODES];
 byte voteMark[2 * NODES];  /* the mark of the vote; 0 if it does not name the voter's run */
 byte proposal[2 * NODES];  /* the fence that the node proposes */
+byte asked[2];  /* the nodes that have run the first command of a vote, and not the second, as bits */
 
 byte sure[2 * NODES];  /* a node's record counts for renewals until this term ends */
 
@@ -205,7 +206,8 @@ inline clearBallot(c) {
 		proposal[AT(c, i)] = 0
 	}
 	i = 0;
-	raised[c] = 0
+	raised[c] = 0;
+	asked[c] = 0
 }
 
 inline clearRenewal(c) {
@@ -380,6 +382,33 @@ inline checkVote(c, n) {
 	fi
 }
 
+/* mayCount says whether the wait of the node is over when it is asked. The vote of a node that still
+ * waits never counts, however late its reply is read. */
+#define mayCount(n) (markOfVote(n) == 0 || waited(markOfVote(n)))
+
+/* sendVote sends the vote of a node, with its mark. */
+inline sendVote(c, n) {
+	if
+	:: state[c] == HOLDS && markOfVote(n) != 0 && over(markOfVote(n)) ->
+		if
+		:: sure[AT(c, n)] < attempt[c] -> sure[AT(c, n)] = attempt[c]  /* a late vote */
+		:: else
+		fi
+	:: state[c] == HOLDS && !(markOfVote(n) != 0 && over(markOfVote(n))) -> skip
+	:: state[c] == ASKING && vote[AT(c, n)] == NONE && mayCount(n) ->
+		vote[AT(c, n)] = SENT;
+		voteMark[AT(c, n)] = markOfVote(n);
+#ifdef FENCES
+		proposal[AT(c, n)] = nextFence(c, n);
+		if
+		:: reads(c) -> counter[n] = proposal[AT(c, n)]
+		:: else
+		fi
+#endif
+	:: else
+	fi
+}
+
 #define terms(c) (c == 0 -> TERMS : TERMS1)
 #define mayBegin(c) (state[c] == IDLE && began[c] < terms(c) && (c == 0 || began[0] > 0))
 inline begin(c) {
@@ -451,31 +480,48 @@ proctype Client(byte c) {
 /* Link runs the requests of client c at node n. Each step is a script. */
 proctype Link(byte c; byte n) {
 	do
-	/* One pipeline: acquire.lua or SET NX, or join.lua for a reader; GET of the mark; INFO. */
+#ifdef FENCES
+	/* acquire.lua. For a reader join.lua. */
 	:: d_step { (state[c] == ASKING || state[c] == RAISING || state[c] == HOLDS) && open(c, n) ->
+		printf("node %d: votes for client %d, attempt %d\n", n, c, attempt[c]);
+		join(c, n);
+		sendVote(c, n)
+	}
+#else
+#ifdef MARK_FIRST
+	:: d_step { state[c] == ASKING && vote[AT(c, n)] == NONE && !bit(asked[c], n) && mayCount(n) ->
+		printf("node %d: GET of the mark for client %d, attempt %d\n", n, c, attempt[c]);
+		voteMark[AT(c, n)] = markOfVote(n);
+		asked[c] = asked[c] | (1 << n)
+	}
+	:: d_step { state[c] == ASKING && bit(asked[c], n) && open(c, n) ->
+		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
+		join(c, n);
+		vote[AT(c, n)] = SENT;
+		asked[c] = asked[c] & ~(1 << n)
+	}
+#else
+	/* SET NX, and GET of the mark on the same connection, whose server is known. A script that does
+	 * both at once, for a reader or on the lead, can do no more than that. The two are one step if
+	 * the client has a lease already, because a loss between them is like one after both; and if no
+	 * fault is left, unless the node has no mark yet. */
+	:: d_step { (state[c] == ASKING || state[c] == HOLDS) && open(c, n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
 		join(c, n);
 		if
-		:: state[c] == HOLDS && markOfVote(n) != 0 && over(markOfVote(n)) ->
-			if
-			:: sure[AT(c, n)] < attempt[c] -> sure[AT(c, n)] = attempt[c]  /* a late vote */
-			:: else
-			fi
-		:: state[c] == HOLDS && !(markOfVote(n) != 0 && over(markOfVote(n))) -> skip
-		/* The vote of a node that still waits never counts, however late its reply is read. */
-		:: state[c] == ASKING && vote[AT(c, n)] == NONE && (markOfVote(n) == 0 || waited(markOfVote(n))) ->
-			vote[AT(c, n)] = SENT;
-			voteMark[AT(c, n)] = markOfVote(n);
-#ifdef FENCES
-			proposal[AT(c, n)] = nextFence(c, n);
-			if
-			:: reads(c) -> counter[n] = proposal[AT(c, n)]
-			:: else
-			fi
-#endif
+		:: state[c] == HOLDS || faults == FAULTS && mark[n] != 0 -> sendVote(c, n)
+		:: state[c] == ASKING && !(faults == FAULTS && mark[n] != 0) && vote[AT(c, n)] == NONE && mayCount(n) ->
+			asked[c] = asked[c] | (1 << n)
 		:: else
 		fi
 	}
+	:: d_step { bit(asked[c], n) ->
+		printf("node %d: GET of the mark for client %d, attempt %d\n", n, c, attempt[c]);
+		asked[c] = asked[c] & ~(1 << n);
+		sendVote(c, n)
+	}
+#endif
+#endif
 	/* The term of the record ends on the node. */
 	:: d_step { mayExpire(c, n) ->
 		printf("node %d: the record of client %d expires\n", n, c);

@@ -46,10 +46,12 @@ func Own(p *resp.Pool) Server { return own{p} }
 
 func (s own) addr() string { return s.pool.Addr }
 
-func (s own) Do(ctx context.Context, args ...string) resp.Reply { return s.pool.DoOne(ctx, args) }
+func (s own) Do(ctx context.Context, args ...string) resp.Reply { return s.Pipeline(ctx, args)[0] }
 
 func (s own) Pipeline(ctx context.Context, commands ...[]string) []resp.Reply {
-	return s.pool.Do(ctx, commands...)
+	replies := make([]resp.Reply, len(commands))
+	s.pool.Do(ctx, replies, commands...)
+	return replies
 }
 
 func (s own) connect(ctx context.Context) (conn, error) {

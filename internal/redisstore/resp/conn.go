@@ -17,6 +17,7 @@ type Conn struct {
 	net.Conn              // is read and written
 	base      net.Conn    // the connection below the TLS, or Conn itself
 	addr      string      // of the server
+	Run       string      // of the server, if the dialer has asked for it
 	isQuiet   func() bool // reports whether base is open and has no bytes to read; nil if that is not known
 	interrupt func()      // ends a read or a write at once
 	in        *reader
@@ -49,6 +50,7 @@ func (c *Conn) Close() error { return c.base.Close() }
 type Reply struct {
 	Value any
 	Err   error
+	Run   string // Conn.Run of the connection; a connection leads to one run of one server
 }
 
 // past is a deadline that ends a read or a write at once.
@@ -95,7 +97,7 @@ func (c *Conn) exchange(commands [][]string, replies []Reply) (n int, err error)
 		if err != nil {
 			return n, err
 		}
-		replies[n] = replyOf(v)
+		replies[n] = c.replyOf(v)
 		if c.leadsAstray(replies[n].Err) {
 			astray = errAstray
 		}
@@ -122,11 +124,11 @@ func (c *Conn) leadsAstray(err error) bool {
 }
 
 // replyOf returns the Reply for a decoded reply.
-func replyOf(v any) Reply {
+func (c *Conn) replyOf(v any) Reply {
 	if refused, ok := v.(ReplyError); ok {
-		return Reply{Err: refused}
+		return Reply{Err: refused, Run: c.Run}
 	}
-	return Reply{Value: v}
+	return Reply{Value: v, Run: c.Run}
 }
 
 func (c *Conn) write(commands ...[]string) error {
@@ -154,7 +156,7 @@ func (c *Conn) Receive() Reply {
 	if err != nil {
 		return Reply{Err: err}
 	}
-	return replyOf(v)
+	return c.replyOf(v)
 }
 
 // maxIdle is how long a connection may be idle. Later, a firewall may have forgotten it.

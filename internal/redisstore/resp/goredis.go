@@ -45,7 +45,7 @@ func (c *Command) reply(err error) Reply {
 	case err != nil && c.Err() == nil && c.Val() == nil:
 		return Reply{Err: err} // go-redis has panicked, or a hook has stopped the pipeline
 	}
-	return Reply{c.Val(), c.Err()}
+	return Reply{Value: c.Val(), Err: c.Err()}
 }
 
 // Pipeline sends commands in one pipeline, each once.

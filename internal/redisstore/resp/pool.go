@@ -46,20 +46,7 @@ func (p *Pool) CloseAtEnd() {
 
 // Do sends commands over a connection of the Pool, as [Conn.Do] does. If it returns
 // redis.ErrClosed, the Pool was closed and nothing was sent.
-func (p *Pool) Do(ctx context.Context, commands ...[]string) []Reply {
-	replies := make([]Reply, len(commands))
-	p.do(ctx, replies, commands)
-	return replies
-}
-
-// DoOne is Do for one command. It keeps the slices on the stack.
-func (p *Pool) DoOne(ctx context.Context, args []string) Reply {
-	var replies [1]Reply
-	p.do(ctx, replies[:], [][]string{args})
-	return replies[0]
-}
-
-func (p *Pool) do(ctx context.Context, replies []Reply, commands [][]string) {
+func (p *Pool) Do(ctx context.Context, replies []Reply, commands ...[]string) {
 	c, err := p.Get(ctx)
 	if err != nil {
 		for i := range replies {

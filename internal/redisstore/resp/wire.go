@@ -99,19 +99,32 @@ var (
 	errIdle = errors.New("idle")
 )
 
-// Do sends a command and returns its reply. If the wire is over, it returns ErrUnsent.
-func (w *Wire) Do(ctx context.Context, args []string) Reply {
-	r, ok := w.requests.Get().(*request)
-	if !ok {
-		r = &request{done: make(chan Reply, 1)}
+// Do sends commands, one after another, and stores their replies. It returns false if the wire is
+// over, and nothing was sent. If the caller leaves, some of the commands may not be sent.
+func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (sent bool) {
+	var room [2]*request // enough for the usual call, on the stack
+	all := room[:0]
+	for _, args := range commands {
+		r, ok := w.requests.Get().(*request)
+		if !ok {
+			r = &request{done: make(chan Reply, 1)}
+		}
+		// The caller encodes its command, because many callers share one writer.
+		r.name, r.out = args[0], appendCommand(r.out, args)
+		r.until, _ = ctx.Deadline()
+		all = append(all, r)
 	}
-	// The caller encodes its command, because many callers share one writer.
-	r.name, r.out = args[0], appendCommand(r.out, args)
-	r.until, _ = ctx.Deadline()
-	if !w.put(r) {
-		return Reply{Err: ErrUnsent}
+	if !w.put(all) {
+		return false
 	}
+	for i, r := range all {
+		replies[i] = w.receive(ctx, r)
+	}
+	return replies[0].Err != ErrUnsent // if the first is not sent, the wire is over for the others as well
+}
 
+// receive returns the reply to a request. If the wire is over, it returns ErrUnsent.
+func (w *Wire) receive(ctx context.Context, r *request) Reply {
 	// The reader enforces the deadline, so the caller needs no timer.
 	parent, quit, _, _ := lazyctx.Split(ctx)
 	select {
@@ -132,16 +145,16 @@ func (w *Wire) Do(ctx context.Context, args []string) Reply {
 	return <-r.done // the reply was first
 }
 
-// put queues a request, and reports false if the wire is over.
-func (w *Wire) put(r *request) bool {
+// put queues requests of one caller, and reports false if the wire is over.
+func (w *Wire) put(all []*request) bool {
 	w.mu.Lock()
 	if w.over != nil {
 		w.mu.Unlock()
 		return false
 	}
-	w.queue = append(w.queue, r)
-	if !r.until.IsZero() && r.until.Before(w.wake) {
-		w.wakeAtLocked(r.until)
+	w.queue = append(w.queue, all...)
+	if until := all[0].until; !until.IsZero() && until.Before(w.wake) {
+		w.wakeAtLocked(until)
 	}
 	begin := !w.writing
 	if begin {

@@ -37,8 +37,11 @@ func piped(t *testing.T, kept bool) (w *Wire, server net.Conn, back <-chan bool)
 
 // ask is Do in the form of most calls of Go.
 func (w *Wire) ask(ctx context.Context, args []string) (any, error) {
-	r := w.Do(ctx, args)
-	return r.Value, r.Err
+	var r [1]Reply
+	if !w.Do(ctx, r[:], [][]string{args}) {
+		return nil, ErrUnsent
+	}
+	return r[0].Value, r[0].Err
 }
 
 // If a caller leaves before its command is written, the command is not sent.

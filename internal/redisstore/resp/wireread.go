@@ -49,7 +49,7 @@ func (w *Wire) Read() {
 			w.trip += (time.Since(r.sent) - w.trip) / 8
 		}
 		w.answered++
-		answer := replyOf(reply)
+		answer := w.conn.replyOf(reply)
 		if w.conn.leadsAstray(answer.Err) {
 			w.GiveUp(errAstray)
 		}
