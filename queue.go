@@ -82,7 +82,7 @@ type ticket struct {
 	err   error           // for giveUp
 
 	// For mayAsk.
-	lastAnswer error         // last of the line's answers
+	lastAnswer error         // the line's last answer; see answers
 	after      time.Duration // how long to leave the key to other Clients first
 }
 

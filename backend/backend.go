@@ -128,8 +128,7 @@ type HeldError struct {
 	// Shared says that the key is held by shared holds.
 	Shared bool
 
-	// Waited is the Waited of the holder's claim; zero if the driver does not know. See
-	// [Claim.Waited].
+	// Waited is [Claim.Waited] of the holder's claim; zero if the driver does not know it.
 	Waited time.Duration
 }
 
