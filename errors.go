@@ -202,8 +202,8 @@ func isOutage(err error) bool {
 	if err == nil || backend.Definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
 		return false
 	}
-	// If a context ended the wait, the error from before that end decides. It is no outage if it
-	// matches the error of a context: see plain.
+	// If a context ended the wait, err.err decides, which is the error from before. Outages never
+	// match the error of a context, because plain has wrapped them.
 	if w, ok := err.(*waitError); ok {
 		err = w.err
 	}

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Leftovers returns how many callers and lines, holds, and tokens to release c has.
+// Leftovers returns the number of c's callers and lines, of its holds, and of its tokens to
+// release.
 func Leftovers(c *Client) (callers, holds, reaps int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

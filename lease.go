@@ -345,7 +345,7 @@ type hold struct {
 	early    time.Duration // how much earlier the renewal may begin, to share a batch with others
 	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
 	failure  error         // error of the last failed renewal; nil after a renewal that succeeded
-	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; 0 if one has not
+	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; 0 until then
 	failed   int32         // renewals in a row that failed or had no answer; a release without an answer counts as well
 	index    int32         // its index in the renewer's heap; -1 before its start and after its end
 	joined   int32         // how many leases it has had so far

@@ -46,7 +46,7 @@ type request struct {
 	op       string          // "lock", "trylock" or "lead"
 	id       uint64          // ID of its events; 0 without Observe
 	name     string          // the key as the caller gave it
-	key      string          // name, or the key of a slot
+	key      string          // the key that is locked: name, or with slots the key of one slot
 	around   *Lease          // the innermost lease in the caller's context, or nil
 	parent   context.Context // parent of the lease's context, if that is not the context of the wait; else nil
 	ttl      time.Duration

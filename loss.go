@@ -122,7 +122,8 @@ func (x *leaseContext) Done() <-chan struct{} {
 	return x.Context.Done()
 }
 
-// check ends the context if the lease has ended by the clock, because the renewer may run late.
+// check ends the context if the lease has ended by the clock. It does not wait for the renewer,
+// which may run late.
 func (x *leaseContext) check() {
 	if x.Context.Err() != nil {
 		return

@@ -17,7 +17,7 @@ const freshEnough = 50 * time.Millisecond
 
 // queue keeps the callers of one Client that want or hold a key, by key. It is a state machine
 // without I/O: each step changes the line of a key, and tells a caller what to do next. If that
-// caller waits, the step sends it a ticket; otherwise it returns one.
+// caller waits, the step sends it a ticket. Otherwise the step returns a ticket.
 //
 //	a caller joins             it may ask the store, must wait, or is refused
 //	the store has answered     the line knows an outage, or why the key is not free
@@ -33,7 +33,7 @@ type queue struct {
 	// All below is guarded by mu.
 	lines     map[string]*line    // by key; without the lines of shared callers
 	contended contended           // keys that other Clients may want
-	lookers   map[string]chan int // by key: for the caller that looks for a slot, a channel that receives a slot that may be free
+	lookers   map[string]chan int // by key: the channel of the caller that looks for a slot; it receives slots that may be free
 	callers   int                 // number of callers in all lines
 	open      int                 // number of holds that are trusted or being released, or that Close ended before their Unlock
 }
@@ -81,8 +81,8 @@ type ticket struct {
 	freed <-chan struct{} // for joinAgain
 	err   error           // for giveUp
 
-	// For mayAsk.
-	lastAnswer error         // last of the line's answers
+	// The fields below are for mayAsk.
+	lastAnswer error         // the line's last answer; see answers
 	after      time.Duration // how long to leave the key to other Clients first
 }
 

@@ -156,9 +156,9 @@ func TestReentryOptions(t *testing.T) {
 	})
 }
 
-// whileTheLastRenewalAsks takes a hold, and ends all its contexts. The hold's last renewal asks
-// them whether they have ended. Meanwhile asked is called. whileTheLastRenewalAsks returns the
-// outer lease and its Lock's context.
+// whileTheLastRenewalAsks takes a hold, and ends all its contexts. asked runs while the hold's last
+// renewal asks the contexts whether they have ended. whileTheLastRenewalAsks returns the outer
+// lease and its Lock's context.
 func whileTheLastRenewalAsks(t *testing.T, c *hasp.Client, asked func(live context.Context)) (*hasp.Lease, context.Context) {
 	ctx, cancel := context.WithCancel(t.Context())
 	outer := lockIn(t, c, ctx, "k", hasp.WithTTL(300*time.Millisecond))

@@ -490,7 +490,8 @@ func (h *hold) renewAt(now, due instant) {
 	h.early = min(window, max(due.sub(now), 0)/4)
 }
 
-// tryLocked returns how long one try to renew h may last. Timeout is Options.Timeout.
+// tryLocked returns how long one try to renew h may last. That is at most timeout, which is
+// Options.Timeout.
 func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 	try := h.termLocked() / triesPerT
 	if h.failed == 1 {

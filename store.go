@@ -214,8 +214,8 @@ const (
 	reapTwice = 2
 )
 
-// reaper releases tokens that may be in the store although no caller uses them. They are of calls
-// of unknown outcome, of late grants, of lost holds, and of places in a queue that were given up.
+// reaper releases tokens that may be in the store although no caller uses them. Such tokens come
+// from calls of unknown outcome, late grants, lost holds, and places in a queue that were given up.
 // It is one goroutine, which runs while there is work, and one more for each release in flight.
 //
 // Its times are by clock.awake, because a command may reach the store only after a suspend, and
@@ -262,8 +262,8 @@ func (r *reaper) insert(x *reap) {
 	r.queue = slices.Insert(r.queue, i, x)
 }
 
-// add has the reaper release the token of cl, as often as times says. No caller may use the token
-// again.
+// add has the reaper release the token of cl: times is reapOnce or reapTwice. No caller may use the
+// token again.
 func (r *reaper) add(cl backend.Claim, times int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

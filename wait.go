@@ -259,8 +259,9 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	switch {
 	case !errors.Is(err, ErrHeld):
-		// In an outage, sleep for least or longer, so that calls that fail immediately do not keep
-		// a processor busy. Shorten a long Backoff to the time for which Lock still retries.
+		// In an outage, least bounds the sleep from below, so that calls that fail immediately do
+		// not keep a processor busy. Shorten a long Backoff to the time for which Lock still
+		// retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
 		rest := c.opts.Timeout - w.line.outageLocked(w.began)

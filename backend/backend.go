@@ -128,8 +128,7 @@ type HeldError struct {
 	// Shared says that the key is held by shared holds.
 	Shared bool
 
-	// Waited is the Waited of the holder's claim; zero if the driver does not know. See
-	// [Claim.Waited].
+	// Waited is [Claim.Waited] of the holder's claim; zero if the driver does not know it.
 	Waited time.Duration
 }
 
@@ -281,10 +280,10 @@ type Waker interface {
 // Other tokens do not begin with the mark.
 const RecallMark = "~"
 
-// RecallID returns the ID in s, which is a token or a record that begins with one. If the token has
-// no mark, ok is false.
-func RecallID(s string) (id string, ok bool) {
-	rest, ok := strings.CutPrefix(s, RecallMark)
+// RecallID returns the ID in token, which may also be a record that begins with a token. If the
+// token has no mark, ok is false.
+func RecallID(token string) (id string, ok bool) {
+	rest, ok := strings.CutPrefix(token, RecallMark)
 	id, _, cut := strings.Cut(rest, RecallMark)
 	return id, ok && cut
 }

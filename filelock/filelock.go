@@ -102,8 +102,8 @@ type driver struct {
 	mode  fs.FileMode // of dir, if it has to be created
 	clock func() instant
 
-	// turns has room for one goroutine for each guard, so that only one goroutine of this process
-	// polls the guard's file.
+	// turns has a channel for each guard, with room for one goroutine. So only one goroutine of
+	// this process polls the guard's file.
 	turns [stripes + 1]chan struct{}
 
 	ceiling atomic.Pointer[ceiling] // as last read from the disk

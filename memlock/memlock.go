@@ -91,7 +91,7 @@ type reader struct {
 // waiter is a place in the queue.
 type waiter struct {
 	claim backend.Claim
-	place *list.Element  // in the entry's queue, until grant is set
+	place *list.Element  // its place in the entry's queue, until grant is set
 	grant *backend.Grant // nil until the key is handed to this waiter
 	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one signal
 }
