@@ -17,14 +17,15 @@ const (
 	// wait says nothing about the network.
 	minSilence = 50 * time.Millisecond
 
-	// maxDials is how many connections the callers of a Client may be making at a time. A server
-	// that is slow to begin sessions would otherwise begin many whose callers have left meanwhile,
-	// and serve none of them.
+	// maxDials is how many connections the callers of a Client make at a time. A busy server begins
+	// few sessions a second. If all Clients made many connections after an outage, nearly all of
+	// these would time out before the server has begun their sessions.
 	maxDials = 2
 
-	// After a failure no connection is made for a pause, which grows as failures follow each other.
-	firstPause = 50 * time.Millisecond
-	maxPause   = time.Second
+	// After the server has refused a connection, none is asked for during a pause, which is about
+	// scarcePause if the server grants no further connection.
+	refusedPause = 200 * time.Millisecond
+	scarcePause  = time.Second
 
 	look = 5 * time.Millisecond // between looks for a connection that was made or given back
 )
@@ -38,69 +39,55 @@ type health struct {
 	mu       sync.Mutex // guards all below
 	answered time.Time  // the last answer on any connection
 	doubt    time.Time  // connections without an answer since then are in doubt
-	dialing  int        // callers that ask the pool for a connection while none is idle
-	failed   time.Time  // when a connection last could not be made, or did not answer
-	refusal  error      // why the server refused it; nil if there was no answer
-	resumes  time.Time  // no connection is made before
-	pause    time.Duration
+	dialing  int        // callers that may be making a connection
+	refusal  error      // the last one of a connection
+	resumes  time.Time  // the end of the pause
 }
 
-// session is what is known of a connection. Only the goroutine that has acquired the connection
-// uses it.
-type session struct{ began, answered time.Time }
-
-// sessionOf returns the session of a connection. The first call counts as an answer: in the
-// driver's own pool, it comes when the connection is made.
-func sessionOf(c *pgx.Conn) *session {
-	const name = "hasp: session"
+// lastAnswer returns where a connection keeps the time of its last answer. Only the goroutine that
+// has acquired the connection uses it. The first call counts as an answer: in the driver's own
+// pool, it comes when the connection is made.
+func lastAnswer(c *pgx.Conn) *time.Time {
+	const name = "hasp: last answer"
 	data := c.PgConn().CustomData()
-	s, ok := data[name].(*session)
+	at, ok := data[name].(*time.Time)
 	if !ok {
-		s = &session{time.Now(), time.Now()}
-		data[name] = s
+		at = new(time.Now())
+		data[name] = at
 	}
-	return s
+	return at
 }
 
 // doubts reports whether c is in doubt.
 func (h *health) doubts(c *pgx.Conn) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return sessionOf(c).answered.Before(h.doubt)
+	return lastAnswer(c).Before(h.doubt)
 }
 
 // note records the outcome of a statement that was sent on c at the time sent.
 func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now, s := time.Now(), sessionOf(c)
+	now := time.Now()
 	switch {
 	case err == nil, errors.Is(err, errNoRow), code(err) != "":
-		s.answered, h.answered = now, now
-		if s.began.After(h.failed) {
-			h.pause = 0 // a connection that was made after the last failure works
-		}
-	case ctx.Err() != nil && now.Sub(sent) >= minSilence:
-		if sent.After(h.doubt) { // statements end in any order
-			h.doubt = sent
-		}
-		h.failLocked(nil)
+		*lastAnswer(c), h.answered = now, now
+	case ctx.Err() != nil && now.Sub(sent) >= minSilence && sent.After(h.doubt):
+		h.doubt = sent // statements end in any order, so this keeps the latest time of sending
 	}
 }
 
-// failLocked begins a pause. A failure during a pause is of something that was begun before it.
-func (h *health) failLocked(refusal error) {
-	now := time.Now()
-	if now.Before(h.resumes) {
-		return
-	}
-	h.pause = min(max(2*h.pause, firstPause), maxPause)
-	h.refusal, h.failed, h.resumes = refusal, now, now.Add(h.pause/2+rand.N(h.pause))
+// last returns the times of the last answer, and since when connections are in doubt.
+func (h *health) last() (answered, doubt time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.answered, h.doubt
 }
 
 // mayAsk reports whether a caller may ask the pool for a connection now, and whether the pool may
-// have to make one for it. Then the caller must call made. Otherwise the caller must wait, unless
-// err is the server's last refusal, because there is no connection to wait for.
+// have to make one. Then the caller must call asked. Otherwise the caller must wait, unless there is
+// no connection to wait for, so that err is the server's refusal.
 func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	if s.IdleConns() > 0 || s.TotalConns() == s.MaxConns() {
 		return true, false, nil // the pool makes no connection, unless another caller is faster
@@ -108,78 +95,59 @@ func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
-	case time.Now().Before(h.resumes):
-		if s.TotalConns() == 0 {
-			err = h.refusal
-		}
-	case max(h.dialing, int(s.ConstructingConns())) < maxDials:
-		h.dialing++
-		return true, true, nil
+	case time.Now().Before(h.resumes) && s.TotalConns() == 0:
+		return false, false, h.refusal
+	case time.Now().Before(h.resumes), h.dialing >= maxDials, s.ConstructingConns() >= maxDials:
+		return false, false, nil
 	}
-	return false, false, err
+	h.dialing++
+	return true, true, nil
 }
 
-// made records the outcome of a call of the pool that was begun at a time. If the caller has left,
-// the pool goes on, and another caller receives the connection.
-func (h *health) made(ctx context.Context, began time.Time, err error) {
+// asked records what the pool has answered. If ctx has ended, the pool goes on and makes the
+// connection for another caller.
+func (h *health) asked(ctx context.Context, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.dialing--
-	switch {
-	case err == nil, ctx.Err() != nil && time.Since(began) < minSilence:
-	case ctx.Err() != nil, pgconn.Timeout(err):
-		h.failLocked(nil)
-	default:
-		h.failLocked(oneLine(err))
+	if err == nil || ctx.Err() != nil || pgconn.Timeout(err) {
+		return
 	}
-}
-
-// lastAnswer returns when the server last answered.
-func (h *health) lastAnswer() time.Time {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.answered
-}
-
-// lately reports whether a statement has had no answer within the last minute.
-func (h *health) lately() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return !h.doubt.IsZero() && time.Since(h.doubt) < time.Minute
+	pause := refusedPause
+	if code(err) == tooManyConnections {
+		pause = scarcePause
+	}
+	h.refusal, h.resumes = oneLine(err), time.Now().Add(pause/2+rand.N(pause))
 }
 
 // acquire returns a connection of the pool that is not in doubt. The caller must call release.
 func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	for {
 		ask, dials, err := d.health.mayAsk(d.pool.Stat())
-		if err != nil {
-			return nil, err
+		var c *pgxpool.Conn
+		if ask {
+			c, err = d.pool.Acquire(ctx)
 		}
-		if !ask {
-			select {
-			case <-time.After(look):
-				continue
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
-		}
-
-		began := time.Now()
-		c, err := d.pool.Acquire(ctx)
 		if dials {
-			d.health.made(ctx, began, err)
+			d.health.asked(ctx, err)
 		}
 		switch {
-		case err == nil && !d.health.doubts(c.Conn()):
+		case c != nil && !d.health.doubts(c.Conn()):
 			return c, nil
-		case err == nil:
+		case c != nil:
 			hangUp(c.Conn())
 			release(c)
-		case code(err) != tooManyConnections:
+			continue
+		case err != nil && (!ask || code(err) != tooManyConnections):
 			return nil, oneLine(err)
 		}
-		// After tooManyConnections, wait for one of the pool's connections, which is idle when its
-		// statement has ended.
+
+		// Wait for a connection that is being made or given back.
+		select {
+		case <-time.After(look):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 }
 

@@ -203,9 +203,9 @@ func (d *driver) Close() error {
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a writer
 // waits for their end. If this caller will wait, Acquire leaves a mark, so that a release wakes it.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	began, answered := time.Now(), d.health.lastAnswer()
+	began := time.Now()
 	if err := takeSlot(ctx, d.takes); err != nil {
-		if c.WillRetry && time.Since(began) >= c.Timeout/2 && d.health.lastAnswer() != answered {
+		if answered, _ := d.health.last(); c.WillRetry && time.Since(began) >= c.Timeout/2 && answered.After(began) {
 			err = &backend.HeldError{} // no outage: the queue is long, and the server answers others
 		}
 		return backend.Grant{}, err
@@ -289,13 +289,9 @@ func heldError(owner string, shared bool, left *int64) *backend.HeldError {
 	return &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
 }
 
-// unhex returns the bytes of an owner or a key, which the statements encode. It returns text if
-// that is no hexadecimal, because someone may have changed the value by hand.
+// unhex returns the bytes of an owner or a key, which the statements encode.
 func unhex(text string) string {
-	b, err := hex.DecodeString(text)
-	if err != nil {
-		return text
-	}
+	b, _ := hex.DecodeString(text)
 	return string(b)
 }
 
