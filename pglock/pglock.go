@@ -289,9 +289,13 @@ func heldError(owner string, shared bool, left *int64) *backend.HeldError {
 	return &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
 }
 
-// unhex returns the bytes of an owner or a key, which the statements encode.
+// unhex returns the bytes of an owner or a key, which the statements encode. It returns text if
+// that is no hexadecimal, because someone may have changed the value by hand.
 func unhex(text string) string {
-	b, _ := hex.DecodeString(text)
+	b, err := hex.DecodeString(text)
+	if err != nil {
+		return text
+	}
 	return string(b)
 }
 
