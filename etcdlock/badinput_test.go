@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
-	"github.com/hasplock/hasp/internal/etcdtest"
 )
 
 // refused opens a URL and checks that the error is one line with the words, and without the
@@ -116,27 +114,6 @@ func TestNobodyThere(t *testing.T) {
 	refused(t, "etcds://"+addr, false, "reset by peer", "etcd://")
 }
 
-// A grpc-proxy of etcd is refused: it delays keep-alives, so leases would be lost.
-func TestProxy(t *testing.T) {
-	t.Parallel()
-	s := startServers(t, 1)[0]
-	l := listen(t)
-	l.Close()
-	proxy := exec.Command(etcdtest.Binary(), "grpc-proxy", "start", "--endpoints", s.Client, "--listen-addr", l.Addr().String())
-	if err := proxy.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { proxy.Process.Kill(); proxy.Wait() })
-	eventually(t, "the proxy", func() error {
-		c, err := net.Dial("tcp", l.Addr().String())
-		if err == nil {
-			c.Close()
-		}
-		return err
-	})
-	refused(t, "etcd://"+l.Addr().String(), true, "grpc-proxy", "name the members")
-}
-
 // TestUsers opens an etcd without users and one with.
 func TestUsers(t *testing.T) {
 	t.Parallel()
@@ -161,7 +138,7 @@ func TestUsers(t *testing.T) {
 	for round := range 3 {
 		handOver(t, a, b, func(held backend.Claim) {
 			if round > 0 {
-				time.Sleep(4500 * time.Millisecond) // etcd looks for old tokens once a second
+				time.Sleep(6500 * time.Millisecond) // a token ends 3 to 4 s after its last use, which a keep-alive may delay by 2 s
 			}
 			if err := renew(a, held); err != nil {
 				t.Errorf("renew with a token that has expired: %v", err)
@@ -206,7 +183,7 @@ func TestLongKey(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
 	d := openDriver(t, s.Client)
-	for _, key := range []string{strings.Repeat("k", 1536<<10), strings.Repeat("k", 3<<20)} {
+	for _, key := range []string{strings.Repeat("k", 10_000), strings.Repeat("k", 3<<20)} {
 		for what, take := range map[string]func(context.Context, backend.Claim) (backend.Grant, error){"Acquire": d.Acquire, "Wait": d.Wait} {
 			_, err := take(context.Background(), claimFor(key, time.Minute))
 			if !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), "too long") || len(err.Error()) > 300 {
@@ -217,13 +194,13 @@ func TestLongKey(t *testing.T) {
 			t.Errorf("inspect a key of %d bytes: %+v, %.300v", len(key), st, err)
 		}
 	}
-	for _, key := range []string{strings.Repeat("k", 100_000), strings.Repeat("/", 30_000)} {
+	for _, key := range []string{strings.Repeat("k", 8_000), strings.Repeat("/", 2_500)} {
 		w := wants(t, d, key)
 		free(t, d, w.granted(t))
 	}
 	var cs []backend.Claim
-	for i := range 25 {
-		cs = append(cs, take(t, d, fmt.Sprint(strings.Repeat("k", 90_000), i), 5*time.Minute))
+	for i := range 100 { // that many are read at once
+		cs = append(cs, take(t, d, fmt.Sprint(strings.Repeat("k", 8_000), i), 5*time.Minute))
 	}
 	for i, err := range renewAll(t.Context(), d, cs) {
 		if err != nil {

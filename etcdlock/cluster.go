@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -17,8 +17,7 @@ import (
 const (
 	// After a silence of liveness, the driver searches for a member that answers. While callers
 	// wait, it asks the member in use this often whether it lives.
-	liveness  = time.Second
-	lookEvery = 200 * time.Millisecond
+	liveness = time.Second
 
 	// A search asks a silent member this much earlier than the others. Otherwise another member
 	// would replace one that is only slow, and the calls in flight would fail.
@@ -43,9 +42,7 @@ type cluster struct {
 	mu      sync.Mutex    // guards all below
 	current *member       // nil before the first search, and after a connection has failed
 	search  chan struct{} // closed when the search that is under way ends; nil if there is none
-	pending int           // calls that have no answer yet
-	silent  time.Time     // when the silence began; zero if etcd answers or is not asked
-	checked time.Time     // when look last asked for a check
+	silent  time.Time     // when the first call since the last answer was sent, or zero
 	failed  time.Time     // when the last search failed
 	rest    time.Duration // the next search may begin at failed + rest
 	err     error         // of the last search
@@ -61,8 +58,9 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 		if err != nil {
 			return v, &unsent{err}
 		}
-		c.asked()
+		silent := c.asked()
 		v, err = f(m)
+		silent.Stop()
 		c.answered(m, err)
 		if err == nil {
 			return v, nil
@@ -109,12 +107,26 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 	}
 }
 
-// asked records that a call is sent.
-func (c *cluster) asked() {
+// asked records that a call is sent. If the call has no answer for liveness, or if shorter calls
+// before it had none, a search begins. A member that is only slow stays in use: see find.
+func (c *cluster) asked() *time.Timer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pending++
 	c.silentLocked()
+	if time.Since(c.silent) >= liveness {
+		c.suspectLocked()
+	}
+	return time.AfterFunc(liveness, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.suspectLocked()
+	})
+}
+
+func (c *cluster) suspectLocked() {
+	if c.ctx.Err() == nil && time.Since(c.failed) >= c.rest {
+		c.searchLocked()
+	}
 }
 
 func (c *cluster) silentLocked() {
@@ -123,33 +135,26 @@ func (c *cluster) silentLocked() {
 	}
 }
 
-// answered records the end of a call to m. If m has not answered, etcd counts as silent until
-// another call has an answer. The member is given up if its connection has failed, if it has no
-// leader, or if it refuses the password.
+// answered records the end of a call to m. Without an answer, etcd counts as silent until another
+// call has one. The member is given up if its connection has failed, if it has no leader, or if it
+// refuses the password.
 func (c *cluster) answered(m *member, err error) {
 	// Keep a member that says that a request timed out: it has answered, and if it were given up,
 	// the calls of all other callers would fail.
 	leave := isUnavailable(err) && !is(err, rpctypes.ErrTimeout) || isRefused(err)
 
 	c.mu.Lock()
-	c.pending--
 	switch {
 	case m != c.current:
 	case leave:
 		c.current = nil
 		c.silentLocked()
 	case isAnswer(err):
-		c.spokeLocked()
+		c.silent = time.Time{}
 	}
 	c.mu.Unlock()
 	if leave {
-		m.client.Close()
-	}
-}
-
-func (c *cluster) spokeLocked() {
-	if c.silent = (time.Time{}); c.pending > 0 {
-		c.silent = time.Now()
+		m.close()
 	}
 }
 
@@ -159,24 +164,6 @@ func (c *cluster) silence() (time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.silent, c.err
-}
-
-// look begins a search if etcd is silent. If callers wait for events, it also reports whether to
-// send a call that shows if the member lives, because a member that hangs reports no events.
-func (c *cluster) look(waits bool) (due bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.current == nil && !waits && c.pending == 0: // no caller needs a member
-	case !c.silent.IsZero():
-		if (c.current == nil || time.Since(c.silent) >= liveness) && time.Since(c.failed) >= c.rest {
-			c.searchLocked()
-		}
-	case waits && time.Since(c.checked) >= liveness:
-		c.checked = time.Now()
-		return true
-	}
-	return false
 }
 
 // searchLocked begins a search, unless one is under way. The channel is closed when it ends.
@@ -198,19 +185,14 @@ func (c *cluster) searchLocked() <-chan struct{} {
 			return // old stays in use
 		}
 
-		c.rest = 0
-		if m != old {
-			given := c.current // old, or nil because old was given up meanwhile
-			if c.current = m; c.ctx.Err() != nil {
-				given, c.current = m, nil // Close has begun, and will not close it
-			}
-			if given != nil {
-				c.wg.Go(func() { given.client.Close() }) // its calls fail, with unknown outcomes
-			}
+		c.rest, c.silent = 0, time.Time{}
+		if m == old {
+			return // and stays given up, if its connection has failed meanwhile
 		}
 		if c.current != nil {
-			c.spokeLocked()
+			c.wg.Go(c.current.close) // its calls fail, with unknown outcomes
 		}
+		c.current = m
 	})
 	return done
 }
@@ -219,58 +201,45 @@ func (c *cluster) searchLocked() <-chan struct{} {
 func (c *cluster) find(old *member) (*member, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.conf.DialTimeout)
 	defer cancel()
-	type answer struct {
-		m   *member
-		err error
-	}
-	answers := make(chan answer)
-	ask := func(m *member, endpoint string) {
-		var err error
-		if m == nil {
-			m, err = c.connect(endpoint)
-		}
-		if err == nil {
-			// Send a linearizable read, which needs a leader and a majority. A member that is cut
-			// off from the others may still answer other requests.
-			_, err = m.client.Get(ctx, root, clientv3.WithKeysOnly())
-		}
-		a := answer{m, nil}
-		if !isAnswer(err) || isRefused(err) || m == nil {
-			a.err = explain(c.ctx, endpoint, err)
-		}
-		select {
-		case answers <- a:
-		case <-ctx.Done(): // another one was faster
-			a.err = ctx.Err()
-		}
-		if a.err != nil && m != nil && m != old {
-			m.client.Close()
+	if old != nil {
+		within, cancel := context.WithTimeout(ctx, headStart)
+		defer cancel()
+		if old.probe(within) == nil {
+			return old, nil
 		}
 	}
 
 	// Connect to every endpoint, including old's: a connection may be dead although its member
 	// lives.
-	open, start := len(c.all), time.Duration(0)
-	if old != nil {
-		open, start = open+1, headStart
-		c.wg.Go(func() { ask(old, old.endpoint) })
-	}
-	for _, i := range rand.Perm(len(c.all)) {
+	found, failed := make(chan *member), make(chan error, len(c.all))
+	for _, endpoint := range c.all {
 		c.wg.Go(func() {
-			if pause(ctx, start); ctx.Err() == nil {
-				ask(nil, c.all[i])
+			m, err := c.connect(endpoint)
+			if err == nil {
+				err = m.probe(ctx)
 			}
+			if err == nil {
+				select {
+				case found <- m:
+					return
+				case <-ctx.Done():
+					err = ctx.Err() // another one was faster
+				}
+			}
+			if m != nil {
+				m.close()
+			}
+			failed <- explain(c.ctx, endpoint, err)
 		})
 	}
 	var first error
-	for range open {
+	for range c.all {
 		select {
-		case a := <-answers:
-			if a.err == nil {
-				return a.m, nil
-			}
+		case m := <-found:
+			return m, nil
+		case err := <-failed:
 			if first == nil || errors.Is(first, os.ErrDeadlineExceeded) {
-				first = a.err
+				first = err
 			}
 		case <-ctx.Done():
 			return nil, cmp.Or(first, explain(c.ctx, c.all[0], ctx.Err()))
@@ -279,26 +248,23 @@ func (c *cluster) find(old *member) (*member, error) {
 	return nil, first
 }
 
-// close ends the connection, and waits for the goroutines. The cluster's context has ended.
+// close waits for the goroutines, and ends the connection. The cluster's context has ended.
 func (c *cluster) close() {
 	c.mu.Lock()
-	if c.current != nil {
-		c.current.client.Close()
-	}
-	c.mu.Unlock()
+	c.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
 	c.wg.Wait()
+	if c.current != nil {
+		c.current.close()
+	}
 }
 
-// spawn starts a goroutine that the driver's Close waits for. It returns false after Close
-// has begun.
-func (c *cluster) spawn(f func()) bool {
+// spawn starts a goroutine that the driver's Close waits for, unless Close has begun.
+func (c *cluster) spawn(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ctx.Err() != nil {
-		return false
+	if c.ctx.Err() == nil {
+		c.wg.Go(f)
 	}
-	c.wg.Go(f)
-	return true
 }
 
 // member is one connection to one member of the etcd. The driver uses one member at a time. It
@@ -308,10 +274,8 @@ type member struct {
 	endpoint string
 	client   *clientv3.Client
 	leases   pb.LeaseClient // unlike client's own methods, it can choose the numbers of leases
-
-	mu      sync.Mutex // guards all below
-	watcher clientv3.Watcher
-	idle    []*stream // the streams that no call uses
+	idle     chan *stream   // the streams that no call uses
+	refusals atomic.Int64   // of watches: see watch
 }
 
 // connect returns a member. With a user its connection is established, because the client has
@@ -323,7 +287,19 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &member{endpoint: endpoint, client: client, leases: pb.NewLeaseClient(client.ActiveConnection()), watcher: client.Watcher}, nil
+	return &member{endpoint: endpoint, client: client, leases: pb.NewLeaseClient(client.ActiveConnection()), idle: make(chan *stream, maxBeats)}, nil
+}
+
+func (m *member) close() { m.client.Close() }
+
+// probe sends a linearizable read, which needs a leader and a majority. A member that is cut off
+// from the others may still answer other requests.
+func (m *member) probe(ctx context.Context) error {
+	_, err := m.client.Get(ctx, root, clientv3.WithKeysOnly())
+	if isAnswer(err) && !isRefused(err) {
+		return nil
+	}
+	return err
 }
 
 // maxBeats is how many keep-alives of a Client are under way at once. A server may allow 100 streams
@@ -360,17 +336,13 @@ type stream struct {
 
 // beat sends a keep-alive on an idle stream, or on a new one, and fills in b.
 func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (err error) {
-	m.mu.Lock()
-	var s *stream
-	if n := len(m.idle); n > 0 {
-		s, m.idle = m.idle[n-1], m.idle[:n-1]
-	}
-	m.mu.Unlock()
-	used, within := s != nil, context.Context(nil)
-	if !used {
-		s = &stream{}
+	s, within := &stream{}, context.Context(nil)
+	select {
+	case s = <-m.idle:
+	default:
 		within, s.cancel = context.WithCancel(m.client.Ctx())
 	}
+	used := within == nil
 
 	stop := context.AfterFunc(ctx, s.cancel)
 	if !used {
@@ -389,8 +361,6 @@ func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (
 		}
 		return err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.idle = append(m.idle, s)
+	m.idle <- s // there is room for as many as there are keep-alives at once
 	return nil
 }

@@ -113,26 +113,15 @@ func explain(ctx context.Context, endpoint string, err error) error {
 		hint = "it wants a user and a password: put them into the URL, as in etcd://user:password@host:2379"
 	case is(err, rpctypes.ErrPermissionDenied):
 		hint = "grant the user's role readwrite on the prefix " + root + ": etcdctl role grant-permission ROLE readwrite --prefix " + root
-	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "handshake failed: EOF"):
-		hint = "it speaks no TLS: use etcd:// and not etcds://"
-	// A server without TLS may look like this: it closes the connection, and its answer does not
-	// arrive if the client still sends its hello.
-	case strings.Contains(text, "handshake failed: ") && isCut(text):
-		hint = "it ended the TLS handshake: if it speaks no TLS, use etcd:// and not etcds://; otherwise check the parameters cert and key"
+	case strings.HasPrefix(endpoint, "https:") && !strings.Contains(text, "Error while dialing"):
+		hint = "use etcd:// if it speaks no TLS; otherwise check the parameters ca, server_name, cert and key"
 	case strings.Contains(text, "error reading server preface"):
 		hint = "it is no etcd, or wants TLS: check the port, or use etcds://"
-	case strings.Contains(text, "certificate"), strings.HasPrefix(endpoint, "https:") && isCut(text):
-		hint = "check the parameters ca and server_name, and cert and key if it wants a certificate of its clients"
 	}
 	if text = plain(text); hint != "" {
 		text += " (" + hint + ")"
 	}
 	return fmt.Errorf("etcd at %s: %s", shown(endpoint), text)
-}
-
-// isCut reports whether text says that the other side has closed the connection.
-func isCut(text string) bool {
-	return strings.Contains(text, "broken pipe") || strings.Contains(text, "reset by peer")
 }
 
 // plain returns the end of the text of a gRPC error, where the cause is.

@@ -69,9 +69,9 @@ const (
 	maxTTL  = clientv3.MaxLeaseTTL * time.Second
 )
 
-// maxName is the length of the longest escaped key. A request names the key up to ten times, and
-// etcd takes requests of 1.5 MiB.
-const maxName = 100 << 10
+// maxName is the length of the longest escaped key. A request names up to 100 keys, and etcd takes
+// requests of 1.5 MiB.
+const maxName = 8 << 10
 
 // maxAtOnce bounds how many callers ask for a lease or a place at once, and how many leases are
 // ended at once. After an outage, thousands of calls at once would time out and be repeated.
@@ -158,23 +158,12 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	return d, nil
 }
 
-// tick notices silence of etcd, and prunes the pool, until the driver is closed.
+// tick checks that etcd answers while callers wait, and prunes the pool, until the driver is closed.
 func (d *driver) tick() {
-	t := time.NewTicker(lookEvery)
-	defer t.Stop()
 	for d.cluster.ctx.Err() == nil {
-		d.mu.Lock()
-		waits := len(d.queues) > 0
-		d.mu.Unlock()
-		if d.cluster.look(waits) {
-			d.cluster.spawn(d.checkHead)
-		}
+		d.cluster.spawn(d.checkHead)
 		d.pool.prune(idleTime)
-
-		select {
-		case <-t.C:
-		case <-d.cluster.ctx.Done():
-		}
+		pause(d.cluster.ctx, liveness)
 	}
 }
 
@@ -224,7 +213,7 @@ func (d *driver) check(ctx context.Context, c backend.Claim) error {
 // checkKey returns an error if a call about key makes no sense.
 func (d *driver) checkKey(ctx context.Context, key string) error {
 	if n := len(queueOf(key)); n > maxName {
-		return fmt.Errorf("%w: the key is too long: etcd takes about %d bytes, and this one has %d", backend.ErrInvalid, maxName, n)
+		return fmt.Errorf("%w: the key is too long: it may have %d bytes, and this one has %d", backend.ErrInvalid, maxName, n)
 	}
 	if d.isClosed() {
 		return errClosed

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,11 +21,7 @@ type hold struct {
 	entry   *mvccpb.KeyValue // as this driver has written it
 	lease   *lease
 	granted time.Time
-	over    atomic.Bool // it was released, lost or moved to another lease; the call that sets it ends the lease
-
-	mu     sync.Mutex // guards both
-	others []*lease   // leases that may have the entry, after moves of unknown outcome
-	ended  bool       // the entry is gone
+	over    atomic.Bool // it was released or lost, or the entry may be under another lease
 }
 
 func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hold {
@@ -195,19 +192,19 @@ func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal,
 	}
 }
 
+// maxReads is how many entries one transaction reads. etcd allows 128 operations, and requests of
+// 1.5 MiB.
+const maxReads = 100
+
 // read reads the entries of holds.
 func (d *driver) read(ctx context.Context, open []*renewal) {
 	var wg sync.WaitGroup
-	for len(open) > 0 {
-		var reads []clientv3.Op
-		for size := 0; len(reads) < min(len(open), maxReads) && (size == 0 || size < maxNames); {
-			entry := string(open[len(reads)].h.entry.Key)
-			reads = append(reads, clientv3.OpGet(entry))
-			size += len(entry)
-		}
-		some := open[:len(reads)]
-		open = open[len(reads):]
+	for some := range slices.Chunk(open, maxReads) {
 		wg.Go(func() {
+			var reads []clientv3.Op
+			for _, r := range some {
+				reads = append(reads, clientv3.OpGet(string(r.h.entry.Key)))
+			}
 			res, err := call(ctx, d.cluster, func(m *member) (*clientv3.TxnResponse, error) { return m.client.Txn(ctx).Then(reads...).Commit() })
 			for i, r := range some {
 				if r.err = err; err == nil {
@@ -220,11 +217,6 @@ func (d *driver) read(ctx context.Context, open []*renewal) {
 	}
 	wg.Wait()
 }
-
-const (
-	maxReads = 100     // entries that one transaction reads; etcd allows 128
-	maxNames = 1 << 19 // bytes of their names; etcd takes requests of 1.5 MiB
-)
 
 // outcome returns errGone if the lease has ended, or the entry is not under it any more. Then the
 // hold is lost, unless another driver has moved it.
@@ -280,7 +272,6 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	// Because over is set, no other call ends the lease or gives it back from now on.
 	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
-		h.settle(true) // a move may have begun meanwhile
 		d.pool.give(h.lease)
 		return nil
 	}

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,7 @@ const (
 type pool struct {
 	d    *driver
 	mu   sync.Mutex         // guards idle
-	idle map[int64][]*lease // by the term that was asked for, in the order of their return
+	idle map[int64][]*lease // by the term that was asked for
 }
 
 // seconds returns ttl rounded up to whole seconds, and at least minTTL.
@@ -70,7 +71,7 @@ func (l *lease) beganAt(at time.Duration) { raise(&l.began, int64(at)) }
 func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 	p.mu.Lock()
 	ls := p.idle[secs]
-	if last := len(ls) - 1; last >= 0 && !p.d.old(ls[last]) { // the others are older
+	if last := len(ls) - 1; last >= 0 && !p.d.old(ls[last]) {
 		defer p.mu.Unlock()
 		p.idle[secs] = ls[:last]
 		return ls[last], nil
@@ -115,13 +116,13 @@ func (p *pool) prune(unused time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for secs, ls := range p.idle {
-		for len(ls) > 0 && time.Since(ls[0].since) >= unused {
-			p.d.bury(ls[0])
-			ls = ls[1:]
-		}
-		if p.idle[secs] = ls; len(ls) == 0 {
-			delete(p.idle, secs)
-		}
+		p.idle[secs] = slices.DeleteFunc(ls, func(l *lease) bool {
+			ends := time.Since(l.since) >= unused
+			if ends {
+				p.d.bury(l)
+			}
+			return ends
+		})
 	}
 }
 
@@ -129,14 +130,12 @@ func (p *pool) prune(unused time.Duration) {
 func (d *driver) bury(l *lease) {
 	l.doubtful.Store(true)
 	d.active.Add(1)
-	if !d.cluster.spawn(func() {
+	d.cluster.spawn(func() {
 		defer d.active.Add(-1)
 		for p := 50 * time.Millisecond; !d.end(l); p = min(2*p, time.Second) {
 			pause(d.cluster.ctx, p)
 		}
-	}) {
-		d.active.Add(-1)
-	}
+	})
 }
 
 // end tries to revoke a lease. It returns false if it must be called again.

@@ -4,10 +4,12 @@ import (
 	"context"
 	"math"
 	"slices"
+	"strconv"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 )
 
 // queue is what the waiters of this driver for one key know about the key's entries. The driver's
@@ -24,7 +26,6 @@ type queue struct {
 	stop    context.CancelFunc
 	waiters map[*waiter]bool
 	view    *view         // nil while there is no watch
-	blind   time.Time     // since when there has been no watch; zero while there is one
 	changed chan struct{} // closed and replaced when there is a view again
 }
 
@@ -60,7 +61,7 @@ func (d *driver) join(w *waiter) *queue {
 	q := d.queues[w.c.Key]
 	if q == nil {
 		ctx, stop := context.WithCancel(d.cluster.ctx)
-		q = &queue{d: d, prefix: queueOf(w.c.Key), stop: stop, waiters: map[*waiter]bool{}, blind: time.Now(), changed: make(chan struct{})}
+		q = &queue{d: d, prefix: queueOf(w.c.Key), stop: stop, waiters: map[*waiter]bool{}, changed: make(chan struct{})}
 		d.cluster.spawn(func() { q.run(ctx) })
 		d.queues[w.c.Key] = q
 	}
@@ -193,16 +194,18 @@ func (q *queue) run(ctx context.Context) {
 
 // watch records deletions until the watch ends. It reports whether etcd has confirmed the watch.
 func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
-	m.mu.Lock()
-	watcher := m.watcher
-	m.mu.Unlock()
-	for r := range watcher.Watch(ctx, q.prefix, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {
+	// The client has a stream for each set of metadata. After etcd has refused or ended a watch,
+	// use another stream: if the token of the old one has expired, etcd would refuse all further
+	// watches on it.
+	refusals := m.refusals.Load()
+	ctx = metadata.AppendToOutgoingContext(ctx, "hasp-refusals", strconv.FormatInt(refusals, 10))
+	for r := range m.client.Watch(ctx, q.prefix, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {
 		switch {
 		case r.Created:
 			confirmed = true
 			q.see(&view{})
 		case r.Canceled && ctx.Err() == nil:
-			m.rewatch(watcher)
+			m.refusals.CompareAndSwap(refusals, refusals+1)
 		default:
 			for _, e := range r.Events {
 				q.deleted(string(e.Kv.Key), e.Kv.ModRevision)
@@ -213,28 +216,13 @@ func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 	return confirmed
 }
 
-// rewatch replaces a watcher after etcd has refused or ended a watch. If the stream of the old
-// watcher has an expired token, etcd would refuse all further watches on it.
-func (m *member) rewatch(old clientv3.Watcher) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.watcher == old {
-		m.watcher = clientv3.NewWatcher(m.client)
-		old.Close()
-	}
-}
-
 // see sets the view, or removes it if v is nil, and wakes all waiters.
 func (q *queue) see(v *view) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	switch q.view = v; {
-	case v != nil:
-		q.blind = time.Time{}
+	if q.view = v; v != nil {
 		close(q.changed)
 		q.changed = make(chan struct{})
-	case q.blind.IsZero():
-		q.blind = time.Now()
 	}
 	for w := range q.waiters {
 		w.signal()
@@ -265,7 +253,8 @@ func (q *queue) deleted(name string, revision int64) {
 }
 
 // checkHead chooses at random a queue that callers wait in, and reads its first entry. If the entry
-// is gone, checkHead records the deletion, because the event may be lost.
+// is gone, checkHead records the deletion, because the event may be lost. If there is no answer,
+// the call begins a search: a member that hangs reports no events.
 func (d *driver) checkHead() {
 	d.mu.Lock()
 	var q *queue
@@ -277,6 +266,9 @@ func (d *driver) checkHead() {
 		break // at random
 	}
 	d.mu.Unlock()
+	if q == nil {
+		return
+	}
 
 	ctx, cancel := context.WithTimeout(d.cluster.ctx, searchTime)
 	defer cancel()

@@ -25,8 +25,8 @@ type waiter struct {
 	lease   *lease
 	entry   *mvccpb.KeyValue // of lease
 	beating atomic.Bool      // a keep-alive is under way
-	since   time.Time        // when the first failed call since the last success began, or zero
-	err     error            // of these failures
+	since   time.Time        // since when calls have failed, or there was no watch; zero after a success
+	err     error            // of the calls
 
 	place entryState    // the driver's mu guards it
 	wake  chan struct{} // signals a change of place; has room for one
@@ -72,7 +72,10 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 			w.abandon()
 			fallthrough
 		case unsure:
-			if !w.ready(ctx) {
+			if watched, ready := w.ready(ctx); !ready {
+				if !watched && w.since.IsZero() {
+					w.since = began // that is an outage as well
+				}
 				continue
 			}
 			began = time.Now()
@@ -108,15 +111,10 @@ func (w *waiter) ended(ctx context.Context) error {
 		return errClosed
 	}
 
-	// Look for an outage of this Wait's calls, or else of the driver's calls, or of the watch.
+	// Look for an outage of this Wait's calls and watch, or else of the driver's calls.
 	since, err := w.since, w.err
 	if since.IsZero() {
 		since, err = w.d.cluster.silence()
-	}
-	if since.IsZero() {
-		w.d.mu.Lock()
-		since = w.q.blind
-		w.d.mu.Unlock()
 	}
 	silent := time.Duration(0)
 	if !since.IsZero() {
@@ -183,15 +181,15 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 // ready waits for a watch, and then for this waiter's turn to enter the queue. The watch comes
 // first, so that it reports every deletion after the entry. After a short sleep without both, ready
 // returns false, so that the caller can check whether the Wait must end.
-func (w *waiter) ready(ctx context.Context) bool {
+func (w *waiter) ready(ctx context.Context) (watched, ready bool) {
 	w.keepAlive()
 	w.d.mu.Lock()
 	turns, changed := w.d.turns, w.q.changed
-	if w.q.view == nil {
+	if watched = w.q.view != nil; !watched {
 		turns = nil
 	}
 	w.d.mu.Unlock()
-	return w.sleep(ctx, 100*time.Millisecond, changed, turns)
+	return watched, w.sleep(ctx, 100*time.Millisecond, changed, turns)
 }
 
 // enter reads the queue, after it has put the entry there, unless the entry is already in its
@@ -258,10 +256,11 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 	l, h := w.lease, w.d.newHold(w.c, w.entry, w.lease)
 	term := min(w.c.TTL, l.term())
 	if term < w.c.TTL && !w.c.Renewed {
-		// If the outcome is unknown, the Wait fails, and both leases end.
-		h.ended = true
-		g, err = w.d.move(within, w.c, h, w.entry)
-		return g, err == nil || !unchanged(err), err // errGone: the entry was removed, but its event may be late
+		g, l, err = w.d.move(within, w.c, h, w.entry)
+		if l != nil {
+			w.d.bury(l) // the outcome is unknown, so the Wait fails, and both leases end
+		}
+		return g, err == nil || l != nil, err // errGone: the entry was removed, but its event may be late
 	}
 
 	enough := term - backend.Drift(term)/2

@@ -59,9 +59,6 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	}
 	var d *driver
 	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
-		if err := d.scarce.ask(); err != nil {
-			return err
-		}
 		withoutCancels(cc, func() bool { return d.bouncer.Load() })
 		return nil
 	}

@@ -112,8 +112,7 @@ type driver struct {
 	others chan struct{}
 
 	guards   guards
-	scarce   scarce
-	silence  silence
+	health   health
 	listener listener
 
 	// nextSweep is a UnixNano before which this driver does not sweep.
@@ -168,7 +167,6 @@ func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
 	d := &driver{pool: pool, own: own, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
-	d.silence.began = time.Now()
 	d.listener.d = d
 	d.listener.waits = map[string]map[chan struct{}]bool{}
 	return d
@@ -205,9 +203,9 @@ func (d *driver) Close() error {
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a writer
 // waits for their end. If this caller will wait, Acquire leaves a mark, so that a release wakes it.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	began, answered := time.Now(), d.silence.last.Load()
+	began := time.Now()
 	if err := takeSlot(ctx, d.takes); err != nil {
-		if c.WillRetry && time.Since(began) >= c.Timeout/2 && d.silence.last.Load() != answered {
+		if answered, _ := d.health.last(); c.WillRetry && time.Since(began) >= c.Timeout/2 && answered.After(began) {
 			err = &backend.HeldError{} // no outage: the queue is long, and the server answers others
 		}
 		return backend.Grant{}, err

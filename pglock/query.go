@@ -94,9 +94,9 @@ func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 	if err != nil {
 		return err
 	}
-	sent := d.silence.now()
+	sent := time.Now()
 	defer func() {
-		d.silence.note(ctx, c.Conn(), sent, err)
+		d.health.note(ctx, c.Conn(), sent, err)
 		release(c)
 	}()
 
@@ -105,7 +105,7 @@ func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 			args = append(slices.Clip(args[:n]), most.timeout(ctx)) // a copy, because a retry needs args
 		}
 	}
-	if d.bouncer.Load() || d.silence.lately() {
+	if _, doubt := d.health.last(); d.bouncer.Load() || time.Since(doubt) < time.Minute {
 		// Do not prepare the statement, which takes a second round trip: over a slow link, each new
 		// connection would fail with its first statement.
 		args = append([]any{pgx.QueryExecModeExec}, args...)

@@ -181,7 +181,7 @@ func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 		if pooled {
 			d.listener.set(true) // LISTEN does not work through a pooler
 		}
-		d.silence.lastAnswer(c)
+		lastAnswer(c)
 	}
 	return err
 }

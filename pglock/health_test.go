@@ -4,7 +4,9 @@ package pglock_test
 
 import (
 	"context"
+	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,6 +61,47 @@ func TestSilence(t *testing.T) {
 			must(t, err)
 		})
 	}
+}
+
+// While the server does not answer, a Client makes two connections at a time, however many callers
+// it has. A server that begins sessions slowly would otherwise serve none of many.
+func TestFewConnectionsAreBegunInAnOutage(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Shared(t)
+	var made atomic.Int64
+	p, err := faultproxy.Listen(func() (net.Conn, error) {
+		made.Add(1)
+		return net.Dial("tcp", s.Addr)
+	})
+	must(t, err)
+	t.Cleanup(p.Close)
+	d := newDriver(t, p.Addr()+"/postgres", "&connect_timeout=1")
+
+	p.Stall()
+	before, began := made.Load(), time.Now()
+	outage, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for outage.Err() == nil {
+				within, cancel := context.WithTimeout(outage, 100*time.Millisecond)
+				_, _ = d.Inspect(within, "key")
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	const cancels = 1 // for the statement on the connection that Open has made
+	if n, most := made.Load()-before, 2*int64(1+time.Since(began).Seconds())+cancels; n < 2 || n > most {
+		t.Errorf("%d connections in %v, want 2 to %d", n, time.Since(began), most)
+	}
+
+	p.Flow()
+	await.Success(t, "an answer after the outage", func() error {
+		_, err := d.Inspect(t.Context(), "key")
+		return err
+	})
 }
 
 // A round trip takes more than half of a call's time. A new connection works nevertheless: its

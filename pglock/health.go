@@ -1,0 +1,163 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	// If a statement has had no answer for minSilence, other connections are in doubt. A shorter
+	// wait says nothing about the network.
+	minSilence = 50 * time.Millisecond
+
+	// maxDials is how many connections the callers of a Client make at a time. A busy server begins
+	// few sessions a second. If all Clients made many connections after an outage, nearly all of
+	// these would time out before the server has begun their sessions.
+	maxDials = 2
+
+	// After the server has refused a connection, none is asked for during a pause, which is about
+	// scarcePause if the server grants no further connection.
+	refusedPause = 200 * time.Millisecond
+	scarcePause  = time.Second
+
+	look = 5 * time.Millisecond // between looks for a connection that was made or given back
+)
+
+// health records which connections may be dead, and when another one may be made.
+//
+// A firewall may have forgotten all connections of a pool, which still look sound. So when a
+// statement gets no answer, all connections without an answer since that statement was sent are in
+// doubt. They are closed before use, so that only calls that are already under way may time out.
+type health struct {
+	mu       sync.Mutex // guards all below
+	answered time.Time  // the last answer on any connection
+	doubt    time.Time  // connections without an answer since then are in doubt
+	dialing  int        // callers that may be making a connection
+	refusal  error      // the last one of a connection
+	resumes  time.Time  // the end of the pause
+}
+
+// lastAnswer returns where a connection keeps the time of its last answer. Only the goroutine that
+// has acquired the connection uses it. The first call counts as an answer: in the driver's own
+// pool, it comes when the connection is made.
+func lastAnswer(c *pgx.Conn) *time.Time {
+	const name = "hasp: last answer"
+	data := c.PgConn().CustomData()
+	at, ok := data[name].(*time.Time)
+	if !ok {
+		at = new(time.Now())
+		data[name] = at
+	}
+	return at
+}
+
+// doubts reports whether c is in doubt.
+func (h *health) doubts(c *pgx.Conn) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return lastAnswer(c).Before(h.doubt)
+}
+
+// note records the outcome of a statement that was sent on c at the time sent.
+func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	switch {
+	case err == nil, errors.Is(err, errNoRow), code(err) != "":
+		*lastAnswer(c), h.answered = now, now
+	case ctx.Err() != nil && now.Sub(sent) >= minSilence && sent.After(h.doubt):
+		h.doubt = sent // statements end in any order, so this keeps the latest time of sending
+	}
+}
+
+// last returns the times of the last answer, and since when connections are in doubt.
+func (h *health) last() (answered, doubt time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.answered, h.doubt
+}
+
+// mayAsk reports whether a caller may ask the pool for a connection now, and whether the pool may
+// have to make one. Then the caller must call asked. Otherwise the caller must wait, unless there is
+// no connection to wait for, so that err is the server's refusal.
+func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
+	if s.IdleConns() > 0 || s.TotalConns() == s.MaxConns() {
+		return true, false, nil // the pool makes no connection, unless another caller is faster
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case time.Now().Before(h.resumes) && s.TotalConns() == 0:
+		return false, false, h.refusal
+	case time.Now().Before(h.resumes), h.dialing >= maxDials, s.ConstructingConns() >= maxDials:
+		return false, false, nil
+	}
+	h.dialing++
+	return true, true, nil
+}
+
+// asked records what the pool has answered. If ctx has ended, the pool goes on and makes the
+// connection for another caller.
+func (h *health) asked(ctx context.Context, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.dialing--
+	if err == nil || ctx.Err() != nil || pgconn.Timeout(err) {
+		return
+	}
+	pause := refusedPause
+	if code(err) == tooManyConnections {
+		pause = scarcePause
+	}
+	h.refusal, h.resumes = oneLine(err), time.Now().Add(pause/2+rand.N(pause))
+}
+
+// acquire returns a connection of the pool that is not in doubt. The caller must call release.
+func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	for {
+		ask, dials, err := d.health.mayAsk(d.pool.Stat())
+		var c *pgxpool.Conn
+		if ask {
+			c, err = d.pool.Acquire(ctx)
+		}
+		if dials {
+			d.health.asked(ctx, err)
+		}
+		switch {
+		case c != nil && !d.health.doubts(c.Conn()):
+			return c, nil
+		case c != nil:
+			hangUp(c.Conn())
+			release(c)
+			continue
+		case err != nil && (!ask || code(err) != tooManyConnections):
+			return nil, oneLine(err)
+		}
+
+		// Wait for a connection that is being made or given back.
+		select {
+		case <-time.After(look):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// release gives a connection back to the pool, or removes it from the pool if it is closed.
+func release(c *pgxpool.Conn) {
+	if c.Conn().IsClosed() {
+		// Take the connection out of the pool now. Otherwise it would take up a place while the
+		// library asks the server to cancel the statement, which may take long.
+		c.Hijack()
+	} else {
+		c.Release()
+	}
+}
