@@ -1,4 +1,4 @@
-// Package await lets a test wait for what must happen, on a machine of any speed. It gives an event
+// Package await lets a test wait for an event that must happen, on a machine of any speed. It waits
 // much longer than any machine needs.
 package await
 
@@ -29,8 +29,8 @@ func Value[T any](v T, err error) T {
 	return v
 }
 
-// Crowd skips a test with many goroutines if -short is set: with the race detector, in virtual
-// time, it takes up to a hundred times as long.
+// Crowd skips a test with many goroutines if -short is set. In virtual time, such a test takes up
+// to a hundred times as long with the race detector.
 func Crowd(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -38,7 +38,7 @@ func Crowd(t testing.TB) {
 	}
 }
 
-// Return ends the test unless f returns.
+// Return calls f. If f does not return in time, the test fails.
 func Return(t testing.TB, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})

@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/internal/stall"
 )
 
-// double is a test that keeps how it ended.
+// double is a testing.TB that records how the test ends.
 type double struct {
 	testing.TB
 	end string
@@ -23,7 +23,7 @@ func (d *double) Skip(args ...any)          { d.stop("skip") }
 func (d *double) Fatalf(f string, a ...any) { d.stop("fail: " + fmt.Sprintf(f, a...)) }
 func (d *double) stop(end string)           { d.end = end; panic(d) }
 
-// ends returns how a test with f ends, and after how long.
+// ends runs f as a test. It returns how the test ends, and how long it took.
 func ends(f func(t testing.TB)) (end string, after time.Duration) {
 	began, d := time.Now(), &double{}
 	defer func() {
@@ -75,7 +75,7 @@ func TestEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				end, after := ends(c.f)
-				defer time.Sleep(2 * time.Hour) // for what does not return
+				defer time.Sleep(2 * time.Hour) // ends calls that do not return
 				if end != c.end || after < c.after {
 					t.Errorf("got %q after %v, want %q after %v", end, after, c.end, c.after)
 				}
@@ -84,7 +84,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A process that runs all the time has no stall. The time of a probe counts.
+// If the process runs all the time, there is no stall. The time that a probe takes counts as one.
 func TestStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stop := stall.Watch(nil)

@@ -1,15 +1,15 @@
-// Package stall measures how long this process stood still, so that a test on a busy
-// machine can tell a slow machine from a wrong program.
+// Package stall measures how long this process stood still. With it, a test can tell a slow machine
+// from a wrong program.
 package stall
 
 import "time"
 
-// tick is the pause between two looks at the clock.
+// tick is how often Watch reads the clock.
 const tick = 10 * time.Millisecond
 
-// Watch measures the longest time for which this process did not run a goroutine that
-// was due. If probe is not nil, it calls probe with each look, so that the time of a
-// server that stands still counts as well. It ends when the caller calls stop.
+// Watch measures until the caller calls stop, which returns the longest time for which this process
+// did not run a goroutine that was due. If probe is not nil, Watch calls it at each tick. So if
+// probe asks a server, the time for which the server stands still counts as well.
 func Watch(probe func()) (stop func() time.Duration) {
 	quit, longest := make(chan struct{}), make(chan time.Duration)
 	go func() {
