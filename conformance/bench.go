@@ -11,15 +11,15 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Bench measures a driver, with the same benchmarks for all drivers. Terms are Harness.Long, so
-// only the last benchmark renews a hold.
+// Bench runs the same benchmarks for every driver. The terms of its holds are Harness.Long, so the
+// engine renews no hold while a benchmark runs.
 //
 //	driver         Acquire and Release of a key that no other caller wants
-//	client         Lock and Unlock of such a key by one goroutine
-//	client-many    the same by many goroutines, on keys of their own
+//	client         Lock and Unlock of a key by one goroutine, while no other caller wants the key
+//	client-many    Lock and Unlock by many goroutines, each with a key of its own
 //	contended      Lock and Unlock of one key by many goroutines of four Clients
 //	handover       a key goes from one driver to the waiter of another, and back
-//	renew          renewal of one of 1,000 holds in a batch
+//	renew          one hold's share of a Renew of 1,000 holds
 func Bench(b *testing.B, h Harness) {
 	ctx := context.WithoutCancel(b.Context())
 	s, err := newSuite(ctx, h, nil)
@@ -88,8 +88,8 @@ func benchClient(b *testing.B, e *env) {
 	}
 }
 
-// benchClients locks and unlocks key by many goroutines of some Clients. If key is empty, each
-// goroutine has a key of its own.
+// benchClients measures Lock and Unlock by many goroutines, which share the clients. They all lock
+// key. If key is empty, each goroutine has a key of its own.
 func benchClients(b *testing.B, e *env, clients []*hasp.Client, parallelism int, key string) {
 	var next atomic.Int32
 	b.SetParallelism(parallelism)
@@ -110,7 +110,7 @@ func benchContended(b *testing.B, e *env) {
 	benchClients(b, e, append(e.clients(), e.newClient()), 16, e.key())
 }
 
-// benchHandover measures how two drivers take turns: each waits while the other holds the key.
+// benchHandover lets two drivers take turns. Each driver waits while the other holds the key.
 func benchHandover(b *testing.B, e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	key := e.key()

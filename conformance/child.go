@@ -17,17 +17,17 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// child is a child process that runs this program.
+// child is another process of this program. The suite starts it and sends it requests.
 type child struct {
 	e *env
 	*crew.Process
 
 	next    atomic.Int64
-	replies sync.Map // by ID: the channel of each request that has no reply yet
+	replies sync.Map // the channel of each request that waits for its reply, by ID
 }
 
-// spawn starts a child and waits until it has opened a driver of its own. The end
-// of the try kills it.
+// spawn starts a child and waits until the child has opened a driver. The child is killed at the
+// end of the try.
 func (e *env) spawn() *child {
 	spec, err := json.Marshal(childSpec{e.h.Name, e.store, e.long, e.timeout})
 	must(err)
@@ -68,7 +68,6 @@ func (e *env) spawn() *child {
 	return p
 }
 
-// spawnMany starts n children at once.
 func (e *env) spawnMany(n int) []*child {
 	children := make([]*child, n)
 	must(e.each(n, func(i int) { children[i] = e.spawn() }))
@@ -83,13 +82,13 @@ func (p *child) read() {
 		}
 	}
 
-	// Requests that are still open get no reply any more. Later ones cannot be sent.
+	// These requests get no reply any more. Later requests fail in Send.
 	for _, c := range p.replies.Range {
 		c.(chan error) <- errors.New("the child process has ended")
 	}
 }
 
-// begin sends a request and returns the channel of its error.
+// begin sends a request. The channel receives the error of the reply.
 func (p *child) begin(rq request) <-chan error {
 	rq.ID = p.next.Add(1)
 	done := make(chan error, 1)
@@ -103,14 +102,13 @@ func (p *child) do(op string, c backend.Claim) error {
 	return p.e.arrives(op+" in another process", p.begin(request{Op: op, Claim: c}))
 }
 
-// childRole is the role of the suite's child processes.
 const childRole = "conformance"
 
-// childSpec is the argument of childRole, in JSON.
+// childSpec is the argument of a child process, in JSON.
 type childSpec struct {
-	Name          string // of the Harness
+	Name          string // the Harness's Name
 	Store         string
-	Long, Timeout time.Duration // of the child's Client
+	Long, Timeout time.Duration // the TTL and the Timeout of the child's Client
 }
 
 // Child reports whether the suite has started this process as a child. In a child the next call of
@@ -125,22 +123,22 @@ type request struct {
 	ID    int64
 	Op    string // "acquire", "wait", "release"; "lock", "min-hold", "err", "unlock"; "turns"
 	Claim backend.Claim
-	Dir   string // of turns
+	Dir   string // for "turns": where the holder makes a directory
 	Times int
 }
 
-// reply is a message from the child. The first one has no ID and reports that the
-// driver is open.
+// reply is a message from the child. The first reply has ID 0. It reports whether the child has
+// opened its driver.
 type reply struct {
 	ID   int64
 	Err  string
-	Kind int // the place of Err in kinds, or -1
+	Kind int // the index in kinds of the kind of error; -1 for any other error
 }
 
-// kinds are the errors that the parent must distinguish.
+// kinds are the kinds of errors that survive the way to the parent. Of other errors, only the text
+// does.
 var kinds = []error{hasp.ErrHeld, hasp.ErrLost}
 
-// replyOf returns the reply to a request that ended with err.
 func replyOf(id int64, err error) reply {
 	r := reply{ID: id, Kind: slices.IndexFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })}
 	if err != nil {
@@ -149,7 +147,6 @@ func replyOf(id int64, err error) reply {
 	return r
 }
 
-// error returns the error of r.
 func (r reply) error() error {
 	switch {
 	case r.Err == "":
@@ -160,7 +157,7 @@ func (r reply) error() error {
 	return fmt.Errorf("%w (%s)", kinds[r.Kind], r.Err)
 }
 
-// serveIfChild serves the parent and does not return if this process is a child of this harness.
+// If this process is a child of this harness, serveIfChild serves the parent and does not return.
 func serveIfChild(ctx context.Context, h Harness) error {
 	if !Child() {
 		return nil
@@ -186,7 +183,7 @@ type agent struct {
 	parent *crew.Pipe
 	d      backend.Driver
 	client *hasp.Client
-	leases sync.Map // of *hasp.Lease, by the token of the request that locked
+	leases sync.Map // the *hasp.Lease for the token of each request "lock"
 }
 
 // serve answers requests until the parent sends no more or has ended. It returns an exit code.
@@ -203,12 +200,11 @@ func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 			return 0
 		}
 
-		// Use a goroutine, because a Wait must not delay the requests after it.
+		// Use a goroutine, because a Wait must not delay later requests.
 		go func() { a.parent.Send(replyOf(rq.ID, a.do(ctx, rq))) }()
 	}
 }
 
-// open opens a driver, and a Client over it.
 func (a *agent) open(ctx context.Context, h Harness, spec childSpec) (err error) {
 	if a.d, err = h.Open(ctx, spec.Store); err != nil {
 		return err
@@ -217,7 +213,6 @@ func (a *agent) open(ctx context.Context, h Harness, spec childSpec) (err error)
 	return err
 }
 
-// do executes a request.
 func (a *agent) do(ctx context.Context, rq request) error {
 	c := rq.Claim
 	switch rq.Op {
@@ -250,7 +245,7 @@ func (a *agent) lock(ctx context.Context, c backend.Claim, o hasp.Option) error 
 	return err
 }
 
-// lease returns the lease that the request of c has locked.
+// lease returns the lease of an earlier request "lock" with the token of c.
 func (a *agent) lease(c backend.Claim) *hasp.Lease {
 	lease, _ := a.leases.Load(c.Token)
 	return lease.(*hasp.Lease)

@@ -120,7 +120,7 @@ func acquireRefusedChangesNothing(e *env, a, b *driver) {
 	mustf(a.renews(c), "renewal by the holder after attempts that were refused")
 	mustf(a.release(c), "release by the holder after attempts that were refused")
 
-	// The refused attempts, which ask for long terms, must not prolong the hold.
+	// The refused attempts ask for long terms. They must not prolong the hold.
 	mustf(b.grantedAtLast(short.Key), "the end of a hold of %v whose key others asked for with longer terms", e.term)
 }
 
@@ -156,9 +156,9 @@ func acquireDeadContext(e *env) {
 	}
 }
 
-// undone does what the engine does after an attempt of unknown outcome, which returned err: d
-// releases the token at once, and again after the timeout. If the driver Cleans, undone leaves that
-// to the driver. It ends the try unless other then gets the key.
+// undone cleans up after an attempt of unknown outcome that returned err. Like the engine, it makes
+// d release the token at once, and again after the timeout. If Traits.Cleans is set, it leaves the
+// clean-up to the driver. The try ends unless other then gets the key.
 func (e *env) undone(d, other *driver, c backend.Claim, err error) {
 	cleans := e.traits.Cleans && err != nil
 	undo := func() error {

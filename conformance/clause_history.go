@@ -16,8 +16,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// historyClauses record simultaneous calls and their answers. porcupine checks whether there is an
-// order of the calls in which one lock would have given these answers.
+// historyClauses record calls that overlap, and their answers. Then porcupine searches for an order
+// of the calls in which one lock would have given these answers.
 var historyClauses = []clause{
 	{name: "history-driver", says: saysOneHolder, check: func(e *env) { must(e.history().byDrivers(e.drivers()).check(false)) },
 		why: "Simultaneous calls are linearizable: the answers fit an order of the calls in which one lock gives them."},
@@ -35,7 +35,7 @@ func historyRefusals(e *env) {
 }
 
 func historyShared(e *env) {
-	for range 3 { // writers find the key free in few rounds
+	for range 3 { // several rounds, because a writer rarely finds the key free
 		h := e.history()
 		h.shared = true
 		must(h.byDrivers(e.drivers()).check(false))
@@ -50,12 +50,12 @@ type step struct {
 	op     string // "acquire", "wait", "renew" or "release"
 	key    int
 	client int
-	hold   int  // number of the attempt, and of its hold, from 1
-	yes    bool // granted, renewed, released; else ErrHeld or ErrLost
+	hold   int  // the attempt's number, from 1; its hold has the same number
+	yes    bool // granted, renewed or released; false: ErrHeld or ErrLost
 	fence  uint64
-	shared bool // the hold is shared
-	maybe  bool // a refusal that another call of the same Client explains
-	twin   bool // has the fence of another shared hold, which began at the same moment
+	shared bool
+	maybe  bool // a refusal that another call may explain; see annotate
+	twin   bool // overlaps another shared attempt with the same fence; see annotate
 }
 
 func (s step) String() string {
@@ -66,26 +66,28 @@ func (s step) String() string {
 
 // lockState is the state of one lock: its holders, and the largest fence so far.
 type lockState struct {
-	hold    int // 0: none, or shared
+	hold    int // the exclusive hold; 0 if there is none
 	readers readers
 	fence   uint64
 }
 
-// readers is a set of shared holds, one bit each. States are compared, so it is an array.
+// readers is a set of shared holds, with one bit for each hold. It is an array, because porcupine
+// compares states.
 type readers [maxHolds/64 + 1]uint64
 
-// maxHolds is the largest number of a hold in a history.
+// maxHolds is the largest hold number in a history.
 const maxHolds = 255
 
 func (r readers) has(hold int) bool { return r[hold/64]>>(hold%64)&1 == 1 }
 
-// change returns r with hold if it was without, and the reverse.
+// change adds hold to r, or removes it if r contains it.
 func (r readers) change(hold int) readers {
 	r[hold/64] ^= 1 << (hold % 64)
 	return r
 }
 
-// after returns the state after s, and whether a lock in state l would give the answer of s.
+// after returns the state after step s. It reports whether a lock in state l could give the answer
+// of s. A refusal of a free key is wrong only if strict is set.
 func (l lockState) after(s step, strict bool) (lockState, bool) {
 	free := l.hold == 0 && (s.shared || l.readers == readers{})
 	holds := l.hold == s.hold || l.readers.has(s.hold)
@@ -104,7 +106,7 @@ func (l lockState) after(s step, strict bool) (lockState, bool) {
 	return l, !holds
 }
 
-// change returns l after the begin or the end of the hold of s.
+// change adds the hold of s to l, or removes it if l contains it.
 func (l lockState) change(s step) lockState {
 	switch {
 	case s.shared:
@@ -117,7 +119,7 @@ func (l lockState) change(s step) lockState {
 	return l
 }
 
-// model is a lock.
+// model describes one lock for porcupine.
 func model(strict bool) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return lockState{} },
@@ -128,13 +130,13 @@ func model(strict bool) porcupine.Model {
 	}
 }
 
-// history is a record of calls. Its clock is a counter that grows at the begin and the end of each
-// call, so no two events have the same time.
+// history is a record of calls. Its clock counts up when a call begins and when a call ends, so no
+// two events have the same time.
 type history struct {
 	e         *env
-	fenced    bool          // every second hold has a fence
-	shared    bool          // every second hold is shared
-	keep      time.Duration // how long a lease is kept at most
+	fenced    bool          // half of the attempts ask for a fence
+	shared    bool          // half of the attempts are shared
+	keep      time.Duration // the longest time between Lock and Unlock
 	ofClients bool
 	clock     atomic.Int64
 	holds     atomic.Int64
@@ -142,8 +144,8 @@ type history struct {
 	ops       []porcupine.Operation
 }
 
-// record makes one call and records its answer: yes if there is no error, and no if the error is
-// refusal. Any other error ends the try.
+// record calls f and records its answer. The answer is yes if f returns no error, and no if it
+// returns refusal. Any other error ends the try.
 func (h *history) record(s step, refusal error, f func() (fence uint64, err error)) step {
 	called := h.clock.Add(1)
 	fence, err := f()
@@ -159,8 +161,8 @@ func (h *history) record(s step, refusal error, f func() (fence uint64, err erro
 	return s
 }
 
-// check returns an error unless the answers fit some order of the calls. If strict, refusals must
-// fit as well.
+// check returns an error unless the answers fit some order of the calls. If strict is set, the
+// order must also explain each ErrHeld.
 func (h *history) check(strict bool) error {
 	h.annotate()
 	byKey := map[int][]porcupine.Operation{}
@@ -183,10 +185,9 @@ func (h *history) check(strict bool) error {
 	return nil
 }
 
-// history returns a new history of the driver under test.
 func (e *env) history() *history { return &history{e: e, fenced: e.traits.Fenced} }
 
-// byDrivers records goroutines that use drivers on two keys.
+// byDrivers records calls of drivers for two keys, by several goroutines.
 func (h *history) byDrivers(drivers []*driver) *history {
 	e := h.e
 	keys := []string{e.key(), e.key()}
@@ -198,7 +199,6 @@ func (h *history) byDrivers(drivers []*driver) *history {
 	return h
 }
 
-// useDriver makes one attempt, and uses the hold.
 func (h *history) useDriver(d *driver, client int, keys []string) {
 	k := rand.N(len(keys))
 	c := h.e.claimOf(keys[k], h.e.long)
@@ -210,8 +210,8 @@ func (h *history) useDriver(d *driver, client int, keys []string) {
 		return g.Fence, err
 	})
 
-	// After the first release, the token holds nothing. If the attempt was refused, the token never
-	// held anything. So later calls must return ErrLost.
+	// All calls after the first release must return ErrLost. If the attempt was refused, all of
+	// these calls must.
 	for _, op := range []string{"renew", "release", "renew", "release"}[rand.N(2):] {
 		use := d.renews
 		if op == "release" {
@@ -222,7 +222,7 @@ func (h *history) useDriver(d *driver, client int, keys []string) {
 	}
 }
 
-// byClients records goroutines that use Clients on two keys.
+// byClients records calls of Clients for two keys, by several goroutines.
 func (h *history) byClients(clients []*hasp.Client) *history {
 	e := h.e
 	h.ofClients = true
@@ -236,7 +236,6 @@ func (h *history) byClients(clients []*hasp.Client) *history {
 	return h
 }
 
-// useClient locks a key by Lock or TryLock, and unlocks it.
 func (h *history) useClient(c *hasp.Client, client int, keys []string) {
 	k := rand.N(len(keys))
 	var opts []hasp.Option
@@ -270,7 +269,7 @@ func (h *history) useClient(c *hasp.Client, client int, keys []string) {
 	h.record(s, hasp.ErrLost, func() (uint64, error) { return 0, lease.Unlock(h.e.ctx) })
 }
 
-// overlap returns the operations on the key of operation i that overlap it.
+// overlap returns the operations on the same key that overlap operation i.
 func (h *history) overlap(i int) (all []step) {
 	for j, other := range h.ops {
 		if i != j && other.Input.(step).key == h.ops[i].Input.(step).key && other.Call < h.ops[i].Return && h.ops[i].Call < other.Return {
@@ -280,10 +279,10 @@ func (h *history) overlap(i int) (all []step) {
 	return all
 }
 
-// annotate marks two kinds of steps. Twins are shared holds that begin at the same moment, which
-// may have the same fence with redlock. A refusal by a Client may be right although no token holds
-// the key: TryLock returns ErrHeld while another caller of its Client acquires or releases the key,
-// and an ordered driver returns ErrHeld while any caller waits.
+// annotate sets twin and maybe. With redlock, two shared holds that begin at the same moment may
+// have the same fence: these are twins. A refusal of a TryLock gets maybe, because TryLock may
+// return ErrHeld for a free key: while another caller of its Client acquires or releases the key,
+// and with an ordered driver while any caller waits.
 func (h *history) annotate() {
 	for i := range h.ops {
 		s := h.ops[i].Input.(step)

@@ -29,14 +29,15 @@ var keepClauses = append(given(keeps, []clause{
 	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: pair(keepUnclaimed),
 		why: "A driver without MinHold frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
 
-// keptFor returns c with a KeepUntil that is d from now.
+// keptFor returns c with a KeepUntil of now + d.
 func keptFor(c backend.Claim, d time.Duration) backend.Claim {
 	c.KeepUntil = time.Now().Add(d)
 	return c
 }
 
-// taken ends the try unless key is refused, with a rest of its term of at most left.
-func (d *driver) taken(key string, left time.Duration) {
+// taken ends the try unless d is refused key. If the refusal says how long the term still runs,
+// that must be at most rest.
+func (d *driver) taken(key string, rest time.Duration) {
 	c := d.e.claimOf(key, d.e.long)
 	_, err := d.acquire(c)
 	must(is("acquire a key that was released with KeepUntil", err, backend.ErrHeld))
@@ -44,30 +45,30 @@ func (d *driver) taken(key string, left time.Duration) {
 	// Allow a second, because a store may count terms in whole seconds.
 	var held *backend.HeldError
 	if errors.As(err, &held) {
-		require(held.RetryAfter <= left+time.Second, "a refusal for %v, want %v at most", held.RetryAfter, left)
+		require(held.RetryAfter <= rest+time.Second, "a refusal for %v, want %v at most", held.RetryAfter, rest)
 	}
 }
 
-// endsAt ends the try unless d gets key at end or later.
+// endsAt waits until d gets key. If that is before end, it ends the try.
 func (d *driver) endsAt(key string, end time.Time) {
 	c := d.succeed(key, d.e.long)
 	d.e.notBefore(end, time.Now())
 	d.give(c)
 }
 
-// notBefore ends the try if a key whose hold ends at end was granted at the time at, and that is
-// too early. The drift is allowed for, because the store's clock may run at another speed.
+// notBefore ends the try if a key was granted at the time at, more than the drift before end. The
+// drift is allowed, because the store's clock may run at another speed.
 func (e *env) notBefore(end, at time.Time) {
 	early := end.Sub(at) - backend.Drift(3*e.term)
 	require(early <= 0, "the key was granted %v before the end of KeepUntil", early)
 }
 
-// keptHold takes a key for ttl, and releases it with KeepUntil after rest.
+// keptHold takes a key for ttl. It releases the key at once, with a KeepUntil of now + rest.
 func (d *driver) keptHold(ttl, rest time.Duration) backend.Claim {
 	c := keptFor(d.hold(ttl), rest)
 	verdict := mustf
 	if ttl <= rest {
-		verdict = mustInTime // on a slow machine the term may have ended
+		verdict = mustInTime // on a slow machine the term may have ended before the release
 	}
 	verdict(d.release(c), "release with KeepUntil")
 	return c

@@ -21,7 +21,8 @@ var keyClauses = []clause{
 		why: "An owner may have any bytes, or none, and is never a proof."},
 }
 
-// oddKeys returns keys that a store might confuse, because it cuts, folds or interprets some bytes.
+// oddKeys returns different keys that a store takes for the same key if it cuts, folds or
+// interprets some bytes.
 func oddKeys(k string) []string {
 	return []string{
 		k + "-nul\x00a", k + "-nul\x00b", k + "-nul", k + "-nul\x00", "\x00" + k,
@@ -54,7 +55,7 @@ func alikeKeys(k string) []string {
 	}
 }
 
-// keysApart holds all keys at once, each with a token of its own, and releases one after another.
+// keysApart takes all keys, each with a token of its own, and then releases one after another.
 func (e *env) keysApart(keys []string) {
 	a, b := e.open(), e.open()
 	cs, fences := make([]backend.Claim, len(keys)), make([]uint64, len(keys))
@@ -90,8 +91,8 @@ func brief(key string) string {
 	return fmt.Sprintf("%q", key)
 }
 
-// derivedKeys returns names that stores derive from a key: the names of hasp, the names of other
-// libraries that share locks with hasp, and the usual suffixes.
+// derivedKeys returns names that stores derive from a key. Some are of hasp, some are of other
+// libraries that share locks with hasp, and some have common suffixes.
 func derivedKeys(k string) []string {
 	ks := []string{
 		"redisson_lock__channel:{" + k + "}", "redisson_lock__channel:" + k,
@@ -105,8 +106,8 @@ func derivedKeys(k string) []string {
 	return ks
 }
 
-// keysDerived locks derived names while their key is held with a fence. The store may refuse such a
-// name, because its own entry under that name may look like a lock.
+// keysDerived holds a key with a fence, and locks the names that stores derive from it. A store may
+// refuse such a name, because its own entry with that name may look like a lock.
 func keysDerived(e *env, a, b *driver) {
 	c := e.fencedIfCan(e.claim(e.long))
 	before := a.take(c)

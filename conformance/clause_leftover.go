@@ -11,7 +11,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// leftoverClauses check the store's entries.
 var leftoverClauses = alone(given(entries, []clause{
 	{name: "leftovers", says: saysLeaves, check: leftovers,
 		why: "After callers that hold, wait or are cancelled, the store keeps nothing, two timeouts later."},
@@ -21,7 +20,6 @@ var leftoverClauses = alone(given(entries, []clause{
 		why: "What expired, broken and shared holds leave, and callers that waited for them, disappears by itself, even if no caller wants the key again."},
 }))
 
-// entries lists the store's entries.
 func (e *env) entries() []string {
 	l, err := e.h.Entries(e.ctx, e.store)
 	hooked(err)
@@ -37,14 +35,15 @@ func (e *env) nothingSince(before []string) error {
 	return nil
 }
 
-// leftovers asks for long terms, so that leftovers do not expire during the test.
+// leftovers asks for long terms, so that the store does not expire leftovers before they are
+// counted.
 func leftovers(e *env) {
 	before := e.entries()
 	c, b := e.newClient(), e.open()
 	held := b.hold(e.long)
 
-	// Each caller gives up at another moment. Some want the held key, some a free
-	// one, and some come back.
+	// Each caller gives up at another moment. Two thirds of the callers want the held key, the
+	// others a free key.
 	must(e.each(12, func(i int) {
 		ctx, key := e.endingAfter(time.Duration(i)*e.term/12), held.Key
 		if i%3 == 0 {
@@ -66,25 +65,26 @@ func leftovers(e *env) {
 	b.lost(k, "a hold that was released")
 	must(e.lockOnce(c, k.Key))
 
-	// Wait before Close for the last releases of tokens, which come one timeout later. A late
-	// command arrives before them, and Close does not wait for them.
+	// After a call of unknown outcome the Client releases the token once more, one timeout later.
+	// Wait for that, because Close does not, and because it also undoes a command that arrives
+	// late.
 	e.sleep(e.timeout)
 	must(errors.Join(c.Close(), b.Close()))
 	e.sleep(e.timeout)
 	must(e.nothingSince(before))
 }
 
-// giveUp waits for a held key, if the driver is a Waiter, and gives up.
+// giveUp begins a Wait for a held key and cancels it.
 func (e *env) giveUp(d *driver, key string) {
 	if e.waiter {
 		w := e.queue(key, 1, d, d)[0]
 		w.cancel()
-		_ = d.release(w.c) // as the engine does: the place may still be in the queue
+		_ = d.release(w.c) // as the engine does, because the place may still be in the queue
 	}
 }
 
-// leftoversClose closes Clients and drivers while a command may be in flight, such as a vote that
-// redlock did not wait for.
+// leftoversClose closes Clients and drivers while a command may be in flight. For example, redlock
+// does not wait for the votes of all nodes.
 func leftoversClose(e *env) {
 	before := e.entries()
 	for range 20 {
@@ -99,7 +99,7 @@ func leftoversClose(e *env) {
 	must(e.nothingSince(before))
 }
 
-// leftoversExpired ends holds in every way except by a Release.
+// leftoversExpired takes holds of several kinds, and releases none of the exclusive ones.
 func leftoversExpired(e *env) {
 	before := e.entries()
 	d := e.open()
@@ -110,7 +110,7 @@ func leftoversExpired(e *env) {
 		e.queued(d, held.Key, 1)
 		d.give(held)
 
-		// A failure may count as slow, because the hold may expire before the driver confirms it.
+		// This may fail on a slow machine, where the hold may expire before the driver confirms it.
 		mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
 	}
 
@@ -138,7 +138,7 @@ func leftoversExpired(e *env) {
 	})
 }
 
-// leaveShared ends shared holds in every way, and leaves no caller that waits.
+// leaveShared lets shared holds end in several ways, after callers that waited for them have left.
 func (e *env) leaveShared(d *driver) {
 	d.join(e.key(), e.term)
 
@@ -161,7 +161,6 @@ func (e *env) leaveShared(d *driver) {
 	}
 }
 
-// costClauses count the calls to the store.
 var costClauses = alone(given(commands, []clause{
 	{name: "commands-per-operation", says: saysCommands, check: commandsPerOperation,
 		why: "Acquire, Renew and Release, also with a fence or KeepUntil, take as many commands as documented, also through the engine."},
@@ -169,7 +168,8 @@ var costClauses = alone(given(commands, []clause{
 		why: "Callers that wait do not keep the store busy, however many wait in one Client."},
 }))
 
-// costs checks how many calls n times f makes, including those in the background.
+// costs calls f n times. It checks how many calls the store serves meanwhile, including calls from
+// the background.
 func (e *env) costs(what string, n int, each float64, f func(i int)) {
 	count := func() int64 {
 		n, err := e.h.Commands(e.ctx, e.store)
@@ -177,7 +177,7 @@ func (e *env) costs(what string, n int, each float64, f func(i int)) {
 		return n
 	}
 
-	// Commands itself may take calls.
+	// Subtract the calls that Commands itself makes.
 	first := count()
 	own := count() - first
 	began, before := time.Now(), count()
@@ -195,7 +195,7 @@ func commandsPerOperation(e *env) {
 	const n = 40
 	d, c := e.open(), e.newClient()
 	cost := e.h.Cost
-	for _, warm := range []backend.Claim{e.claim(e.long), e.fencedIfCan(e.claim(e.long))} { // scripts are loaded, connections made
+	for _, warm := range []backend.Claim{e.claim(e.long), e.fencedIfCan(e.claim(e.long))} { // to load scripts
 		d.take(warm)
 		must(d.refused(warm.Key))
 		d.keep(warm)
@@ -228,11 +228,12 @@ func commandsWaiting(e *env) {
 	d, c := e.open(), e.newClient()
 	held := d.hold(e.long)
 
-	// Connections are made, scripts are loaded.
+	// This makes connections and loads scripts, which must not be counted below.
 	err := errOf(c.Lock(e.ctx, held.Key, hasp.WithMaxWait(e.term)))
 	require(err != nil, "lock %.60q, which is held: granted", held.Key)
 
-	// An ordered driver makes one call for each waiter.
+	// Besides the calls in each second, allow 2*n: an ordered driver sends a call to queue each
+	// waiter.
 	const n = 8
 	ctx := e.endingAfter(2 * time.Second)
 	e.costs(fmt.Sprintf("%d callers waiting for 2 s", n), 1, 2*e.h.Cost.Waiting+2*n, func(int) {

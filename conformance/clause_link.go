@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// linkClauses each disturb a link of their own to the store.
+// linkClauses disturb a link to the store. Each clause makes a link of its own.
 var linkClauses = given(link, []clause{
 	{name: "link-outage", says: saysOutage, check: linkOutage,
 		why: "An outage is not reported as ErrHeld, ErrLost or ErrInvalid. The driver works again after it."},
@@ -32,8 +32,8 @@ var linkClauses = given(link, []clause{
 		why: "A waiter that is cut off does not keep the others from the key. It still waits when its connection works again."},
 })
 
-// cable makes a link. At its end, the try makes the link work again, and closes it after its
-// drivers.
+// cable makes a link. At the end of the try the link is set to Up before the holds are released. It
+// is closed after the drivers that use it.
 func (e *env) cable() *Link {
 	l, err := e.h.Link(e.ctx, e.store)
 	hooked(err)
@@ -42,8 +42,8 @@ func (e *env) cable() *Link {
 	return l
 }
 
-// outageCalls returns calls of each kind by their names, for a free key, for other, which another
-// driver holds, and for mine, which d holds.
+// outageCalls returns calls of d of each kind, by their names. Driver d holds mine, and another
+// driver holds other.
 func (e *env) outageCalls(d *driver, mine, other backend.Claim) map[string]func(context.Context) error {
 	calls := map[string]func(context.Context) error{
 		"Acquire of a free key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claim(e.long))) },
@@ -144,7 +144,7 @@ func linkHungStore(e *env) {
 		took, err := t.cancelLock(e.key(), 0, nil)
 		best = min(best, took)
 
-		// On a slow machine the Lock may have timed out before.
+		// On a slow machine the Lock may have timed out before it was cancelled.
 		requireInTime(errors.Is(err, context.Canceled), "a cancelled Lock of a store that hangs: %v, want the context's error", err)
 	}
 
@@ -170,11 +170,11 @@ func linkCutWaiter(e *env) {
 	w := b.wants(c.Key)
 	e.queued(a, c.Key, 2)
 
-	// The waiter that is cut off is the first in line.
+	// The waiter that is cut off is the first in the queue.
 	l.Set(Hung)
 	for range 3 {
-		// Let attempts that were sent before the link hung arrive: one of them could win the key
-		// after its release.
+		// Waste some time, so that attempts that were sent before the link hung arrive while the
+		// key is held. An attempt that arrived after the release could get the key.
 		must(a.granted(e.key()))
 	}
 	a.give(c)
@@ -183,7 +183,7 @@ func linkCutWaiter(e *env) {
 	l.Set(Up)
 	b.give(w.c)
 
-	// The Wait was served, or has ended by its timeout and left nothing.
+	// Either the Wait gets the key now, or it has timed out and leaves nothing behind.
 	cut.servedOrUnknown("Wait that was cut off")
 	must(b.grantedAtLast(c.Key))
 }

@@ -32,20 +32,20 @@ var listClauses = given(lister, []clause{
 		why: "Client.List takes Options.Prefix off the keys. Each slot is a key of its own."},
 })
 
-// listing begins a list, whose calls may take longer than others because each may read hundreds of
-// records.
+// listing begins a list. Each of its calls has ten timeouts of time, because it may read hundreds
+// of records.
 func (d *driver) listing(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return d.Driver.(backend.Lister).List(ctx, prefix, 10*d.e.timeout)
 }
 
-// list returns the status of each key of a list. It ends the try if the list fails.
+// list returns the status of each key with the prefix. It ends the try if the list fails.
 func (d *driver) list(prefix string) map[string]backend.Status {
 	all, err := listed(d.listing(d.e.ctx, prefix))
 	mustf(err, "list")
 	return all
 }
 
-// statuses returns the status of key by Inspect and by List, as far as the driver has them.
+// statuses returns what Inspect and List report on key, if the driver has these methods.
 func (d *driver) statuses(key string) map[string]backend.Status {
 	all := map[string]backend.Status{}
 	if d.e.inspector {
@@ -57,7 +57,8 @@ func (d *driver) statuses(key string) map[string]backend.Status {
 	return all
 }
 
-// listed returns a list and its error. It ends the try if something follows the error.
+// listed collects the entries of a list and its error. It ends the try if the list goes on after an
+// error.
 func listed(list iter.Seq2[backend.Entry, error]) (map[string]backend.Status, error) {
 	all, last := map[string]backend.Status{}, error(nil)
 	for entry, err := range list {
@@ -105,7 +106,8 @@ func listHeld(e *env, a, b *driver) {
 func listPrefix(e *env) {
 	d := e.open()
 	base := e.key()
-	// Each of these matches another one if the driver takes prefixes for patterns.
+	// If the driver mistakes a prefix for a pattern, it lists more of these keys than have the
+	// prefix.
 	for _, name := range []string{"*", "?", "[a-z]", "x", `\*`, "x/y", "", "hasp:{x}:lock:y", " \x00\xff", "%"} {
 		d.take(e.claimOf(base+name, e.long))
 	}
@@ -114,7 +116,8 @@ func listPrefix(e *env) {
 		require(len(all) == want, "list by the prefix KEY%s: %d keys, want %d: %+v", prefix, len(all), want, all)
 	}
 
-	// Redis strategies store these under other names.
+	// On Redis, the records of these two keys have names of different forms, because the first has
+	// a }.
 	odd := "hasp:{" + base
 	d.take(e.claimOf(odd+"}:lock:1", e.long))
 	d.take(e.claimOf(odd, e.long))
@@ -137,7 +140,7 @@ func listForeign(e *env) {
 }
 
 func listPages(e *env) {
-	const n, at = 1100, 8 // at a time
+	const n, at = 1100, 8 // n keys, by several goroutines
 	d := e.open()
 	prefix, keys := e.keysFor(n)
 	cs := make([]backend.Claim, n)
@@ -181,7 +184,7 @@ func listLazy(e *env) {
 	d := e.open()
 	prefix, keys := e.keysFor(1)
 	d.take(e.claimOf(keys[0], e.long))
-	d.list(prefix) // scripts are loaded, connections made
+	d.list(prefix) // loads scripts and makes connections
 	e.costs("List without a loop", 40, 0, func(int) { d.listing(e.ctx, prefix) })
 }
 
@@ -217,7 +220,7 @@ func listClient(e *env) {
 	prefix, keys := e.keysFor(2)
 	c := e.client(e.openOwn(e.h.Open, e.store), hasp.Options{Prefix: prefix})
 	defer e.lock(c, keys[0]).Unlock(e.ctx)
-	slot, err := c.TryLock(e.ctx, keys[1], hasp.WithSlots(1)) // a Lock would also hold KEY#queue for a moment
+	slot, err := c.TryLock(e.ctx, keys[1], hasp.WithSlots(1)) // Lock would also hold KEY#queue
 	must(err)
 	defer slot.Unlock(e.ctx)
 	var got []string
@@ -337,8 +340,7 @@ func closeLeavesNothing(e *env) {
 		must(d.Close())
 	}
 
-	// A library may start goroutines once for the whole program. It starts them
-	// here.
+	// This first use may start goroutines of libraries, which last as long as the program.
 	use()
 	must(e.leaves(func() { use(); use() }))
 }

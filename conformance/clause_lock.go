@@ -10,7 +10,7 @@ import (
 )
 
 // lockClauses use the driver through package hasp, as programs do. They check only what depends on
-// the driver: package hasp tests its engine.
+// the driver, because the tests of package hasp check the engine.
 var lockClauses = []clause{
 	{name: "lock-waits", says: saysHasp, check: lockWaits,
 		why: "TryLock of a held key returns ErrHeld, and Lock does when WithMaxWait has passed. Lock gets a key that another Client unlocks, and a key whose holder died."},
@@ -54,8 +54,8 @@ func lockWaits(e *env) {
 	}))
 }
 
-// lockCancelledWaiting measures the shortest of several times, because a slow machine may delay
-// some.
+// lockCancelledWaiting cancels several Locks and judges the fastest, because a slow machine may
+// delay some of them.
 func lockCancelledWaiting(e *env) {
 	_, t := e.tapped(hasp.Options{})
 	a := e.open()
@@ -77,8 +77,8 @@ func lockCancelledWaiting(e *env) {
 	requireInTime(best <= e.promptly, "of several cancelled Locks the fastest took %v to return", best)
 }
 
-// cancelLock begins a Lock, and cancels it a pause after its attempt began. It returns how long the
-// Lock then took to return, and its error.
+// cancelLock begins a Lock, waits for its first attempt and a pause, and cancels it. It returns the
+// time from the cancellation to the return of Lock, and the error of Lock.
 func (t *tap) cancelLock(key string, pause time.Duration, cause error) (took time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(t.e.ctx)
 	done := t.attempts(func() error { return errOf(t.client.Lock(ctx, key)) })
@@ -108,7 +108,7 @@ func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string
 
 	next := b.succeed(key, e.long)
 
-	// The first check after the other's grant must show the loss.
+	// The loss must show as soon as the other caller has the key.
 	require(ctx.Err() != nil, "another holds the key, and the lease's context goes on")
 	isLost(lease, "when another holds the key")
 
@@ -121,7 +121,7 @@ func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string
 	}
 	must(is("Extend of a lease that was lost", lease.Extend(e.ctx, e.long), hasp.ErrLost))
 
-	b.outlast(e.term) // for what goes on in the background
+	b.outlast(e.term) // so that calls in the background end first
 	mustf(b.renews(next), "renewal by the successor after the Unlock of a lost lease")
 	b.give(next)
 }
@@ -141,7 +141,7 @@ func clientClose(e *env) {
 	e.untilDone(ctx, "the end of a lease's context by Close")
 	must(is("the cause of the context after Close", context.Cause(ctx), hasp.ErrClosed))
 
-	// Holders may unlock while Close waits for them.
+	// Close waits for the holder, which may still unlock.
 	err = lease.Unlock(e.ctx)
 	requireInTime(!errors.Is(err, hasp.ErrClosed), "Unlock while Close waits for it: %w", err)
 	mustf(err, "unlock while Close waits for it")

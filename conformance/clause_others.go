@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// otherClauses check strategies that keep their locks under the same keys of one store, so that
-// users can change from one to another while programs run.
+// otherClauses check strategies that keep their locks under the same keys of one store. Because
+// these strategies exclude each other, users can change from one to another while programs run.
 var otherClauses = given(others, []clause{
 	{name: "others-exclude", says: saysShared, check: func(e *env) { e.pairs(othersExclude) },
 		why: "Strategies that share keys exclude each other. If one holds a key, another's Acquire returns ErrHeld, and its Renew and Release return ErrLost. After the hold it gets the key."},
@@ -28,13 +28,11 @@ var otherClauses = given(others, []clause{
 		why: "Simultaneous calls of all strategies that share keys are linearizable as one lock."},
 })
 
-// other is a strategy that shares keys with others.
 type other struct {
 	name string
 	open opener
 }
 
-// others returns the Others of the Harness.
 func (e *env) others() (all []other) {
 	for _, name := range slices.Sorted(maps.Keys(e.h.Others)) {
 		all = append(all, other{name, e.h.Others[name]})
@@ -42,13 +40,13 @@ func (e *env) others() (all []other) {
 	return all
 }
 
-// strategies returns the strategy under test and its others.
+// strategies returns the strategy under test and the others.
 func (e *env) strategies() []other {
 	return append([]other{{"this strategy", e.h.Open}}, e.others()...)
 }
 
-// pairs runs f for the strategy under test with each other strategy, in both
-// orders, all at once.
+// pairs runs f for each pair of the strategy under test and another strategy, in both orders. All
+// calls of f run at the same time.
 func (e *env) pairs(f func(e *env, a, b other)) {
 	this := e.strategies()[0]
 	var pairs [][2]other
@@ -61,8 +59,7 @@ func (e *env) pairs(f func(e *env, a, b other)) {
 	}))
 }
 
-// othersExclude checks that b does not get a key of a before a has released it or its term has
-// ended.
+// othersExclude checks that the second strategy does not get a key that the first one holds.
 func othersExclude(e *env, first, second other) {
 	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
 	c := e.claim(e.long)
@@ -84,7 +81,7 @@ func othersExclude(e *env, first, second other) {
 	b.give(next)
 }
 
-// shutOut ends the try if d can take, renew or release a key that another strategy holds.
+// shutOut ends the try unless d is refused to take, renew and release key.
 func (d *driver) shutOut(key string) {
 	c := d.e.claimOf(key, d.e.long)
 	d.lost(c, "another's hold")
@@ -94,8 +91,8 @@ func (d *driver) shutOut(key string) {
 	must(d.refused(key))
 }
 
-// othersWait lets b wait for a key that a holds. If a releases the key, b must get
-// it long before the term ends.
+// othersWait checks that the second strategy gets a key that the first one releases or lets expire.
+// After a release it must get the key long before the term ends.
 func othersWait(e *env, first, second other) {
 	a, b := e.openBy(first.open, e.store), e.clientBy(second.open)
 	key := e.key()
@@ -113,7 +110,8 @@ func othersWait(e *env, first, second other) {
 	must(a.grantedAtLast(key))
 }
 
-// othersBreak lets b break a hold of a, while waiters of both wait for the key.
+// othersBreak lets the second strategy break a hold of the first, while callers of both wait for
+// the key.
 func othersBreak(e *env, first, second other) {
 	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
 	if _, ok := b.Driver.(backend.Inspector); !ok {
@@ -133,7 +131,7 @@ func othersBreak(e *env, first, second other) {
 	must(errors.Join(a.grantedAtLast(c.Key), b.grantedAtLast(c.Key)))
 }
 
-// othersShared checks that holds of a and b exclude each other unless both are shared.
+// othersShared checks that holds of two strategies exclude each other unless both are shared.
 func othersShared(e *env, first, second other) {
 	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
 	key := e.key()
@@ -170,7 +168,6 @@ func othersShared(e *env, first, second other) {
 	}
 }
 
-// othersFence gets fences from all strategies in turn.
 func othersFence(e *env) {
 	f := e.fences()
 	for range 3 {

@@ -13,8 +13,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// processClauses start this program again. Only the first applies to a driver that reaches one
-// process.
+// processClauses start this program again. If the Reach of the driver is Process, only the first of
+// them applies.
 var processClauses = []clause{
 	{name: "reach", says: saysReach, check: reach,
 		why: "Drivers that reach the host or the network exclude callers in other processes. Drivers that reach the process do not."},
@@ -40,8 +40,8 @@ func reach(e *env) {
 	must(is("acquire in another process a key that is held", err, backend.ErrHeld))
 }
 
-// turns locks key several times. It makes a directory while it holds the key, so that a second
-// holder fails. It returns an error if the turns take longer than term.
+// turns locks key several times, and stops after term. While it holds the key it makes a directory.
+// A second holder at the same time cannot make that directory, and returns an error.
 func turns(ctx context.Context, c *hasp.Client, key, dir string, times int, term time.Duration) error {
 	inside := filepath.Join(dir, "inside")
 	for began := time.Now(); times > 0 && time.Since(began) < term; times-- {
@@ -55,7 +55,7 @@ func turns(ctx context.Context, c *hasp.Client, key, dir string, times int, term
 		} else if err != nil {
 			return err
 		}
-		time.Sleep(time.Millisecond) // for others to come
+		time.Sleep(time.Millisecond) // so that others try
 
 		if err := errors.Join(os.Remove(inside), lease.Unlock(ctx)); err != nil {
 			return err
@@ -83,7 +83,8 @@ func processExclusion(e *env) {
 			return
 		}
 
-		// Do not use arrives: turns may take longer, and ends by itself.
+		// Do not use arrives, because the request may take longer than arrives waits. It ends after
+		// its term.
 		must(<-children[i].begin(request{Op: "turns", Claim: e.claimOf(key, e.long), Dir: dir, Times: times}))
 	}))
 }
@@ -108,7 +109,7 @@ func processKilledWaiter(e *env) {
 	w := b.wants(c.Key)
 	e.queued(a, c.Key, 2)
 
-	// The waiter that dies is the first in line.
+	// The waiter that dies is the first in the queue.
 	p.Kill()
 	a.give(c)
 	w.served("Wait behind a waiter that was killed")
@@ -121,8 +122,8 @@ func processStoppedHolder(e *env) {
 	mustInTime(p.do("err", held), "a lease right after Lock")
 	hooked(p.Pause())
 
-	// If the process was stopped during a renewal, this may fail. In the next try, with a longer
-	// term, that is less likely.
+	// This may fail if the process was stopped during a renewal. The next try has a longer term, so
+	// it is less likely to fail.
 	next, err := b.seizes(held.Key, e.long)
 	mustInTime(err, "a key whose holder was stopped")
 

@@ -23,15 +23,16 @@ var releaseClauses = []clause{
 		why: "Renew and Release work with the token alone, without a handle, in every driver on the store."},
 }
 
-// lostHolds makes a call with tokens that do not hold their key, and checks that the call neither
-// affects a successor nor takes the key.
+// lostHolds makes a call with tokens that do not hold their keys. It checks that the call neither
+// takes a key nor affects a successor.
 func (e *env) lostHolds(what string, call func(d *driver, c backend.Claim) error) {
 	a, b := e.open(), e.open()
 	never, released, expired := e.claim(e.long), a.hold(e.long), a.hold(e.term)
 	a.give(released)
 	beforeLong, beforeShort := a.hold(e.term), a.hold(e.term)
 
-	// When these two have ended, so has expired, which began earlier with the same term.
+	// When these two holds have ended, the hold expired has also ended, because it began earlier
+	// with the same term.
 	long, short := b.succeed(beforeLong.Key, e.long), b.succeed(beforeShort.Key, e.term)
 	for state, c := range map[string]backend.Claim{
 		"never was": never, "was released": released, "has expired": expired,
@@ -55,7 +56,7 @@ func releaseForGood(e *env, a, b *driver) {
 	next := e.claimOf(c.Key, e.long)
 	b.take(next)
 
-	// The end of the first holder's term must not end the second hold.
+	// The second hold must outlast the end of the first holder's term.
 	a.outlast(e.term)
 	mustf(a.refused(c.Key), "after the term of a hold that was released")
 	b.give(next)
@@ -113,7 +114,7 @@ var renewClauses = []clause{
 func renewHolds(e *env, a, b *driver) {
 	c := e.claim(e.term)
 	first := time.Now()
-	last := first // when the last successful renewal began
+	last := first // the start of the last successful call
 	a.take(c)
 
 	for time.Since(first) < 4*e.term {
@@ -124,7 +125,7 @@ func renewHolds(e *env, a, b *driver) {
 			err = b.refused(c.Key)
 		}
 		if err != nil {
-			// Blame a slow machine if the term ended before the next renewal.
+			// If the term may have ended before this renewal, the machine was slow.
 			requireInTime(time.Since(last) < e.term-backend.Drift(e.term), "no renewal for a term of %v", e.term)
 			fail("%v after a renewal for %v: %w", time.Since(last), e.term, err)
 		}
@@ -133,7 +134,8 @@ func renewHolds(e *env, a, b *driver) {
 	}
 }
 
-// renewRaises renews a hold for a longer term. If shared, another shared hold is beside it.
+// renewRaises renews a hold for a longer term. If shared is set, the hold is shared, and another
+// token holds the key with it.
 func (e *env) renewRaises(shared bool) {
 	a, b := e.open(), e.open()
 	c := e.claim(e.term)
@@ -156,7 +158,7 @@ func renewNeverShortens(e *env, a, b *driver) {
 	short.TTL = e.term
 	a.keep(short)
 
-	// The same when both renewals are under way at once.
+	// A long and a short renewal of each of these holds run at the same time.
 	many := a.holdMany(8, e.long)
 	err := e.each(2*len(many), func(i int) {
 		c := many[i/2]
@@ -176,13 +178,12 @@ func renewNeverShortens(e *env, a, b *driver) {
 
 // answers are the answers to a Renew.
 type answers struct {
-	mu    sync.Mutex // guards all below, until Renew has returned
-	errs  []error    // errUnanswered if there is no answer
-	over  bool       // Renew has returned
-	wrong error      // how done was called
+	mu    sync.Mutex // guards the fields below; not needed for errs after Renew has returned
+	errs  []error    // by claim; errUnanswered if done was not called for it
+	over  bool       // set when Renew has returned
+	wrong error      // a call of done that Renew must not make
 }
 
-// renewAll renews cs and records the answers.
 func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
 	a := &answers{errs: slices.Repeat([]error{errUnanswered}, len(cs))}
 	noted := make([]backend.Claim, len(cs))
@@ -213,14 +214,14 @@ func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
 	return a
 }
 
-// check ends the try if done was called too late, twice for a claim, or for none.
+// check ends the try if done was called too late, twice for a claim, or with an index of no claim.
 func (a *answers) check() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	must(a.wrong)
 }
 
-// renewMany renews holds, free keys and keys of other tokens in one batch. Of each eight claims,
+// renewMany renews holds, free keys and keys of other tokens in one batch. Of every eight claims,
 // the last four are shared.
 func renewMany(e *env, a, b *driver) {
 	cs := make([]backend.Claim, 60)
@@ -240,7 +241,8 @@ func renewMany(e *env, a, b *driver) {
 			if cs[i].Shared && i%4 == 3 {
 				cs[i].Key = cs[i-3].Key // two holds of one key
 			}
-			// Take a long hold, which still exists when the batch is sent.
+			// This hold is long, so that it exists when the batch is sent. Renew is asked for a
+			// shorter term.
 			cs[i].TTL = e.long
 			a.take(cs[i])
 		}
@@ -259,7 +261,7 @@ func renewMany(e *env, a, b *driver) {
 		}
 	}
 
-	// Check that every hold of a batch is prolonged, not only answered.
+	// Renew must have prolonged every hold that it answers without an error.
 	cs = a.holdMany(10, e.term)
 	for i := range cs {
 		cs[i].TTL = e.long
@@ -273,8 +275,7 @@ func renewMany(e *env, a, b *driver) {
 	}
 }
 
-// renewAnswers ends the context of Renew before the call, or at several moments
-// during it.
+// renewAnswers ends the context of Renew before the call, or at different moments during the call.
 func renewAnswers(e *env) {
 	a := e.open()
 	cs := a.holdMany(40, e.long)
@@ -292,7 +293,7 @@ func renewAnswers(e *env) {
 		}))
 	}
 
-	a.outlast(e.term) // for calls that come late
+	a.outlast(e.term) // so that late calls of done arrive
 	for _, got := range all {
 		got.check()
 		for i, err := range got.errs {

@@ -29,7 +29,8 @@ var restartClauses = alone([]clause{
 		why: "Fences still grow after a restart of a store that has lost its data."},
 })
 
-// down stops the store. The end of the try starts it again unless up was called.
+// down stops the store, and up starts it again. If up was not called, the store is started at the
+// end of the try.
 func (e *env) down() (up func(data bool)) {
 	hooked(e.h.Stop(e.ctx, e.store))
 	stopped := true
@@ -49,10 +50,9 @@ func (e *env) down() (up func(data bool)) {
 	}
 }
 
-// restart stops the store and starts it.
 func (e *env) restart(data bool) { e.down()(data) }
 
-// restartAnyhow calls up to start the store, with its data if the hook supports that.
+// restartAnyhow starts the store by a call of up, with its data if the hook supports that.
 func (e *env) restartAnyhow(up func(data bool)) {
 	err := e.try(func() { up(true) })
 	var skip *skipError
@@ -120,7 +120,8 @@ func restartWaiter(e *env, a, b *driver) {
 	e.restartAnyhow(up)
 	e.recovers(a)
 
-	// After this, only the waiter's token may hold the key, whether or not the data was lost.
+	// If the restart kept the data, the token of c still holds the key. From here on, only the
+	// waiter's token may hold it.
 	a.giveIfHeld(c, "after a restart")
 	w.servedOrUnknown("Wait during a restart")
 	must(a.grantedAtLast(c.Key))
@@ -138,7 +139,6 @@ func (e *env) fenceOver(data bool) {
 	f.take(fmt.Sprintf("after a restart, data kept: %v", data), d)
 }
 
-// flushUnnoticed flushes before every call.
 func flushUnnoticed(e *env) {
 	d := e.open()
 	drop := func() { hooked(e.h.Flush(e.ctx, e.store)) }
@@ -177,7 +177,8 @@ func flushUnnoticed(e *env) {
 	}
 }
 
-// kickRiddenOut ends idle connections, and connections of waits and renewals.
+// kickRiddenOut ends the drivers' connections, some of them idle and some in use by waits and
+// renewals.
 func kickRiddenOut(e *env, a, b *driver) {
 	holder, waiting := e.newClient(), e.newClient()
 	lease := e.lock(holder, e.key(), hasp.WithTTL(e.term))

@@ -67,23 +67,23 @@ func waiting(c backend.Claim) backend.Claim {
 	return c
 }
 
-// joins acquires key shared as soon as it is granted.
+// joins makes shared attempts at key until one is granted.
 func (d *driver) joins(key string) (backend.Claim, error) {
 	c, _, err := d.seize(func() backend.Claim { return shared(d.e.claimOf(key, d.e.long)) })
 	return c, err
 }
 
-// joinsAtLast acquires key shared as soon as it is granted, and releases it.
+// joinsAtLast is joins, and then a release.
 func (d *driver) joinsAtLast(key string) error { return d.givesBack(d.joins(key)) }
 
-// join acquires key shared for ttl.
+// join takes a shared hold of key for ttl. It ends the try if that is refused.
 func (d *driver) join(key string, ttl time.Duration) backend.Claim {
 	c := shared(d.e.claimOf(key, ttl))
 	d.take(c)
 	return c
 }
 
-// beside takes another shared hold of the key of c, if c is shared.
+// If c is shared, beside takes another shared hold of its key.
 func (d *driver) beside(c backend.Claim) (others []backend.Claim) {
 	if c.Shared {
 		others = append(others, d.join(c.Key, d.e.long))
@@ -91,7 +91,7 @@ func (d *driver) beside(c backend.Claim) (others []backend.Claim) {
 	return others
 }
 
-// refusesShared returns an error unless d is refused a shared hold of key.
+// refusesShared returns an error unless a shared attempt at key returns ErrHeld.
 func (d *driver) refusesShared(key string) error {
 	return d.refuses(shared(d.e.claimOf(key, d.e.long)))
 }
@@ -161,7 +161,7 @@ func sharedWait(e *env, a, b *driver) {
 	}
 }
 
-// stillWaits ends the try if the Wait ends within a moment.
+// stillWaits sleeps for a moment, and ends the try if the Wait has ended by then.
 func (w *wanted) stillWaits(what string) {
 	w.d.e.sleep(w.d.e.term / 8)
 	select {
@@ -199,8 +199,8 @@ func sharedFence(e *env, a, b *driver) {
 	}
 }
 
-// readersOf keeps key held shared by two drivers until stop is called or the try ends. Each driver
-// asks for its next hold before it ends the last one, and waits if it is refused.
+// readersOf keeps shared holds of two drivers on key, until stop is called or the try ends. Each
+// driver asks for its next hold before it releases the last one, and repeats a refused attempt.
 func (e *env) readersOf(key string) (stop func() error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	var ends []<-chan error
@@ -252,8 +252,9 @@ func sharedWriterWaits(e *env) {
 	must(stop())
 }
 
-// sharedWriterGone has a reader that keeps its hold. So no grant to a writer removes what the
-// writer that is gone has left.
+// sharedWriterGone checks that a writer that has gone does not keep new readers out. One reader
+// keeps its hold, so that no writer gets the key: a grant would remove what the first writer has
+// left.
 func sharedWriterGone(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 	if !e.traits.Ordered {
@@ -280,7 +281,7 @@ func sharedInspect(e *env, a, b *driver, key string) {
 			require(s.Held && slices.Equal(got, want), "%s of a key with shared holds of %q: %+v", call, want, s)
 			require(s.Owner == "" && s.Since.IsZero(), "%s of a key with shared holds: owner %q, since %v", call, s.Owner, s.Since)
 
-			// The longest is the last to be released.
+			// The hold with the longest term is released last.
 			require(s.TTL > e.long/2+time.Second && s.TTL <= e.long+time.Second,
 				"%s of a key with shared holds: %v left, want the longest term, which began with %v", call, s.TTL, e.long)
 		}
@@ -317,9 +318,9 @@ func sharedUnclaimed(e *env, a, b *driver) {
 	}
 }
 
-// sharedTerms lets a shared hold end beside a longer one. In the first case the longer one begins
-// last, and in the second first. In the third both are renewed, the longer one also with the short
-// term, which must not shorten it.
+// sharedTerms lets a shared hold end beside a longer one. In the first case the short hold begins
+// first. In the second the long hold begins first. In the third both are renewed for the short
+// term, which must not shorten the long hold.
 func sharedTerms(e *env) {
 	must(e.each(3, func(n int) {
 		a, b, key := e.open(), e.open(), e.key()
@@ -344,7 +345,8 @@ func sharedTerms(e *env) {
 		b.lost(short, "a shared hold that has expired beside a longer one")
 		a.keep(long)
 
-		// The release of the longer hold leaves the key to the end of the next short one.
+		// After the longer hold is released, the key must stay taken until the next short hold
+		// ends.
 		b.join(key, e.term)
 		a.give(long)
 		must(b.grantedAtLast(key))
@@ -398,7 +400,7 @@ func sharedOrder(e *env, a, b *driver) {
 	for i, w := range ws {
 		w.granted("one of readers and a writer in a line")
 		if i == 0 {
-			continue // the second reader gets the key beside the first
+			continue // the second reader gets the key together with the first
 		}
 		if i < writer {
 			b.give(ws[0].c)
@@ -422,8 +424,8 @@ func sharedNoBarging(e *env, a, b *driver, key string) {
 	w.served("Wait for a key whose shared hold was released")
 }
 
-// sharedCutWriter cuts off a writer that waits. A reader stays, so that the key is never free for
-// the writer.
+// sharedCutWriter cuts off a writer that waits. One reader keeps its hold, so that the writer never
+// gets the key.
 func sharedCutWriter(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -434,8 +436,8 @@ func sharedCutWriter(e *env) {
 	l.Set(Hung)
 	mustf(b.joinsAtLast(key), "while a writer is cut off")
 
-	// Allow for a Wait that has ended by its timeout or the server's: a request that the link has
-	// held back may still take the key.
+	// The Wait may have timed out, and the link may still hold back its request. When the link is
+	// up, this request may take the key.
 	l.Set(Up)
 	a.give(stays)
 	switch err := e.arrives("Wait that was cut off", cut.done); {

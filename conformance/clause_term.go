@@ -19,9 +19,9 @@ var termClauses = []clause{
 		why: "A term of a day lasts a day by the store's clock, and no longer."},
 }
 
-// succession takes a key, renews the hold once if renewed, and waits until another driver gets the
-// key. It returns the start of the last call for the hold, and the time of the next grant. The
-// error says that the hold's deadline had not passed by then.
+// succession takes a key and waits until another driver gets it. If renewed is set, it renews the
+// hold once. It returns the start of the last call that prolonged the hold, and the time of the
+// next grant. It returns an error if that grant came before the hold's deadline.
 func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	a, b := e.open(), e.open()
 	c := e.claim(e.term)
@@ -31,7 +31,7 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 		e.sleep(e.term / 4)
 		at := time.Now()
 
-		// On a slow machine this may fail. Then the first term counts.
+		// On a slow machine the renewal may come too late. Then the first term counts.
 		if again, err := a.renew(c); err == nil {
 			called, g = at, again
 		}
@@ -41,8 +41,8 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	return called, next, err
 }
 
-// succeedsAfter waits until d gets key, and returns the time. It returns an error if deadline, of
-// the hold before, had not passed.
+// succeedsAfter waits until d gets key, and returns the time. It returns an error if the deadline
+// of the previous hold had not passed.
 func (d *driver) succeedsAfter(deadline time.Time, key string) (at time.Time, err error) {
 	d.succeed(key, d.e.long)
 	if at = time.Now(); deadline.After(at) {
@@ -102,7 +102,7 @@ var fenceClauses = []clause{
 		why: "If a claim asks for a fence, a driver that is not Fenced returns errors.ErrUnsupported and takes nothing."},
 }
 
-// fences checks that each fence of a key is larger than the last one.
+// fences checks that each fence of a key is larger than the one before.
 type fences struct {
 	e    *env
 	key  string
@@ -111,24 +111,23 @@ type fences struct {
 
 func (e *env) fences() *fences { return &fences{e: e, key: e.key()} }
 
-// claim returns a claim that asks for a fence.
 func (f *fences) claim(ttl time.Duration) backend.Claim { return fencedClaim(f.e.claimOf(f.key, ttl)) }
 
-// add ends the try unless the fence of g is larger than the last one.
+// add ends the try unless the fence of g is larger than the one before.
 func (f *fences) add(how string, g backend.Grant) {
 	require(g.Fence != 0, "%s: no fence", how)
 	require(g.Fence > f.last, "%s: fence %d after %d", how, g.Fence, f.last)
 	f.last = g.Fence
 }
 
-// take acquires the key, which is free, with a fence.
+// take acquires the key with a fence. The key must be free.
 func (f *fences) take(how string, d *driver) backend.Claim {
 	c := f.claim(f.e.long)
 	f.add(how, d.take(c))
 	return c
 }
 
-// seize acquires the key with a fence when its hold has ended.
+// seize waits until the present hold has ended, and acquires the key with a fence.
 func (f *fences) seize(how string, d *driver, ttl time.Duration) backend.Claim {
 	c, g, err := d.seize(func() backend.Claim { return f.claim(ttl) })
 	mustf(err, "%s", how)
@@ -147,7 +146,7 @@ func fenceGrows(e *env) {
 
 		must(d.refused(f.key))
 		d.give(c)
-		must(drivers[i%2].granted(f.key)) // unfenced, in between
+		must(drivers[i%2].granted(f.key)) // a hold without a fence
 	}
 
 	a, b := drivers[0], drivers[1]

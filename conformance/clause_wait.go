@@ -53,8 +53,8 @@ func waitWoken(e *env, a, b *driver, key string) {
 	}
 }
 
-// moment returns a random time within the first steps of a call, whether these take
-// microseconds or milliseconds.
+// moment returns a random pause. Depending on round it is up to 50 µs or up to 6.4 ms, so that it
+// falls between the first steps of fast and of slow drivers.
 func moment(round int) time.Duration { return rand.N(50 * time.Microsecond << (round % 8)) }
 
 func waitDeadHolder(e *env, a, b *driver) {
@@ -103,7 +103,7 @@ func waitCancelled(e *env, a, b *driver) {
 		}
 
 		a.give(c)
-		e.sleep(e.term / 8) // for a Wait that goes on to take the key
+		e.sleep(e.term / 8) // so that a Wait that goes on by mistake takes the key
 		mustf(a.grantedAtLast(c.Key), "after a cancelled Wait and the release")
 	}
 }
@@ -127,7 +127,7 @@ func waitDeadContext(e *env) {
 	}
 }
 
-// cancelRace cancels a Wait, which is shared or not, while the key is released.
+// cancelRace cancels a Wait and releases the key at almost the same time.
 func (e *env) cancelRace(shared bool) {
 	a, b := e.open(), e.open()
 	for round := range 60 {
@@ -137,8 +137,8 @@ func (e *env) cancelRace(shared bool) {
 		w := b.want(next)
 		e.sleep(moment(round / 8))
 
-		// In even rounds the cancellation comes after the release. In odd rounds it may also come
-		// before or during the release.
+		// In even rounds, cancel after the release. In odd rounds, cancel before, during or after
+		// it.
 		if round%2 == 0 {
 			a.give(c)
 			e.sleep(moment(round / 2))
@@ -204,15 +204,15 @@ var orderClauses = []clause{
 		why: "A driver that always keeps the order of arrival is Ordered by its Traits."},
 }
 
-// line lets n waiters of several drivers queue for a held key, and those in quit give up. Then the
-// holder releases the key, and line returns the order in which the others get it.
+// line lets n waiters of several drivers queue for a held key. The waiters in quit give up. Then
+// the holder releases the key. line returns the order in which the other waiters get it.
 func (e *env) line(n int, quit ...int) []int {
 	a := e.open()
 	drivers := e.drivers()
 	c := a.hold(e.long)
 	ws := e.queue(c.Key, n, a, drivers...)
 	for _, i := range quit {
-		ws[i].abandon(ws[i].cancel()) // as the engine does: otherwise its place is still served
+		ws[i].abandon(ws[i].cancel()) // as the engine does; else this place still gets the key
 	}
 
 	a.give(c)
@@ -225,8 +225,8 @@ func (e *env) line(n int, quit ...int) []int {
 	})
 }
 
-// queue lets n waiters of several drivers queue for a held key, one after another. It
-// watches the queue through the driver a.
+// queue begins n Waits for a held key, by the drivers in turn. Before it begins the next Wait it
+// waits until driver a reports the last one in the queue.
 func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted {
 	ws := make([]*wanted, n)
 	for i := range ws {
@@ -236,7 +236,6 @@ func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted 
 	return ws
 }
 
-// ownersInLine lets three waiters queue for a held key, and returns their owners.
 func (e *env) ownersInLine(key string, a, b *driver) (owners []string) {
 	for _, w := range e.queue(key, 3, a, b) {
 		owners = append(owners, w.c.Owner)
@@ -244,8 +243,9 @@ func (e *env) ownersInLine(key string, a, b *driver) (owners []string) {
 	return owners
 }
 
-// served returns the order in which n waiters get a key. get waits for the grant to waiter i, and
-// returns the function that releases it, or nil if there is no waiter i.
+// served returns the order in which n waiters get a key. For each waiter i it calls get, which
+// returns when waiter i has the key. get returns a function that releases the key, or nil if there
+// is no waiter i.
 func (e *env) served(n int, get func(i int) (release func())) (order []int) {
 	var mu sync.Mutex // guards order
 	must(e.each(n, func(i int) {
@@ -261,11 +261,11 @@ func (e *env) served(n int, get func(i int) (release func())) (order []int) {
 	return order
 }
 
-// inOrder ends the try unless waiters were served in the order in which they began.
+// inOrder ends the try unless the waiters got the key in the order in which they began.
 func (e *env) inOrder(got []int) {
 	verdict := require
 	if !e.inspector {
-		verdict = requireInTime // the waiters may have arrived in another order
+		verdict = requireInTime // the order of the queue is not certain: see queued
 	}
 	verdict(slices.IsSorted(got), "waiters got the key in order %v", got)
 }
@@ -274,7 +274,7 @@ func orderOfArrival(e *env) { e.inOrder(e.line(6)) }
 
 func orderKept(e *env) { e.inOrder(e.line(6, 0, 3)) }
 
-// orderNoBarging makes attempts while waiters are served.
+// orderNoBarging makes attempts, which must all be refused while waiters get the key.
 func orderNoBarging(e *env) {
 	a, b, stranger := e.open(), e.open(), e.open()
 	c := a.hold(e.long)
@@ -305,16 +305,16 @@ func orderNoBarging(e *env) {
 	last.use()
 }
 
-// orderNotClaimed gives a driver many chances to break the order. If the driver never does, it
-// keeps the order and must say so.
+// orderNotClaimed gives a driver many chances to break the order. A driver that never breaks it
+// must say so in its Traits.
 func orderNotClaimed(e *env, a, b *driver) {
 	for i := range 30 {
 		c := a.hold(e.long)
 		w := b.wants(c.Key)
 		e.sleep(e.term / 40)
 
-		// In odd rounds use a new driver, because the other may know from its release that callers
-		// wait.
+		// In odd rounds use a new driver. Driver a may have learned from its own release that
+		// callers wait.
 		by := a
 		if i%2 == 1 {
 			by = e.open()

@@ -31,7 +31,7 @@ var wakeClauses = given(wakes, []clause{
 		why: "A Listen over a link that fails returns an error, or the caller is woken when the link works again."},
 })
 
-// recall checks that the holder's Client learns of each kind of caller that is refused.
+// recall checks that the holder's Client receives a recall for each kind of refused call.
 func recall(e *env, a, b *driver) {
 	c := e.claim(e.long)
 	id := c.Token[:8]
@@ -42,7 +42,7 @@ func recall(e *env, a, b *driver) {
 	mustf(a.Driver.(backend.Recaller).Recalls(ctx, id, func(key string) {
 		select {
 		case asked <- key:
-		default: // enough of them are there
+		default: // asked has enough of them
 		}
 	}), "receive recalls")
 	a.take(c)
@@ -72,14 +72,13 @@ func recall(e *env, a, b *driver) {
 	}
 }
 
-// listener is a caller that listens.
 type listener struct {
 	d    *driver
 	key  string
 	wake <-chan struct{}
 }
 
-// listen begins to listen for key, until the end of the try.
+// listen calls Listen for key. The end of the try stops the listening.
 func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
 	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
 	defer cancel()
@@ -94,7 +93,7 @@ func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
 	})
 }
 
-// listens begins to listen for key, which is held, and makes the attempt that follows.
+// listens begins to listen for a key that is held, and makes the attempt that must follow.
 func (d *driver) listens(key string) *listener {
 	l, err := d.listen(key, d.e.patience)
 	mustf(err, "listen for %.60q", key)
@@ -102,7 +101,7 @@ func (d *driver) listens(key string) *listener {
 	return l
 }
 
-// refused makes an attempt, which must be refused, and drops an earlier signal.
+// refused makes an attempt, which must be refused. It then drops a signal that came before.
 func (l *listener) refused() {
 	must(l.d.refuses(waiting(l.d.e.claimOf(l.key, l.d.e.long))))
 	select {
@@ -111,8 +110,8 @@ func (l *listener) refused() {
 	}
 }
 
-// woken ends the try unless the caller is woken, or its channel is closed. A failure counts as
-// slow, because a driver may wake only callers whose last attempt is recent.
+// woken ends the try unless the caller is woken, or its channel is closed. A slow machine may cause
+// a failure, because a driver may wake only callers whose last attempt is recent.
 func (l *listener) woken(what string) {
 	t := time.NewTimer(l.d.e.patience)
 	defer t.Stop()
@@ -163,7 +162,6 @@ func wakeWriterLeaves(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 }
 
-// wakeMissed disturbs the link while the key is released.
 func wakeMissed(e *env) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
@@ -171,7 +169,7 @@ func wakeMissed(e *env) {
 		e.recovers(d)
 		c := b.hold(e.long)
 		if i > 0 {
-			// After a failure of the link, Listen may fail for a while.
+			// After the link has failed, Listen may fail for a while.
 			e.retry("Listen", func() error { return errOf(d.listen(c.Key, e.patience)) })
 		}
 		caller := d.listens(c.Key)
@@ -183,7 +181,6 @@ func wakeMissed(e *env) {
 	}
 }
 
-// wakeDown begins to listen while the link does not work.
 func wakeDown(e *env) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
@@ -204,8 +201,7 @@ func wakeDown(e *env) {
 	}
 }
 
-// wakeDeaf checks that a Client gets the key although its Listen fails, or returns a closed
-// channel.
+// wakeDeaf checks that a Client gets the key even if Listen fails or returns a closed channel.
 func wakeDeaf(e *env) {
 	for _, fails := range []bool{true, false} {
 		c, t := e.tapped(hasp.Options{})
@@ -226,8 +222,8 @@ func wakeDeaf(e *env) {
 	}
 }
 
-// wait waits for the key of c. It calls Wait of a Waiter. With a Waker it makes a Client and calls
-// Lock, so that the clauses about Wait also check Wakers.
+// wait waits for the key of c. If d is a Waiter, it calls Wait. If d is a Waker, it makes a Client
+// and calls Lock. So the clauses about Wait also check Wakers.
 func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant, error) {
 	if w, ok := d.(backend.Waiter); ok {
 		return w.Wait(ctx, c)
@@ -239,7 +235,7 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	defer func() { go client.Close() }() // it waits for calls that hang
+	defer func() { go client.Close() }() // Close waits for calls that hang
 
 	opts := []hasp.Option{hasp.WithoutRenewal()}
 	if c.Fenced {
@@ -263,14 +259,14 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 	return g, nil
 }
 
-// loan is the driver of a Client that takes one key for the claim c. Its attempts all have the
-// token of c, and an unknown outcome ends the wait, as it ends a Wait.
+// loan is a driver between a Client and a Waker. All attempts of the Client get the token of c. As
+// in a Wait, an unknown outcome ends the wait.
 type loan struct {
 	backend.Waker
 	c     backend.Claim
 	end   context.CancelCauseFunc
-	grant backend.Grant // of the last attempt
-	given atomic.Bool   // the clause has the hold now
+	grant backend.Grant // the grant of the last attempt
+	given atomic.Bool   // the hold belongs to the clause, so the Client must not release it
 }
 
 type unknownOutcome struct{ error }
@@ -285,7 +281,6 @@ func (w *loan) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, err
 	return g, err
 }
 
-// Release releases attempts of the Client, but not a hold that was given to the clause.
 func (w *loan) Release(ctx context.Context, c backend.Claim) error {
 	if w.given.Load() {
 		return nil

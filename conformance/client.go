@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// client makes a Client that the end of the try closes.
+// client makes a Client over d. The end of the try closes it.
 func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
 	if o.TTL == 0 {
 		o.TTL = e.long
@@ -23,21 +23,18 @@ func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
 	return c
 }
 
-// newClient returns a Client over a new driver, without a tap.
 func (e *env) newClient() *hasp.Client { return e.clientBy(e.h.Open) }
 
-// clients returns three Clients over drivers of their own.
 func (e *env) clients() []*hasp.Client {
 	return []*hasp.Client{e.newClient(), e.newClient(), e.newClient()}
 }
 
-// clientBy returns a Client over a new driver of any strategy.
 func (e *env) clientBy(open opener) *hasp.Client {
 	return e.client(e.openOwn(open, e.store), hasp.Options{})
 }
 
-// lock locks key, or ends the try. The failure is slow, because a Lock with a short term or timeout
-// may fail on a slow machine.
+// lock locks key, or ends the try. A slow machine may cause a failure, if the Lock has a short term
+// or timeout.
 func (e *env) lock(c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease {
 	lease, err := c.Lock(e.ctx, key, opts...)
 	mustInTime(err, "Lock")
@@ -47,7 +44,6 @@ func (e *env) lock(c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease 
 // unlockInTime unlocks a lease with a short term or a short timeout.
 func (e *env) unlockInTime(lease *hasp.Lease) { mustInTime(lease.Unlock(e.ctx), "Unlock") }
 
-// lockOnce locks key and unlocks it.
 func (e *env) lockOnce(c *hasp.Client, key string, opts ...hasp.Option) error {
 	lease, err := c.Lock(e.ctx, key, opts...)
 	if err != nil {
@@ -56,39 +52,40 @@ func (e *env) lockOnce(c *hasp.Client, key string, opts ...hasp.Option) error {
 	return lease.Unlock(e.ctx)
 }
 
-// locks begins lockOnce and returns the channel of its error.
+// locks begins lockOnce. The channel receives its error.
 func (e *env) locks(c *hasp.Client, key string, opts ...hasp.Option) <-chan error {
 	return e.begin(func() error { return e.lockOnce(c, key, opts...) })
 }
 
-// isLost ends the try unless lease, which is lost, reports its loss.
+// isLost ends the try unless lease reports that it is lost.
 func isLost(lease *hasp.Lease, when string) {
 	must(is("Err of a lease that is lost, "+when, lease.Err(), hasp.ErrLost))
 	require(lease.Context().Err() != nil, "the context of a lease that is lost goes on, %s", when)
 	must(is("the cause of the context of a lease that is lost, "+when, context.Cause(lease.Context()), hasp.ErrLost))
 }
 
-// tap is a driver between the engine and the driver under test. It counts calls, and can drop
-// renewals. If the driver is a Waiter or a Waker, so is the tap.
+// tap is a driver between the engine and the driver under test. It counts calls, and can keep
+// renewals from the store. If the driver is a Waiter or a Waker, the tap is one as well.
 type tap struct {
 	backend.Driver
 	e      *env
-	client *hasp.Client // whose calls go through the tap
+	client *hasp.Client // the Client over this tap
 
-	// listen, if it is not nil, replaces Listen. It is set before use.
+	// If listen is not nil, Listen calls it instead of the driver. It is set before the Client is
+	// used.
 	listen func() (<-chan struct{}, error)
 
 	cut     atomic.Bool  // renewals do not reach the store
-	renewed atomic.Int64 // renewals begun, of all tokens
-	asked   atomic.Int64 // attempts and waits begun
+	renewed atomic.Int64 // renewals begun, for all tokens together
+	asked   atomic.Int64 // calls of Acquire and Wait begun
 }
 
 var errCut = errors.New("cut off by the suite")
 
-// tapped returns a Client over a new driver, and the tap between them.
+// tapped returns a Client over a tap of a new driver, and the tap.
 func (e *env) tapped(o hasp.Options) (*hasp.Client, *tap) { return e.tappedAt(e.store, o) }
 
-// tappedAt is tapped for the store at another address.
+// tappedAt is tapped for a store at another address.
 func (e *env) tappedAt(store string, o hasp.Options) (*hasp.Client, *tap) {
 	t := &tap{Driver: e.openOwn(e.h.Open, store), e: e}
 	var under backend.Driver = t
@@ -118,16 +115,14 @@ func (t *tap) Renew(ctx context.Context, cs []backend.Claim, done func(int, back
 	t.Driver.Renew(ctx, cs, done)
 }
 
-// attempts begins f, waits until it has asked the store, and returns the channel of
-// its error.
+// attempts begins f, and waits for its first Acquire or Wait. The channel receives the error of f.
 func (t *tap) attempts(f func() error) <-chan error {
-	asked := t.asked.Load() // before f begins
+	asked := t.asked.Load() // read before f begins
 	done := t.e.begin(f)
 	t.e.until("an attempt of Lock", func() bool { return t.asked.Load() > asked })
 	return done
 }
 
-// tapWaiter is a tap of a Waiter.
 type tapWaiter struct{ *tap }
 
 func (t *tapWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -135,7 +130,6 @@ func (t *tapWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return t.Driver.(backend.Waiter).Wait(ctx, c)
 }
 
-// tapWaker is a tap of a Waker.
 type tapWaker struct{ *tap }
 
 func (t *tapWaker) Listen(ctx context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {

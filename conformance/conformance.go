@@ -1,5 +1,5 @@
-// Package conformance is the suite that every driver of package backend must
-// pass. The driver's own test is one call:
+// Package conformance is a test suite for drivers of package backend. Every driver must pass it.
+// The driver's own test is one call:
 //
 //	func TestConformance(t *testing.T) {
 //		conformance.Run(t, conformance.Harness{
@@ -8,36 +8,37 @@
 //		})
 //	}
 //
-// [Check] does the same outside of tests. Each clause checks one sentence of the
-// contract in package backend, and its result quotes the sentence. Most of the
-// clauses call the driver itself. Some use it through package hasp, as programs do.
+// [Check] does the same outside of tests. Each clause checks one sentence of the contract in
+// package backend, and its result quotes the sentence. Most clauses call the driver directly. Some
+// use it through package hasp, as programs do.
 //
 // # Skipped clauses
 //
 // A clause is skipped, with a reason, if the driver's Traits make it pointless, if it needs a hook
-// of the Harness that is nil, or if [Harness.Cannot] declares that the driver cannot meet it. A
-// driver whose Traits claim more than is true fails, and so does one whose Traits claim less.
+// that is nil in the Harness, or if [Harness.Cannot] declares that the driver cannot meet it. A
+// driver fails if its Traits claim more than is true. It also fails if they claim less.
 //
-// If the first clause, which takes and releases a free key, fails, the others are skipped, because
+// The first clause takes a free key and releases it. If it fails, the others are skipped, because
 // they would fail for the same reason.
 //
 // # Time
 //
-// Terms are real, so a run takes some seconds, most of them spent waiting. A verdict depends on the
-// order of events and on the answers of the store, not on speed, except that the fastest of several
-// cancelled calls must return within 50 ms. Every other event that must happen gets 20 seconds.
+// The suite waits for real terms to end, so a run takes some seconds. A verdict depends on the
+// order of events and on the answers of the store, and not on speed. There is one exception: the
+// fastest of several cancelled calls must return within 50 ms. Every other event that must happen
+// has 20 seconds to happen.
 //
 // If a slow machine could have caused a failure, the clause is tried again with longer terms, and
-// the result says so. The signs of a slow machine are that this process did not run for a part of a
-// term, that a call to the store had no answer for its whole timeout, or that long holds may have
-// expired. If this process did not run for a part of even the longest term, the clause is skipped.
+// the result says so. There are three signs of a slow machine: this process was stopped for a part
+// of a term, a call to the store had no answer for its whole timeout, or long holds may have
+// expired. If this process was stopped for a part of even the longest term, the clause is skipped.
 //
 // # Several processes
 //
-// Clauses over several processes start this program again: Check with the same arguments, and Run
-// with arguments that select the test. In such a child Check and Run do not call Store and do not
-// return: they open drivers with Open, execute the parent's requests, and exit. Code before the
-// call of Check or Run also runs in the child; see [Child].
+// Clauses over several processes start this program again. Check starts it with the same arguments,
+// and Run with arguments that select the test. In such a child process, Check and Run open drivers
+// with Open, execute the parent's requests, and exit. They do not call Store and do not return.
+// Code before the call of Check or Run also runs in the child; see [Child].
 package conformance
 
 import (
@@ -52,11 +53,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Harness opens the driver under test, and has hooks that change its store. Only
-// Open is required.
+// Harness opens the driver under test. It also has hooks that change the driver's store. Only Open
+// is required.
 type Harness struct {
-	// Name distinguishes this harness from others in the same program, for child
-	// processes. The default of Run is the test's name.
+	// Name tells a child process which harness of the program is meant. The default of Run is the
+	// test's name.
 	Name string
 
 	// Store starts a store, or finds one that runs, and returns its address and a function that
@@ -65,57 +66,57 @@ type Harness struct {
 	// same time.
 	Store func(ctx context.Context) (store string, stop func(), err error)
 
-	// Open opens a new driver on the store at the address that Store or Link has returned. The
-	// suite closes the driver. Open is called by several goroutines, and in child processes.
+	// Open opens a new driver on the store at an address that Store or Link has returned. The suite
+	// closes the driver. Open is called by several goroutines at the same time, and in child
+	// processes.
 	Open func(ctx context.Context, store string) (backend.Driver, error)
 
-	// Term is the term of leases that expire in a clause, before it is rounded up as the driver's
-	// Traits say; default 400 ms. Long is a term that outlasts every clause; default and minimum 1
+	// Term is the term of leases that expire in a clause; default 400 ms. The suite rounds it up as
+	// the driver's Traits say. Long is a term that outlasts every clause; default and minimum 1
 	// min. Timeout bounds one call to the store; default 3 s.
 	Term, Long, Timeout time.Duration
 
 	// Only selects clauses by name. If it is nil, all clauses run.
 	Only func(clause string) bool
 
-	// Cannot has the reasons, by clause, why the driver or its store cannot meet optional clauses.
-	// Such a clause is tried, and must fail. Then it is skipped with the reason. A clause is
-	// optional if its failure harms no other process.
+	// Cannot names optional clauses that the driver or its store cannot meet, each with the reason.
+	// Such a clause is tried, and must fail. Then it counts as skipped, with the reason. A clause
+	// is optional if its failure harms no other process.
 	Cannot map[string]string
 
 	// Stop stops the store, so that it does not answer. Start starts it again at the same address,
-	// with its data or without, and returns errors.ErrUnsupported if it cannot do so.
+	// with its data or without. If Start cannot do that, it returns errors.ErrUnsupported.
 	Stop  func(ctx context.Context, store string) error
 	Start func(ctx context.Context, store string, data bool) error
 
-	// Link makes a new connection path to the store, which the suite can disturb without an effect
-	// on other paths. Several exist at a time. For a store on TCP, use [TCP].
+	// Link makes a new connection path to the store. The suite disturbs this path, which must not
+	// affect other paths. Several links exist at the same time. For a store on TCP, use [TCP].
 	Link func(ctx context.Context, store string) (*Link, error)
 
-	// Flush makes the store drop what it keeps only for speed, such as scripts
-	// that drivers have loaded. Kick ends the connections of all drivers. Holds
-	// and places in queues survive both.
+	// Flush makes the store drop what it keeps only for speed, such as scripts that drivers have
+	// loaded. Kick ends the connections of all drivers. Holds and places in queues survive Flush
+	// and Kick.
 	Flush, Kick func(ctx context.Context, store string) error
 
-	// Advance moves the store's clock, and so the terms in it, forward by d.
+	// Advance moves the store's clock forward by d, so that terms end earlier.
 	Advance func(ctx context.Context, store string, d time.Duration) error
 
-	// Commands returns how many calls the store has served so far, by a counter
-	// that only grows. Cost is how many calls each operation may take.
+	// Commands returns how many calls the store has served so far. The number never falls. Cost is
+	// how many calls each operation may take.
 	Commands func(ctx context.Context, store string) (int64, error)
 	Cost     Cost
 
-	// Entries lists all that must be gone when no caller holds or wants a key, such as holds and
-	// places in queues, but not fence counters and guard files, which may stay.
+	// Entries lists the store's entries that must be gone when no caller holds or wants a key, such
+	// as holds and places in queues. It leaves out fence counters and guard files, because these
+	// may stay.
 	Entries func(ctx context.Context, store string) ([]string, error)
 
-	// Sweep does at once what the driver or its store does from time to time: it removes the
-	// leftovers of expired holds. It may be nil if leftovers disappear by themselves within 20
-	// seconds.
+	// Sweep removes the leftovers of expired holds immediately. The driver or its store does that
+	// only from time to time. Sweep may be nil if leftovers disappear within 20 seconds without it.
 	Sweep func(ctx context.Context, store string) error
 
-	// Others are strategies that keep their locks on the same store under the
-	// same keys, so that processes with different strategies exclude each other. By their names,
-	// each opens drivers as Open does.
+	// Others has an Open for each other strategy that keeps its locks on the same store under the
+	// same keys, by the strategy's name. Processes with these strategies must exclude each other.
 	Others map[string]func(ctx context.Context, store string) (backend.Driver, error)
 }
 
@@ -123,14 +124,14 @@ type Harness struct {
 // contention. Zero means the default.
 type Cost struct {
 	Acquire float64 // default 1
-	Refused float64 // an Acquire that is refused; default 2 × Acquire
-	Renew   float64 // for one hold in a batch; default 1
+	Refused float64 // an Acquire that returns ErrHeld; default 2 × Acquire
+	Renew   float64 // a Renew of one hold; default 1
 	Release float64 // default 1
 	Keep    float64 // a Release with KeepUntil; default Release
-	Waiting float64 // a second, for one Client that waits; default 40
+	Waiting float64 // one second in which a Client waits; default 40
 }
 
-// The outcomes of a clause.
+// These are the values of Result.Status.
 const (
 	passed  = "pass"
 	failed  = "fail"
@@ -139,12 +140,12 @@ const (
 
 // Result is the outcome of one clause.
 type Result struct {
-	Name     string        // of the clause, such as "release-lost"
-	Why      string        // the promise that it checks
-	Contract string        // the sentence of package backend that makes it
+	Name     string        // the clause's name, such as "release-lost"
+	Why      string        // the promise that the clause checks
+	Contract string        // the sentence of package backend that makes the promise
 	Status   string        // "pass", "fail" or "skip"
-	Reason   string        // why it was skipped, or tried again
-	Err      error         // if it failed, the observation that breaks the promise
+	Reason   string        // why the clause was skipped, or tried again
+	Err      error         // the observation that breaks the promise, if the clause failed
 	Elapsed  time.Duration // zero if the clause was not tried
 }
 
@@ -168,7 +169,7 @@ func Check(ctx context.Context, h Harness, report func(Result)) error {
 	for _, r := range s.start(ctx) {
 		res := <-r
 		if ctx.Err() != nil {
-			continue // ctx has cut the clause short, so its result does not count
+			continue // the end of ctx may have caused the result, so do not count it
 		}
 		total++
 		report(res)

@@ -14,43 +14,40 @@ import (
 type driver struct {
 	backend.Driver
 	e       *env
-	once    sync.Once // of Close
-	handles sync.Map  // by token; also of holds that have ended
+	once    sync.Once // closes Driver once
+	handles sync.Map  // the handle of each token, even after its hold has ended
 }
 
-// note keeps the handle of a grant for later calls.
 func (d *driver) note(c backend.Claim, g backend.Grant) {
 	if g.Handle != nil {
 		d.handles.Store(c.Token, g.Handle)
 	}
 }
 
-// noted returns c with its handle, if a grant of this driver has given one.
+// noted returns c with the handle that note has kept for its token, if there is one.
 func (d *driver) noted(c backend.Claim) backend.Claim {
 	c.Handle, _ = d.handles.Load(c.Token)
 	return c
 }
 
-// opener opens drivers of a strategy on the store at an address.
+// opener is the type of Harness.Open.
 type opener = func(ctx context.Context, store string) (backend.Driver, error)
 
-// open opens a driver that the end of the try closes.
+// open opens a driver. The end of the try closes it.
 func (e *env) open() *driver { return e.openBy(e.h.Open, e.store) }
 
-// drivers opens three drivers.
 func (e *env) drivers() []*driver { return []*driver{e.open(), e.open(), e.open()} }
 
-// openAt opens a driver on the store at another address.
 func (e *env) openAt(store string) *driver { return e.openBy(e.h.Open, store) }
 
-// openBy opens a driver of any strategy.
+// openBy is open for any strategy and any address of the store.
 func (e *env) openBy(open opener, store string) *driver {
 	d := &driver{Driver: e.openOwn(open, store), e: e}
 	e.onEnd(func() { d.Close() })
 	return d
 }
 
-// openOwn opens a driver that the caller closes. A Client closes its driver.
+// openOwn opens a driver that the caller must close, as a Client does.
 func (e *env) openOwn(open opener, store string) backend.Driver {
 	ctx, cancel := context.WithTimeout(e.ctx, e.patience)
 	defer cancel()
@@ -61,19 +58,18 @@ func (e *env) openOwn(open opener, store string) backend.Driver {
 	return d
 }
 
-// Close closes the driver unless it is closed already.
 func (d *driver) Close() (err error) {
 	d.once.Do(func() { err = d.Driver.Close() })
 	return err
 }
 
-// soon returns a context for one call, with more time than the engine gives it.
+// soon returns a context for one call. It ends later than a context of the engine.
 func (d *driver) soon() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.e.ctx, d.e.patience)
 }
 
-// acquire makes one attempt. An error after the end of the term is slow, because a driver may
-// refuse a grant that arrives so late.
+// acquire makes one attempt. A slow machine may cause an error that comes after the end of the
+// term, because a driver may refuse a grant that arrives that late.
 func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := d.soon()
 	defer cancel()
@@ -90,28 +86,27 @@ func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	return g, err
 }
 
-// mine registers the hold of c, which is released at the end of the try.
+// mine registers c, so that it is released at the end of the try.
 func (d *driver) mine(c backend.Claim) {
 	d.e.mu.Lock()
 	defer d.e.mu.Unlock()
 	d.e.held[c.Token] = func(ctx context.Context) { d.Driver.Release(ctx, c) }
 }
 
-// take acquires a free key. It ends the try if the key is not granted.
+// take acquires c, or ends the try.
 func (d *driver) take(c backend.Claim) backend.Grant {
 	g, err := d.acquire(c)
 	mustf(err, "acquire %.60q, which is free", c.Key)
 	return g
 }
 
-// hold acquires a new key for ttl.
+// hold acquires a new key for ttl, or ends the try.
 func (d *driver) hold(ttl time.Duration) backend.Claim {
 	c := d.e.claim(ttl)
 	d.take(c)
 	return c
 }
 
-// holdMany acquires n new keys for ttl.
 func (d *driver) holdMany(n int, ttl time.Duration) []backend.Claim {
 	cs := make([]backend.Claim, n)
 	for i := range cs {
@@ -133,15 +128,15 @@ func (d *driver) release(c backend.Claim) error {
 	return err
 }
 
-// give releases holds. It ends the try if that fails.
+// give releases holds, or ends the try.
 func (d *driver) give(cs ...backend.Claim) {
 	for _, c := range cs {
 		mustf(d.release(c), "release %.60q by its holder", c.Key)
 	}
 }
 
-// giveIfHeld releases the hold that c may have. It repeats a release of unknown outcome: if two
-// releases run at once, each may find the hold on too few nodes of a quorum.
+// giveIfHeld releases c, and accepts ErrLost. It repeats a release of unknown outcome. For example,
+// of two releases at the same time, each may find the hold on too few nodes of a quorum.
 func (d *driver) giveIfHeld(c backend.Claim, what string) {
 	d.e.retry("release "+what, func() error {
 		if err := d.release(c); !errors.Is(err, backend.ErrLost) {
@@ -153,14 +148,12 @@ func (d *driver) giveIfHeld(c backend.Claim, what string) {
 
 var errUnanswered = errors.New("renew returned without an answer")
 
-// renewBy renews one hold with ctx.
 func renewBy(ctx context.Context, d backend.Driver, c backend.Claim) (g backend.Grant, err error) {
 	err = errUnanswered
 	d.Renew(ctx, []backend.Claim{c}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 	return g, err
 }
 
-// renew renews one hold.
 func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := d.soon()
 	defer cancel()
@@ -171,17 +164,17 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	return g, err
 }
 
-// renews is renew for callers that need no grant.
+// renews is renew without the grant.
 func (d *driver) renews(c backend.Claim) error { return errOf(d.renew(c)) }
 
-// keep renews a hold. It ends the try if that fails.
+// keep renews a hold, or ends the try.
 func (d *driver) keep(c backend.Claim) backend.Grant {
 	g, err := d.renew(c)
 	mustf(err, "renew %.60q by its holder", c.Key)
 	return g
 }
 
-// lost ends the try unless the token of c does not hold its key. what describes the hold.
+// lost ends the try unless a renewal and a release of c return ErrLost. what describes the hold.
 func (d *driver) lost(c backend.Claim, what string) {
 	must(is("renewal of "+what, d.renews(c), backend.ErrLost))
 	must(is("release of "+what, d.release(c), backend.ErrLost))
@@ -195,15 +188,17 @@ func (d *driver) refuses(c backend.Claim) error {
 	return is(fmt.Sprintf("acquire %.60q, which is held", c.Key), errOf(d.acquire(c)), backend.ErrHeld)
 }
 
-// refusedWhileRenewed ends the try unless d is refused key, which another caller holds and renews.
-// lease returns an error if that hold has ended, as may happen on a slow machine.
+// refusedWhileRenewed ends the try unless d is refused key, while another caller holds and renews
+// it. On a slow machine that hold may end. Then lease returns an error, and the failure counts as
+// slow.
 func (d *driver) refusedWhileRenewed(key string, lease func() error) {
 	err := d.refused(key)
 	requireInTime(err == nil || lease() == nil, "no renewal for a term of %v", d.e.term)
 	mustf(err, "while the holder renews")
 }
 
-// granted returns an error unless one attempt gets key. It then releases key.
+// granted makes one attempt at key and releases it. It returns an error if one of these calls
+// fails.
 func (d *driver) granted(key string) error {
 	c := d.e.claimOf(key, d.e.long)
 	if _, err := d.acquire(c); err != nil {
@@ -212,10 +207,10 @@ func (d *driver) granted(key string) error {
 	return d.release(c)
 }
 
-// grantedAtLast is granted for a key that may become free only later.
+// grantedAtLast is granted for a key that may become free later. It repeats a refused attempt.
 func (d *driver) grantedAtLast(key string) error { return d.givesBack(d.seizes(key, d.e.long)) }
 
-// givesBack releases c, unless its attempt has failed with err.
+// givesBack releases c if err, the error of its attempt, is nil.
 func (d *driver) givesBack(c backend.Claim, err error) error {
 	if err != nil {
 		return err
@@ -223,7 +218,7 @@ func (d *driver) givesBack(c backend.Claim, err error) error {
 	return d.release(c)
 }
 
-// seize makes attempts with new claims until one is granted.
+// seize makes attempts until one is granted. It calls claim for the claim of each attempt.
 func (d *driver) seize(claim func() backend.Claim) (c backend.Claim, g backend.Grant, err error) {
 	err = d.e.try(func() {
 		d.e.retry(fmt.Sprintf("acquire %.60q", claim().Key), func() error {
@@ -238,22 +233,21 @@ func (d *driver) seize(claim func() backend.Claim) (c backend.Claim, g backend.G
 	return c, g, err
 }
 
-// seizes acquires key as soon as its hold has ended.
+// seizes makes attempts at key until one is granted.
 func (d *driver) seizes(key string, ttl time.Duration) (backend.Claim, error) {
 	c, _, err := d.seize(func() backend.Claim { return d.e.claimOf(key, ttl) })
 	return c, err
 }
 
-// succeed acquires key as soon as its hold has ended. It ends the try if key is
-// not granted.
+// succeed is seizes, but it ends the try instead of returning an error.
 func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
 	c, err := d.seizes(key, ttl)
 	must(err)
 	return c
 }
 
-// outlast waits until older holds with the term ttl have expired by the store's clock: it takes a
-// new key for ttl, and waits for that key.
+// outlast waits until all older holds with the term ttl have expired by the store's clock. To find
+// out, it takes a new key for ttl, and waits until another token gets that key.
 func (d *driver) outlast(ttl time.Duration) {
 	c := d.hold(ttl)
 	d.e.sleep(ttl * 9 / 10)
@@ -262,7 +256,7 @@ func (d *driver) outlast(ttl time.Duration) {
 	d.give(c)
 }
 
-// inspect returns the status of key. It ends the try if that fails.
+// inspect returns the status of key, or ends the try.
 func (d *driver) inspect(key string) backend.Status {
 	ctx, cancel := d.soon()
 	defer cancel()
@@ -271,7 +265,7 @@ func (d *driver) inspect(key string) backend.Status {
 	return s
 }
 
-// shows ends the try unless Inspect reports the hold of c. A store need not know the owner and the
+// shows ends the try unless Inspect reports the hold of c. The report may lack the owner and the
 // fence.
 func (d *driver) shows(c backend.Claim, fence uint64) {
 	s := d.inspect(c.Key)
@@ -283,7 +277,7 @@ func (d *driver) shows(c backend.Claim, fence uint64) {
 	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second, "inspect %s: %v left of a term of %v", brief(c.Key), s.TTL, c.TTL)
 }
 
-// breakKey removes the hold of key. It ends the try if that fails.
+// breakKey breaks key, or ends the try.
 func (d *driver) breakKey(key string) {
 	ctx, cancel := d.soon()
 	defer cancel()
@@ -298,12 +292,11 @@ func until(g backend.Grant, c backend.Claim, called time.Time) time.Time {
 	return g.Until
 }
 
-// wanted is a Wait in flight.
 type wanted struct {
 	d     *driver
 	c     backend.Claim
 	done  chan error
-	grant backend.Grant // after done
+	grant backend.Grant // read it only after a receive from done
 	ended chan struct{}
 	stop  context.CancelFunc
 }
@@ -318,7 +311,7 @@ func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return g, err
 }
 
-// want begins a Wait for c. The channel done gets its outcome.
+// want begins a Wait for c. The channel done receives its error.
 func (d *driver) want(c backend.Claim) *wanted {
 	ctx, stop := context.WithCancel(d.e.ctx)
 	w := &wanted{d: d, c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
@@ -341,25 +334,23 @@ func (d *driver) want(c backend.Claim) *wanted {
 	return w
 }
 
-// wants begins a Wait for key with a long term.
 func (d *driver) wants(key string) *wanted { return d.want(d.e.claimOf(key, d.e.long)) }
 
 // granted ends the try unless the Wait gets the key.
 func (w *wanted) granted(what string) { mustf(w.d.e.arrives(what, w.done), "%s", what) }
 
-// use renews and releases the hold that the Wait got.
 func (w *wanted) use() {
 	w.d.keep(w.c)
 	w.d.give(w.c)
 }
 
-// served ends the try unless the Wait gets the key. It uses the hold.
+// served ends the try unless the Wait gets the key. It then renews and releases the hold.
 func (w *wanted) served(what string) {
 	w.granted(what)
 	w.use()
 }
 
-// servedOrUnknown is served, except that the Wait may have ended with an outage. It returns that
+// servedOrUnknown is served, but it also accepts an error of unknown outcome, and returns that
 // error.
 func (w *wanted) servedOrUnknown(what string) error {
 	err := w.d.e.arrives(what, w.done)
@@ -379,8 +370,8 @@ func (w *wanted) cancel() error {
 	return err
 }
 
-// abandon does what the engine does after a Wait that returned err. If the
-// outcome is unknown, it releases the claim at once, and again after its Timeout.
+// abandon cleans up after a Wait that returned err, as the engine does. If the outcome is unknown,
+// it releases the claim at once, and again after the timeout.
 func (w *wanted) abandon(err error) {
 	cancelled := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	if err == nil || definite(err) && !cancelled {
@@ -392,8 +383,8 @@ func (w *wanted) abandon(err error) {
 	w.d.e.onEnd(func() { again.Stop() })
 }
 
-// queued waits until n waiters for key are in the queue. If Inspect does not report waiters, it
-// sleeps instead.
+// queued waits until Inspect reports n waiters for key. If the driver has no Inspect or no order,
+// it only sleeps, so that the waiters probably are in the queue.
 func (e *env) queued(d *driver, key string, n int) {
 	if !e.inspector || !e.traits.Ordered {
 		e.sleep(e.term / 8)

@@ -17,15 +17,15 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// env is what one try of a clause works with.
+// env has the steps and the state of one try of a clause.
 type env struct {
 	*suite
 	allowance
 	ctx context.Context
 
-	mu      sync.Mutex                           // guards all below
-	held    map[string]func(ctx context.Context) // the release of each hold, by its token
-	first   []func(ctx context.Context)          // before the releases
+	mu      sync.Mutex                           // guards the fields below
+	held    map[string]func(ctx context.Context) // the release of each hold, by token
+	first   []func(ctx context.Context)          // called before the releases
 	cleanup []func()
 }
 
@@ -33,7 +33,7 @@ func newEnv(ctx context.Context, s *suite, p allowance) *env {
 	return &env{suite: s, allowance: p, ctx: ctx, held: map[string]func(ctx context.Context){}}
 }
 
-// try runs f and returns the error of the step that failed in it.
+// try runs f. If a step of f fails, it returns the error of that step.
 func (e *env) try(f func()) (err error) {
 	defer func() {
 		switch p := recover().(type) {
@@ -48,30 +48,29 @@ func (e *env) try(f func()) (err error) {
 	return nil
 }
 
-// onEnd registers f for the end of the try. The last registered function runs
-// first.
+// onEnd makes the end of the try call f. The function that was registered last is called first.
 func (e *env) onEnd(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.cleanup = append(e.cleanup, f)
 }
 
-// beforeReleases registers f for the end of the try, before its holds are released. The
-// first registered function runs first.
+// beforeReleases makes the end of the try call f before it releases holds. The function that was
+// registered first is called first.
 func (e *env) beforeReleases(f func(ctx context.Context)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.first = append(e.first, f)
 }
 
-// close ends the waits of the try, releases its holds and runs its clean-up, even
-// if its context has ended.
+// close is the end of the try. It ends waits, releases holds and calls the registered functions,
+// even if the context of the try has ended.
 func (e *env) close() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.timeout)
 	defer cancel()
 
-	// First make links work again, so that releases arrive. Then end Waits, so that they do not get
-	// the keys that are released below.
+	// These functions set links to Up, so that the releases below arrive. They also end Waits,
+	// which could otherwise get the keys that are released.
 	e.mu.Lock()
 	first := e.first
 	e.mu.Unlock()
@@ -79,7 +78,7 @@ func (e *env) close() {
 		f(ctx)
 	}
 
-	// Only now read e.held, because a Wait that ended just now may have registered a hold.
+	// Read e.held only after the Waits have ended, because each of them may have registered a hold.
 	e.mu.Lock()
 	held, cleanup := maps.Clone(e.held), e.cleanup
 	e.mu.Unlock()
@@ -95,7 +94,7 @@ func (e *env) close() {
 	}
 }
 
-// key returns a new key.
+// key returns a key that no other call returns.
 func (e *env) key() string {
 	return fmt.Sprintf("hasp-conformance-%s-%d", e.id, e.serial.Add(1))
 }
@@ -105,38 +104,36 @@ func (e *env) claim(ttl time.Duration) backend.Claim { return e.claimOf(e.key(),
 
 // claimOf returns the claim of a new attempt at key.
 func (e *env) claimOf(key string, ttl time.Duration) backend.Claim {
-	token := "A" + rand.Text() // begins and ends with letters, so that its case can be changed
+	token := "A" + rand.Text() // begins with a letter, so that a change of case is another token
 	return backend.Claim{Key: key, Token: token, Owner: "owner-" + strings.ToLower(token[len(token)-6:]),
 		TTL: ttl, Timeout: e.timeout}
 }
 
-// fencedClaim returns c with a request for a fence.
 func fencedClaim(c backend.Claim) backend.Claim {
 	c.Fenced = true
 	return c
 }
 
-// fencedIfCan returns c with a request for a fence if the driver has fences.
+// fencedIfCan returns c. If the driver has fences, it asks for one.
 func (e *env) fencedIfCan(c backend.Claim) backend.Claim {
 	c.Fenced = e.traits.Fenced
 	return c
 }
 
-// endingAfter returns a context that ends after d, or with the try.
+// endingAfter returns a context that ends after d, or when the try ends.
 func (e *env) endingAfter(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(e.ctx, d)
 	e.onEnd(cancel)
 	return ctx
 }
 
-// deadContext returns a context that has ended.
 func (e *env) deadContext() context.Context {
 	ctx, cancel := context.WithCancel(e.ctx)
 	cancel()
 	return ctx
 }
 
-// sleep waits for d. It ends the try if the try has no time left.
+// sleep sleeps for d. If the context of the try ends first, it ends the try.
 func (e *env) sleep(d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -168,21 +165,21 @@ func (e *env) retry(what string, f func() error) {
 		waited := time.Since(began)
 		require(waited <= e.patience, "%s: not within %v: %w", what, e.patience, err)
 		e.sleep(pause)
-		pause = min(2*pause, max(5*time.Millisecond, waited/100)) // exact to less than the drift
+		pause = min(2*pause, max(5*time.Millisecond, waited/100)) // less than the drift
 	}
 }
 
-// begin runs f in the background and returns the channel of its error.
+// begin runs f in the background. The channel receives its error.
 func (e *env) begin(f func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- e.try(func() { must(f()) }) }()
 	return done
 }
 
-// within returns what f returns. It ends the try if f does not return.
+// within calls f and returns its error. If f does not return in time, it ends the try.
 func (e *env) within(what string, f func() error) error { return e.arrives(what, e.begin(f)) }
 
-// arrives returns the error that a goroutine sends. It ends the try if none comes in time.
+// arrives receives from done. If nothing comes in time, it ends the try.
 func (e *env) arrives(what string, done <-chan error) error {
 	t := time.NewTimer(e.patience)
 	defer t.Stop()
@@ -197,12 +194,12 @@ func (e *env) arrives(what string, done <-chan error) error {
 	panic("unreachable")
 }
 
-// untilDone waits for the end of ctx.
+// untilDone waits until ctx is done. If that takes too long, it ends the try.
 func (e *env) untilDone(ctx context.Context, what string) {
 	must(e.within(what, func() error { <-ctx.Done(); return nil }))
 }
 
-// each runs f for 0 to n-1 at once and joins the errors of the steps that failed.
+// each runs f for 0 to n-1 at the same time. It joins the errors of the steps that failed.
 func (e *env) each(n int, f func(i int)) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -213,12 +210,12 @@ func (e *env) each(n int, f func(i int)) error {
 	return errors.Join(errs...)
 }
 
-// labelName is the profiler label of the goroutines of a clause. A goroutine inherits the labels of
-// the goroutine that starts it, so the leaks of a clause can be told from other goroutines of the
-// program.
+// labelName is the name of a profiler label on the goroutines of a clause. A goroutine inherits the
+// labels of the goroutine that starts it. So the suite can tell the leaks of a clause from other
+// goroutines of the program.
 const labelName = "hasp-conformance"
 
-// stacks returns the stacks of all goroutines with a label.
+// stacks returns the stacks of all goroutines with this label.
 func stacks(label string) string {
 	var all bytes.Buffer
 	pprof.Lookup("goroutine").WriteTo(&all, 1)
@@ -232,15 +229,15 @@ func stacks(label string) string {
 	return strings.Join(found, "\n\n")
 }
 
-// leaves runs f and returns an error if goroutines that f started do not end. It
-// gives them time, because a goroutine may signal its end shortly before it ends.
+// leaves runs f. It returns an error if goroutines that f started do not end. It gives them time,
+// because a goroutine may report its end a moment before it ends.
 func (e *env) leaves(f func()) error {
 	label := fmt.Sprintf("%s leak %d", e.id, e.serial.Add(1))
 
 	done := make(chan error, 1)
 	go pprof.Do(e.ctx, pprof.Labels(labelName, label), func(context.Context) {
 		done <- e.try(func() {
-			if stacks(label) == "" { // this goroutine's own
+			if stacks(label) == "" { // this goroutine has the label
 				must(&skipError{"the profiles of this Go release do not contain labels"})
 			}
 			f()

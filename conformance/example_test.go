@@ -11,9 +11,8 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// harness is all that the suite needs to know of a driver. A store that other
-// processes can reach is started by Store, which returns its address; Open
-// gets that.
+// harness describes a driver in memory. If other processes can reach the store, Harness.Store
+// starts it and returns its address, and the suite passes the address to Open.
 func harness() conformance.Harness {
 	store := new(memlock.Store)
 	return conformance.Harness{
@@ -31,7 +30,7 @@ func ExampleRun() {
 	_ = func(b *testing.B) { conformance.Bench(b, harness()) }
 }
 
-// Outside of tests Check reports each clause. Here only some are picked.
+// Outside of tests, Check reports the result of each clause. This example selects some clauses.
 func ExampleCheck() {
 	h := harness()
 	h.Only = func(clause string) bool { return strings.HasPrefix(clause, "release-") }

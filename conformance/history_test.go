@@ -7,14 +7,14 @@ import (
 )
 
 func TestModelOfALock(t *testing.T) {
-	// inTurn returns calls of which each begins after the last has returned.
+	// inTurn returns calls that do not overlap, in this order.
 	inTurn := func(steps ...step) (ops []porcupine.Operation) {
 		for i, s := range steps {
 			ops = append(ops, porcupine.Operation{Input: s, Call: int64(10 * i), Return: int64(10*i + 5)})
 		}
 		return ops
 	}
-	// overlapping returns calls in turn, of which the last two overlap.
+	// overlapping is inTurn, except that the last two calls overlap.
 	overlapping := func(steps ...step) []porcupine.Operation {
 		ops := inTurn(steps...)
 		ops[len(ops)-2].Return += 7
@@ -29,7 +29,7 @@ func TestModelOfALock(t *testing.T) {
 	withFence := func(s step, n uint64) step { s.fence = n; return s }
 	for name, tt := range map[string]struct {
 		ops           []porcupine.Operation
-		loose, strict bool // want
+		loose, strict bool // the wanted results of a loose and of a strict check
 	}{
 		"one after another": {inTurn(acquire(1), release(1), acquire(2)), true, true},
 		"two at once":       {inTurn(acquire(1), acquire(2), release(1)), false, false},
@@ -68,8 +68,6 @@ func TestModelOfALock(t *testing.T) {
 	}
 }
 
-// TestAnnotate marks refusals that overlap a call of the same Client, and no
-// others.
 func TestAnnotate(t *testing.T) {
 	refused := step{op: "acquire", hold: 9}
 	for name, tt := range map[string]struct {

@@ -7,27 +7,26 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
-// Link is a connection path to the store that the suite can disturb.
+// Link is a connection path to the store. The suite can disturb it.
 type Link struct {
 	// Store is the address of the store over this link, for Open.
 	Store string
 
-	// Set puts the link into a state, also for connections that exist already.
+	// Set puts the link into a state. The state also applies to connections that exist already.
 	Set func(LinkState)
 
-	// SetAfter puts the link into state s after it has carried the given number of replies. The
-	// next reply is the first that is lost in state Deaf, and the first that is held back in state
-	// Hung. A later Set or SetAfter cancels a change that has not happened yet.
+	// SetAfter puts the link into state s when it has carried the given number of replies. State s
+	// already applies to the next reply: Deaf loses it, and Hung holds it back. A later Set or
+	// SetAfter cancels a change that has not happened yet.
 	//
-	// The suite uses it to disturb each round trip of a call in turn. If it is nil, the clauses
-	// that need it are skipped.
+	// The suite uses SetAfter to disturb each round trip of a call in turn. If it is nil, the
+	// clauses that need it are skipped.
 	SetAfter func(replies int, s LinkState)
 
-	// Close ends the link.
 	Close func()
 }
 
-// LinkState is how a Link behaves.
+// LinkState says how a Link treats requests and replies.
 type LinkState string
 
 const (
@@ -50,8 +49,9 @@ const (
 // Delay is how long a Slow link holds a reply back.
 const Delay = 150 * time.Millisecond
 
-// TCP makes a Link to the TCP address target. Its Store is the host:port on the loopback interface
-// where the link listens. A hook may change Store to the form that Open takes.
+// TCP makes a Link to the TCP address target. The link listens on the loopback interface, and Store
+// is the host:port where it listens. If Open takes another form of address, the hook changes Store
+// to it.
 func TCP(target string) (*Link, error) {
 	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", target) })
 	if err != nil {

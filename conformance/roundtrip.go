@@ -8,14 +8,14 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// The clauses of this file disturb each round trip of a call in turn, because a call may take
-// several, and the first may only read.
+// A call may take several round trips, and the first may only read. So the clauses of this file
+// disturb the first round trip of a call, then the second of another call, and so on.
 
-// maxReplies bounds how many replies of a call are disturbed, including those for a new connection.
+// At most maxReplies replies of a call are disturbed, including the replies for a new connection.
 const maxReplies = 32
 
-// disturb puts l into state s after l has carried n replies to the next call. If n is negative, the
-// state begins before the store gets the call.
+// disturb puts l into state s when l has carried n replies to the next call. If n is negative, the
+// state begins before the call.
 func (l *Link) disturb(n int, s LinkState) {
 	switch {
 	case n < 0, n == 0 && s == Deaf:
@@ -27,18 +27,18 @@ func (l *Link) disturb(n int, s LinkState) {
 	}
 }
 
-// lostReply is a call whose reply is lost after the store has carried it out.
+// lostReply describes a call for loses.
 type lostReply struct {
 	what   string
-	claim  func() backend.Claim // a new one for each try
+	claim  func() backend.Claim // returns a new claim for each call
 	call   func(c backend.Claim) error
-	landed func(c backend.Claim) bool // the store has carried it out
-	again  bool                       // the call may be repeated
+	landed func(c backend.Claim) bool // reports whether the store has carried out the call
+	again  bool                       // the driver may send the call again
 }
 
-// loses loses one reply of a call, the first, then the second and so on, until the store has
-// carried out a call whose reply was lost. It returns the claim of that call, and the error of the
-// call after the link was up again.
+// loses makes calls, and loses the first reply of the first call, the second reply of the second
+// call, and so on. It stops when the store has carried out a call whose reply was lost. It returns
+// the claim of that call, and the error that the call returns once the link is up again.
 func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 	for n := range maxReplies {
 		c := r.claim()
@@ -54,11 +54,11 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 		case err == nil:
 			requireInTime(!ended, "%s: it succeeded after %d replies; the store was never seen to carry it out while its reply was lost", r.what, n)
 
-			// Accept this if the driver has repeated a call that may be repeated or was not carried
-			// out. Otherwise only a late reply explains it.
+			// The call may succeed if the driver may send it again, or if its first request was
+			// lost. Otherwise the reply was late, which only a slow machine explains.
 			requireInTime(r.again || !landed, "%s: no error, want one of unknown outcome", r.what)
 		case errors.Is(err, backend.ErrHeld) && !landed && !e.inspector:
-			mustInTime(err, "%s", r.what) // the attempt of holds was in its way
+			mustInTime(err, "%s", r.what) // the attempt that holds makes had the key
 		default:
 			must(unknown(r.what, err))
 		}
@@ -74,10 +74,10 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 	panic("unreachable")
 }
 
-// lands reports whether the store carries out a call within a term. done receives the call's
-// outcome.
+// lands reports whether the store carries out a call within a term. done receives the error of the
+// call.
 func (e *env) lands(done <-chan error, landed func() bool) bool {
-	e.sleep(e.term / 8) // landed may itself make an attempt, which would interfere with the call
+	e.sleep(e.term / 8) // landed may make an attempt, which must not come before the call
 	for began := time.Now(); time.Since(began) < e.term; e.sleep(e.term / 32) {
 		if landed() {
 			return true
@@ -102,13 +102,13 @@ func (d *driver) holds(key string) bool {
 	return errors.Is(err, backend.ErrHeld)
 }
 
-// sentOnce loses the reply of a call. If the driver sends the call again, the first one makes the
-// second fail, which is not an unknown outcome. If shared, another reader also holds the key when
-// the token is released.
+// sentOnce loses the reply of a call. If the driver sent the call again, the store would refuse the
+// repeat, and the driver would return a definite error. If shared is set, another reader also holds
+// the key when the token is released.
 func (e *env) sentOnce(shared bool) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
-	e.recovers(d) // connections are made
+	e.recovers(d) // makes connections
 
 	claim := func() backend.Claim {
 		c := e.claim(e.long)
@@ -139,7 +139,6 @@ func (e *env) sentOnce(shared bool) {
 	}
 }
 
-// linkWaitReply loses the replies of a Wait, which may repeat a call with its token.
 func linkWaitReply(e *env) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
@@ -159,20 +158,20 @@ func linkWaitReply(e *env) {
 	e.undone(d, b, c, err)
 }
 
-// outlives holds back each round trip of a call in turn, until the holds of the call have ended and
-// successors hold the keys for the given terms. check ends the try if the call has affected the
-// successors.
+// outlives holds back a round trip of a call, until the call's holds have ended and successors hold
+// the keys for the given terms. It does that for each round trip of the call in turn. check ends
+// the try if the late round trip has affected the successors.
 func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, cs []backend.Claim) error,
 	check func(b *driver, next []backend.Claim)) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
-	for n := -1; n < maxReplies; n++ { // -1: the request itself is held back
-		e.recovers(d) // connections are made
+	for n := -1; n < maxReplies; n++ { // with -1 the request itself is held back
+		e.recovers(d) // makes connections
 		cs, next := d.holdMany(len(terms), e.long), make([]backend.Claim, len(terms))
 
 		l.disturb(n, Hung)
 		done := e.begin(func() error { return call(d, cs) })
-		e.sleep(e.term / 8) // for round trips that are not held back
+		e.sleep(e.term / 8) // so that the other round trips end
 
 		// The holds end now, and others get the keys.
 		for i, c := range cs {
@@ -214,8 +213,6 @@ func linkLateRenew(e *env) {
 		})
 }
 
-// linkEnds disturbs each round trip in turn, several times, and takes the shortest time, because
-// the machine may be slow.
 func linkEnds(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -224,7 +221,7 @@ func linkEnds(e *env) {
 	for what, call := range map[string]func(ctx context.Context) error{
 		"Acquire": func(ctx context.Context) error {
 			c := e.claim(e.long)
-			d.mine(c) // it may be in the store, whatever Acquire returns
+			d.mine(c) // c may be in the store, whatever Acquire returns
 			return errOf(d.Acquire(ctx, c))
 		},
 		"Release": func(ctx context.Context) error { return d.Release(ctx, e.claimOf(held.Key, e.long)) },
@@ -238,14 +235,15 @@ func linkEnds(e *env) {
 	}
 }
 
-// endsInTime lets the store hang after n replies of a call, and measures how long the call takes to
-// end with its context. It reports whether the call needs more than n replies.
+// endsInTime lets the store hang after n replies of a call, and ends the call's context. The call
+// must then return promptly. endsInTime makes several calls and judges the fastest, because the
+// machine may be slow. It reports whether the call needs more than n replies.
 func (e *env) endsInTime(l *Link, n int, what string, call func(ctx context.Context) error) (more bool) {
 	defer l.Set(Up)
 	best := e.patience
 	for range 4 {
 		l.Set(Up)
-		pause := e.h.Term / 4 // not the term of the try, because a call may end by itself after some seconds
+		pause := e.h.Term / 4 // not e.term: a driver may end a call after some seconds
 		end := time.Now().Add(pause)
 		ctx, cancel := context.WithDeadline(e.ctx, end)
 		if e.traits.Cancellation == backend.CancelPrompt {
@@ -263,7 +261,7 @@ func (e *env) endsInTime(l *Link, n int, what string, call func(ctx context.Cont
 			if n < 0 {
 				must(definite)
 			}
-			return false // all its replies were carried
+			return false // the call ended before the link hung
 		}
 	}
 

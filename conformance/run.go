@@ -28,7 +28,7 @@ func Run(t *testing.T, h Harness) {
 	}
 	t.Cleanup(s.stop)
 
-	// Flags may select some subtests.
+	// If flags select some subtests, run only these clauses.
 	value := func(f string) string { return flag.Lookup(f).Value.String() }
 	picked := strings.Count(value("test.run"), "/") > strings.Count(t.Name(), "/") || value("test.skip") != ""
 	cs := s.clauses()
@@ -54,8 +54,8 @@ func Run(t *testing.T, h Harness) {
 	fmt.Println(summary(h, counts))
 }
 
-// summary returns one line about how much a run has checked. It is printed even without -v, because
-// the test passes even if clauses are skipped.
+// summary returns one line about how much a run has checked. The line is printed even without -v,
+// so that users notice skipped clauses in a test that passes.
 func summary(h Harness, counts map[string]int) string {
 	line := fmt.Sprintf("conformance: %s: %d clauses passed, %d failed, %d skipped", h.Name, counts[passed], counts[failed], counts[skipped])
 	var missing []string
@@ -86,8 +86,8 @@ func report(t *testing.T, r Result) {
 	}
 }
 
-// testArgs returns arguments that make a test binary run the test of this name, and adds those of
-// this program.
+// testArgs returns arguments with which a test binary runs the test of this name, followed by the
+// arguments of this program.
 func testArgs(name string) []string {
 	parts := strings.Split(name, "/")
 	for i := range parts {

@@ -17,52 +17,53 @@ import (
 )
 
 const (
-	limit      = 5 * time.Minute // for one try of a clause; a try that takes longer hangs
-	concurrent = 8               // clauses at a time; they mostly wait
-	tries      = 4               // of a clause whose failure a slow machine may have caused; see paceOf
+	limit      = 5 * time.Minute // the longest time of one try; a try that takes longer hangs
+	concurrent = 8               // how many clauses run at the same time; they mostly sleep
+	tries      = 4               // the most tries of a clause; see repeat
 )
 
 // allowance is how much time a try of a clause has.
 type allowance struct {
-	term     time.Duration // of a hold that expires
-	long     time.Duration // of a hold that outlasts the try
-	timeout  time.Duration // of a call to the store
-	patience time.Duration // for an event that must happen
-	promptly time.Duration // for the return of a call whose context has ended
+	term     time.Duration // the term of a hold that expires
+	long     time.Duration // the term of a hold that outlasts the try
+	timeout  time.Duration // the bound of a call to the store
+	patience time.Duration // the time for an event that must happen
+	promptly time.Duration // the time for the return of a call whose context has ended
 }
 
-// paceOf returns the allowance of the n-th try, from 0. Each try has terms four times as long as
-// the last, up to half a minute, unless Traits.MaxTTL forbids holds that outlast them.
+// paceOf returns the allowance of try n, from 0. The terms of each try are four times as long as in
+// the try before, up to half a minute. If Traits.MaxTTL limits long, an eighth of long bounds the
+// terms.
 func (s *suite) paceOf(n int) allowance {
 	p := allowance{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
 		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}
 	if most := s.traits.MaxTTL; most > 0 {
-		// Stay below MaxTTL by the drift, because Extend asks for that much more.
+		// Stay below MaxTTL, because Extend adds the drift to the term that it asks for.
 		p.long = min(p.long, max(most-2*backend.Drift(most), s.h.Long))
 	}
 	p.term = s.granted(max(s.h.Term, min(p.term, p.long/8)))
 	return p
 }
 
-// suite is one run of the table.
+// suite is the state of one run of the suite.
 type suite struct {
 	h         Harness
 	store     string
 	stop      func()
 	traits    backend.Traits
-	waiter    bool // callers wait in the driver, or it wakes them
+	waiter    bool // the driver is a Waiter or a Waker
 	waker     bool
 	recaller  bool
 	inspector bool
 	lister    bool
 	id        string       // part of each key, so that keys of two runs differ
-	serial    atomic.Int64 // of keys
-	hopeless  atomic.Bool  // the first clause has failed, so that the others would fail as well
+	serial    atomic.Int64 // the number of the last key or label
+	hopeless  atomic.Bool  // the first clause has failed, so the others are skipped
 	childArgs []string     // arguments of child processes; nil for the program's own
 }
 
-// newSuite starts the store and opens a first driver for its traits. This driver stays open until
-// stop, because a store in memory may be lost when its last driver is closed.
+// newSuite starts the store, and opens a driver to learn its Traits. This driver stays open until
+// stop, because a store in memory may lose its data when its last driver is closed.
 func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error) {
 	if err := h.check(); err != nil {
 		return nil, err
@@ -108,7 +109,7 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	return s, nil
 }
 
-// granted returns the term that the driver grants if it is asked for ttl.
+// granted returns ttl, rounded up as the driver does it.
 func (s *suite) granted(ttl time.Duration) time.Duration {
 	ttl = max(ttl, s.traits.MinTTL)
 	if unit := s.traits.TTLUnit; unit > 0 {
@@ -128,8 +129,8 @@ func (s *suite) clauses() []*clause {
 	return cs
 }
 
-// start runs all clauses in the background and returns the channels of their
-// results, in order.
+// start runs all clauses in the background. It returns a channel for the result of each clause, in
+// order.
 func (s *suite) start(ctx context.Context) []chan Result {
 	cs := s.clauses()
 	results := make([]chan Result, len(cs))
@@ -140,8 +141,8 @@ func (s *suite) start(ctx context.Context) []chan Result {
 	return results
 }
 
-// runAll runs clauses and sends their results. A clause that must run alone begins when all before
-// it have ended.
+// runAll runs clauses and sends their results. Before a clause that must run alone, it waits until
+// all others have ended.
 func (s *suite) runAll(ctx context.Context, cs []*clause, results []chan Result) {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, concurrent)
@@ -161,10 +162,8 @@ func (s *suite) runAll(ctx context.Context, cs []*clause, results []chan Result)
 	wg.Wait()
 }
 
-// whyHopeless is the reason of the skips after the first clause has failed.
 const whyHopeless = `not tried, since "` + firstClause + `" has failed`
 
-// run runs one clause.
 func (s *suite) run(ctx context.Context, c *clause) Result {
 	r := Result{Name: c.name, Why: c.why, Contract: c.says}
 	if r.Reason = c.need.missing(s); s.hopeless.Load() {
@@ -203,8 +202,8 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 	return r
 }
 
-// repeat tries a clause, up to tries times, until a slow machine cannot have caused the outcome. It
-// returns the failures that do not count in earlier.
+// repeat tries a clause, at most tries times, until it passes or fails for a reason other than a
+// slow machine. earlier has the failures that do not count.
 func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err error) {
 	for n := range tries {
 		p := s.paceOf(n)
@@ -229,7 +228,7 @@ func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err er
 	return earlier, err
 }
 
-// once tries a clause once, with all its goroutines under one label.
+// once tries a clause once. All goroutines of the try have the same profiler label.
 func (s *suite) once(ctx context.Context, c *clause, p allowance) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -248,7 +247,8 @@ func (s *suite) once(ctx context.Context, c *clause, p allowance) error {
 	case <-ctx.Done():
 	}
 
-	// Wait for the check, which also notices the end of ctx: its error may say what it waited for.
+	// The context has ended. Give the check time to notice that, because its error may say what it
+	// waited for.
 	select {
 	case err := <-done:
 		return err

@@ -22,7 +22,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// inert is a driver for tests of the suite that do not use one.
+// inert is a driver for tests of the suite that make no calls of a driver.
 type inert struct{ backend.Driver }
 
 func (inert) Traits() backend.Traits { return backend.Traits{} }
@@ -36,8 +36,8 @@ func TestVerdicts(t *testing.T) {
 		c      clause
 		cannot string
 		want   string
-		text   string // in the reason or error
-		times  int    // tries
+		text   string // a part of the reason or of the error
+		times  int    // how often the clause is tried
 	}{
 		"pass":                   {clause{check: func(*env) {}}, "", passed, "", 1},
 		"fail":                   {clause{check: func(*env) { must(boom) }}, "", failed, "boom", 1},
@@ -49,7 +49,8 @@ func TestVerdicts(t *testing.T) {
 		"hook fails":             {clause{check: func(*env) { hooked(boom) }}, "", failed, "boom", 1},
 		"slow for ever":          {clause{check: func(*env) { mustInTime(boom, "late") }}, "", failed, "boom", tries},
 		"slow in a joined error": {clause{check: func(*env) { must(errors.Join(nil, slow("late"))) }}, "", failed, "late", tries},
-		// A failure of a machine that is slow now and then does not count, and the result says so.
+		// If a slow machine may have caused the first failure, it does not count, and the result
+		// says so.
 		"slow once": {clause{check: func(e *env) {
 			requireInTime(e.term > e.h.Term, "late")
 		}}, "", passed, "late", 2},
@@ -102,13 +103,13 @@ func TestVerdicts(t *testing.T) {
 						t.Errorf("terms %v, want each four times the one before", terms)
 					}
 				}
-				time.Sleep(2 * time.Hour) // for what does not return
+				time.Sleep(2 * time.Hour) // ends the tries that do not return
 			})
 		})
 	}
 }
 
-// newTestSuite returns a suite over inert drivers, which the end of the test stops.
+// newTestSuite returns a suite over inert drivers. The end of the test stops it.
 func newTestSuite(t *testing.T) *suite {
 	t.Helper()
 	s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
@@ -117,7 +118,7 @@ func newTestSuite(t *testing.T) *suite {
 	return s
 }
 
-// The longest terms are about half a minute, and other holds outlast them.
+// In the last try, terms are about half a minute, and long holds outlast them.
 func TestPace(t *testing.T) {
 	for _, most := range []time.Duration{0, 2 * time.Minute} {
 		s := &suite{traits: backend.Traits{MaxTTL: most}}
@@ -147,7 +148,6 @@ func TestHarnessIsChecked(t *testing.T) {
 	}
 }
 
-// TestTable finds clauses that have the same name, or that say nothing.
 func TestTable(t *testing.T) {
 	seen := map[string]bool{}
 	alone := false
@@ -182,7 +182,6 @@ func TestAChildOfAnotherHarnessIsRefused(t *testing.T) {
 	}
 }
 
-// A driver that cannot even take a free key fails one clause, not a hundred.
 func TestNothingIsTriedAfterTheFirstClause(t *testing.T) {
 	refuses := func(context.Context, string) (backend.Driver, error) { return refusing{}, nil }
 	tried := 0
@@ -202,7 +201,6 @@ func TestNothingIsTriedAfterTheFirstClause(t *testing.T) {
 	}
 }
 
-// refusing is a driver that grants nothing.
 type refusing struct{ inert }
 
 func (refusing) Acquire(context.Context, backend.Claim) (backend.Grant, error) {
@@ -217,7 +215,7 @@ func TestSummaryNamesTheHooksThatAreNil(t *testing.T) {
 	}
 }
 
-// contract is all doc comments of package backend, as one line.
+// contract returns all doc comments of package backend, as one line.
 func contract(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("../backend/*.go")
@@ -239,7 +237,7 @@ func contract(t *testing.T) string {
 				doc = v.FieldByName("Doc").Interface().(*ast.CommentGroup)
 			}
 			for line := range strings.Lines(doc.Text()) {
-				if !strings.HasPrefix(line, "# ") { // a heading
+				if !strings.HasPrefix(line, "# ") { // not a heading
 					text.WriteString(line)
 				}
 			}
@@ -249,8 +247,7 @@ func contract(t *testing.T) string {
 	return strings.Join(strings.Fields(text.String()), " ")
 }
 
-// The contract says everything that the suite demands: each clause quotes a
-// whole sentence of package backend, word for word.
+// The suite demands nothing that the contract does not say.
 func TestEachClauseQuotesTheContract(t *testing.T) {
 	contract := contract(t)
 	for _, c := range table {
@@ -266,7 +263,8 @@ func TestEachClauseQuotesTheContract(t *testing.T) {
 	}
 }
 
-// A suite passes over a link that is never slow. The clauses notice all other states.
+// If a Slow link did not delay replies, no clause would fail. A clause would fail if any other
+// state did not work.
 func TestASlowLinkDelaysReplies(t *testing.T) {
 	l, err := TCP(redistest.Serve(t, func(c net.Conn) {
 		defer c.Close()

@@ -16,13 +16,13 @@ import (
 //   - env.go has the environment of one try of a check. child.go has both sides of child processes.
 //   - suite.go runs the table, for Check in conformance.go and for Run in run.go.
 
-// clause is one sentence of the contract and its check.
+// clause checks one sentence of the contract.
 type clause struct {
 	name     string
 	why      string
-	says     string // the sentence of package backend that it checks
-	need     need   // nil: every driver
-	alone    bool   // disturbs the store, or counts what it does
+	says     string // the sentence of package backend that the clause checks
+	need     need   // what the clause needs of the driver and the Harness; nil if nothing
+	alone    bool   // runs alone, because it disturbs the store or counts calls
 	optional optional
 	check    func(e *env)
 }
@@ -32,12 +32,11 @@ type optional int
 
 const (
 	no     optional = iota
-	yes             // and then the clause must fail
-	chance          // and the clause may pass by chance
+	yes             // Cannot may name the clause, which must then fail
+	chance          // Cannot may name the clause, which may still pass by chance
 )
 
-// table has every clause, in the order in which results are reported. Clauses that run alone come
-// last.
+// table has every clause, in the order of the results.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
 	keepClauses, sharedClauses, waitClauses, wakeClauses, recallClauses, orderClauses, inspectClauses, listClauses, closeClauses,
@@ -45,17 +44,18 @@ var table = sorted(
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
 
-// pair returns a check that gets two drivers.
+// pair returns a check that opens two drivers and calls the given one.
 func pair(check func(e *env, a, b *driver)) func(e *env) {
 	return func(e *env) { check(e, e.open(), e.open()) }
 }
 
-// pairOn returns a check that gets two drivers and a key.
+// pairOn is pair with a new key.
 func pairOn(check func(e *env, a, b *driver, key string)) func(e *env) {
 	return func(e *env) { check(e, e.open(), e.open(), e.key()) }
 }
 
-// tapOn returns a check that gets a Client with a tap, a driver and a key.
+// tapOn returns a check that makes a Client with a tap, a driver and a key, and calls the given
+// one.
 func tapOn(check func(e *env, c *hasp.Client, t *tap, b *driver, key string)) func(e *env) {
 	return func(e *env) {
 		c, t := e.tapped(hasp.Options{})
@@ -63,7 +63,7 @@ func tapOn(check func(e *env, c *hasp.Client, t *tap, b *driver, key string)) fu
 	}
 }
 
-// sorted returns all clauses, those that run alone last.
+// sorted returns all clauses. Those that run alone come last.
 func sorted(groups ...[]clause) []clause {
 	var others, alone []clause
 	for _, c := range slices.Concat(groups...) {
@@ -76,7 +76,7 @@ func sorted(groups ...[]clause) []clause {
 	return append(others, alone...)
 }
 
-// alone returns cs marked to run alone.
+// alone marks cs to run alone.
 func alone(cs []clause) []clause {
 	for i := range cs {
 		cs[i].alone = true
@@ -84,7 +84,7 @@ func alone(cs []clause) []clause {
 	return cs
 }
 
-// given returns cs with a need that all of them have.
+// given adds the need n to each of cs.
 func given(n need, cs []clause) []clause {
 	for i, c := range cs {
 		cs[i].need = all(n, c.need)
@@ -92,7 +92,7 @@ func given(n need, cs []clause) []clause {
 	return cs
 }
 
-// need returns the reason why a clause is pointless for a suite, or "".
+// need returns the reason why a clause cannot run in a suite, or "".
 type need func(s *suite) string
 
 // missing returns n(s), or "" if n is nil.
@@ -103,7 +103,7 @@ func (n need) missing(s *suite) string {
 	return n(s)
 }
 
-// What clauses need of a driver.
+// These are the needs of clauses that depend on the driver.
 var (
 	waiter    = needs("the driver is neither a Waiter nor a Waker", func(s *suite) bool { return s.waiter })
 	wakes     = needs("the driver is not a Waker", func(s *suite) bool { return s.waker })
@@ -125,7 +125,7 @@ var (
 	processes = needs("reaches one process by its Traits", func(s *suite) bool { return s.traits.Reach != backend.Process })
 )
 
-// What clauses need of a Harness.
+// These are the needs of clauses that depend on a hook of the Harness.
 var (
 	restarts = needsHook("Stop")
 	link     = needsHook("Link")
@@ -137,7 +137,7 @@ var (
 	others   = needsHook("Others")
 )
 
-// needs returns a need with a reason for suites that do not meet it.
+// needs returns a need that gives this reason unless met(s) is true.
 func needs(reason string, met func(s *suite) bool) need {
 	return func(s *suite) string {
 		if met(s) {
@@ -147,7 +147,7 @@ func needs(reason string, met func(s *suite) bool) need {
 	}
 }
 
-// all returns a need that returns the first reason of several needs.
+// all returns a need for several needs together. Its reason is the first that one of them gives.
 func all(needs ...need) need {
 	return func(s *suite) string {
 		for _, n := range needs {
@@ -159,13 +159,12 @@ func all(needs ...need) need {
 	}
 }
 
-// hook is an optional part of a Harness.
 type hook struct {
 	name string
 	has  func(h *Harness) bool
 }
 
-// hooks are all hooks, in the order of the fields. Stop stands for Start as well.
+// hooks are all hooks, in the order of the fields. Stop is here for Start as well.
 var hooks = []hook{
 	{"Store", func(h *Harness) bool { return h.Store != nil }},
 	{"Stop", func(h *Harness) bool { return h.Stop != nil }},
@@ -179,7 +178,6 @@ var hooks = []hook{
 	{"Others", func(h *Harness) bool { return len(h.Others) > 0 }},
 }
 
-// needsHook returns the need for a hook.
 func needsHook(name string) need {
 	i := slices.IndexFunc(hooks, func(h hook) bool { return h.name == name })
 	return needs("Harness."+name+" is nil", func(s *suite) bool { return hooks[i].has(&s.h) })

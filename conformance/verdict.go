@@ -7,9 +7,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// A check is a list of steps. A step that fails ends the try of its clause, as
-// t.Fatal ends a test: it panics with an abort, and env.try returns the error.
-// The functions of this file are such steps, or judge an error.
+// A check is a list of steps. As t.Fatal ends a test, a step that fails ends the try of its clause.
+// To do so it panics with an abort, and env.try returns the error. The functions of this file are
+// such steps, or judge an error.
 
 // abort is the value that a failed step panics with.
 type abort struct{ error }
@@ -21,7 +21,7 @@ func must(err error) {
 	}
 }
 
-// mustf is must. Its message, which names the step, precedes the error.
+// mustf is must with a message before the error. The message names the step.
 func mustf(err error, format string, args ...any) {
 	if err != nil {
 		fail("%s: %w", fmt.Sprintf(format, args...), err)
@@ -38,35 +38,35 @@ func require(ok bool, format string, args ...any) {
 // fail ends the try.
 func fail(format string, args ...any) { panic(abort{fmt.Errorf(format, args...)}) }
 
-// slowError is a failure that a slow machine may have caused. It counts only if it also happens
-// with the longest terms.
+// slowError is a failure that a slow machine may have caused. It counts only if the last try, with
+// the longest terms, also fails.
 type slowError struct{ error }
 
 func (e *slowError) Unwrap() error { return e.error }
 
 func slow(format string, args ...any) error { return &slowError{fmt.Errorf(format, args...)} }
 
-// mustInTime is mustf for a step that a slow machine may make fail.
+// mustInTime is mustf for a step that may fail on a slow machine.
 func mustInTime(err error, format string, args ...any) {
 	if err != nil {
 		must(slow("%s: %w", fmt.Sprintf(format, args...), err))
 	}
 }
 
-// requireInTime is require for a condition that a slow machine may break.
+// requireInTime is require for a condition that may be false on a slow machine.
 func requireInTime(ok bool, format string, args ...any) {
 	if !ok {
 		must(slow(format, args...))
 	}
 }
 
-// skipError skips a clause that cannot be checked after all.
+// skipError ends a try when the clause turns out to be impossible to check.
 type skipError struct{ reason string }
 
 func (e *skipError) Error() string { return e.reason }
 
-// hooked ends the try if a hook of the Harness failed. If the hook does not support
-// the call, the clause is skipped.
+// hooked ends the try if err, the error of a hook of the Harness, is not nil. If err is
+// errors.ErrUnsupported, the clause is skipped.
 func hooked(err error) {
 	if errors.Is(err, errors.ErrUnsupported) {
 		err = &skipError{err.Error()}
@@ -74,7 +74,7 @@ func hooked(err error) {
 	must(err)
 }
 
-// is returns an error if got is not want.
+// is returns an error unless got matches want.
 func is(what string, got, want error) error {
 	if errors.Is(got, want) {
 		return nil
@@ -85,13 +85,12 @@ func is(what string, got, want error) error {
 	return fmt.Errorf("%s: %q, want %q", what, got, want)
 }
 
-// definite reports whether err says that the call has changed nothing in the store.
 func definite(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) ||
 		errors.Is(err, backend.ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
 }
 
-// unknown returns an error unless err leaves the outcome of a call unknown.
+// unknown returns an error unless err says that the outcome of a call is unknown.
 func unknown(what string, err error) error {
 	if err == nil || definite(err) {
 		return fmt.Errorf("%s: %v, want an error of unknown outcome", what, err)

@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// Two schedulers of one store. In a program each is in a process of its own, and the
-// store is a Redis or a directory.
+// Two schedulers share one store. Usually each is in a process of its own, and the store is a Redis
+// or a directory.
 func ExampleNewLocker() {
 	c, err := memlock.New(nil)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package gocronhasp runs the jobs of [gocron] once, although several processes
-// schedule them. [NewLocker] takes a lock for each run of a job. [NewElector] lets one
-// process run all jobs.
+// Package gocronhasp makes each run of a [gocron] job happen once, although several processes
+// schedule it. [NewLocker] takes a lock for each run of a job. [NewElector] lets one process run
+// all jobs.
 //
 //	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronhasp.NewLocker(c, 30*time.Second)))
 //
@@ -33,33 +33,34 @@ type Locker struct {
 var _ gocron.Locker = (*Locker)(nil)
 
 // NewLocker returns a Locker that keeps the key of a job taken for at least minHold after a run has
-// started; see [hasp.WithMinHold]. So a job of a millisecond runs once per tick, although the
-// clocks of the schedulers differ. If ticks are P apart, and clocks differ by up to D, minHold must
-// be longer than D and shorter than P − D. P/2 is a good choice. If jobs have different periods,
-// give each job a Locker of its own by [gocron.WithDistributedJobLocker].
+// started; see [hasp.WithMinHold]. So even a job that takes a millisecond runs once per tick,
+// although the clocks of the schedulers differ. If ticks are P apart, and clocks differ by up to D,
+// minHold must be longer than D and shorter than P − D. P/2 is a good choice. If jobs have
+// different periods, use [gocron.WithDistributedJobLocker] to give each job a Locker of its own.
 //
-// The opts apply to each Lock. If a scheduler dies during a run, the key is free after the term of
-// the lease, which [hasp.WithTTL] sets, and another scheduler runs the job at its next tick. If a
-// nightly job must not be skipped, give it several ticks, such as every 10 minutes from 2 to 3
-// o'clock, and a minHold of 12 hours: after a complete run, the later ticks find the key held.
+// The opts apply to each Lock. If a scheduler dies during a run, the key is free when the term of
+// the lease has ended, and another scheduler runs the job at its next tick. [hasp.WithTTL] sets the
+// term. If a nightly job must not be skipped, give it several ticks, such as every 10 minutes from
+// 2 to 3 o'clock, and a minHold of 12 hours. After a complete run, the later ticks find the key
+// held.
 func NewLocker(l hasp.Locker, minHold time.Duration, opts ...hasp.Option) *Locker {
 	return &Locker{l, append([]hasp.Option{hasp.WithMinHold(minHold)}, opts...)}
 }
 
-// Lock makes one attempt to lock key, which is the name of the job. Give every job a name
-// of its own by [gocron.WithName], the same in all processes: by default the name is that
-// of the Go function.
+// Lock makes one attempt to lock key, which is the name of the job. With [gocron.WithName], give
+// every job a name of its own, which is the same in all processes. The default is the name of the
+// Go function.
 //
-// The lock is renewed until gocron calls Unlock at the end of the run, even if ctx ends before:
-// gocron cancels ctx when the job is removed and when the scheduler shuts down, while the job may
-// still run.
+// The lock is renewed until gocron calls Unlock at the end of the run, even if ctx ends before.
+// gocron cancels ctx when the job is removed or the scheduler shuts down, and the job may still run
+// then.
 //
 // If Lock returns an error, gocron skips this run, and passes the error only to the listener
 // [gocron.AfterLockError]. [hasp.ErrHeld] is usual: the job runs elsewhere, or has run for this
-// tick. Log every other error. [hasp.ErrUnavailable] says that the store failed: if it fails for
-// all processes, the job does not run for this tick. [hasp.ErrInvalid] and [errors.ErrUnsupported]
-// say that the job never runs. gocron discards the error of Unlock; hasp.Options.Observe reports
-// losses.
+// tick. Log every other error. [hasp.ErrUnavailable] says that the store failed. If the store fails
+// for all processes, the job does not run for this tick. [hasp.ErrInvalid] and
+// [errors.ErrUnsupported] say that the job never runs. gocron discards the error of Unlock;
+// hasp.Options.Observe reports losses.
 func (k *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &hasp.Error{Op: "trylock", Key: key, Err: err}
@@ -71,17 +72,17 @@ func (k *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	return lease, nil
 }
 
-// ErrNotLeader says that this process does not lead: another one does, or none, or the store cannot
-// be reached.
+// ErrNotLeader says that this process does not lead. Another process may lead, or no process, or
+// the store may be out of reach.
 var ErrNotLeader = errors.New("gocronhasp: not the leader")
 
 // Elector is a [gocron.Elector]. It competes for a key in the background, and is the leader
 // while it holds the key.
 type Elector struct {
-	lease  atomic.Pointer[hasp.Lease] // nil unless this Elector leads
+	lease  atomic.Pointer[hasp.Lease] // the present lease; nil if this Elector does not lead
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the Elector has stopped competing
-	err    error         // why; read it after done
+	err    error         // why it has stopped; read it after done
 }
 
 var _ gocron.Elector = (*Elector)(nil)
@@ -89,9 +90,9 @@ var _ gocron.Elector = (*Elector)(nil)
 // NewElector returns an Elector that competes for key by [hasp.Lead] until Close, or until
 // ctx ends. It takes the options of Lead.
 //
-// After Close of the leader, another process leads at once. After the death of a leader, no process
-// starts jobs until the term of the lease has ended, so a tick may be skipped. If clocks differ, a
-// tick at which the leader changes may also run twice. A Locker does not prevent that, because a
+// When the leader calls Close, another process leads at once. When a leader dies, no process starts
+// jobs until the term of its lease has ended, so a tick may be skipped. If clocks differ, and the
+// leader changes near a tick, the tick may run twice. A Locker does not prevent that, because a
 // scheduler with an Elector asks no Locker.
 func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Option) *Elector {
 	ctx, cancel := context.WithCancel(ctx)
@@ -100,7 +101,7 @@ func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Opt
 		defer close(e.done)
 		err := hasp.Lead(ctx, l, key, e.hold, opts...)
 
-		// If Close or ctx has ended the Elector, only an error of the Unlock counts.
+		// If Close or ctx has ended the Elector, do not report that as an error.
 		if ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
 			e.err = err
 		}
@@ -108,7 +109,6 @@ func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Opt
 	return e
 }
 
-// hold makes e the leader until ctx ends.
 func (e *Elector) hold(ctx context.Context, lease *hasp.Lease) error {
 	e.lease.Store(lease)
 	<-ctx.Done()
@@ -116,14 +116,14 @@ func (e *Elector) hold(ctx context.Context, lease *hasp.Lease) error {
 	return lease.Err()
 }
 
-// IsLeader returns nil if this process leads. It reads the clock and makes no call to the store, so
+// IsLeader returns nil if this process leads. It makes no call to the store. It reads the clock, so
 // a process that was stopped past its term learns at its first call that it no longer leads. ctx
 // has no effect.
 //
-// Otherwise it returns [ErrNotLeader]. If the Elector has ended by itself, the error also matches
-// the reason: [hasp.ErrInvalid], [errors.ErrUnsupported] or [hasp.ErrClosed]. gocron discards the
-// error and skips the run. A wrong option is reported only a moment after NewElector, because an
-// Elector starts in the background.
+// If this process does not lead, IsLeader returns [ErrNotLeader]. If the Elector has ended without
+// a Close, the error also matches the reason: [hasp.ErrInvalid], [errors.ErrUnsupported] or
+// [hasp.ErrClosed]. gocron discards the error and skips the run. A wrong option is reported only a
+// moment after NewElector, because an Elector starts in the background.
 func (e *Elector) IsLeader(ctx context.Context) error {
 	if lease := e.lease.Load(); lease != nil && lease.Err() == nil {
 		return nil
@@ -139,9 +139,9 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 }
 
 // Close stops competing for the key, and unlocks the key if this process leads. Call it after
-// Shutdown of the scheduler, which waits for running jobs: otherwise a successor may start a job
-// that still runs here. For the same reason ctx of NewElector should not end before Shutdown. Close
-// returns the error of the Unlock, or the reason why the Elector had ended by itself.
+// Shutdown of the scheduler, which waits for running jobs. Otherwise a successor may start a job
+// that still runs here. For the same reason, the ctx of NewElector should not end before Shutdown.
+// Close returns the error of the Unlock. If the Elector had ended before, it returns the reason.
 func (e *Elector) Close() error {
 	e.cancel()
 	<-e.done

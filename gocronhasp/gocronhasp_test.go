@@ -18,7 +18,7 @@ import (
 
 var must = await.Must
 
-// open returns a Client of its own, as that of another process. A loss fails the test.
+// open returns a new Client, as another process would have. A loss fails the test.
 func open(t *testing.T, s *memlock.Store) *hasp.Client {
 	t.Helper()
 	c := await.Value(hasp.New(s.Driver(), &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
@@ -30,7 +30,6 @@ func open(t *testing.T, s *memlock.Store) *hasp.Client {
 	return c
 }
 
-// start starts a scheduler with one job.
 func start(t *testing.T, d gocron.JobDefinition, task any, o gocron.SchedulerOption) (gocron.Scheduler, gocron.Job) {
 	t.Helper()
 	s, err := gocron.NewScheduler(o)
@@ -50,8 +49,8 @@ func (l late) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	return l.Locker.Lock(ctx, key)
 }
 
-// The job is short, and the clocks differ by 200 ms: both schedulers find the key free
-// unless it stays taken after the run.
+// The job is short, and the clocks differ by 200 ms. So the second scheduler would find the key
+// free if it did not stay taken after the run.
 func TestShortJobRunsOncePerTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := new(memlock.Store)
@@ -63,7 +62,7 @@ func TestShortJobRunsOncePerTick(t *testing.T) {
 		l := func() gocron.Locker { return gocronhasp.NewLocker(open(t, s), 600*time.Millisecond) }
 		start(t, gocron.CronJob("* * * * * *", true), job, gocron.WithDistributedLocker(l()))
 		start(t, gocron.CronJob("* * * * * *", true), job, gocron.WithDistributedLocker(late{l()}))
-		time.Sleep(500 * time.Millisecond) // from one tick to the middle between two
+		time.Sleep(500 * time.Millisecond) // to the middle between two ticks
 		for tick := range int64(20) {
 			if n := runs.Load(); n != tick {
 				t.Fatalf("%d runs in %d ticks", n, tick)
@@ -73,8 +72,8 @@ func TestShortJobRunsOncePerTick(t *testing.T) {
 	})
 }
 
-// gocron passes a context that ends when the job is removed or the scheduler shuts down,
-// although the job still runs. This takes real time, because Shutdown spins.
+// gocron passes a context that ends when the job is removed or the scheduler shuts down, although
+// the job still runs. The test is not in virtual time, because Shutdown spins.
 func TestEndOfTheJobsContextDoesNotEndTheHold(t *testing.T) {
 	for name, end := range map[string]func(gocron.Scheduler, gocron.Job) error{
 		"RemoveJob": func(s gocron.Scheduler, j gocron.Job) error { return s.RemoveJob(j.ID()) },
@@ -139,7 +138,7 @@ func TestOnlyTheLeaderRunsJobs(t *testing.T) {
 		var runs [2]atomic.Int64
 		var electors [2]*gocronhasp.Elector
 		var schedulers [2]gocron.Scheduler
-		for i := range electors { // the first one leads
+		for i := range electors { // the first Elector leads
 			electors[i] = gocronhasp.NewElector(t.Context(), open(t, store), "leader")
 			t.Cleanup(func() { electors[i].Close() })
 			schedulers[i], _ = start(t, gocron.DurationJob(20*time.Millisecond), func() { runs[i].Add(1) }, gocron.WithDistributedElector(electors[i]))
@@ -165,13 +164,13 @@ func TestOnlyTheLeaderRunsJobs(t *testing.T) {
 		if runs[1].Load() == 0 {
 			t.Error("the next leader runs no jobs")
 		}
-		must(t, electors[0].Close()) // again
+		must(t, electors[0].Close()) // a second Close
 	})
 }
 
 func TestElectorReturnsErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := await.Value(memlock.New(nil)) // loses the lease of its last Elector
+		c := await.Value(memlock.New(nil)) // its last Elector loses its lease
 		e := gocronhasp.NewElector(t.Context(), c, "leader", hasp.WithMaxWait(0))
 		err := e.Close()
 		if !errors.Is(err, hasp.ErrInvalid) {

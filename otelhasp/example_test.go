@@ -14,8 +14,8 @@ import (
 	"github.com/hasplock/hasp/otelhasp"
 )
 
-// A program that counts holds by the class of their key. A real one has an exporter instead
-// of the ManualReader, and sets the provider for all of the program.
+// This program counts holds by the class of their key. A real program has an exporter instead of
+// the ManualReader, and sets the global provider.
 func ExampleObserve() {
 	ctx := context.Background()
 	reader := sdkmetric.NewManualReader()

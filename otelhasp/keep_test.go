@@ -15,7 +15,6 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// Nothing is kept of a hold that has ended, nor of one that is not sampled.
 func TestNoSpanIsKeptAfterItsEnd(t *testing.T) {
 	for _, sampler := range []sdktrace.Sampler{sdktrace.AlwaysSample(), sdktrace.NeverSample()} {
 		synctest.Test(t, func(t *testing.T) {
@@ -69,7 +68,7 @@ func TestErrorTypes(t *testing.T) {
 	}
 }
 
-// An error of the provider goes to the handler of package otel, and locks work.
+// An error of the provider goes to the error handler of package otel, and the instrument is usable.
 func TestErrorOfTheProvider(t *testing.T) {
 	var got error
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { got = err }))

@@ -12,25 +12,25 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// bounds are the buckets of both histograms, in seconds. OpenTelemetry's default buckets are for
-// milliseconds.
+// bounds are the buckets of both histograms, in seconds. They are set because OpenTelemetry's
+// default buckets are made for milliseconds.
 var bounds = []float64{0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 3600}
 
-// metrics are the instruments of one Observe.
+// metrics has the instruments of one call of Observe.
 type metrics struct {
 	config *config
-	begun  sync.Map // the keys of WithKey whose counters exist
+	begun  sync.Map // the values of hasp.key whose counters have begun
 
 	mu    sync.RWMutex        // guards known
-	known map[labels]measured // attribute sets, which are costly to make
+	known map[labels]measured // attribute sets, kept because they are costly to make
 
 	waitTime, useTime                  metric.Float64Histogram
 	count, pending, followers, leaders metric.Int64UpDownCounter
 	timeouts, losses, renewalFailures  metric.Int64Counter
 }
 
-// labels are the attributes that differ between the measurements of an instrument. An empty string
-// is no attribute.
+// labels are the attributes that differ between the measurements of an instrument. If a field is
+// empty, its attribute is left out.
 type labels struct{ state, op, errorType, loss, key string }
 
 // measured is a set of attributes in the form that instruments take.
@@ -39,7 +39,6 @@ type measured struct {
 	record []metric.RecordOption
 }
 
-// init makes the instruments.
 func (m *metrics) init(c *config) {
 	m.config, m.known = c, map[labels]measured{}
 	meter := c.meters.Meter(scope)
@@ -64,7 +63,8 @@ func (m *metrics) init(c *config) {
 	m.renewalFailures = instrument(meter.Int64Counter("hasp.client.lock.renewal_failures", metric.WithUnit("{failure}"),
 		metric.WithDescription("The number of renewals that failed or were not answered.")))
 
-	// Begin the counters at 0, because Prometheus sees no increase if a counter begins at 1.
+	// Begin the counters at 0. If a counter began at 1, Prometheus would not see the first
+	// increase.
 	ctx := context.Background()
 	m.beginCounters(ctx, "")
 	m.count.Add(ctx, 0, m.with(labels{state: "used"}).add...)
@@ -75,7 +75,7 @@ func (m *metrics) init(c *config) {
 	}
 }
 
-// instrument returns i, which can be used even if err is not nil, and passes err to package otel.
+// instrument passes err to package otel and returns i, which can be used even if err is not nil.
 func instrument[T any](i T, err error) T {
 	if err != nil {
 		otel.Handle(err)
@@ -83,7 +83,7 @@ func instrument[T any](i T, err error) T {
 	return i
 }
 
-// beginCounters sets the counters of key to 0.
+// beginCounters makes the counters of key begin at 0.
 func (m *metrics) beginCounters(ctx context.Context, key string) {
 	for _, c := range []metric.Int64Counter{m.timeouts, m.renewalFailures} {
 		c.Add(ctx, 0, m.with(labels{key: key}).add...)
@@ -93,7 +93,6 @@ func (m *metrics) beginCounters(ctx context.Context, key string) {
 	}
 }
 
-// with returns the attributes of l.
 func (m *metrics) with(l labels) measured {
 	m.mu.RLock()
 	known, ok := m.known[l]
@@ -113,10 +112,9 @@ func (m *metrics) with(l labels) measured {
 	return made
 }
 
-// leads is the Event.Op of Lead.
 const leads = "lead"
 
-// record measures e, whose error has the type kind.
+// record measures e. kind is the type of e's error.
 func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 	switch {
 	case e.Kind == hasp.EventRequested && key != "":
@@ -135,7 +133,7 @@ func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 	}
 }
 
-// lock measures the wait or the hold of e.
+// lock measures e, an event of Lock or TryLock.
 func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	switch e.Kind {
 	case hasp.EventRequested:
@@ -144,7 +142,7 @@ func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	case hasp.EventAcquired, hasp.EventRefused:
 		m.pending.Add(ctx, -1, m.with(labels{op: e.Op, key: key}).add...)
 		if e.Reentry {
-			return // it did not wait, and the hold is counted already
+			return // there was no wait, and the hold is counted already
 		}
 		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: e.Op, errorType: kind, key: key}).record...)
 		if e.Kind == hasp.EventAcquired {
@@ -162,8 +160,8 @@ func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	}
 }
 
-// lead measures e, an event of Lead. It does not record waits that end well: a follower waits as
-// long as another one leads, and such waits would hide those of Lock.
+// lead measures e, an event of Lead. It does not record a wait that ends with the key. A follower
+// waits for as long as another process leads, and such long waits would hide the waits of Lock.
 func (m *metrics) lead(ctx context.Context, e hasp.Event, kind, key string) {
 	add := m.with(labels{key: key}).add
 	switch e.Kind {

@@ -14,28 +14,29 @@
 //     hasp.client.lock.state is "used".
 //   - hasp.client.lock.pending_requests, an up-down counter: how many calls of Lock or
 //     TryLock have not returned, with hasp.operation.name.
-//   - hasp.client.lock.timeouts, a counter: calls of Lock that WithMaxWait or the deadline of the
-//     context ended before they got the key. A Lock with WithMaxWait(0) that finds the key held
-//     counts; a TryLock does not.
-//   - hasp.client.lock.losses, a counter: leases that ended as lost, whose callers may have worked
-//     while another caller held the key. hasp.loss.reason is the Reason of a hasp.LostError.
+//   - hasp.client.lock.timeouts, a counter: calls of Lock that ended without the key because of
+//     WithMaxWait or the deadline of the context. A Lock with WithMaxWait(0) that finds the key
+//     held counts. A TryLock does not.
+//   - hasp.client.lock.losses, a counter: leases that were lost. Their callers may have worked while
+//     another caller held the key. hasp.loss.reason is the Reason of a hasp.LostError.
 //   - hasp.client.lock.renewal_failures, a counter: renewals and calls of Extend that failed
 //     or were not answered. hasp repeats a renewal until the lease ends.
 //   - hasp.client.lock.followers and hasp.client.lock.leaders, up-down counters: how many
 //     calls of Lead wait to lead, and how many lead.
 //
 // A lease that re-entered shares a hold, and is counted only in pending_requests and losses. Calls
-// of Lead are counted in followers, leaders, losses and renewal_failures, and in wait_time only if
-// the store fails or the wait ends, with the hasp.operation.name "lead".
+// of Lead are counted in followers, leaders, losses and renewal_failures. If a call of Lead ends
+// before it leads, or the store fails while it waits, wait_time counts that with the
+// hasp.operation.name "lead".
 //
 // The values of error.type are: held, unavailable, canceled, deadline_exceeded, closed, lost,
 // invalid, unsupported and _OTHER. If several of them apply, the value is the first of
 // unavailable, closed, invalid, unsupported, canceled, held, deadline_exceeded and lost.
 //
 // Each call of Lock or TryLock has a span "hasp wait", unless it re-entered. With [WithHoldSpans],
-// each hold has a span "hasp hold". Both are children of the span in the context of that call. The
-// context of the lease is unchanged, so spans made under the lease are children of the caller's
-// span. Spans and metrics have the key only if [WithKey] asks for it.
+// each hold has a span "hasp hold". Both are children of the span in the context of that call. They
+// are not in the context of the lease, so spans that are made under the lease are children of the
+// caller's span. Spans and metrics have the key only if [WithKey] asks for it.
 //
 // [OpenTelemetry]: https://opentelemetry.io
 package otelhasp
@@ -56,7 +57,6 @@ import (
 // scope is the name of the meter and of the tracer.
 const scope = "github.com/hasplock/hasp/otelhasp"
 
-// Names of attributes.
 const (
 	operationKey = attribute.Key("hasp.operation.name")
 	stateKey     = attribute.Key("hasp.client.lock.state")
@@ -74,7 +74,7 @@ type config struct {
 	meters    metric.MeterProvider
 	tracers   trace.TracerProvider
 	attrs     []attribute.KeyValue
-	key       func(string) string // nil without WithKey
+	key       func(string) string // nil if there is no WithKey
 	holdSpans bool
 }
 
@@ -96,24 +96,24 @@ func WithAttributes(attrs ...attribute.KeyValue) Option {
 	return func(c *config) { c.attrs = append(c.attrs, attrs...) }
 }
 
-// WithKey adds the attribute hasp.key to every metric and span. Its value is name(key), where key
-// has no prefix. If name returns "", the attribute is left out.
+// WithKey adds the attribute hasp.key to every metric and span. Its value is name(key); key is
+// without the prefix of the Client. If name returns "", the attribute is left out.
 //
-// name should return few values, such as "invoices" for the key "invoices/2024-06", because each
-// value makes time series that the provider keeps until its end. Many goroutines call name, at each
-// event.
+// name should return few different values, such as "invoices" for the key "invoices/2024-06",
+// because the provider keeps time series for each value until its end. Many goroutines call name,
+// once for each event.
 func WithKey(name func(key string) string) Option {
 	return func(c *config) { c.key = name }
 }
 
-// WithHoldSpans adds a span for each hold. It begins when the caller gets the key, and ends
+// WithHoldSpans adds a span for each hold. The span begins when the caller gets the key, and ends
 // when the hold has ended. Each failed renewal is an event of the span.
 func WithHoldSpans() Option {
 	return func(c *config) { c.holdSpans = true }
 }
 
-// Observe returns a function for hasp.Options.Observe that records metrics and spans, and then
-// calls next with the same arguments unless next is nil.
+// Observe returns a function for hasp.Options.Observe. The function records metrics and spans. If
+// next is not nil, it then calls next with the same arguments.
 //
 // Call Observe once for each Client. Errors of the provider go to the error handler of package
 // otel.
@@ -121,10 +121,10 @@ func Observe(next func(context.Context, hasp.Event), opts ...Option) func(contex
 	return newObserver(next, opts).observe
 }
 
-// observer is what Observe has set up.
+// observer is the state of one call of Observe.
 type observer struct {
 	config
-	next    func(context.Context, hasp.Event) // nil if there is none
+	next    func(context.Context, hasp.Event) // nil: do nothing more
 	metrics metrics
 	spans   spans
 }
@@ -147,7 +147,6 @@ func newObserver(next func(context.Context, hasp.Event), opts []Option) *observe
 	return o
 }
 
-// observe records e.
 func (o *observer) observe(ctx context.Context, e hasp.Event) {
 	key := ""
 	if o.key != nil {
@@ -161,7 +160,7 @@ func (o *observer) observe(ctx context.Context, e hasp.Event) {
 	}
 }
 
-// attributes returns more, and the attributes that all metrics and spans have.
+// attributes returns more, preceded by the attributes of WithAttributes and followed by the key.
 func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.KeyValue {
 	attrs := append(slices.Clone(c.attrs), more...)
 	if key != "" {
@@ -170,7 +169,8 @@ func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.
 	return attrs
 }
 
-// errorTypes are the values of error.type. If an error matches several, the first one counts.
+// errorTypes are the values of error.type. If an error matches several of them, the first one
+// counts.
 var errorTypes = []struct {
 	err  error
 	name string
@@ -179,16 +179,15 @@ var errorTypes = []struct {
 	{hasp.ErrClosed, "closed"},
 	{hasp.ErrInvalid, "invalid"},
 	{errors.ErrUnsupported, "unsupported"},
-	{context.Canceled, "canceled"}, // before held: the caller gave up, and did not time out
+	{context.Canceled, "canceled"}, // before held, because the caller gave up and did not time out
 	{hasp.ErrHeld, "held"},
 	{context.DeadlineExceeded, "deadline_exceeded"},
 	{hasp.ErrLost, "lost"},
 }
 
-// lossReasons are the values of hasp.loss.reason.
 var lossReasons = []string{hasp.LostRevoked, hasp.LostUnanswered, hasp.LostStopped, hasp.LostNotRenewed, hasp.LostMaxHold}
 
-// lossReason returns the reason of a LostError, or "" if err is none.
+// lossReason returns the Reason of err, or "" if err is not a LostError.
 func lossReason(err error) string {
 	var lost *hasp.LostError
 	if errors.As(err, &lost) {

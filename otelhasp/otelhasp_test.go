@@ -25,7 +25,7 @@ import (
 
 var must = await.Must
 
-// meter is a MeterProvider whose metrics a test reads.
+// meter is a MeterProvider. Tests read its metrics.
 type meter struct {
 	*sdkmetric.MeterProvider
 	reader *sdkmetric.ManualReader
@@ -36,7 +36,6 @@ func newMeter() meter {
 	return meter{sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), reader}
 }
 
-// collect returns the metrics of the only scope.
 func (m meter) collect(t testing.TB) []metricdata.Metrics {
 	t.Helper()
 	var all metricdata.ResourceMetrics
@@ -47,9 +46,9 @@ func (m meter) collect(t testing.TB) []metricdata.Metrics {
 	return all.ScopeMetrics[0].Metrics
 }
 
-// figures returns the sums of counters and the counts of histograms by name and attributes,
-// such as "wait_time hasp.operation.name=lock". Those that are 0 are left out. It also
-// returns the sums of the histograms by name, in seconds.
+// figures returns the sums of counters and the counts of histograms, by name and attributes, such
+// as "wait_time hasp.operation.name=lock". It leaves out zeros. It also returns the sums of the
+// histograms in seconds, by name.
 func (m meter) figures(t testing.TB) (counts map[string]int64, seconds map[string]float64) {
 	t.Helper()
 	counts, seconds = map[string]int64{}, map[string]float64{}
@@ -81,7 +80,6 @@ func (m meter) figures(t testing.TB) (counts map[string]int64, seconds map[strin
 	return counts, seconds
 }
 
-// want checks all figures that are not 0.
 func (m meter) want(t *testing.T, want map[string]int64) {
 	t.Helper()
 	if got, _ := m.figures(t); !maps.Equal(got, want) {
@@ -89,8 +87,8 @@ func (m meter) want(t *testing.T, want map[string]int64) {
 	}
 }
 
-// Names, kinds and units as docs/telemetry.md lists them. The sums of changes are up-down
-// counters, and the others only grow. All of the counters exist before the first lock.
+// The names, kinds and units are as in docs/telemetry.md, and all counters exist before the first
+// lock. The metrics marked * are up-down counters.
 func TestInstruments(t *testing.T) {
 	m := newMeter()
 	observe := otelhasp.Observe(nil, otelhasp.WithMeterProvider(m))
@@ -130,8 +128,8 @@ func TestInstruments(t *testing.T) {
 	}
 }
 
-// What Observe makes of the events of a call of Lock or TryLock, or of Lead, and of the end of
-// its lease: all figures that are not 0, and the spans.
+// For each way in which a call and its lease can end, check all figures that are not 0, and the
+// spans.
 func TestEachEnd(t *testing.T) {
 	lost := func(reason string) error { return &hasp.LostError{Reason: reason} }
 	happens := func(kind hasp.EventKind, err error) hasp.Event {
@@ -232,8 +230,8 @@ func wantErr(t *testing.T, got, want error) {
 	}
 }
 
-// While callers wait and hold, both gauges say so, and the times are exact. The errors of real
-// waits have their types.
+// The up-down counters show callers while they wait and hold, and the times are exact. The errors
+// are of real waits.
 func TestGaugesAndTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMeter()
@@ -270,7 +268,7 @@ func TestGaugesAndTimes(t *testing.T) {
 	})
 }
 
-// A call of Lead is a follower or a leader, and no wait and no hold.
+// A call of Lead counts as a follower or a leader, but not as a wait or a hold.
 func TestLeadersAndFollowers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMeter()
@@ -287,7 +285,7 @@ func TestLeadersAndFollowers(t *testing.T) {
 		m.want(t, map[string]int64{"leaders": 1, "followers": 2})
 
 		must(t, c.Break(t.Context(), "k"))
-		time.Sleep(time.Minute) // the leader competes again
+		time.Sleep(time.Minute) // until the leader competes again
 		m.want(t, map[string]int64{"leaders": 1, "followers": 2, "losses hasp.loss.reason=revoked": 1})
 
 		cancel()
@@ -299,8 +297,8 @@ func TestLeadersAndFollowers(t *testing.T) {
 	})
 }
 
-// The key is an attribute as what WithKey makes of it. In the other tests it is none, because
-// it is not asked for.
+// The attribute hasp.key is what WithKey returns. The other tests have no WithKey, and so no such
+// attribute.
 func TestKeyIfAsked(t *testing.T) {
 	class := func(key string) string { return key[:len(key)-2] }
 	m := newMeter()
@@ -313,10 +311,10 @@ func TestKeyIfAsked(t *testing.T) {
 	}
 	m.want(t, map[string]int64{
 		"wait_time a=b hasp.key=invoice hasp.operation.name=lock": 2, "use_time a=b hasp.key=invoice": 2,
-		"wait_time a=b hasp.operation.name=lock": 1, "use_time a=b": 1, // no class
+		"wait_time a=b hasp.operation.name=lock": 1, "use_time a=b": 1, // the key without a class
 	})
 
-	if n := len(spans.GetSpans()); n != 3 { // the holds have none, because they are not asked for
+	if n := len(spans.GetSpans()); n != 3 { // holds have no spans without WithHoldSpans
 		t.Errorf("%d spans of 3 waits", n)
 	}
 	if span := text(spans.GetSpans()[0]); !strings.HasSuffix(span, " a=b hasp.operation.name=lock hasp.tries=1 hasp.key=invoice") {
@@ -330,13 +328,13 @@ func TestKeyIfAsked(t *testing.T) {
 			points = len(metric.Data.(metricdata.Sum[int64]).DataPoints)
 		}
 	}
-	if points != 2*5 { // one for each reason, without a class and with one
+	if points != 2*5 { // one for each reason, once without a class and once with
 		t.Errorf("%d series of losses, want 10", points)
 	}
 }
 
-// Without options the global providers are used. A nil Option has no effect. next gets each event
-// with its context, after it was recorded.
+// Without options Observe uses the global providers. A nil Option has no effect. Observe calls next
+// with each event and its context, after it has recorded the event.
 func TestGlobalProviderAndNext(t *testing.T) {
 	type ctxKey struct{}
 	before := otel.GetMeterProvider()

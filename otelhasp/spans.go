@@ -12,15 +12,15 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// spans makes the spans of one Observe.
+// spans makes spans for one call of Observe.
 type spans struct {
 	config *config
 	tracer trace.Tracer
-	holds  sync.Map // spans of holds that have not ended, a trace.Span by Event.ID
+	holds  sync.Map // for the Event.ID of each present hold: its trace.Span
 }
 
-// record makes, changes or ends the span of e, whose error has the type kind. No span is put into a
-// context, so spans made under the lease are children of the caller's span.
+// record begins, changes or ends the span of e. kind is the type of e's error. No span is put into
+// a context, so spans that are made under the lease are children of the caller's span.
 func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 	switch e.Kind {
 	case hasp.EventAcquired, hasp.EventRefused:
@@ -44,8 +44,8 @@ func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 	}
 }
 
-// waited makes the span of a wait that has ended. It needs only this event, which has the length of
-// the wait.
+// waited makes the whole span of a wait when the wait has ended. The event says how long the wait
+// took.
 func (s *spans) waited(ctx context.Context, e hasp.Event, kind, key string) {
 	now := time.Now()
 	_, span := s.tracer.Start(ctx, "hasp wait", trace.WithTimestamp(now.Add(-e.Wait)),
@@ -53,7 +53,6 @@ func (s *spans) waited(ctx context.Context, e hasp.Event, kind, key string) {
 	end(span, kind, trace.WithTimestamp(now))
 }
 
-// begin starts the span of a hold.
 func (s *spans) begin(ctx context.Context, e hasp.Event, key string) {
 	attrs := []attribute.KeyValue{operationKey.String(e.Op)}
 	if e.Fence != 0 {
@@ -65,13 +64,13 @@ func (s *spans) begin(ctx context.Context, e hasp.Event, key string) {
 	}
 }
 
-// end ends span. The text of the error is left out, because it has the key.
+// end ends span. It leaves out the text of the error, because the text contains the key.
 func end(span trace.Span, kind string, opts ...trace.SpanEndOption) {
 	if kind != "" {
 		span.SetAttributes(errorTypeKey.String(kind))
 	}
 	switch kind {
-	case "", "held", "canceled", "closed": // usual outcomes
+	case "", "held", "canceled", "closed": // these outcomes are usual
 	default:
 		span.SetStatus(codes.Error, kind)
 	}

@@ -20,14 +20,14 @@ import (
 	"github.com/hasplock/hasp/otelhasp"
 )
 
-// newTracer returns a TracerProvider whose spans that have ended are in the exporter.
+// newTracer returns a TracerProvider, and the exporter that gets its spans when they end.
 func newTracer() (*sdktrace.TracerProvider, *tracetest.InMemoryExporter) {
 	spans := tracetest.NewInMemoryExporter()
 	return sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)), spans
 }
 
-// text returns a span in a line: its name, how long it took, its attributes, its status
-// and its events.
+// text returns a span as one line: its name, how long it took, its attributes, its status and its
+// events.
 func text(s tracetest.SpanStub) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %v", s.Name, s.EndTime.Sub(s.StartTime).Round(time.Millisecond))
@@ -43,8 +43,8 @@ func text(s tracetest.SpanStub) string {
 	return b.String()
 }
 
-// The spans of a holder and of the caller that waits for it. Both are children of the span in
-// the context of Lock, also if Unlock gets another one.
+// The spans of the wait and of the hold are children of the span in the context of Lock. The
+// context of Unlock does not matter.
 func TestSpans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracer, spans := newTracer()

@@ -1,6 +1,6 @@
-// Command hasp, with the strategies for PostgreSQL and etcd as well. Otherwise it is the
-// command github.com/hasplock/hasp/cmd/hasp. It is in a module of its own, so that programs
-// that import package hasp do not depend on the clients of these stores.
+// Command hasp-all is the command github.com/hasplock/hasp/cmd/hasp with two more strategies, for
+// PostgreSQL and etcd. It is in a module of its own, so that programs that import package hasp do
+// not depend on the clients of these stores.
 package main
 
 import (

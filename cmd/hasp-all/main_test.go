@@ -16,7 +16,7 @@ import (
 	"github.com/hasplock/hasp/internal/pgtest"
 )
 
-// role makes the test binary the command.
+// If the environment variable role is set, the test binary is the command.
 const role = "HASP_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -63,7 +63,7 @@ func TestOnEtcd(t *testing.T) {
 	holds(t, "etcdlock", "etcdlock+etcd://"+etcdtest.Start(t, 1)[0].Client)
 }
 
-// holds runs commands that show a lock that this process holds.
+// holds holds a lock in this process, and checks that commands show it.
 func holds(t *testing.T, strategy, url string) {
 	config, err := hasp.ParseURL(url)
 	if err != nil {

@@ -17,11 +17,11 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// stores opens the store of each registered strategy.
+// stores has a function for each registered strategy. It sets the store and the hooks of h.
 var stores = map[string]func(t *testing.T, h *conformance.Harness){
 	"memlock":  inMemory,
 	"filelock": inDirectory,
-	// The costs are those of the strategies' own tests.
+	// The costs are the same as in the strategies' own tests.
 	"spinlock":   inRedis(1, conformance.Cost{Waiting: 60}),
 	"pubsublock": inRedis(1, conformance.Cost{Refused: 1, Waiting: 4}),
 	"fairlock":   inRedis(1, conformance.Cost{Refused: 1, Waiting: 3}),
@@ -55,10 +55,10 @@ func TestEveryStrategyConforms(t *testing.T) {
 	}
 }
 
-// patient are the parameters of drivers whose servers may be slow.
+// patient has the parameters for drivers whose servers may be slow.
 var patient = map[string]string{"timeout": "20s"}
 
-// opener returns a function that opens a strategy as users do.
+// opener returns a Harness.Open that opens a strategy as users do.
 func opener(strategy string, p map[string]string) func(ctx context.Context, store string) (backend.Driver, error) {
 	return func(ctx context.Context, store string) (backend.Driver, error) {
 		return hasp.Config{Strategy: strategy, Nodes: []string{store}, Params: p}.Driver(ctx)

@@ -15,8 +15,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// rules are rows of the tables in docs/redis.md: the rights that a strategy needs
-// on a topology, and those that the topology needs in addition.
+// rules returns the rows of two tables in docs/redis.md: the rights that each strategy needs on
+// each topology, and the rights that are needed in addition in some cases.
 func rules(t *testing.T) (strategies map[string]map[string][]string, besides map[string][]string) {
 	text, err := os.ReadFile("../../docs/redis.md")
 	must(t, err)
@@ -47,15 +47,14 @@ func rules(t *testing.T) (strategies map[string]map[string][]string, besides map
 	return strategies, besides
 }
 
-// place is a Redis whose users have few rights.
+// place is a Redis for tests with users that have few rights.
 type place struct {
-	servers []*redistest.Server // that know the users
-	url     string              // with USER for user and password
+	servers []*redistest.Server // the servers on which user creates users
+	url     string              // has USER in the place of user and password
 	params  string
 	use     func(ctx context.Context, url, name string, wait time.Duration) error
 }
 
-// user creates a user with exactly these rules.
 func (p *place) user(t *testing.T, rules []string) (name string) {
 	name = fmt.Sprint("user", names.Add(1))
 	for _, srv := range p.servers {
@@ -70,8 +69,8 @@ func (p *place) user(t *testing.T, rules []string) (name string) {
 	return name
 }
 
-// refused lists the commands that the servers have refused to a user. The right to
-// unsubscribe is recommended, and not in the rules. It is used only by a test that takes
+// refused lists the commands that the servers have refused to a user. It leaves out unsubscribe,
+// which is recommended but not in the rules. A driver unsubscribes only in a test that takes
 // seconds, as on a busy machine.
 func (p *place) refused(t *testing.T, name string) (all []string) {
 	for _, srv := range p.servers {
@@ -86,8 +85,8 @@ func (p *place) refused(t *testing.T, name string) (all []string) {
 	return all
 }
 
-// needs uses a strategy as a user with exactly these rules. Then it drops each of
-// the rules in drop in turn, and checks that the strategy needs it.
+// needs uses a strategy as a user with exactly these rules, which must suffice. For each rule in
+// drop, it also uses the strategy as a user without that rule, which must fail.
 func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 	use := func(ctx context.Context, name, more string, wait time.Duration) error {
 		u := strategy + "+" + p.url + "?prefix=app:" + p.params + more
@@ -106,7 +105,8 @@ func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 	for _, rule := range drop {
 		t.Run("without "+rule, func(t *testing.T) {
 			t.Parallel()
-			// A refusal may come after a longer wait.
+			// On a slow machine, the command that must be refused may come only after a longer
+			// wait.
 			for wait := 50 * time.Millisecond; ; wait *= 4 {
 				name := p.user(t, slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return r == rule }))
 				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond+6*wait) // work waits four times
@@ -126,7 +126,8 @@ func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 
 var names atomic.Int64
 
-// work uses everything that a strategy can do, as far as it succeeds.
+// work is the use of a place that makes every kind of call. If a call fails, work leaves out the
+// calls that need it.
 func work(ctx context.Context, url, name string, wait time.Duration) error {
 	one, err := hasp.Open(ctx, url, nil)
 	if err != nil {
@@ -180,13 +181,13 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 		}
 	}, hasp.WithMinHold(30*time.Second))
 	readers(ctx, one, two, name+"shared", wait, try)
-	if lease, err := one.TryLock(ctx, moving+name); err == nil { // or is asked to try again
+	if lease, err := one.TryLock(ctx, moving+name); err == nil { // may be refused
 		try("unlock", lease.Unlock(ctx))
 	}
 	return errors.Join(errs...)
 }
 
-// readers uses what the shared holds of a strategy can do, if it has any.
+// readers makes every kind of call for shared holds, if the strategy has them.
 func readers(ctx context.Context, one, two *hasp.Client, key string, wait time.Duration, try func(what string, err error)) {
 	first, err := one.TryLock(ctx, key, hasp.WithShared(), hasp.WithoutRenewal())
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -210,7 +211,7 @@ func readers(ctx context.Context, one, two *hasp.Client, key string, wait time.D
 	handsOver(ctx, first, two, wait, try)
 }
 
-// handsOver releases a lease for which another client has waited.
+// handsOver releases a lease while another Client waits for its key.
 func handsOver(ctx context.Context, lease *hasp.Lease, other *hasp.Client, wait time.Duration, try func(what string, err error)) {
 	waited := make(chan error)
 	go func() {
@@ -225,10 +226,11 @@ func handsOver(ctx context.Context, lease *hasp.Lease, other *hasp.Client, wait 
 	try("wait", <-waited)
 }
 
-// moving is the begin of the keys of a slot that a cluster is moving.
+// moving is a prefix of keys in a slot that the cluster is moving.
 const moving = "{moving}"
 
-// look opens a strategy, which asks the sentinels for the master.
+// look is the use of a place that only opens the strategy. The strategy then asks the sentinels for
+// the master.
 func look(ctx context.Context, url, _ string, _ time.Duration) error {
 	c, err := hasp.Open(ctx, url, nil)
 	if err != nil {

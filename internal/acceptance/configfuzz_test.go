@@ -10,14 +10,15 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// secret is a password that no output may contain. No fuzzer invents it.
+// secret is a password that no output may contain. A fuzzer cannot produce it by chance.
 const secret = "S3cretOfThe5tore"
 
-// opened opens c with a context that has ended, and returns the error.
+// opened opens c with a context that has ended, so that it connects to no server. It returns the
+// error.
 func opened(t *testing.T, c hasp.Config) error {
 	t.Helper()
 	if c.Strategy == "filelock" {
-		return nil // which makes directories
+		return nil // Open of filelock would make directories
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -28,7 +29,7 @@ func opened(t *testing.T, c hasp.Config) error {
 	return err
 }
 
-// shows fails the test if any way to print a value shows the secret.
+// shows fails the test if any way to print what shows the secret.
 func shows(t *testing.T, what any) {
 	t.Helper()
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
@@ -38,9 +39,10 @@ func shows(t *testing.T, what any) {
 	}
 }
 
-// FuzzParseURL: any text is a Config or ErrInvalid, and any Config gives a Client or
-// ErrInvalid. Neither ParseURL nor the Config shows a password, wherever the URL is cut in two: by
-// a ? in it, in a parameter, in a list. The tests of Open are in packages hasp and redisstore.
+// FuzzParseURL checks that ParseURL returns a Config or ErrInvalid for any text, and Open a Client
+// or ErrInvalid for any Config. Neither the error nor the Config shows a password, even if the
+// password contains characters that separate parts of a URL. Packages hasp and redisstore test
+// Open.
 func FuzzParseURL(f *testing.F) {
 	for _, s := range []string{
 		"", "memlock://", "spinlock+redis://user:%s@host:6379/0?ttl=10s", "fairlock+redis-sentinel://:%s@a,b:1/m/0?sentinel_password=%s&turns=x",
@@ -59,7 +61,7 @@ func FuzzParseURL(f *testing.F) {
 			return
 		}
 		raw := strings.ReplaceAll(form, "%s", secret)
-		private := strings.Contains(form, "@") || strings.Contains(form, "password") // otherwise it has no password
+		private := strings.Contains(form, "@") || strings.Contains(form, "password")
 		c, err := hasp.ParseURL(raw)
 		if err != nil {
 			if !errors.Is(err, hasp.ErrInvalid) {
@@ -70,7 +72,7 @@ func FuzzParseURL(f *testing.F) {
 			}
 			return
 		}
-		if private && !strings.Contains(c.Strategy, secret) { // which is shown
+		if private && !strings.Contains(c.Strategy, secret) { // the strategy may be shown
 			shows(t, c)
 		}
 		if err := opened(t, c); err != nil && !errors.Is(err, hasp.ErrInvalid) && !errors.Is(err, context.Canceled) {

@@ -19,8 +19,8 @@ type pair struct {
 	lease         *hasp.Lease
 }
 
-// pairs opens a pair for every strategy on a set of servers, with params. Each pair
-// has a key of its own, all in one slot.
+// pairs opens a pair for each strategy on a set of servers, with params. Each pair has another key.
+// All keys are in one slot.
 func pairs(t *testing.T, url, params string, opts ...hasp.Option) (all []*pair) {
 	t.Helper()
 	for _, strategy := range onRedis() {
@@ -42,8 +42,7 @@ func pairs(t *testing.T, url, params string, opts ...hasp.Option) (all []*pair) 
 	return all
 }
 
-// goesOn fails the test unless the lease can be renewed and no other caller gets the
-// key.
+// goesOn fails the test unless the lease can be renewed and the other Client does not get the key.
 func (p *pair) goesOn(t *testing.T, what string) {
 	t.Helper()
 	what = p.strategy + ": " + what
@@ -87,7 +86,7 @@ func TestLeasesSurviveAFailoverOrAreToldLost(t *testing.T) {
 		p.excludes(t, "after a kill")
 	}
 
-	// A lock that no replica has is lost. A replica that hangs does not return.
+	// The failover loses a lock that no replica has. So pause the replica before the lock is taken.
 	master := set.Master()
 	replica := set.Servers[0]
 	for _, srv := range set.Servers {
@@ -134,7 +133,8 @@ func TestLeasesSurviveWhatHappensToACluster(t *testing.T) {
 	all := pairs(t, set.URL(), "timeout=1s&replicas=1", hasp.WithTTL(10*time.Minute))
 	finish := set.Move("{k}")
 	for _, p := range all {
-		// During the move, a script is refused if its keys do not exist.
+		// During the move, a server may refuse a script whose keys do not exist. Such a refusal
+		// must count as an outage, and not as a loss.
 		if err := p.lease.Extend(t.Context(), time.Minute); errors.Is(err, hasp.ErrLost) {
 			t.Errorf("%s: half-way: %v", p.strategy, err)
 		}

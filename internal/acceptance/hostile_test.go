@@ -26,15 +26,15 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// garbage are replies that no command or script of hasp may get, except for the
-// one in the fields.
+// garbage has replies that are wrong for every command and script of hasp, except where a field
+// names a call for which the reply is valid.
 var garbage = map[string]struct {
 	reply  string
 	held   bool // a valid reply to SET, for a key that is held
 	crowd  bool // a valid reply to a release of redlock or pubsublock, which counts receivers
 	record bool // a valid reply to an inspection
 	hangs  bool // the rest of the reply never comes
-	huge   bool // go-redis allocates the announced length
+	huge   bool // go-redis would allocate the announced length
 }{
 	"nil":                      {reply: "$-1\r\n", held: true},
 	"nil array":                {reply: "*-1\r\n", held: true},
@@ -88,10 +88,10 @@ var garbage = map[string]struct {
 type hostile struct {
 	d       backend.Driver
 	p       *faultproxy.Proxy
-	witness backend.Claim // of a hold that lasts
+	witness backend.Claim // the claim of a hold that must survive the garbage
 }
 
-// hostiles opens each strategy in both ways.
+// hostiles opens each strategy by a URL and over a client.
 func hostiles(t testing.TB) map[string]*hostile {
 	t.Helper()
 	all := map[string]*hostile{}
@@ -143,7 +143,7 @@ func overClient(strategy string, rdb redis.UniversalClient) backend.Driver {
 	return await.Value(redlock.NewDriver([]redis.UniversalClient{rdb}, &redlock.Options{AllowUnsafeNodes: true, MaxTTL: time.Hour}))
 }
 
-// calls are all calls of a driver. None of them may succeed here.
+// calls has all calls of a driver. With garbage, none of them may succeed.
 var calls = map[string]func(ctx context.Context, h *hostile, key string) error{
 	"acquire": func(ctx context.Context, h *hostile, key string) error {
 		_, err := h.d.Acquire(ctx, strategytest.Claim(key))
@@ -175,9 +175,8 @@ var calls = map[string]func(ctx context.Context, h *hostile, key string) error{
 	},
 }
 
-// Any garbage is an outage: no call is granted or refused, every call ends, and
-// bytes that are left on a connection are never taken for the reply to another
-// call.
+// Garbage counts as an outage. No call is granted or refused, every call ends, and bytes that are
+// left on a connection are never taken for the reply to another call.
 func TestGarbageIsAnOutage(t *testing.T) {
 	all := hostiles(t)
 	t.Run("strategies", func(t *testing.T) {
@@ -194,7 +193,7 @@ func TestGarbageIsAnOutage(t *testing.T) {
 func (h *hostile) isToldGarbage(t *testing.T, name string) {
 	for what, g := range garbage {
 		if g.huge && strings.Contains(name, "client") {
-			continue // which hasp does not read for
+			continue // over a client, go-redis reads the replies, not hasp
 		}
 		key := "k-" + strings.ReplaceAll(what, " ", "-")
 		for _, got := range h.ask(t, key, g.reply, g.hangs, strings.Contains(name, "URL")) {
@@ -215,18 +214,18 @@ func (h *hostile) isToldGarbage(t *testing.T, name string) {
 	}
 }
 
-// answer is the result of a call.
 type answer struct {
 	op  string
 	err error
 }
 
-// ask makes all calls, first alone and then together, with a given reply.
+// ask makes all calls together, and lets the server answer each with reply. If alone is set, it
+// first makes them one after another.
 func (h *hostile) ask(t *testing.T, key, reply string, hangs, alone bool) (got []answer) {
 	t.Helper()
 	patience := 5 * time.Second
 	if hangs {
-		patience = 300 * time.Millisecond // it is an outage whenever that ends
+		patience = 300 * time.Millisecond // the outcome is the same after a longer time
 	}
 	h.p.Answer(key, reply)
 	defer h.p.Forgive()
@@ -260,18 +259,18 @@ func (h *hostile) ask(t *testing.T, key, reply string, hangs, alone bool) (got [
 	return got
 }
 
-// recovers fails the test unless the driver works again with a healthy server.
+// recovers fails the test unless the driver works again when the server sends right replies.
 func (h *hostile) recovers(t *testing.T, after string) {
 	t.Helper()
 	eventually(t, "after "+after, func() error {
 		s, err := h.d.(backend.Inspector).Inspect(t.Context(), h.witness.Key)
 		if err != nil {
-			return err // a connection that has gone, or a node that is not trusted yet
+			return err // try again: a connection has ended, or redlock does not trust a node yet
 		}
 		if !s.Held || s.Owner != h.witness.Owner {
 			t.Fatalf("after %s: the reply to another call: %+v", after, s)
 		}
-		c := strategytest.Fenced(rand.Text()) // of a new key each time, because the outcome of a failed try is unknown
+		c := strategytest.Fenced(rand.Text()) // a failed try may have its key
 		g, err := h.d.Acquire(t.Context(), c)
 		if err != nil {
 			return err
@@ -285,7 +284,6 @@ func (h *hostile) recovers(t *testing.T, after string) {
 
 var ours = regexp.MustCompile(`hasplock/hasp/(spinlock|pubsublock|fairlock|redlock|internal/redisstore(?:/\w+)?)\.`)
 
-// noGoroutineIsLeft fails the test unless all goroutines of drivers end.
 func noGoroutineIsLeft(t *testing.T) {
 	t.Helper()
 	eventually(t, "no goroutine of a driver is left", func() error {

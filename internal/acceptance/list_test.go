@@ -18,7 +18,6 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// list returns the keys of a list, in order.
 func list(ctx context.Context, c *hasp.Client, prefix string) ([]string, error) {
 	keys := map[string]bool{}
 	for e, err := range c.List(ctx, prefix) {
@@ -30,8 +29,8 @@ func list(ctx context.Context, c *hasp.Client, prefix string) ([]string, error) 
 	return slices.Sorted(maps.Keys(keys)), nil
 }
 
-// The keys of a cluster are on all of its masters. A client that a program passes finds them in
-// another way than a URL, which the suite lists.
+// The keys of a cluster are on all of its masters. A strategy finds the masters in another way if a
+// program passes it a client than if it is opened by a URL, as in the suite.
 func TestListOverAClusterClient(t *testing.T) {
 	redistest.NeedSets(t)
 	t.Parallel()
@@ -53,7 +52,7 @@ func TestListOverAClusterClient(t *testing.T) {
 	}
 }
 
-// lists uses what a list of a strategy needs.
+// lists is the use of a place that makes a list.
 func lists(ctx context.Context, url, name string, _ time.Duration) error {
 	c, err := hasp.Open(ctx, url, nil)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Most of a suite is waiting. A -parallel on the command line is parsed later, and wins.
+	// A suite mostly sleeps, so run several at the same time. A -parallel on the command line is
+	// parsed later, and takes precedence.
 	_ = flag.Set("test.parallel", "8")
 	os.Exit(redistest.Main(m))
 }

@@ -15,13 +15,14 @@ import (
 	"github.com/hasplock/hasp/internal/strategytest"
 )
 
-// splits are clauses that redlock cannot keep, with the reason.
+// splits has the clauses that redlock cannot meet, each with the reason.
 var splits = map[string]string{
 	"history-refusals": "rivals that ask at the same moment may split the vote, and are refused although the key is free",
 }
 
-// leaveThree leaves a bare majority of five. First all five vote once, which makes
-// the set new: without that, the missing nodes might have seen other locks.
+// leaveThree leaves three of five nodes that answer fast: it stops one node and slows one down.
+// Before that, it lets all five vote once. Otherwise redlock would have to assume that the missing
+// nodes know of other locks.
 func leaveThree(ctx context.Context, nodes strategytest.Nodes, url string) error {
 	d, err := opener("redlock", nil)(ctx, url)
 	if err != nil {
@@ -47,9 +48,9 @@ func leaveThree(ctx context.Context, nodes strategytest.Nodes, url string) error
 	return nodes[3].Stop(ctx)
 }
 
-// TestRedlockConformsOnABareMajority is TestEveryStrategyConforms on five nodes, of which one is
-// down and one takes 200 ms. It has the clauses that a minority could disturb. The containers
-// need not write to disk, because they are never all stopped.
+// TestRedlockConformsOnABareMajority runs the suite on five nodes. One is down, and one takes 200
+// ms to answer. It leaves out the clauses that such a minority cannot disturb. The containers need
+// not write to disk, because they are never all stopped.
 func TestRedlockConformsOnABareMajority(t *testing.T) {
 	if os.Getenv(redistest.Env) != "container" {
 		t.Skipf("needs containers: set %s=container", redistest.Env)
@@ -75,6 +76,5 @@ func TestRedlockConformsOnABareMajority(t *testing.T) {
 	})
 }
 
-// sameForAll are the begins of the names of clauses that do not depend on the
-// number of nodes.
+// sameForAll has prefixes of clauses that do not depend on the number of nodes.
 var sameForAll = []string{"keys-", "token-", "owners-", "traits-", "reach", "process-"}

@@ -9,8 +9,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// A hold that too few replicas have is neither granted, nor renewed, nor handed
-// over. That is an outage, because the master may be about to lose the hold.
+// If too few replicas have a hold, it is neither granted nor renewed nor handed over. The caller
+// gets an outage, because a failover may lose the hold.
 func TestNothingIsHeldThatTooFewReplicasHave(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
@@ -32,7 +32,7 @@ func TestNothingIsHeldThatTooFewReplicasHave(t *testing.T) {
 			waits[i] <- err
 		}()
 	}
-	time.Sleep(100 * time.Millisecond) // for most of them to wait
+	time.Sleep(100 * time.Millisecond) // so that most of them wait
 
 	for _, srv := range set.Servers {
 		if srv != set.Master() {

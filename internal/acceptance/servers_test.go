@@ -17,8 +17,9 @@ import (
 	"github.com/hasplock/hasp/internal/strategytest"
 )
 
-// startServers starts n servers: containers in runs with containers, else processes. Each
-// writes its commands to a file, so that its data survives a kill. The proxies count commands.
+// startServers starts n servers, as containers if HASP_TEST_REDIS says so, and otherwise as
+// processes. Each server writes its commands to a file, so that its data survives a kill. The
+// proxies count commands.
 func startServers(t *testing.T, n int) (all strategytest.Nodes, url string, err error) {
 	var addrs []string
 	for range n {
@@ -48,7 +49,8 @@ func proxy(addr string) (*faultproxy.Proxy, error) {
 	return faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", addr) })
 }
 
-// inRedis starts n servers. The suite may stop, start and cut off all of them together.
+// inRedis returns a function that sets the hooks of h for a store of n servers. The suite disturbs
+// all servers together.
 func inRedis(n int, cost conformance.Cost) func(t *testing.T, h *conformance.Harness) {
 	return func(t *testing.T, h *conformance.Harness) {
 		var nodes strategytest.Nodes
@@ -68,7 +70,8 @@ func inRedis(n int, cost conformance.Cost) func(t *testing.T, h *conformance.Har
 	}
 }
 
-// link disturbs the connections to all servers of a URL without a user at once.
+// link makes a Link that disturbs the connections to all servers of a URL together. The URL must
+// not have a user.
 func link(_ context.Context, store string) (*conformance.Link, error) {
 	var proxies []*faultproxy.Proxy
 	var addrs []string

@@ -1,5 +1,5 @@
-// Package api checks that the exported API is what api.txt says, so that no
-// change of it goes unnoticed.
+// Package api checks that the exported API is what api.txt says, so that no change of the API goes
+// unnoticed.
 package api
 
 import (
@@ -21,7 +21,6 @@ var update = flag.Bool("update", false, "write api.txt")
 
 const root = "../.."
 
-// positions are those of all parsed files.
 var positions = token.NewFileSet()
 
 func TestAPI(t *testing.T) {
@@ -54,7 +53,7 @@ func TestAPI(t *testing.T) {
 	t.Error("the exported API differs from api.txt; if that is meant, run: make api.txt")
 }
 
-// Each of these words has one meaning in hasp, so it is the name of one type at most.
+// Each of these words has one meaning in hasp, so at most one type has it as its name.
 func TestAWordNamesOneType(t *testing.T) {
 	words := strings.Fields(`answer ballot beat crowd gap intent lane lead line mark outcome pace place
 		row silence survey ticket turn vote wire`)
@@ -76,8 +75,8 @@ func TestAWordNamesOneType(t *testing.T) {
 	}, "testdata")
 }
 
-// exported returns every exported declaration of every package that others
-// can import, a line each, sorted.
+// exported returns the exported declarations of all packages that others can import, as sorted
+// lines.
 func exported(t *testing.T) []byte {
 	var lines []string
 	sources(t, func(_ string, f *ast.File) {
@@ -92,8 +91,8 @@ func exported(t *testing.T) []byte {
 	return []byte(strings.Join(slices.Compact(lines), "\n") + "\n")
 }
 
-// sources calls f for each file of the repository that is no test, outside the directories of
-// these names.
+// sources calls f for each Go file of the repository that is no test. It leaves out the directories
+// whose name is in without.
 func sources(t *testing.T, f func(path string, file *ast.File), without ...string) {
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -117,7 +116,7 @@ func sources(t *testing.T, f func(path string, file *ast.File), without ...strin
 	}
 }
 
-// declared returns what decl declares, with all white space in one line.
+// declared returns each thing that decl declares, as one line.
 func declared(decl ast.Decl) []string {
 	var nodes []any
 	keyword := ""
@@ -154,7 +153,7 @@ func declared(decl ast.Decl) []string {
 	return out
 }
 
-// receiver returns the name of a method's type.
+// receiver returns the name of the type in a method's receiver.
 func receiver(x ast.Expr) string {
 	switch x := x.(type) {
 	case *ast.StarExpr:

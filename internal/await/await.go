@@ -38,7 +38,7 @@ func Crowd(t testing.TB) {
 	}
 }
 
-// Return ends the test unless f returns.
+// Return calls f. If f does not return in time, the test fails.
 func Return(t testing.TB, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})

@@ -23,7 +23,7 @@ func (d *double) Skip(args ...any)          { d.stop("skip") }
 func (d *double) Fatalf(f string, a ...any) { d.stop("fail: " + fmt.Sprintf(f, a...)) }
 func (d *double) stop(end string)           { d.end = end; panic(d) }
 
-// ends returns how a test with f ends, and after how long.
+// ends runs f as a test. It returns how the test ends, and how long it took.
 func ends(f func(t testing.TB)) (end string, after time.Duration) {
 	began, d := time.Now(), &double{}
 	defer func() {
@@ -85,7 +85,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A process that runs all the time has no stall. The time of a probe counts.
+// If the process runs all the time, there is no stall. The time that a probe takes counts as one.
 func TestStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stop := stall.Watch(nil)

@@ -24,10 +24,11 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// role is the environment variable that makes the test binary the command hasp.
+// If the environment variable role is set, the test binary is the command hasp.
 const role = "HASP_TEST_ROLE"
 
-// chromium is the context of the browser that all tests share. It is nil if none is installed.
+// chromium is the context of the browser that all tests share. It is nil if no Chromium is
+// installed.
 var chromium context.Context
 
 func TestMain(m *testing.M) {
@@ -54,7 +55,7 @@ func run(m *testing.M) int {
 		options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path),
 			chromedp.UserDataDir(filepath.Join(dir, "profile")), chromedp.Env("TMPDIR="+dir), chromedp.WindowSize(1200, 900))
 		if os.Getuid() == 0 {
-			options = append(options, chromedp.NoSandbox) // Chromium has no sandbox for root. The pages are ours.
+			options = append(options, chromedp.NoSandbox) // needed as root
 		}
 		all, stopAll := chromedp.NewExecAllocator(context.Background(), options...)
 		defer stopAll()
@@ -81,8 +82,8 @@ func needChromium(t *testing.T) {
 	}
 }
 
-// serve starts hasp ui until the end of the test. It returns the address of its page, and a
-// function that ends it as Ctrl-C does.
+// serve starts hasp ui until the end of the test. It returns the address of the page, and a
+// function that ends hasp ui as Ctrl-C does.
 func serve(t *testing.T, store, listen string, env ...string) (url string, stop func()) {
 	t.Helper()
 	needChromium(t)
@@ -111,27 +112,25 @@ func serve(t *testing.T, store, listen string, env ...string) (url string, stop 
 	return "", nil
 }
 
-// redisStore returns the URL of fairlock on a Redis of the test's own.
+// redisStore returns the URL of fairlock on a Redis that no other test uses.
 func redisStore(t *testing.T) string {
 	t.Helper()
 	needChromium(t)
 	return "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
 }
 
-// show starts hasp ui on a free port.
+// show starts hasp ui on a free port, and returns the address of the page.
 func show(t *testing.T, store string) string {
 	t.Helper()
 	url, _ := serve(t, store, "127.0.0.1:0")
 	return url
 }
 
-// tab is a tab of the browser.
 type tab struct {
 	*testing.T
 	ctx context.Context
 }
 
-// open opens an address in a new tab.
 func open(t *testing.T, url string) tab {
 	t.Helper()
 	needChromium(t)
@@ -180,7 +179,7 @@ func (b tab) press(keys string) {
 	must(b.T, chromedp.Do(b.ctx, chromedp.KeyEvent(keys)))
 }
 
-// prefer sets the colour scheme of the system, light or dark.
+// prefer sets the colour scheme of the system to light or dark.
 func (b tab) prefer(scheme string) {
 	b.Helper()
 	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
@@ -194,7 +193,7 @@ func quote(s string) string {
 	return string(text)
 }
 
-// cell is a cell of the first row whose key contains a text.
+// cell returns a JavaScript expression: the text of a cell in the first row whose key contains key.
 func cell(key string, column int) string {
 	return fmt.Sprintf(`([...document.querySelectorAll("#rows tr")].find((r) => r.children[0].textContent.includes(%s))?.children[%d].textContent ?? "")`, quote(key), column)
 }
@@ -213,13 +212,13 @@ func lock(t *testing.T, c *hasp.Client, key string, o ...hasp.Option) *hasp.Leas
 	t.Helper()
 	l, err := c.Lock(t.Context(), key, o...)
 	must(t, err)
-	// Close waits for holders. A test may have unlocked or lost the lease.
+	// Unlock before the Client's Close, which waits for holders. Ignore the error, because the test
+	// may have unlocked or lost the lease.
 	t.Cleanup(func() { _ = l.Unlock(context.Background()) })
 	return l
 }
 
-// A key that is taken appears, a hand-over is followed, and a holder that dies is seen to
-// lose the key.
+// The page shows a key that is taken, a hand-over, and that a dead holder loses the key.
 func TestPageFollowsTheStore(t *testing.T) {
 	store := redisStore(t)
 	b := open(t, show(t, store))
@@ -237,20 +236,22 @@ func TestPageFollowsTheStore(t *testing.T) {
 		second <- l
 	}()
 	b.until(cell("backup", 5) + ` === "1"`)
-	eval[any](b, `document.querySelector("#rows td").click()`) // not only on the name
+	eval[any](b, `document.querySelector("#rows td").click()`) // any cell of the row
 	b.shows("queue", "owner two")
 	b.shows("queue-title", "in order")
 
 	must(t, lease.Unlock(t.Context()))
 	b.until(cell("backup", 1) + ` === "owner two"`)
-	// The latest comes first. The key is released before it is handed over.
+	// The story shows the latest event first. The release comes before the next holder gets the
+	// key.
 	b.until(`/owner two gets the key after waiting .*owner one releases the key after .*owner one holds the key/.test(document.getElementById("story").textContent)`)
 	b.until(`document.querySelectorAll("#timeline .holds").length === 2 && document.querySelectorAll("#timeline .waits").length === 1`)
 	must(t, (<-second).Unlock(t.Context()))
 	b.until(`document.querySelectorAll("#rows tr").length === 0`)
 
-	// A holder that does not renew, as one that has died. If the machine stands still when the
-	// term ends, the page cannot know whether the holder unlocked. Then another one dies.
+	// A holder that does not renew looks like one that has died. If the machine stands still when
+	// its term ends, the page cannot know whether the holder unlocked. Then try again with another
+	// hold.
 	for tries := 0; ; tries++ {
 		lock(t, one, "backup", hasp.WithTTL(4*time.Second), hasp.WithoutRenewal())
 		b.shows("detail-state", "does not renew")
@@ -267,7 +268,7 @@ func TestPageShowsAnOutageAndRecovers(t *testing.T) {
 	needChromium(t)
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	store := "fairlock+" + srv.URL()
-	b := open(t, show(t, store)+"#"+ui.ID("kept")) // the address names the key
+	b := open(t, show(t, store)+"#"+ui.ID("kept")) // the address selects the key
 	c := client(t, store, "holder")
 	lock(t, c, "kept", hasp.WithTTL(10*time.Minute))
 	b.until(cell("kept", 1) + ` === "holder"`)
@@ -286,7 +287,7 @@ func TestPageShowsAnOutageAndRecovers(t *testing.T) {
 	b.until(`!document.body.classList.contains("stale")`)
 }
 
-// The page survives the end of hasp ui, and goes on with the next one. A token is needed.
+// When hasp ui ends and starts again, the page goes on with its token.
 func TestPageConnectsAgainWithItsToken(t *testing.T) {
 	const token = "a-token-of-some-length"
 	store, env := "filelock://"+t.TempDir(), "HASP_UI_TOKEN="+token
@@ -300,7 +301,7 @@ func TestPageConnectsAgainWithItsToken(t *testing.T) {
 	if got := eval[string](b, "location.href + document.cookie + JSON.stringify(localStorage)"); strings.Contains(got, "token") || strings.Contains(got, "hasp_ui") {
 		t.Errorf("scripts see the token: %s", got)
 	}
-	b.visit(page) // the cookie is enough
+	b.visit(page) // now the cookie is enough
 	b.shows("status", "live")
 
 	stop()
@@ -309,7 +310,6 @@ func TestPageConnectsAgainWithItsToken(t *testing.T) {
 	b.shows("status", "live")
 }
 
-// Keys and owners of all kinds stay text.
 func TestHostileKeysStayText(t *testing.T) {
 	store := redisStore(t)
 	const image = `<img src=x onerror="window.pwned=1">`
@@ -337,7 +337,7 @@ func TestHostileKeysStayText(t *testing.T) {
 		t.Error("a key became markup")
 	}
 
-	// If the page itself tried, the browser would refuse.
+	// Even if the page itself made markup of a text, the browser would refuse.
 	if !eval[bool](b, `(() => { try { document.body.innerHTML = "<b>x</b>"; return false } catch { return true } })()`) {
 		t.Error("the page's policy lets text become markup")
 	}
@@ -352,12 +352,13 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	b := open(t, show(t, store))
 	b.until(`document.querySelectorAll("#rows tr").length === 3`)
 
-	// chromedp types a letter also if the page has handled its key.
+	// Send the event by a script, because chromedp types the letter even if the page has handled
+	// its key.
 	eval[any](b, `document.dispatchEvent(new KeyboardEvent("keydown", { key: "/" }))`)
 	b.press("b")
 	b.until(`document.querySelectorAll("#rows tr").length === 1 && document.activeElement.id === "filter"`)
 	b.shows("count", "1 of 3 keys")
-	for range 12 { // the checkbox, the table, the names of six columns, and the key
+	for range 12 { // as many tabs as there are elements before the key
 		b.press("\t")
 		if eval[bool](b, `document.activeElement.textContent === "b"`) {
 			break
@@ -377,7 +378,7 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	if got := eval[string](b, `[...document.querySelectorAll("#locks thead th")].map((e) => e.getAttribute("aria-sort") ?? "").join()`); got != "descending,,,,," {
 		t.Errorf("aria-sort: %s", got)
 	}
-	// A list that comes meanwhile does not take the focus away.
+	// A new list does not take the focus away.
 	eval[any](b, `document.querySelector("#rows button").focus()`)
 	l := lock(t, c, "d")
 	b.until(order + ` === "dcba"`)
@@ -386,7 +387,7 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	}
 	must(t, l.Unlock(t.Context()))
 
-	// What every control and table is called.
+	// Every control and table has a name.
 	if got := eval[string](b, `[...document.querySelectorAll("button:not([hidden]), select, input")].filter((e) => !(e.textContent || e.labels?.length)).map((e) => e.outerHTML).join()`); got != "" {
 		t.Errorf("without a name: %s", got)
 	}
@@ -395,7 +396,7 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	}
 }
 
-// Also on a narrow screen all columns can be seen, beside long names.
+// All columns can be seen even on a narrow screen, with long names.
 func TestLightDarkAndNarrow(t *testing.T) {
 	store := redisStore(t)
 	lock(t, client(t, store, strings.Repeat("owner", 20)), strings.Repeat("key", 40), hasp.WithFence())

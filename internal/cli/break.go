@@ -40,10 +40,9 @@ because it would delete data that may not be a lock.`,
 	return cmd
 }
 
-// breakKey breaks key if it is held.
 func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, force bool) error {
 	before, err := client.Inspect(ctx, key)
-	if err != nil && !force { // with force, break also frees a record that cannot be read
+	if err != nil && !force { // force also frees a record that cannot be read
 		return err
 	}
 	if err == nil && !before.Held {
@@ -58,7 +57,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 		if err := a.confirm(ctx, key, before); err != nil {
 			return err
 		}
-		// Inspect again: the user's answer is about the holder in the question, and another may
+		// Inspect again. The user's answer is about the holder in the question, and another may
 		// hold the key by now.
 		now, err := client.Inspect(ctx, key)
 		if err != nil {
@@ -75,7 +74,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 	return nil
 }
 
-// confirm asks the user whether to break key, and returns an error if not.
+// confirm asks the user whether to break key. If the user does not say yes, it returns an error.
 func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	held := text.Quote(key) + " is held"
 	if s.Owner != "" {
@@ -87,7 +86,7 @@ func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", held)
 
 	answer := make(chan string, 1)
-	go func() { // if a signal ends the wait, this goroutine stays until the program ends
+	go func() { // after a signal, this goroutine stays until the program ends
 		line, _ := bufio.NewReader(a.in).ReadString('\n')
 		answer <- strings.ToLower(strings.TrimSpace(line))
 	}()

@@ -1,5 +1,5 @@
-// Package cli is the command hasp. cmd/hasp, and programs that add strategies of other modules,
-// share it.
+// Package cli is the body of the command hasp. Programs that add strategies of other modules, such
+// as cmd/hasp-all, also use it.
 package cli
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// Main runs the command hasp with the strategies of this module and of more, and returns the exit
-// code. The program must import the packages of more.
+// Main runs the command hasp and returns the exit code. The command has the strategies of this
+// module and those that more describes. The program must import the packages of the latter.
 func Main(more ...Strategy) int {
 	described = append(described, more...)
 	if role, _ := crew.Role(); role == demo.Role {
@@ -42,20 +42,20 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 
 	cmd, err := root.ExecuteContextC(ctx)
 	if cause := release(); cause != nil && err != nil {
-		err = cause // the rest is about the call that the signal interrupted
+		err = cause // drop err, which is only about the interrupted call
 	}
 	return a.exit(cmd, err)
 }
 
-// app is what the commands share.
+// app has what all commands share.
 type app struct {
 	in       io.Reader
 	out, err io.Writer
-	release  func() error // of interruptible, for the command's context
+	release  func() error // the release of interruptible
 	store    storeFlags
-	owner    string // of the locks of this process; open sets it
-	strategy string // of the store; open sets it
-	ran      bool   // a command has begun; errors before that concern the command line
+	owner    string // the owner of this process's locks; open sets it
+	strategy string // the store's strategy; open sets it
+	ran      bool   // a command has begun; earlier errors are about the command line
 	code     int    // the exit code of a command that returned no error
 }
 
@@ -104,9 +104,9 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// interruptible returns a context that ends with the first of sigs, which its cause names. After
-// release, signals no longer end the context. If a signal ended the context before, release returns
-// the cause.
+// interruptible returns a context that ends when one of sigs arrives. The context's cause names the
+// signal. After release, signals no longer end the context. If a signal has already ended it,
+// release returns the cause.
 func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, release func() error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, job.NotIgnored(sigs)...)
@@ -115,12 +115,12 @@ func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, r
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		for sig := range signals {
-			cancel(endedBy(sig)) // the first one is the cause
+			cancel(endedBy(sig)) // only the first call sets the cause
 		}
 	})
 
 	return ctx, sync.OnceValue(func() error {
-		signal.Stop(signals) // sends no signal from now on
+		signal.Stop(signals) // from now on, nothing is sent to signals
 		close(signals)
 		watch.Wait()
 		return context.Cause(ctx)
@@ -139,8 +139,7 @@ func (a *app) versionCommand() *cobra.Command {
 	}
 }
 
-// version returns the version of the module, which may name the commit, the version of Go, and the
-// platform.
+// version returns the versions of the module and of Go, and the platform.
 func version() string {
 	module := ""
 	if info, ok := debug.ReadBuildInfo(); ok {

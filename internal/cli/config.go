@@ -14,7 +14,7 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// readConfig reads a YAML file and refuses unknown fields. Its errors never show a value of the
+// readConfig reads a YAML file. It refuses unknown fields. Its errors never show a value of the
 // file, because any value may be a password.
 func readConfig(file string) (c hasp.Config, err error) {
 	defer func() {
@@ -38,7 +38,7 @@ func readConfig(file string) (c hasp.Config, err error) {
 	return c, registered(c)
 }
 
-// wantConfig is the form of a configuration.
+// wantConfig describes the form of a configuration.
 const wantConfig = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}", each once; quote a value that begins with * or !`
 
 var (
@@ -46,8 +46,8 @@ var (
 	unknownField = regexp.MustCompile(`field (\S+) not found in type`)
 )
 
-// yamlError returns an error that names the line and an unknown field. The text of err may quote
-// values, and names types of Go.
+// yamlError returns an error that names the line and an unknown field. It does not use the text of
+// err, which may quote values and names types of Go.
 func yamlError(err error) error {
 	what := wantConfig
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {

@@ -64,7 +64,7 @@ or if the check would have to stop the store or move its clock. The exit code is
 }
 
 // conform runs the suite. Some clauses start this program again with the same arguments. In such a
-// process, Check does not return.
+// child process, Check does not return.
 func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 	var all []clause
 	began := time.Now()
@@ -113,8 +113,8 @@ func (a *app) printClause(c clause, elapsed time.Duration) {
 	}
 }
 
-// harness returns a harness that opens drivers of c. If the only node is a server on plain TCP, the
-// suite also connects through links that it disturbs. The server itself is not disturbed.
+// harness returns a harness that opens drivers of c. If the only node is a server on plain TCP, it
+// also has links, which the suite can disturb. The suite does not disturb the server itself.
 func harness(c hasp.Config) conformance.Harness {
 	server := serverOf(c)
 	h := conformance.Harness{Open: func(ctx context.Context, link string) (backend.Driver, error) {
@@ -130,7 +130,7 @@ func harness(c hasp.Config) conformance.Harness {
 		h.Link = func(context.Context, string) (*conformance.Link, error) { return conformance.TCP(server.Host) }
 	}
 
-	// On one Redis, the strategies must exclude each other.
+	// All strategies on one Redis must exclude each other.
 	onRedis := []string{"spinlock", "pubsublock", "fairlock"}
 	h.Others = map[string]func(context.Context, string) (backend.Driver, error){}
 	for _, strategy := range onRedis {
@@ -138,14 +138,15 @@ func harness(c hasp.Config) conformance.Harness {
 			continue
 		}
 		other := c
-		other.Strategy, other.Params = strategy, maps.Clone(c.Params) // those that all of them have
+		other.Strategy, other.Params = strategy, maps.Clone(c.Params)
 		maps.DeleteFunc(other.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
 		h.Others[strategy] = func(ctx context.Context, _ string) (backend.Driver, error) { return other.Driver(ctx) }
 	}
 	return h
 }
 
-// serverOf returns the URL of c's only node if that is a server on plain TCP, and otherwise nil.
+// If the only node of c is a server on plain TCP, serverOf returns its URL. Otherwise it returns
+// nil.
 func serverOf(c hasp.Config) *url.URL {
 	if len(c.Nodes) != 1 {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// The strategy unfenced claims to have no fences, but its store has them.
+// The strategy unfenced claims fewer abilities than its store has, so clauses fail.
 func TestConformFails(t *testing.T) {
 	t.Parallel()
 	o := runHasp(t, "", "conform", "--url", "unfenced://", "--json").want(t, exitFailed)
@@ -29,12 +29,12 @@ func TestConformFails(t *testing.T) {
 	}
 }
 
-// On a Redis server, the suite also runs the clauses about a bad network and about
-// the other strategies on Redis.
+// On a Redis server, conform also runs the clauses about links and about other strategies on the
+// same store.
 func TestConformOnRedis(t *testing.T) {
 	t.Parallel()
 	o := runHasp(t, "fairlock+"+redistest.Start(t, nil).URL()+"?window=4s&ttl=10s", "conform").want(t, 0)
-	// process-exclusion starts processes.
+	// process-exclusion shows that hasp can start itself as a child process.
 	contains(t, o.out, "pass  acquire-excludes", "pass  process-exclusion", "pass  link-outage", "pass  order-of-arrival",
 		"pass  others-exclude", " 0 failed, ", "fairlock: ")
 	if o.err != "" {
@@ -42,7 +42,6 @@ func TestConformOnRedis(t *testing.T) {
 	}
 }
 
-// Clauses about a bad network need one server on plain TCP.
 func TestServerOf(t *testing.T) {
 	t.Parallel()
 	for node, want := range map[string]string{

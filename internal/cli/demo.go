@@ -18,7 +18,7 @@ import (
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
-// Upper bounds of the demo's flags, so that a person can follow it.
+// These bound the flags of the demo, so that a person can follow it.
 const (
 	maxWorkers    = 64
 	maxIncrements = 100_000
@@ -67,7 +67,6 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
 	return cmd
 }
 
-// demo is hasp demo.
 func (a *app) demo(cmd *cobra.Command, d *demo.Demo, asJSON, page bool) error {
 	if err := a.checkDemo(cmd, d); err != nil {
 		return err
@@ -75,8 +74,9 @@ func (a *app) demo(cmd *cobra.Command, d *demo.Demo, asJSON, page bool) error {
 	if page {
 		a.demoPage(cmd, d)
 	}
-	// Catch SIGPIPE, so that in "hasp demo | head" a write returns an error and the demo cleans up.
-	// Otherwise the signal would end hasp, and leave its workers and files behind.
+	// In "hasp demo | head", a write raises SIGPIPE. Catch it, so that the write returns an error
+	// and the demo cleans up. Otherwise the signal would end hasp and leave its workers and files
+	// behind.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	out := a.out
 	if asJSON {
@@ -96,7 +96,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo.Demo, asJSON, page bool) error {
 	return nil
 }
 
-// checkDemo refuses flags that the demo cannot show, and sets the store.
+// checkDemo returns an error for flags that the demo does not support. It also sets the store.
 func (a *app) checkDemo(cmd *cobra.Command, d *demo.Demo) (err error) {
 	switch {
 	case d.Workers < 1 || d.Workers > maxWorkers:
@@ -122,15 +122,14 @@ func (a *app) checkDemo(cmd *cobra.Command, d *demo.Demo) (err error) {
 	return nil
 }
 
-// Defaults of --ui. A person can follow holds of this length, and the page lists often enough to
-// see each.
+// These are defaults with --ui. A person can follow holds of this length, and the page lists often
+// enough to show each of them.
 const (
 	pageWork       = 300 * time.Millisecond
 	pageIncrements = 8
 	pageEvery      = 100 * time.Millisecond
 )
 
-// demoPage makes d show the lock on the page of hasp ui.
 func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) {
 	if !cmd.Flag("work").Changed {
 		d.Work = pageWork
@@ -156,7 +155,7 @@ func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) {
 		var page sync.WaitGroup
 		page.Go(func() {
 			defer src.Close()
-			_ = s.Serve(serving, ln) // if it fails, the browser shows that
+			_ = s.Serve(serving, ln) // if Serve fails, the browser shows that
 		})
 		end = func() { cancel(); page.Wait() }
 		_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n", ln.Addr(), ui.ID(d.Key))

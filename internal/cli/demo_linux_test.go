@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A demo that is interrupted or killed leaves no process: they all inherit a
-// descriptor, which ends with the last of them.
+// All processes of the demo inherit a descriptor, which is closed when the last of them has ended.
 func TestDemoLeavesNoProcess(t *testing.T) {
 	t.Parallel()
 	for sig, code := range map[syscall.Signal]int{unix.SIGINT: 130, unix.SIGTERM: 143, unix.SIGKILL: -1} {
@@ -33,7 +32,7 @@ func TestDemoLeavesNoProcess(t *testing.T) {
 	}
 }
 
-// As in hasp demo | head.
+// This happens in hasp demo | head.
 func TestDemoIntoAClosedPipe(t *testing.T) {
 	t.Parallel()
 	r, w, err := os.Pipe()

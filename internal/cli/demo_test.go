@@ -47,7 +47,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// The smallest demo has one worker, and the one that takes over from it.
+// The smallest demo has one worker, and another one after the kill.
 func TestDemoForPrograms(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ workers, increments, killed int }{{4, 3, 2}, {1, 1, 1}} {

@@ -15,8 +15,8 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// Exit codes of hasp itself: 64, 69 and 75 as in sysexits.h, 126 and 127 as in every shell. Few
-// commands use them.
+// These are the exit codes of hasp itself. 64, 69 and 75 are as in sysexits.h, 126 and 127 as in
+// every shell.
 const (
 	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite; or stdout could not be written
 	exitUsage       = 64  // EX_USAGE: the command line, the key, the URL or the file is wrong
@@ -25,7 +25,7 @@ const (
 	exitLost        = 79  // the lock was lost while the command ran
 	exitCannotRun   = 126 // the command exists and cannot be executed
 	exitNotFound    = 127 // the command does not exist
-	exitSignal      = 128 // + the number of the signal
+	exitSignal      = 128 // plus the number of the signal
 )
 
 // exitCodes returns the part of a help text about exit codes. The arguments say what 69, 75 and 79
@@ -56,18 +56,18 @@ func (e codeError) Error() string { return e.err.Error() }
 func (e codeError) Unwrap() error { return e.err }
 func (e codeError) ExitCode() int { return e.code }
 
-// usagef is an error about how hasp was called.
+// usagef returns an error about how hasp was called.
 func usagef(format string, args ...any) error {
 	return codeError{exitUsage, fmt.Errorf(format, args...)}
 }
 
-// failedf is the error of a check that failed.
+// failedf returns the error of a check that failed.
 func failedf(format string, args ...any) error {
 	return codeError{exitFailed, fmt.Errorf(format, args...)}
 }
 
-// printed gives err, the error of writing to stdout, the exit code of a failure, so that it does
-// not look like a failure of the store.
+// printed returns err, the error of a write to stdout, with the exit code exitFailed. Otherwise it
+// would look like an error of the store.
 func printed(err error) error {
 	if err == nil {
 		return nil
@@ -75,8 +75,8 @@ func printed(err error) error {
 	return codeError{exitFailed, err}
 }
 
-// endedBy is the error of a command that a signal has ended. As in shells, the code is 128 + the
-// signal's number.
+// endedBy returns the error of a command that a signal has ended. As in shells, the exit code is
+// 128 + the signal's number.
 func endedBy(sig os.Signal) error {
 	code := exitFailed
 	if n, ok := sig.(syscall.Signal); ok {
@@ -91,29 +91,29 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 		return a.code
 	}
 	if !a.ran {
-		words := strings.Replace(err.Error(), "\n\nDid you mean this?", "; did you mean", 1) // cobra's
+		words := strings.Replace(err.Error(), "\n\nDid you mean this?", "; did you mean", 1)
 		a.complain("%s (see %q)", strings.Join(strings.Fields(words), " "), cmd.CommandPath()+" --help")
 		return exitUsage
 	}
 
 	code := exitCode(err)
-	if code != exitSignal+int(syscall.SIGPIPE) { // the reader is gone on purpose, as in "hasp demo | head"
+	if code != exitSignal+int(syscall.SIGPIPE) { // no error for the user, as in "hasp demo | head"
 		a.complain("%v", err)
 	}
 	return code
 }
 
-// complain prints one line to stderr. It removes passwords from args, which are strings and errors,
-// but not from format, where a word may look like a password.
+// complain prints one line to stderr. It removes passwords from args. It does not remove them from
+// format, where a word may look like a password.
 func (a *app) complain(format string, args ...any) {
 	for i, arg := range args {
 		args[i] = a.store.redact(fmt.Sprint(arg))
 	}
 	line := "hasp: " + text.Plain(strings.TrimPrefix(fmt.Sprintf(format, args...), "hasp: ")) + "\n"
 
-	// Do not wait long for the write, so that hasp neither keeps a key nor ignores a signal
-	// meanwhile: a pager may not read on, and Ctrl-S stops a terminal. The line still appears if
-	// stderr is read before hasp ends.
+	// The write may block: a pager may not read on, and Ctrl-S stops a terminal. Do not wait long
+	// for it, so that hasp neither keeps a key nor ignores a signal meanwhile. The line still
+	// appears if stderr is read before hasp ends.
 	written := make(chan struct{})
 	go func() {
 		defer close(written)

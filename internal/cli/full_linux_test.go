@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// The exit code of an output that cannot be written is not the one of a store that
-// cannot be reached.
+// If hasp cannot write its output, the exit code must not be the one for a store that cannot be
+// reached.
 func TestFullOutputIsNoOutage(t *testing.T) {
 	t.Parallel()
 	url := store(t)

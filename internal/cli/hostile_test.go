@@ -12,7 +12,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// No error about a configuration file contains a password that is in it.
+// No error about a configuration file shows a password of the file.
 func FuzzReadConfig(f *testing.F) {
 	for _, s := range []string{"%s", "nodes: %s", "params: {sentinel_password: *%s}", "params: {a: !!int %s}", "nodes: !!int a`%s", "nodes: ['redis://:%s@h'\nx: y",
 		"strategy: spinlock\nnodes: [redis://:%s@h]\nparams: {a: [%s]}", "nodes: \"\\%s\"", "%%%s\n---\n", "a: !x!%s b"} {
@@ -32,8 +32,8 @@ func FuzzReadConfig(f *testing.F) {
 	})
 }
 
-// mayName reports whether an error names an unknown field or strategy. These are
-// shown, so they are no place for a password.
+// mayName reports whether an error names an unknown field or strategy. Such names are shown, even
+// if they contain the secret.
 func mayName(text string) bool {
 	for _, before := range []string{"unknown field", "unknown strategy"} {
 		if strings.Contains(text, before) {
@@ -43,8 +43,7 @@ func mayName(text string) bool {
 	return false
 }
 
-// No command shows the password of its store, wherever the password comes from and
-// whatever is wrong with the server.
+// The password must not be shown wherever it comes from and whatever is wrong with the server.
 func TestNoCommandShowsThePassword(t *testing.T) {
 	clear, err := url.PathUnescape(secret)
 	must(t, err)
@@ -75,8 +74,8 @@ func TestNoCommandShowsThePassword(t *testing.T) {
 	}
 }
 
-// showsNothing checks that no command fails in a way that shows one of passwords. how
-// names the store.
+// showsNothing runs commands with the flags how, which name the store. It checks that their output
+// does not contain one of passwords.
 func showsNothing(t *testing.T, name string, how []string, passwords ...string) {
 	t.Helper()
 	for _, args := range [][]string{{"inspect", "k"}, {"inspect", "k", "--json"}, {"ls"}, {"ls", "k", "--json"}, {"ui", "--listen", "127.0.0.1:0"}, {"break", "k", "--force"}, {"demo"},
@@ -99,7 +98,7 @@ func showsNothing(t *testing.T, name string, how []string, passwords ...string) 
 	}
 }
 
-// replies returns the address of a server that replies the same to everything.
+// replies returns the address of a server that sends reply after everything that it reads.
 func replies(t *testing.T, reply string) string {
 	t.Helper()
 	return redistest.Serve(t, func(c net.Conn) {
@@ -116,7 +115,6 @@ func replies(t *testing.T, reply string) string {
 	})
 }
 
-// break --force frees a record that inspect cannot read.
 func TestBreakFreesADamagedRecord(t *testing.T) {
 	dir := t.TempDir()
 	at := "filelock://" + filepath.ToSlash(dir)

@@ -68,9 +68,10 @@ The exit code is 0 whether or not the key is held. With --json, "held" says so.`
 	return cmd
 }
 
-// heldSlots returns the slots of key that are held, as far as the store answers.
+// heldSlots returns the slots of key that are held. It leaves out slots for which the store does
+// not answer.
 func heldSlots(ctx context.Context, client *hasp.Client, key string) map[int]hasp.Status {
-	const most = 100 // of WithSlots
+	const most = 100 // the most slots that WithSlots allows
 	held := map[int]hasp.Status{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -88,7 +89,7 @@ func heldSlots(ctx context.Context, client *hasp.Client, key string) map[int]has
 	return held
 }
 
-// printStatus prints s for people, and the slots that are held.
+// printStatus prints s and the held slots for people.
 func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	row := func(name, format string, args ...any) {
@@ -133,7 +134,6 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	return printed(w.Flush())
 }
 
-// printJSON prints v for programs.
 func (a *app) printJSON(v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -143,7 +143,6 @@ func (a *app) printJSON(v any) error {
 	return printed(err)
 }
 
-// isTerminal reports whether f is a terminal.
 func isTerminal(f any) bool {
 	file, ok := f.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd()))

@@ -65,8 +65,8 @@ func TestBreak(t *testing.T) {
 	lock(t, url, 0, "--no-wait")
 }
 
-// Any value under a key counts as a hold, even an application's own. inspect says that
-// it is no lock of hasp's, and only --force deletes it.
+// Any value under a key counts as a hold, even if another application has written it. inspect says
+// that it is not a lock of hasp, and only --force deletes it.
 func TestForeignValueIsNotBrokenWithoutForce(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, nil)
@@ -95,7 +95,7 @@ func TestForeignValueIsNotBrokenWithoutForce(t *testing.T) {
 	}
 }
 
-// A free key has no fence, but the store may remember the last one.
+// If a key is free, the store may still know the fence of its last hold.
 func TestInspectNamesTheLastFence(t *testing.T) {
 	t.Parallel()
 	for held, want := range map[bool]string{true: "\nfence   7\n", false: "\nlast fence   7\n"} {
@@ -105,7 +105,6 @@ func TestInspectNamesTheLastFence(t *testing.T) {
 	}
 }
 
-// The user confirms the break of the holder that the question named.
 func TestSameHold(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

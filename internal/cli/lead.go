@@ -17,16 +17,17 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// lead is hasp run that competes for the key again when it has lost it.
+// lead is a call of hasp lead. It is like run, but when it has lost the key, it competes for the
+// key again.
 type lead struct {
 	run
-	down   atomic.Bool // the last attempt found the store down
-	quiet  func()      // ends the notice that hasp waits
+	down   atomic.Bool // the last attempt could not reach the store
+	quiet  func()      // prevents the notice that hasp waits
 	ended  bool        // a command has ended
-	result job.Result  // of that command
+	result job.Result  // the result of the last command
 
-	// A signal ends the wait for the key. While the command runs, the signal is passed on to the
-	// command, and hasp ends after the command.
+	// A signal ends the wait for the key. If the command runs, hasp passes the signal on to the
+	// command, and ends after the command. mu guards the fields below.
 	mu       sync.Mutex
 	commands bool // a command runs
 	signaled bool // a signal has arrived that ends hasp
@@ -74,7 +75,7 @@ func (a *app) leadCommand() *cobra.Command {
 	return cmd
 }
 
-// lead runs the command whenever it holds the key.
+// lead competes for the key, and runs the command whenever it holds the key.
 func (l *lead) lead(cmd *cobra.Command) error {
 	l.signals = make(chan os.Signal, 32)
 	signal.Notify(l.signals, job.NotIgnored(job.Ending)...)
@@ -98,18 +99,19 @@ func (l *lead) lead(cmd *cobra.Command) error {
 	l.quiet = quiet
 	defer time.AfterFunc(noticeAfter, func() { l.sayWaiting(waiting, client) }).Stop()
 
-	err = hasp.Lead(ctx, client, l.key, l.term, l.options(cmd)...)
+	err = hasp.Lead(ctx, client, l.key, l.leading, l.options(cmd)...)
 	var failed *hasp.Error
 	if err != nil && !(l.ended && errors.As(err, &failed) && failed.Op == "unlock") {
-		return err // of the wait, or of the start of the command
+		return err // the wait or the start of the command has failed
 	}
 
-	// If a signal has ended hasp, an error returned from here would count as that signal.
+	// Do not return err: if a signal has ended hasp, an error from here would be replaced by that
+	// signal.
 	l.finish(client, l.result, err)
 	return nil
 }
 
-// interrupted handles a signal that ends hasp.
+// interrupted handles a signal that ends hasp now or after the command.
 func (l *lead) interrupted() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,8 +121,8 @@ func (l *lead) interrupted() {
 	}
 }
 
-// commanding records that a command begins or has ended. If a signal has come before, no command
-// may begin, and commanding returns false.
+// commanding records that a command begins or has ended. If a signal has come before, the command
+// must not begin, and commanding returns false.
 func (l *lead) commanding(begins bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,8 +136,8 @@ func (l *lead) commanding(begins bool) bool {
 	return true
 }
 
-// term is one time of leading.
-func (l *lead) term(ctx context.Context, lease *hasp.Lease) (err error) {
+// leading runs the command once, for as long as this process leads.
+func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 	signal.Notify(l.signals, job.NotIgnored(job.PassedOn)...)
 	if !l.commanding(true) {
 		return context.Cause(ctx)
@@ -144,8 +146,8 @@ func (l *lead) term(ctx context.Context, lease *hasp.Lease) (err error) {
 	l.quiet()
 	l.ended = false
 
-	// Do not begin the command if a signal is here already: it ends hasp, and the command would not
-	// get it.
+	// If a signal is here already, it ends hasp, and the command would not get it. Then do not
+	// begin the command.
 	for len(l.signals) > 0 {
 		if slices.Contains(job.Ending, <-l.signals) {
 			l.interrupted()
@@ -158,7 +160,7 @@ func (l *lead) term(ctx context.Context, lease *hasp.Lease) (err error) {
 	return err
 }
 
-// observe prints that hasp leads, and once in an outage that the store is down.
+// observe prints that hasp leads. In an outage it prints once that the store cannot be reached.
 func (l *lead) observe(_ context.Context, e hasp.Event) {
 	switch e.Kind {
 	case hasp.EventAcquired:

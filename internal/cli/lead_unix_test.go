@@ -29,7 +29,7 @@ func TestLeadIsRunOfTheLeader(t *testing.T) {
 	runHasp(t, url, "lead", "key", "--", t.TempDir()).want(t, exitCannotRun)
 }
 
-// A successor leads when the leader has ended, and only then.
+// A successor must not lead before the leader has ended.
 func TestLeadersFollowEachOther(t *testing.T) {
 	t.Parallel()
 	url, end := store(t), filepath.Join(t.TempDir(), "end")
@@ -40,7 +40,7 @@ func TestLeadersFollowEachOther(t *testing.T) {
 	second := startHasp(t, url, script...)
 	second.err.expect(`waiting for "key", held by`)
 
-	// The first one drains for longer than a term. The key stays its own meanwhile.
+	// The first leader drains for longer than a term. It keeps the key meanwhile.
 	first.signal(syscall.SIGTERM)
 	time.Sleep(700 * time.Millisecond)
 	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, exitNotAcquired)
@@ -51,7 +51,6 @@ func TestLeadersFollowEachOther(t *testing.T) {
 	second.wait().want(t, 3)
 }
 
-// A leader that has lost the key ends its command, and competes again.
 func TestLeadResumesAfterALoss(t *testing.T) {
 	t.Parallel()
 	url := store(t)
@@ -71,7 +70,7 @@ func TestLeadResumesAfterALoss(t *testing.T) {
 	p.signal(syscall.SIGTERM)
 	p.wait().want(t, 0)
 
-	// A signal ends a leader that waits.
+	// A signal ends a hasp lead that waits for the key.
 	holder := hold(t, url)
 	p = startHasp(t, url, "lead", "key", "--", "true")
 	p.err.expect("waiting for")
@@ -80,7 +79,6 @@ func TestLeadResumesAfterALoss(t *testing.T) {
 	holder.free()
 }
 
-// An outage does not end a leader that waits.
 func TestLeadRidesOutAnOutage(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
@@ -96,8 +94,8 @@ func TestLeadRidesOutAnOutage(t *testing.T) {
 	p.wait().want(t, 0)
 }
 
-// A signal arrives when hasp has just got the key. The command cannot get it, so it must not
-// begin.
+// A signal arrives when hasp has just got the key. The command would not receive it, so the command
+// must not begin.
 func TestSignalBeforeTheCommandBegins(t *testing.T) {
 	t.Parallel()
 	client := await.Value(memlock.New(nil))
@@ -110,7 +108,7 @@ func TestSignalBeforeTheCommandBegins(t *testing.T) {
 	l := &lead{run: run{app: &app{}, key: "key", argv: []string{"true"}, path: "/bin/true"}, quiet: func() {}, cancel: func() { cancelled = true }}
 	l.signals = make(chan os.Signal, 1)
 	l.signals <- syscall.SIGTERM
-	if err := l.term(t.Context(), lease); err == nil || l.ended || !cancelled {
+	if err := l.leading(t.Context(), lease); err == nil || l.ended || !cancelled {
 		t.Errorf("error %v, the command ran: %v, Lead is cancelled: %v", err, l.ended, cancelled)
 	}
 }

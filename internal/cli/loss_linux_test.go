@@ -18,21 +18,21 @@ func init() {
 	roles["careless"] = careless
 }
 
-// adopt makes processes whose parent ends the children of this process, as those of the first
-// process of a container. The next program is hasp.
+// adopt makes this process adopt each descendant whose parent ends, like the first process of a
+// container. The next program that it starts is hasp.
 func adopt() {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	os.Setenv(role, "hasp")
 }
 
-// adopter is the first process of a container, and becomes hasp.
+// adopter is like the first process of a container. It becomes hasp.
 func adopter(args []string) int {
 	adopt()
 	_ = syscall.Exec("/proc/self/exe", append([]string{"hasp"}, args...), os.Environ())
 	return 1
 }
 
-// careless is the first process of a container that runs hasp and never waits for the
+// careless is like the first process of a container. It runs hasp, and never waits for the
 // processes that it adopts.
 func careless(args []string) int {
 	adopt()
@@ -42,8 +42,8 @@ func careless(args []string) int {
 	return cmd.ProcessState.ExitCode()
 }
 
-// A process of the group that has ended stays in the group until its parent has waited
-// for it. In a container that may be never.
+// A process that has ended stays in its group until its parent has waited for it. In a container,
+// that may never happen.
 func TestLossEndsInAContainer(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ as, script, grace string }{
@@ -65,11 +65,11 @@ func TestLossEndsInAContainer(t *testing.T) {
 	}
 }
 
-// endsByItself is a script that ends on SIGTERM, or after 20 seconds without one.
+// endsByItself is a script that ends on SIGTERM, or after 20 seconds.
 const endsByItself = `trap 'echo got SIGTERM; exit' TERM; echo ready; for i in $(seq 400); do sleep 0.05; done; echo no signal`
 
-// blocked returns the write end of a pipe that is full and is not read before the end of
-// the test, as if a pager did not read on.
+// blocked returns the write end of a pipe that is full. It is like the pipe to a pager that does
+// not read on.
 func blocked(t *testing.T) *os.File {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -80,7 +80,7 @@ func blocked(t *testing.T) *os.File {
 	return w
 }
 
-// endsSoon checks that a program ends, long before its children do by themselves.
+// endsSoon checks that a program ends in much less time than its children would take.
 func endsSoon(t *testing.T, p *running, code int) outcome {
 	t.Helper()
 	select {
@@ -92,8 +92,8 @@ func endsSoon(t *testing.T, p *running, code int) outcome {
 	return p.wait().want(t, code)
 }
 
-// No process reads what hasp says, or its reader does not read on. The message about the loss
-// must not keep hasp from ending the group.
+// Perhaps no process reads stderr, or its reader does not read on. The message about the loss must
+// not keep hasp from ending the group.
 func TestLossEndsTheGroupWhateverBecomesOfStderr(t *testing.T) {
 	t.Parallel()
 	for _, broken := range []bool{true, false} {
@@ -114,7 +114,7 @@ func TestLossEndsTheGroupWhateverBecomesOfStderr(t *testing.T) {
 	}
 }
 
-// hasp says that it waits, and that it has the key. Neither may block it.
+// hasp prints that it waits, and later that it has the key. Neither write may block it.
 func TestWaitGoesOnIfStderrBlocks(t *testing.T) {
 	t.Parallel()
 	url := store(t)
@@ -125,14 +125,14 @@ func TestWaitGoesOnIfStderrBlocks(t *testing.T) {
 		cmd.Stderr = blocked(t)
 		waiting = append(waiting, start(t, cmd))
 	}
-	time.Sleep(noticeAfter + 500*time.Millisecond) // both are in the middle of saying so, or later
+	time.Sleep(noticeAfter + 500*time.Millisecond) // by now both have begun to print that they wait
 	waiting[0].signal(unix.SIGTERM)
 	endsSoon(t, waiting[0], 128+int(unix.SIGTERM))
 	holder.free().want(t, 0)
 	endsSoon(t, waiting[1], 0)
 }
 
-// The server hangs, and hasp does not wait for its answer after the loss.
+// After the loss, hasp must not wait for an answer of the server.
 func TestLossAtAServerThatHangs(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})

@@ -21,7 +21,7 @@ import (
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
-// ls is hasp ls: its flags, and where it prints.
+// ls is a call of hasp ls: its flags and its output.
 type ls struct {
 	out     io.Writer
 	prefix  string
@@ -30,8 +30,8 @@ type ls struct {
 	waiting bool
 	watch   bool
 	every   time.Duration
-	size    func() (width, height int) // of the terminal; nil if out is none
-	drawn   int                        // lines of the last table on the terminal
+	size    func() (width, height int) // the size of the terminal; nil if out is not a terminal
+	drawn   int                        // how many lines the last table on the terminal has
 	warn    func(format string, args ...any)
 }
 
@@ -62,7 +62,7 @@ with the time. If the store cannot be reached meanwhile, it says so and goes on.
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			l.prefix = strings.Join(args, "") // one or none
+			l.prefix = strings.Join(args, "") // there is at most one argument
 			if !slices.Contains(orders, l.sort) {
 				return usagef("--sort %s: want %s", text.Quote(l.sort), strings.Join(orders, ", "))
 			}
@@ -90,10 +90,9 @@ with the time. If the store cannot be reached meanwhile, it says so and goes on.
 // orders are the values of --sort.
 var orders = []string{"key", "age", "waiters"}
 
-// minEvery is the shortest rest of --watch.
 const minEvery = 100 * time.Millisecond
 
-// sizeOf returns the size of a terminal, or 80 by 24 if that is not known.
+// sizeOf returns the size of a terminal. If the size is not known, it returns 80 by 24.
 func sizeOf(f *os.File) (width, height int) {
 	width, height, err := term.GetSize(int(f.Fd()))
 	if err != nil || width <= 0 || height <= 0 {
@@ -102,7 +101,7 @@ func sizeOf(f *os.File) (width, height int) {
 	return width, height
 }
 
-// run lists once, or until ctx ends.
+// run lists once. With --watch it lists until ctx ends.
 func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 	first, outage := true, false
 	for {
@@ -119,7 +118,7 @@ func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 		case first || !errors.Is(err, hasp.ErrUnavailable):
 			return err
 		case !outage:
-			outage, l.drawn = true, 0 // the next table comes below
+			outage, l.drawn = true, 0 // so the next table is below the warning
 			l.warn("%v; --watch goes on", err)
 		}
 		select {
@@ -130,8 +129,8 @@ func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 	}
 }
 
-// list returns the entries in the order of --sort. If List yields a key twice, the last entry
-// counts.
+// list returns the entries in the order of --sort. If List yields a key twice, it returns the last
+// entry of the key.
 func (l *ls) list(ctx context.Context, client *hasp.Client) ([]hasp.Entry, error) {
 	byKey := map[string]hasp.Entry{}
 	for e, err := range client.List(ctx, l.prefix) {
@@ -160,7 +159,7 @@ func (l *ls) list(ctx context.Context, client *hasp.Client) ([]hasp.Entry, error
 	return all, nil
 }
 
-// unknown returns 1 if it is not known when a hold began, and otherwise 0.
+// unknown returns 1 if Since is not known, and otherwise 0, for a sort that puts such entries last.
 func unknown(e hasp.Entry) int {
 	if e.Since.IsZero() {
 		return 1
@@ -168,7 +167,6 @@ func unknown(e hasp.Entry) int {
 	return 0
 }
 
-// print prints one list.
 func (l *ls) print(all []hasp.Entry, now time.Time, first bool) error {
 	width, stamp := 0, ""
 	switch {
@@ -189,14 +187,13 @@ func (l *ls) print(all []hasp.Entry, now time.Time, first bool) error {
 	return err
 }
 
-// printJSON prints a line of JSON for each entry.
 func (l *ls) printJSON(all []hasp.Entry, now time.Time) error {
 	if !l.watch {
 		now = time.Time{}
 	}
 	for _, e := range all {
 		b, err := json.Marshal(struct {
-			At time.Time `json:"at,omitzero"` // of the list, with --watch
+			At time.Time `json:"at,omitzero"` // the time of the list, with --watch
 			hasp.Entry
 		}{now, e})
 		if err != nil {
@@ -209,11 +206,11 @@ func (l *ls) printJSON(all []hasp.Entry, now time.Time) error {
 	return nil
 }
 
-// draw draws the table over the last one, with as many rows as the terminal has room for.
+// draw draws the table over the last table, with as many rows as the terminal has room for.
 func (l *ls) draw(all []hasp.Entry, now time.Time) error {
 	width, height := l.size()
 	head := fmt.Sprintf("%s  %s", now.Format(time.TimeOnly), text.Count(len(all), "key", "keys"))
-	room := max(height-3, 1) // 3 lines are for the head, the names of the columns, and the cursor
+	room := max(height-3, 1) // 3 lines for the head, the column names and the cursor
 	if len(all) > room {
 		all = all[:max(room-1, 1)]
 		head += fmt.Sprintf(", the first %d shown", len(all))
@@ -225,7 +222,7 @@ func (l *ls) draw(all []hasp.Entry, now time.Time) error {
 		fmt.Fprintf(&b, "\x1b[%dA", l.drawn)
 	}
 	for _, line := range lines {
-		// Cut the line, so that a narrower terminal does not wrap it.
+		// Cut the line, because a narrow terminal would wrap it.
 		fmt.Fprintf(&b, "\r%s\x1b[K\n", line[:min(len(line), width)])
 	}
 	b.WriteString("\x1b[J")
@@ -234,14 +231,13 @@ func (l *ls) draw(all []hasp.Entry, now time.Time) error {
 	return err
 }
 
-// gap is the space between two columns.
 const gap = "  "
 
-// minCell is the least width to which a key or an owner is shortened.
+// minCell is the shortest width to which a key or an owner is cut.
 const minCell = 8
 
-// table returns the lines of a table. If stamp is not empty, it begins each row. If width is
-// not 0, keys and owners are shortened so that the lines fit. All cells are printable ASCII.
+// table returns the lines of a table. Each row begins with stamp. If width is not 0, keys and
+// owners are cut so that the lines fit. All cells are printable ASCII.
 func table(all []hasp.Entry, now time.Time, stamp string, width int, names bool) (lines []string) {
 	rows := [][]string{{"KEY", "OWNER", "AGE", "LEFT", "FENCE", "WAITERS"}}
 	for _, e := range all {
@@ -283,7 +279,7 @@ func table(all []hasp.Entry, now time.Time, stamp string, width int, names bool)
 		for j, cell := range r {
 			pad := widths[j]
 			if j < 2 {
-				pad = -pad // to the left
+				pad = -pad // aligned to the left
 			}
 			cells = append(cells, fmt.Sprintf("%*s", pad, shorten(cell, widths[j])))
 		}
@@ -292,8 +288,8 @@ func table(all []hasp.Entry, now time.Time, stamp string, width int, names bool)
 	return lines
 }
 
-// shorten cuts the middle out of a cell that is too long, because the end may be the number of a
-// slot.
+// If a cell is too long, shorten cuts out its middle. It keeps the end, which may be the number of
+// a slot.
 func shorten(cell string, width int) string {
 	if len(cell) <= width {
 		return cell
@@ -303,10 +299,9 @@ func shorten(cell string, width int) string {
 	return cell[:width-len(dots)-end] + dots + cell[len(cell)-end:]
 }
 
-// label returns a key or an owner in ASCII.
 func label(s string) string { return text.Label(s, '~') }
 
-// holder returns the owner, or those of a shared hold.
+// holder returns the owner, or the owners of shared holds.
 func holder(e hasp.Entry) string {
 	switch {
 	case !e.Held:
@@ -341,7 +336,7 @@ func left(e hasp.Entry) string {
 	return seconds(e.TTL)
 }
 
-// seconds returns a duration for a column: 0.4s, 12s, 3m5s.
+// seconds returns a duration as a cell, such as 0.4s, 12s or 3m5s.
 func seconds(d time.Duration) string {
 	if d = max(d, 0); d < 10*time.Second {
 		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + "s"

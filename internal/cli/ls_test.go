@@ -13,7 +13,7 @@ import (
 
 const evil = "\x1b[2J\r\nhasp: all is well\u202e\u009b"
 
-// someEntries are locks of every kind, at some time.
+// someEntries returns locks of every kind, as they are at the time now.
 func someEntries(now time.Time) []backend.Entry {
 	held := func(key, owner string, age, left time.Duration, fence uint64, waiters ...string) backend.Entry {
 		return backend.Entry{Key: key, Status: backend.Status{Held: true, Owner: owner, Since: now.Add(-age), TTL: left, Fence: fence, Waiters: waiters}}
@@ -67,7 +67,7 @@ func TestTableFits(t *testing.T) {
 	}
 }
 
-// A key or an owner may be any bytes. None of them reaches the terminal.
+// A key or an owner may be any bytes. Only printable ones reach the terminal.
 func TestLsShowsNothingRaw(t *testing.T) {
 	now := time.Now()
 	for _, l := range []*ls{{}, {json: true}, {watch: true}, {json: true, watch: true},
@@ -116,7 +116,6 @@ func TestLsWatchFitsTheTerminal(t *testing.T) {
 	contains(t, b.String(), "100 keys, the first 6 shown", "\x1b[8A")
 }
 
-// rowsOf decodes lines of JSON.
 func rowsOf(t *testing.T, out string) (all []backend.Entry) {
 	t.Helper()
 	for line := range strings.Lines(out) {

@@ -25,11 +25,10 @@ var must = await.Must
 // patience is how long a test waits for an event before it fails.
 const patience = time.Minute
 
-// role is the environment variable that makes the test binary another program:
-// hasp itself, or a helper of a test.
+// If the environment variable role is set, the test binary is another program: hasp itself, or a
+// helper of a test.
 const role = "HASP_TEST_ROLE"
 
-// roles are the programs that the test binary can be.
 var roles = map[string]func(args []string) int{
 	"hasp": func([]string) int { return Main() },
 }
@@ -38,9 +37,8 @@ func TestMain(m *testing.M) {
 	if f := roles[os.Getenv(role)]; f != nil {
 		os.Exit(f(os.Args[1:]))
 	}
-	// A shell that starts the tests in the background may make them ignore these
-	// signals. Once they are caught here, programs that the tests start have the
-	// default again.
+	// If a shell has started the tests in the background, they may ignore these signals. Catch such
+	// signals here, so that programs that the tests start have the default action again.
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
 		if signal.Ignored(sig) {
 			signal.Notify(make(chan os.Signal, 1), sig)
@@ -49,7 +47,6 @@ func TestMain(m *testing.M) {
 	os.Exit(redistest.Main(m))
 }
 
-// store returns the URL of an empty store.
 func store(t *testing.T) string {
 	t.Helper()
 	return "filelock://" + t.TempDir()
@@ -71,13 +68,12 @@ func executable(t *testing.T) string {
 	return exe
 }
 
-// self returns the test binary in a role, with url in HASP_URL unless it is
-// empty.
+// self returns a command that runs the test binary in a role. If url is not empty, HASP_URL is url.
 func self(t *testing.T, as, url string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), executable(t), args...)
 	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "HASP_URL=") })
-	// A program with the race detector sleeps for a second before it exits.
+	// Without this setting, a program with the race detector sleeps for a second before it exits.
 	cmd.Env = append(env, role+"="+as, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if url != "" {
 		cmd.Env = append(cmd.Env, "HASP_URL="+url)
@@ -87,7 +83,7 @@ func self(t *testing.T, as, url string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// outcome is how a program ended.
+// outcome says how a program ended.
 type outcome struct {
 	code     int
 	out, err string
@@ -100,19 +96,17 @@ func call(args ...string) outcome {
 	return outcome{code, out.String(), errs.String()}
 }
 
-// runHasp runs hasp to its end.
 func runHasp(t *testing.T, url string, args ...string) outcome {
 	t.Helper()
 	return startHasp(t, url, args...).wait()
 }
 
-// lock runs "true" under "key" with more flags, and checks the exit code.
+// lock runs "true" under "key" with flags, and checks the exit code.
 func lock(t *testing.T, url string, code int, flags ...string) {
 	t.Helper()
 	runHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "true"})...).want(t, code)
 }
 
-// want checks the exit code.
 func (o outcome) want(t *testing.T, code int) outcome {
 	t.Helper()
 	if o.code != code {
@@ -121,7 +115,6 @@ func (o outcome) want(t *testing.T, code int) outcome {
 	return o
 }
 
-// decode decodes the output as JSON.
 func (o outcome) decode(t *testing.T, v any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(o.out), v); err != nil {
@@ -139,16 +132,15 @@ func contains(t *testing.T, text string, wants ...string) {
 	}
 }
 
-// running is a program that runs while the test does.
+// running is a program that a test has started.
 type running struct {
 	t        *testing.T
 	cmd      *exec.Cmd
 	in       io.WriteCloser
 	out, err *stream
-	ended    chan struct{} // closed when the program has ended, and all that inherited its output
+	ended    chan struct{} // closed when the program and all processes with its output have ended
 }
 
-// startHasp starts hasp.
 func startHasp(t *testing.T, url string, args ...string) *running {
 	t.Helper()
 	return start(t, self(t, "hasp", url, args...))
@@ -169,8 +161,8 @@ func hold(t *testing.T, url string, flags ...string) *running {
 	return script(t, url, "echo ready; cat", flags...)
 }
 
-// start starts a program. If it has no streams yet, the test writes its input and
-// reads its output. The end of the test kills it.
+// start starts a program, which is killed at the end of the test. If cmd has no streams yet, the
+// test writes the program's input and reads its output.
 func start(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
 	p := &running{t: t, cmd: cmd, out: &stream{t: t}, err: &stream{t: t}, ended: make(chan struct{})}
@@ -196,7 +188,6 @@ func start(t *testing.T, cmd *exec.Cmd) *running {
 	return p
 }
 
-// signal sends a signal to the program.
 func (p *running) signal(sig os.Signal) {
 	p.t.Helper()
 	must(p.t, p.cmd.Process.Signal(sig))
@@ -220,15 +211,14 @@ func (p *running) wait() outcome {
 	return outcome{p.cmd.ProcessState.ExitCode(), p.out.String(), p.err.String()}
 }
 
-// stream is the output of a program so far.
 type stream struct {
 	t     *testing.T
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards the fields below
 	text  strings.Builder
 	ended bool
 }
 
-// listen reads r until it ends.
+// listen returns a stream of what it reads from r in the background.
 func listen(t *testing.T, r io.ReadCloser) *stream {
 	s := &stream{t: t}
 	t.Cleanup(func() { r.Close() })
@@ -239,8 +229,8 @@ func listen(t *testing.T, r io.ReadCloser) *stream {
 	return s
 }
 
-// pipe returns the write end of a pipe, and a stream of what is written to it. The
-// stream ends when no process has the pipe open.
+// pipe returns the write end of a pipe, and a stream of what is written there. The stream ends when
+// no process has the write end open.
 func pipe(t *testing.T) (*stream, *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -255,14 +245,13 @@ func (s *stream) Write(b []byte) (int, error) {
 	return s.text.Write(b)
 }
 
-// end says that there is no more output.
 func (s *stream) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
 }
 
-// await waits until ok returns true. It fails if the output ends before.
+// await waits until ok returns true. If the output ends before, the test fails.
 func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 	s.t.Helper()
 	await.Success(s.t, what, func() error {
@@ -278,7 +267,7 @@ func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 	})
 }
 
-// expect waits for a text.
+// expect waits until the output contains want.
 func (s *stream) expect(want string) {
 	s.t.Helper()
 	s.await(want, func(text string, _ bool) bool { return strings.Contains(text, want) })

@@ -17,9 +17,8 @@ type person struct {
 	master *os.File
 }
 
-// openPTY opens a pseudo-terminal of 100 columns and 40 lines, and returns its
-// master side and its slave side. The caller closes the slave after it has started
-// a program on it.
+// openPTY opens a pseudo-terminal of 100 columns and 40 lines. It returns the master side and the
+// slave side. The caller must close the slave side after it has started a program there.
 func openPTY(t *testing.T) (*person, *os.File) {
 	t.Helper()
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -35,7 +34,7 @@ func openPTY(t *testing.T) (*person, *os.File) {
 	return &person{listen(t, master), master}, slave
 }
 
-// startOnPTY starts a program in a session of its own on a pseudo-terminal.
+// startOnPTY starts a program on a new pseudo-terminal, in a new session.
 func startOnPTY(t *testing.T, cmd *exec.Cmd) *person {
 	t.Helper()
 	p, slave := openPTY(t)
@@ -49,7 +48,6 @@ func startOnPTY(t *testing.T, cmd *exec.Cmd) *person {
 	return p
 }
 
-// types writes text as if a person typed it.
 func (p *person) types(text string) {
 	p.t.Helper()
 	_, err := p.master.Write([]byte(text))

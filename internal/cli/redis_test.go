@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// ls --watch goes on through an outage, and says once that there is one.
+// ls --watch goes on through an outage, and reports it once.
 func TestWatchThroughAnOutage(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})
@@ -24,7 +24,7 @@ func TestWatchThroughAnOutage(t *testing.T) {
 	w.out.expect("later")
 }
 
-// A server that hangs leads to one line of error within the timeout.
+// If the server hangs, a command prints one line of error within the timeout.
 func TestServerHangs(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})
@@ -39,7 +39,7 @@ func TestServerHangs(t *testing.T) {
 	}
 }
 
-// The outcome of the unlock is unknown. The outcome of the command is known.
+// The exit code is the command's, although the outcome of the unlock is unknown.
 func TestServerIsGoneAtTheEnd(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})

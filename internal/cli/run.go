@@ -25,18 +25,18 @@ type run struct {
 	*app
 	key  string
 	argv []string // the command
-	path string   // of its program
+	path string   // the path of its program
 
-	signals chan os.Signal // for the command
+	signals chan os.Signal // the signals to pass on to the command
 
-	// Flags.
-	wait   time.Duration // 0 with noWait
+	// The fields below are flags.
+	wait   time.Duration // 0 if noWait is set
 	noWait bool
 	ttl    time.Duration
 	fence  bool
 	slots  int // 0 without --slots
 	shared bool
-	least  time.Duration // of the hold
+	least  time.Duration // the shortest time of a hold
 	grace  time.Duration
 }
 
@@ -119,7 +119,7 @@ func (a *app) runCommand() *cobra.Command {
 	return cmd
 }
 
-// commonFlags are those of hasp run and hasp lead.
+// commonFlags adds the flags that hasp run and hasp lead have.
 func (r *run) commonFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.DurationVar(&r.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
@@ -145,7 +145,6 @@ func runArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// options returns the flags as options of Lock.
 func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	var opts []hasp.Option
 	if wait := cmd.Flag("wait"); r.noWait || wait != nil && wait.Changed {
@@ -169,7 +168,6 @@ func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	return opts
 }
 
-// run locks, runs the command, and unlocks.
 func (r *run) run(cmd *cobra.Command) error {
 	client, err := r.begin(cmd, nil)
 	if err != nil {
@@ -182,16 +180,16 @@ func (r *run) run(cmd *cobra.Command) error {
 		return err
 	}
 
-	// From here on signals are for the command, and must not end ctx, because the lease ends with
-	// ctx. Notify comes before release, so that each signal is received.
+	// From here on, signals are for the command. They must not end ctx, because the lease ends with
+	// ctx. Call Notify before release, so that no signal is missed between the two.
 	r.signals = make(chan os.Signal, 32)
 	signal.Notify(r.signals, job.NotIgnored(job.PassedOn)...)
 	defer signal.Stop(r.signals)
-	if cause := r.release(); cause != nil { // the signal and the lock came at the same time
+	if cause := r.release(); cause != nil { // a signal came together with the lock
 		return errors.Join(cause, lease.Unlock(ctx))
 	}
 
-	// Do not start the command if hasp was stopped until after the term.
+	// If hasp was stopped until after the term, do not start the command.
 	if err := lease.Err(); err != nil {
 		return fmt.Errorf("%s, before the command was run: %w", text.Quote(r.key), err)
 	}
@@ -204,7 +202,8 @@ func (r *run) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// begin finds the command, before hasp waits for the key, and opens the store.
+// begin finds the program of the command and opens the store. If the program is missing, hasp must
+// not first wait for the key.
 func (r *run) begin(cmd *cobra.Command, observe func(context.Context, hasp.Event)) (_ *hasp.Client, err error) {
 	if r.wait < 0 || r.grace < 0 {
 		return nil, usagef("--wait and --grace cannot be negative")
@@ -213,13 +212,12 @@ func (r *run) begin(cmd *cobra.Command, observe func(context.Context, hasp.Event
 		return nil, cannotRun(r.argv[0], err)
 	}
 
-	// Catch SIGPIPE, so that hasp does not end, and leave the command or the lock, when no process
-	// reads stderr. The command itself gets the default action.
+	// If no process reads stderr, a write raises SIGPIPE. Catch it, because otherwise hasp would
+	// end and leave the command and the lock behind. The command itself gets the default action.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	return r.open(cmd, cmd.CommandPath()+" "+filepath.Base(r.argv[0]), observe)
 }
 
-// attend runs the command under a lease to its end.
 func (r *run) attend(lease *hasp.Lease) (job.Result, error) {
 	j, err := job.Start(r.path, r.argv, r.environment(os.Environ(), lease))
 	if err != nil {
@@ -228,14 +226,14 @@ func (r *run) attend(lease *hasp.Lease) (job.Result, error) {
 	return j.Attend(job.Watch{Lease: lease, Signals: r.signals, Grace: r.grace, OnLoss: func() { r.sayLost(lease) }}), nil
 }
 
-// sayLost says why the lease was lost, and what follows.
+// sayLost prints why the lease was lost, and what hasp does now.
 func (r *run) sayLost(lease *hasp.Lease) {
 	why := strings.TrimPrefix(fmt.Sprint(lease.Err()), hasp.ErrLost.Error()+": ")
 	r.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s", text.Quote(r.key), why, text.Duration(r.grace))
 }
 
-// finish sets the exit code. Unlock is the error of the lease's Unlock. After Ctrl-C, finish ends
-// the process.
+// finish sets the exit code. unlock is the error of the lease's Unlock. If Ctrl-C has ended the
+// command, finish ends the process.
 func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 	r.code = result.Code
 	switch {
@@ -248,24 +246,24 @@ func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 		r.complain("warning: %s; the key is free when its term is over", strings.TrimPrefix(unlock.Error(), "hasp: "))
 	}
 
-	r.close(client) // before the process ends
+	r.close(client) // DieAlike may end the process, so close before it
 	if r.code != exitLost {
 		result.DieAlike()
 	}
 }
 
-// close closes the Client, which waits for calls to the store. After a loss it does nothing,
-// because there is nothing to wait for, and the store may hang.
+// close closes the Client, which waits for calls to the store. After a loss it does nothing: no
+// call matters any more, and the store may hang.
 func (r *run) close(client *hasp.Client) {
 	if r.code != exitLost {
 		client.Close()
 	}
 }
 
-// cannotRun returns err with the exit code that a shell would use.
+// cannotRun returns err with the exit code that a shell would use for it.
 func cannotRun(name string, err error) error {
 	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
-		err = inner // the errors around it repeat the name
+		err = inner // use the innermost error, because the outer ones repeat the name
 	}
 	code := exitCannotRun
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {

@@ -15,7 +15,7 @@ import (
 
 func TestRunExitsLikeItsCommand(t *testing.T) {
 	t.Parallel()
-	noInterpreter := file(t, "script", "exit 7\n", 0o700) // without #!
+	noInterpreter := file(t, "script", "exit 7\n", 0o700) // a script without #!
 	plain := file(t, "plain", "no program", 0o600)
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
@@ -57,8 +57,7 @@ func TestCommandKnowsItsLock(t *testing.T) {
 	if fence, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSpace(o.out), "a key/"), 10, 64); err != nil || fence == 0 {
 		t.Errorf("fenced: %q", o.out)
 	}
-	// An unfenced run inside a fenced one does not pass on the fence of the outer
-	// lock.
+	// A run without a fence does not pass on the fence of the run around it.
 	o = runHasp(t, url, "run", "outer", "--fence", "--", executable(t), "run", "inner", "--", "sh", "-c", show).want(t, 0)
 	if o.out != "inner/none\n" {
 		t.Errorf("inner: %q", o.out)
@@ -70,7 +69,7 @@ func TestRunWithSlots(t *testing.T) {
 	url := store(t)
 	const show = `echo "$HASP_KEY/${HASP_SLOT-none}"`
 	hasp := executable(t)
-	// Both slots are held, one by the run around the other.
+	// A run with slots inside another takes the second slot. Then both are held.
 	inner := []string{"--", hasp, "run", "key", "--slots", "2", "--", "sh", "-c"}
 	o := runHasp(t, url, append(append([]string{"run", "key", "--slots", "2"}, inner...), show)...).want(t, 0)
 	if o.out != "key/0\n" && o.out != "key/1\n" {
@@ -83,7 +82,8 @@ func TestRunWithSlots(t *testing.T) {
 	hangs := append(append([]string{"run", "key", "--slots", "2"}, inner...), hasp+" run key --slots 2 -- echo ran")
 	contains(t, runHasp(t, url, hangs...).want(t, exitNotAcquired).err, "the hasp run that this one runs inside")
 
-	// A run without slots does not count, and does not pass on the slot of the outer run.
+	// A run without slots inside a run with slots takes another key, and does not pass on the outer
+	// slot.
 	o = runHasp(t, url, "run", "key", "--slots", "1", "--", hasp, "run", "key", "--", "sh", "-c", show).want(t, 0)
 	if o.out != "key/none\n" {
 		t.Errorf("inner: %q", o.out)
@@ -105,7 +105,7 @@ func TestRunWithMinHold(t *testing.T) {
 func TestRunShared(t *testing.T) {
 	t.Parallel()
 	url, hasp := "fairlock+"+redistest.Start(t, nil).URL(), executable(t)
-	// A shared run in a shared one would hang if the second were exclusive.
+	// Inside a shared run, a shared run gets the key, and an exclusive one does not.
 	try := []string{hasp, "run", "key", "--no-wait"}
 	script := strings.Join(append(try, "--shared", "--", "echo", "both"), " ") + "; " +
 		strings.Join(append(try, "--", "true"), " ") + "; echo code $?"
@@ -120,8 +120,7 @@ func TestRunShared(t *testing.T) {
 	lock(t, url, 0)
 }
 
-// A hasp run inside another of the same key would wait until the other ends, which
-// waits for it.
+// A run inside another one with the same key would wait for the outer run, which waits for it.
 func TestRunInsideItselfDoesNotHang(t *testing.T) {
 	t.Parallel()
 	url, hasp := store(t), executable(t)
@@ -141,8 +140,8 @@ func TestRunInsideItselfDoesNotHang(t *testing.T) {
 	contains(t, o.err, `held by "me", the hasp run`)
 }
 
-// The same key of another store is another lock. And a process that a command has left
-// behind may lock what the command held.
+// A run inside another may lock the same key of another store. A process that a command has left
+// behind may lock the key that the command held.
 func TestRunInsideAnotherLock(t *testing.T) {
 	t.Parallel()
 	url, hasp := store(t), executable(t)
@@ -174,7 +173,7 @@ func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 			t.Errorf("%q: the command ran: %s", flags, o.out)
 		}
 		contains(t, o.err, `"key" is held by "`, "/hasp run sh")
-		if strings.Contains(o.err, "got") { // after the notice that it waits
+		if strings.Contains(o.err, "got") { // printed only with the key
 			t.Errorf("%q: stderr: %s", flags, o.err)
 		}
 	}
@@ -182,8 +181,8 @@ func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 	lock(t, url, 0, "--no-wait")
 }
 
-// withTerm checks that a lock is held past its term. A machine that pauses for a
-// whole term loses every lock, so withTerm tries again with a longer term.
+// withTerm checks that a lock is held past its term. If the machine stands still for a whole term,
+// the lock is lost. So withTerm tries again with longer terms.
 func withTerm(t *testing.T, holds func(ttl time.Duration) bool) {
 	t.Helper()
 	for _, ttl := range []time.Duration{3 * time.Second, 12 * time.Second, 40 * time.Second} {
@@ -195,8 +194,8 @@ func withTerm(t *testing.T, holds func(ttl time.Duration) bool) {
 	t.Error("lost")
 }
 
-// soonLost is a term. hasp notices the loss of such a lock within two seconds,
-// and a slow machine does not lose the lock before the test breaks it.
+// soonLost is a term. It is short enough that hasp notices a break within two seconds. It is long
+// enough that a slow machine does not lose the lock before the test breaks it.
 const soonLost = "6s"
 
 func TestLossEndsTheCommand(t *testing.T) {
@@ -206,8 +205,8 @@ func TestLossEndsTheCommand(t *testing.T) {
 			`trap 'echo cleaning up; exit 0' TERM; echo ready; while :; do sleep 0.05; done`, "1m", "cleaning up"},
 		"which ignores SIGTERM": {
 			`trap '' TERM; echo ready; while :; do sleep 0.05; done`, "100ms", ""},
-		// The command ends at once. Its child in the group takes longer; wait
-		// returns when the child has closed the output.
+		// The command ends at once, and its child takes longer. The test waits until the child has
+		// closed the output.
 		"and its child, which cleans up": {
 			`sh -c 'trap "sleep 0.3; echo child ends; exit" TERM; echo ready; while :; do sleep 0.05; done' & wait`, "10m", "child ends"},
 		"and its child, which ignores SIGTERM": {
@@ -225,7 +224,7 @@ func TestLossEndsTheCommand(t *testing.T) {
 	}
 }
 
-// A loss that hasp had not noticed while the command ran is found by the unlock.
+// If hasp has not noticed the loss while the command ran, the unlock finds it.
 func TestLossIsReportedAtTheEnd(t *testing.T) {
 	t.Parallel()
 	url := store(t)
@@ -234,7 +233,6 @@ func TestLossIsReportedAtTheEnd(t *testing.T) {
 	contains(t, p.free().want(t, exitLost).err, `lost "key" before the command ended`)
 }
 
-// The log of a run says that it waits, and later for how long it has waited.
 func TestRunSaysThatItWaits(t *testing.T) {
 	t.Parallel()
 	url := store(t)

@@ -19,9 +19,9 @@ func init() {
 	roles["steady"] = steady
 }
 
-// steady is a command that exits with 4 on SIGINT. It is not a shell script,
-// because a shell starts processes. If a stop signal meets a shell between vfork
-// and exec, it stops the child, and the shell is neither running nor stopped.
+// steady is a command that exits with 4 on SIGINT. It is not a shell script, because a shell starts
+// processes. If a stop signal reaches a shell between vfork and exec, the child stops, and the
+// shell waits for the child without being stopped itself.
 func steady([]string) int {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, unix.SIGINT)
@@ -31,21 +31,21 @@ func steady([]string) int {
 	return 4
 }
 
-// runSteady returns arguments of hasp that run steady under a lock.
+// runSteady returns the arguments with which hasp runs steady under a lock.
 func runSteady(t *testing.T) []string {
 	t.Helper()
 	return []string{"run", "key", "--ttl", "10m", "--", "env", role + "=steady", executable(t)}
 }
 
-// shell is a shell with job control for one job. It runs args in a process group
-// of their own, in the foreground unless the first is "&". On descriptor 3 it
-// reports each change of the job and which group has the terminal. It reads the
-// orders "fg" and "bg" from descriptor 4.
+// shell is a shell with job control for one job. It runs args in a new process group. If args begin
+// with "&", the group is in the background, otherwise in the foreground. On descriptor 3 it reports
+// each change of the job, and which group has the terminal. It reads the orders "fg" and "bg" from
+// descriptor 4.
 func shell(args []string) int {
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
 	report, orders := os.NewFile(3, "report"), bufio.NewReader(os.NewFile(4, "orders"))
-	// Caught and not ignored, because a job inherits ignored signals.
+	// Catch these signals instead of ignoring them, because the job would inherit ignored signals.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP)
 	background := args[0] == "&"
 	if background {
@@ -72,8 +72,8 @@ func shell(args []string) int {
 			fmt.Fprintf(report, "killed by %d: %s\n", ws.Signal(), terminal)
 		}
 		if !ws.Stopped() {
-			// When the shell ends, the kernel hangs up the terminal, and output
-			// that the test has not read yet may be lost. So wait for the test.
+			// When the shell ends, the kernel hangs up the terminal. Output that the test has not
+			// read may then be lost. So wait for the test.
 			fmt.Fprintln(os.Stderr, farewell)
 			_, _ = orders.WriteTo(io.Discard)
 			return 0
@@ -91,7 +91,7 @@ func shell(args []string) int {
 	}
 }
 
-// takeTerminal gives the shell the terminal, and returns which group had it.
+// takeTerminal puts the shell into the foreground, and returns which group was there before.
 func takeTerminal(job int) string {
 	had := "another group has the terminal"
 	switch pgrp, _ := unix.IoctlGetInt(0, unix.TIOCGPGRP); pgrp {
@@ -106,20 +106,20 @@ func takeTerminal(job int) string {
 	return had
 }
 
-// farewell is the last line of a shell.
+// farewell is the last line that the shell prints.
 const farewell = "the shell has no jobs left"
 
-// session is a person at a terminal with a shell that runs one job.
+// session is a person at a terminal, where a shell runs one job.
 type session struct {
 	*person
 	url    string
-	piped  *stream // the job's standard output, if it is not the terminal
-	report *stream // from the shell
+	piped  *stream // the job's standard output, if that is a pipe
+	report *stream // the reports of the shell
 	orders *os.File
 }
 
-// startSession runs hasp with args in a shell, in the background if the first is
-// "&". If piped, the job's standard output is a pipe.
+// startSession runs hasp with args in a shell. If args begin with "&", hasp runs in the background.
+// If piped is set, the job's standard output is a pipe.
 func startSession(t *testing.T, url string, piped bool, args ...string) *session {
 	t.Helper()
 	at := 0
@@ -152,13 +152,11 @@ func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
 	return s
 }
 
-// end waits until the test has read all output of the job.
 func (s *session) end() {
 	s.t.Helper()
 	s.expect(farewell)
 }
 
-// order gives the shell an order.
 func (s *session) order(text string) {
 	s.t.Helper()
 	_, err := s.orders.Write([]byte(text + "\n"))

@@ -31,7 +31,7 @@ func TestSignalEndsTheWait(t *testing.T) {
 	lock(t, url, 0, "--no-wait")
 }
 
-// The server accepts the connection and does not answer.
+// The server accepts connections but does not answer.
 func TestSignalEndsTheOpening(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"run", "key", "--", executable(t)}, {"inspect", "key"}, {"demo"}} {
@@ -40,7 +40,7 @@ func TestSignalEndsTheOpening(t *testing.T) {
 		defer silent.Close()
 		p := startHasp(t, "spinlock+redis://"+silent.Addr().String()+"?timeout=10m", args...)
 		go func() {
-			<-p.ended // perhaps without a connection
+			<-p.ended // then stop the loop below, even if hasp has not connected
 			silent.Close()
 		}()
 		conn, err := silent.Accept()
@@ -53,7 +53,7 @@ func TestSignalEndsTheOpening(t *testing.T) {
 	}
 }
 
-// The sum of a part of the clauses would look like the verdict.
+// If conform printed the sum after an interruption, it would look like the verdict on all clauses.
 func TestInterruptedConformPrintsNoSum(t *testing.T) {
 	t.Parallel()
 	p := startHasp(t, store(t), "conform")
@@ -64,18 +64,17 @@ func TestInterruptedConformPrintsNoSum(t *testing.T) {
 	}
 }
 
-// Only the command has the output open, so the output ends with the command.
+// When hasp is dead, only the command has the output open. So the output ends with the command.
 func TestCommandDiesWithHasp(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	p := script(t, url, "echo ready; exec sleep 600", "--ttl", soonLost)
 	p.signal(unix.SIGKILL)
-	p.wait() // also waits for the end of the output
+	p.wait() // waits for the end of the output
 	lock(t, url, 0, "--wait", "1m")
 }
 
-// A stopped command still holds the lock. If the lock is lost, hasp ends the
-// command.
+// The lock of a stopped command is renewed. If the lock is lost, hasp ends the command.
 func TestStoppedCommandKeepsTheLock(t *testing.T) {
 	t.Parallel()
 	withTerm(t, func(ttl time.Duration) bool {

@@ -26,7 +26,6 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 	}
 }
 
-// nohup(1) relies on this.
 func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	t.Parallel()
 	cmd := self(t, "hasp", store(t))

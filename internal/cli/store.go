@@ -16,7 +16,7 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// defaultURL needs no server: files in the user's state directory.
+// defaultURL keeps locks in files in the user's state directory, so it needs no server.
 const defaultURL = "filelock://"
 
 // storeFlags say where the locks are kept.
@@ -33,14 +33,14 @@ func (s *storeFlags) register(root *cobra.Command) {
 	root.MarkFlagsMutuallyExclusive("url", "config")
 }
 
-// given reports whether the user named a store, by a flag or by HASP_URL.
+// given reports whether a flag or HASP_URL names a store.
 func (s *storeFlags) given(cmd *cobra.Command) bool {
 	_, set := os.LookupEnv("HASP_URL")
 	return set || cmd.Flag("url").Changed || cmd.Flag("config").Changed
 }
 
-// config returns where the locks are kept, and learns the passwords in it. It
-// warns about a password in --url, which every user of the host can read.
+// config returns where the locks are kept. It learns the passwords in the configuration. It warns
+// about a password in --url, because every user of the host can read the command line.
 func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	s := &a.store
 	for _, name := range []string{"url", "config"} {
@@ -61,8 +61,8 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	case !set:
 		raw = defaultURL
 	case raw == "":
-		// Do not use the default, which excludes no program of another host: perhaps a variable
-		// that should set HASP_URL was empty.
+		// Do not use the default here. Perhaps a script has set HASP_URL from a variable that was
+		// empty by mistake. With the default, the lock would exclude no program on another host.
 		return hasp.Config{}, usagef("HASP_URL is empty: give it a URL, or unset it for %s", defaultURL)
 	}
 
@@ -72,15 +72,16 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 		return c, err
 	}
 
-	// Warn once, although the processes that the conformance suite starts have the same arguments.
+	// Warn once. The child processes of the conformance suite have the same arguments, so they must
+	// not warn again.
 	if s.url != "" && len(s.secret) > 0 && !conformance.Child() {
 		a.complain("warning: --url holds a password, which other users of this host can read in the process list; put the URL into HASP_URL or a --config file")
 	}
 	return c, registered(c)
 }
 
-// registered returns an error if this program does not have the strategy of c. The library's own
-// error suggests an import, which does not help users of a command.
+// registered returns an error if this program does not have the strategy of c. The error of package
+// hasp would suggest an import, which does not help users of a command.
 func registered(c hasp.Config) error {
 	all := hasp.Strategies()
 	names := strings.Join(all, ", ")
@@ -89,7 +90,7 @@ func registered(c hasp.Config) error {
 		return nil
 	case c.Strategy == "":
 		return usagef("no strategy given (want one of %s)", names)
-	case strings.ContainsAny(c.Strategy, "@:/"): // perhaps a URL with a password: do not show it
+	case strings.ContainsAny(c.Strategy, "@:/"): // perhaps a password: do not show it
 		return usagef("strategy: want one of %s; put a URL into nodes", names)
 	case c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis"):
 		return usagef("%s is a transport: put a strategy before it, as in spinlock+%s://… (want one of %s)",
@@ -100,7 +101,7 @@ func registered(c hasp.Config) error {
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
 }
 
-// open opens the store that the flags name. doing becomes part of the owner.
+// open opens the store that the flags name. doing becomes a part of the owner.
 func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Context, hasp.Event)) (*hasp.Client, error) {
 	c, err := a.config(cmd)
 	if err != nil {
@@ -115,7 +116,6 @@ func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Contex
 	return client, err
 }
 
-// withClient runs f with a Client on the store that the flags name.
 func (a *app) withClient(cmd *cobra.Command, f func(context.Context, *hasp.Client) error) error {
 	client, err := a.open(cmd, cmd.CommandPath(), nil)
 	if err != nil {
@@ -148,11 +148,11 @@ func (s *storeFlags) learn(c hasp.Config) {
 	}
 }
 
-// redact removes the store's passwords from a text, because an error of a server or of the
-// operating system may contain them.
+// redact removes the store's passwords from text, because an error of a server or of the operating
+// system may contain them.
 func (s *storeFlags) redact(text string) string {
 	for _, pw := range s.secret {
-		if len(pw) < 4 { // so short a password also occurs inside words
+		if len(pw) < 4 { // a short password also occurs inside words
 			text = strings.ReplaceAll(text, ":"+pw+"@", ":xxxxx@")
 		} else {
 			text = strings.ReplaceAll(text, pw, "xxxxx")
@@ -161,7 +161,7 @@ func (s *storeFlags) redact(text string) string {
 	return text
 }
 
-// ownerOf returns the owner of the locks of c: the one in its parameters, or
+// ownerOf returns the owner for locks: the parameter owner of c if it is set, and otherwise
 // host/pid/doing.
 func ownerOf(c hasp.Config, doing string) string {
 	host, err := os.Hostname()

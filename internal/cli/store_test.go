@@ -13,7 +13,7 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// unfenced is a strategy with the fewest abilities that are allowed.
+// unfenced is a strategy that claims none of the abilities that a driver may lack.
 type unfenced struct{ backend.Driver }
 
 func (unfenced) Traits() backend.Traits { return backend.Traits{Reach: backend.Process} }
@@ -25,16 +25,15 @@ func init() {
 	})
 }
 
-// secret is the password in these tests. No output may contain it.
 const secret = "s3cr%21t-pw"
 
-// redisURL returns the URL of spinlock on a server, with a prefix of this test.
+// redisURL returns the URL of spinlock on s. Each test has its own prefix.
 func redisURL(t *testing.T, s *redistest.Server) string {
 	return "spinlock+" + s.URL() + "?prefix=" + strings.ReplaceAll(t.Name(), "/", "-") + ":"
 }
 
-// refused checks the exit code and the form of an error: one line on stderr,
-// without a stack trace and without the secret.
+// refused checks the exit code. It also checks that stderr is one line, without a stack trace and
+// without the secret.
 func (o outcome) refused(t *testing.T, code int, says string) {
 	t.Helper()
 	o.want(t, code)
@@ -56,8 +55,7 @@ func (o outcome) refused(t *testing.T, code int, says string) {
 	}
 }
 
-// unwritable returns a path below a file. Nothing can be created there, not even
-// by root.
+// unwritable returns a path below a file. Not even root can create a file there.
 func unwritable(t *testing.T, name string) string {
 	t.Helper()
 	return filepath.Join(file(t, name, "", 0o600), "directory")

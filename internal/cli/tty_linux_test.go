@@ -14,14 +14,13 @@ import (
 // whereAmI is a shell script that prints whether it is in the foreground.
 const whereAmI = `set -- $(cut -d' ' -f5,8 /proc/self/stat); [ $1 = $2 ] && echo foreground || echo background; `
 
-// A step is what a person at a terminal does or sees.
 type step func(*session)
 
 func typed(text string) step    { return func(s *session) { s.types(text) } }
 func ordered(text string) step  { return func(s *session) { s.order(text) } }
 func seen(text string) step     { return func(s *session) { s.expect(text) } }
 func piped(text string) step    { return func(s *session) { s.piped.expect(text) } }
-func reported(text string) step { return func(s *session) { s.report.expect(text) } } // by the shell
+func reported(text string) step { return func(s *session) { s.report.expect(text) } }
 
 func TestRunOnATerminal(t *testing.T) {
 	t.Parallel()
@@ -39,15 +38,15 @@ func TestRunOnATerminal(t *testing.T) {
 			seen("foreground"), typed("\x1a"), reported("stopped: the job has the terminal"), stillHeld,
 			ordered("fg"), typed("more\n"), seen("got more"), reported("exited 0: the job has the terminal")}},
 
-		// In $(…) or a pipe, hasp lends the terminal when the command reads from it. Until
-		// then Ctrl-C and Ctrl-Z reach hasp instead of the command.
+		// If hasp runs in $(…) or a pipe, it lends the terminal when the command reads from it.
+		// Before that, Ctrl-C and Ctrl-Z reach hasp, which passes them on.
 		"is lent to a command in a pipe when it reads": {reads, true, []step{
 			piped("background"), typed("text\n"), piped("got text"), reported("exited 0: the job has the terminal")}},
 		"passes keys on to a command in a pipe": {runSteady(t), true, []step{
 			piped("ready"), typed("\x1a"), reported("stopped"), ordered("fg"), reported("continued"),
 			typed("\x03"), piped("caught"), reported("exited 4")}},
 
-		// As any job.
+		// A shell does the same with any other job.
 		"stops a job in the background when its command reads": {append([]string{"&"}, reads...), false, []step{
 			seen("background"), reported("stopped: the shell has the terminal"),
 			ordered("fg"), typed("text\n"), seen("got text"), reported("exited 0: the job has the terminal")}},
@@ -69,7 +68,7 @@ func TestLsWatchOnATerminal(t *testing.T) {
 	s := startSession(t, url, false, "ls", "--watch", "--every", "100ms")
 	s.expect("1 key")
 	s.expect("/hasp run")
-	s.expect("\x1b[3A") // over the table before
+	s.expect("\x1b[3A") // the cursor moves up over the last table
 	p.in.Close()
 	s.expect("0 keys")
 	s.types("\x03")
@@ -84,20 +83,19 @@ func TestCtrlCEndsTheCommandAndHaspAndTheScriptAroundIt(t *testing.T) {
 	s.expect("ready")
 	s.types("\x03")
 	s.report.expect("killed by 2: the job has the terminal")
-	lock(t, url, 0, "--no-wait") // hasp has unlocked before it ended
+	lock(t, url, 0, "--no-wait") // hasp has unlocked the key
 	s.end()
 	if strings.Contains(s.String(), "went on") {
 		t.Error("the script went on")
 	}
 }
 
-// fg comes after the term: the lock is lost, and the command must not continue.
+// fg comes after the term. Then the lock is lost, and the command must not continue.
 func TestCtrlZPastTheTerm(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	file := t.TempDir() + "/work"
-	// Not a program in Go: its runtime would handle SIGTERM on one thread while
-	// others continue.
+	// Use dd and not a program in Go. Go handles SIGTERM on one thread, while others continue.
 	s := startSession(t, url, false, "run", "key", "--ttl", "3s", "--",
 		"sh", "-c", `exec dd if=/dev/zero of="$0" bs=1`, file)
 	await.Until(t, "the command begins", func() bool {
@@ -118,7 +116,7 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	}
 }
 
-// After kill -STOP and bg, the shell has the terminal.
+// After kill -STOP and bg, the shell has the terminal. hasp must not take it.
 func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	t.Parallel()
 	file := t.TempDir() + "/go"
@@ -132,12 +130,12 @@ func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	s.report.expect("stopped")
 	s.order("bg")
 	s.report.expect("continued")
-	s.expect("goes on") // hasp has passed SIGCONT on, and has checked the terminal before
+	s.expect("goes on") // hasp checks the terminal before it passes SIGCONT on
 	must(t, os.WriteFile(file, nil, 0o600))
 	s.report.expect("exited 0: the shell has the terminal")
 }
 
-// Under ssh or in a container, no shell would continue a stopped hasp.
+// Under ssh or in a container, no shell would continue hasp. So Ctrl-Z must not stop it.
 func TestCtrlZWithoutAShellGoesOn(t *testing.T) {
 	t.Parallel()
 	p := startOnPTY(t, self(t, "hasp", store(t), "run", "key", "--", "sh", "-c", "echo ready; read x; echo got $x; read y"))
@@ -179,5 +177,5 @@ func TestBreakConcernsTheHolderOfTheQuestion(t *testing.T) {
 	s.types("y\n")
 	s.expect("has changed hands")
 	s.report.expect("exited 1")
-	second.free().want(t, 0) // not lost
+	second.free().want(t, 0) // it has not lost the key
 }

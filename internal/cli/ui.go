@@ -17,7 +17,7 @@ import (
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
-// uiToken is the environment variable for --token.
+// uiToken is the environment variable that replaces --token.
 const uiToken = "HASP_UI_TOKEN"
 
 // minToken is the length of the shortest token, in characters.
@@ -48,7 +48,7 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
   hasp ui --listen 0.0.0.0:7420`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.Prefix = strings.Join(args, "") // one or none
+			o.Prefix = strings.Join(args, "") // there is at most one argument
 			return a.ui(cmd, o)
 		},
 	}
@@ -59,7 +59,6 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
 	return cmd
 }
 
-// ui is hasp ui.
 func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	fromFlag := o.Token != ""
 	o.Token = cmp.Or(o.Token, os.Getenv(uiToken))
@@ -92,7 +91,7 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	}
 	o.Listen = ln.Addr().String()
 	at := ln.Addr().(*net.TCPAddr)
-	if o.Token == "" && !at.IP.IsLoopback() { // a name may have led to any address
+	if o.Token == "" && !at.IP.IsLoopback() { // a name may resolve to any address
 		ln.Close()
 		return usagef("--listen: other hosts can reach %s, so it needs --token, or %s in the environment", o.Listen, uiToken)
 	}
@@ -112,7 +111,6 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	return ui.New(src, o).Serve(cmd.Context(), ln)
 }
 
-// listenAt opens the address of the page.
 func listenAt(ctx context.Context, at string) (net.Listener, error) {
 	var config net.ListenConfig
 	ln, err := config.Listen(ctx, "tcp", at)

@@ -13,7 +13,7 @@ import (
 
 var address = regexp.MustCompile(`http://[^\s/]+/`)
 
-// page starts hasp ui, or another command, and returns the address of its page.
+// page starts a command of hasp that serves a page. It also returns the address of the page.
 func page(t *testing.T, url string, args ...string) (*running, string) {
 	t.Helper()
 	p := startHasp(t, url, args...)
@@ -21,8 +21,8 @@ func page(t *testing.T, url string, args ...string) (*running, string) {
 	return p, address.FindString(p.out.String())
 }
 
-// get checks the status of the answer to a request, with headers "NAME: VALUE", and returns its
-// body.
+// get sends a request with headers "NAME: VALUE". It checks the status of the answer and returns
+// the body.
 func get(t *testing.T, want int, at string, headers ...string) (body string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), "GET", at, nil)
@@ -53,7 +53,7 @@ func TestUIServesThePageUntilCtrlC(t *testing.T) {
 	get(t, 400, at+"key?id=%3Cb%3E")
 	get(t, 403, at, "Origin: http://evil.example")
 
-	// A browser that is connected does not keep hasp from ending.
+	// hasp ends although a browser is connected.
 	answer, err := http.Get(at + "events")
 	must(t, err)
 	defer answer.Body.Close()
@@ -68,7 +68,7 @@ func TestUIWantsATokenOffThisHost(t *testing.T) {
 	u, err := url.Parse(named)
 	must(t, err)
 	at := "http://127.0.0.1:" + u.Port() + "/"
-	get(t, 401, at, "Host: "+u.Host) // as a browser on another host sends it
+	get(t, 401, at, "Host: "+u.Host) // like a browser on another host
 	get(t, 401, at)
 	get(t, 200, at, "Authorization: Bearer "+token)
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// noticeAfter is how long run waits before it says that it waits.
+// noticeAfter is how long hasp waits for a key before it prints that it waits.
 const noticeAfter = time.Second
 
-// acquire waits for the key. If it waits for longer than noticeAfter, it says so, and how long it
-// has waited in the end.
+// acquire waits for the key. If it waits for longer than noticeAfter, it prints that it waits, and
+// in the end how long it has waited.
 func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Option) (*hasp.Lease, error) {
 	if err := r.refuseNested(ctx, client); err != nil {
 		return nil, err
@@ -33,7 +33,8 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 
 	lease, err := client.Lock(ctx, r.key, opts...)
 
-	// If the notice is being printed, wait until it is complete, before any other line.
+	// If the notice is being printed, wait until it is complete, so that no other line comes into
+	// it.
 	done()
 	if !notice.Stop() && <-said && err == nil {
 		r.complain("got %s after %s", text.Quote(r.key), text.Duration(time.Since(began)))
@@ -46,15 +47,15 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 	}
 
 	held, within := &hasp.HeldError{}, ""
-	errors.As(err, &held) // names the holder, if the store does
+	errors.As(err, &held) // held has the holder, if the store names one
 	if r.wait > 0 {
 		within = " and was not free within " + text.Duration(r.wait)
 	}
 	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s; the command was not run", text.Quote(r.key), held, within)}
 }
 
-// sayWaiting prints that hasp waits, and for which holder, if the store names one. If ctx ends
-// first, it prints nothing and returns false.
+// sayWaiting prints that hasp waits. If the store names the holder, it prints the holder as well.
+// If ctx ends first, it prints nothing and returns false.
 func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 	if r.slots > 0 {
 		// Each slot has a holder of its own.
@@ -62,7 +63,7 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 		return true
 	}
 
-	s, _ := client.Inspect(ctx, r.key) // in an outage nobody is named
+	s, _ := client.Inspect(ctx, r.key) // in an outage s is empty, and the notice names no holder
 	if ctx.Err() != nil {
 		return false
 	}
@@ -74,19 +75,19 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 	return true
 }
 
-// Environment variables of the command of hasp run.
+// These environment variables are set for the command of hasp run.
 const (
 	keyEnv   = "HASP_KEY="
 	fenceEnv = "HASP_FENCE="
 	slotEnv  = "HASP_SLOT="
 
-	// heldEnv has the keys and owners of this lock and of the locks around it, in the
-	// form of a URL's query. A hasp run inside the command reads it.
+	// heldEnv has the key and the owner of this lock and of each lock around it, as the query of a
+	// URL. A hasp run inside the command reads it.
 	heldEnv = "HASP_HELD="
 )
 
-// environment returns env with the variables of lease. They replace those of a hasp around this
-// one, except that HASP_HELD keeps the outer locks.
+// environment returns env with the variables for lease. They replace the variables of a hasp around
+// this one, except that HASP_HELD keeps the outer locks.
 func (r *run) environment(env []string, lease *hasp.Lease) []string {
 	held := heldAround()
 	held.Add(lease.Key(), r.owner)
@@ -105,18 +106,19 @@ func (r *run) environment(env []string, lease *hasp.Lease) []string {
 	return env
 }
 
-// heldAround returns the owners, by key, of the locks that the hasp runs around this
-// process took.
+// heldAround returns the owners of the locks that hasp processes around this one have taken, by
+// key.
 func heldAround() url.Values {
-	held, _ := url.ParseQuery(os.Getenv(strings.TrimSuffix(heldEnv, "="))) // if it fails, no hasp has set it
+	held, _ := url.ParseQuery(os.Getenv(strings.TrimSuffix(heldEnv, "=")))
 	return held
 }
 
-// refuseNested returns an error if outer hasp processes hold the key, or all of its slots. They
-// wait until this process ends, so this process must not wait for them.
+// refuseNested returns an error if hasp processes around this one hold the key, or all of its
+// slots. Those processes wait until this process ends, so this process must not wait for them.
 //
-// The environment alone is no proof: a process in the background keeps it after the lock was
-// released, and it may be about another store. So refuseNested asks the store for the owners.
+// The environment alone does not prove that. A process in the background keeps its environment
+// after the lock was released. The lock may also be in another store. So refuseNested asks the
+// store for the owners.
 func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
 	owners := heldAround()[r.key]
 	if len(owners) == 0 {
@@ -133,8 +135,8 @@ func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
 		if err != nil || !s.Held {
 			return nil
 		}
-		// Refuse even if both runs are shared: a writer may wait between the two, and keep this one
-		// out.
+		// Refuse even if both runs are shared. A writer may have begun to wait after the outer run
+		// got the key, and would keep this run out.
 		holders := append(s.Shared, s.Owner)
 		at := slices.IndexFunc(holders, func(h string) bool { return slices.Contains(owners, h) })
 		if at < 0 {

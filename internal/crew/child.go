@@ -8,7 +8,7 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// Child is a process for a test. The test reads the lines that it prints.
+// Child is a process whose lines a test reads.
 type Child struct {
 	*Process
 	err strings.Builder
@@ -37,8 +37,8 @@ func (c *Child) Line(t *testing.T) (line string) {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// Finish lets a child end that waits for it, and fails the test if the child has an
-// error.
+// Finish closes the child's standard input, for which a child may wait, and waits until the child
+// has ended. If the child has an error, the test fails.
 func (c *Child) Finish(t *testing.T) {
 	t.Helper()
 	c.stdin.Close()

@@ -1,7 +1,8 @@
-// Package crew starts processes of the running program's own binary in a role, and
-// exchanges messages with them. Tests, the demo and the tools in lab use it.
+// Package crew starts the binary of the running program again, in a role. It exchanges messages
+// with the new processes. Tests, the demo and the tools in lab use it.
 //
-// A program that starts a crew calls [Main] first in main or TestMain, or asks [Role].
+// A program that starts such processes begins its main or TestMain with a call of [Main], or asks
+// [Role].
 package crew
 
 import (
@@ -16,21 +17,22 @@ import (
 	"sync"
 )
 
-// env is the environment variable that names the role of a process and its arguments,
-// with separator between them.
+// env is the environment variable with the role of a process and its arguments. The role and each
+// argument are separated by separator.
 const env, separator = "HASP_CREW_ROLE", "\x1f"
 
-// Role returns the role that this process was started in, or "", and its arguments.
+// Role returns the role in which this process was started, and its arguments. Without a role it
+// returns "".
 func Role() (role string, args []string) {
 	words := strings.Split(os.Getenv(env), separator)
 	return words[0], words[1:]
 }
 
-// Roles are what processes do, by name. If one returns an error, its process prints
-// it and exits with 1.
+// Roles has the function of each role. If the function returns an error, the process prints the
+// error and exits with 1.
 type Roles map[string]func(args []string) error
 
-// Main does the work of this process and exits, if it was started in one of roles.
+// If this process was started in one of roles, Main calls the function of the role and exits.
 func Main(roles Roles) {
 	role, args := Role()
 	f := roles[role]
@@ -53,15 +55,14 @@ type Pipe struct {
 	log io.Writer
 }
 
-// mark begins the lines that are messages. A program may print other lines.
+// mark begins each line that is a message. A program may also print other lines.
 const mark = "hasp-crew: "
 
-// Parent returns the connection to the process that started this one. It uses
-// standard input and standard output; call it once. Receive fails when the parent has
-// ended.
+// Parent returns the connection to the process that started this one. Call it once, because it uses
+// standard input and standard output. Receive fails when the parent has ended.
 func Parent() *Pipe { return &Pipe{out: os.Stdout, in: bufio.NewReader(os.Stdin), log: os.Stderr} }
 
-// Send sends a message as JSON. Several goroutines may call it at a time.
+// Send sends a message as JSON. Several goroutines may call it at the same time.
 func (p *Pipe) Send(message any) error {
 	b, err := json.Marshal(message)
 	if err != nil {
@@ -73,8 +74,8 @@ func (p *Pipe) Send(message any) error {
 	return err
 }
 
-// Receive waits for a message and stores it in the variable that message points
-// to. One goroutine at a time may call it.
+// Receive waits for a message and stores it in the variable that message points to. Only one
+// goroutine may call it at a time.
 func (p *Pipe) Receive(message any) error {
 	for {
 		line, err := p.in.ReadString('\n')
@@ -90,7 +91,7 @@ func (p *Pipe) Receive(message any) error {
 	}
 }
 
-// Process is a started process.
+// Process is a process that Start has started.
 type Process struct {
 	*Pipe
 	*os.Process
@@ -98,21 +99,21 @@ type Process struct {
 	stdin io.Closer
 }
 
-// Start starts a process of this program in a role. Its standard error is that of this
-// process.
+// Start starts a process of this program in a role. The process has the same standard error as this
+// one.
 func Start(role string, args ...string) (*Process, error) {
 	return StartProgram(os.Stderr, nil, role, args...)
 }
 
-// StartProgram is Start for a program that needs arguments to come to Main. The log
-// gets its standard error, and what it prints beside messages.
+// StartProgram is Start for a program that reaches Main only with certain arguments. log gets the
+// standard error of the process, and what the process prints besides messages.
 func StartProgram(log io.Writer, program []string, role string, args ...string) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(self, program...)
-	// Otherwise the race detector sleeps for a second before a process exits.
+	// Without this setting, the race detector sleeps for a second before a process exits.
 	cmd.Env = append(os.Environ(), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0",
 		env+"="+strings.Join(append([]string{role}, args...), separator))
 	cmd.Stderr = log
@@ -127,17 +128,16 @@ func StartProgram(log io.Writer, program []string, role string, args ...string) 
 	return &Process{&Pipe{out: in, in: bufio.NewReader(out), log: log}, cmd.Process, cmd, in}, nil
 }
 
-// Wait waits until the process has ended, and returns how, as exec.Cmd does. Call it
-// after the last Receive.
+// Wait is Wait of exec.Cmd. Call it after the last Receive.
 func (p *Process) Wait() error { return p.cmd.Wait() }
 
-// Pause is [Pause] of the process.
+// Pause calls [Pause] for the process.
 func (p *Process) Pause() error { return Pause(p.Process) }
 
-// Resume ends Pause.
+// Resume undoes Pause.
 func (p *Process) Resume() error { return Resume(p.Process) }
 
-// End kills the process and waits until it has ended. No goroutine may be in
+// End kills the process and waits until it has ended. Do not call it while a goroutine is in
 // Receive.
 func (p *Process) End() {
 	_ = p.Kill()

@@ -5,9 +5,9 @@ import (
 	"math/rand/v2"
 )
 
-// FreeAddr reserves an address of the loopback interface, host:port, until this process ends: a
-// server may start on it, stop, and start again. The port is below those that most systems give to
-// connections.
+// FreeAddr reserves an address of the loopback interface, host:port, until this process ends. A
+// server may start on it, stop, and start again. The port is below the ports that most systems give
+// to connections.
 func FreeAddr() (addr string, err error) {
 	for range 100 {
 		port := 22000 + rand.N(10000)

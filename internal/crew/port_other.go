@@ -7,7 +7,8 @@ import (
 	"strconv"
 )
 
-// ReservePort returns an error unless the port was free just now.
+// ReservePort returns an error unless the port is free. On this system it cannot keep the port
+// free.
 func ReservePort(port int) (release func(), err error) {
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {

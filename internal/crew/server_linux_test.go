@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// The kernel kills a process when the thread that forked it ends. The threads of callers may
-// end at any time.
+// The kernel kills a process when the thread that forked it ends. So StartServer must not fork on
+// the thread of its caller, which may end at any time.
 func TestProcessOutlivesTheThreadOfItsCaller(t *testing.T) {
 	c := exec.Command("sleep", "60")
 	var ended <-chan struct{}
@@ -26,7 +26,7 @@ func TestProcessOutlivesTheThreadOfItsCaller(t *testing.T) {
 		}
 	}
 
-	// Without a signal from the kernel, this one is the first.
+	// If the kernel has sent no signal, the process ends by this one.
 	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Error(err)
 	}
@@ -36,13 +36,13 @@ func TestProcessOutlivesTheThreadOfItsCaller(t *testing.T) {
 	}
 }
 
-// onOwnThread runs f on a thread that then ends. It is not the first thread of the program,
-// which never ends.
+// onOwnThread runs f on a thread that ends after f. It does not use the first thread of the
+// program, which never ends.
 func onOwnThread(f func()) (thread int) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // without UnlockOSThread: the thread ends with this goroutine
+		runtime.LockOSThread() // without UnlockOSThread, so the thread ends with this goroutine
 		thread = syscall.Gettid()
 		if thread == os.Getpid() {
 			thread = onOwnThread(f)

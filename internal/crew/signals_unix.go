@@ -8,8 +8,7 @@ import (
 	"syscall"
 )
 
-// Pause stops a process that this one has started, and returns when all its threads
-// have stopped.
+// Pause stops a child process. It returns when all threads of the process have stopped.
 func Pause(p *os.Process) error {
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		return err
@@ -26,5 +25,5 @@ func Pause(p *os.Process) error {
 	}
 }
 
-// Resume ends Pause.
+// Resume undoes Pause.
 func Resume(p *os.Process) error { return p.Signal(syscall.SIGCONT) }

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package etcdtest starts etcd servers for tests and torture. Each is a process on free
-// ports of the loopback interface. It needs an etcd that is installed.
+// Package etcdtest starts etcd servers for tests and for the torture of lab. Each is a process on
+// free ports of the loopback interface. etcd must be installed.
 package etcdtest
 
 import (
@@ -25,18 +25,18 @@ import (
 type Server struct {
 	Name         string
 	Client, Peer string // addresses, host:port
-	Dir          string // of its data
+	Dir          string // the directory of its data
 	Args         []string
 
 	log string
 
-	mu    sync.Mutex      // guards all below
-	cmd   *exec.Cmd       // nil if it does not run
+	mu    sync.Mutex      // guards the fields below
+	cmd   *exec.Cmd       // nil if the process does not run
 	ended <-chan struct{} // closed when cmd has ended
 }
 
-// Binary returns the etcd to test with: the file that HASP_TEST_ETCD names, or the one that
-// is installed.
+// Binary returns the etcd program: the file that HASP_TEST_ETCD names, or else the etcd on the
+// PATH.
 func Binary() string {
 	if file := os.Getenv("HASP_TEST_ETCD"); file != "" && file != "required" {
 		return file
@@ -44,7 +44,7 @@ func Binary() string {
 	return "etcd"
 }
 
-// Need skips the test if no etcd is installed, unless HASP_TEST_ETCD is set.
+// If no etcd is installed, Need skips the test, or fails it if HASP_TEST_ETCD is set.
 func Need(t testing.TB) {
 	t.Helper()
 	if _, err := exec.LookPath(Binary()); err == nil {
@@ -56,7 +56,7 @@ func Need(t testing.TB) {
 	t.Skip("no etcd is installed: apt-get install etcd-server")
 }
 
-// Start starts a cluster of n servers, which ends with the test, and waits until they answer.
+// Start starts a cluster of n servers and waits until they answer. The end of the test stops them.
 func Start(t testing.TB, n int, args ...string) []*Server {
 	t.Helper()
 	Need(t)
@@ -85,8 +85,8 @@ func Start(t testing.TB, n int, args ...string) []*Server {
 	return all
 }
 
-// New returns n servers of one cluster, which do not run yet. Their files are in dir. What
-// a server has written survives its process, not a crash of the machine.
+// New returns n servers of one cluster, which do not run yet. Their files are in dir. Data that a
+// server has written survives the end of its process, but not a crash of the machine.
 func New(dir string, n int, args ...string) ([]*Server, error) {
 	var all []*Server
 	var cluster []string
@@ -112,7 +112,7 @@ func New(dir string, n int, args ...string) ([]*Server, error) {
 	return all, nil
 }
 
-// Start starts the process, and does not wait until it answers.
+// Start starts the process. It does not wait until the server answers.
 func (s *Server) Start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,7 +177,7 @@ func (s *Server) IsLeader() bool {
 	return strings.Contains(text, "\netcd_server_is_leader 1")
 }
 
-// Kill ends the process at once. Its files stay.
+// Kill kills the process and waits for its end. The files stay.
 func (s *Server) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,21 +189,21 @@ func (s *Server) Kill() {
 	s.cmd = nil
 }
 
-// Pid returns the number of the process, which runs.
+// Pid returns the process id. The process must run.
 func (s *Server) Pid() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cmd.Process.Pid
 }
 
-// Pause stops the process, which keeps its connections. It returns when all threads have stopped.
+// Pause is [crew.Pause] of the process. Its connections stay.
 func (s *Server) Pause() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return crew.Pause(s.cmd.Process)
 }
 
-// Resume ends a Pause.
+// Resume undoes Pause.
 func (s *Server) Resume() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,27 +23,27 @@ type conn struct {
 	ended  atomic.Bool
 	fault  atomic.Int32 // the Fault of the last command that was passed on
 
-	forgotten atomic.Bool // by Forget
+	forgotten atomic.Bool // set by Proxy.Forget
 
-	part []byte // the begin of a place at the end of the last read; only replies uses it
+	part []byte // the beginning of a place, if the last read ended within it; only replies uses it
 
-	more     chan struct{} // capacity 1: queue has grown
-	mu       sync.Mutex    // guards all below
-	queue    []reply       // for the client
-	promised []promise     // in the order of their places
+	more     chan struct{} // gets a signal when queue has grown; capacity 1
+	mu       sync.Mutex    // guards the fields below
+	queue    []reply       // what to send to the client
+	promised []promise
 }
 
-// promise is an answer that does not come from the server. The server sends place
-// where the answer belongs in the order of replies.
+// promise is an answer by the proxy. The proxy has asked the server to echo place. Where place
+// comes in the order of replies, the client gets reply.
 type promise struct {
 	reply string
 	place string
 }
 
-// reply is a piece of replies.
+// reply is a chunk of bytes for the client.
 type reply struct {
-	bytes []byte    // nil: the connection ends here
-	due   time.Time // when to pass it on
+	bytes []byte    // nil ends the connection
+	due   time.Time // the earliest time to send bytes
 }
 
 // serve passes bytes between a client and the server until either ends.
@@ -65,7 +65,7 @@ func (p *Proxy) serve(client net.Conn) {
 		ahead := make(chan []byte, 64)
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.down { // since the dial began
+		if p.down { // Down was called during the dial
 			c.close()
 			return
 		}
@@ -85,16 +85,16 @@ func (c *conn) close() {
 	}
 }
 
-// forget closes the connection and removes it from the proxy.
-func (c *conn) forget() {
+// remove closes the connection and removes it from the proxy.
+func (c *conn) remove() {
 	c.close()
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
 	delete(c.p.conns, c)
 }
 
-// readAhead reads what the client sends. So the client can write while the server hangs, as it
-// can into the buffer of a socket. A pipe has none.
+// readAhead reads what the client sends. So a client can write while the server hangs, even on a
+// pipe, which has no buffer as a socket has.
 func (c *conn) readAhead(to chan<- []byte) {
 	defer close(to)
 	for {
@@ -111,7 +111,7 @@ func (c *conn) readAhead(to chan<- []byte) {
 	}
 }
 
-// reader reads chunks until their channel is closed.
+// reader is an io.Reader of the chunks.
 type reader struct {
 	chunks <-chan []byte
 	rest   []byte
@@ -129,12 +129,11 @@ func (r *reader) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// requests passes commands of the client on to the server.
 func (c *conn) requests(client io.Reader) {
-	defer c.forget()
+	defer c.remove()
 	in := bufio.NewReader(client)
-	// A stream that does not begin with a command, such as TLS, has no commands
-	// later either, even if some bytes look like one.
+	// If a stream does not begin with a command, as with TLS, its later bytes are no commands
+	// either, even if some look like one.
 	first, err := in.Peek(1)
 	read := readCommand
 	if err == nil && first[0] != '*' {
@@ -154,10 +153,10 @@ func (c *conn) requests(client io.Reader) {
 		case LoseReply, HangReply:
 			c.fault.Store(int32(r.fault))
 		case answer:
-			// The server echoes the place, which keeps the order of replies.
+			// Make the server echo the place, so that the answer comes in the order of replies.
 			raw = fmt.Appendf(nil, "*2\r\n$4\r\necho\r\n%s", c.promise(r))
 		case HoldRequest:
-			<-r.release // also if the client disconnects meanwhile
+			<-r.release // even if the client disconnects meanwhile
 		}
 		if c.forgotten.Load() {
 			continue
@@ -168,8 +167,8 @@ func (c *conn) requests(client io.Reader) {
 	}
 }
 
-// replies reads replies at once, also those that the client must not get:
-// miniredis holds locks while it writes.
+// replies reads all replies without delay, even if the client must not get them, because miniredis
+// holds locks while it writes.
 func (c *conn) replies() {
 	buf := make([]byte, 32<<10)
 	for {
@@ -195,7 +194,7 @@ func (c *conn) replies() {
 	}
 }
 
-// promise returns the bytes that the server sends in place of a reply.
+// promise registers the answer of r, and returns the place that the server must echo.
 func (c *conn) promise(r rule) (place string) {
 	p := promise{r.reply, fmt.Sprintf("$26\r\n%s\r\n", rand.Text())}
 	c.mu.Lock()
@@ -204,7 +203,7 @@ func (c *conn) promise(r rule) (place string) {
 	return p.place
 }
 
-// kept returns the bytes from the server, with the answers in their places.
+// kept returns the bytes from the server, with each place replaced by its answer.
 func (c *conn) kept(read []byte) (all []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -214,7 +213,7 @@ func (c *conn) kept(read []byte) (all []byte) {
 		p := c.promised[0]
 		before, after, ok := bytes.Cut(read, []byte(p.place))
 		if !ok {
-			// The read may end within a place.
+			// If the read ends within a place, keep the beginning of the place for the next read.
 			n := min(len(p.place)-1, len(read))
 			for !bytes.HasSuffix(read, []byte(p.place[:n])) {
 				n--
@@ -229,7 +228,7 @@ func (c *conn) kept(read []byte) (all []byte) {
 	return append(all, read...)
 }
 
-// send queues b for the client. Nil ends the connection.
+// send queues b for the client. If b is nil, it queues the end of the connection.
 func (c *conn) send(b []byte) {
 	c.p.mu.Lock()
 	delay := c.p.delay
@@ -243,7 +242,6 @@ func (c *conn) send(b []byte) {
 	}
 }
 
-// deliver passes the queue on to the client.
 func (c *conn) deliver() {
 	defer c.close()
 	for {
@@ -276,8 +274,8 @@ func (c *conn) deliver() {
 	}
 }
 
-// open waits while a direction of the proxy is stalled. It reports whether the
-// connection is still open.
+// open waits while way, a direction of the proxy, is stalled. It reports whether the connection is
+// still open.
 func (c *conn) open(way *chan struct{}) bool {
 	c.p.mu.Lock()
 	flow := *way
@@ -289,7 +287,7 @@ func (c *conn) open(way *chan struct{}) bool {
 	return !c.ended.Load()
 }
 
-// readBytes reads the bytes that are there.
+// readBytes returns the bytes that have arrived. It waits for the first byte.
 func readBytes(in *bufio.Reader) (raw []byte, args []string, err error) {
 	if _, err := in.Peek(1); err != nil {
 		return nil, nil, err
@@ -299,7 +297,6 @@ func readBytes(in *bufio.Reader) (raw []byte, args []string, err error) {
 	return raw, nil, err
 }
 
-// readCommand reads one command of the Redis protocol.
 func readCommand(in *bufio.Reader) (raw []byte, args []string, err error) {
 	line, err := in.ReadString('\n')
 	if err != nil {
@@ -328,7 +325,7 @@ func readCommand(in *bufio.Reader) (raw []byte, args []string, err error) {
 	return raw, args, nil
 }
 
-// count reads the number of a header line such as "*3".
+// count returns the number in a header line such as "*3".
 func count(line string, kind byte) (int, error) {
 	line = strings.TrimRight(line, "\r\n")
 	if len(line) < 2 || line[0] != kind {

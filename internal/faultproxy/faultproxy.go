@@ -1,5 +1,5 @@
-// Package faultproxy is a proxy between clients and a server. It counts commands
-// and injects faults, for tests, torture and benchmarks.
+// Package faultproxy is a proxy between clients and a server. It counts commands and injects
+// faults, for tests, for the torture of lab and for benchmarks.
 package faultproxy
 
 import (
@@ -15,66 +15,66 @@ import (
 type Fault int
 
 const (
-	// LoseReply lets the server execute the command, and cuts the connection
-	// instead of the reply.
+	// LoseReply lets the server execute the command. The proxy closes the connection instead of
+	// passing on the reply.
 	LoseReply Fault = iota + 1
 
-	// HangReply lets the server execute the command. The client never gets the
-	// reply, nor any later reply on that connection.
+	// HangReply lets the server execute the command. The client gets neither the reply nor any
+	// later reply on that connection.
 	HangReply
 
-	// LoseRequest cuts the connection before the server gets the command.
+	// LoseRequest closes the connection before the server gets the command.
 	LoseRequest
 
-	// answer is the fault of Answer, deaf that of a State.
+	// answer is the fault of Answer. deaf is the fault of a Deaf State.
 	answer
 	deaf
 
-	// HoldRequest holds back the command, and all later ones on that connection,
+	// HoldRequest holds back the command and all later commands on that connection. It does so
 	// until Release, even if the client disconnects.
 	HoldRequest
 )
 
 // State is how a [Proxy] treats all connections. The zero State carries everything.
 type State struct {
-	Delay   time.Duration // of each reply
-	Deaf    bool          // replies are lost; connections that lost one end with this state
-	Stalled bool          // no bytes pass, as after [Proxy.Stall]
-	Down    bool          // there are no connections, as after [Proxy.Down]
+	Delay   time.Duration // by how much each reply is late
+	Deaf    bool          // replies are lost; a connection that has lost one ends with the state
+	Stalled bool          // no bytes pass, as with [Proxy.Stall]
+	Down    bool          // there are no connections, as with [Proxy.Down]
 }
 
-// Proxy is a proxy between clients and a server. Its methods may be called at any
-// time.
+// Proxy is a proxy between clients and a server. Its methods may be called at any time, by any
+// goroutine.
 type Proxy struct {
 	dial func() (net.Conn, error)
 	ln   net.Listener
 
-	mu       sync.Mutex // guards all below
-	conns    map[*conn]bool
-	rules    []rule
-	count    int64         // of commands
-	record   bool          // keep commands
-	commands []string      // since the last call of Commands
-	in, out  chan struct{} // closed while requests and replies flow
-	release  chan struct{} // closed by Release
-	delay    time.Duration
-	down     bool
-	deaf     bool
-	then     *State // the state after the next left replies, if not nil
-	left     int
-	wg       sync.WaitGroup
+	mu          sync.Mutex // guards the fields below
+	conns       map[*conn]bool
+	rules       []rule
+	count       int64         // how many commands clients have sent
+	record      bool          // set by the first call of Commands
+	commands    []string      // the commands since the last call of Commands
+	in, out     chan struct{} // in is closed while requests flow; out, while replies flow
+	release     chan struct{} // Release closes and replaces it
+	delay       time.Duration
+	down        bool
+	deaf        bool
+	nextState   *State // the state after repliesLeft more replies; nil if none is set
+	repliesLeft int
+	wg          sync.WaitGroup
 }
 
 // rule is a fault for commands whose text contains match.
 type rule struct {
 	match   string
 	fault   Fault
-	reply   string        // of Answer
-	release chan struct{} // closed by the Release that ends a HoldRequest
+	reply   string        // the reply that Answer was given
+	release chan struct{} // closed by the next Release
 }
 
-// New returns a proxy to the server that dial connects to. Clients reach it by
-// Dialer, or by the listener that Serve gets.
+// New returns a proxy to the server that dial connects to. Clients reach the proxy by Dialer, or at
+// the listener that is passed to Serve.
 func New(dial func() (net.Conn, error)) *Proxy {
 	p := &Proxy{dial: dial, conns: map[*conn]bool{}, in: make(chan struct{}), out: make(chan struct{}), release: make(chan struct{})}
 	close(p.in)
@@ -82,8 +82,7 @@ func New(dial func() (net.Conn, error)) *Proxy {
 	return p
 }
 
-// Listen returns a proxy that listens on a port of its own on the loopback
-// interface.
+// Listen returns a proxy that listens on a free port of the loopback interface.
 func Listen(dial func() (net.Conn, error)) (*Proxy, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -94,7 +93,7 @@ func Listen(dial func() (net.Conn, error)) (*Proxy, error) {
 	return p, nil
 }
 
-// Serve accepts connections from ln. Close closes ln.
+// Serve accepts connections from ln in the background. Close closes ln.
 func (p *Proxy) Serve(ln net.Listener) {
 	p.ln = ln
 	p.wg.Go(func() {
@@ -111,9 +110,8 @@ func (p *Proxy) Serve(ln net.Listener) {
 // Addr returns the address of the listener.
 func (p *Proxy) Addr() string { return p.ln.Addr().String() }
 
-// Dialer returns a function for redis.Options.Dialer that connects through the
-// proxy without a listener. It works inside testing/synctest if the proxy's dial
-// does.
+// Dialer returns a function for redis.Options.Dialer. It connects through the proxy without a
+// listener. If the proxy's own dial works inside testing/synctest, so does Dialer.
 func (p *Proxy) Dialer() func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		if err := ctx.Err(); err != nil {
@@ -125,21 +123,20 @@ func (p *Proxy) Dialer() func(ctx context.Context, network, addr string) (net.Co
 	}
 }
 
-// locked calls f with p.mu held.
 func (p *Proxy) locked(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f()
 }
 
-// Fail makes the next command fail whose text contains match. The text is the
-// arguments, joined by spaces. On a connection without commands, such as one of another
-// protocol, the text of whatever comes next is empty. Faults with the same match happen one
-// after another.
+// Fail makes the fault f happen to the next command whose text contains match. The text is the
+// arguments, joined by spaces. If a connection does not carry commands of Redis, the next bytes
+// count as a command with an empty text. Faults with the same match happen to one command each, in
+// order.
 func (p *Proxy) Fail(match string, f Fault) { p.add(rule{match: match, fault: f}) }
 
-// Answer answers all commands whose text contains match with reply, until Forgive.
-// reply may be any bytes. The server does not get these commands.
+// Answer makes the proxy answer each command whose text contains match, until Forgive. The answer
+// is reply, which may be any bytes. The server does not get these commands.
 func (p *Proxy) Answer(match, reply string) { p.add(rule{match: match, fault: answer, reply: reply}) }
 
 func (p *Proxy) add(r rule) { p.locked(func() { p.rules = append(p.rules, r) }) }
@@ -150,11 +147,11 @@ func (p *Proxy) Pending() (n int) {
 	return n
 }
 
-// Forgive removes the faults that have not happened yet.
+// Forgive removes the faults that have not happened yet, and all answers.
 func (p *Proxy) Forgive() { p.locked(func() { p.rules = nil }) }
 
-// Commands returns the commands that clients have sent since the last call,
-// without those that set up a connection. The first call starts the recording.
+// Commands returns the commands that clients have sent since the last call of Commands, without
+// those that set up a connection. The first call starts the recording and returns nothing.
 func (p *Proxy) Commands() (all []string) {
 	p.locked(func() {
 		all = p.commands
@@ -183,14 +180,13 @@ func (p *Proxy) StallRequests() { p.locked(func() { stop(&p.in) }) }
 // StallReplies stops the bytes from the server.
 func (p *Proxy) StallReplies() { p.locked(func() { stop(&p.out) }) }
 
-// stop makes a channel that is not closed.
 func stop(flow *chan struct{}) {
 	if isClosed(*flow) {
 		*flow = make(chan struct{})
 	}
 }
 
-// Flow ends Stall, StallRequests and StallReplies.
+// Flow undoes Stall, StallRequests and StallReplies.
 func (p *Proxy) Flow() { p.locked(p.flowLocked) }
 
 func (p *Proxy) flowLocked() {
@@ -212,19 +208,19 @@ func (p *Proxy) releaseLocked() {
 // Delay delays every reply by d.
 func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
 
-// Set puts the proxy into a state. It cancels an earlier SetAfter.
+// Set puts the proxy into state s. It cancels an earlier SetAfter.
 func (p *Proxy) Set(s State) { p.locked(func() { p.setLocked(s) }) }
 
-// SetAfter carries the next replies, as many as it is given, and then sets a state.
+// SetAfter puts the proxy into state s when it has carried the given number of replies.
 func (p *Proxy) SetAfter(replies int, s State) {
 	p.locked(func() {
 		p.setLocked(State{})
-		p.then, p.left = &s, replies
+		p.nextState, p.repliesLeft = &s, replies
 	})
 }
 
 func (p *Proxy) setLocked(s State) {
-	p.then, p.delay, p.deaf, p.down = nil, s.Delay, s.Deaf, s.Down
+	p.nextState, p.delay, p.deaf, p.down = nil, s.Delay, s.Deaf, s.Down
 	for c := range p.conns {
 		if s.Down || !s.Deaf && Fault(c.fault.Load()) == deaf {
 			c.close()
@@ -236,19 +232,19 @@ func (p *Proxy) setLocked(s State) {
 	}
 }
 
-// replied counts a reply for SetAfter, and reports whether the reply is lost.
+// replied counts a reply for SetAfter. It reports whether the reply must be lost.
 func (p *Proxy) replied() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.then != nil {
-		if p.left--; p.left < 0 {
-			p.setLocked(*p.then)
+	if p.nextState != nil {
+		if p.repliesLeft--; p.repliesLeft < 0 {
+			p.setLocked(*p.nextState)
 		}
 	}
 	return p.deaf
 }
 
-// Forget makes all connections carry nothing more. Neither end learns of it.
+// Forget makes the present connections carry no more bytes. Neither end learns of it.
 func (p *Proxy) Forget() {
 	p.locked(func() {
 		for c := range p.conns {
@@ -266,7 +262,7 @@ func (p *Proxy) cutLocked() {
 	}
 }
 
-// Down closes all connections, and new ones as soon as they are made.
+// Down closes all connections. Until Up, it also closes new connections as soon as they are made.
 func (p *Proxy) Down() { p.locked(p.downLocked) }
 
 func (p *Proxy) downLocked() {
@@ -274,7 +270,7 @@ func (p *Proxy) downLocked() {
 	p.cutLocked()
 }
 
-// Up ends Down.
+// Up undoes Down.
 func (p *Proxy) Up() { p.locked(func() { p.down = false }) }
 
 // Close ends the proxy and its goroutines.
@@ -290,8 +286,8 @@ func (p *Proxy) Close() {
 	p.wg.Wait()
 }
 
-// judge returns the rule for a command, and counts and records the command. Bytes that are
-// no command have no args.
+// judge counts and records a command, and returns the rule that applies to it. For bytes that are
+// not a command, args is nil.
 func (p *Proxy) judge(args []string) rule {
 	text := strings.Join(args, " ")
 	p.mu.Lock()

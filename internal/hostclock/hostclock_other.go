@@ -9,6 +9,7 @@ import "time"
 func Now() int64 { return time.Now().UnixNano() }
 
 // suspended returns 0, because the standard library does not give access to the clocks that are
-// needed. On Windows Go's monotonic clock counts a suspend itself. On macOS and the BSDs hasp does
-// not notice a suspend: a lease is then trusted for its term plus the time of the suspend.
+// needed. On Windows that is right, because Go's monotonic clock itself counts a suspend. On macOS
+// and the BSDs hasp does not notice a suspend. A lease is then trusted for its term plus the time
+// of the suspend.
 func suspended() time.Duration { return 0 }

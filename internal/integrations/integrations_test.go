@@ -37,14 +37,15 @@ func open(t *testing.T, url string, o *hasp.Options) *hasp.Client {
 	return c
 }
 
-// store is a Redis with a prefix for the keys of one test.
+// store returns the URL of a Redis, with a prefix for the keys of one test.
 func store(t *testing.T) string {
 	return "spinlock+" + redistest.Start(t, nil).URL() + "?prefix=" + t.Name() + ":"
 }
 
 var fence = regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
 
-// The pages show code of this package, and as many pieces of it as are expected.
+// Each block of Go code on the pages is in the source. Each page has at least the expected number
+// of blocks.
 func TestPagesShowTheCode(t *testing.T) {
 	for name, least := range map[string]int{"integrations": 6, "telemetry": 3, "drivers": 8} {
 		page, err := os.ReadFile("../../docs/" + name + ".md")
@@ -80,7 +81,7 @@ func TestGocronLocker(t *testing.T) {
 		must(t, err)
 		defer s.Shutdown()
 		s.Start()
-		must(t, s.Jobs()[0].RunNow()) // no need to wait for the minute
+		must(t, s.Jobs()[0].RunNow()) // do not wait for the next minute
 	}
 	await.Return(t, "the job", func() { <-ran })
 	time.Sleep(500 * time.Millisecond)
@@ -98,7 +99,7 @@ func TestGocronElector(t *testing.T) {
 	must(t, e.Close())
 }
 
-// Two processes run a job at each tick. The clock of the second one is behind.
+// Two processes want to run a job at each tick. The second clock is behind.
 func TestRobfigCron(t *testing.T) {
 	t.Parallel()
 	url := store(t)
@@ -188,7 +189,7 @@ func testFence(t *testing.T, db *sql.DB) {
 	if err := setBalance(ctx, db, old, 7, 95); !errors.Is(err, errStale) {
 		t.Errorf("the late write returned %v", err)
 	}
-	must(t, setBalance(ctx, db, lease, 7, 70)) // the same holder may write again
+	must(t, setBalance(ctx, db, lease, 7, 70)) // the same fence may write again
 	var balance int64
 	must(t, db.QueryRowContext(ctx, `SELECT balance FROM accounts WHERE id = 7`).Scan(&balance))
 	if balance != 70 {
@@ -196,7 +197,7 @@ func testFence(t *testing.T, db *sql.DB) {
 	}
 }
 
-// The first migration is slow, so that its callers meet.
+// The first migration is slow, so that another caller comes while it runs.
 var files fs.FS = fstest.MapFS{
 	"00001_a.sql": {Data: []byte("-- +goose Up\nCREATE TABLE a (x int);\nSELECT pg_sleep(1);\n")},
 	"00002_b.sql": {Data: []byte("-- +goose Up\nINSERT INTO a VALUES (1);\n")},

@@ -27,8 +27,7 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// scrape fetches /metrics as Prometheus 3 does by default, which also takes names that have
-// dots.
+// scrape fetches /metrics as Prometheus 3 does by default, which also accepts names with dots.
 func scrape(t *testing.T, url string) map[string]*dto.MetricFamily {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -43,8 +42,8 @@ func scrape(t *testing.T, url string) map[string]*dto.MetricFamily {
 	return families
 }
 
-// series is what a scrape has: the values of labels by label by the name of a time series. Of
-// a histogram there are three names.
+// series has the time series of a scrape: for the name of a series and the name of a label, the
+// label's values. A histogram makes series of three names.
 type series map[string]map[string][]string
 
 func seriesOf(families map[string]*dto.MetricFamily) series {
@@ -55,7 +54,7 @@ func seriesOf(families map[string]*dto.MetricFamily) series {
 			names = []string{name + "_bucket", name + "_count", name + "_sum"}
 		}
 		for _, n := range names {
-			all[n] = map[string][]string{"job": {"app"}, "instance": {"host"}} // which Prometheus adds
+			all[n] = map[string][]string{"job": {"app"}, "instance": {"host"}} // by Prometheus
 			if strings.HasSuffix(n, "_bucket") {
 				all[n]["le"] = []string{"+Inf"}
 			}
@@ -69,8 +68,8 @@ func seriesOf(families map[string]*dto.MetricFamily) series {
 	return all
 }
 
-// serve runs the code of docs/telemetry.md as a program that has locked, waited, timed out,
-// lost and failed. It returns a scrape. It sets the global providers.
+// serve runs the code of docs/telemetry.md in Clients that lock, wait, time out, lose a lease and
+// fail. It sets the global providers. It returns a scrape and the spans.
 func serve(t *testing.T) (map[string]*dto.MetricFamily, *tracetest.InMemoryExporter) {
 	t.Helper()
 	spans := tracetest.NewInMemoryExporter()
@@ -102,7 +101,7 @@ func serve(t *testing.T) (map[string]*dto.MetricFamily, *tracetest.InMemoryExpor
 		if err := l.Unlock(t.Context()); !errors.Is(err, hasp.ErrLost) {
 			t.Fatal(err)
 		}
-		must(t, c.Close()) // so that the loss was reported
+		must(t, c.Close()) // until the loss is reported
 	}
 	return scrape(t, srv.URL), spans
 }
@@ -122,7 +121,7 @@ func TestTelemetry(t *testing.T) {
 		}
 	})
 
-	// The tables of the page have each instrument, each alert and each type of error.
+	// The page lists each instrument, each alert and each type of error.
 	t.Run("Page", func(t *testing.T) {
 		page, err := os.ReadFile("../../docs/telemetry.md")
 		must(t, err)
@@ -146,7 +145,7 @@ func TestTelemetry(t *testing.T) {
 	})
 }
 
-// checkOptions checks that a scrape and the spans have what the options of openWithAll add.
+// checkOptions checks that the metrics and the spans have what the options of openWithAll add.
 func checkOptions(t *testing.T, have map[string][]string, spans *tracetest.InMemoryExporter) {
 	for label, want := range map[string]string{"hasp_key": "invoices", "hasp_strategy": "spinlock", "error_type": "held"} {
 		if !slices.Contains(have[label], want) {
@@ -162,18 +161,18 @@ func checkOptions(t *testing.T, have map[string][]string, spans *tracetest.InMem
 	}
 }
 
-// checkQuery parses a query and checks that each metric and each label in it is in the
-// scrape. It returns the names of the metrics.
+// checkQuery parses a query and returns the names of its metrics. It checks that the scrape has
+// each of its metrics and labels.
 func checkQuery(t *testing.T, where, query string, have series) (names []string) {
 	t.Helper()
-	// Grafana replaces these.
+	// Replace these variables, as Grafana does.
 	query = strings.NewReplacer("$__rate_interval", "5m", "$job", ".+").Replace(query)
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(query)
 	if err != nil {
 		t.Errorf("%s: %q: %v", where, query, err)
 		return nil
 	}
-	var used []string // labels of by and on
+	var used []string // the labels in "by (…)" and "on (…)"
 	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
 		switch n := node.(type) {
 		case *parser.VectorSelector:
@@ -213,11 +212,12 @@ func checkQuery(t *testing.T, where, query string, have series) (names []string)
 	return names
 }
 
-// errorTypes are the values that the documentation of otelhasp lists. A run has not all.
+// errorTypes are all values of error.type that the documentation of otelhasp lists. A scrape has
+// only some of them.
 var errorTypes = []string{"unavailable", "closed", "invalid", "unsupported", "canceled", "held", "deadline_exceeded", "lost"}
 
-// checkDashboard checks that each query parses, and names metrics and labels that a scrape has.
-// Together they use every instrument.
+// checkDashboard checks each query of the dashboard. Together the queries must use every
+// instrument.
 func checkDashboard(t *testing.T, have series) {
 	file, err := os.ReadFile("../../docs/grafana-dashboard.json")
 	must(t, err)
@@ -272,8 +272,7 @@ type rule struct {
 	Annotations map[string]string
 }
 
-// alerts returns the rules of docs/telemetry.md, which are in the form of a file of rules of
-// Prometheus.
+// alerts returns the alerting rules in docs/telemetry.md.
 func alerts(t *testing.T) []rule {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/telemetry.md")

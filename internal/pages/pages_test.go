@@ -1,7 +1,6 @@
-// Package pages checks what the documentation tells readers to paste: programs
-// compile and run, commands succeed, and configurations name a strategy. It also
-// checks that pages are wrapped, that their links lead somewhere, and that the tests
-// that they name exist.
+// Package pages checks what readers paste from the documentation. Programs must compile and run,
+// commands must succeed, and configurations must name a strategy. Pages must be wrapped, their
+// links must lead somewhere, and the tests that they name must exist.
 package pages
 
 import (
@@ -58,7 +57,7 @@ func pages(t *testing.T) map[string]string {
 	return texts
 }
 
-// blocks returns the blocks in a language of all pages.
+// blocks returns the blocks of all pages that are marked with language.
 func blocks(t *testing.T, language string) []block {
 	var all []block
 	for page, text := range pages(t) {
@@ -85,7 +84,7 @@ func shell(t *testing.T, line string, env ...string) {
 	}
 }
 
-// elsewhere are the pages whose programs need other modules, where the tests run them.
+// elsewhere has the pages whose programs need other modules. Tests of those modules run them.
 var elsewhere = []string{"docs/integrations.md", "docs/drivers.md", "docs/telemetry.md", "docs/pglock.md", "docs/etcdlock.md"}
 
 func TestProgramsRun(t *testing.T) {
@@ -97,8 +96,8 @@ func TestProgramsRun(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 
-			// The overlay puts the program into this module without a file in
-			// the working tree.
+			// The overlay makes the program a part of this module without a file in the working
+			// tree.
 			source, overlay := filepath.Join(dir, "main.go"), filepath.Join(dir, "overlay.json")
 			must(t, os.WriteFile(source, []byte(b.text), 0o600))
 			module, err := filepath.Abs(root)
@@ -113,7 +112,7 @@ func TestProgramsRun(t *testing.T) {
 	}
 }
 
-// Lines that fetch or install something are left out.
+// This test runs only lines that fetch and install nothing.
 func TestCommandsSucceed(t *testing.T) {
 	redis := strings.TrimPrefix(redistest.Start(t, nil).URL(), "redis://")
 	var tried int
@@ -137,7 +136,7 @@ func TestCommandsSucceed(t *testing.T) {
 
 func TestConfigurationsNameAStrategy(t *testing.T) {
 	check := func(t *testing.T, c hasp.Config) {
-		all := append(hasp.Strategies(), "pglock", "etcdlock") // these two are modules of their own
+		all := append(hasp.Strategies(), "pglock", "etcdlock") // they are in modules of their own
 		if !slices.Contains(all, c.Strategy) {
 			t.Errorf("%q is not the name of a strategy", c.Strategy)
 		}
@@ -164,7 +163,7 @@ func TestConfigurationsNameAStrategy(t *testing.T) {
 
 var generated = regexp.MustCompile(`(?s)<!-- (\w+): .*?<!-- /\w+ -->`)
 
-// Tables, code, pictures and generated parts have the width that they need.
+// Tables, code, pictures and generated parts may be wider.
 func TestPagesAreWrapped(t *testing.T) {
 	const width = 100
 	for page, text := range pages(t) {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Bouncer starts a PgBouncer in transaction mode before s. It ends with the test.
+// Bouncer starts a PgBouncer in front of s, in transaction mode. The end of the test stops it.
 func (s *Server) Bouncer(t testing.TB) *Server {
 	t.Helper()
 	Need(t, "pgbouncer")
@@ -19,7 +19,7 @@ func (s *Server) Bouncer(t testing.TB) *Server {
 	return b
 }
 
-// NewBouncer is Bouncer without a test. The caller calls Remove.
+// NewBouncer is Bouncer without a test. The caller must call Remove.
 func (s *Server) NewBouncer() (*Server, error) {
 	return start("pgbouncer", nil, func(b *Server) error {
 		users := filepath.Join(b.dir, "users")

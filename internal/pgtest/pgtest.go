@@ -1,8 +1,8 @@
 //go:build unix
 
-// Package pgtest starts PostgreSQL servers and PgBouncers for tests. Each is a process on a
-// free port of the loopback interface, with its files in a directory of its own. It needs a
-// PostgreSQL that is installed.
+// Package pgtest starts PostgreSQL servers and PgBouncers for tests. Each is a process on a free
+// port of the loopback interface, with its files in a directory of its own. PostgreSQL must be
+// installed.
 package pgtest
 
 import (
@@ -25,23 +25,22 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// host is the address of all servers.
 const host = "127.0.0.1"
 
 // Server is a PostgreSQL or a PgBouncer. Its user postgres needs no password.
 type Server struct {
 	Addr     string // host:port
-	Database string // of Where, URL, Rows and Exec
+	Database string // the database that Where, URL, Rows and Exec use
 
-	dir     string          // for all of its files
+	dir     string          // contains all files of the server
 	program string          // postgres or pgbouncer
-	options []string        // of Start and Replica
+	options []string        // settings of postgres, as given to Start or Replica
 	cmd     *exec.Cmd       // nil while the server is stopped
 	ended   <-chan struct{} // closed when cmd has ended
 }
 
-// Start starts a server that ends with the test. Options are settings of postgres, such as
-// "max_connections=20". The test is skipped if no PostgreSQL is installed, unless the
+// Start starts a server. The end of the test stops it. Options are settings of postgres, such as
+// "max_connections=20". If no PostgreSQL is installed, the test is skipped, or fails if the
 // variable HASP_TEST_POSTGRES is "required".
 func Start(t testing.TB, options ...string) *Server {
 	t.Helper()
@@ -50,15 +49,16 @@ func Start(t testing.TB, options ...string) *Server {
 	return endsWith(t, s, err)
 }
 
-// shared is the server of all tests that need none of their own. It runs while there are such tests.
+// shared is the server that Shared returns. It runs as long as a test uses it.
 var shared struct {
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards the fields below
 	s     *Server
 	tests int
 }
 
-// Shared returns a database of its own on a server that other tests use as well. To start a server
-// takes seconds of a processor. Settings are those of the database, such as "lock_timeout = 100".
+// Shared makes a new database on a server that other tests use as well, because to start a server
+// takes seconds of a processor. Settings are settings of the database, such as "lock_timeout =
+// 100".
 func Shared(t testing.TB, settings ...string) *Server {
 	t.Helper()
 	Need(t)
@@ -98,8 +98,8 @@ func endsWith(t testing.TB, s *Server, err error) *Server {
 	return s
 }
 
-// Need skips the test as Start does, if PostgreSQL or one of the other programs is not
-// installed.
+// If PostgreSQL or one of the other programs is not installed, Need skips or fails the test as
+// Start does.
 func Need(t testing.TB, programs ...string) {
 	t.Helper()
 	for _, name := range append(programs, "initdb") {
@@ -114,12 +114,12 @@ func Need(t testing.TB, programs ...string) {
 	}
 }
 
-// New is Start without a test. The caller calls Remove.
+// New is Start without a test. The caller must call Remove.
 func New(options ...string) (*Server, error) {
 	return start("postgres", options, (*Server).init)
 }
 
-// Replica starts a server that follows s, and that ends with the test.
+// Replica starts a replica of s. The end of the test stops it.
 func (s *Server) Replica(t testing.TB, options ...string) *Server {
 	t.Helper()
 	r, err := start("postgres", slices.Concat(s.options, options), func(r *Server) error {
@@ -128,7 +128,6 @@ func (s *Server) Replica(t testing.TB, options ...string) *Server {
 	return endsWith(t, r, err)
 }
 
-// start makes the files of a server and starts it.
 func start(program string, options []string, files func(*Server) error) (s *Server, err error) {
 	s = &Server{Database: "postgres", program: program, options: options}
 	if err = s.place(); err == nil {
@@ -149,7 +148,7 @@ func (s *Server) place() (err error) {
 	if s.Addr, err = crew.FreeAddr(); err != nil {
 		return err
 	}
-	if s.dir, err = os.MkdirTemp("", "pg"); err != nil { // a short path, for the socket
+	if s.dir, err = os.MkdirTemp("", "pg"); err != nil { // for a socket, whose path must be short
 		return err
 	}
 	if err := os.Chmod(s.dir, 0o755); err != nil {
@@ -161,7 +160,7 @@ func (s *Server) place() (err error) {
 	return nil
 }
 
-// credential is the user of the servers, which refuse to run as root.
+// credential returns a user that is not root, because the servers refuse to run as root.
 func credential() *syscall.Credential {
 	if os.Getuid() != 0 {
 		return nil
@@ -170,8 +169,8 @@ func credential() *syscall.Credential {
 	return &syscall.Credential{Uid: nobody, Gid: nobody}
 }
 
-// find returns the path of a program. Debian has those of PostgreSQL in a directory that is
-// not on the PATH. The ones of PATH are wrappers there, so they come second.
+// find returns the path of a program. Debian keeps the programs of PostgreSQL in a directory that
+// is not on the PATH. It has wrappers of them on the PATH, so find looks there last.
 func find(name string) (string, error) {
 	installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	if len(installed) > 0 {
@@ -191,7 +190,7 @@ func find(name string) (string, error) {
 func (s *Server) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	path, err := find(name)
 	if err != nil {
-		path = name // fails with a clear error
+		path = name // the start of this name fails with a clear error
 	}
 	c := exec.CommandContext(ctx, path, args...)
 	c.Dir = s.dir
@@ -218,7 +217,7 @@ func (s *Server) init() error {
 	return s.run("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
 }
 
-// Empty throws the data of a stopped server away.
+// Empty deletes the data of a stopped server.
 func (s *Server) Empty() error {
 	return errors.Join(os.RemoveAll(s.data()), s.init())
 }
@@ -226,10 +225,10 @@ func (s *Server) Empty() error {
 // File returns the path of one of the server's files, such as pg_hba.conf.
 func (s *Server) File(name string) string { return filepath.Join(s.data(), name) }
 
-// Where is host:port/database.
+// Where returns host:port/database.
 func (s *Server) Where() string { return s.Addr + "/" + s.Database }
 
-// URL is the URL of the database.
+// URL returns the URL of the database.
 func (s *Server) URL() string { return "postgres://postgres@" + s.Where() + "?sslmode=disable" }
 
 // Log returns what the server has logged.
@@ -249,8 +248,8 @@ func (s *Server) arguments() []string {
 	return args
 }
 
-// Start starts a server that was stopped, at the same address and with its data. It returns
-// when the server takes connections.
+// Start starts a stopped server again, at the same address and with its data. It returns when the
+// server accepts connections.
 func (s *Server) Start() error {
 	if s.cmd != nil {
 		return nil
@@ -283,7 +282,7 @@ func (s *Server) Start() error {
 	return fmt.Errorf("%s takes no connections after a minute: %s", s.program, s.Log())
 }
 
-// Stop ends the server as a machine does that shuts down. Nothing is lost.
+// Stop ends the server as the shutdown of a machine does. No data is lost.
 func (s *Server) Stop() error {
 	if s.cmd == nil {
 		return nil
@@ -299,13 +298,13 @@ func (s *Server) Stop() error {
 	return fmt.Errorf("%s does not stop: %s", s.program, s.Log())
 }
 
-// Kill sends SIGKILL to all processes of the server. What they have written survives.
+// Kill sends SIGKILL to all processes of the server. Data that they have written survives.
 func (s *Server) Kill() {
 	if s.cmd == nil {
 		return
 	}
-	// The first process starts another one for each that ends. So it is stopped, then all are
-	// killed, the first process first.
+	// If a child process ends, the first process starts another. To prevent that, stop the first
+	// process, and kill it before its children.
 	s.cmd.Process.Signal(syscall.SIGSTOP)
 	pids := children(s.cmd.Process.Pid)
 	s.cmd.Process.Kill()
@@ -315,7 +314,7 @@ func (s *Server) Kill() {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	for end := time.Now().Add(time.Minute); slices.ContainsFunc(pids, lives) && time.Now().Before(end); {
-		time.Sleep(time.Millisecond) // a server does not start while one of them lives
+		time.Sleep(time.Millisecond) // a server does not start again while one of them lives
 	}
 }
 
@@ -327,8 +326,8 @@ func (s *Server) Remove() {
 	}
 }
 
-// Signal sends a signal to a process of the server whose title contains a text, such as
-// "walreceiver".
+// Signal sends a signal to one process of the server: the first whose command line contains title,
+// such as "walreceiver".
 func (s *Server) Signal(title string, sig syscall.Signal) error {
 	for _, pid := range children(s.cmd.Process.Pid) {
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -343,12 +342,11 @@ func (s *Server) Signal(title string, sig syscall.Signal) error {
 func (s *Server) SignalAll(sig syscall.Signal) error {
 	err := s.cmd.Process.Signal(sig)
 	for _, pid := range children(s.cmd.Process.Pid) {
-		_ = syscall.Kill(pid, sig) // it may have ended
+		_ = syscall.Kill(pid, sig) // the process may have ended
 	}
 	return err
 }
 
-// children returns the processes that a process has started.
 func children(pid int) (pids []int) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
@@ -357,7 +355,7 @@ func children(pid int) (pids []int) {
 			pids = append(pids, n)
 		}
 	}
-	if len(stats) == 0 { // a system without /proc
+	if len(stats) == 0 { // this system has no /proc
 		out, _ := exec.Command("pgrep", "-P", strconv.Itoa(pid)).Output()
 		for f := range strings.FieldsSeq(string(out)) {
 			n, _ := strconv.Atoi(f)
@@ -367,10 +365,10 @@ func children(pid int) (pids []int) {
 	return pids
 }
 
-// stat returns the state of a process and its parent, by /proc.
+// stat returns the state and the parent of a process, as /proc has them.
 func stat(pid int) (state string, parent int) {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, _ := strings.Cut(string(b), ") ") // after the name
+	_, rest, _ := strings.Cut(string(b), ") ") // skip the number and the name
 	if f := strings.Fields(rest); len(f) > 1 {
 		parent, _ = strconv.Atoi(f[1])
 		return f[0], parent
@@ -378,7 +376,7 @@ func stat(pid int) (state string, parent int) {
 	return "", 0
 }
 
-// lives reports whether a process has not ended. A zombie has.
+// lives reports whether a process has not ended. A zombie has ended.
 func lives(pid int) bool {
 	state, _ := stat(pid)
 	return state != "Z" && syscall.Kill(pid, 0) == nil

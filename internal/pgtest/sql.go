@@ -25,8 +25,8 @@ func (s *Server) Must(t testing.TB, sql string) {
 	}
 }
 
-// Rows returns the rows of a query, as text without spaces around the values. A NULL is
-// empty, and columns are separated by |. Nothing is prepared.
+// Rows returns the rows of a query as text. There are no spaces around the values, a NULL is empty,
+// and columns are separated by |. It prepares no statement.
 func (s *Server) Rows(ctx context.Context, sql string) ([]string, error) {
 	out, err := s.command(ctx, "psql", "-XqAt", "-h", host, "-p", s.port(), "-U", "postgres", "-d", s.Database, "-c", sql).Output()
 	var exit *exec.ExitError

@@ -6,11 +6,10 @@ import (
 	"os"
 )
 
-// Certificate names PEM files: a certificate that is its own authority, and its
-// key. CAFile and CertFile are the same file. Servers and clients both use them.
+// Certificate has the names of PEM files. The certificate is its own authority, so CAFile and
+// CertFile are the same file. Servers and clients use the same certificate.
 type Certificate struct{ CAFile, CertFile, KeyFile string }
 
-// params returns the parameters of a URL with TLS.
 func (c Certificate) params(o *Options) map[string]string {
 	p := map[string]string{}
 	if o.tls() {
@@ -22,7 +21,6 @@ func (c Certificate) params(o *Options) map[string]string {
 	return p
 }
 
-// config returns the TLS configuration of a client.
 func (c Certificate) config(mutual bool) (*tls.Config, error) {
 	pem, err := os.ReadFile(c.CAFile)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Cluster is three masters with a replica each. They fail over on demand only, not
-// because the machine is busy.
+// Cluster is three masters, each with a replica. Only Failover starts a failover, so a busy machine
+// cannot cause one.
 type Cluster struct{ Set }
 
 const (
@@ -25,8 +25,8 @@ const (
 	slots   = 16384
 )
 
-// StartCluster starts a cluster for t. The replicas are in the order of their
-// masters.
+// StartCluster starts a cluster for t. Servers has the masters, and then their replicas in the same
+// order.
 func StartCluster(t testing.TB, o *Options) *Cluster {
 	t.Helper()
 	c := &Cluster{newSet(t, o)}
@@ -35,8 +35,8 @@ func StartCluster(t testing.TB, o *Options) *Cluster {
 	return c
 }
 
-// start starts all nodes. Their configuration names each other; CLUSTER MEET would
-// take seconds.
+// start starts all nodes. The configuration of each node names all others, because CLUSTER MEET
+// would take seconds.
 func (c *Cluster) start() error {
 	n := 2 * masters
 	if c.o.Bare {
@@ -57,7 +57,6 @@ func (c *Cluster) start() error {
 	})
 }
 
-// nodes returns the configuration file of the node at all[me].
 func nodes(all []member, me int) string {
 	var b strings.Builder
 	for i, m := range all {
@@ -80,8 +79,8 @@ func nodes(all []member, me int) string {
 	return b.String()
 }
 
-// keepsShards reports whether the installed server reads the shards of nodes from their
-// file, as Redis does since 7.2. There a master that is in no shard aborts at SPUBLISH.
+// keepsShards reports whether the installed server reads the shards of nodes from their file, as
+// Redis does since 7.2. In such a server, a master that is in no shard aborts at SPUBLISH.
 var keepsShards = sync.OnceValue(func() bool {
 	_, version, _ := strings.Cut(version(), " v=")
 	var major, minor int
@@ -109,13 +108,13 @@ func (c *Cluster) complete(ctx context.Context) error {
 	return nil
 }
 
-// URL returns the URL of the cluster for hasp. Params belong to it.
+// URL returns the URL of the cluster for hasp, which needs Params as well.
 func (c *Cluster) URL() string { return c.url("cluster", c.Servers, "") }
 
 // node is a master of a cluster.
 type node struct{ addr, id string }
 
-// owner returns the master of a slot, if all running nodes agree on it.
+// owner returns the master of a slot. It returns an error if the running nodes do not agree.
 func (c *Cluster) owner(ctx context.Context, slot int) (node, error) {
 	return agree(c.Servers, func(srv *Server) (node, error) {
 		cmd := redis.NewClusterSlotsCmd(ctx, "cluster", "slots")
@@ -131,7 +130,7 @@ func (c *Cluster) owner(ctx context.Context, slot int) (node, error) {
 	})
 }
 
-// find is owner, and waits until the nodes agree.
+// find waits until all running nodes agree on the master of a slot, and returns it.
 func (c *Cluster) find(slot int) (srv *Server, id string) {
 	c.t.Helper()
 	c.must("owner", func(ctx context.Context) error {
@@ -154,7 +153,6 @@ func (c *Cluster) owned(ctx context.Context, srv *Server, slot int) error {
 	return err
 }
 
-// slot returns the slot of a key. It asks a server.
 func (c *Cluster) slot(key string) (slot int) {
 	c.t.Helper()
 	c.must("slot", func(ctx context.Context) (err error) {
@@ -171,9 +169,8 @@ func (c *Cluster) Master(key string) *Server {
 	return srv
 }
 
-// Failover makes the replica of a key's master its successor, whether the master
-// runs or not. It returns when all nodes agree. A master that runs hands over
-// without loss.
+// Failover makes the replica of a key's master the new master. It returns when all nodes agree. If
+// the old master runs, it hands over without loss.
 func (c *Cluster) Failover(key string) {
 	c.t.Helper()
 	slot := c.slot(key)
@@ -197,15 +194,15 @@ func (c *Cluster) Failover(key string) {
 		} else if time.Since(asked) < 6*time.Second {
 			return err
 		}
-		// A replica gives up after 5 s. A repeated command starts it again.
+		// A replica gives up its failover after 5 s. So repeat the command after 6 s.
 		asked = time.Now()
 		return errors.Join(errors.New("not a master yet"), replica.command(ctx, how...).Err())
 	})
 }
 
-// Move moves the slot of key to another master. It returns before the end of the
-// move: the keys have moved, and new keys belong to the other master, but clients
-// must still ask the first one. finish completes the move.
+// Move begins to move the slot of key to another master. It returns in the middle of the move. All
+// keys of the slot are then on the other master, but clients must still ask the first master.
+// finish completes the move.
 func (c *Cluster) Move(key string) (finish func()) {
 	c.t.Helper()
 	slot := c.slot(key)

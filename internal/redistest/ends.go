@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Between fails the test unless an event came in time: at the earliest from after began,
-// and at the latest to after it.
+// Between fails the test unless the time since began is at least from and at most to.
 func Between(t testing.TB, what string, began time.Time, from, to time.Duration) {
 	t.Helper()
 	if took := time.Since(began); took < from || took > to {
@@ -17,14 +16,14 @@ func Between(t testing.TB, what string, began time.Time, from, to time.Duration)
 	}
 }
 
-// Ending is one way in which the context of a call ends after a moment.
+// Ending is one way to end the context of a call after a moment.
 type Ending struct {
 	Name   string
 	Start  func(context.Context) (context.Context, context.CancelFunc)
-	errors []error // one of which the call returns
+	errors []error // the call must return one of these
 }
 
-// Match reports whether err says that the context has ended in this way.
+// Match reports whether err fits this way of ending.
 func (e Ending) Match(err error) bool {
 	for _, want := range e.errors {
 		if errors.Is(err, want) {
@@ -34,7 +33,7 @@ func (e Ending) Match(err error) bool {
 	return false
 }
 
-// Endings are all ways in which a context ends.
+// Endings are the ways to end a context.
 var Endings = []Ending{
 	{"cancelled", func(ctx context.Context) (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
@@ -51,8 +50,8 @@ var Endings = []Ending{
 	}, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
 }
 
-// EachURL runs f with servers that have a URL of each kind, and with the parameters that
-// the URL needs.
+// EachURL runs f for one kind of URL after another, with a server that has such a URL and the
+// parameters that the URL needs.
 func EachURL(t *testing.T, f func(t *testing.T, srv *Server, params map[string]string)) {
 	for name, o := range map[string]*Options{
 		"tcp": {Own: true}, "tls": {Own: true, TLS: true}, "unix": {Own: true, Unix: true}, "password": {Password: "secret"},

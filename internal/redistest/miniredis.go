@@ -26,15 +26,16 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
-// miniredis makes a Lua state for each script. By default it would clear 120 KB for the stacks of
-// each, which took a quarter of the time of a suite. A poll of fairlock has 1,000 arguments.
+// miniredis makes a Lua state for each run of a script. With the default sizes it clears 120 KB for
+// each state, which took a quarter of the time of a suite. The registry must have room for the
+// 1,000 arguments of a fairlock poll.
 func init() { lua.RegistrySize, lua.CallStackSize = 2560, 32 }
 
-// VirtualServer is a Redis with the virtual time of a testing/synctest bubble.
+// VirtualServer is a miniredis in the virtual time of a testing/synctest bubble.
 type VirtualServer struct {
 	Mini  *miniredis.Miniredis
 	Proxy *faultproxy.Proxy
-	Dials atomic.Int64 // how often Client dialed
+	Dials atomic.Int64 // how often clients of Client have dialed
 
 	t    testing.TB
 	o    *Options
@@ -43,8 +44,8 @@ type VirtualServer struct {
 	dead atomic.Bool
 }
 
-// Virtual starts a VirtualServer without a socket. Call it inside the bubble. The
-// server ends with the test.
+// Virtual starts a VirtualServer without a socket. Call it inside the bubble. The end of the test
+// stops the server.
 func Virtual(t testing.TB) *VirtualServer { return virtual(t, &Options{}, "virtual:6379") }
 
 // VirtualNodes starts n servers with different addresses.
@@ -59,7 +60,7 @@ func VirtualNodes(t testing.TB, n int) VirtualServers {
 func virtual(t testing.TB, o *Options, addr string) *VirtualServer {
 	v := &VirtualServer{Mini: miniredis.NewMiniRedis(), t: t, o: o, addr: addr}
 	v.Mini.ClockTTL(true)
-	conn, err := v.Mini.Dial() // this starts it
+	conn, err := v.Mini.Dial() // the first Dial starts the server
 	must(t, "miniredis", err)
 	conn.Close()
 	switch {
@@ -84,7 +85,7 @@ func (v *VirtualServer) Kill() {
 	v.Proxy.Down()
 }
 
-// Start starts a killed server again, with or without its data.
+// Start starts a killed server again. If data is false, the server has lost its data.
 func (v *VirtualServer) Start(data bool) {
 	if err := v.start(data); err != nil {
 		v.t.Errorf("redistest: %v", err)
@@ -95,7 +96,7 @@ func (v *VirtualServer) start(data bool) error {
 	if !data {
 		v.Mini.FlushAll()
 	}
-	err := v.Direct().ScriptFlush(context.Background()).Err() // as a real server forgets its scripts
+	err := v.Direct().ScriptFlush(context.Background()).Err() // a real server forgets its scripts
 	v.id.renew()
 	v.Proxy.Up()
 	v.dead.Store(false)
@@ -105,19 +106,19 @@ func (v *VirtualServer) start(data bool) error {
 // Restart is Kill and Start.
 func (v *VirtualServer) Restart(data bool) { v.Kill(); v.Start(data) }
 
-// Skew sets the clock of TIME ahead by d. It does not change terms.
+// Skew sets the clock of TIME ahead by d. The terms of keys do not change.
 func (v *VirtualServer) Skew(d time.Duration) {
 	v.id.mu.Lock()
 	defer v.id.mu.Unlock()
 	v.id.skew = d
 }
 
-// Skip lets d pass for the terms of the server alone. TIME does not move, because miniredis
-// counts the end of a PEXPIREAT from another clock.
+// Skip lets d pass for the terms of keys. TIME does not move, because miniredis takes the end of a
+// PEXPIREAT from another clock.
 func (v *VirtualServer) Skip(d time.Duration) { v.Mini.FastForward(d) }
 
-// Client returns a go-redis client of the server, through its Proxy. Only their
-// contexts bound its calls, and each is sent once.
+// Client returns a go-redis client of the server, through its Proxy. The client sends each command
+// once. Only the contexts of its calls bound them.
 func (v *VirtualServer) Client() *redis.Client {
 	dial := v.Proxy.Dialer()
 	return v.client(func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -129,14 +130,14 @@ func (v *VirtualServer) Client() *redis.Client {
 	})
 }
 
-// Link returns a client of the server with a Proxy of its own, in front of the
-// server's Proxy.
+// Link returns a client of the server and a new Proxy. The client connects through the new Proxy,
+// and that through the server's Proxy.
 func (v *VirtualServer) Link() (*redis.Client, *faultproxy.Proxy) {
 	return v.Named(func() *VirtualServer { return v })
 }
 
-// Named is Link, but each new connection leads to the server that now returns, as with a name
-// in DNS that changes.
+// Named is Link, but each new connection leads to the server that now returns. So it is like a DNS
+// name whose address changes.
 func (v *VirtualServer) Named(now func() *VirtualServer) (*redis.Client, *faultproxy.Proxy) {
 	link := faultproxy.New(func() (net.Conn, error) {
 		to := now()
@@ -149,11 +150,11 @@ func (v *VirtualServer) Named(now func() *VirtualServer) (*redis.Client, *faultp
 	return v.client(link.Dialer()), link
 }
 
-// refused is a connection that could not be made. go-redis would log an error of
-// the dialer.
+// refused is a connection to a dead server. The dialer returns it instead of an error, because
+// go-redis would log an error.
 type refused struct{ net.Conn }
 
-// errRefused is a joined error, because go-redis unwraps errors by one layer.
+// errRefused is joined, because go-redis removes one layer of the error that it gets.
 var errRefused = errors.Join(&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED})
 
 func (refused) Read([]byte) (int, error)         { return 0, errRefused }
@@ -178,11 +179,11 @@ func (v *VirtualServer) client(dial func(context.Context, string, string) (net.C
 		ContextTimeoutEnabled: true,
 		ReadTimeout:           -1,
 		WriteTimeout:          -1,
-		// No caller may wait for a connection: go-redis keeps its timers for the
-		// whole process, and a timer of one bubble is fatal in another.
+		// Make the pool so large that no caller waits for a connection. To wait, go-redis uses
+		// timers that it keeps for the whole process, and a timer of one bubble panics in another.
 		PoolSize: 10_000,
-		// go-redis takes 32 KiB for a connection, and 256 KiB for one of pipelines.
-		// To clear them costs more than to use them.
+		// By default go-redis has buffers of 32 KiB for a connection, and of 256 KiB for a
+		// pipeline. To clear them would cost more than the test itself.
 		ReadBufferSize:          1024,
 		WriteBufferSize:         1024,
 		PipelineReadBufferSize:  1024,
@@ -199,10 +200,10 @@ func (v *VirtualServer) client(dial func(context.Context, string, string) (net.C
 	return rdb
 }
 
-// VirtualServers are independent of each other.
+// VirtualServers are several servers, which are independent of each other.
 type VirtualServers []*VirtualServer
 
-// Clients returns a client of each, as Client does.
+// Clients returns a client of each server; see VirtualServer.Client.
 func (vs VirtualServers) Clients() []redis.UniversalClient {
 	all := make([]redis.UniversalClient, len(vs))
 	for i, v := range vs {
@@ -211,8 +212,8 @@ func (vs VirtualServers) Clients() []redis.UniversalClient {
 	return all
 }
 
-// inProcess is a miniredis behind a socket. Its proxy keeps the address when the
-// server restarts.
+// inProcess is a miniredis behind a socket. The socket belongs to its Proxy, so the address stays
+// when the server restarts.
 type inProcess struct {
 	*VirtualServer
 	keep bool
@@ -229,8 +230,7 @@ func (s *Server) startInProcess() error {
 	return s.ready()
 }
 
-// listen listens on a socket in a directory, or on a port, with TLS if the options
-// ask for it.
+// listen listens on a socket in a directory or on a port, with or without TLS, as the options say.
 func (s *Server) listen() (net.Listener, error) {
 	if !s.o.tls() && !s.o.Unix {
 		return net.Listen("tcp", "127.0.0.1:0")
@@ -259,14 +259,14 @@ func (p *inProcess) kill() error   { p.Kill(); return nil }
 
 func (p *inProcess) restart(data bool) error { return p.start(data && p.keep) }
 
-// identity adds to miniredis a run ID, and a clock that can be set.
+// identity adds a run ID and a clock that can be set to miniredis.
 type identity struct {
-	mu   sync.Mutex // guards all below
+	mu   sync.Mutex // guards the fields below
 	run  string
 	skew time.Duration
 }
 
-// renew starts a new run of the server.
+// renew makes a new run ID.
 func (i *identity) renew() {
 	b := make([]byte, 20)
 	rand.Read(b)
@@ -275,8 +275,8 @@ func (i *identity) renew() {
 	i.run = fmt.Sprintf("%x", b)
 }
 
-// answer is a hook of miniredis, which calls it for every command, including those
-// of scripts. It reports whether it has answered.
+// answer is a hook of miniredis. miniredis calls it for every command, even in scripts. It reports
+// whether it has answered the command.
 func (i *identity) answer(c *server.Peer, cmd string, args ...string) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -16,7 +16,7 @@ type Nodes struct {
 	Proxies []*faultproxy.Proxy
 }
 
-// StartNodes starts n servers for t. All of them are different.
+// StartNodes starts n servers for t.
 func StartNodes(t testing.TB, n int, o *Options) *Nodes {
 	t.Helper()
 	own := Options{Own: true}
@@ -33,7 +33,7 @@ func StartNodes(t testing.TB, n int, o *Options) *Nodes {
 	return ns
 }
 
-// URL returns a URL with all nodes, through their proxies.
+// URL returns a URL with the addresses of all proxies.
 func (ns *Nodes) URL() string {
 	all := make([]string, len(ns.Proxies))
 	for i, p := range ns.Proxies {
@@ -43,7 +43,7 @@ func (ns *Nodes) URL() string {
 	return "redis://" + userinfo(o.User, o.Password) + strings.Join(all, ",") + "/0"
 }
 
-// Clients returns a client of each node, through its proxy. Its calls end by the
+// Clients returns a client of each node, through its proxy. The calls of these clients end by the
 // deadlines of their contexts.
 func (ns *Nodes) Clients() []redis.UniversalClient {
 	all := make([]redis.UniversalClient, len(ns.Servers))
@@ -58,8 +58,9 @@ func (ns *Nodes) Clients() []redis.UniversalClient {
 	return all
 }
 
-// Settled returns a count when it has not grown for 100 ms: a caller that returns
-// after a majority leaves commands in flight.
+// Settled calls count until its result has not changed for 100 ms, and returns it. A caller that
+// returns after a majority of replies leaves commands in flight, which Settled lets arrive. It
+// gives up after 5 s.
 func Settled(count func() int64) int64 {
 	n := count()
 	for range 50 {

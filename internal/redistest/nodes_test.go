@@ -8,8 +8,8 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
-// Miniredis holds its locks while it writes. A goroutine that waits for one of them
-// stops the time of the bubble, so a slow client must not make it wait.
+// miniredis holds its locks while it writes. Another goroutine that waits for such a lock stops the
+// time of the bubble. So a client that does not read must not block a write.
 func TestAVirtualServerWaitsForNoClient(t *testing.T) {
 	for name, slow := range map[string]func(*faultproxy.Proxy){
 		"late":          func(p *faultproxy.Proxy) { p.Delay(time.Minute) },
@@ -39,7 +39,7 @@ func TestAVirtualServerWaitsForNoClient(t *testing.T) {
 			if name != "late" {
 				return
 			}
-			for range 11 { // and what the ping brings
+			for range 11 { // 10 messages and the reply to the ping
 				if _, err := sub.Receive(t.Context()); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}

@@ -17,13 +17,13 @@ import (
 	"github.com/hasplock/hasp/internal/testcert"
 )
 
-// process is a redis-server of this machine.
+// process is a redis-server process.
 type process struct {
 	dir  string
 	args []string
 	cmd  *exec.Cmd
-	out  *bytes.Buffer   // its output, complete when it has ended
-	done <-chan struct{} // closed when it has ended
+	out  *bytes.Buffer   // its output, which is complete when done is closed
+	done <-chan struct{} // closed when the process has ended
 }
 
 func (s *Server) startProcess() error {
@@ -40,8 +40,8 @@ func (s *Server) startProcess() error {
 	})
 }
 
-// freePort reserves a port, and the port 10,000 higher, which a cluster node needs. Both
-// are below the ports that most systems give to connections.
+// freePort reserves a port until the end of the test. It also reserves the port 10,000 higher,
+// which a cluster node needs. Both are below the ports that most systems give to connections.
 func freePort(t testing.TB) (int, error) {
 	for range 100 {
 		p := 10500 + rand.IntN(11000)
@@ -61,10 +61,10 @@ func freePort(t testing.TB) (int, error) {
 	return 0, errors.New("no free port")
 }
 
-// errTaken means that another program took a port between the check and the start.
+// errTaken says that another program took the port before the server did.
 var errTaken = errors.New("address already in use")
 
-// again repeats a start whose port was taken.
+// again repeats start, at most five times, if its port was taken.
 func again(start func() error) error {
 	for try := 0; ; try++ {
 		if err := start(); try == 5 || !errors.Is(err, errTaken) {
@@ -73,8 +73,8 @@ func again(start func() error) error {
 	}
 }
 
-// tempDir makes a directory, which ends with the test, and the certificate in it
-// if o needs one.
+// tempDir makes a directory for the time of the test. If o needs a certificate, it writes one into
+// the directory.
 func (c *Certificate) tempDir(t testing.TB, o *Options) (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "redistest"); err != nil {
 		return "", err
@@ -87,7 +87,6 @@ func (c *Certificate) tempDir(t testing.TB, o *Options) (dir string, err error) 
 	return dir, err
 }
 
-// startAt starts redis-server on a port.
 func (s *Server) startAt(dir string, port int, more ...string) error {
 	return s.run(&process{dir: dir, args: append(s.args(dir, port), more...)})
 }
@@ -112,7 +111,6 @@ func (s *Server) run(p *process) error {
 	}
 }
 
-// args are the arguments of redis-server.
 func (s *Server) args(dir string, port int) []string {
 	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	plain, tls := port, 0
@@ -139,14 +137,14 @@ func (s *Server) args(dir string, port int) []string {
 		args = append(args, "--requirepass", s.o.Password)
 	}
 	if s.o.Keep {
-		// A write that the kernel has outlives the process. Without fsync no test waits for a
-		// busy disk.
+		// Do not use fsync, so that no test waits for a busy disk. Even without fsync, data that
+		// was written survives the end of the process.
 		args = append(args, "--appendonly", "yes", "--appendfsync", "no")
 	}
 	return append(args, s.o.Args...)
 }
 
-// start starts the process. It ends with this program.
+// start starts the process. On Linux it ends with this program.
 func (p *process) start() (err error) {
 	p.out = &bytes.Buffer{}
 	p.cmd = exec.Command(program(), p.args...)

@@ -2,17 +2,16 @@
 //
 // HASP_TEST_REDIS selects the kind:
 //
-//	process       a redis-server of this machine, one for each Start
+//	process       redis-server, a new process for each Start
 //	inprocess     miniredis, in the process of the test
 //	redis://…     a running server; tests write keys of their own into it
-//	container     as if unset; the tests of internal/acceptance use containers
+//	container     as if unset, but the tests of internal/acceptance use containers
 //
-// If it is unset, tests use a process if redis-server is installed, and miniredis
-// otherwise. If the selected kind is not available, the test fails. The first
-// Start of a test binary prints the kind.
+// If it is unset, tests use redis-server if that is installed, and miniredis otherwise. If the
+// selected kind is not available, the test fails. The first Start of a test binary prints the kind.
 //
-// HASP_TEST_REDIS_SERVER is the path of another server program than redis-server, such
-// as a newer Redis, or a Valkey.
+// HASP_TEST_REDIS_SERVER is the path of the server program, such as a newer Redis or a Valkey. The
+// default is redis-server.
 package redistest
 
 import (
@@ -39,13 +38,12 @@ const Env = "HASP_TEST_REDIS"
 // ServerEnv is the environment variable that names the server program of the tests.
 const ServerEnv = "HASP_TEST_REDIS_SERVER"
 
-// program returns the server program.
 func program() string { return cmp.Or(os.Getenv(ServerEnv), "redis-server") }
 
-// Options describe the server that a test needs. Nil means a plain server.
+// Options describe the server that a test needs. Nil means a server without special options.
 type Options struct {
-	// Own means that no other test uses the server, so that the test can stop,
-	// kill or flush it. The other options imply it.
+	// Own means that no other test uses the server. So the test can stop, kill or flush it. Every
+	// other option implies Own.
 	Own bool
 
 	// Real means a real Redis. With miniredis the test is skipped.
@@ -54,15 +52,15 @@ type Options struct {
 	// Args are further arguments of redis-server. They imply Real.
 	Args []string
 
-	// User and Password are the credentials of clients. Without a User, the
-	// password is for the default user.
+	// User and Password are the credentials of clients. If User is empty, Password is the password
+	// of the default user.
 	User, Password string
 
-	// TLS makes the server use TLS, with a certificate for 127.0.0.1 and
-	// localhost. Clients verify it with CAFile.
+	// TLS makes the server use TLS, with a certificate for 127.0.0.1 and localhost. Clients verify
+	// the certificate with CAFile.
 	TLS bool
 
-	// Mutual is TLS with client certificates. Clients can use CertFile and
+	// Mutual makes the server use TLS and demand a certificate of clients, such as CertFile with
 	// KeyFile.
 	Mutual bool
 
@@ -77,7 +75,7 @@ type Options struct {
 	// StartSentinel.
 	SentinelUser, SentinelPassword string
 
-	// Bare means a cluster without replicas, for StartCluster.
+	// Bare makes StartCluster start a cluster without replicas.
 	Bare bool
 }
 
@@ -89,7 +87,7 @@ func (o *Options) tls() bool { return o.TLS || o.Mutual }
 
 func (o *Options) real() bool { return o.Real || len(o.Args) > 0 }
 
-// Start starts a Redis for t, or returns the one at the URL in HASP_TEST_REDIS.
+// Start starts a Redis for t. If HASP_TEST_REDIS is a URL, it returns the server at that URL.
 func Start(t testing.TB, o *Options) *Server {
 	t.Helper()
 	if o == nil {
@@ -114,7 +112,7 @@ func Start(t testing.TB, o *Options) *Server {
 	return s
 }
 
-// choose returns "process", "inprocess" or a URL.
+// choose returns which kind of server to use: "process", "inprocess" or a URL.
 func choose(asked string, own bool) (string, error) {
 	_, missing := exec.LookPath(program())
 	switch {
@@ -133,7 +131,7 @@ func choose(asked string, own bool) (string, error) {
 	return "", fmt.Errorf("%s=%s: want container, process, inprocess or redis://host:port", Env, asked)
 }
 
-// version returns what the installed server says of itself, as "Redis server v=7.0.15".
+// version returns the version of the installed server, such as "Redis server v=7.0.15".
 func version() string {
 	out, _ := exec.Command(program(), "--version").Output()
 	version, _, _ := strings.Cut(string(out), " sha=")
@@ -142,7 +140,6 @@ func version() string {
 
 var announced sync.Map
 
-// announce prints the kind of server, once for each kind.
 func announce(kind string) {
 	if _, again := announced.LoadOrStore(kind, true); again {
 		return
@@ -159,18 +156,17 @@ func announce(kind string) {
 	fmt.Fprintf(os.Stderr, "redistest: tests use %s\n", text)
 }
 
-// useURL uses a running server.
 func (s *Server) useURL(raw string) error {
 	o, err := redis.ParseURL(raw)
 	if err != nil {
-		return errors.New("not a URL of a Redis") // err may name the password
+		return errors.New("not a URL of a Redis") // leave out err, which may contain the password
 	}
 	s.Addr, s.db, s.o.User, s.o.Password = o.Addr, o.DB, o.Username, o.Password
 	return s.ready()
 }
 
-// Serve returns the address of a server that calls f for each connection, until
-// the test ends. f closes the connection.
+// Serve starts a server that calls f for each connection, until the test ends. f must close the
+// connection.
 func Serve(t testing.TB, f func(net.Conn)) (addr string) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -188,15 +184,15 @@ func Serve(t testing.TB, f func(net.Conn)) (addr string) {
 	return ln.Addr().String()
 }
 
-// atATime is the least number of parallel tests at a time.
+// atATime is how many parallel tests run at the same time, at least.
 const atATime = 8
 
-// Main runs the tests of m and returns the exit code. Parallel tests against a
-// Redis mostly wait, so more of them run at a time than there are processors. A
-// flag on the command line takes precedence.
+// Main runs the tests of m and returns the exit code. Parallel tests against a Redis mostly sleep,
+// so Main runs more of them at the same time than there are processors. A flag on the command line
+// takes precedence.
 //
-// miniredis makes a Lua state for each script. Otherwise half of the time of a test with
-// virtual servers went into collecting them.
+// Main makes garbage collection rarer, because miniredis makes a Lua state for each run of a
+// script. Otherwise a test with virtual servers spent half of its time in garbage collection.
 func Main(m *testing.M) int {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(800)
@@ -212,15 +208,14 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
-// Lab takes the place of a test, for programs that start servers.
+// Lab is a testing.TB for programs that start servers outside of a test.
 type Lab struct {
-	testing.TB // nil: this package calls only the methods below
+	testing.TB // nil, because this package calls only the methods below
 
 	mu       sync.Mutex // guards cleanups
 	cleanups []func()
 }
 
-// labError is the value that Fatal and Check of a Lab panic with.
 type labError struct{ error }
 
 func (l *Lab) Helper()                   {}
@@ -228,22 +223,22 @@ func (l *Lab) Fatal(args ...any)         { l.Check(errors.New(fmt.Sprint(args...
 func (l *Lab) Fatalf(f string, a ...any) { l.Check(fmt.Errorf(f, a...)) }
 func (l *Lab) Skip(args ...any)          { l.Fatal(args...) }
 
-// Cleanup keeps f for Close. Several goroutines may call it.
+// Cleanup makes Close call f. Several goroutines may call Cleanup at the same time.
 func (l *Lab) Cleanup(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cleanups = append(l.cleanups, f)
 }
 
-// Check ends the Do that called it if err is not nil. Do returns err.
+// If err is not nil, Check ends the Do around it, which returns err.
 func (l *Lab) Check(err error) {
 	if err != nil {
 		panic(labError{err})
 	}
 }
 
-// Close runs the functions that Cleanup was given, the last one first. It ends
-// all servers.
+// Close calls the functions that were passed to Cleanup, the last one first. So it ends all
+// servers.
 func (l *Lab) Close() {
 	all := l.cleanups
 	l.cleanups = nil
@@ -252,8 +247,8 @@ func (l *Lab) Close() {
 	}
 }
 
-// Do runs f. If f, or this package on its behalf, calls Check, Fatal or Skip, f
-// ends and Do returns that error.
+// Do runs f and returns its error. If f or a function of this package that f calls fails by Check,
+// Fatal or Skip, f ends there, and Do returns that error.
 func (l *Lab) Do(f func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {

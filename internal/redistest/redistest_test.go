@@ -6,7 +6,7 @@ import (
 )
 
 func TestChoose(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // no redis-server here
+	t.Setenv("PATH", t.TempDir()) // a PATH without redis-server
 	t.Setenv(ServerEnv, "")
 	for _, c := range []struct {
 		asked string

@@ -13,18 +13,18 @@ import (
 	"time"
 )
 
-// Sentinel is a master with two replicas and three sentinels. The sentinels fail
-// over on demand only, not because the machine is busy.
+// Sentinel is a master with two replicas and three sentinels. Only Failover starts a failover, so a
+// busy machine cannot cause one.
 type Sentinel struct {
 	Set
 
-	// Name is the name of the master.
+	// Name is the master's name for the sentinels.
 	Name string
 
 	Sentinels []*Server
 }
 
-// StartSentinel starts a Sentinel set for t.
+// StartSentinel starts a Sentinel for t.
 func StartSentinel(t testing.TB, o *Options) *Sentinel {
 	t.Helper()
 	s := &Sentinel{Set: newSet(t, o), Name: "mymaster"}
@@ -34,7 +34,6 @@ func StartSentinel(t testing.TB, o *Options) *Sentinel {
 	return s
 }
 
-// startServers starts the master, and then two replicas of it.
 func (s *Sentinel) startServers() error {
 	all, err := s.members(3, "server", &s.Servers)
 	if err != nil {
@@ -50,8 +49,8 @@ func (s *Sentinel) startServers() error {
 	return nil
 }
 
-// startSentinels starts three sentinels. Their configuration names each other and
-// the replicas; to discover them would take seconds.
+// startSentinels starts three sentinels. The configuration of each names the replicas and the other
+// sentinels, because discovery would take seconds.
 func (s *Sentinel) startSentinels() error {
 	all, err := s.members(3, "sentinel", &s.Sentinels)
 	if err != nil {
@@ -67,8 +66,8 @@ func (s *Sentinel) startSentinels() error {
 		if err := m.run(&process{dir: m.dir, args: append(args, "--sentinel")}); err != nil {
 			return err
 		}
-		// Since Redis 7: a sentinel must not enter its TILT mode if the machine
-		// stands still for seconds.
+		// Keep the sentinel out of its TILT mode, which it would enter if the machine stood still
+		// for seconds. The command exists since Redis 7.
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		m.command(ctx, "sentinel", "debug", "info-period", 200, "tilt-trigger", 1000000000)
 		cancel()
@@ -76,7 +75,6 @@ func (s *Sentinel) startSentinels() error {
 	return nil
 }
 
-// config returns the configuration of the sentinel at all[i].
 func (s *Sentinel) config(all []member, i int) string {
 	var b strings.Builder
 	line := func(words ...any) { fmt.Fprintln(&b, append([]any{"sentinel"}, words...)...) }
@@ -118,16 +116,16 @@ func (s *Sentinel) complete(ctx context.Context) error {
 	return err
 }
 
-// Times of the sentinels, in milliseconds.
+// These are settings of the sentinels, in milliseconds.
 const (
 	neverDown       = 600000
 	failoverTimeout = 10000
 )
 
-// URL returns the URL of the set for hasp. Params belong to it.
+// URL returns the URL of the set for hasp, which needs Params as well.
 func (s *Sentinel) URL() string { return s.url("sentinel", s.Sentinels, "/"+s.Name+"/0") }
 
-// Master returns the server that the sentinels name.
+// Master returns the present master. It waits until all running sentinels agree.
 func (s *Sentinel) Master() (master *Server) {
 	s.t.Helper()
 	s.must("master", func(ctx context.Context) (err error) {
@@ -137,7 +135,6 @@ func (s *Sentinel) Master() (master *Server) {
 	return master
 }
 
-// master returns the server that all running sentinels agree on.
 func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 	addr, err := agree(s.Sentinels, func(sentinel *Server) (string, error) {
 		parts, err := sentinel.command(ctx, "sentinel", "get-master-addr-by-name", s.Name).StringSlice()
@@ -155,9 +152,9 @@ func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 	return s.at(addr)
 }
 
-// Failover makes the sentinels fail over to a replica, whether the old master runs
-// or not. It returns when all of them name the new master. The old master becomes
-// a replica a moment later, or after its restart.
+// Failover makes the sentinels fail over to a replica, whether the old master runs or not. It
+// returns when all sentinels name the new master. The old master becomes a replica a moment later,
+// or after its restart.
 func (s *Sentinel) Failover() {
 	s.t.Helper()
 	old, asked := s.Master(), time.Time{}
@@ -169,8 +166,8 @@ func (s *Sentinel) Failover() {
 		case master != old:
 			return master.is(ctx, "master")
 		case time.Since(asked) > time.Second:
-			// Repeat the command: a sentinel that finds no suitable replica gives up. The
-			// first sentinel makes all failovers, so that it knows of one in progress.
+			// Repeat the command, because a sentinel gives up if it finds no suitable replica.
+			// Always send it to the first sentinel, which knows of its own failover in progress.
 			asked = time.Now()
 			err = running(s.Sentinels)[0].command(ctx, "sentinel", "failover", s.Name).Err()
 		}

@@ -15,24 +15,24 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// Server is a running Redis. It ends with the test.
+// Server is a running Redis. The end of the test stops it.
 type Server struct {
-	// Addr is host:port, or the path of the socket.
+	// Addr is host:port, or the path of a socket.
 	Addr string
 
-	// Certificate is the certificate of a TLS server.
+	// Certificate is set if the server uses TLS.
 	Certificate
 
 	t    testing.TB
 	o    Options
 	db   int
-	flav flavour     // nil if the server is not ours
+	flav flavour     // nil if the server was found by a URL
 	away atomic.Bool // paused or killed
 }
 
-// flavour has the operations that differ between the kinds of servers.
+// flavour is a kind of server.
 type flavour interface {
-	pause() error            // the server hangs: it keeps connections and answers nothing
+	pause() error            // makes the server keep its connections and answer nothing
 	resume() error           // ends pause
 	kill() error             // ends the server at once, as SIGKILL does
 	restart(data bool) error // starts a killed server at its old address, with or without its data
@@ -44,7 +44,7 @@ func (s *Server) Real() bool {
 	return !mini
 }
 
-// URL returns the URL of the server for hasp. Params belong to it.
+// URL returns the URL of the server for hasp, which needs Params as well.
 func (s *Server) URL() string {
 	user := userinfo(s.o.User, s.o.Password)
 	switch {
@@ -63,11 +63,11 @@ func userinfo(user, password string) string {
 	return url.UserPassword(user, password).String() + "@"
 }
 
-// Params returns the parameters that belong to URL.
+// Params returns the parameters that hasp needs together with URL.
 func (s *Server) Params() map[string]string { return s.params(&s.o) }
 
-// ClientOptions returns options of a go-redis client of the server. Its timeouts
-// are longer than any machine needs. The test may change them.
+// ClientOptions returns options for a go-redis client of the server. The timeouts are long enough
+// for any machine. The test may change the options.
 func (s *Server) ClientOptions() *redis.Options {
 	o := &redis.Options{Addr: s.Addr, Username: s.o.User, Password: s.o.Password, DB: s.db,
 		DialTimeout: time.Minute, ReadTimeout: time.Minute, WriteTimeout: time.Minute, PoolTimeout: time.Minute,
@@ -82,14 +82,14 @@ func (s *Server) ClientOptions() *redis.Options {
 	return o
 }
 
-// Client returns a client of the server, which ends with the test.
+// Client returns a client of the server. The end of the test closes it.
 func (s *Server) Client() *redis.Client {
 	rdb := redis.NewClient(s.ClientOptions())
 	s.t.Cleanup(func() { rdb.Close() })
 	return rdb
 }
 
-// Proxy returns a fault proxy in front of the server.
+// Proxy starts a fault proxy in front of the server.
 func (s *Server) Proxy() *faultproxy.Proxy {
 	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial(s.network(), s.Addr) })
 	must(s.t, "proxy", err)
@@ -104,7 +104,7 @@ func (s *Server) network() string {
 	return "tcp"
 }
 
-// own returns the operations of the server. If it is not ours, the test is skipped.
+// own returns the flavour of the server. If the server was found by a URL, it skips the test.
 func (s *Server) own() flavour {
 	if s.flav == nil {
 		s.t.Skip("needs a server of its own")
@@ -112,14 +112,14 @@ func (s *Server) own() flavour {
 	return s.flav
 }
 
-// Pause makes the server hang: it keeps its connections and answers nothing.
+// Pause makes the server hang. The server keeps its connections and answers nothing.
 func (s *Server) Pause() {
 	s.t.Helper()
 	s.away.Store(true)
 	must(s.t, "pause", s.own().pause())
 }
 
-// Resume ends Pause.
+// Resume undoes Pause.
 func (s *Server) Resume() {
 	s.t.Helper()
 	must(s.t, "resume", s.own().resume())
@@ -129,12 +129,12 @@ func (s *Server) Resume() {
 // Kill ends the server as SIGKILL does.
 func (s *Server) Kill() { s.t.Helper(); must(s.t, "kill", s.Stop()) }
 
-// Restart starts a killed server again at its address, without its data
-// unless Options.Keep.
+// Restart starts a killed server again at the same address. If Options.Keep was not set, its data
+// is lost.
 func (s *Server) Restart() { s.t.Helper(); must(s.t, "restart", s.Start(true)) }
 
-// Start is Restart, but returns its error, and may be called on any goroutine. If
-// data is false, the server has lost its data.
+// Start is Restart, but it returns its error and may be called by any goroutine. If data is false,
+// the server has lost its data.
 func (s *Server) Start(data bool) error {
 	if err := s.own().restart(data); err != nil {
 		return err
@@ -144,14 +144,13 @@ func (s *Server) Start(data bool) error {
 	return err
 }
 
-// Stop is Kill, but returns its error, and may be called on any goroutine.
+// Stop is Kill, but it returns its error and may be called by any goroutine.
 func (s *Server) Stop() error {
 	s.away.Store(true)
 	return s.own().kill()
 }
 
-// Follow makes the server a replica of the one at addr, and waits until it is in
-// step.
+// Follow makes the server a replica of the server at addr, and waits until it is in step.
 func (s *Server) Follow(addr string) {
 	s.t.Helper()
 	host, port, _ := net.SplitHostPort(addr)
@@ -159,14 +158,14 @@ func (s *Server) Follow(addr string) {
 	must(s.t, "follow", until(s.inStep))
 }
 
-// Demoted waits until the server, which was a master, is a replica.
+// Demoted waits until the server is a replica.
 func (s *Server) Demoted() {
 	s.t.Helper()
 	must(s.t, "demoted", until(func(ctx context.Context) error { return s.is(ctx, "slave") }))
 }
 
-// HandOver makes a master hand over to its replica, by FAILOVER, and waits until it is a
-// replica itself.
+// HandOver makes a master hand over to its replica by FAILOVER. It waits until the old master is a
+// replica.
 func (s *Server) HandOver() {
 	s.t.Helper()
 	must(s.t, "hand over", until(func(ctx context.Context) error {
@@ -175,15 +174,15 @@ func (s *Server) HandOver() {
 			return nil
 		}
 
-		// FAILOVER waits until the replica is in step. Meanwhile it refuses a replica that
-		// connects again. If the connection has died silently, that would never end without a
-		// timeout.
+		// FAILOVER waits until the replica is in step, and meanwhile refuses a replica that
+		// connects again. If the replica's connection has died silently, only the timeout ends that
+		// wait.
 		return errors.Join(err, s.command(ctx, "failover", "timeout", 2000).Err())
 	}))
 }
 
-// role returns the reply to ROLE: "master", or "slave", the master's host, its
-// port and the state of the link to it.
+// role returns the reply to ROLE. It begins with "master" or "slave". For a replica, the master's
+// host, its port and the state of the link follow.
 func (s *Server) role(ctx context.Context) ([]any, error) {
 	parts, err := s.command(ctx, "role").Slice()
 	if err == nil && len(parts) < 3 {
@@ -192,7 +191,6 @@ func (s *Server) role(ctx context.Context) ([]any, error) {
 	return parts, err
 }
 
-// is returns an error unless the server has that role.
 func (s *Server) is(ctx context.Context, role string) error {
 	parts, err := s.role(ctx)
 	if err == nil && parts[0] != role {
@@ -201,7 +199,7 @@ func (s *Server) is(ctx context.Context, role string) error {
 	return err
 }
 
-// inStep returns an error unless the server is a replica in step with its master.
+// inStep returns an error unless the server is a replica that is in step with its master.
 func (s *Server) inStep(ctx context.Context) error {
 	parts, err := s.role(ctx)
 	if err == nil && (parts[0] != "slave" || parts[3] != "connected") {
@@ -210,13 +208,12 @@ func (s *Server) inStep(ctx context.Context) error {
 	return err
 }
 
-// follows reports whether the server is a replica of master.
 func (s *Server) follows(ctx context.Context, master *Server) bool {
 	parts, err := s.role(ctx)
 	return err == nil && parts[0] == "slave" && net.JoinHostPort(fmt.Sprint(parts[1]), fmt.Sprint(parts[2])) == master.Addr
 }
 
-// followed returns an error unless that many replicas of the server are in step.
+// followed returns an error unless the given number of replicas are in step with the server.
 func (s *Server) followed(ctx context.Context, replicas int64) error {
 	n, err := s.command(ctx, "wait", replicas, 1000).Int64()
 	if err == nil && n < replicas {
@@ -233,18 +230,17 @@ func (s *Server) ready() error {
 // Ready waits until the Redis at addr answers.
 func Ready(addr string) error { return (&Server{Addr: addr}).ready() }
 
-// command sends one command on a connection of its own. Several goroutines may
-// call it.
+// command sends one command on a new connection. Several goroutines may call it at the same time.
 func (s *Server) command(ctx context.Context, args ...any) *redis.Cmd {
 	cmd := redis.NewCmd(ctx, args...)
 	s.process(ctx, cmd)
 	return cmd
 }
 
-// process sends a command once, and waits for the reply until ctx ends.
+// process sends a command once. It waits for the reply until ctx ends.
 func (s *Server) process(ctx context.Context, cmd redis.Cmder) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, s.network(), s.Addr)
-	if err != nil { // go-redis would log it
+	if err != nil { // dial here, because go-redis would log this error
 		cmd.SetErr(err)
 		return err
 	}
@@ -257,11 +253,11 @@ func (s *Server) process(ctx context.Context, cmd redis.Cmder) error {
 	return rdb.Process(ctx, cmd)
 }
 
-// patience is the time in which servers must do what they were told. It is much
-// longer than they need, because the machine may be busy.
+// patience is how long to wait for a server to do what a command says. It is much longer than a
+// server needs, because the machine may be busy.
 const patience = 3 * time.Minute
 
-// until calls ask until it returns nil. The error of ask says what is missing.
+// until calls ask until it returns nil. If patience runs out, it returns the error of ask.
 func until(ask func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -280,7 +276,6 @@ func until(ask func(ctx context.Context) error) error {
 	}
 }
 
-// must fails the test if err is not nil.
 func must(t testing.TB, what string, err error) {
 	t.Helper()
 	if err != nil {

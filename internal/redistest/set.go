@@ -14,8 +14,7 @@ import (
 	"testing"
 )
 
-// NeedSets skips the test if there are no redis-server processes, which a set of
-// servers needs.
+// NeedSets skips the test unless servers are redis-server processes, which a Set needs.
 func NeedSets(t testing.TB) {
 	t.Helper()
 	kind, err := choose(os.Getenv(Env), true)
@@ -26,12 +25,12 @@ func NeedSets(t testing.TB) {
 	announce(kind)
 }
 
-// Set is a number of servers that form one Redis.
+// Set is several servers that form one Redis.
 type Set struct {
 	// Certificate is the certificate of all servers, for TLS.
 	Certificate
 
-	// Servers are the first masters, and then their replicas.
+	// Servers has the servers that were masters at the start, and then their replicas.
 	Servers []*Server
 
 	t   testing.TB
@@ -52,7 +51,7 @@ func newSet(t testing.TB, o *Options) Set {
 	return s
 }
 
-// Params returns the parameters that belong to URL.
+// Params returns the parameters that hasp needs together with URL.
 func (s *Set) Params() map[string]string {
 	p := s.params(&s.o)
 	if s.o.SentinelPassword != "" {
@@ -64,21 +63,20 @@ func (s *Set) Params() map[string]string {
 	return p
 }
 
-// member is a server of a set that is not started.
+// member is a server of a set before its start.
 type member struct {
 	*Server
 	dir  string
 	port int
 }
 
-// start starts the server.
 func (m member) start(args ...string) error { return m.startAt(m.dir, m.port, args...) }
 
-// members returns n servers that are not started, each with a directory and an address. It puts
-// them in the place of servers, which it stops.
+// members returns n new servers that are not started, each with a directory and an address. It
+// stops the old servers and replaces them by the new ones.
 func (s *Set) members(n int, name string, servers *[]*Server) ([]member, error) {
 	for _, srv := range *servers {
-		if srv.flav != nil { // otherwise it was not started
+		if srv.flav != nil { // the server was started
 			srv.Stop()
 		}
 	}
@@ -100,14 +98,13 @@ func (s *Set) members(n int, name string, servers *[]*Server) ([]member, error) 
 	return all, nil
 }
 
-// id returns the ID of a sentinel or of a cluster node.
+// id returns an ID for a sentinel or a cluster node, made from its address.
 func (m member) id() string {
 	a := netip.MustParseAddrPort(m.Addr)
 	ip := a.Addr().As4()
 	return fmt.Sprintf("%036x%04x", binary.BigEndian.Uint32(ip[:]), a.Port())
 }
 
-// at returns the server at an address.
 func (s *Set) at(addr string) (*Server, error) {
 	i := slices.IndexFunc(s.Servers, func(srv *Server) bool { return srv.Addr == addr })
 	if i < 0 {
@@ -116,12 +113,13 @@ func (s *Set) at(addr string) (*Server, error) {
 	return s.Servers[i], nil
 }
 
-// running returns those of all servers that are neither paused nor killed.
+// running returns the servers that are neither paused nor killed.
 func running(all []*Server) []*Server {
 	return slices.DeleteFunc(slices.Clone(all), func(s *Server) bool { return s.away.Load() })
 }
 
-// agree asks all running servers, and returns their answer if it is the same.
+// agree asks all running servers. It returns their answer if all answers are the same, and
+// otherwise an error.
 func agree[A comparable](all []*Server, ask func(*Server) (A, error)) (answer A, err error) {
 	for i, srv := range running(all) {
 		next, err := ask(srv)
@@ -136,7 +134,7 @@ func agree[A comparable](all []*Server, ask func(*Server) (A, error)) (answer A,
 	return answer, nil
 }
 
-// chain returns the arguments by which the servers of a set reach each other.
+// chain returns arguments with which the servers of a set can log in to each other.
 func (s *Set) chain() []string {
 	args := []string{"--repl-diskless-sync-delay", "0"}
 	if s.o.tls() {
@@ -164,13 +162,13 @@ func (s *Set) url(kind string, servers []*Server, suffix string) string {
 	return scheme + kind + "://" + userinfo(s.o.User, s.o.Password) + strings.Join(addrs, ",") + suffix
 }
 
-// must fails the test unless ask returns nil in the end.
+// must calls ask until it returns nil, and fails the test if patience runs out.
 func (s *Set) must(what string, ask func(ctx context.Context) error) {
 	s.t.Helper()
 	must(s.t, what, until(ask))
 }
 
-// Each calls f for 0 to n-1 at once.
+// Each calls f for 0 to n-1 at the same time, and joins the errors.
 func Each(n int, f func(i int) error) error {
 	errs := make(chan error, n)
 	for i := range n {

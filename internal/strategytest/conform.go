@@ -18,13 +18,13 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Conform runs the conformance suite in virtual time, on n servers in memory. h has what is
-// particular to the strategy, and open makes its drivers.
+// Conform runs the conformance suite in virtual time, on n servers in memory. h has the settings
+// that differ between strategies, and open makes the drivers.
 //
-// internal/acceptance runs the whole suite on real servers. Left out here are the clauses over
-// several processes, which share no virtual time, and those that count goroutines, because the
-// servers have some for each connection. There is no Kick, and no Stop of several servers, because
-// go-redis notices only on a socket that an idle connection has ended.
+// Conform leaves out some clauses, which internal/acceptance runs on real servers. Several
+// processes cannot share virtual time. Goroutines cannot be counted, because the servers in memory
+// have some for each connection. There is no Kick, and no Stop of several servers, because go-redis
+// notices the end of an idle connection only on a socket.
 func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis.UniversalClient) backend.Driver) {
 	await.Crowd(t)
 	t.Parallel()
@@ -44,7 +44,8 @@ func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis
 		Hooks(&h, func() Nodes { return nodes })
 		h.Link = links.link
 		if n > 1 {
-			// Before it votes, a node is asked on all idle connections, each of which has ended.
+			// After a restart, each idle connection of a node fails once, and the node does not
+			// vote before redlock has tried them all.
 			h.Stop, h.Start = nil, nil
 		}
 		passed := 0
@@ -67,21 +68,21 @@ func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis
 
 // Node is one Redis of the store of a suite.
 type Node struct {
-	Redis *redis.Client     // without the proxy
-	Proxy *faultproxy.Proxy // which drivers use
+	Redis *redis.Client     // connects directly to the server
+	Proxy *faultproxy.Proxy // drivers connect through it
 	Stop  func(ctx context.Context) error
 	Start func(ctx context.Context, data bool) error
 }
 
-// Nodes are the store of a suite.
+// Nodes are the servers that keep the locks.
 type Nodes []Node
 
-// Each calls f for all nodes at once.
+// Each calls f for all nodes at the same time.
 func (ns Nodes) Each(f func(n Node) error) error {
 	return redistest.Each(len(ns), func(i int) error { return f(ns[i]) })
 }
 
-// Hooks sets the hooks of h that need no more than Nodes. They disturb all nodes together.
+// Hooks sets the hooks of h that disturb all nodes together or read from them.
 func Hooks(h *conformance.Harness, nodes func() Nodes) {
 	h.Stop = func(ctx context.Context, _ string) error {
 		return nodes().Each(func(n Node) error { return n.Stop(ctx) })
@@ -101,7 +102,7 @@ func Hooks(h *conformance.Harness, nodes func() Nodes) {
 		}), nil
 	}
 
-	// All keys but the counters of fences, and the marks of redlock.
+	// List all keys but fence counters and the marks of redlock.
 	h.Entries = func(ctx context.Context, _ string) (entries []string, _ error) {
 		for _, n := range nodes() {
 			keys, err := n.Redis.Keys(ctx, "*").Result()
@@ -116,15 +117,15 @@ func Hooks(h *conformance.Harness, nodes func() Nodes) {
 	}
 }
 
-// links are the connections to the store of a suite in virtual time.
+// links has the clients of each Link in virtual time.
 type links struct {
 	all redistest.VirtualServers
 
 	mu      sync.Mutex                         // guards clients
-	clients map[string][]redis.UniversalClient // by the name that link gives the store
+	clients map[string][]redis.UniversalClient // by Link.Store
 }
 
-// of returns clients of all servers, over the Link that store names, if it names one.
+// of returns clients of all servers. If store is the Store of a Link, they connect over that Link.
 func (l *links) of(store string) []redis.UniversalClient {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,7 +150,7 @@ func (l *links) link(context.Context, string) (*conformance.Link, error) {
 	return Link(name, proxies), nil
 }
 
-// Link disturbs the connections of all proxies at once.
+// Link returns a Link that disturbs the connections of all proxies together.
 func Link(store string, proxies []*faultproxy.Proxy) *conformance.Link {
 	each := func(f func(p *faultproxy.Proxy)) {
 		for _, p := range proxies {

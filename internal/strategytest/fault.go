@@ -8,12 +8,12 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// RefusalsOfTheServerAreOutages proves that an error reply of a server that
-// cannot serve is an outage, and neither contention nor loss.
+// RefusalsOfTheServerAreOutages proves that an error reply of a server that cannot serve counts as
+// an outage, and not as contention or loss.
 func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 	for name, c := range map[string]struct {
 		before, after []any
-		releases      bool // whether a hold can still be renewed and released
+		releases      bool // a hold can still be renewed and released
 	}{
 		"OOM":        {[]any{"config", "set", "maxmemory", "1"}, []any{"config", "set", "maxmemory", "0"}, true},
 		"READONLY":   {[]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}, false},
@@ -29,7 +29,7 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 				r.Renew(t, claim)
 			}
 			for _, claim := range []backend.Claim{Claim("x"), Shared("x"), Kept(Claim("x"), Term)} {
-				r.Driver.Release(t.Context(), claim) // from here on the server knows the scripts
+				r.Driver.Release(t.Context(), claim) // loads the scripts into the server
 			}
 
 			r.Do(t, c.before...)
@@ -40,7 +40,7 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 					t.Errorf("acquire %s: %q does not give the server's reason", kind, err)
 				}
 			}
-			mine.TTL, reader.TTL = 10*Term, 10*Term // so that the renewals have something to write
+			mine.TTL, reader.TTL = 10*Term, 10*Term // longer, so that a renewal writes
 			errs := map[string]error{"renew": r.Renew(t, mine), "renew shared": r.Renew(t, reader)}
 			left := min(r.Left(t, "mine"), r.Left(t, "reader"))
 			errs["release"] = r.Driver.Release(t.Context(), mine)

@@ -13,13 +13,13 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// counter is the key of the fence counter of key k.
+// counter is where Redis has the fence counter of the key k.
 const counter = "hasp:{k}:fence:k"
 
-// FenceCounter proves that the first fence is the server's time in microseconds, which is above
-// all earlier fences if the counter was lost, that later ones are the next numbers even if that
-// clock was set back, and that the counter is kept for the FenceTTL. All strategies on one Redis
-// share the counter. An unfenced claim leaves it alone.
+// FenceCounter proves that the first fence is the server's time in microseconds. So it is above all
+// earlier fences if the counter was lost. The later fences are the next numbers, even if the
+// server's clock was set back. The counter is kept for the FenceTTL. All strategies on one Redis
+// share it. A claim without a fence does not touch it.
 func (s Strategy) FenceCounter(t *testing.T) {
 	r := s.setup(t, nil)
 	byOption := await.Value(s.New(r.Redis, time.Hour)).(backend.Inspector)
@@ -60,9 +60,9 @@ func (s Strategy) FenceCounter(t *testing.T) {
 	}
 }
 
-// ForeignFenceCounterIsRefused proves that a value of another program in the
-// counter's place is neither used nor overwritten. No fenced claim gets the key
-// or waits for it.
+// ForeignFenceCounterIsRefused proves that a value of another program under the counter's key is
+// neither used nor overwritten. Until it is removed, a fenced claim neither gets the key nor waits
+// for it.
 func (s Strategy) ForeignFenceCounterIsRefused(t *testing.T) {
 	r := s.setup(t, nil)
 	ctx := t.Context()
@@ -102,7 +102,8 @@ func (s Strategy) ForeignFenceCounterIsRefused(t *testing.T) {
 		t.Errorf("the last fence: got %d", g.Fence)
 	}
 
-	// A counter that may not be read is another error: there is nothing to remove.
+	// If the user may not read the counter, the error is another one, because nothing has to be
+	// removed.
 	r = s.setup(t, &redistest.Options{Own: true, Real: true})
 	r.Forbid(t, "-getrange")
 	_, err := r.Driver.Acquire(ctx, Fenced("j"))

@@ -17,7 +17,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// rig is a Rig for the shared tests, which know no more of a driver.
+// rig is the Rig of the tests in this package.
 type rig = Rig[backend.Inspector]
 
 func (s Strategy) open(rdb redis.UniversalClient) backend.Inspector {
@@ -26,11 +26,12 @@ func (s Strategy) open(rdb redis.UniversalClient) backend.Inspector {
 
 func (s Strategy) setup(t *testing.T, o *redistest.Options) rig { return Setup(t, o, s.open) }
 
-// kinds are the two kinds of claims.
+// kinds makes claims without and with a fence.
 var kinds = map[string]func(key string) backend.Claim{"unfenced": Claim, "fenced": Fenced}
 
-// RecordAndRefusal proves that the record is that of the claim, that a refusal says who holds
-// the key and for how long, also after a release with KeepUntil, and that the owner is a label.
+// RecordAndRefusal proves that the record is the one that Has expects. A refusal says who holds the
+// key and for how long, also after a release with KeepUntil. The owner is only a label: calls with
+// another owner succeed.
 func (s Strategy) RecordAndRefusal(t *testing.T) {
 	r := s.setup(t, nil)
 	for kind, claim := range kinds {
@@ -58,7 +59,7 @@ func (s Strategy) RecordAndRefusal(t *testing.T) {
 
 		nameless := backend.Claim{Key: kind, Token: first.Token, TTL: Term}
 		Want(t, "renew", r.Renew(t, nameless), nil)
-		r.Redis.Persist(t.Context(), kind) // a release with KeepUntil ends it nevertheless
+		r.Redis.Persist(t.Context(), kind) // a release with KeepUntil sets a term again
 		Want(t, "release", r.Driver.Release(t.Context(), Kept(nameless, 4*Term)), nil)
 		refused(Claim(kind), 4*Term)
 		if s.Has(t.Context(), r.Redis, first) {
@@ -70,10 +71,10 @@ func (s Strategy) RecordAndRefusal(t *testing.T) {
 	}
 }
 
-// RenewAlwaysWrites proves that a renewal writes even if the term is longer already. From
-// Redis 7.2 on, WAIT covers the last write of its own connection. Replicas would confirm a
-// renewal that writes nothing, although they may lack the hold: for instance after an
-// Extend that they did not confirm. A record without an end keeps none.
+// RenewAlwaysWrites proves that a renewal writes even if the present term is longer. From Redis 7.2
+// on, WAIT asks the replicas only about the last write of its own connection. So replicas would
+// confirm a renewal that writes nothing, although they may lack the hold, for instance after an
+// Extend that they did not confirm. A record without a term stays without one.
 func (s Strategy) RenewAlwaysWrites(t *testing.T) {
 	r := s.setup(t, &redistest.Options{Own: true, Real: true})
 	c := Claim("k")
@@ -100,13 +101,14 @@ func (s Strategy) RenewAlwaysWrites(t *testing.T) {
 	}
 }
 
-// Kept returns c with a KeepUntil in d, for a Release.
+// Kept returns c with a KeepUntil of now + d, for a Release.
 func Kept(c backend.Claim, d time.Duration) backend.Claim {
 	c.KeepUntil = time.Now().Add(d)
 	return c
 }
 
-// sortedSet returns a function that writes a sorted set that is no shared record.
+// sortedSet returns a function that writes a sorted set with one member, which makes no shared
+// record.
 func sortedSet(member string, end time.Duration) func(ctx context.Context, rdb *redis.Client, key string) error {
 	return func(ctx context.Context, rdb *redis.Client, key string) error {
 		rdb.ZAdd(ctx, key, redis.Z{Score: 1, Member: member})
@@ -117,7 +119,7 @@ func sortedSet(member string, end time.Duration) func(ctx context.Context, rdb *
 	}
 }
 
-// foreign writes values that are no strategy's record.
+// foreign has functions that write values which are no record of any strategy.
 var foreign = map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
 	"string": func(ctx context.Context, rdb *redis.Client, key string) error {
 		return rdb.Set(ctx, key, "a secret#with a mark", 0).Err()
@@ -137,15 +139,15 @@ var foreign = map[string]func(ctx context.Context, rdb *redis.Client, key string
 	"sorted set without a token": sortedSet("#x", time.Hour),
 }
 
-// foreignValues returns foreign with the values of s.
+// foreignValues returns foreign and s.Foreign together.
 func (s Strategy) foreignValues() map[string]func(ctx context.Context, rdb *redis.Client, key string) error {
 	all := maps.Clone(foreign)
 	maps.Copy(all, s.Foreign)
 	return all
 }
 
-// ForeignValueIsHeld proves that a value of another program counts as a hold that is not
-// shared: it is reported without its content, and only Break removes it.
+// ForeignValueIsHeld proves that a value of another program counts as a hold that is not shared.
+// Reports do not show its content, and only Break removes it.
 func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 	r := s.setup(t, nil)
 	ctx := t.Context()
@@ -180,7 +182,7 @@ func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 	}
 }
 
-// NewRefusesMisuse proves that a constructor refuses what it cannot use, with a text that names it.
+// NewRefusesMisuse proves that New refuses bad arguments, with an error that names the argument.
 func (s Strategy) NewRefusesMisuse(t *testing.T) {
 	calls := map[string]func() (backend.Driver, error){
 		"nil client": func() (backend.Driver, error) { return s.New(nil, 0) },

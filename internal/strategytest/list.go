@@ -16,7 +16,7 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// Listed returns the entries of a list by key, and the error at its end.
+// Listed returns the entries of a list by key, and the error of the list.
 func Listed(ctx context.Context, d backend.Driver, prefix string) (map[string]backend.Entry, error) {
 	all := map[string]backend.Entry{}
 	for e, err := range d.(backend.Lister).List(ctx, prefix, 3*time.Second) {
@@ -39,15 +39,15 @@ func (r Rig[D]) wantListed(t *testing.T, what, prefix string, keys ...string) {
 	}
 }
 
-// ListClaim is Claim with a token as long as the engine's.
+// ListClaim is Claim with a token as long as a token of the engine.
 func ListClaim(key string) backend.Claim {
 	c := Claim(key)
 	c.Token = fmt.Sprintf("%s-%022d", c.Token, 0)
 	return c
 }
 
-// foreignKeys writes values of every type, some of which look a little like locks, with an end
-// and without one. Some are a megabyte long.
+// foreignKeys writes values of every Redis type, with and without a term. Some of them look a
+// little like locks, and some are a megabyte long.
 func (s Strategy) foreignKeys(t *testing.T, rdb *redis.Client) {
 	t.Helper()
 	ctx := t.Context()
@@ -75,9 +75,9 @@ func (s Strategy) foreignKeys(t *testing.T, rdb *redis.Client) {
 	Want(t, "exec", ErrOf(pipe.Exec(ctx)), nil)
 }
 
-// ListNamesOnlyOurOwn proves that a list has hasp's records only, that the values of other
-// programs are not read, that the keys that a user may not use are left out, and that a user
-// without the right to list gets an error.
+// ListNamesOnlyOurOwn proves that a list has hasp's records only, and does not read values of other
+// programs. It leaves out keys that the user has no right to. A user without the right to list gets
+// an error.
 func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
 	r := s.setup(t, real)
 	ctx := t.Context()
@@ -111,7 +111,7 @@ func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
 
 	r.Forbid(t, "resetkeys", "~k*", "~hasp:*")
 	r.wantListed(t, "rights to some keys", "", "k", "k{tag}", "k}", odd, "k*", "kept")
-	// The fences of its own locks are not for this user either, as with Inspect.
+	// This user may not read fences. Then a list fails, as Inspect does.
 	r.Forbid(t, "resetkeys", "~k*")
 	_, err = Listed(ctx, r.Driver, "")
 	Outage(t, "without the right to fences", err)
@@ -120,7 +120,7 @@ func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
 	Outage(t, "without the right to scan", err)
 }
 
-// sent returns how many bytes the server has sent.
+// sent returns how many bytes the server has sent so far.
 func (r Rig[D]) sent(t *testing.T) int64 {
 	t.Helper()
 	n, err := strconv.ParseInt(r.Redis.InfoMap(t.Context(), "stats").Item("Stats", "total_net_output_bytes"), 10, 64)

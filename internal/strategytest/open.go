@@ -12,7 +12,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// OpenByURL proves that the parameters of a URL reach the locks.
+// OpenByURL proves that the parameters of a URL take effect.
 func (s Strategy) OpenByURL(t *testing.T) {
 	r := Setup(t, &redistest.Options{User: "ann", Password: "p@ss/w%rd?&"}, s.open)
 	c, err := hasp.Open(t.Context(), s.Name+"+"+r.Server.URL()+"?ttl=2m&prefix=app:&fence_ttl=2h", nil)
@@ -28,8 +28,7 @@ func (s Strategy) OpenByURL(t *testing.T) {
 	Unlock(t, lease)
 }
 
-// OpenErrors proves that an error of Open says what is wrong, in one line and
-// without the password.
+// OpenErrors proves that an error of Open says in one line what is wrong, without the password.
 func (s Strategy) OpenErrors(t *testing.T) {
 	urls := map[string][]string{
 		"://":                                   {"0 nodes", s.Name + "+redis://localhost:6379"},
@@ -56,8 +55,8 @@ func (s Strategy) OpenErrors(t *testing.T) {
 	invalid("two nodes", ErrOf(two.Open(t.Context(), nil)), []string{"2 nodes"})
 }
 
-// LingersUntilOthersWantTheKey proves that a Client keeps a key after Unlock, and that the message
-// of a refused caller of another Client ends that.
+// LingersUntilOthersWantTheKey proves that a Client keeps a key after Unlock until a caller of
+// another Client is refused.
 func (s Strategy) LingersUntilOthersWantTheKey(t *testing.T) {
 	r := s.setup(t, nil)
 	mine := await.Value(hasp.New(r.Driver, nil))

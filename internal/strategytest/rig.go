@@ -20,13 +20,13 @@ import (
 
 // Rig is a driver on a Redis, and a client of the same Redis.
 type Rig[D backend.Inspector] struct {
-	Server *redistest.Server // nil if it is a virtual one
+	Server *redistest.Server // nil if the Redis is a VirtualServer
 	Redis  *redis.Client
 	Driver D
 }
 
-// Setup starts a Redis and returns a Rig whose driver is made by open. Without
-// options no other test uses the Redis.
+// Setup starts a Redis and returns a Rig. open makes the driver. If o is nil, no other test uses
+// the Redis.
 func Setup[D backend.Inspector](t *testing.T, o *redistest.Options, open func(rdb redis.UniversalClient) D) Rig[D] {
 	t.Helper()
 	if o == nil {
@@ -37,8 +37,8 @@ func Setup[D backend.Inspector](t *testing.T, o *redistest.Options, open func(rd
 	return Rig[D]{srv, rdb, open(rdb)}
 }
 
-// Term is how long the holds of claims last. It is so long that half of it is
-// left when a test checks it, even on a slow machine.
+// Term is the TTL of claims. It is long enough that half of it is left when a test reads the rest,
+// even on a slow machine.
 const Term = time.Minute
 
 var serial atomic.Int64
@@ -57,7 +57,7 @@ func Fenced(key string) backend.Claim {
 	return c
 }
 
-// Acquire fails the test unless c is granted.
+// Acquire acquires c, or fails the test.
 func (r Rig[D]) Acquire(t *testing.T, c backend.Claim) backend.Grant {
 	t.Helper()
 	g, err := r.Driver.Acquire(t.Context(), c)
@@ -67,7 +67,7 @@ func (r Rig[D]) Acquire(t *testing.T, c backend.Claim) backend.Grant {
 	return g
 }
 
-// Renew renews c alone and returns the answer.
+// Renew renews c and returns the error.
 func (r Rig[D]) Renew(t *testing.T, c backend.Claim) error {
 	t.Helper()
 	err := errors.New("not answered")
@@ -75,7 +75,7 @@ func (r Rig[D]) Renew(t *testing.T, c backend.Claim) error {
 	return err
 }
 
-// Release fails the test unless c is released.
+// Release releases c, or fails the test.
 func (r Rig[D]) Release(t *testing.T, c backend.Claim) {
 	t.Helper()
 	if err := r.Driver.Release(t.Context(), c); err != nil {
@@ -83,7 +83,7 @@ func (r Rig[D]) Release(t *testing.T, c backend.Claim) {
 	}
 }
 
-// Left returns what is left of the term of key.
+// Left returns how long the term of key still runs.
 func (r Rig[D]) Left(t *testing.T, key string) time.Duration {
 	t.Helper()
 	d, err := r.Redis.PTTL(t.Context(), key).Result()
@@ -97,7 +97,7 @@ func (r Rig[D]) Do(t *testing.T, args ...any) {
 	await.Must(t, r.Redis.Do(t.Context(), args...).Err())
 }
 
-// Forbid takes rights from the user of all connections.
+// Forbid changes the rights of the user that all connections have.
 func (r Rig[D]) Forbid(t *testing.T, rights ...any) {
 	t.Helper()
 	r.Do(t, append([]any{"acl", "setuser", "default"}, rights...)...)
@@ -144,13 +144,13 @@ func Lock(t *testing.T, c *hasp.Client, opts ...hasp.Option) *hasp.Lease {
 	return lease
 }
 
-// Unlock unlocks lease.
+// Unlock unlocks lease, or fails the test.
 func Unlock(t *testing.T, lease *hasp.Lease) {
 	t.Helper()
 	Want(t, "unlock", lease.Unlock(t.Context()), nil)
 }
 
-// Outages are faults of all connections that can be mended.
+// Outages make a Proxy fail. mend makes it work again.
 var Outages = map[string]func(p *faultproxy.Proxy) (mend func()){
 	"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
 	"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },

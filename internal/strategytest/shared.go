@@ -19,11 +19,11 @@ func Shared(key string) backend.Claim {
 	return c
 }
 
-// real is a server that has ACLs and compiles scripts as Redis does.
+// real asks for a real Redis, because the tests need ACLs and Redis's own compiler of scripts.
 var real = &redistest.Options{Own: true, Real: true}
 
-// refused fails the test unless c is refused, by readers if shared says so. It returns the
-// error.
+// refused fails the test unless c is refused with a HeldError whose Shared is shared. It returns
+// that error.
 func refused(t *testing.T, what string, r rig, c backend.Claim, shared bool) backend.HeldError {
 	t.Helper()
 	var held *backend.HeldError
@@ -33,8 +33,9 @@ func refused(t *testing.T, what string, r rig, c backend.Claim, shared bool) bac
 	return *held
 }
 
-// SharedHolds proves that a refusal by readers names one of them and the longest of their
-// terms, that the owner of a reader is a label, and that an exclusive call is none of its hold.
+// SharedHolds proves that a refusal by readers names one of them and the longest of their terms.
+// The owner of a reader is only a label. An exclusive call with a reader's token returns ErrLost,
+// and so does a shared call with the token of an exclusive hold.
 func (s Strategy) SharedHolds(t *testing.T) {
 	r := s.setup(t, real)
 	for kind, claim := range kinds {
@@ -42,7 +43,7 @@ func (s Strategy) SharedHolds(t *testing.T) {
 		b.TTL = 2 * Term
 		r.Acquire(t, a)
 		r.Acquire(t, b)
-		for range 3 { // the first refusal may be read by other commands than the next
+		for range 3 { // several times, because a driver may read the first refusal in another way
 			held := refused(t, kind, r, claim("k"), true)
 			if held.Owner != a.Owner && held.Owner != b.Owner || held.RetryAfter <= Term || held.RetryAfter > 2*Term {
 				t.Errorf("%s: got %+v", kind, held)
@@ -77,8 +78,8 @@ func (s Strategy) SharedHolds(t *testing.T) {
 	}
 }
 
-// WaitingWriterKeepsReadersOut proves that a caller that will ask again leaves an intent,
-// that a TryLock leaves none, and that the caller's grant ends the intent.
+// WaitingWriterKeepsReadersOut proves that a refused caller with WillRetry leaves an intent, and
+// that the grant to this caller ends the intent. A TryLock leaves no intent.
 func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 	r := s.setup(t, real)
 	intent := redisstore.IntentKey("k")
@@ -93,7 +94,7 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 			t.Fatalf("%s: a TryLock left an intent", kind)
 		}
 
-		// A slow machine may let the intent lapse before it is read. Then w asks again.
+		// On a slow machine the intent may expire before the test reads it. Then w asks again.
 		w.WillRetry, w.Waited = true, time.Millisecond
 		var left time.Duration
 		await.Until(t, kind+": an intent", func() bool {
@@ -104,8 +105,8 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 		if got := r.Redis.Get(t.Context(), intent).Val(); got != w.Token {
 			t.Fatalf("%s: the intent is %q", kind, got)
 		}
-		// spinlock adds twice its last round trip, rounded up to a millisecond. That request
-		// may have been any since the test began.
+		// spinlock adds twice the time of its last round trip, rounded up to a millisecond. That
+		// round trip began after the test did, so the time since then is a bound.
 		if left > s.Intents+2*time.Since(began)+time.Millisecond {
 			t.Errorf("%s: the intent lasts for %v", kind, left)
 		}
@@ -114,7 +115,7 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 		}
 		Want(t, "renewal beside an intent", r.Renew(t, reader), nil)
 
-		// The intent keeps readers out while the key is free, too.
+		// The intent also keeps readers out while the key is free.
 		r.Release(t, reader)
 		refused(t, kind+": a reader of a free key", r, Shared("k"), false)
 		r.Acquire(t, w)
@@ -124,8 +125,8 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 		r.Release(t, w)
 	}
 
-	// A user without the right to hasp's own keys is refused by readers as by any other holder,
-	// and gets the key when they have left.
+	// A user without the right to hasp's own keys can leave no intent. Readers refuse it, and it
+	// gets the key when they have left.
 	reader, w := Shared("k"), Claim("k")
 	r.Acquire(t, reader)
 	r.Forbid(t, "resetkeys", "~k")
@@ -137,8 +138,8 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 	r.Acquire(t, w)
 }
 
-// SharedWithoutRights proves that a user that may not set terms leaves no record without
-// an end, and changes no term.
+// SharedWithoutRights proves that a user without the right to set terms leaves no record without a
+// term, and changes no term.
 func (s Strategy) SharedWithoutRights(t *testing.T) {
 	r := s.setup(t, real)
 	hold := Shared("held")

@@ -1,8 +1,8 @@
-// Package strategytest tests what all strategies on one Redis promise, beyond
-// what package conformance asks of every backend: how they use Redis, how they
-// are opened, and what they do when a server fails.
+// Package strategytest has the common tests of the strategies on one Redis. They test how these
+// strategies use Redis, how they are opened, and what they do when a server fails. Package
+// conformance tests what every driver must do.
 //
-// A strategy's own tests cover what is particular to it.
+// What differs between the strategies is tested in their own packages.
 package strategytest
 
 import (
@@ -20,37 +20,37 @@ import (
 
 // Strategy describes the strategy under test.
 type Strategy struct {
-	// Name is the name that it is registered under.
+	// Name is the registered name of the strategy.
 	Name string
 
-	// New returns a driver over rdb. A fenceTTL of 0 is the default.
+	// New returns a driver over rdb. If fenceTTL is 0, the driver uses its default.
 	New func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error)
 
-	// Misuse has calls of New that must be refused, besides those with a nil client
-	// or a bad fence TTL.
+	// Misuse has calls that must be refused. A nil client and a bad fence TTL are tested without
+	// it.
 	Misuse map[string]func() (backend.Driver, error)
 
-	// BadURLs are URLs that Open must refuse as invalid, without the name of the
-	// strategy in front. Each has the texts that the error must contain.
+	// BadURLs has URLs that Open must refuse as invalid, each with the texts that the error must
+	// contain. The tests add the name of the strategy in front.
 	BadURLs map[string][]string
 
-	// Has reports whether the record of c.Key is exactly the record of c.
+	// Has reports whether the record under c.Key is exactly the record that c makes.
 	Has func(ctx context.Context, rdb *redis.Client, c backend.Claim) bool
 
-	// Foreign writes values that are not a record of this strategy, but of the
-	// same type of Redis.
+	// Foreign has functions that write values which are no record of this strategy, but have the
+	// same Redis type as its records.
 	Foreign map[string]func(ctx context.Context, rdb *redis.Client, key string) error
 
 	// Since says that Inspect reports when a hold began.
 	Since bool
 
-	// Intents is the term of the intent of a caller that shared holds refuse; 0 if it leaves none.
+	// Intents is the term of an intent; 0 if the strategy has no intents.
 	Intents time.Duration
 }
 
-// Run runs the tests. Each is a subtest with the name of its method.
+// Run runs each test as a subtest with the name of its method.
 func Run(t *testing.T, s Strategy) {
-	t.Parallel() // each test has a server of its own, and the slow ones wait
+	t.Parallel() // each test has its own server, and the slow tests mostly sleep
 	tests := []func(*testing.T){
 		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.NewRefusesMisuse,
 		s.FenceCounter, s.ForeignFenceCounterIsRefused,

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Write writes a certificate, which is its own authority, and its key into files in dir. The
-// certificate is for servers and clients, for 127.0.0.1 and name, and is valid for an hour.
+// Write writes a certificate and its key into files in dir. The certificate is its own authority.
+// Servers and clients can use it for 127.0.0.1 and for name. It is valid for an hour.
 func Write(dir, name string) (certFile, keyFile string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -1,11 +1,11 @@
 // Package broken has drivers with one deliberate fault each. They prove that the suite of package
-// conformance finds faults: the clauses that a fault names must fail, and the driver without the
-// fault must pass.
+// conformance finds faults. Each fault names clauses, which must fail with it. The drivers without
+// a fault must pass.
 //
-// The drivers use a small store in memory over links that can be cut, so the suite runs on them in
-// virtual time (testing/synctest). The store of package memlock would not do: it has neither a
-// clock of its own, nor fences that can be lost, nor waiters that can be cut off, and many faults
-// change what the store keeps.
+// The drivers use a small store in memory over links that can be cut. So the suite runs on them in
+// virtual time (testing/synctest). The store of package memlock cannot be used: it has no clock of
+// its own, its fences cannot be lost, and its waiters cannot be cut off. Many faults also change
+// what the store keeps.
 package broken
 
 import (
@@ -18,21 +18,20 @@ import (
 	"github.com/hasplock/hasp/conformance"
 )
 
-// Fault is one way to get a driver wrong.
+// Fault is one mistake in a driver.
 type Fault struct {
-	// Name describes the fault.
 	Name string
 
-	// Clause names the clauses that must fail, separated by spaces. Others may fail as well. It is
-	// empty for a sound driver.
+	// Clause has the names of the clauses that must fail, separated by spaces. Other clauses may
+	// fail as well. It is empty for a driver without a fault.
 	Clause string
 
-	kind  kind             // the interfaces of the driver
-	cost  conformance.Cost // set if the driver makes more calls, apart from its fault
+	kind  kind             // the driver's interfaces
+	cost  conformance.Cost // the driver's cost, if it makes more calls on purpose
 	spoil spoil
 }
 
-// twice is the cost of a driver whose calls take two commands each.
+// twice is the cost of a driver that sends two commands for each call.
 var twice = conformance.Cost{Acquire: 2, Renew: 2, Release: 2, Waiting: 80}
 
 // Sound returns drivers without a fault, one of each kind.
@@ -52,9 +51,9 @@ func Sound() []Fault {
 	}
 }
 
-// Harness returns a harness for the driver with the fault, on a new store, with all hooks. All
-// drivers wrongly claim to reach other processes, so of the clauses over several processes only
-// "reach" has faults.
+// Harness returns a harness for the driver with the fault, on a new store. It has all hooks. All
+// these drivers wrongly claim to reach other processes. So of the clauses over several processes,
+// only "reach" has faults.
 func (f Fault) Harness() conformance.Harness {
 	s := newStore()
 	return conformance.Harness{
@@ -94,7 +93,6 @@ func definite(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost)
 }
 
-// retryAfter returns the RetryAfter of a HeldError.
 func retryAfter(err error) time.Duration {
 	var he *backend.HeldError
 	if errors.As(err, &he) {

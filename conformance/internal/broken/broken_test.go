@@ -12,19 +12,18 @@ import (
 	"github.com/hasplock/hasp/conformance/internal/broken"
 )
 
-// overProcesses picks the clauses that cannot be run in virtual time.
+// overProcesses reports whether a clause starts processes, and so cannot run in virtual time.
 func overProcesses(clause string) bool {
 	return clause == "reach" || strings.HasPrefix(clause, "process-")
 }
 
-// check runs clauses on f in virtual time.
 func check(t *testing.T, f broken.Fault, only func(clause string) bool) (all []conformance.Result) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		h := f.Harness()
 		h.Only = func(clause string) bool { return !overProcesses(clause) && only(clause) }
 		conformance.Check(t.Context(), h, func(r conformance.Result) { all = append(all, r) })
-		time.Sleep(time.Hour) // for calls that a fault has left hanging
+		time.Sleep(time.Hour) // ends calls that hang because of the fault
 	})
 	return all
 }
@@ -45,7 +44,7 @@ func TestSoundDriversPass(t *testing.T) {
 	}
 }
 
-// TestFaultsAreCaught logs how the clause that is named beside each fault caught it.
+// TestFaultsAreCaught also logs the error by which each clause caught its fault.
 func TestFaultsAreCaught(t *testing.T) {
 	for _, f := range broken.Faults() {
 		t.Run(f.Name, func(t *testing.T) {
@@ -70,8 +69,8 @@ func TestFaultsAreCaught(t *testing.T) {
 	}
 }
 
-// overOwnProcesses runs one clause in real time. Its children run the same test by
-// the arguments of the program. No test in parallel may read them meanwhile.
+// overOwnProcesses runs one clause in real time. It sets os.Args, so that the clause's child
+// processes run the same test. No other test may read os.Args meanwhile.
 func overOwnProcesses(t *testing.T, f broken.Fault) (all []conformance.Result) {
 	t.Helper()
 	h := f.Harness()
@@ -85,8 +84,8 @@ func overOwnProcesses(t *testing.T, f broken.Fault) (all []conformance.Result) {
 	return all
 }
 
-// throughTheEngine are the clauses over histories and processes, and clauses that
-// a driver's fault fails only together with clauses that call the driver itself.
+// throughTheEngine has prefixes of clauses that need no fault of their own. A fault of a driver
+// that makes one of them fail also makes a clause fail that calls the driver directly.
 var throughTheEngine = []string{"lock-", "lease-", "client-", "list-client", "history-", "process-"}
 
 // If no fault makes a clause fail, the clause may check nothing.

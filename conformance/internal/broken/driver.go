@@ -15,20 +15,19 @@ type kind int
 const (
 	polls  kind = iota // only a Driver
 	waits              // a Waiter and an Inspector, with fences
-	orders             // like waits, and keeps the order of arrival
+	orders             // like waits, but keeps the order of arrival
 	wakes              // like waits, but a Waker
 )
 
-// driver is a correct driver until a fault replaces some of its parts.
+// driver is correct until a fault replaces some of its parts.
 type driver struct {
 	way     *way
 	kind    kind
 	shares  bool                     // obeys Claim.Shared
-	typ     string                   // the type of its records: their tokens begin with it
-	granted map[string]backend.Claim // by token: grants of Acquire, for some faults; the store's mu guards it
+	typ     string                   // a prefix of the tokens in the store; see other
+	granted map[string]backend.Claim // the claims granted by Acquire, by token; store.mu guards it
 
-	// Faults replace these parts. The first four map keys, compare tokens, choose terms and compute
-	// deadlines.
+	// Faults replace these parts. For how a fault replaces each, see spoil.go.
 	key      func(key string) string
 	mine     func(c backend.Claim, token string) bool
 	ttl      func(c backend.Claim) time.Duration
@@ -36,7 +35,7 @@ type driver struct {
 	traits   func() backend.Traits
 	acquire  call
 	wait     call
-	look     call // one poll of a Wait
+	look     call // a poll of a Wait
 	watch    func(key string) (changed func() <-chan struct{})
 	sleep    func(left time.Duration) time.Duration
 	listen   func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error)
@@ -50,11 +49,11 @@ type driver struct {
 	close    func() error
 }
 
-// call is a call of a driver for one claim. Only Acquire, Wait and the renewal of
-// one hold return a grant. The claim of a Break has nothing but a key.
+// call is a call of a driver for one claim. Only Acquire, Wait and the renewal of one hold return a
+// grant. Of the claim, Break uses only the key.
 type call = func(ctx context.Context, c backend.Claim) (backend.Grant, error)
 
-// seq is a list, and yield is the body of a loop over a list.
+// seq is the result of List, and yield is the body of a loop over it.
 type (
 	seq   = iter.Seq2[backend.Entry, error]
 	yield = func(backend.Entry, error) bool
@@ -77,7 +76,7 @@ func newDriver(w *way, k kind) *driver {
 	return d
 }
 
-// as returns d with the interfaces of its kind.
+// as returns d as a driver with the interfaces of its kind.
 func (d *driver) as() backend.Driver {
 	switch d.kind {
 	case polls:
@@ -88,32 +87,27 @@ func (d *driver) as() backend.Driver {
 	return waiter{full{d}}
 }
 
-// Traits returns the claimed traits.
 func (d *driver) Traits() backend.Traits { return d.traits() }
 
-// Acquire makes one attempt.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	return d.acquire(ctx, c)
 }
 
-// Renew prolongs terms.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	d.renew(ctx, cs, done)
 }
 
-// Release ends a hold.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	_, err := d.release(ctx, c)
 	return err
 }
 
-// Close ends the driver.
 func (d *driver) Close() error { return d.close() }
 
-// full is a driver with Recalls, Inspect, Break and List.
+// full is a Recaller, an Inspector and a Lister.
 type full struct{ *driver }
 
-// waiter and waker are drivers that also have Wait or Listen.
+// waiter is also a Waiter, and waker is also a Waker.
 type (
 	waiter struct{ full }
 	waker  struct{ full }
@@ -144,15 +138,15 @@ func (w full) Break(ctx context.Context, key string) error {
 	return err
 }
 
-// command returns the command for c at the store.
+// command returns the command that the store gets for c.
 func (d *driver) command(c backend.Claim, now time.Time) *command {
 	c.Key, c.Token, c.TTL = d.key(c.Key), d.typ+c.Token, d.ttl(c)
 	c.Shared = c.Shared && d.shares
 	switch {
 	case d.kind == polls:
-		c.KeepUntil = time.Time{} // not MinHold by its Traits
+		c.KeepUntil = time.Time{} // its Traits do not claim MinHold
 	case !c.KeepUntil.IsZero():
-		c.KeepUntil = now.Add(time.Until(c.KeepUntil)) // by the store's clock
+		c.KeepUntil = now.Add(time.Until(c.KeepUntil)) // in the time of the store's clock
 	}
 
 	s := d.way.store
@@ -164,10 +158,10 @@ func (d *driver) visit(ctx context.Context, c backend.Claim, f func(x *command))
 	return d.way.call(ctx, func(now time.Time) { f(d.command(c, now)) })
 }
 
-// send runs f in the store and returns its answer.
+// send runs f in the store and returns its answer as a grant.
 func (d *driver) send(ctx context.Context, c backend.Claim, f func(x *command) (fence uint64, err error)) (g backend.Grant, err error) {
 	called := time.Now()
-	// Drop the answer of f if the reply is lost.
+	// If the reply is lost, drop the answer of f.
 	if lost := d.visit(ctx, c, func(x *command) { g.Fence, err = f(x) }); lost != nil {
 		return backend.Grant{}, lost
 	}
@@ -177,7 +171,7 @@ func (d *driver) send(ctx context.Context, c backend.Claim, f func(x *command) (
 	return g, err
 }
 
-// sends returns the call that sends f.
+// sends returns a call that runs f in the store.
 func (d *driver) sends(f func(x *command) (fence uint64, err error)) call {
 	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return d.send(ctx, c, f) }
 }
@@ -189,14 +183,14 @@ func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (backend.Gra
 	return d.send(ctx, c, (*command).acquire)
 }
 
-// soundWait polls at once, then whenever the key may be free, when the holder's term ends, and in
-// time to keep its place.
+// soundWait polls at once. It polls again when the key may be free, when the holder's term ends,
+// and before its place in the queue expires.
 func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	var last error
-	well := time.Now() // when the store answered last
+	well := time.Now() // the time of the store's last answer
 
 	for {
-		// Watch before the poll: a release between the two then closes the channel.
+		// Watch before the poll, so that a release after the poll closes the channel.
 		changed := d.watch(d.key(c.Key))
 		called := time.Now()
 		g, err := d.look(ctx, c)
@@ -226,7 +220,7 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 	}
 }
 
-// soundLook lasts for c.Timeout at most.
+// soundLook makes one poll, for c.Timeout at most.
 func (d *driver) soundLook(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
@@ -251,14 +245,15 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 	}
 }
 
-// soundWatch begins to watch a key for a Wait. changed returns the channel of its signal.
+// soundWatch begins to watch a key for a Wait. The channel that changed returns is closed when the
+// key may be free.
 func (d *driver) soundWatch(key string) (changed func() <-chan struct{}) {
 	c := d.way.store.watch(key)
 	return func() <-chan struct{} { return c }
 }
 
-// soundSleep returns how long a refused Wait sleeps. left is the rest of the holder's term, or 0 if
-// it is not known.
+// soundSleep returns how long a refused Wait sleeps. left is how long the holder's term still runs,
+// or 0 if that is not known.
 func soundSleep(left time.Duration) time.Duration {
 	if left > 0 {
 		return min(window/3, left)
@@ -267,8 +262,8 @@ func soundSleep(left time.Duration) time.Duration {
 }
 
 // soundListen first sends a command that does nothing, so that Listen fails if the store does not
-// answer. Then a signal of the store wakes the caller. So does each change of the connection,
-// because a signal may have been missed.
+// answer. Later, a signal of the store wakes the caller. A change of the connection also wakes the
+// caller, because a signal may have been lost.
 func (d *driver) soundListen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
 	changed := d.way.store.watch(d.key(c.Key))
 	_, moved := d.way.now()
@@ -301,7 +296,7 @@ func (d *driver) soundListen(ctx context.Context, c backend.Claim) (<-chan struc
 	return wake, func() { close(stop) }, nil
 }
 
-// soundQuit removes the place and the hold of a Wait that did not return a grant.
+// soundQuit removes the place in the queue and the hold of a Wait that failed.
 func (d *driver) soundQuit(c backend.Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	defer cancel()
@@ -317,7 +312,7 @@ func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Statu
 	return st, err
 }
 
-// listPage is how many keys soundList gets by one command.
+// listPage is how many keys one command of soundList gets.
 const listPage = 500
 
 func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Duration) seq {
@@ -341,7 +336,6 @@ func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Dura
 	}
 }
 
-// holder returns the token that holds key.
 func (d *driver) holder(ctx context.Context, key string) (token string, err error) {
 	err = d.visit(ctx, backend.Claim{Key: key}, func(x *command) { token = x.r.token })
 	return token, err

@@ -56,7 +56,7 @@ var acquireFaults = []Fault{
 		})},
 }
 
-// checkIsFree is a command that only looks whether the key is held.
+// checkIsFree is a command that refuses a key that is held, and otherwise changes nothing.
 func checkIsFree(x *command) (uint64, error) {
 	if !x.r.free(x.c) {
 		return 0, x.r.refusal(x.now)
@@ -64,7 +64,6 @@ func checkIsFree(x *command) (uint64, error) {
 	return 0, nil
 }
 
-// halfATermLate moves a deadline.
 func halfATermLate(_ *driver, c backend.Claim, g *backend.Grant) { g.Until = g.Until.Add(c.TTL / 2) }
 
 var termFaults = []Fault{
@@ -84,7 +83,7 @@ var termFaults = []Fault{
 		spoil: deadlines(func(c backend.Claim, _ time.Time) time.Time { return time.Now().Add(c.TTL - backend.Drift(c.TTL)) })},
 }
 
-// releaseAny is a command that ends any hold of a key.
+// releaseAny is a release that accepts any token.
 func releaseAny(x *command) (uint64, error) { return x.accepting(anyToken).release() }
 
 var releaseFaults = []Fault{
@@ -145,7 +144,7 @@ var keyFaults = []Fault{
 	{Name: "the fence counter is kept under a name that may be a key", Clause: "keys-derived", kind: waits,
 		spoil: spoils(changes(countByOne), onRelease.after(nil, func(x *command) {
 			if of, ok := strings.CutSuffix(x.c.Key, ":fence"); ok {
-				x.fences[of] = 0 // with the record of its name
+				x.fences[of] = 0 // KEY:fence also has the fence counter of KEY
 			}
 		}))},
 	{Name: "owners with a separator are refused", Clause: "owners-odd",

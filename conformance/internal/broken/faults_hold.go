@@ -9,12 +9,12 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// givesHandles makes the driver give handles.
+// givesHandles adds handles to the grants of Acquire and Wait.
 var givesHandles = spoils(onAcquire.grants(giveHandle), onWait.grants(giveHandle))
 
 func giveHandle(_ *driver, c backend.Claim, g *backend.Grant) { g.Handle = c.Token }
 
-// withoutHandle refuses a claim without a handle.
+// withoutHandle returns ErrLost for a claim without a handle.
 func withoutHandle(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 	if c.Handle == nil {
 		return backend.Grant{}, backend.ErrLost
@@ -98,7 +98,7 @@ var renewFaults = []Fault{
 		spoil: renews(func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error)) {
 			d.soundRenew(ctx, cs, done)
 			if ctx.Err() != nil {
-				for i := range cs { // "unanswered", without a look at what was
+				for i := range cs { // also for claims that were answered
 					done(i, backend.Grant{}, ctx.Err())
 				}
 			}
@@ -127,7 +127,7 @@ var renewFaults = []Fault{
 		})},
 }
 
-// checkIsOwn is a command that only compares the token.
+// checkIsOwn is a command that returns ErrLost for a foreign token, and otherwise changes nothing.
 func checkIsOwn(x *command) (uint64, error) {
 	if x.r.token != x.c.Token {
 		return 0, backend.ErrLost
@@ -135,7 +135,7 @@ func checkIsOwn(x *command) (uint64, error) {
 	return 0, nil
 }
 
-// renewAny is a command that prolongs any hold of a key.
+// renewAny is a renewal that accepts any token.
 func renewAny(x *command) (uint64, error) { return x.accepting(anyToken).renew() }
 
 var fenceFaults = []Fault{
@@ -164,7 +164,7 @@ var fenceFaults = []Fault{
 		spoil: spoils(changes(countByOne), changes(func(s *store) { s.lose = func(bool) { clear(s.fences) } }))},
 }
 
-// countByOne makes a fence the next number of a counter, which is lost with the data.
+// countByOne takes fences from a plain counter, so they start again when the store loses its data.
 func countByOne(s *store) { s.count = func(last uint64, _ time.Time) uint64 { return last + 1 } }
 
 var keepFaults = []Fault{
@@ -232,8 +232,8 @@ var keepFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.MinHold = false })},
 }
 
-// keepsBy makes a release with KeepUntil leave the term as it was, and run f on the
-// record.
+// keepsBy makes a release with KeepUntil leave the term unchanged. Then it calls f, which may
+// change the record.
 func keepsBy(f func(r *record, until time.Time)) spoil {
 	return onRelease.inStore(func(x *command) (uint64, error) {
 		r := x.r

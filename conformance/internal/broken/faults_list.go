@@ -165,5 +165,4 @@ var closeFaults = []Fault{
 		})},
 }
 
-// leak starts a goroutine that ends with the store.
 func leak(d *driver) { go func() { <-d.way.store.ended.Done() }() }

@@ -11,17 +11,15 @@ import (
 	"github.com/hasplock/hasp/conformance"
 )
 
-// otherType is the type of the records of another strategy.
+// otherType is the prefix of the tokens of another strategy on the same store.
 const otherType = "other:"
 
-// other makes a driver of the other strategy.
 func other(s *store, k kind) backend.Driver {
 	d := newDriver(newWay(s), k)
 	d.typ = otherType
 	return d.as()
 }
 
-// ofOther reports whether a token is in a record of the other strategy.
 func ofOther(token string) bool { return strings.HasPrefix(token, otherType) }
 
 var otherFaults = []Fault{
@@ -105,7 +103,7 @@ var outageFaults = []Fault{
 		spoil: changes(func(s *store) { s.lose = func(bool) { clear(s.keys) } })},
 	{Name: "Wait reports a restart as ErrHeld", Clause: "restart-waiter", kind: waits,
 		spoil: spoils(
-			onWait.asks(func(c *backend.Claim) { c.Timeout = 4 * latency }), // gives up at once
+			onWait.asks(func(c *backend.Claim) { c.Timeout = 4 * latency }), // gives up too early
 			onWait.turns(nil, backend.ErrHeld))},
 	{Name: "Network is claimed, but the driver reaches one process", Clause: "reach"},
 	{Name: "Process is claimed, but another process is refused", Clause: "reach",
@@ -118,8 +116,7 @@ var outageFaults = []Fault{
 			}))},
 }
 
-// byDeadline returns a call that ends at its context's deadline plus late, and ignores
-// cancellation.
+// byDeadline makes a call end later than its context's deadline, by late, and ignore cancellation.
 func byDeadline(late time.Duration) func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
 	return func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 		deadline, ok := ctx.Deadline()
@@ -133,7 +130,7 @@ func byDeadline(late time.Duration) func(context.Context, *driver, backend.Claim
 	}
 }
 
-// dieInAnOutage makes Acquire refuse every call after the first outage.
+// dieInAnOutage makes every Acquire fail after the first outage.
 func dieInAnOutage(d *driver) {
 	var dead atomic.Bool
 	onAcquire.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
@@ -148,7 +145,7 @@ func dieInAnOutage(d *driver) {
 	})(d)
 }
 
-// again sends a call once more if its reply is lost.
+// again repeats a call whose reply is lost.
 func again(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 	g, err := next(ctx, c)
 	if errors.Is(err, errNoReply) {
@@ -157,7 +154,7 @@ func again(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.
 	return g, err
 }
 
-// loadOnce makes renewals use a script that was loaded when the driver was opened.
+// loadOnce makes renewals need a script that is loaded only when the driver is opened.
 func loadOnce(d *driver) {
 	s := d.way.store
 	loaded := s.flushes.Load()
@@ -169,7 +166,7 @@ func loadOnce(d *driver) {
 	})(d)
 }
 
-// waitUntilKicked is a Wait that gets no message after the store has ended its connection.
+// waitUntilKicked makes a Wait receive no message after the store has ended its connection.
 func waitUntilKicked(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 	_, kicked := d.way.now()
 	on, stop := context.WithCancel(ctx)
@@ -207,12 +204,12 @@ var costFaults = []Fault{
 		spoil: onAcquire.after(backend.ErrHeld, func(x *command) { x.leave("attempts:" + x.c.Key) })},
 }
 
-// leave makes a record that no call removes.
 func (x *command) leave(key string) {
 	x.keys[key] = &record{hold: hold{token: "left", until: x.now.Add(time.Hour)}}
 }
 
-// voteLate makes each hold leave a record that arrives late, after its driver was closed.
+// voteLate makes each hold leave a record in the store if the driver is closed soon after the
+// grant.
 func voteLate(d *driver) {
 	var closed atomic.Bool
 	d.close = func() error { closed.Store(true); return nil }

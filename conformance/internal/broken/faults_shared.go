@@ -141,7 +141,7 @@ var sharedFaults = []Fault{
 		})},
 }
 
-// joins grants the key at once to a Wait if shared equals its Claim.Shared.
+// joins grants the key at once to each Wait whose Claim.Shared is shared.
 func joins(shared bool) spoil {
 	return onLook.inStore(func(x *command) (uint64, error) {
 		if x.c.Shared == shared {
@@ -151,10 +151,9 @@ func joins(shared bool) spoil {
 	})
 }
 
-// exclusively makes a claim ask for a hold that is not shared.
 func exclusively(c *backend.Claim) { c.Shared = false }
 
-// endsNoLaterThan makes each shared hold of a key end at end or before.
+// endsNoLaterThan shortens the shared holds of a key so that none ends after end.
 func (x *command) endsNoLaterThan(end time.Time) {
 	for i := range x.r.readers {
 		if x.r.readers[i].until.After(end) {
@@ -163,7 +162,7 @@ func (x *command) endsNoLaterThan(end time.Time) {
 	}
 }
 
-// oneByOne grants a shared hold to a Wait only if there is none.
+// oneByOne lets a shared Wait get the key only if there is no shared hold.
 var oneByOne = onLook.inStore(func(x *command) (uint64, error) {
 	if x.c.Shared && len(x.r.readers) > 0 {
 		return 0, x.r.refusal(x.now)

@@ -136,7 +136,7 @@ var wakeFaults = []Fault{
 						return
 					}
 					select {
-					case <-moved: // and so wake is about that
+					case <-moved: // the link has changed, which is no signal of the store
 					default:
 						heard <- struct{}{}
 					}
@@ -162,14 +162,14 @@ var wakeFaults = []Fault{
 		}},
 }
 
-// unheard keeps the signals of the key from the callers that listen until end is called.
+// Until end is called, unheard keeps signals of the key from the callers that listen.
 func (x *command) unheard() (end func()) {
 	kept := x.changed[x.c.Key]
 	delete(x.changed, x.c.Key)
 	return func() { x.changed[x.c.Key] = kept }
 }
 
-// sleeps makes Wait poll only at a signal and after the time that sleep returns.
+// sleeps makes Wait poll only when a signal comes, or after the time that sleep returns.
 func sleeps(sleep func(left time.Duration) time.Duration) spoil {
 	return func(d *driver) { d.sleep = sleep }
 }
@@ -177,7 +177,6 @@ func sleeps(sleep func(left time.Duration) time.Duration) spoil {
 func untilTheEnd(left time.Duration) time.Duration { return max(left, time.Millisecond) }
 func untilASignal(time.Duration) time.Duration     { return time.Hour }
 
-// watchesLate makes Wait watch a key only after its poll.
 func watchesLate(d *driver) {
 	d.watch = func(key string) func() <-chan struct{} {
 		return func() <-chan struct{} { return d.way.store.watch(key) }
@@ -189,7 +188,7 @@ func watchesNothing(d *driver) {
 	d.watch = func(string) func() <-chan struct{} { return func() <-chan struct{} { return nil } }
 }
 
-// watchesAlone makes each new Wait for a key take the signal from the others.
+// watchesAlone makes each new Wait for a key take the signal from the Waits before it.
 func watchesAlone(d *driver) {
 	d.watch = func(key string) func() <-chan struct{} {
 		s := d.way.store
@@ -198,7 +197,7 @@ func watchesAlone(d *driver) {
 	}
 }
 
-// neverQuits makes a Wait that fails keep its place or its hold.
+// neverQuits makes a Wait that fails leave its place and its hold in the store.
 func neverQuits(d *driver) { d.quit = func(backend.Claim) {} }
 
 // waitInTurn lets one Wait of a driver run at a time.
@@ -259,7 +258,7 @@ var orderFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.Ordered = false })},
 }
 
-// queues makes a Wait take its place and run f on the queue before its first poll.
+// queues makes a Wait join the queue and call f, which may change the queue, before its first poll.
 func queues(f func(queue []queued)) spoil {
 	return onWait.firstSends(func(x *command) (uint64, error) {
 		x.look()

@@ -11,7 +11,7 @@ import (
 // spoil puts a fault into a driver.
 type spoil func(d *driver)
 
-// spoils returns a spoil that applies all, one after another.
+// spoils returns a spoil that applies all, in this order.
 func spoils(all ...spoil) spoil {
 	return func(d *driver) {
 		for _, spoil := range all {
@@ -20,10 +20,10 @@ func spoils(all ...spoil) spoil {
 	}
 }
 
-// part is a call of the driver that faults change.
+// part is a method of the driver that faults change.
 type part struct {
 	call  func(d *driver) *call
-	sound func(x *command) (fence uint64, err error) // its command
+	sound func(x *command) (fence uint64, err error) // the command that a correct driver sends
 }
 
 var (
@@ -35,7 +35,7 @@ var (
 	onBreak   = part{func(d *driver) *call { return &d.breakKey }, (*command).breakKey}
 )
 
-// by replaces the call by f, in which next is the original call.
+// by replaces the call by f, which may call the original one as next.
 func (p part) by(f func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error)) spoil {
 	return func(d *driver) {
 		next := *p.call(d)
@@ -43,7 +43,7 @@ func (p part) by(f func(ctx context.Context, d *driver, c backend.Claim, next ca
 	}
 }
 
-// first runs f before the call. An error of f is the error of the call.
+// first calls f before the call. If f fails, the call is not made, and its error is the error of f.
 func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) error) spoil {
 	return p.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 		if err := f(ctx, d, c); err != nil {
@@ -53,7 +53,7 @@ func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) erro
 	})
 }
 
-// firstSends sends the command f before the call. An error of f is the error of the call.
+// firstSends is first with a command to the store.
 func (p part) firstSends(f func(x *command) (uint64, error)) spoil {
 	return p.first(func(ctx context.Context, d *driver, c backend.Claim) error {
 		_, err := d.send(ctx, c, f)
@@ -61,7 +61,7 @@ func (p part) firstSends(f func(x *command) (uint64, error)) spoil {
 	})
 }
 
-// asks changes the claim of the call.
+// asks lets f change the claim of the call.
 func (p part) asks(f func(c *backend.Claim)) spoil {
 	return p.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 		f(&c)
@@ -69,7 +69,7 @@ func (p part) asks(f func(c *backend.Claim)) spoil {
 	})
 }
 
-// grants runs f after a call that succeeded. f may change the grant.
+// grants lets f change the grant of a call that succeeded.
 func (p part) grants(f func(d *driver, c backend.Claim, g *backend.Grant)) spoil {
 	return p.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 		g, err := next(ctx, c)
@@ -80,7 +80,7 @@ func (p part) grants(f func(d *driver, c backend.Claim, g *backend.Grant)) spoil
 	})
 }
 
-// fails replaces the error of a call that failed.
+// fails lets f replace the error of a call that failed.
 func (p part) fails(f func(err error) error) spoil {
 	return p.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 		g, err := next(ctx, c)
@@ -91,7 +91,7 @@ func (p part) fails(f func(err error) error) spoil {
 	})
 }
 
-// turns replaces an error of the call by another, or every error if from is nil.
+// turns replaces the error from of the call by to. If from is nil, it replaces every error.
 func (p part) turns(from, to error) spoil {
 	return p.fails(func(err error) error {
 		if from == nil || errors.Is(err, from) {
@@ -108,7 +108,7 @@ func (p part) inStore(f func(x *command) (fence uint64, err error)) spoil {
 	})
 }
 
-// after runs f in the store, right after the call's command, if the command's error is answer.
+// after runs f in the store right after the call's command, if that command has returned answer.
 func (p part) after(answer error, f func(x *command)) spoil {
 	return p.inStore(func(x *command) (uint64, error) {
 		fence, err := p.sound(x)
@@ -122,23 +122,23 @@ func (p part) after(answer error, f func(x *command)) spoil {
 // doNothing is a command without an effect.
 func doNothing(*command) (uint64, error) { return 0, nil }
 
-// names replaces the names under which the store keeps keys.
+// names makes f choose the name under which the store keeps a key.
 func names(f func(key string) string) spoil { return func(d *driver) { d.key = f } }
 
-// terms replaces the terms that the driver asks for.
+// terms makes f choose the term that the driver asks for.
 func terms(f func(c backend.Claim) time.Duration) spoil { return func(d *driver) { d.ttl = f } }
 
-// deadlines replaces the deadlines of grants. called is the time when the call began.
+// deadlines makes f compute the deadlines of grants. called is the time when the call began.
 func deadlines(f func(c backend.Claim, called time.Time) time.Time) spoil {
 	return func(d *driver) { d.deadline = f }
 }
 
-// accepts replaces the comparison of a claim with the token of a hold.
+// accepts makes f decide whether a claim has the token of a hold.
 func accepts(f func(d *driver, c backend.Claim, token string) bool) spoil {
 	return func(d *driver) { d.mine = func(c backend.Claim, token string) bool { return f(d, c, token) } }
 }
 
-// claims makes the driver claim other traits.
+// claims lets f change the Traits.
 func claims(f func(t *backend.Traits)) spoil {
 	return func(d *driver) {
 		next := d.traits
@@ -150,12 +150,12 @@ func claims(f func(t *backend.Traits)) spoil {
 	}
 }
 
-// claimsEnds makes the driver claim the Cancellation ends.
+// claimsEnds makes the driver claim this Cancellation.
 func claimsEnds(ends backend.Cancellation) spoil {
 	return claims(func(t *backend.Traits) { t.Cancellation = ends })
 }
 
-// inspects changes what Inspect returns.
+// inspects lets f change the result of Inspect.
 func inspects(f func(st *backend.Status)) spoil {
 	return func(d *driver) {
 		d.inspect = func(ctx context.Context, key string) (backend.Status, error) {
@@ -166,7 +166,7 @@ func inspects(f func(st *backend.Status)) spoil {
 	}
 }
 
-// listsBy replaces List by f, in which next is the original List.
+// listsBy replaces List by f, which may call the original List as next.
 func listsBy(f func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq) spoil {
 	return func(d *driver) {
 		next := d.list
@@ -176,29 +176,28 @@ func listsBy(f func(ctx context.Context, d *driver, prefix string, next func(con
 	}
 }
 
-// yieldsBy replaces the yield of each loop over a list by the one that f returns.
+// yieldsBy lets f replace the yield function of each loop over a list.
 func yieldsBy(f func(d *driver, yield yield) yield) spoil {
 	return listsBy(func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq {
 		return func(yield yield) { next(ctx, prefix)(f(d, yield)) }
 	})
 }
 
-// yields changes the entries of List by f, and drops those for which f returns false.
+// yields lets f change each entry of a list. If f returns false, the entry is dropped.
 func yields(f func(d *driver, e *backend.Entry) bool) spoil {
 	return yieldsBy(func(d *driver, yield yield) yield {
 		return func(e backend.Entry, err error) bool { return err == nil && !f(d, &e) || yield(e, err) }
 	})
 }
 
-// lists changes the status that List yields for each key.
+// lists lets f change the status of each key in a list.
 func lists(f func(st *backend.Status)) spoil {
 	return yields(func(_ *driver, e *backend.Entry) bool { f(&e.Status); return true })
 }
 
-// shows changes what Inspect and List return.
+// shows lets f change each status that Inspect and List return.
 func shows(f func(st *backend.Status)) spoil { return spoils(inspects(f), lists(f)) }
 
-// renews replaces Renew by f.
 func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error))) spoil {
 	return func(d *driver) {
 		d.renew = func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
@@ -214,10 +213,10 @@ func closes(f func(x *command)) spoil {
 	}
 }
 
-// placesStay makes the store keep the place of a waiter that is gone for an hour.
+// placesStay makes the store keep the place of a dead waiter for an hour.
 var placesStay = changes(func(s *store) { s.stay = time.Hour })
 
-// changes changes the store itself.
+// changes lets f change the store itself.
 func changes(f func(s *store)) spoil {
 	return func(d *driver) { d.way.store.locked(func() { f(d.way.store) }) }
 }

@@ -15,49 +15,49 @@ import (
 	"github.com/hasplock/hasp/conformance"
 )
 
-// window is how long a place in a queue lasts after its waiter's last poll.
+// window is how long a place in a queue stays after its waiter's last poll.
 const window = 900 * time.Millisecond
 
-// store is a correct lock server in memory with a clock of its own. Drivers reach it over ways,
-// which can be cut.
+// store is a lock server in memory with a clock of its own. It is correct unless a fault changes
+// it. Drivers reach it over ways, which can be cut.
 type store struct {
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields below
 	keys     map[string]*record
 	fences   map[string]uint64
 	running  bool
-	ahead    time.Duration   // of its clock
-	ways     map[string]*way // by the addresses that Open gets
+	ahead    time.Duration   // how much the store's clock is ahead of the process's
+	ways     map[string]*way // by their addresses, which Open gets
 	commands atomic.Int64
-	flushes  atomic.Int64             // of what is kept only for speed
-	changed  map[string]chan struct{} // by key: closed when it may be free
-	asked    map[string]func(string)  // by the ID in a token: receives the keys for which refused callers ask
-	ended    context.Context          // ends at the end, and ends the goroutines that faults leave
+	flushes  atomic.Int64             // how often Flush was called
+	changed  map[string]chan struct{} // by key: a channel that is closed when the key may be free
+	asked    map[string]func(string)  // by ID: what Recalls was given
+	ended    context.Context          // ends with the store, and ends goroutines of faults
 	end      context.CancelFunc
 
 	// Faults replace these parts.
-	count func(last uint64, now time.Time) uint64 // fences
+	count func(last uint64, now time.Time) uint64 // returns the next fence
 	lose  func(data bool)                         // drops what a restart loses
-	stay  time.Duration                           // how long a place lasts
-	delay time.Duration                           // the time from the expiry of a hold to the next grant, at least
+	stay  time.Duration                           // how long a place stays after a poll
+	delay time.Duration                           // how long after an expiry the key is refused
 }
 
 // record is a key that is held or waited for.
 type record struct {
-	hold              // the exclusive one
-	barred  time.Time // until then no caller gets the key
+	hold              // the exclusive hold
+	barred  time.Time // no caller gets the key before this time
 	queue   []queued
 	readers []hold // the shared holds
-	writer  queued // a writer that waits for readers; keeps new readers out while it is alive
+	writer  queued // a writer that waits for readers; it keeps new readers out until writer.alive
 }
 
-// hold is a hold of a key. Without a token there is none.
+// hold is a hold of a key. If token is empty, there is no hold.
 type hold struct {
 	token, owner string
 	since, until time.Time
 	fence        uint64
 }
 
-// queued is a waiter in a queue.
+// queued is a waiter in a queue. Its place expires at the time alive.
 type queued struct {
 	token, owner string
 	alive        time.Time
@@ -70,7 +70,7 @@ func newStore() *store {
 	s.ways = map[string]*way{"": newWay(s)}
 	s.ended, s.end = context.WithCancel(context.Background())
 
-	// Use the clock, so that fences grow even if the counter is lost.
+	// Use the clock, so that fences grow even if last is lost.
 	s.count = func(last uint64, now time.Time) uint64 { return max(last+1, uint64(now.UnixMicro())) }
 	s.lose = func(data bool) {
 		if !data {
@@ -83,7 +83,7 @@ func newStore() *store {
 
 var errDown = errors.New("broken: store is down")
 
-// do runs one command.
+// do runs a command, unless the store is stopped.
 func (s *store) do(f func(now time.Time)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +95,6 @@ func (s *store) do(f func(now time.Time)) error {
 	return nil
 }
 
-// locked runs f with the lock of s.
 func (s *store) locked(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +103,6 @@ func (s *store) locked(f func()) {
 
 func (s *store) stop() { s.locked(func() { s.running = false }) }
 
-// start makes the store answer again.
 func (s *store) start(data bool) {
 	s.locked(func() {
 		s.running = true
@@ -115,8 +113,8 @@ func (s *store) start(data bool) {
 	})
 }
 
-// get returns the record of key, or a new one, without the holds and places that have ended.
-// Records are never removed, because a store lasts for one run of the suite.
+// get returns the record of key, or a new one. It drops holds and places that have ended. It never
+// removes a record, because a store lasts for one run of the suite.
 func (s *store) get(key string, now time.Time) *record {
 	r := s.keys[key]
 	if r == nil {
@@ -136,7 +134,7 @@ func (s *store) get(key string, now time.Time) *record {
 	return r
 }
 
-// holds returns the exclusive hold, and then the shared ones.
+// holds returns the exclusive hold, and after it the shared holds.
 func (r *record) holds() []*hold {
 	all := []*hold{&r.hold}
 	for i := range r.readers {
@@ -145,7 +143,8 @@ func (r *record) holds() []*hold {
 	return all
 }
 
-// find returns the hold whose token mine accepts, or nil.
+// find returns a hold whose token mine accepts, or nil. If shared is set, it searches the shared
+// holds only. Otherwise it looks only at the exclusive hold.
 func (r *record) find(shared bool, mine func(token string) bool) *hold {
 	for i, h := range r.holds() {
 		if shared == (i > 0) && h.token != "" && mine(h.token) {
@@ -163,7 +162,6 @@ func (s *store) signal(key string) {
 	}
 }
 
-// watch returns a channel that is closed when key may be free.
 func (s *store) watch(key string) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,7 +183,7 @@ func (r *record) refusal(now time.Time) error {
 	return &backend.HeldError{RetryAfter: r.until.Sub(now), Owner: r.owner}
 }
 
-// lastReader returns the end of the longest shared hold.
+// lastReader returns the time when the last shared hold ends.
 func (r *record) lastReader() (until time.Time) {
 	for _, h := range r.readers {
 		if h.until.After(until) {
@@ -204,26 +202,25 @@ func (r *record) free(c backend.Claim) bool {
 type command struct {
 	*store
 	d    *driver
-	c    backend.Claim // in the form that the store gets
-	r    *record       // of the key
+	c    backend.Claim // the claim as the store gets it
+	r    *record       // the key's record
 	now  time.Time
-	mine func(token string) bool // accepts the token of the claim's hold
+	mine func(token string) bool // accepts the token of the claim's own hold
 }
 
-// accepting returns x with another comparison of tokens.
+// accepting makes mine decide which tokens x accepts.
 func (x *command) accepting(mine func(token string) bool) *command {
 	x.mine = mine
 	return x
 }
 
-// anyToken accepts every token.
 func anyToken(string) bool { return true }
 
-// refuse returns the refusal of a claim. If the claim is a writer that waits for readers, it keeps
-// new readers out from now on.
+// refuse returns the refusal of the claim. If waits is set and readers refuse a writer, the writer
+// keeps new readers out from now on.
 func (x *command) refuse(waits bool) error {
 	if waits && !x.c.Shared && len(x.r.readers) > 0 {
-		// Last until the next attempt, because a caller that listens asks once a second.
+		// A caller that listens asks again after a second. Keep new readers out until then.
 		x.r.writer = queued{token: x.c.Token, owner: x.c.Owner, alive: x.now.Add(2 * x.stay)}
 	}
 	if id, ok := backend.RecallID(x.r.token); ok && x.asked[id] != nil {
@@ -232,7 +229,7 @@ func (x *command) refuse(waits bool) error {
 	return x.r.refusal(x.now)
 }
 
-// give makes the claim a holder of the key, without a check for other holds.
+// give grants the key without a check for other holds.
 func (x *command) give() (fence uint64, err error) {
 	if x.c.Fenced {
 		x.fences[x.c.Key] = x.count(x.fences[x.c.Key], x.now)
@@ -247,7 +244,7 @@ func (x *command) give() (fence uint64, err error) {
 	return fence, nil
 }
 
-// acquire grants the key if no token holds it or waits for it.
+// acquire grants the key if no other token holds it and no other token waits for it.
 func (x *command) acquire() (fence uint64, err error) {
 	if !x.r.free(x.c) || len(x.r.queue) > 0 || x.now.Before(x.r.barred) || x.c.Shared && x.r.writer.token != "" {
 		return 0, x.refuse(x.c.WillRetry)
@@ -256,9 +253,9 @@ func (x *command) acquire() (fence uint64, err error) {
 	return x.give()
 }
 
-// look is the poll of a Wait, and may be repeated. It grants the key if no token holds it and no
-// place is before the claim's. Otherwise, if the driver keeps the order, it takes or keeps the
-// claim's place.
+// look is a poll of a Wait. It grants the key if no token holds it and no place is before the
+// claim's. Otherwise, if the driver keeps the order, the claim takes or keeps its place. A repeat
+// of a look that was granted the key is granted it again.
 func (x *command) look() (fence uint64, err error) {
 	r, c, inQueue := x.r, x.c, x.d.kind == orders
 	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {
@@ -271,7 +268,7 @@ func (x *command) look() (fence uint64, err error) {
 		before = r.queue[:at]
 	}
 
-	// Readers that stand together get the key together.
+	// Readers with no writer between them in the queue get the key together.
 	first := !slices.ContainsFunc(before, func(p queued) bool { return !c.Shared || !p.shared })
 	if !inQueue && c.Shared && r.writer.token != "" {
 		first = false
@@ -295,7 +292,7 @@ func (x *command) look() (fence uint64, err error) {
 	return 0, x.refuse(false)
 }
 
-// quit removes the claim's place in the queue, or its hold.
+// quit removes the claim's place in the queue and its hold.
 func (x *command) quit() {
 	for _, h := range x.r.holds() {
 		if h.token == x.c.Token {
@@ -309,7 +306,6 @@ func (x *command) quit() {
 	x.signal(x.c.Key)
 }
 
-// renew prolongs the hold of the claim.
 func (x *command) renew() (fence uint64, err error) {
 	h := x.r.find(x.c.Shared, x.mine)
 	if h == nil {
@@ -321,10 +317,9 @@ func (x *command) renew() (fence uint64, err error) {
 	return 0, nil
 }
 
-// release ends the hold of the claim.
 func (x *command) release() (fence uint64, err error) {
 	if x.r.writer.token == x.c.Token {
-		x.r.writer = queued{} // it waits no more
+		x.r.writer = queued{} // the writer no longer waits
 	}
 	h := x.r.find(x.c.Shared, x.mine)
 	if h == nil {
@@ -338,14 +333,13 @@ func (x *command) release() (fence uint64, err error) {
 	return 0, nil
 }
 
-// breakKey ends all holds of the key.
 func (x *command) breakKey() (fence uint64, err error) {
 	x.r.hold, x.r.readers, x.r.writer = hold{}, nil, queued{}
 	x.signal(x.c.Key)
 	return 0, nil
 }
 
-// keptToken holds a key that was released with KeepUntil.
+// keptToken is the token that holds a key after a release with KeepUntil.
 const keptToken = "(kept)"
 
 func (s *store) inspect(key string, now time.Time) (st backend.Status) {
@@ -363,7 +357,7 @@ func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 	return st
 }
 
-// list returns up to n keys that begin with prefix and sort after the key after, and whether there
+// list returns up to n keys in order, beginning behind the key after. more reports whether there
 // may be more.
 func (s *store) list(prefix, after string, n int, now time.Time) (page []backend.Entry, more bool) {
 	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
@@ -403,48 +397,48 @@ func (s *store) entries() (all []string) {
 	return all
 }
 
-// latency is how long a command takes to reach the store, and a reply to come back.
+// latency is how long a command takes to the store. A reply takes as long.
 const latency = 200 * time.Microsecond
 
 // way is a driver's connection path to the store.
 type way struct {
 	store *store
 
-	mu      sync.Mutex // guards all below
-	state   conformance.LinkState
-	changed chan struct{}         // closed and replaced when state changes
-	then    conformance.LinkState // the state after the next left replies, if not Up
-	left    int
+	mu          sync.Mutex // guards the fields below
+	state       conformance.LinkState
+	changed     chan struct{}         // closed and replaced when state changes
+	nextState   conformance.LinkState // the state after repliesLeft more replies; Up if none is set
+	repliesLeft int
 }
 
 func newWay(s *store) *way {
-	return &way{store: s, state: conformance.Up, then: conformance.Up, changed: make(chan struct{})}
+	return &way{store: s, state: conformance.Up, nextState: conformance.Up, changed: make(chan struct{})}
 }
 
 func (w *way) set(state conformance.LinkState) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.then = conformance.Up
+	w.nextState = conformance.Up
 	w.setLocked(state)
 }
 
-// setAfter is the SetAfter of a [conformance.Link].
+// setAfter implements SetAfter of a [conformance.Link].
 func (w *way) setAfter(replies int, state conformance.LinkState) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.setLocked(conformance.Up)
-	w.then, w.left = state, replies
+	w.nextState, w.repliesLeft = state, replies
 }
 
-// count records that a reply was carried, for setAfter.
+// count counts a reply that was carried, for setAfter.
 func (w *way) count() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.then == conformance.Up {
+	if w.nextState == conformance.Up {
 		return
 	}
-	if w.left--; w.left < 0 {
-		w.state, w.then = w.then, conformance.Up
+	if w.repliesLeft--; w.repliesLeft < 0 {
+		w.state, w.nextState = w.nextState, conformance.Up
 		w.setLocked(w.state)
 	}
 }
@@ -467,8 +461,8 @@ var (
 	errWrongType = errors.New("broken: a record of another type")
 )
 
-// call makes the store run f, and returns when the reply arrives. If it returns an error, f may
-// have run or not.
+// call makes the store run f, and returns when the reply arrives. If it returns an error, the
+// caller does not know whether f has run.
 func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 	if _, _, err := w.carries(ctx, errRefused); err != nil {
 		return err
@@ -491,7 +485,7 @@ func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 		return pause(ctx, latency)
 	}
 
-	// A deaf link loses the reply for good.
+	// A Deaf link loses the reply, even if it is Up later.
 	select {
 	case <-changed:
 		return errNoReply
@@ -500,8 +494,8 @@ func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 	}
 }
 
-// carries waits until the link is not Hung, and returns its state and the channel of its next
-// change. If the link is Down, the error is down.
+// carries waits until the link is not Hung. It returns the link's state, and the channel that is
+// closed when the state changes. If the link is Down, it returns the error down.
 func (w *way) carries(ctx context.Context, down error) (state conformance.LinkState, changed <-chan struct{}, err error) {
 	for {
 		switch state, changed = w.now(); state {
@@ -520,7 +514,7 @@ func (w *way) carries(ctx context.Context, down error) (state conformance.LinkSt
 	}
 }
 
-// link makes a new way.
+// link makes a link to the store by a new way.
 func (s *store) link() *conformance.Link {
 	w := newWay(s)
 	var name string
@@ -531,7 +525,6 @@ func (s *store) link() *conformance.Link {
 	return &conformance.Link{Store: name, Set: w.set, SetAfter: w.setAfter, Close: func() { w.set(conformance.Down) }}
 }
 
-// endConnections ends all connections.
 func (s *store) endConnections() {
 	s.locked(func() {
 		for _, w := range s.ways {
@@ -541,7 +534,7 @@ func (s *store) endConnections() {
 	})
 }
 
-// delivers reports whether messages of the store arrive.
+// delivers reports whether a message of the store arrives.
 func (w *way) delivers() bool {
 	state, _ := w.now()
 	return state == conformance.Up || state == conformance.Slow

@@ -1,5 +1,5 @@
-// Package demo is "hasp demo": several processes increment a number in a file under a lock, and one
-// of them is killed while it holds the lock.
+// Package demo is "hasp demo". Several processes increment a number in a file under a lock. One of
+// them is killed while it holds the lock.
 package demo
 
 import (
@@ -16,47 +16,47 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// Demo says what to show.
+// Demo has the settings of a demo.
 type Demo struct {
-	Workers    int           // processes; at least 1
-	Increments int           // of each worker; at least 1
+	Workers    int           // how many processes; at least 1
+	Increments int           // how many each worker makes; at least 1
 	TTL        time.Duration // the term of the lock
 	Work       time.Duration // about how long an increment takes
 	NoLock     bool          // increment without the lock
 	Store      hasp.Config   // where the lock is kept; the zero Config is a temporary directory
 	Ordered    bool          // the store serves waiters in order of arrival
 
-	// Page, if it is not nil, shows the lock on a page until end is called. Run calls it before it
-	// starts a process, and calls end when ctx has ended.
+	// If Page is not nil, Run calls it before it starts a process. Page shows the lock on a web
+	// page until Run calls end. Run calls end only when ctx has ended.
 	Page func(ctx context.Context, d *Demo) (end func(), err error) `json:"-"`
 
 	// Run sets these.
 	Key   string
-	File  string // has the number in it
+	File  string // the file with the number
 	place string // describes the store
 }
 
-// failure is an error of the demo itself, or of a worker, but not of the store.
+// failure is an error of the demo itself or of a worker. Errors of the store are not failures.
 type failure struct {
 	error
 	code int
 }
 
-// ExitCode returns the exit code for the failure, which is the worker's own if a worker failed.
+// ExitCode returns the exit code for the failure. If a worker failed, it is the worker's exit code.
 func (f failure) ExitCode() int { return f.code }
 
 const (
 	exitFailed = 1
-	exitUnread = 128 + int(syscall.SIGPIPE) // the reader of the output is gone
+	exitUnread = 128 + int(syscall.SIGPIPE) // no process reads the output any more
 )
 
 func failed(err error) error { return failure{err, exitFailed} }
 
-// expected is the number at the end if no increment is lost.
+// expected returns the number at the end if no increment is lost.
 func (d *Demo) expected() int { return d.Workers * d.Increments }
 
-// Run runs the demo and shows it on out. When Run returns, it has left no process and
-// no temporary file. A wrong number is not an error; see Summary.OK.
+// Run runs the demo and prints it to out. When Run returns, no process and no temporary file is
+// left. A wrong number is not an error; see Summary.OK.
 //
 // The program must run [Work] in the role [Role].
 func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
@@ -74,7 +74,7 @@ func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
 		if err != nil {
 			return Summary{}, err
 		}
-		defer end() // before the directory of the locks is removed
+		defer end() // runs before the directory of the locks is removed
 	}
 	fmt.Fprintf(out, "%s, one number in a file, %s\n", text.Count(d.Workers, "process", "processes"), d.place)
 	r := &referee{Demo: d, lines: lines{out, d}}
@@ -116,8 +116,8 @@ func (d *Demo) prepare(ctx context.Context, dir string) error {
 	return d.tryStore(ctx)
 }
 
-// tryStore locks and unlocks the key, so that an error of the store is reported before any process
-// is started.
+// tryStore locks and unlocks the key, so that an error of the store is reported before a process is
+// started.
 func (d *Demo) tryStore(ctx context.Context) error {
 	client, err := d.Store.Open(ctx, nil)
 	if err != nil {

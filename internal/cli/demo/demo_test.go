@@ -22,7 +22,7 @@ func TestWrongNumberIsNotOK(t *testing.T) {
 		{5, 6, false},
 		{6, 6, true},
 		{7, 6, false},
-		{6, 5, false}, // the workers report fewer increments
+		{6, 5, false}, // the workers have reported fewer increments
 	} {
 		r.Lanes[0].done, r.Lanes[1].done = 3, c.done-3
 		if got := r.summary(c.number).OK; got != c.want {
@@ -31,7 +31,8 @@ func TestWrongNumberIsNotOK(t *testing.T) {
 	}
 }
 
-// "go run" starts a program in the build cache, wherever GOCACHE is, or in a temporary directory.
+// "go run" starts a program in the build cache or in a temporary directory. The build cache may be
+// anywhere.
 func TestCommandToPaste(t *testing.T) {
 	t.Parallel()
 	const goRun = "go run github.com/hasplock/hasp/cmd/hasp"
@@ -81,8 +82,8 @@ func TestTimeline(t *testing.T) {
 	}
 }
 
-// inLine returns a timeline in which worker 1 holds the lock, and worker 3 came
-// before worker 2.
+// inLine returns a timeline in which worker 1 holds the lock. Worker 3 began to wait before worker
+// 2.
 func inLine() *timeline {
 	tl := &timeline{began: time.Now().Add(-time.Second), Lanes: make([]track, 3)}
 	tl.enter(0, holding, 0)
@@ -103,7 +104,7 @@ func TestLinesShowTheLine(t *testing.T) {
 	}
 }
 
-// The reports of two workers arrive in any order, and are shown in order of time.
+// The reports of two workers may arrive in any order.
 func TestLinesAreInOrderOfTime(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
@@ -120,7 +121,7 @@ func TestLinesAreInOrderOfTime(t *testing.T) {
 	happens(1, isHolds, 10*ms, 0)
 	happens(1, isWrote, 20*ms, 1)
 	happens(1, isFrees, 21*ms, 0)
-	happens(1, isWrote, 60*ms, 3) // not older than the lag yet
+	happens(1, isWrote, 60*ms, 3) // not yet older than the lag
 	await.Must(t, r.settle(r.began.Add(50*ms)))
 
 	const want = "   0.020s  worker 2 writes 1 of 4, holding for 10ms\n   0.040s  worker 1 writes 2 of 4, holding for 10ms\n"

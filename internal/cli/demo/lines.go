@@ -10,13 +10,13 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// lines shows a line for each increment.
+// lines prints a line for each increment.
 type lines struct {
 	out io.Writer
 	d   *Demo
 }
 
-// note prints a line. An error means that the reader of the output is gone.
+// note prints a line. It returns an error if no process reads the output any more.
 func (v *lines) note(at time.Duration, text string) error {
 	if _, err := fmt.Fprintf(v.out, "%8.3fs  %s\n", at.Seconds(), text); err != nil {
 		return failure{err, exitUnread}
@@ -24,7 +24,6 @@ func (v *lines) note(at time.Duration, text string) error {
 	return nil
 }
 
-// wrote shows an increment.
 func (v *lines) wrote(t *timeline, i int, at time.Duration, n int) error {
 	line := fmt.Sprintf("worker %d writes %d of %d", i+1, n, v.d.expected())
 	if s := t.Lanes[i].at(at); s.State == holding && !v.d.NoLock {
@@ -47,7 +46,7 @@ func (v *lines) wrote(t *timeline, i int, at time.Duration, n int) error {
 	return v.note(at, line)
 }
 
-// workers names the workers of lanes: their numbers, from 1.
+// workers returns the numbers of the workers in lanes, from 1.
 func workers(lanes []int) string {
 	var names []string
 	for _, i := range lanes {

@@ -15,34 +15,34 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// Once in settleEvery, the referee handles the reports that are older than lag.
+// settleEvery is how often the referee handles the reports that are older than lag.
 const settleEvery = 40 * time.Millisecond
 
-// The referee keeps each report until the time lag after its event, so that it can sort by time the
-// reports of different workers, which arrive in any order.
+// Reports of different workers arrive in any order. The referee keeps each report for lag after its
+// event, so that it can sort reports by time.
 const lag = 100 * time.Millisecond
 
-// referee starts the workers of a demo, kills one, and keeps the timeline. Only
-// the goroutine of run uses its fields.
+// referee starts the workers of a demo, kills one, and keeps the timeline. Only the goroutine of
+// run uses the fields.
 type referee struct {
 	*Demo
 	timeline
 	lines
 	procs   []*crew.Process // by lane
-	ready   int             // processes that have been ready
-	running int             // processes that have not ended
-	reports chan report     // from the goroutines that read from workers
-	pending []report        // younger than lag
-	live    sync.WaitGroup  // goroutines that read from workers
+	ready   int             // how many processes have reported that they are ready
+	running int             // how many processes have not ended
+	reports chan report     // filled by the goroutines that read from workers
+	pending []report        // reports that are younger than lag
+	live    sync.WaitGroup  // the goroutines that read from workers
 }
 
-// report is something that happened, and how to handle it.
+// report is an event at a time, and a function that handles it.
 type report struct {
 	at     time.Time
 	handle func() error
 }
 
-// run runs all workers to their end. When it returns, even with an error, no process and no
+// run runs the workers until all have ended. When it returns, even with an error, no process and no
 // goroutine is left.
 func (r *referee) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -92,7 +92,7 @@ func (r *referee) start(ctx context.Context, o order) error {
 	return p.Send(o)
 }
 
-// pass passes a report on to watch, unless ctx ends first.
+// pass sends a report to watch, unless ctx ends first.
 func (r *referee) pass(ctx context.Context, what report) {
 	select {
 	case r.reports <- what:
@@ -100,7 +100,6 @@ func (r *referee) pass(ctx context.Context, what report) {
 	}
 }
 
-// watch handles reports until the last worker has ended.
 func (r *referee) watch(ctx context.Context) error {
 	tick := time.NewTicker(settleEvery)
 	defer tick.Stop()
@@ -122,7 +121,7 @@ func (r *referee) watch(ctx context.Context) error {
 	return nil
 }
 
-// settle handles, in order of time, the reports of what happened before until.
+// settle handles the reports of events before until, in order of time.
 func (r *referee) settle(until time.Time) error {
 	slices.SortStableFunc(r.pending, func(a, b report) int { return a.at.Compare(b.at) })
 	for len(r.pending) > 0 && r.pending[0].at.Before(until) {
@@ -163,8 +162,8 @@ func (r *referee) handle(ctx context.Context, i int, e event) error {
 	return nil
 }
 
-// begin lets the worker in a lane start its turns. The first workers wait until all
-// are ready.
+// begin handles that the worker in a lane is ready. When all first workers are ready, it starts
+// their turns. A later worker starts at once.
 func (r *referee) begin(i int) error {
 	start := r.procs[i : i+1]
 	switch r.ready++; {
@@ -172,7 +171,8 @@ func (r *referee) begin(i int) error {
 		return nil
 	case r.ready == r.Workers:
 		start = r.procs
-		// Round removes the monotonic reading, because workers report wall clock times.
+		// Round removes the monotonic reading. The workers report wall clock times, with which this
+		// time is compared.
 		r.began = time.Now().Round(0)
 	}
 
@@ -184,8 +184,7 @@ func (r *referee) begin(i int) error {
 	return nil
 }
 
-// kill kills the worker that stalls. After the lag, a new worker starts, and makes the remaining
-// turns.
+// kill kills the worker that stalls. After lag, a new worker starts. It makes the remaining turns.
 func (r *referee) kill(ctx context.Context) error {
 	v, at := r.victim(), time.Now()
 	r.pending = append(r.pending, report{at, func() error {
@@ -199,7 +198,8 @@ func (r *referee) kill(ctx context.Context) error {
 	return r.procs[v].Kill()
 }
 
-// ended records the end of the worker in a lane. If the worker has failed, ended returns its error.
+// ended records the end of the worker in a lane. If the worker has failed, it returns the worker's
+// error.
 func (r *referee) ended(i int, err error) error {
 	r.running--
 	l := &r.Lanes[i]
@@ -209,7 +209,7 @@ func (r *referee) ended(i int, err error) error {
 
 	code := exitFailed
 	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() > 0 { // not ended by a signal
+	if errors.As(err, &exit) && exit.ExitCode() > 0 { // a signal did not end it
 		code = exit.ExitCode()
 	}
 	why := cmp.Or(l.failed, err.Error())

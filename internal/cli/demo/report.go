@@ -11,21 +11,21 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// Summary is the outcome of a demo. The names in JSON give the units of times.
+// Summary is the outcome of a demo. The JSON names of times end with their unit.
 type Summary struct {
-	OK          bool    `json:"ok"`       // the number is right, and the workers agree
-	Expected    int     `json:"expected"` // the number, if no increment is lost
+	OK          bool    `json:"ok"`       // Number and the reported increments are right
+	Expected    int     `json:"expected"` // the number if no increment is lost
 	Number      int     `json:"number"`
 	Store       string  `json:"store"`   // the strategy, or "none"
-	Workers     int     `json:"workers"` // without the one that starts after the kill
+	Workers     int     `json:"workers"` // without the worker that starts after the kill
 	Seconds     float64 `json:"seconds"`
-	HeldAtOnce  int     `json:"held_at_once"` // the most workers that held the lock at one time
+	HeldAtOnce  int     `json:"held_at_once"` // the most workers that held the lock at the same time
 	MedianHold  float64 `json:"median_hold_ms"`
 	LongestWait float64 `json:"longest_wait_ms"`
-	Killed      int     `json:"killed_worker,omitempty"` // from 1
+	Killed      int     `json:"killed_worker,omitempty"` // the number of the worker, from 1
 	KilledPID   int     `json:"killed_pid,omitempty"`
-	Heir        int     `json:"heir_worker,omitempty"` // the next worker that held the lock, from 1
-	Takeover    float64 `json:"takeover_ms,omitempty"` // from the kill until the heir held it
+	Heir        int     `json:"heir_worker,omitempty"` // the next holder after the kill, from 1
+	Takeover    float64 `json:"takeover_ms,omitempty"` // from the kill until the heir held the lock
 }
 
 func (r *referee) summary(number int) Summary {
@@ -54,7 +54,7 @@ func (r *referee) summary(number int) Summary {
 	return s
 }
 
-// report says how the demo ended, and what to try next.
+// report prints how the demo ended, and what to try next.
 func (d *Demo) report(out io.Writer, s Summary) {
 	ms := func(v float64) string { return text.Duration(time.Duration(v * float64(time.Millisecond))) }
 	say := func(format string, args ...any) { fmt.Fprintf(out, "  "+format+"\n", args...) }
@@ -90,11 +90,11 @@ func (d *Demo) report(out io.Writer, s Summary) {
 	}
 }
 
-// goRun matches the path of a program of "go run", which is in a temporary directory, or in the
-// build cache in a directory that is named by a hash.
+// goRun matches the path of a program that "go run" has started. Such a program is in a temporary
+// directory, or in the build cache, in a directory whose name is a hash.
 var goRun = regexp.MustCompile(`go-build|[0-9a-f]{64}-d`)
 
-// command returns what the user can paste to start this program again.
+// command returns a command line that starts this program again.
 func command(program string) string {
 	if goRun.MatchString(program) {
 		return "go run github.com/hasplock/hasp/cmd/hasp"

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// state is what a worker does at a moment.
+// state says what a worker does.
 type state string
 
 const (
@@ -16,8 +16,8 @@ const (
 	holding state = "holding"
 )
 
-// span is a stretch of time in one state. All times of a timeline count from
-// its beginning.
+// span is a time in which a worker is in one state. All times are counted from the beginning of the
+// timeline.
 type span struct {
 	State    state
 	From, To time.Duration // To is openEnd while the span lasts
@@ -28,9 +28,9 @@ const openEnd = time.Duration(math.MaxInt64)
 // track has the spans of one worker process.
 type track struct {
 	PID    int
-	done   int // increments
+	done   int // how many increments it has reported
 	killed bool
-	failed string // why, as the worker has said
+	failed string // why the worker says that it has failed; empty if it has not
 	Spans  []span
 }
 
@@ -38,12 +38,12 @@ type track struct {
 type timeline struct {
 	began  time.Time
 	Lanes  []track
-	Number int           // the last that was written
+	Number int           // the last number that was written
 	Death  *death        // nil before the kill
-	End    time.Duration // of the last change of a state
+	End    time.Duration // the time of the last change of a state
 }
 
-// death is the kill of a holder, and what followed.
+// death records the kill of a holder, and which worker got the lock after it.
 type death struct {
 	Lane     int
 	At       time.Duration
@@ -51,14 +51,14 @@ type death struct {
 	Takeover time.Duration
 }
 
-// enter begins a state of a lane, and ends the last one. The first hold after the kill is the
-// takeover.
+// enter ends the present span of lane i and begins one in state s. The first hold after the kill is
+// the takeover.
 func (t *timeline) enter(i int, s state, at time.Duration) {
 	l := &t.Lanes[i]
 	t.End = max(t.End, at)
 	if n := len(l.Spans); n > 0 && l.Spans[n-1].To == openEnd {
-		// Keep To at From or later: a report that was late by more than the lag may be older than
-		// the span.
+		// A report that is late by more than lag may be older than the span. Do not let To be
+		// before From.
 		l.Spans[n-1].To = max(at, l.Spans[n-1].From)
 	}
 
@@ -78,7 +78,6 @@ func (t *timeline) kill(i int, at time.Duration) {
 	t.enter(i, idle, at)
 }
 
-// at returns the span of a lane at a time.
 func (l *track) at(d time.Duration) span {
 	for _, s := range slices.Backward(l.Spans) {
 		if s.From <= d && d < s.To {
@@ -88,7 +87,7 @@ func (l *track) at(d time.Duration) span {
 	return span{}
 }
 
-// in returns the lanes that are in a state at a time, in the order in which they entered it.
+// in returns the lanes that are in state s at the time at, in the order in which they entered it.
 func (t *timeline) in(s state, at time.Duration) []int {
 	var lanes []int
 	for i := range t.Lanes {
@@ -102,7 +101,6 @@ func (t *timeline) in(s state, at time.Duration) []int {
 	return lanes
 }
 
-// done returns the number of increments that the workers have reported.
 func (t *timeline) done() int {
 	sum := 0
 	for _, l := range t.Lanes {
@@ -111,7 +109,7 @@ func (t *timeline) done() int {
 	return sum
 }
 
-// lengths returns the lengths of all spans of a state that have ended, sorted.
+// lengths returns the sorted lengths of all spans of a state that have ended.
 func (t *timeline) lengths(in state) []time.Duration {
 	var ds []time.Duration
 	for _, l := range t.Lanes {
@@ -125,7 +123,7 @@ func (t *timeline) lengths(in state) []time.Duration {
 	return ds
 }
 
-// heldAtOnce returns the largest number of lanes that held the lock at one time.
+// heldAtOnce returns how many lanes held the lock at the same time, at most.
 func (t *timeline) heldAtOnce() int {
 	most := 0
 	for _, l := range t.Lanes {

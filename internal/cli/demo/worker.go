@@ -21,30 +21,30 @@ const Role = "demo worker"
 // order is the first message to a worker. Any second message starts the worker's turns.
 type order struct {
 	Demo
-	Turns int // how many increments to make
-	Stall int // in this turn, from 1, it stops while it holds the lock; 0 is no turn
+	Turns int // how many increments the worker makes
+	Stall int // the turn, from 1, in which the worker stops while it holds the lock; 0 is no turn
 }
 
 // event is a message of a worker.
 type event struct {
 	Kind   string    `json:"kind"`
 	At     time.Time `json:"at"`
-	Number int       `json:"number,omitempty"` // the number it wrote
-	Error  string    `json:"error,omitempty"`  // why it failed
+	Number int       `json:"number,omitempty"` // the number that was written
+	Error  string    `json:"error,omitempty"`  // why the worker failed
 }
 
-// Kinds of events.
+// These are the kinds of events.
 const (
 	isReady  = "ready"
 	isWaits  = "waits"
 	isHolds  = "holds"
-	isStalls = "stalls" // holds the lock, and does nothing more
+	isStalls = "stalls" // holds the lock and waits to be killed
 	isWrote  = "wrote"
 	isFrees  = "frees" // is about to unlock
 	isFailed = "failed"
 )
 
-// worker is one process of the demo. It increments a number in a file: it reads, pauses, and
+// worker is one process of the demo. To increment the number in a file, it reads, pauses, and
 // writes. Only the lock prevents two workers from writing the same number.
 type worker struct {
 	order
@@ -52,9 +52,9 @@ type worker struct {
 	referee *crew.Pipe
 }
 
-// Work is a worker process of a demo. If the referee ends, Work ends the process.
+// Work runs a worker process of a demo. If the referee ends, Work ends the process.
 func Work(ctx context.Context) error {
-	// Ignore Ctrl-C, which reaches the whole process group: the referee ends its workers itself.
+	// Ctrl-C reaches the whole process group. Ignore it, because the referee ends its workers.
 	signal.Ignore(os.Interrupt, syscall.SIGQUIT)
 
 	w := &worker{referee: crew.Parent()}
@@ -82,12 +82,12 @@ func (w *worker) work(ctx context.Context) (err error) {
 		return err
 	}
 	go func() {
-		_ = w.referee.Receive(&message) // fails at the referee's end
+		_ = w.referee.Receive(&message) // returns an error when the referee has ended
 		os.Exit(exitFailed)
 	}()
 
 	for i := range w.Turns {
-		time.Sleep(about(w.Work)) // work that needs no lock
+		time.Sleep(about(w.Work)) // stands for work that needs no lock
 		if err := w.turn(ctx, i+1 == w.Stall); err != nil {
 			return err
 		}
@@ -95,8 +95,8 @@ func (w *worker) work(ctx context.Context) (err error) {
 	return nil
 }
 
-// turn makes one increment. If the lock is lost before the number is written,
-// turn repeats it.
+// turn makes one increment under the lock. If the lock is lost before the number is written, it
+// tries again.
 func (w *worker) turn(ctx context.Context, stall bool) error {
 	if w.NoLock {
 		return w.increment(func() error { return nil }, false)
@@ -110,8 +110,8 @@ func (w *worker) turn(ctx context.Context, stall bool) error {
 			return err
 		}, hasp.WithTTL(w.TTL))
 
-		// Do not repeat a turn whose number is written: the lease may be lost after increment has
-		// checked it.
+		// The lease may be lost after increment has checked it and written. Do not repeat such a
+		// turn.
 		if !errors.Is(err, hasp.ErrLost) {
 			return err
 		} else if wrote {
@@ -120,8 +120,8 @@ func (w *worker) turn(ctx context.Context, stall bool) error {
 	}
 }
 
-// increment reads, pauses and writes. It calls valid just before it writes,
-// because the lease may be lost during the pause.
+// increment reads, pauses and writes. Just before it writes, it calls valid, because the lease may
+// be lost during the pause.
 func (w *worker) increment(valid func() error, stall bool) error {
 	w.report(event{Kind: isHolds})
 	defer w.report(event{Kind: isFrees})
@@ -147,7 +147,7 @@ func (w *worker) increment(valid func() error, stall bool) error {
 
 func (w *worker) report(e event) {
 	e.At = time.Now()
-	_ = w.referee.Send(e) // if the referee has ended, work ends the process
+	_ = w.referee.Send(e) // an error means that the referee has ended; then work ends the process
 }
 
 // about returns a random duration between d/2 and 3d/2.
@@ -163,8 +163,8 @@ func readNumber(file string) (n int, err error) {
 	return n, err
 }
 
-// writeNumber replaces the whole file at once, so that a worker that reads without the lock never
-// reads half a number.
+// writeNumber replaces the file in one step. So a worker without the lock never reads half a
+// number.
 func writeNumber(file string, n int) error {
 	tmp := fmt.Sprintf("%s.%d", file, os.Getpid())
 	if err := os.WriteFile(tmp, []byte(strconv.Itoa(n)+"\n"), 0o600); err != nil {

@@ -16,8 +16,8 @@ import (
 // stopped reacts to a stop of the command. It distinguishes four cases, in this order:
 //
 //   - The command needs the terminal, and hasp has it: hasp lends it to the command.
-//   - The lease is lost: hasp continues the command so that it acts on SIGTERM, unless it was
-//     stopped because it needs the terminal.
+//   - The lease is lost: hasp continues the command, so that it acts on SIGTERM. If the command
+//     was stopped because it needs the terminal, hasp does nothing.
 //   - The signal is SIGSTOP, and the terminal is not lent to the command: hasp does nothing, and
 //     the stopped command still holds the lock.
 //   - Otherwise hasp takes the terminal back and stops with its own group, as if Ctrl-Z had
@@ -28,7 +28,7 @@ func (j *Job) stopped(sig syscall.Signal) {
 	switch {
 	case wants && j.tty.ours():
 	case j.lost && wants:
-		return // it may not have the terminal, and is killed when its time is up
+		return // the command may not have the terminal, and SIGKILL ends it later
 	case j.lost:
 	case !wants && sig != unix.SIGTSTP && !j.tty.lentTo(j.pid):
 		return
@@ -41,26 +41,27 @@ func (j *Job) stopped(sig syscall.Signal) {
 	j.signal(unix.SIGCONT)
 }
 
-// suspend stops hasp's own group and returns when hasp is continued. If no shell has made a group
-// for hasp within its session, as under ssh, suspend returns at once, because no process would
-// continue hasp.
+// suspend stops hasp's own group. It returns when hasp is continued. If no shell has made a group
+// for hasp within its session, as under ssh, it returns at once, because no process would continue
+// hasp.
 //
-// The other processes of the group get SIGTSTP, so that they may prepare. hasp itself takes
-// SIGSTOP, because Go keeps its handler of SIGTSTP once a program has asked for the signal.
+// suspend sends SIGTSTP to the other processes of the group, which can handle that signal. It stops
+// hasp itself by SIGSTOP. SIGTSTP would not stop hasp, because Go keeps its handler once a program
+// has asked for the signal.
 func (j *Job) suspend() {
 	if sid, err := unix.Getsid(0); err != nil || sid == unix.Getpgrp() {
 		return
 	}
 
-	for len(j.w.Signals) > 0 { // an old SIGCONT is not the one that ends this stop
+	for len(j.w.Signals) > 0 { // drop an old SIGCONT, which must not end the wait below
 		if sig := <-j.w.Signals; sig != unix.SIGCONT {
 			j.signal(sig.(syscall.Signal))
 		}
 	}
 	j.settle()
 
-	// Ignore SIGTSTP before the group gets it. Otherwise Go's handler could run after the stop, and
-	// stop the command again.
+	// Ignore SIGTSTP before the group gets it. Otherwise Go's handler could run after hasp is
+	// continued, and hasp would stop the command again.
 	signals := NotIgnored(PassedOn)
 	signal.Ignore(unix.SIGTSTP)
 	_ = syscall.Kill(0, unix.SIGTSTP)
@@ -75,18 +76,18 @@ func (j *Job) suspend() {
 	signal.Notify(j.w.Signals, signals...)
 }
 
-// settle renews the lease, so that no renewal is in flight or due when hasp stops. A hasp that
-// stops in the middle of a renewal could block the store for others, such as filelock's files,
-// until it is continued.
+// settle renews the lease, so that no renewal is in flight or due when hasp stops. If hasp stopped
+// in the middle of a renewal, it could block the store for others until it is continued. For
+// example, it could hold filelock's file lock.
 func (j *Job) settle() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = j.w.Lease.Extend(ctx, backend.MinTTL) // a loss is noticed later
+	_ = j.w.Lease.Extend(ctx, backend.MinTTL) // ignore a loss, which hasp notices later
 }
 
-// DieAlike ends hasp, and the scripts that called it, by SIGINT if Ctrl-C ended the command.
-// Otherwise a script would continue with its next command, because the terminal sent SIGINT to the
-// command's group alone.
+// If Ctrl-C ended the command, DieAlike ends hasp and the scripts that called it, by SIGINT. The
+// terminal has sent SIGINT only to the command's group. So without DieAlike, a script would
+// continue with its next command.
 func (r Result) DieAlike() {
 	if !r.typed {
 		return
@@ -94,5 +95,5 @@ func (r Result) DieAlike() {
 
 	signal.Reset(unix.SIGINT)
 	_ = syscall.Kill(0, unix.SIGINT)
-	time.Sleep(time.Second) // cut short by the signal, unless this group ignores it
+	time.Sleep(time.Second) // the signal ends this sleep, unless hasp's group ignores the signal
 }

@@ -11,34 +11,34 @@ import (
 )
 
 const (
-	exitFailed = 1   // of a command whose exit code is not known
-	exitSignal = 128 // + the number of the signal that ended the command
+	exitFailed = 1   // the exit code if the command's own code is not known
+	exitSignal = 128 // plus the number of the signal that ended the command
 )
 
-// Watch is what Job.Attend needs.
+// Watch has the arguments of Job.Attend.
 type Watch struct {
 	Lease   *hasp.Lease    // the lock that the command runs under
 	Signals chan os.Signal // receives PassedOn
-	Grace   time.Duration  // between SIGTERM and SIGKILL when the lease is lost
+	Grace   time.Duration  // the time between SIGTERM and SIGKILL if the lease is lost
 
-	// OnLoss is called once, on a goroutine of its own, when the lease is lost. It writes, and a
-	// write may block, so the end of the command does not wait for OnLoss. Attend returns only
-	// after OnLoss, which must give up after a second.
+	// If the lease is lost, OnLoss is called once, on its own goroutine. It writes, and a write may
+	// block, so Attend does not wait for it before it ends the command. Attend waits for it before
+	// it returns, so OnLoss must give up after a second.
 	OnLoss func()
 }
 
-// Result is how a command ended.
+// Result says how a command ended.
 type Result struct {
-	Code int  // the command's exit code, or 128 and the number of the signal
+	Code int  // the command's exit code, or 128 + the number of the signal that ended it
 	Lost bool // the lease was lost before the command ended
 
-	// typed reports that the user typed Ctrl-C: SIGINT ended the command while its group had the
-	// terminal. hasp's own group did not receive that SIGINT.
+	// typed says that the user typed Ctrl-C. This is assumed if SIGINT ended the command while its
+	// group had the terminal. hasp's own group did not receive that SIGINT.
 	typed bool
 }
 
-// NotIgnored returns sigs without those that this process has ignored since its start. nohup and
-// non-interactive shells rely on that.
+// NotIgnored returns sigs without the signals that this process has ignored since its start. hasp
+// must go on ignoring them: nohup and non-interactive shells rely on that.
 func NotIgnored(sigs []os.Signal) []os.Signal {
 	var keep []os.Signal
 	for _, sig := range sigs {

@@ -8,11 +8,11 @@ import (
 	"sync"
 )
 
-// Ending are the signals that end hasp while it waits for the lock.
+// Ending has the signals that end hasp while it waits for the lock.
 var Ending = []os.Signal{os.Interrupt}
 
-// PassedOn are the signals that hasp ignores while the command runs, because the console sends them
-// to the command as well.
+// PassedOn has the signals that hasp ignores while the command runs. The console sends them to the
+// command as well.
 var PassedOn = Ending
 
 // Job is a command.
@@ -24,8 +24,8 @@ func Start(path string, argv, env []string) (*Job, error) {
 	return j, j.Cmd.Start()
 }
 
-// Attend returns when the command has ended. If the lease is lost, it kills the
-// command at once: there is no SIGTERM here.
+// Attend returns when the command has ended. If the lease is lost, it kills the command at once,
+// because this system has no SIGTERM.
 func (j *Job) Attend(w Watch) Result {
 	done := make(chan struct{})
 	go func() {
@@ -53,5 +53,5 @@ func (j *Job) Attend(w Watch) Result {
 	}
 }
 
-// DieAlike does nothing here.
+// DieAlike does nothing on this system.
 func (r Result) DieAlike() {}

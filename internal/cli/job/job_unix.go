@@ -16,30 +16,28 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// Ending are the signals that end hasp while it waits for the lock.
+// Ending has the signals that end hasp while it waits for the lock.
 var Ending = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
 
-// PassedOn are the signals that Job.Attend passes on to the command: the signals in
-// Ending, and the signals of the terminal.
+// PassedOn has the signals that Job.Attend passes on to the command. They are the signals in Ending
+// and those of the terminal.
 var PassedOn = append([]os.Signal{unix.SIGWINCH, unix.SIGCONT, unix.SIGTSTP}, Ending...)
 
-// After the command has ended, Attend checks once in sweepEvery whether a process of its group is
-// left.
+// sweepEvery is how often sweep checks whether a process of the group is left.
 const sweepEvery = 20 * time.Millisecond
 
-// Job is a command in a process group of its own, whose id is the command's
-// process id.
+// Job is a command in a new process group. The id of the group is the command's process id.
 type Job struct {
 	pid     int
 	tty     *terminal               // nil if hasp has no terminal
-	changes chan syscall.WaitStatus // stops, and the end as the last
+	changes chan syscall.WaitStatus // each stop of the command, and at last its end
 
 	// Attend sets these.
 	w        Watch
-	lost     bool             // the lease is lost, and the group has got SIGTERM
-	deadline <-chan time.Time // when the group gets SIGKILL; nil before the loss
-	killed   bool             // the group has got SIGKILL
-	reported sync.WaitGroup   // OnLoss
+	lost     bool             // the lease is lost, and SIGTERM was sent to the group
+	deadline <-chan time.Time // receives when SIGKILL is due; nil before the loss
+	killed   bool             // SIGKILL was sent to the group
+	reported sync.WaitGroup   // the running call of OnLoss
 }
 
 // Start starts a command with hasp's own standard streams.
@@ -47,8 +45,8 @@ func Start(path string, argv, env []string) (*Job, error) {
 	j := &Job{tty: openTerminal(), changes: make(chan syscall.WaitStatus)}
 	started := make(chan error, 1)
 	go func() {
-		// Keep this thread until the command has ended, because the kernel sends Pdeathsig when the
-		// thread that forked ends.
+		// The kernel sends Pdeathsig when the thread that forked ends. So keep this thread until
+		// the command has ended.
 		runtime.LockOSThread()
 		err := j.fork(path, argv, env)
 		started <- err
@@ -58,13 +56,13 @@ func Start(path string, argv, env []string) (*Job, error) {
 	}()
 
 	if err := <-started; err != nil {
-		j.tty.takeBack() // fork may have given it away before it failed
+		j.tty.takeBack() // fork may have given the terminal away before it failed
 		return nil, err
 	}
 	return j, nil
 }
 
-// fork starts the command, in the foreground if hasp's group is there.
+// fork starts the command. If hasp's group is in the foreground, it puts the command there.
 func (j *Job) fork(path string, argv, env []string) error {
 	sys := &syscall.SysProcAttr{Setpgid: true}
 	crew.DieWithParent(sys)
@@ -75,20 +73,20 @@ func (j *Job) fork(path string, argv, env []string) error {
 
 	attr := &syscall.ProcAttr{Env: env, Files: []uintptr{0, 1, 2}, Sys: sys}
 	pid, err := syscall.ForkExec(path, argv, attr)
-	if errors.Is(err, syscall.ENOEXEC) { // a script without #!, which execvp(3) gives to the shell
+	if errors.Is(err, syscall.ENOEXEC) { // a script without #!, which execvp(3) also gives to sh
 		pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
 	}
 
 	if j.tty != nil {
 		// Ignore SIGTTOU, which would stop hasp when it takes the terminal back or prints from the
-		// background. Ignore it only after the fork, because the command would inherit that.
+		// background. Do so only after the fork, because the command would inherit ignored signals.
 		signal.Ignore(unix.SIGTTOU)
 	}
 	j.pid = pid
 	return err
 }
 
-// wait reports stops and the end.
+// wait sends each stop of the command and its end to changes.
 func (j *Job) wait() {
 	for {
 		var ws syscall.WaitStatus
@@ -97,7 +95,7 @@ func (j *Job) wait() {
 		case syscall.EINTR:
 			continue
 		default:
-			ws = exitFailed << 8 // it has ended; the kernel does not say how
+			ws = exitFailed << 8 // the command has ended, and the kernel does not say how
 		}
 
 		j.changes <- ws
@@ -107,7 +105,7 @@ func (j *Job) wait() {
 	}
 }
 
-// Attend returns when the command has ended. If the lease is lost, it ends the whole
+// Attend passes signals on until the command has ended. If the lease is lost, it ends the whole
 // group and calls OnLoss.
 func (j *Job) Attend(w Watch) Result {
 	j.w = w
@@ -126,8 +124,8 @@ func (j *Job) Attend(w Watch) Result {
 			j.kill()
 		}
 
-		// Check before the command may continue: hasp itself may have been stopped until after the
-		// term.
+		// hasp itself may have been stopped until after the term. So check the lease before the
+		// command may continue.
 		j.checkLost()
 		switch {
 		case changed && ws.Stopped():
@@ -143,8 +141,8 @@ func (j *Job) Attend(w Watch) Result {
 	}
 }
 
-// checkLost begins to end the group if the lease is lost. A stopped process acts on SIGTERM only
-// when it is continued, so SIGCONT follows.
+// If the lease is lost, checkLost begins to end the group. It sends SIGCONT after SIGTERM, because
+// a stopped process acts on SIGTERM only when it is continued.
 func (j *Job) checkLost() {
 	if j.lost || j.w.Lease.Err() == nil {
 		return
@@ -157,14 +155,15 @@ func (j *Job) checkLost() {
 	j.reported.Go(j.w.OnLoss)
 }
 
-// signal sends sig to the whole group. After its last process has ended, and before hasp knows, the
-// kernel could give the group's id to another group only if all process ids had wrapped around.
+// signal sends sig to the whole group. If the group's last process has just ended, the signal
+// reaches no other group: the kernel uses the id again only when all process ids have wrapped
+// around.
 func (j *Job) signal(sig syscall.Signal) {
 	_ = syscall.Kill(-j.pid, sig)
 }
 
-// ended takes the terminal back. If the lease was lost, it first waits until the
-// group is empty: its processes got SIGTERM, and have the rest of the grace time.
+// ended takes the terminal back and returns the result. If the lease was lost, it first waits until
+// the group is empty or the grace time is over.
 func (j *Job) ended(ws syscall.WaitStatus) Result {
 	if j.lost {
 		j.sweep()
@@ -177,30 +176,29 @@ func (j *Job) ended(ws syscall.WaitStatus) Result {
 		r.typed = j.tty.lentTo(j.pid) && ws.Signal() == unix.SIGINT
 	}
 
-	// First handle a SIGCONT that came while the command ended: if the shell has taken the terminal
-	// meanwhile, hasp must not take it back.
+	// First handle a SIGCONT that came while the command ended. It may mean that the shell has
+	// taken the terminal, and then hasp must not take it back.
 	for len(j.w.Signals) > 0 {
 		if sig := <-j.w.Signals; sig == unix.SIGCONT {
 			j.tty.recheck(j.pid)
 		}
 	}
 	if j.tty.takeBack() {
-		// Continue other processes of hasp's own group, such as a pager, which may have been
-		// stopped because they did not have the terminal.
+		// Continue other processes of hasp's own group, such as a pager. They may have been stopped
+		// because they did not have the terminal.
 		_ = syscall.Kill(0, unix.SIGCONT)
 	}
 	return r
 }
 
-// kill kills the group.
 func (j *Job) kill() {
 	j.killed = true
 	j.signal(unix.SIGKILL)
 }
 
-// sweep blocks until the group is empty. At the deadline it kills the group and returns, because a
-// killed process may stay in the group for ever if the process that adopted it does not wait for
-// it.
+// sweep blocks until the group is empty. At the deadline it kills the group and returns. It does
+// not wait for the killed processes: if the process that has adopted one never waits for it, it
+// stays in the group for ever.
 func (j *Job) sweep() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -213,8 +211,8 @@ func (j *Job) sweep() {
 	}
 }
 
-// left reports whether any process of the group is left. It waits for those that have ended: if
-// hasp is the first process of a container, it has adopted them.
+// left reports whether any process of the group is left. It first waits for processes that have
+// ended, because hasp has adopted them if it is the first process of a container.
 func (j *Job) left() bool {
 	for {
 		pid, err := syscall.Wait4(-j.pid, nil, syscall.WNOHANG, nil)

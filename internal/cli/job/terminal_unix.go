@@ -9,7 +9,8 @@ import (
 	"golang.org/x/term"
 )
 
-// terminal is the controlling terminal of hasp, or nil if there is none. All methods work on nil.
+// terminal is the controlling terminal of hasp. It is nil if there is none. All methods but
+// foreground and lend accept nil.
 //
 // A terminal has one foreground process group. That group may read from it, and
 // receives the signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the
@@ -17,10 +18,11 @@ import (
 // as a shell does, and takes it back.
 type terminal struct {
 	fd   int
-	lent bool // to the command's group, which may have lent it to another
+	lent bool // hasp has lent it to the command's group, which may have lent it to another
 }
 
-// openTerminal returns the controlling terminal, or nil. Standard input may be another file.
+// openTerminal returns the controlling terminal, or nil. It does not use standard input, which may
+// be another file.
 func openTerminal() *terminal {
 	fd, err := unix.Open("/dev/tty", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -43,21 +45,20 @@ func (t *terminal) ours() bool {
 	return t != nil && t.foreground() == unix.Getpgrp()
 }
 
-// lentTo reports whether pgrp is the foreground group.
 func (t *terminal) lentTo(pgrp int) bool {
 	return t != nil && t.foreground() == pgrp
 }
 
-// lend puts pgrp into the foreground if hasp's group is there.
+// If hasp's group is in the foreground, lend puts pgrp there.
 func (t *terminal) lend(pgrp int) {
 	if t.ours() {
 		t.lent = unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, pgrp) == nil
 	}
 }
 
-// takeBack puts hasp's group into the foreground if the terminal is lent, and reports whether it
-// did. If the shell has taken the terminal, takeBack does nothing, even before hasp has received
-// the shell's SIGCONT.
+// If the terminal is lent, takeBack puts hasp's group into the foreground. It reports whether it
+// did. If the shell has taken the terminal, takeBack does nothing, even if hasp has not yet
+// received the shell's SIGCONT.
 func (t *terminal) takeBack() bool {
 	if t == nil || !t.lent {
 		return false
@@ -69,15 +70,15 @@ func (t *terminal) takeBack() bool {
 	return unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, unix.Getpgrp()) == nil
 }
 
-// recheck notices that the shell has taken the terminal, as it does while hasp is stopped.
+// recheck corrects lent if the shell has taken the terminal, as it does while hasp is stopped.
 func (t *terminal) recheck(pgrp int) {
 	if t != nil && t.lent {
 		t.lent = t.lentTo(pgrp)
 	}
 }
 
-// interactive reports whether the command's input and output are a terminal. If not, as in a pipe
-// to a pager, hasp lends the terminal only when the command needs it.
+// interactive reports whether standard input and output are a terminal. If they are not, as in a
+// pipe to a pager, hasp lends the terminal only when the command needs it.
 func interactive() bool {
 	return term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
 }

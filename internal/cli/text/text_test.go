@@ -7,8 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// Whatever a store or a server returns, a terminal gets only printable text in one
-// line, and JSON keeps its meaning.
+// For any text, a terminal gets only printable text in one line, and JSON keeps its meaning.
 func FuzzPlain(f *testing.F) {
 	for _, s := range []string{"", "key", "\x1b[2J\x1b]0;title\x07", "\u009b2J\u009d0;x\u009c", "a\u202eb\u2066c\u200f", "a\r\nb\x00\x7f", "\xff\x9b2J\xc2", "\U0001F512\U000E0001\u2028", `\u009b`} {
 		f.Add(s)

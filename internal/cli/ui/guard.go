@@ -12,30 +12,31 @@ import (
 	"strings"
 )
 
-// guard refuses requests without the token, and requests of other sites' pages. Such a page must
-// not read the locks, even if its host name resolves to this server (DNS rebinding), and must not
-// show this page in a frame.
+// guard refuses requests without the token, and requests from pages of other sites. A page of
+// another site must not read the locks, even if its host name resolves to this server (DNS
+// rebinding). It must not show this page in a frame either.
 type guard struct {
-	hosts    []string // names of the server, in lower case
-	loopback bool     // the server listens on this host only
-	token    string   // empty if none is needed
+	hosts    []string // the names of this server, in lower case
+	loopback bool     // only this host can reach the server
+	token    string   // empty if browsers need no token
 	cookie   string   // the name of the cookie that replaces the token
 }
 
-// policy is the Content-Security-Policy: all parts of the page come from this server, and its
-// script cannot turn text into markup.
+// policy is the Content-Security-Policy. All parts of the page must come from this server, and the
+// page's script cannot turn text into markup.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 func newGuard(o Options) guard {
-	host, port, _ := net.SplitHostPort(o.Listen) // the address of a listener
+	host, port, _ := net.SplitHostPort(o.Listen)
 	g := guard{token: o.Token, loopback: IsLoopback(host)}
 	for _, name := range append([]string{"localhost", host}, o.Hosts...) {
 		if name != "" {
 			g.hosts = append(g.hosts, strings.ToLower(name))
 		}
 	}
-	// Put the port into the cookie's name, because a browser sends a cookie to all ports of a host.
+	// A browser sends a cookie to all ports of a host. Put the port into the name, so that each
+	// hasp ui of a host has its own cookie.
 	g.cookie = "hasp_ui_" + port
 	return g
 }
@@ -47,8 +48,8 @@ func IsLoopback(host string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-// admit reports whether to serve a request. It sets the headers of all answers, and itself answers
-// a refused request.
+// admit reports whether to serve a request. It sets the headers that all answers have. If it
+// refuses the request, it also answers it.
 func (g *guard) admit(w http.ResponseWriter, r *http.Request) bool {
 	h := w.Header()
 	h.Set("Content-Security-Policy", policy)
@@ -74,8 +75,9 @@ func (g *guard) admit(w http.ResponseWriter, r *http.Request) bool {
 	return g.token == "" || g.authorized(w, r)
 }
 
-// isMine reports whether a Host header names this server, and not another site. Any IP address
-// does, but on a loopback listener only a loopback address.
+// isMine reports whether a Host header names this server, and not another site. It accepts the
+// names of the server and every IP address. On a loopback listener it accepts only loopback
+// addresses.
 func (g *guard) isMine(host string) bool {
 	name := strings.ToLower((&url.URL{Host: host}).Hostname())
 	if addr, err := netip.ParseAddr(name); err == nil && (addr.IsLoopback() || !g.loopback) {
@@ -84,8 +86,8 @@ func (g *guard) isMine(host string) bool {
 	return slices.Contains(g.hosts, name)
 }
 
-// sameOrigin reports whether a request comes from this page, or from no page. It relies on headers
-// that browsers add and scripts cannot change.
+// sameOrigin reports whether a request comes from this page or from no page. It relies on headers
+// that browsers add and that scripts cannot change.
 func sameOrigin(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "", "same-origin", "none":
@@ -101,13 +103,14 @@ func sameOrigin(r *http.Request) bool {
 }
 
 // authorized reports whether a request has the token as "Authorization: Bearer TOKEN", or has the
-// cookie. A request with ?token=TOKEN gets the cookie and a redirect to the address without the
-// token, so that no history of a browser keeps the token.
+// cookie. It answers a request with ?token=TOKEN by the cookie and a redirect to the address
+// without the token. So the history of the browser does not keep the token.
 func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 	if given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && equal(given, g.token) {
 		return true
 	}
-	// If the address has ?token=, go on to the redirect, which removes it.
+	// If the address has ?token=, go on to the redirect even with the cookie, because the redirect
+	// removes the token.
 	if c, err := r.Cookie(g.cookie); err == nil && equal(c.Value, g.pass()) && !r.URL.Query().Has("token") {
 		return true
 	}
@@ -124,13 +127,13 @@ func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-// pass returns the value of the cookie: a hash, which changes with the token and does not reveal
-// it.
+// pass returns the value of the cookie, which is a hash. The value is another one for another
+// token, and does not reveal the token.
 func (g *guard) pass() string {
 	m := hmac.New(sha256.New, []byte(g.token))
 	m.Write([]byte("hasp ui cookie"))
 	return hex.EncodeToString(m.Sum(nil))
 }
 
-// equal compares two secrets in a time that depends on their lengths only.
+// equal compares two secrets. The time that it takes depends only on their lengths.
 func equal(a, b string) bool { return hmac.Equal([]byte(a), []byte(b)) }

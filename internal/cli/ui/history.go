@@ -6,63 +6,64 @@ import (
 	"time"
 )
 
-// The bounds of a history.
+// These constants bound a history.
 const (
-	maxSpans      = 20_000  // spans that have ended, of all keys
-	maxSpanKey    = 1 << 10 // bytes of the key of a span
+	maxSpans      = 20_000  // spans that have ended; see history
+	maxSpanKey    = 1 << 10 // bytes of a span's key
 	maxGaps       = 50
-	spansInAnswer = 1000 // of one key that have ended
+	spansInAnswer = 1000 // spans of one key that have ended
 )
 
-// What an owner did in a span.
+// These are the states of a span.
 const (
 	holds  = "holds"
-	shares = "shares" // holds together with others
+	shares = "shares" // has a shared hold
 	waits  = "waits"
 )
 
-// How a span ended.
+// These are the ways in which a span ended.
 const (
-	released = "released" // before the end of the term
-	expired  = "expired"  // the holder had stopped renewing, and the term ended
-	ended    = "ended"    // not known how
+	released = "released" // the hold ended before its term
+	expired  = "expired"  // the holder had stopped renewing, and its term ended
+	ended    = "ended"    // it is not known how the hold ended
 	got      = "got"      // the waiter holds the key now
 	left     = "left"     // the waiter gave up
 )
 
-// span is a stretch of time in which an owner held a key or waited for it. Holds and waits that
-// began and ended between two lists are not known.
+// span is a time in which an owner held a key or waited for it. If a hold or a wait begins and ends
+// between two lists, there is no span of it.
 type span struct {
 	key, owner string
 	State      string `json:"state"`
 	From       int64  `json:"from"`
-	To         int64  `json:"to,omitempty"`   // 0 while it lasts
-	How        string `json:"how,omitempty"`  // it ended
-	Stale      int64  `json:"late,omitempty"` // since when a renewal is overdue
+	To         int64  `json:"to,omitempty"`   // 0 while the span lasts
+	How        string `json:"how,omitempty"`  // how the span ended
+	Stale      int64  `json:"late,omitempty"` // when the overdue renewal was due
 }
 
-// ownerHistory is what one owner did with a key.
+// ownerHistory has the spans of one owner and one key.
 type ownerHistory struct {
 	Owner string `json:"owner"`
 	Spans []span `json:"spans"`
 }
 
-// unwatched is a time of which nothing is known.
+// unwatched is a time in which there were no lists.
 type unwatched struct {
-	Why  string `json:"why"` // outage or unwatched
+	Why  string `json:"why"` // "outage" or "unwatched"
 	From int64  `json:"from"`
-	To   int64  `json:"to,omitempty"` // 0 while it lasts
+	To   int64  `json:"to,omitempty"` // 0 while the time lasts
 }
 
-// history has the spans that have ended, of all keys, the oldest first. At most 2*maxSpans are
-// kept, and at least the last maxSpans.
+// history has the spans of all keys that have ended, the oldest first. It drops old spans, but
+// keeps at least the last maxSpans, and at most 2*maxSpans.
 type history struct {
 	spans []span
 	gaps  []unwatched
 }
 
-// follow compares two entries of a key, from two lists. It sets the open spans of l, and
-// remembers those of old that have ended. old is nil if the key was not listed.
+// follow compares the entries of one key in two lists. It sets the open spans of l, the later
+// entry. It adds the spans of old that have ended to the history. If the key was not in the earlier
+// list, old is nil.
 func (h *history) follow(old, l *lock) {
 	var before []span
 	same := false
@@ -71,7 +72,7 @@ func (h *history) follow(old, l *lock) {
 		same = l.Held && SameHold(old.Status, l.Status)
 	}
 
-	// The hold changed between the two lists, at best known by Since.
+	// If the hold changed between the two lists, Since says when, if the store records it.
 	at := l.seen
 	began := l.seen
 	if !l.Since.IsZero() && l.Since.Before(began) {
@@ -86,7 +87,7 @@ func (h *history) follow(old, l *lock) {
 
 	open := func(owner, state string, from time.Time) {
 		for i, s := range before {
-			// A new hold of the same owner is a new span.
+			// If the same owner has a new hold, begin a new span.
 			if s.owner == owner && s.State == state && (state == waits || same) {
 				l.open = append(l.open, s)
 				before = slices.Delete(before, i, i+1)
@@ -124,7 +125,7 @@ func (h *history) follow(old, l *lock) {
 		h.add(s)
 	}
 
-	// Show during the term that the holder does not renew.
+	// If the holder does not renew, show that before the term ends.
 	if l.unrenewed() {
 		for i := range l.open {
 			if l.open[i].State == holds {
@@ -134,7 +135,7 @@ func (h *history) follow(old, l *lock) {
 	}
 }
 
-// how returns how the hold of old ended, which at the time at was gone.
+// how returns how the hold of old ended. The hold was gone at the time at.
 func how(old *lock, at time.Time) string {
 	until := old.until()
 	switch {
@@ -148,11 +149,11 @@ func how(old *lock, at time.Time) string {
 	return ended
 }
 
-// The store measures the rest of a term before its answer arrives, so the end of a term may seem to
-// come later, by up to inexact.
+// The store measures the rest of a term before its answer arrives. So the computed end of the term
+// may be too late, by up to inexact.
 const inexact = 250 * time.Millisecond
 
-// add appends a span that has ended, and removes the oldest spans if there are too many. It ignores
+// add appends a span that has ended. If there are too many spans, it removes the oldest. It ignores
 // spans of very long keys, which would take too much memory.
 func (h *history) add(s span) {
 	if len(s.key) > maxSpanKey {
@@ -164,7 +165,6 @@ func (h *history) add(s span) {
 	}
 }
 
-// addGap remembers a time for which nothing is known.
 func (h *history) addGap(why string, from, to time.Time) {
 	if len(h.gaps) == maxGaps {
 		h.gaps = slices.Delete(h.gaps, 0, 1)
@@ -172,8 +172,8 @@ func (h *history) addGap(why string, from, to time.Time) {
 	h.gaps = append(h.gaps, unwatched{why, ms(from), ms(to)})
 }
 
-// lanes returns the latest spans of a key for each owner, ordered by the first span of each. l is
-// nil if the key is free.
+// lanes returns the latest spans of a key for each owner, in the order of the owners' first spans.
+// l is nil if the key is free.
 func (h *history) lanes(key string, l *lock) []ownerHistory {
 	var spans []span
 	for _, s := range h.spans {

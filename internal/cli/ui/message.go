@@ -10,67 +10,64 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// These are the messages to the browsers. Times are milliseconds since 1970 by this process's
-// clock, or 0. Text is printable, and the page shows it unchanged.
+// These are the messages to the browsers. A time is in milliseconds since 1970, by this process's
+// clock; 0 means that there is no time. Text is printable, and the page shows it unchanged.
 
 // changes is a message of the stream.
 type changes struct {
 	Now    int64      `json:"now"`
-	Whole  bool       `json:"whole,omitempty"` // forget what you know: Set has all keys
+	Whole  bool       `json:"whole,omitempty"` // Set has all keys, and replaces the table
 	Store  *store     `json:"store,omitempty"`
 	Set    []tableRow `json:"set,omitempty"`
-	Gone   []string   `json:"gone,omitempty"` // IDs
+	Gone   []string   `json:"gone,omitempty"` // the IDs of keys that are gone
 	Status status     `json:"status"`
 }
 
-// store says what is listed.
+// store describes the store and the prefix that is listed.
 type store struct {
 	Name    string `json:"name"`
 	Prefix  string `json:"prefix"`
 	Ordered bool   `json:"ordered"`
 }
 
-// status says how the last list went.
 type status struct {
-	Listed int64  `json:"listed"` // the last list that succeeded; 0 before the first
-	Took   int64  `json:"took"`   // ms
-	Rest   int64  `json:"rest"`   // ms until the next
+	Listed int64  `json:"listed"` // when the last list that succeeded began; 0 before the first
+	Took   int64  `json:"took"`   // how long the list took, in ms
+	Rest   int64  `json:"rest"`   // ms until the next list
 	Keys   int    `json:"keys"`
-	More   int    `json:"more,omitempty"` // keys beyond the bounds
+	More   int    `json:"more,omitempty"` // how many keys are beyond the bounds
 	Error  string `json:"error,omitempty"`
-	Since  int64  `json:"since,omitempty"` // of the error
+	Since  int64  `json:"since,omitempty"` // when the error began
 }
 
-// tableRow is a line of the table.
 type tableRow struct {
 	ID      string `json:"id"`
 	Key     string `json:"key"`
 	Held    bool   `json:"held,omitempty"`
 	Owner   string `json:"owner,omitempty"`
-	Shared  int    `json:"shared,omitempty"`  // owners of a shared hold; Owner is the first
-	Foreign bool   `json:"foreign,omitempty"` // not a record of this strategy
+	Shared  int    `json:"shared,omitempty"`  // how many owners share the key; Owner is the first
+	Foreign bool   `json:"foreign,omitempty"` // see the function Foreign
 	Since   int64  `json:"since,omitempty"`   // when the hold began
-	Seen    int64  `json:"seen,omitempty"`    // when the hold was seen first
+	Seen    int64  `json:"seen,omitempty"`    // when a list first had the hold
 	Until   int64  `json:"until,omitempty"`   // the end of the term
-	Late    bool   `json:"late,omitempty"`    // the holder seems to have stopped renewing
-	Fence   string `json:"fence,omitempty"`   // may be too large for a number of JavaScript
+	Late    bool   `json:"late,omitempty"`    // see lock.unrenewed
+	Fence   string `json:"fence,omitempty"`   // JavaScript has no exact number for all fences
 	Waiting int    `json:"waiting,omitempty"`
 }
 
-// Foreign reports whether a key is held by a value that the strategy did not write: one without an
-// owner or without a term, because every hold of a hasp Client has both.
+// Foreign reports whether a key is held by a value that the strategy did not write. Such a value
+// has no owner or no term. Every hold of a hasp Client has both.
 func Foreign(s backend.Status) bool {
 	return s.Held && (s.Owner == "" && len(s.Shared) == 0 || s.TTL < 0)
 }
 
-// SameHold reports whether two entries of a key are one hold. If the store does not record when
-// holds began, they may be two holds of one owner.
+// SameHold reports whether two entries of a key seem to show the same hold. If the store does not
+// record when holds began, they may show two holds of one owner.
 func SameHold(a, b backend.Status) bool {
 	return a.Held == b.Held && a.Owner == b.Owner && len(a.Shared) > 0 == (len(b.Shared) > 0) &&
 		a.Since.Equal(b.Since) && a.Fence == b.Fence
 }
 
-// rowOf returns the row of a lock.
 func rowOf(l *lock) tableRow {
 	r := tableRow{ID: ID(l.Key), Key: shown(l.Key), Held: l.Held, Waiting: l.wait}
 	if l.Fence != 0 {
@@ -88,27 +85,27 @@ func rowOf(l *lock) tableRow {
 	return r
 }
 
-// like reports whether r and s show the same. Until may differ a little, because its error varies
-// with the time of an answer.
+// like reports whether the page would show no difference between r and s. Until may differ a
+// little, because it is computed from the time when the answer arrived.
 func (r tableRow) like(s tableRow) bool {
 	d := r.Until - s.Until
 	r.Until, r.Seen = s.Until, s.Seen
 	return r == s && -300 <= d && d <= 300
 }
 
-// detail is all that is known about one key.
+// detail has all that the page can show about one key.
 type detail struct {
 	Key     string         `json:"key"`
 	Now     int64          `json:"now"`
 	Listed  int64          `json:"listed"`
 	Row     *tableRow      `json:"row"`     // nil if the key is free
-	Waiters []string       `json:"waiters"` // the first of them
-	Shared  []string       `json:"shared"`  // the first owners of a shared hold
+	Waiters []string       `json:"waiters"` // the first waiters
+	Shared  []string       `json:"shared"`  // the first owners of shared holds
 	Lanes   []ownerHistory `json:"lanes"`
 	Gaps    []unwatched    `json:"gaps"`
 }
 
-// ms returns a time for a message.
+// ms returns t as a time of a message.
 func ms(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -116,8 +113,8 @@ func ms(t time.Time) int64 {
 	return t.UnixMilli()
 }
 
-// ID returns the name of a key in messages and addresses, because a key may be any bytes. The page
-// opens with the key's detail if its address ends with # and the ID.
+// ID returns the name of a key in messages and in addresses, because a key may be any bytes. If the
+// address of the page ends with # and the ID, the page opens with the key's detail.
 func ID(key string) string { return base64.RawURLEncoding.EncodeToString([]byte(key)) }
 
 func parseID(id string) (key string, err error) {
@@ -125,11 +122,10 @@ func parseID(id string) (key string, err error) {
 	return string(b), err
 }
 
-// maxShown is how many bytes of a key are shown.
 const maxShown = 512
 
-// shown returns at most maxShown bytes of a key or an owner as printable text, quoted unless it is
-// one line of ordinary text.
+// shown returns at most maxShown bytes of a key or an owner as printable text. If s is not one line
+// of ordinary text, it is quoted.
 func shown(s string) string {
 	end := ""
 	if len(s) > maxShown {

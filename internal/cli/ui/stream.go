@@ -7,22 +7,22 @@ import (
 )
 
 const (
-	// maxBrowsers is how many browsers may be connected, because each costs a goroutine.
+	// maxBrowsers bounds the number of connected browsers, because each costs a goroutine.
 	maxBrowsers = 64
 
-	// pending is how many messages may wait for a browser. If there are more, the browser is
-	// disconnected, and connects again.
+	// pending is how many messages may wait for a browser to read them. If there are more, the
+	// browser is disconnected, and will connect again.
 	pending = 8
 
 	heartbeat    = 15 * time.Second // the longest time between two messages
-	writeTimeout = 10 * time.Second // for one message
+	writeTimeout = 10 * time.Second // the longest time for a write
 )
 
-// subscriber has the messages for one browser. It is closed if the browser is too slow.
+// subscriber receives the messages for one browser. If the browser is too slow, it is closed.
 type subscriber chan []byte
 
-// subscribe adds a browser, and returns its first message, which has all keys. If there are too
-// many browsers, it returns nil.
+// subscribe adds a browser. It also returns the browser's first message, which has all keys. If
+// there are too many browsers, it returns nil.
 func (w *watcher) subscribe() (subscriber, []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -34,20 +34,19 @@ func (w *watcher) subscribe() (subscriber, []byte) {
 	w.first.Do(func() { close(w.came) })
 	select {
 	case w.wake <- struct{}{}:
-	default: // Run will wake up anyway
+	default: // a signal for Run is already there
 	}
 
 	return sub, w.whole()
 }
 
-// unsubscribe removes a browser.
 func (w *watcher) unsubscribe(sub subscriber) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.subs, sub)
 }
 
-// broadcast sends a message to all browsers, and disconnects those that are too slow. The caller
+// broadcast sends a message to all browsers. It disconnects browsers that are too slow. The caller
 // holds mu.
 func (w *watcher) broadcast(m []byte) {
 	for sub := range w.subs {
@@ -60,7 +59,7 @@ func (w *watcher) broadcast(m []byte) {
 	}
 }
 
-// serveEvents sends the messages as server-sent events, until the browser leaves.
+// serveEvents sends messages to a browser as server-sent events until the browser leaves.
 func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
 		return // HEAD has no body
@@ -74,11 +73,11 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	defer s.unsubscribe(sub)
 
 	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no") // proxies must pass each message on at once
+	w.Header().Set("X-Accel-Buffering", "no") // tells proxies to pass each message on immediately
 	out := http.NewResponseController(w)
 	_ = out.SetReadDeadline(time.Time{}) // a stream outlasts the server's ReadTimeout
 	send := func(field string, m []byte) bool {
-		_ = out.SetWriteDeadline(time.Now().Add(writeTimeout)) // a test's writer has none
+		_ = out.SetWriteDeadline(time.Now().Add(writeTimeout))
 		for _, part := range []string{field, string(m), "\n\n"} {
 			if _, err := io.WriteString(w, part); err != nil {
 				return false

@@ -1,11 +1,10 @@
-// Package ui is the web page of "hasp ui": a live table of the locks in a store, and for each key a
-// timeline and its queue. It changes no lock.
+// Package ui is the web page of "hasp ui". The page has a live table of the locks in a store, and
+// for each key a timeline and its queue. It changes no lock.
 //
 // One watcher lists the store for all browsers, so the cost for the store does not depend on their
-// number. It lists only while a browser is connected, and less often if a list takes long. The
-// watcher compares each list with the last one, and sends the differences to the browsers as
-// server-sent events. It records the holders and waiters of each key, within fixed bounds of
-// memory.
+// number. It lists only while a browser is connected. If a list takes long, it lists less often. It
+// compares each list with the one before, and sends the differences to the browsers as server-sent
+// events. It records the holders and waiters of each key, in a bounded amount of memory.
 package ui
 
 import (
@@ -20,7 +19,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Source is a store. A *hasp.Client is one.
+// Source is a store that can be listed, such as a *hasp.Client.
 type Source interface {
 	// List yields the keys that are held or waited for.
 	List(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error]
@@ -28,30 +27,31 @@ type Source interface {
 
 // Options are the settings of the page.
 type Options struct {
-	Store   string // the name of the strategy
-	Prefix  string // of the keys that are listed
+	Store   string // the strategy's name
+	Prefix  string // lists only keys with this prefix
 	Ordered bool   // waiters are served in order of arrival
 
-	// Token, if it is not empty, is what a browser must send. See guard.
+	// If Token is not empty, a browser must send it. See guard.
 	Token string
 
-	// Listen is the address of the listener, HOST:PORT. Hosts are more names under which
-	// browsers may reach it, without a port.
+	// Listen is the address of the listener, HOST:PORT. Hosts has more names, without a port, that
+	// browsers may use for this server.
 	Listen string
 	Hosts  []string
 
-	// Every is the time from the beginning of one list to the beginning of the next; 0 is [Every].
+	// Every is the time from the beginning of one list to the beginning of the next. If it is 0,
+	// [Every] is used.
 	Every time.Duration
 
-	// Redact removes secrets from the text of an error; nil removes nothing.
+	// Redact removes secrets from the text of an error. Nil removes nothing.
 	Redact func(string) string
 }
 
-// Every is the default of Options.Every. With it, a key that is taken is on the page within a
-// second.
+// Every is the default of Options.Every. The page then shows a key within a second after it was
+// taken.
 const Every = 500 * time.Millisecond
 
-// Server is the page. It is an http.Handler.
+// Server serves the page. It is an http.Handler.
 type Server struct {
 	guard
 	*watcher
@@ -92,7 +92,7 @@ func New(src Source, o Options) *Server {
 	return s
 }
 
-// ServeHTTP answers a request that the guard lets pass.
+// ServeHTTP answers a request, unless the guard refuses it.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if s.admit(w, r) {
 		s.mux.ServeHTTP(w, r)
@@ -109,7 +109,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 
 	srv := &http.Server{
 		Handler:           s,
-		BaseContext:       func(net.Listener) context.Context { return ctx }, // its end ends all streams
+		BaseContext:       func(net.Listener) context.Context { return ctx }, // ctx ends all streams
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       5 * time.Second,
 		WriteTimeout:      writeTimeout,
@@ -134,7 +134,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	return err
 }
 
-// serveKey answers with what is known of one key.
+// serveKey answers with the detail of one key.
 func (s *Server) serveKey(w http.ResponseWriter, r *http.Request) {
 	key, err := parseID(r.URL.Query().Get("id"))
 	if err != nil {
@@ -142,5 +142,5 @@ func (s *Server) serveKey(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(s.detail(key)) // if the browser has gone, nobody reads the error
+	_ = json.NewEncoder(w).Encode(s.detail(key)) // an error means that the browser has gone
 }

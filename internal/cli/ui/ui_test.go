@@ -21,10 +21,10 @@ import (
 
 // source is a store whose content a test sets.
 type source struct {
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	entries []backend.Entry
 	err     error
-	took    time.Duration // by a list
+	took    time.Duration // how long a list takes
 	lists   int
 }
 
@@ -51,7 +51,7 @@ func (s *source) List(ctx context.Context, _ string) iter.Seq2[backend.Entry, er
 	}
 }
 
-// set sets what the next list shows.
+// set sets the result of the next lists.
 func (s *source) set(err error, entries ...backend.Entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,12 +64,11 @@ func (s *source) count() int {
 	return s.lists
 }
 
-// held is a key that is held.
 func held(key, owner string, left time.Duration, waiters ...string) backend.Entry {
 	return backend.Entry{Key: key, Status: backend.Status{Held: true, Owner: owner, TTL: left, Waiters: waiters}}
 }
 
-// runs starts a Server over src in a synctest bubble.
+// runs starts a Server over src. The end of the test stops it.
 func runs(t *testing.T, src Source, o Options) *Server {
 	t.Helper()
 	s := New(src, o)
@@ -80,7 +79,7 @@ func runs(t *testing.T, src Source, o Options) *Server {
 	return s
 }
 
-// next returns the next message of a browser.
+// next waits for the next message to a browser.
 func next(t *testing.T, sub subscriber) changes {
 	t.Helper()
 	select {
@@ -103,7 +102,7 @@ func decode(t *testing.T, data []byte) (c changes) {
 	return c
 }
 
-// Names that are cut do not keep the whole text.
+// A name that was cut must not keep the whole text in memory.
 func TestNamesThatAreCutTakeLittleMemory(t *testing.T) {
 	memory := func() int64 {
 		var m runtime.MemStats
@@ -143,7 +142,7 @@ func TestWhoIsRefused(t *testing.T) {
 		{local, "DELETE", "127.0.0.1:7420", nil, 405},
 		{local, "OPTIONS", "127.0.0.1:7420", []string{"Origin: http://evil.example"}, 405},
 
-		// A name of another site that leads to this address.
+		// Another site's name may resolve to this address.
 		{local, "GET", "evil.example:7420", nil, 421},
 		{local, "GET", "127.0.0.1.evil.example:7420", nil, 421},
 		{local, "GET", "192.0.2.1:7420", nil, 421},
@@ -219,7 +218,7 @@ func TestTokenBecomesACookie(t *testing.T) {
 	get(401, "/", c.Name+"="+strings.ToUpper(c.Value))
 }
 
-// The store is listed for all browsers at once, and only while there is one.
+// One list serves all browsers. Without a browser there is no list.
 func TestListsOnlyWhileABrowserWatches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -257,7 +256,7 @@ func TestListsOnlyWhileABrowserWatches(t *testing.T) {
 	})
 }
 
-// Browsers that come and go do not make the watcher list more often.
+// The rest is kept although browsers come and go.
 func TestLongListsAreFollowedByLongRests(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -269,7 +268,7 @@ func TestLongListsAreFollowedByLongRests(t *testing.T) {
 			s.unsubscribe(sub)
 			time.Sleep(time.Second / 2)
 		}
-		if n := src.count(); n < 9 || n > 11 { // each takes 12 s with its rest
+		if n := src.count(); n < 9 || n > 11 { // each list takes 12 s with its rest
 			t.Errorf("%d lists in two minutes, want 10", n)
 		}
 	})
@@ -322,7 +321,7 @@ func TestOutageIsShownAndEnds(t *testing.T) {
 	})
 }
 
-// A browser that does not read is dropped, and the others go on.
+// The other browsers go on.
 func TestSlowBrowserIsDropped(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -352,7 +351,6 @@ func TestSlowBrowserIsDropped(t *testing.T) {
 	})
 }
 
-// What a large store costs in memory is bounded.
 func TestMemoryIsBounded(t *testing.T) {
 	t.Parallel()
 	src := &source{}
@@ -393,7 +391,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// What the timeline shows of two owners, one of whom dies.
+// Two owners hold a key, and one of them dies.
 func TestTimeline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -438,7 +436,7 @@ func TestTimeline(t *testing.T) {
 			t.Errorf("the hand-over is not at %d: %+v", ms(b.Since), l)
 		}
 
-		// b does not renew any more.
+		// b no longer renews.
 		for left := 3 * time.Second; left > 0; left -= Every {
 			b.TTL = left
 			at(b)
@@ -452,7 +450,7 @@ func TestTimeline(t *testing.T) {
 			t.Error("the key is still held")
 		}
 
-		// Two holders at once, of a shared hold.
+		// Two owners share the key.
 		shared := backend.Entry{Key: "k", Status: backend.Status{Held: true, TTL: time.Minute, Shared: []string{"d", "e"}}}
 		at(shared)
 		shared.Shared = []string{"e"}
@@ -463,7 +461,6 @@ func TestTimeline(t *testing.T) {
 	})
 }
 
-// Nobody knows what happened while nobody watched.
 func TestTimeWithoutBrowsersIsAGap(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

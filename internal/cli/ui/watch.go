@@ -11,37 +11,38 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// The bounds of a watcher's memory. Keys beyond them are not shown, and the page says so.
+// These constants bound a watcher's memory. If there are more keys, the page does not show them,
+// and says so.
 const (
 	maxKeys  = 20_000
-	maxBytes = 16 << 20 // of the keys, owners and waiters that are listed
-	maxNames = 100      // waiters, or owners of a shared hold, of one key
-	maxName  = 256      // bytes of an owner; the rest is cut off
+	maxBytes = 16 << 20 // the length of all keys, owners and waiters together
+	maxNames = 100      // how many waiters and how many owners are kept for a key
+	maxName  = 256      // bytes of a name of an owner or waiter; the rest is cut off
 )
 
-// After a list that took t, the watcher rests for at least restFactor·t.
+// After a list that took the time t, the watcher rests for at least restFactor·t.
 const restFactor = 2
 
 // watcher lists a store and compares the lists.
 type watcher struct {
 	src  Source
 	o    Options
-	wake chan struct{} // a browser has come; has room for one
+	wake chan struct{} // gets a signal when a browser has come; capacity 1
 	came chan struct{} // closed when the first browser has come
 
-	first sync.Once // that browser
+	first sync.Once // closes came
 
-	// mu guards all below, and is not held during a call to the store. Only the goroutine of Run
-	// changes known and history.
+	// mu guards the fields below. It is not held during a call to the store. Only the goroutine of
+	// Run changes known and history.
 	mu      sync.Mutex
 	subs    map[subscriber]bool
-	known   map[string]*lock // by key
+	known   map[string]*lock // the last list, by key
 	more    int              // keys of the last list that are not in known
 	listed  time.Time        // when the last list that succeeded began; zero before the first
 	took    time.Duration    // the duration of that list
-	rest    time.Duration    // from a list to the next
-	failed  string           // why the last list failed, or empty
-	since   time.Time        // when it failed first
+	rest    time.Duration    // the time from the last list to the next
+	failed  string           // why the last list failed; empty if it succeeded
+	since   time.Time        // when the first of the failed lists failed
 	history history
 }
 
@@ -49,13 +50,13 @@ type watcher struct {
 type lock struct {
 	backend.Entry
 	seen  time.Time     // when the entry arrived
-	first time.Time     // when this hold was seen first
-	most  time.Duration // the longest rest of the term of this hold so far
-	size  int           // in bytes
-	sent  tableRow      // as the browsers know it
-	open  []span        // that have not ended
-	wait  int           // number of waiters; Waiters has the first of them
-	share int           // number of owners of a shared hold; Shared has the first of them
+	first time.Time     // when a list first had this hold
+	most  time.Duration // the largest TTL that lists have shown for this hold
+	size  int           // the length of its strings in bytes
+	sent  tableRow      // the row that the browsers have
+	open  []span        // the spans that have not ended
+	wait  int           // how many waiters there are; Waiters has the first of them
+	share int           // how many owners of shared holds there are; Shared has the first of them
 }
 
 func newWatcher(src Source, o Options) *watcher {
@@ -85,7 +86,7 @@ func (w *watcher) Run(ctx context.Context) {
 		w.mu.Lock()
 		w.rest = rest
 		w.mu.Unlock()
-		// Keep the rest even if all browsers go and come back.
+		// Rest even if all browsers leave and come back meanwhile.
 		select {
 		case <-time.After(rest):
 		case <-ctx.Done():
@@ -93,7 +94,7 @@ func (w *watcher) Run(ctx context.Context) {
 	}
 }
 
-// AwaitBrowser returns when the first browser has connected, or with the end of ctx.
+// AwaitBrowser waits until the first browser has connected or ctx is done.
 func (w *watcher) AwaitBrowser(ctx context.Context) error {
 	select {
 	case <-w.came:
@@ -103,15 +104,14 @@ func (w *watcher) AwaitBrowser(ctx context.Context) error {
 	}
 }
 
-// watched reports whether a browser is connected.
 func (w *watcher) watched() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.subs) > 0
 }
 
-// look lists the store once, and tells the browsers what has changed. idle says that no browser was
-// connected since the last list.
+// look lists the store once, and sends the changes to the browsers. idle says that no browser has
+// been connected since the last list.
 func (w *watcher) look(ctx context.Context, idle bool) {
 	began := time.Now()
 	next, more, err := w.list(ctx)
@@ -131,7 +131,7 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 		return
 	}
 
-	// Between two lists far apart, holds may have come and gone.
+	// If the last list was long ago, holds may have begun and ended since. Then record a gap.
 	gap := ""
 	switch {
 	case w.listed.IsZero():
@@ -148,7 +148,7 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	w.broadcast(w.change(set, gone))
 }
 
-// list returns the locks of the store by key, and the number of keys beyond the bounds.
+// list returns the locks of the store by key. more is how many keys are beyond the bounds.
 func (w *watcher) list(ctx context.Context) (next map[string]*lock, more int, err error) {
 	next = map[string]*lock{}
 	bytes := 0
@@ -167,13 +167,13 @@ func (w *watcher) list(ctx context.Context) (next map[string]*lock, more int, er
 	return next, more, nil
 }
 
-// newLock returns the lock of an entry that has just arrived. It cuts long names, and drops names
-// beyond maxNames.
+// newLock returns the lock of an entry that has just arrived. It cuts long names. It drops waiters
+// and owners beyond maxNames.
 func newLock(e backend.Entry) *lock {
 	l := &lock{Entry: e, seen: time.Now(), wait: len(e.Waiters), share: len(e.Shared)}
 	cut := func(names []string) (short []string) {
 		for _, s := range names[:min(len(names), maxNames)] {
-			s = strings.Clone(s[:min(len(s), maxName)]) // the whole can then be freed
+			s = strings.Clone(s[:min(len(s), maxName)]) // frees the whole string
 			l.size += len(s)
 			short = append(short, s)
 		}
@@ -185,7 +185,8 @@ func newLock(e backend.Entry) *lock {
 	return l
 }
 
-// until returns when the term ends, or the zero time if the key is free or its hold has no end.
+// until returns when the term ends. It returns the zero time if the key is free or its hold has no
+// end.
 func (l *lock) until() time.Time {
 	if !l.Held || l.TTL < 0 {
 		return time.Time{}
@@ -193,11 +194,11 @@ func (l *lock) until() time.Time {
 	return l.seen.Add(l.TTL)
 }
 
-// unrenewed reports whether the holder seems to have stopped renewing: hasp renews after a
-// third of a term.
+// unrenewed reports whether the holder seems to have stopped renewing. hasp renews after a third of
+// a term, so less than half of the term means that a renewal is overdue.
 func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/2 }
 
-// compare replaces known by next, and returns the rows that have changed and the IDs of the keys
+// compare replaces known by next. It returns the rows that have changed, and the IDs of the keys
 // that are gone. The caller holds mu.
 func (w *watcher) compare(next map[string]*lock, now time.Time) (set []tableRow, gone []string) {
 	for key, l := range next {
@@ -225,7 +226,6 @@ func (w *watcher) compare(next map[string]*lock, now time.Time) (set []tableRow,
 	return set, gone
 }
 
-// detail returns all that is known about a key.
 func (w *watcher) detail(key string) detail {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -248,12 +248,12 @@ func (w *watcher) detail(key string) detail {
 	return d
 }
 
-// change returns the message about the last list. The caller holds mu.
+// change returns the message about changes in the last list. The caller holds mu.
 func (w *watcher) change(set []tableRow, gone []string) []byte {
 	return encode(changes{Now: ms(time.Now()), Set: set, Gone: gone, Status: w.status()})
 }
 
-// whole returns the message that tells a browser everything. The caller holds mu.
+// whole returns the first message to a browser, with all keys. The caller holds mu.
 func (w *watcher) whole() []byte {
 	set := make([]tableRow, 0, len(w.known))
 	for _, l := range w.known {
@@ -274,7 +274,7 @@ func (w *watcher) status() status {
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // the messages consist of plain types
+		panic(err) // cannot happen, because messages consist of plain types
 	}
 	return b
 }

@@ -1,8 +1,8 @@
-// Package container starts a Redis for tests in a container. Only
-// internal/acceptance imports it, so that no other package needs its dependencies.
+// Package container starts a Redis in a container, for tests. Only internal/acceptance imports it,
+// so that no other package needs its dependencies.
 //
-// HASP_TEST_REDIS_IMAGE names the image; the default is redis:7-alpine. Without a
-// registry, mkimage.sh beside this file makes an image.
+// HASP_TEST_REDIS_IMAGE names the image; the default is redis:7-alpine. If no registry can be
+// reached, mkimage.sh in this directory makes an image.
 package container
 
 import (
@@ -35,7 +35,7 @@ const startTimeout = time.Minute
 
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// Server is a Redis in a container. It ends with the test.
+// Server is a Redis in a container. The end of the test removes it.
 type Server struct {
 	// Addr is host:port. Start does not change it.
 	Addr string
@@ -48,12 +48,11 @@ type Server struct {
 	c  *testcontainers.DockerContainer
 }
 
-// Start starts a container for t. It fails the test if there is no Docker or
-// no such image.
+// Start starts a container for t. If Docker or the image is missing, the test fails.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	// The reaper needs an image of its own, which may be missing. Cleanup does its
-	// work, unless the test binary is killed.
+	// Switch the reaper off, because its own image may be missing. The test's Cleanup removes the
+	// container instead, unless the test binary is killed.
 	if _, set := os.LookupEnv("TESTCONTAINERS_RYUK_DISABLED"); !set {
 		os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
 	}
@@ -82,7 +81,7 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// run starts a new container. Its data survives Kill.
+// run starts a new container. The data of the Redis survives Kill.
 func (s *Server) run(ctx context.Context) error {
 	var err error
 	s.c, err = testcontainers.Run(ctx, s.image,
@@ -96,14 +95,14 @@ func (s *Server) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return redistest.Ready(s.Addr) // Docker accepts connections earlier
+	return redistest.Ready(s.Addr) // Docker accepts connections before the Redis does
 }
 
-// removing is held while a container is removed. If several are removed at once, the
-// networks of some Docker engines deadlock, and the engine answers no more.
+// removing is locked while a container is removed. If several containers are removed at the same
+// time, some Docker engines deadlock in their networks and no longer answer.
 var removing sync.Mutex
 
-// remove removes the container. It does not wait for ever for an engine that hangs.
+// remove removes the container. It gives up if the engine hangs.
 func (s *Server) remove() error {
 	removing.Lock()
 	defer removing.Unlock()
@@ -120,7 +119,7 @@ func (s *Server) Kill(ctx context.Context) error {
 	return err
 }
 
-// Start starts a killed server again, with or without its data.
+// Start starts a killed server again. If data is false, the server has lost its data.
 func (s *Server) Start(ctx context.Context, data bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,14 +135,14 @@ func (s *Server) Start(ctx context.Context, data bool) error {
 	return redistest.Ready(s.Addr)
 }
 
-// The ports of containers. None is used twice.
+// Each container has another port, counted from firstPort.
 var (
 	firstPort = rand.Uint32N(6000)
 	drawn     atomic.Uint32
 )
 
-// freePort returns a port below those that most systems give to connections, and
-// below those that other tests use. It must be free whenever the container starts.
+// freePort returns a free port. It must still be free when the container starts, also again. So it
+// is below the ports that most systems give to connections, and below the ports of other tests.
 func freePort() (int, error) {
 	for range 100 {
 		p := 4000 + int(firstPort+drawn.Add(1))%6000
