@@ -8,103 +8,73 @@ import (
 	"time"
 )
 
-// Context ends with its parent, with its second parent quit, at its deadline, or when End is
-// called, whichever is first. Otherwise it behaves like a context of context.WithDeadline.
+// Context ends with its parent, with its second parent quit, when its own time is over, or when End
+// is called, whichever is first. Otherwise it behaves like a context of context.WithDeadline.
 type Context struct {
-	parent   context.Context
-	quit     context.Context // may be nil
-	deadline time.Time
+	parent, quit context.Context
+	own          time.Time // when its own time is over
+	deadline     time.Time // own, or the parent's deadline if that is earlier; then the parent ends and says so
 
-	// deadline is the parent's: when it passes, the parent ends and says so.
-	parentsDeadline bool
-
-	mu     sync.Mutex // guards all below
-	native *native    // made when a caller first asks for Done; nil until then
-	err    error      // the end that Err saw, or that End set, while native was nil
-}
-
-// native is a context of package context.
-type native struct {
-	context.Context
-	cancel   context.CancelFunc
-	stopQuit func() bool // stops the watch of quit; nil if there is none
+	mu     sync.Mutex      // guards all below
+	native context.Context // of package context; made when a caller first asks for Done; nil until then
+	end    func()          // ends native
+	err    error           // the end that Err saw, or that End set, while native was nil
 }
 
 // WithTimeout returns a Context that ends d from now at the latest. If quit is not nil, the Context
 // also ends with context.Canceled when quit ends. The caller must call End.
 func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
-	c := &Context{parent: parent, quit: quit, deadline: time.Now().Add(d)}
-	if earlier, ok := parent.Deadline(); ok && earlier.Before(c.deadline) {
-		c.deadline, c.parentsDeadline = earlier, true
+	c := &Context{parent: parent, quit: quit, own: time.Now().Add(d)}
+	if quit == nil {
+		c.quit = context.Background()
+	}
+	c.deadline = c.own
+	if earlier, ok := parent.Deadline(); ok && earlier.Before(c.own) {
+		c.deadline = earlier
 	}
 	return c
 }
 
-// Split separates the cancellation of ctx from its deadline, for callers that
-// enforce the deadline themselves and want no timer. If ctx is a Context, it ends
-// with parent, with quit, or at the deadline; the deadline is zero if it is the
-// parent's. Otherwise lazy is false, and parent is ctx itself. Quit is never nil.
-func Split(ctx context.Context) (parent, quit context.Context, deadline time.Time, lazy bool) {
-	c, lazy := ctx.(*Context)
-	if !lazy {
-		return ctx, context.Background(), deadline, false
+// Split separates the cancellation of ctx from its deadline, for callers that enforce the deadline
+// themselves and want no timer. ctx ends with parent, with quit, or at the deadline, which is zero
+// if there is none.
+func Split(ctx context.Context) (parent, quit context.Context, deadline time.Time) {
+	if c, ok := ctx.(*Context); ok {
+		return c.parent, c.quit, c.deadline
 	}
-
-	quit = c.quit
-	if quit == nil {
-		quit = context.Background()
-	}
-	if !c.parentsDeadline {
-		deadline = c.deadline
-	}
-	return c.parent, quit, deadline, true
+	deadline, _ = ctx.Deadline()
+	return ctx, context.Background(), deadline
 }
 
 // End ends the context with context.Canceled, unless a caller has already seen another end.
 func (c *Context) End() {
 	c.mu.Lock()
-	n := c.native
-	if n == nil && c.err == nil {
+	end := c.end
+	if end == nil && c.err == nil {
 		c.err = context.Canceled
 	}
 	c.mu.Unlock()
 
 	// Not under mu: the end of native may run code that calls Value.
-	if n != nil && n.stopQuit != nil {
-		n.stopQuit()
+	if end != nil {
+		end()
 	}
-	if n != nil {
-		n.cancel()
-	}
-}
-
-// makeNative returns the native context, which it makes at its first call.
-func (c *Context) makeNative() context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.native != nil {
-		return c.native
-	}
-
-	n := new(native)
-	if c.parentsDeadline {
-		n.Context, n.cancel = context.WithCancel(c.parent) // needs no timer of its own
-	} else {
-		n.Context, n.cancel = context.WithDeadline(c.parent, c.deadline)
-	}
-
-	// End native if Err or End has recorded an end before.
-	if c.err != nil {
-		n.cancel()
-	} else if c.quit != nil {
-		n.stopQuit = context.AfterFunc(c.quit, n.cancel)
-	}
-	c.native = n
-	return n
 }
 
 // Done returns a channel that is closed when the context ends.
-func (c *Context) Done() <-chan struct{} { return c.makeNative().Done() }
+func (c *Context) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.native == nil {
+		native, cancel := context.WithDeadline(c.parent, c.own) // needs no timer if the parent's deadline is earlier
+		stopQuit := context.AfterFunc(c.quit, cancel)
+		c.native, c.end = native, func() { stopQuit(); cancel() }
+		if c.err != nil { // Err or End has recorded an end before
+			c.end()
+		}
+	}
+	return c.native.Done()
+}
 
 // Deadline returns when the context ends at the latest.
 func (c *Context) Deadline() (time.Time, bool) { return c.deadline, true }
@@ -124,9 +94,9 @@ func (c *Context) Err() error {
 	// an error must not change once a caller has seen it.
 	switch c.err = c.parent.Err(); {
 	case c.err != nil:
-	case c.quit != nil && c.quit.Err() != nil:
+	case c.quit.Err() != nil:
 		c.err = context.Canceled
-	case !c.parentsDeadline && !time.Now().Before(c.deadline):
+	case !time.Now().Before(c.own):
 		c.err = context.DeadlineExceeded
 	}
 	return c.err
@@ -136,12 +106,12 @@ func (c *Context) Err() error {
 // context finds native, and attaches a context derived from c to native without a goroutine.
 func (c *Context) Value(key any) any {
 	c.mu.Lock()
-	n := c.native
+	within := c.native
 	c.mu.Unlock()
 
 	// Not under mu: the parent's Value may be any code.
-	if n == nil {
-		return c.parent.Value(key)
+	if within == nil {
+		within = c.parent
 	}
-	return n.Value(key)
+	return within.Value(key)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redisstore/pubsub"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
@@ -300,7 +300,7 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 		for i, name := range some {
 			commands[i] = command(name)
 		}
-		for i, r := range sc.s.pipeline(within, sc.at, false, false, commands...) {
+		for i, r := range sc.at.Pipeline(within, commands...) {
 			var v any
 			var err error
 			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
@@ -368,7 +368,7 @@ func (s single) all(ctx context.Context) ([]*server, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		addr := rdb.Options().Addr
-		all = append(all, &server{Server: pubsub.Passed(rdb), rdb: rdb, addr: addr, name: "redis " + addr})
+		all = append(all, &server{Server: resp.Passed(rdb), rdb: rdb, addr: addr, name: "redis " + addr})
 		return nil
 	})
 	return all, err

@@ -344,53 +344,6 @@ func TestTermsAreRoundedUp(t *testing.T) {
 	}
 }
 
-func TestDoAllAnswersEachCommandByItself(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, nil)
-	s := opened(t, srv.URL(), nil)
-	key := "together:" + t.Name()
-	replies := s.DoAll(t.Context(),
-		[]string{"set", key, "one", "px", "60000", "nx"},
-		[]string{"set", key, "two", "px", "60000", "nx"},
-		[]string{"get", key},
-		[]string{"get", key + ":none"},
-		[]string{"lpush", key, "x"},
-		[]string{"exists", key},
-		[]string{"time"})
-	want := []any{"OK", nil, "one", nil, nil, int64(1)}
-	for i, w := range want {
-		if failed := i == 4; replies[i].Value != w || (replies[i].Err != nil) != failed {
-			t.Errorf("reply %d: %v, %v; want %v", i, replies[i].Value, replies[i].Err, w)
-		}
-	}
-	if err := replies[4].Err; !strings.HasPrefix(err.Error(), s.Name()+": WRONGTYPE") {
-		t.Errorf("%v does not name the server", err)
-	}
-	if parts, ok := replies[6].Value.([]any); !ok || len(parts) != 2 {
-		t.Errorf("time: %v, %v", replies[6].Value, replies[6].Err)
-	}
-}
-
-// If a caller leaves, the connections of a Store that was opened end its call, and the
-// error says that the context has ended.
-func TestDoAllIsInterrupted(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	proxy := srv.Proxy()
-	s := opened(t, "redis://"+proxy.Addr(), nil)
-	proxy.Stall()
-	defer proxy.Flow()
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(10*time.Millisecond, cancel)
-	returns(t, "a call whose caller has gone", func() {
-		for i, r := range s.DoAll(ctx, []string{"get", "a"}, []string{"get", "b"}) {
-			if r.Err == nil || !strings.Contains(r.Err.Error(), context.Canceled.Error()) {
-				t.Errorf("reply %d: %v, %v", i, r.Value, r.Err)
-			}
-		}
-	})
-}
-
 func TestEnds(t *testing.T) {
 	srv := redistest.Start(t, nil)
 	s := opened(t, srv.URL(), nil)

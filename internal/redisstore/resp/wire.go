@@ -96,7 +96,9 @@ var (
 	// silent wire ended. The outcome of the command is unknown.
 	ErrNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
 
-	errIdle = errors.New("idle")
+	errIdle    = errors.New("idle")
+	errUnasked = errors.New("a reply without a command")
+	errAstray  = errors.New("the connection leads to the wrong server")
 )
 
 // Do sends a command and returns its reply. If the wire is over, it returns ErrUnsent.
@@ -107,13 +109,13 @@ func (w *Wire) Do(ctx context.Context, args []string) Reply {
 	}
 	// The caller encodes its command, because many callers share one writer.
 	r.name, r.out = args[0], appendCommand(r.out, args)
-	r.until, _ = ctx.Deadline()
+	// The reader enforces the deadline, so the caller needs no timer.
+	parent, quit, until := lazyctx.Split(ctx)
+	r.until = until
 	if !w.put(r) {
 		return Reply{Err: ErrUnsent}
 	}
 
-	// The reader enforces the deadline, so the caller needs no timer.
-	parent, quit, _, _ := lazyctx.Split(ctx)
 	select {
 	case reply := <-r.done:
 		if reply.Err != ErrNoReply { // after which the wire still has r in the place of its reply
