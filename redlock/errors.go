@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redisstore"
 )
 
 // nodeError returns err as the error of one node of several. The result matches no definite
@@ -32,7 +31,7 @@ func (n *node) nodeError(err error, took time.Duration) error {
 // notSent reports whether err says that a command has not been sent.
 func notSent(err error) bool {
 	var op *net.OpError
-	return errors.As(err, new(*redisstore.DialError)) || errors.As(err, &op) && op.Op == "dial"
+	return errors.As(err, &op) && op.Op == "dial"
 }
 
 // disconnected reports whether err says that the connection was closed.

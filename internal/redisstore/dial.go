@@ -167,7 +167,7 @@ func login(user, password string, db int) (setup [][]string) {
 func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn, error) {
 	plain, err := d.dial(ctx, network, addr)
 	if err != nil {
-		return nil, &DialError{err}
+		return nil, err
 	}
 	if d.tls == nil {
 		return resp.NewConn(plain, plain), nil
@@ -182,28 +182,10 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn,
 	secure := tls.Client(plain, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		plain.Close()
-		return nil, &handshakeError{err}
+		return nil, fmt.Errorf("%w: %w", errHandshake, err)
 	}
 	return resp.NewConn(secure, plain), nil
 }
 
-// DialError is the error of a connection that could not be made: nothing was sent.
-type DialError struct{ err error }
-
-// Error returns the cause without the address, because the Store adds the server's name.
-func (e *DialError) Error() string {
-	var op *net.OpError
-	if errors.As(e.err, &op) {
-		return op.Err.Error()
-	}
-	return e.err.Error()
-}
-
-// Unwrap returns the cause.
-func (e *DialError) Unwrap() error { return e.err }
-
-// handshakeError is the error of a TLS handshake.
-type handshakeError struct{ err error }
-
-func (e *handshakeError) Error() string { return fmt.Sprintf("TLS handshake: %v", e.err) }
-func (e *handshakeError) Unwrap() error { return e.err }
+// errHandshake is the error of a TLS handshake, joined with its cause.
+var errHandshake = errors.New("TLS handshake")
