@@ -8,29 +8,33 @@ import (
 	"time"
 )
 
-// Context ends with its parent, with its second parent quit, when its own time is over, or when End
-// is called, whichever is first. Otherwise it behaves like a context of context.WithDeadline.
+// Context ends with its parent, with its second parent quit, at its deadline, or when End is called,
+// whichever is first. Otherwise it behaves like a context of context.WithDeadline.
 type Context struct {
 	parent, quit context.Context
-	own          time.Time // when its own time is over
-	deadline     time.Time // own, or the parent's deadline if that is earlier; then the parent ends and says so
+	deadline     time.Time
+	parents      bool // deadline is the parent's: when it passes, the parent ends and says so
 
-	mu     sync.Mutex      // guards all below
-	native context.Context // of package context; made when a caller first asks for Done; nil until then
-	end    func()          // ends native
-	err    error           // the end that Err saw, or that End set, while native was nil
+	mu     sync.Mutex // guards all below
+	native *native    // made when a caller first asks for Done; nil until then
+	err    error      // the end that Err saw, or that End set, while native was nil
+}
+
+// native is a context of package context.
+type native struct {
+	context.Context
+	end func()
 }
 
 // WithTimeout returns a Context that ends d from now at the latest. If quit is not nil, the Context
 // also ends with context.Canceled when quit ends. The caller must call End.
 func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
-	c := &Context{parent: parent, quit: quit, own: time.Now().Add(d)}
+	c := &Context{parent: parent, quit: quit, deadline: time.Now().Add(d)}
 	if quit == nil {
 		c.quit = context.Background()
 	}
-	c.deadline = c.own
-	if earlier, ok := parent.Deadline(); ok && earlier.Before(c.own) {
-		c.deadline = earlier
+	if earlier, ok := parent.Deadline(); ok && earlier.Before(c.deadline) {
+		c.deadline, c.parents = earlier, true
 	}
 	return c
 }
@@ -49,15 +53,15 @@ func Split(ctx context.Context) (parent, quit context.Context, deadline time.Tim
 // End ends the context with context.Canceled, unless a caller has already seen another end.
 func (c *Context) End() {
 	c.mu.Lock()
-	end := c.end
-	if end == nil && c.err == nil {
+	n := c.native
+	if n == nil && c.err == nil {
 		c.err = context.Canceled
 	}
 	c.mu.Unlock()
 
 	// Not under mu: the end of native may run code that calls Value.
-	if end != nil {
-		end()
+	if n != nil {
+		n.end()
 	}
 }
 
@@ -66,11 +70,17 @@ func (c *Context) Done() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.native == nil {
-		native, cancel := context.WithDeadline(c.parent, c.own) // needs no timer if the parent's deadline is earlier
+		var ctx context.Context
+		var cancel context.CancelFunc
+		if c.parents {
+			ctx, cancel = context.WithCancel(c.parent) // needs no timer of its own
+		} else {
+			ctx, cancel = context.WithDeadline(c.parent, c.deadline)
+		}
 		stopQuit := context.AfterFunc(c.quit, cancel)
-		c.native, c.end = native, func() { stopQuit(); cancel() }
+		c.native = &native{ctx, func() { stopQuit(); cancel() }}
 		if c.err != nil { // Err or End has recorded an end before
-			c.end()
+			c.native.end()
 		}
 	}
 	return c.native.Done()
@@ -96,7 +106,7 @@ func (c *Context) Err() error {
 	case c.err != nil:
 	case c.quit.Err() != nil:
 		c.err = context.Canceled
-	case !time.Now().Before(c.own):
+	case !c.parents && !time.Now().Before(c.deadline):
 		c.err = context.DeadlineExceeded
 	}
 	return c.err
@@ -106,12 +116,12 @@ func (c *Context) Err() error {
 // context finds native, and attaches a context derived from c to native without a goroutine.
 func (c *Context) Value(key any) any {
 	c.mu.Lock()
-	within := c.native
+	n := c.native
 	c.mu.Unlock()
 
 	// Not under mu: the parent's Value may be any code.
-	if within == nil {
-		within = c.parent
+	if n == nil {
+		return c.parent.Value(key)
 	}
-	return within.Value(key)
+	return n.Value(key)
 }

@@ -111,7 +111,7 @@ func TestSplit(t *testing.T) {
 		ctx, parent, quit context.Context
 		deadline          time.Time
 	}{
-		{lone, t.Context(), none, lone.own}, {with, t.Context(), q, with.own}, {late, parent, none, first},
+		{lone, t.Context(), none, lone.deadline}, {with, t.Context(), q, with.deadline}, {late, parent, none, first},
 		{child, child, none, first}, {none, none, none, time.Time{}},
 	} {
 		if parent, quit, deadline := Split(c.ctx); parent != c.parent || quit != c.quit || deadline != c.deadline {
