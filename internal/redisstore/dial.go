@@ -28,9 +28,8 @@ type dialer struct {
 	end     context.CancelFunc // ends open
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	mu   sync.Mutex     // guards over
-	over bool           // close has begun, so add counts no more goroutines
-	wg   sync.WaitGroup // counts the goroutines of the Store, except those of its subscriptions
+	mu sync.Mutex     // orders spawn and close
+	wg sync.WaitGroup // counts the goroutines of the Store, except those of its subscriptions
 }
 
 // newDialer returns a dialer for up to size connections to each server. If size is zero, it is ten
@@ -52,24 +51,23 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	return d, nil
 }
 
-// add counts one more goroutine, which must call wg.Done at its end. After close has begun, add
-// returns false, and the goroutine must not start.
-func (d *dialer) add() bool {
+// spawn runs f on a goroutine of its own. After close has begun, it returns false and does not run f.
+func (d *dialer) spawn(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Because close sets over with mu held before it waits, wg does not grow during that wait.
-	if !d.over {
-		d.wg.Add(1)
+	// Because close ends open with mu held before it waits, wg does not grow during that wait.
+	if d.open.Err() != nil {
+		return false
 	}
-	return !d.over
+	d.wg.Go(f)
+	return true
 }
 
 // close closes all connections, and waits until all goroutines have ended.
 func (d *dialer) close() {
 	d.mu.Lock()
-	d.over = true
-	d.mu.Unlock()
 	d.end()
+	d.mu.Unlock()
 	d.wg.Wait()
 }
 
@@ -139,13 +137,7 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 		}
 		return conn, nil
 	})
-	// If add returns false, the Store is being closed, so the pool makes no connection.
-	if d.add() {
-		go func() {
-			defer d.wg.Done()
-			p.CloseAtEnd()
-		}()
-	}
+	d.spawn(p.CloseAtEnd) // if the Store is being closed, the pool makes no connection
 	return p
 }
 

@@ -60,20 +60,18 @@ func (s *searcher) startLocked() *search {
 		return s.now
 	}
 
-	k := &search{done: make(chan struct{})}
-	if s.d.open.Err() != nil || !s.d.add() {
+	k, pause := &search{done: make(chan struct{})}, pause-time.Since(s.ended)
+	if !s.d.spawn(func() { s.search(k, pause) }) {
 		k.err = redis.ErrClosed
 		close(k.done)
 		return k
 	}
 	s.now = k
-	go s.search(k, pause-time.Since(s.ended))
 	return k
 }
 
 // search runs the search k after a pause.
 func (s *searcher) search(k *search, pause time.Duration) {
-	defer s.d.wg.Done()
 	select {
 	case <-time.After(pause):
 	case <-s.d.open.Done():

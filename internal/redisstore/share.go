@@ -83,20 +83,16 @@ func (s *Store) sendAndShare(ctx context.Context, at *server, args []string) Rep
 // the Store is being closed, startWire returns false. The new wire replaces another one, which ends
 // when its callers have their replies.
 func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool {
-	// Count the goroutine before it starts, so that close waits for it.
-	if !s.dialer.add() {
-		return false
-	}
-
 	w := resp.NewWire(conn, took, s.always, func(ok bool) { at.pool.Put(conn, ok) })
-	at.wire.Store(w)
-	go func() {
-		defer s.dialer.wg.Done()
+	reads := s.dialer.spawn(func() {
 		w.Read()
 		// Remove the wire before End, because End waits for the writer, and new callers need
 		// another wire now.
 		at.wire.CompareAndSwap(w, nil)
 		w.End()
-	}()
-	return true
+	})
+	if reads {
+		at.wire.Store(w) // if Read has ended by now, the next caller finds that the wire is over
+	}
+	return reads
 }

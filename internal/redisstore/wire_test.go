@@ -228,22 +228,6 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	}
 }
 
-// A caller that comes while the Store is being closed makes no wire, and does not hang.
-func TestNoWireIsMadeAfterClose(t *testing.T) {
-	s := opened(t, redistest.Start(t, nil).URL(), nil)
-	s.always = true
-	s.dialer.over = true
-	for range 3 {
-		pings(t, s)
-		if all, idle := connections(s); all != 1 || idle != 1 {
-			t.Errorf("%d connections, %d idle", all, idle)
-		}
-	}
-	if s.servers.(single).wire.Load() != nil {
-		t.Error("there is a wire")
-	}
-}
-
 // A server closes the connection if it finds an argument too long. That must not be the
 // connection that other callers share.
 func TestOversizedValueEndsItsOwnConnectionOnly(t *testing.T) {

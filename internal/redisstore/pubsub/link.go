@@ -79,15 +79,10 @@ func (k *link) run() {
 	b := k.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// If the store has closed the client because another server has replaced this one, calls of
-	// Listen go on.
-	replaced := b.store.Reload != nil && errors.Is(err, redis.ErrClosed)
 	for _, ch := range b.channels {
 		if ch.link == k {
 			b.movedLocked(ch)
-			if !replaced {
-				ch.settleLocked(err)
-			}
+			ch.settleLocked(err)
 		}
 	}
 }
