@@ -23,23 +23,13 @@ import (
 type hints struct {
 	auth    string // if the server refuses the password
 	scripts string // if the server does not know a command
-	closed  string // if the server closes the connection
 }
+
+var sentinelHints = hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and not a sentinel: the URL must name the sentinels"}
 
 // lockHints returns the hints for a server that stores locks.
 func lockHints(a address) hints {
-	h := hints{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?", certificateHint}
-	switch {
-	case a.network() != "tcp":
-		h.closed = "" // no certificate is used
-	case !a.tls:
-		h.closed = "is that a Redis? a port that speaks TLS wants " + strings.Replace(a.scheme, "redis", "rediss", 1) + "://"
-	}
-	return h
-}
-
-func sentinelHints(a address) hints {
-	return hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and not a sentinel: the URL must name the sentinels", lockHints(a).closed}
+	return hints{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?"}
 }
 
 // diagnose returns an error that says in one line why a server cannot be used, and what to do about
@@ -54,7 +44,7 @@ func diagnose(err error, h hints, took time.Duration) error {
 	)
 	// The order matters, from the most specific cause to the least: a TLS handshake
 	// that timed out is also a timeout.
-	switch within := round(took); {
+	switch within := max(took, 10*time.Millisecond).Round(10 * time.Millisecond); {
 	case errors.Is(err, errNotMaster): // its text has a hint
 	case errors.As(err, &reply):
 		err, hint = firstSentence(reply), replyHint(reply.Error(), h)
@@ -74,7 +64,7 @@ func diagnose(err error, h hints, took time.Duration) error {
 	case errors.Is(err, fs.ErrPermission):
 		err, hint = said{"permission denied", err}, "see unixsocketperm in the configuration of Redis"
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		err, hint = said{"the server closed the connection", err}, h.closed
+		err, hint = said{"the server closed the connection", err}, "is that a Redis? a port that speaks TLS wants rediss://, and perhaps ?cert=…&key=…"
 	case alerted(err):
 		hint = certificateHint // with TLS 1.3 the alert comes after the handshake
 	case errors.As(err, &op):
@@ -166,13 +156,6 @@ func handshakeHint(err error) string {
 func alerted(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "remote error"
-}
-
-func round(d time.Duration) time.Duration {
-	if r := d.Round(10 * time.Millisecond); r > 0 {
-		return r
-	}
-	return d.Round(10 * time.Microsecond)
 }
 
 func timedOut(err error) bool {

@@ -120,7 +120,7 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (cla
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
 		r := s.Pipeline(ctx, []string{"sentinel", what, t.a.master})[0]
 		if r.Err != nil {
-			return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, diagnose(r.Err, sentinelHints(t.a), took))
+			return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, diagnose(r.Err, sentinelHints, took))
 		}
 		replies[i], _ = r.Value.([]any)
 	}
