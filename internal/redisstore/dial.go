@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -13,8 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
@@ -114,22 +113,19 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 		replies := make([]resp.Reply, len(setup))
 		good := conn.Do(ctx, replies, setup...)
 		for i, r := range replies {
-			reply := redis.Error(nil)
 			switch {
 			case err != nil:
 			case setup[i][0] == "role" && r.Err == nil && !isMaster(r.Value):
 				err = errNotMaster
-			case setup[i][0] == "ping" && errors.As(r.Err, &reply): // the user may lack the right to PING
+			case setup[i][0] == "ping" && resp.IsReply(r.Err): // the user may lack the right to PING
 			default:
 				err = r.Err
 			}
 		}
-		switch {
-		case err != nil || good:
-		case ctx.Err() != nil: // ctx ended as the last reply arrived
-			err = ctx.Err()
-		default: // the next command would get the additional reply
-			err = errors.New("the server sends more replies than it gets commands")
+		if err == nil && !good {
+			// Either ctx ended as the last reply arrived, or there are bytes that the next command
+			// would get as its reply.
+			err = cmp.Or(ctx.Err(), errors.New("the server sends more replies than it gets commands"))
 		}
 		if err != nil {
 			conn.Close()
