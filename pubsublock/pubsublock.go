@@ -151,7 +151,6 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 
 // open opens this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-
 	o := Options{Channel: c.Params["channel"]}
 	var err error
 	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {

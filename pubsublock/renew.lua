@@ -1,7 +1,10 @@
 -- Prolongs a hold, and never shortens it.
 -- KEYS: the lock
--- ARGV: the token and '#', the term in ms
+-- ARGV: the token and '#', the term in ms; the owner if the hold is shared
 -- Returns 1, or 0 if the token does not hold the key.
+if ARGV[3] then
+	-- include sharedrenew
+end
 local fields = redis.pcall('HLEN', KEYS[1])
 if type(fields) ~= 'number' then
 	if not string.find(fields.err, 'WRONGTYPE', 1, true) then return fields end

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
@@ -31,7 +30,7 @@ func (n *node) nodeError(err error, took time.Duration) error {
 // notSent reports whether err says that a command has not been sent.
 func notSent(err error) bool {
 	var op *net.OpError
-	return errors.As(err, new(*redisstore.DialError)) || errors.As(err, &op) && op.Op == "dial"
+	return errors.As(err, &op) && op.Op == "dial"
 }
 
 // disconnected reports whether err says that the connection was closed.

@@ -41,8 +41,9 @@ func (w *waiting) onNodes(command ...string) {
 			ctx, cancel := context.WithTimeout(context.Background(), w.c.Timeout)
 			defer cancel()
 			began := time.Now()
+			_, err := n.store.Do(ctx, command...)
 			// If this fails, readers may come first, until the next look repeats the intent.
-			n.observe(ctx, began, n.store.DoAll(ctx, command)[0].Err)
+			n.observe(ctx, began, err)
 		})
 	}
 }

@@ -1,7 +1,10 @@
 -- Prolongs a hold, and never shortens it.
 -- KEYS: the lock
--- ARGV: the token with '~' after it, the term in ms
+-- ARGV: the token with '~' after it, the term in ms; the owner if the hold is shared
 -- Returns 1, or 0 if the token does not hold the key.
+if ARGV[3] then
+	-- include sharedrenew
+end
 local record = redis.pcall('GETRANGE', KEYS[1], '0', '1023')
 if type(record) ~= 'string' then
 	if not string.find(record.err, 'WRONGTYPE', 1, true) then return record end

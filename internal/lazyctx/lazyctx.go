@@ -8,16 +8,12 @@ import (
 	"time"
 )
 
-// Context ends with its parent, with its second parent quit, at its deadline, or when End is
-// called, whichever is first. Otherwise it behaves like a context of context.WithDeadline.
+// Context ends with its parent, with its second parent quit, at its deadline, or when End is called,
+// whichever is first. Otherwise it behaves like a context of context.WithDeadline.
 type Context struct {
-	parent   context.Context
-	quit     context.Context // may be nil
-	deadline time.Time
-
-	// parentsDeadline says that deadline is the parent's, so the context needs no timer: it ends
-	// when the parent ends.
-	parentsDeadline bool
+	parent, quit context.Context
+	deadline     time.Time
+	parents      bool // deadline is the parent's: when it passes, the parent ends and says so
 
 	mu     sync.Mutex // guards all below
 	native *native    // made when a caller first asks for Done; nil until then
@@ -27,38 +23,31 @@ type Context struct {
 // native is a context of package context.
 type native struct {
 	context.Context
-	cancel   context.CancelFunc
-	stopQuit func() bool // ends the watch of quit; nil if quit is nil
+	end func()
 }
 
 // WithTimeout returns a Context that ends d from now at the latest. If quit is not nil, the Context
 // also ends with context.Canceled when quit ends. The caller must call End.
 func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
 	c := &Context{parent: parent, quit: quit, deadline: time.Now().Add(d)}
+	if quit == nil {
+		c.quit = context.Background()
+	}
 	if earlier, ok := parent.Deadline(); ok && earlier.Before(c.deadline) {
-		c.deadline, c.parentsDeadline = earlier, true
+		c.deadline, c.parents = earlier, true
 	}
 	return c
 }
 
 // Split separates the cancellation of ctx from its deadline, for callers that enforce the deadline
-// themselves and want no timer. If ctx is a Context, it ends with parent, with quit, or at the
-// deadline; the deadline is zero if it is the parent's. Otherwise lazy is false, and parent is ctx
-// itself. quit is never nil.
-func Split(ctx context.Context) (parent, quit context.Context, deadline time.Time, lazy bool) {
-	c, lazy := ctx.(*Context)
-	if !lazy {
-		return ctx, context.Background(), deadline, false
+// themselves and want no timer. ctx ends with parent, with quit, or at the deadline, which is zero
+// if there is none.
+func Split(ctx context.Context) (parent, quit context.Context, deadline time.Time) {
+	if c, ok := ctx.(*Context); ok {
+		return c.parent, c.quit, c.deadline
 	}
-
-	quit = c.quit
-	if quit == nil {
-		quit = context.Background()
-	}
-	if !c.parentsDeadline {
-		deadline = c.deadline
-	}
-	return c.parent, quit, deadline, true
+	deadline, _ = ctx.Deadline()
+	return ctx, context.Background(), deadline
 }
 
 // End ends the context with context.Canceled, unless a caller has already seen another end.
@@ -71,41 +60,31 @@ func (c *Context) End() {
 	c.mu.Unlock()
 
 	// Not under mu: the end of native may run code that calls Value.
-	if n != nil && n.stopQuit != nil {
-		n.stopQuit()
-	}
 	if n != nil {
-		n.cancel()
+		n.end()
 	}
-}
-
-// makeNative returns the native context, which it makes at its first call.
-func (c *Context) makeNative() context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.native != nil {
-		return c.native
-	}
-
-	n := new(native)
-	if c.parentsDeadline {
-		n.Context, n.cancel = context.WithCancel(c.parent) // needs no timer of its own
-	} else {
-		n.Context, n.cancel = context.WithDeadline(c.parent, c.deadline)
-	}
-
-	// End native if Err or End has recorded an end before.
-	if c.err != nil {
-		n.cancel()
-	} else if c.quit != nil {
-		n.stopQuit = context.AfterFunc(c.quit, n.cancel)
-	}
-	c.native = n
-	return n
 }
 
 // Done returns a channel that is closed when the context ends.
-func (c *Context) Done() <-chan struct{} { return c.makeNative().Done() }
+func (c *Context) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.native == nil {
+		var ctx context.Context
+		var cancel context.CancelFunc
+		if c.parents {
+			ctx, cancel = context.WithCancel(c.parent) // needs no timer of its own
+		} else {
+			ctx, cancel = context.WithDeadline(c.parent, c.deadline)
+		}
+		stopQuit := context.AfterFunc(c.quit, cancel)
+		c.native = &native{ctx, func() { stopQuit(); cancel() }}
+		if c.err != nil { // Err or End has recorded an end before
+			c.native.end()
+		}
+	}
+	return c.native.Done()
+}
 
 // Deadline returns when the context ends at the latest.
 func (c *Context) Deadline() (time.Time, bool) { return c.deadline, true }
@@ -125,9 +104,9 @@ func (c *Context) Err() error {
 	// change once a caller has seen it.
 	switch c.err = c.parent.Err(); {
 	case c.err != nil:
-	case c.quit != nil && c.quit.Err() != nil:
+	case c.quit.Err() != nil:
 		c.err = context.Canceled
-	case !c.parentsDeadline && !time.Now().Before(c.deadline):
+	case !c.parents && !time.Now().Before(c.deadline):
 		c.err = context.DeadlineExceeded
 	}
 	return c.err

@@ -100,21 +100,23 @@ func TestDeadlineIsTheEarlier(t *testing.T) {
 
 func TestSplit(t *testing.T) {
 	none := context.Background()
-	c := WithTimeout(t.Context(), nil, time.Hour)
-	defer c.End()
-	if parent, quit, until, lazy := Split(c); parent != t.Context() || quit != none || until != c.deadline || !lazy {
-		t.Errorf("got %v, %v, %v, %v", parent, quit, until, lazy)
-	}
-	q, cancel := context.WithCancel(t.Context())
+	parent, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c = WithTimeout(t.Context(), q, time.Hour)
-	defer c.End()
-	if parent, quit, until, lazy := Split(c); parent != t.Context() || quit != q || until != c.deadline || !lazy {
-		t.Errorf("with quit: got %v, %v, %v, %v", parent, quit, until, lazy)
-	}
-	child := context.WithValue(c, key{}, 1)
-	if parent, quit, until, lazy := Split(child); parent != child || quit != none || !until.IsZero() || lazy {
-		t.Errorf("a child: got %v, %v, %v, %v", parent, quit, until, lazy)
+	first, _ := parent.Deadline()
+	q, cancelQuit := context.WithCancel(t.Context())
+	defer cancelQuit()
+	lone, with, late := WithTimeout(t.Context(), nil, time.Hour), WithTimeout(t.Context(), q, time.Hour), WithTimeout(parent, nil, time.Hour)
+	child := context.WithValue(late, key{}, 1)
+	for _, c := range []struct {
+		ctx, parent, quit context.Context
+		deadline          time.Time
+	}{
+		{lone, t.Context(), none, lone.deadline}, {with, t.Context(), q, with.deadline}, {late, parent, none, first},
+		{child, child, none, first}, {none, none, none, time.Time{}},
+	} {
+		if parent, quit, deadline := Split(c.ctx); parent != c.parent || quit != c.quit || deadline != c.deadline {
+			t.Errorf("%v: got %v, %v, %v", c.ctx, parent, quit, deadline)
+		}
 	}
 }
 
@@ -140,9 +142,6 @@ func TestParentEndsFirst(t *testing.T) {
 			defer cancel()
 			c := WithTimeout(parent, nil, time.Minute)
 			defer c.End()
-			if of, _, until, lazy := Split(c); of != parent || !until.IsZero() || !lazy {
-				t.Errorf("Split: got %v, %v, %v", of, until, lazy)
-			}
 			<-c.Done()
 			if parent.Err() == nil {
 				t.Error("the parent has not ended")

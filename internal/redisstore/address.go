@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -247,18 +246,22 @@ func (a *address) setParams(params map[string]string) error {
 		return invalid("parameters cert and key go together")
 	}
 
-	if err := a.setSentinel(params); err != nil {
-		return err
+	a.sentinelUser, a.sentinelPassword = params["sentinel_user"], params["sentinel_password"]
+	switch {
+	case a.sentinelUser == "" && a.sentinelPassword == "":
+	case a.kind != theSentinels:
+		return invalid("parameters sentinel_user and sentinel_password are for redis-sentinel:// and rediss-sentinel://")
+	case a.sentinelPassword == "":
+		return invalid("parameter sentinel_user: a user without a password: want sentinel_password as well")
 	}
+
+	var err error
 	if text, ok := params["replicas"]; ok {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 0 {
+		if a.replicas, err = strconv.Atoi(text); err != nil || a.replicas < 0 {
 			return invalid("parameter replicas: want a number, such as 1")
 		}
-		a.replicas = n
 	}
 	if text, ok := params["allow_eviction"]; ok {
-		var err error
 		if a.mayEvict, err = strconv.ParseBool(text); err != nil {
 			return invalid("parameter allow_eviction: want true or false")
 		}
@@ -276,22 +279,8 @@ func (a *address) setParams(params map[string]string) error {
 	return a.parseDB(db)
 }
 
-func (a *address) setSentinel(params map[string]string) error {
-	a.sentinelUser, a.sentinelPassword = params["sentinel_user"], params["sentinel_password"]
-	switch {
-	case a.sentinelUser == "" && a.sentinelPassword == "":
-	case a.kind != theSentinels:
-		return invalid("parameters sentinel_user and sentinel_password are for redis-sentinel:// and rediss-sentinel://")
-	case a.sentinelPassword == "":
-		return invalid("parameter sentinel_user: a user without a password: want sentinel_password as well")
-	}
-	return nil
-}
-
 // secrets returns the passwords, which no error may contain.
-func (a *address) secrets() []string {
-	return slices.DeleteFunc([]string{a.password, a.sentinelPassword}, func(secret string) bool { return secret == "" })
-}
+func (a *address) secrets() []string { return []string{a.password, a.sentinelPassword} }
 
 func (a *address) network() string {
 	if a.kind == aSocket {

@@ -23,112 +23,80 @@ import (
 type hints struct {
 	auth    string // if the server refuses the password
 	scripts string // if the server does not know a command
-	closed  string // if the server closes the connection
 }
+
+var sentinelHints = hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and not a sentinel: the URL must name the sentinels"}
 
 // lockHints returns the hints for a server that stores locks.
 func lockHints(a address) hints {
-	h := hints{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?", certificateHint}
-	switch {
-	case a.network() != "tcp":
-		h.closed = "" // no certificate is used
-	case !a.tls:
-		h.closed = "is that a Redis? a port that speaks TLS wants " + strings.Replace(a.scheme, "redis", "rediss", 1) + "://"
-	}
-	return h
-}
-
-func sentinelHints(a address) hints {
-	return hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and not a sentinel: the URL must name the sentinels", lockHints(a).closed}
+	return hints{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?"}
 }
 
 // diagnose returns an error that says in one line why a server cannot be used, and what to do about
 // it. took is how long the attempt lasted. Only the error of a timeout shows took, so a search may
-// pass its timeout instead.
+// pass its timeout instead. The hint has nothing of the server's replies.
 func diagnose(err error, h hints, took time.Duration) error {
-	hint, reason := findReason(err, h, took)
-	return withHint(reason, hint)
-}
+	var (
+		reply redis.Error
+		dns   *net.DNSError
+		op    *net.OpError
+		hint  string
+	)
+	// The order matters, from the most specific cause to the least: a TLS handshake
+	// that timed out is also a timeout.
+	switch within := max(took, 10*time.Millisecond).Round(10 * time.Millisecond); {
+	case errors.Is(err, errNotMaster): // its text has a hint
+	case errors.As(err, &reply):
+		err, hint = firstSentence(reply), replyHint(reply.Error(), h)
+	case errors.Is(err, errHandshake):
+		hint = handshakeHint(err)
+		if timedOut(err) {
+			err = said{fmt.Sprintf("%v: no answer within %v", errHandshake, within), err}
+		}
+	case errors.As(err, &dns):
+		err, hint = said{"the host was not found", dns}, "check the host in the URL"
+	case timedOut(err):
+		err, hint = said{fmt.Sprintf("no answer within %v", within), err}, "check host and port, and that no firewall is in between"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		err, hint = said{"connection refused", err}, "is Redis running there? check host and port"
+	case errors.Is(err, fs.ErrNotExist):
+		err, hint = said{"no such socket", err}, "is Redis running, with unixsocket set to this path?"
+	case errors.Is(err, fs.ErrPermission):
+		err, hint = said{"permission denied", err}, "see unixsocketperm in the configuration of Redis"
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		err, hint = said{"the server closed the connection", err}, "is that a Redis? a port that speaks TLS wants rediss://, and perhaps ?cert=…&key=…"
+	case alerted(err):
+		hint = certificateHint // with TLS 1.3 the alert comes after the handshake
+	case errors.As(err, &op):
+		err = fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the Store adds the server's
+	default:
+		hint = "is that a Redis?"
+	}
 
-// withHint adds a hint, which may be empty, to an error.
-func withHint(err error, hint string) error {
 	if hint == "" {
 		return err
 	}
 	return fmt.Errorf("%w (%s)", err, hint)
 }
 
-// findReason returns the hint and the reason for the error of a server. The hint contains no
-// password, and nothing of the server's replies.
-func findReason(err error, h hints, took time.Duration) (hint string, reason error) {
-	var (
-		reply     redis.Error
-		handshake *handshakeError
-	)
-	// The order matters, from the most specific cause to the least: a TLS handshake
-	// that timed out is also a timeout.
-	switch {
-	case errors.Is(err, errNotMaster): // its text has a hint
-	case errors.As(err, &reply):
-		err, hint = firstSentence(reply), replyHint(reply.Error(), h)
-	case errors.As(err, &handshake) && timedOut(err):
-		err, hint = said{fmt.Sprintf("TLS handshake: no answer within %v", round(took)), err}, handshakeHint(handshake.err)
-	case errors.As(err, &handshake):
-		err, hint = handshake, handshakeHint(handshake.err)
-	default:
-		hint, err = diagnoseNetwork(err, h, took)
-	}
-	return hint, err
-}
-
-// diagnoseNetwork returns the hint and the reason for an error of a connection.
-func diagnoseNetwork(err error, h hints, took time.Duration) (hint string, reason error) {
-	var dns *net.DNSError
-	var op *net.OpError
-	switch {
-	case errors.As(err, &dns):
-		return "check the host in the URL", said{"the host was not found", dns}
-	case timedOut(err):
-		return "check host and port, and that no firewall is in between", said{fmt.Sprintf("no answer within %v", round(took)), err}
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return "is Redis running there? check host and port", said{"connection refused", err}
-	case errors.Is(err, fs.ErrNotExist):
-		return "is Redis running, with unixsocket set to this path?", said{"no such socket", err}
-	case errors.Is(err, fs.ErrPermission):
-		return "see unixsocketperm in the configuration of Redis", said{"permission denied", err}
-	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		return h.closed, said{"the server closed the connection", err}
-	case alerted(err):
-		return certificateHint, err // with TLS 1.3 the alert comes after the handshake
-	case errors.As(err, &op):
-		return "", fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the Store adds the server's
-	}
-	return "is that a Redis?", err
-}
-
 // replyHint returns the hint for an error that the server replied.
 func replyHint(text string, h hints) string {
-	word, _, _ := strings.Cut(text, " ")
-
-	switch {
-	case word == "WRONGPASS", strings.Contains(text, "invalid password"), strings.Contains(text, "AUTH"):
-		return h.auth
-	case strings.Contains(text, "replicas confirmed"):
-		return "are there as many replicas as the parameter replicas says, and do they keep up?"
-	case word == "DENIED":
-		return "give Redis a password, or have it listen on the loopback only"
-	case word == "NOPERM":
-		return "docs/redis.md lists the rights that the user needs"
-	case strings.Contains(text, "DB index"), strings.Contains(text, "SELECT is not allowed"):
-		return "check the number of the database in the URL"
-	case strings.Contains(text, "unknown command"):
-		return h.scripts
-	case strings.Contains(text, "cluster support disabled"):
-		return "that Redis is in no cluster: use redis://host:port"
-	case strings.Contains(text, "No such master"):
-		return "check the name after the sentinels: redis-sentinel://host:port,host:port/NAME"
-	case word == "LOADING", word == "MASTERDOWN", word == "CLUSTERDOWN", strings.Contains(text, "max number of clients"):
-		return "try again later"
+	const later = "try again later"
+	for _, c := range []struct{ part, hint string }{
+		{"WRONGPASS", h.auth}, {"invalid password", h.auth}, {"AUTH", h.auth},
+		{"replicas confirmed", "are there as many replicas as the parameter replicas says, and do they keep up?"},
+		{"DENIED", "give Redis a password, or have it listen on the loopback only"},
+		{"NOPERM", "docs/redis.md lists the rights that the user needs"},
+		{"DB index", "check the number of the database in the URL"},
+		{"SELECT is not allowed", "check the number of the database in the URL"},
+		{"unknown command", h.scripts},
+		{"cluster support disabled", "that Redis is in no cluster: use redis://host:port"},
+		{"No such master", "check the name after the sentinels: redis-sentinel://host:port,host:port/NAME"},
+		{"LOADING", later}, {"MASTERDOWN", later}, {"CLUSTERDOWN", later}, {"max number of clients", later},
+	} {
+		if strings.Contains(text, c.part) {
+			return c.hint
+		}
 	}
 	return ""
 }
@@ -188,13 +156,6 @@ func handshakeHint(err error) string {
 func alerted(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "remote error"
-}
-
-func round(d time.Duration) time.Duration {
-	if r := d.Round(10 * time.Millisecond); r > 0 {
-		return r
-	}
-	return d.Round(10 * time.Microsecond)
 }
 
 func timedOut(err error) bool {

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -16,8 +17,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
@@ -31,9 +30,8 @@ type dialer struct {
 	end     context.CancelFunc // ends open
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	mu   sync.Mutex     // guards over
-	over bool           // close has begun, so add counts no more goroutines
-	wg   sync.WaitGroup // counts the goroutines of the Store, except those of its subscriptions
+	mu sync.Mutex     // orders spawn and close
+	wg sync.WaitGroup // counts the goroutines of the Store, except those of its subscriptions
 }
 
 // newDialer returns a dialer for up to size connections to each server. If size is zero, it is ten
@@ -55,24 +53,23 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	return d, nil
 }
 
-// add counts one more goroutine, which must call wg.Done at its end. After close has begun, add
-// returns false, and the goroutine must not start.
-func (d *dialer) add() bool {
+// spawn runs f on a goroutine of its own. After close has begun, it returns false and does not run f.
+func (d *dialer) spawn(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Because close sets over with mu held before it waits, wg does not grow during that wait.
-	if !d.over {
-		d.wg.Add(1)
+	// Because close ends open with mu held before it waits, wg does not grow during that wait.
+	if d.open.Err() != nil {
+		return false
 	}
-	return !d.over
+	d.wg.Go(f)
+	return true
 }
 
 // close closes all connections, and waits until all goroutines have ended.
 func (d *dialer) close() {
 	d.mu.Lock()
-	d.over = true
-	d.mu.Unlock()
 	d.end()
+	d.mu.Unlock()
 	d.wg.Wait()
 }
 
@@ -122,7 +119,6 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 		replies := make([]resp.Reply, len(setup))
 		good := conn.Do(ctx, replies, setup...)
 		for i, r := range replies {
-			reply := redis.Error(nil)
 			switch {
 			case err != nil:
 			case setup[i][0] == "role" && r.Err == nil && !isMaster(r.Value):
@@ -133,17 +129,15 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 					err = resp.Unexpected(r.Value)
 				}
 				conn.Run = InfoField(r.Value, "run_id")
-			case setup[i][0] == "ping" && errors.As(r.Err, &reply): // the user may lack the right to PING
+			case setup[i][0] == "ping" && resp.IsReply(r.Err): // the user may lack the right to PING
 			default:
 				err = r.Err
 			}
 		}
-		switch {
-		case err != nil || good:
-		case ctx.Err() != nil: // ctx ended as the last reply arrived
-			err = ctx.Err()
-		default: // the next command would get the additional reply
-			err = errors.New("the server sends more replies than it gets commands")
+		if err == nil && !good {
+			// Either ctx ended as the last reply arrived, or there are bytes that the next command
+			// would get as its reply.
+			err = cmp.Or(ctx.Err(), errors.New("the server sends more replies than it gets commands"))
 		}
 		if err != nil {
 			conn.Close()
@@ -151,13 +145,7 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 		}
 		return conn, nil
 	})
-	// If add returns false, the Store is being closed, so the pool makes no connection.
-	if d.add() {
-		go func() {
-			defer d.wg.Done()
-			p.CloseAtEnd()
-		}()
-	}
+	d.spawn(p.CloseAtEnd) // if the Store is being closed, the pool makes no connection
 	return p
 }
 
@@ -179,7 +167,7 @@ func login(user, password string, db int) (setup [][]string) {
 func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn, error) {
 	plain, err := d.dial(ctx, network, addr)
 	if err != nil {
-		return nil, &DialError{err}
+		return nil, err
 	}
 	if d.tls == nil {
 		return resp.NewConn(plain, plain), nil
@@ -194,28 +182,10 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn,
 	secure := tls.Client(plain, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		plain.Close()
-		return nil, &handshakeError{err}
+		return nil, fmt.Errorf("%w: %w", errHandshake, err)
 	}
 	return resp.NewConn(secure, plain), nil
 }
 
-// DialError is the error of a connection that could not be made: nothing was sent.
-type DialError struct{ err error }
-
-// Error returns the cause without the address, because the Store adds the server's name.
-func (e *DialError) Error() string {
-	var op *net.OpError
-	if errors.As(e.err, &op) {
-		return op.Err.Error()
-	}
-	return e.err.Error()
-}
-
-// Unwrap returns the cause.
-func (e *DialError) Unwrap() error { return e.err }
-
-// handshakeError is the error of a TLS handshake.
-type handshakeError struct{ err error }
-
-func (e *handshakeError) Error() string { return fmt.Sprintf("TLS handshake: %v", e.err) }
-func (e *handshakeError) Unwrap() error { return e.err }
+// errHandshake is the error of a TLS handshake, joined with its cause.
+var errHandshake = errors.New("TLS handshake")

@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redisstore/pubsub"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
@@ -118,7 +118,7 @@ func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration
 				began := time.Now()
 				entries, err := s.records(ctx, timeout, sc, some, call, status)
 				if err != nil {
-					yield(backend.Entry{}, endOr(ctx, err))
+					yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
 					return
 				}
 				rest(ctx, began)
@@ -168,14 +168,6 @@ func (s *Store) records(ctx context.Context, timeout time.Duration, sc *Script, 
 	return entries, failed
 }
 
-// endOr returns ctx's error if ctx has ended, and otherwise err.
-func endOr(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
-}
-
 // isPrivate reports whether a server refused a command because this user may not use the key, or
 // because the key has another type by now.
 func isPrivate(err error) bool {
@@ -190,7 +182,7 @@ func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, 
 		all, err := s.servers.all(within)
 		cancel()
 		if err != nil {
-			yield(nil, endOr(ctx, s.fail(err)))
+			yield(nil, cmp.Or(ctx.Err(), s.fail(err)))
 			return
 		}
 		sc := &scan{s: s, timeout: timeout, prefix: prefix, queue: l.Queue}
@@ -199,7 +191,7 @@ func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, 
 				for sc.cursor = "0"; ; {
 					page, err := sc.page(ctx)
 					if err != nil {
-						yield(nil, endOr(ctx, err))
+						yield(nil, cmp.Or(ctx.Err(), err))
 						return
 					}
 					if !yield(page, nil) {
@@ -300,7 +292,7 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 		for i, name := range some {
 			commands[i] = command(name)
 		}
-		for i, r := range sc.s.pipeline(within, sc.at, false, false, commands...) {
+		for i, r := range sc.at.Pipeline(within, commands...) {
 			var v any
 			var err error
 			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
@@ -338,23 +330,18 @@ func keyOf(name string) (key, kind string, ok bool) {
 	return key, kind, true
 }
 
+// escaped writes the characters of a glob so that they stand for themselves.
+var escaped = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
+
 // pattern returns the glob of the names that belong to keys with a prefix, or "" for all names.
 func pattern(prefix, queue string) string {
-	if prefix == "" {
+	switch {
+	case prefix == "":
 		return ""
+	case queue != "" || strings.HasPrefix(prefix, ours):
+		return "*" + escaped.Replace(prefix) + "*" // derived names have the key at their end
 	}
-	var b strings.Builder
-	if queue != "" || strings.HasPrefix(prefix, ours) {
-		b.WriteByte('*') // because derived names have the key at their end
-	}
-	for _, c := range []byte(prefix) {
-		if strings.IndexByte(`*?[]\`, c) >= 0 {
-			b.WriteByte('\\')
-		}
-		b.WriteByte(c)
-	}
-	b.WriteByte('*')
-	return b.String()
+	return escaped.Replace(prefix) + "*"
 }
 
 func (s single) all(ctx context.Context) ([]*server, error) {
@@ -368,7 +355,7 @@ func (s single) all(ctx context.Context) ([]*server, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		addr := rdb.Options().Addr
-		all = append(all, &server{Server: pubsub.Passed(rdb), rdb: rdb, addr: addr, name: "redis " + addr})
+		all = append(all, &server{Server: resp.Passed(rdb), rdb: rdb, addr: addr, name: "redis " + addr})
 		return nil
 	})
 	return all, err

@@ -105,7 +105,7 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	if s.isCluster {
 		commands = append(commands, []string{"cluster", "info"})
 	}
-	replies := append(s.pipeline(ctx, at, false, s.replicas > 0, commands...), Reply{})
+	replies := append(s.pipeline(ctx, at, true, commands...), Reply{})
 	err := replies[0].Err
 	switch {
 	case err == nil:
@@ -117,10 +117,7 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 		return s.named(at.name, context.Cause(ctx))
 	}
 
-	// Add the hint after named has removed the password, because a password may be a word of the
-	// hint.
-	hint, reason := findReason(err, lockHints(a), time.Since(began))
-	return withHint(s.named(at.name, reason), hint)
+	return s.named(at.name, diagnose(err, lockHints(a), time.Since(began)))
 }
 
 // dialTimeout is how long a dial or a search may take, except during a probe. A call that waits for

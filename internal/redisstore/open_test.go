@@ -121,7 +121,6 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		want       []string
 	}{
 		{"wrong password", "redis://:" + secret + "@" + locked.Addr, nil, []string{locked.Addr, "WRONGPASS", "check user and password"}},
-		{"wrong password, a word of the hint", "redis://:password@" + locked.Addr, nil, []string{"username-*** pair", "check user and password"}},
 		{"wrong user", "redis://joe:" + secret + "@" + locked.Addr, nil, []string{locked.Addr, "WRONGPASS", "check user and password"}},
 		{"no password", "redis://" + locked.Addr, nil, []string{locked.Addr, "NOAUTH", "user and password"}},
 		{"password not wanted", "redis://joe:" + secret + "@" + plain.Addr, nil, []string{plain.Addr, "check user and password"}},

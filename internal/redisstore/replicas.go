@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -22,6 +23,22 @@ func tookNothing(reply any) bool {
 	}
 	n, ok := reply.(int64)
 	return reply == nil || ok && n <= 0
+}
+
+// pipeline sends commands to a server, each once, in one pipeline. If kept is true, the replicas
+// must confirm the commands that took a hold. Other replies and errors are unchanged; outcome
+// interprets them.
+func (s *Store) pipeline(ctx context.Context, at *server, kept bool, commands ...[]string) []Reply {
+	if !kept || s.replicas == 0 {
+		return at.Pipeline(ctx, commands...)
+	}
+
+	// WAIT must be in the same pipeline, because it covers only writes of its own connection.
+	n := len(commands)
+	wait := []string{"wait", strconv.Itoa(s.replicas), strconv.FormatInt(patience(ctx), 10)}
+	replies := at.Pipeline(ctx, append(slices.Clip(commands), wait)...)
+	s.confirm(replies[:n], replies[n])
+	return replies[:n]
 }
 
 // longest bounds the wait for replicas, even if the call has a later deadline.
@@ -140,9 +157,7 @@ func (s *Store) sendTogether(at *server, some []*item) {
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), last)
 	defer cancel()
-	replies := s.pipeline(ctx, at, false, true, commands...)
-
-	for i, it := range some {
-		it.done <- replies[i]
+	for i, r := range s.pipeline(ctx, at, true, commands...) {
+		some[i].done <- r
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,20 +61,18 @@ func (s *searcher) startLocked() *search {
 		return s.now
 	}
 
-	k := &search{done: make(chan struct{})}
-	if s.d.open.Err() != nil || !s.d.add() {
+	k, pause := &search{done: make(chan struct{})}, pause-time.Since(s.ended)
+	if !s.d.spawn(func() { s.search(k, pause) }) {
 		k.err = redis.ErrClosed
 		close(k.done)
 		return k
 	}
 	s.now = k
-	go s.search(k, pause-time.Since(s.ended))
 	return k
 }
 
 // search runs the search k after a pause.
 func (s *searcher) search(k *search, pause time.Duration) {
-	defer s.d.wg.Done()
 	select {
 	case <-time.After(pause):
 	case <-s.d.open.Done():
@@ -136,7 +135,7 @@ func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Dur
 // error of the network. kind names these servers, in the plural.
 func worst(errs []error, kind string) error {
 	for _, err := range errs {
-		if errors.As(err, new(redis.Error)) {
+		if resp.IsReply(err) {
 			return err
 		}
 	}
@@ -149,19 +148,15 @@ func worst(errs []error, kind string) error {
 // mayHaveMoved reports whether another server may have replaced the one that was asked: there was
 // no reply, though the call was not cancelled, or the reply says so.
 func mayHaveMoved(err error) bool {
-	var reply redis.Error
 	switch {
 	case errors.Is(err, context.Canceled):
 		return false
 	case resp.IsReadOnly(err):
 		return true
-	case errors.As(err, &reply):
-		for _, word := range []string{"MASTERDOWN", "CLUSTERDOWN", "MOVED"} {
-			if redis.HasErrorPrefix(err, word) {
-				return true
-			}
-		}
-		return false
+	case resp.IsReply(err):
+		return slices.ContainsFunc([]string{"MASTERDOWN", "CLUSTERDOWN", "MOVED"}, func(word string) bool {
+			return redis.HasErrorPrefix(err, word)
+		})
 	}
 	return true
 }

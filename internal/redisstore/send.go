@@ -17,6 +17,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
+// Reply is the reply to one command, or its error.
+type Reply = resp.Reply
+
 // Do is Send for a command whose first argument after the name is its key.
 func (s *Store) Do(ctx context.Context, args ...string) (any, error) {
 	key := ""
@@ -68,30 +71,32 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 // sendTo sends a command over the right connection: that of waits if replicas must confirm it, the
 // wire if there are other callers, or one of the pool.
 func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []string) Reply {
+	if at.pool == nil {
+		return resp.Do(ctx, at.rdb, args)
+	}
 	others := at.callers.Add(1) > 1
 	defer at.callers.Add(-1)
 	kept = kept && s.replicas > 0
 
-	commands := [][]string{args}
 	switch {
 	// ASKING applies only to the next command on its connection, so use a connection that no other
 	// caller uses.
-	case asking || kept && (at.pool == nil || isLarge(commands)):
-		return s.pipeline(ctx, at, asking, kept, slices.Clone(args))[0]
+	case asking:
+		return s.pipeline(ctx, at, kept, []string{"asking"}, slices.Clone(args))[1]
+	case kept && isLarge(args):
+		return s.pipeline(ctx, at, kept, slices.Clone(args))[0]
 	case kept:
 		return at.waits.hold(ctx, s, at, slices.Clone(args))
-	case at.pool == nil:
-		return resp.Do(ctx, at.rdb, args)
 	}
-	var replies [1]Reply
-	s.exchange(ctx, at, others, replies[:], commands)
+	var replies [1]Reply // on the stack
+	s.exchange(ctx, at, others, replies[:], args)
 	return replies[0]
 }
 
-// exchange sends commands to a server with a pool, and stores their replies. If there are others, it
-// uses the wire, unless that sends nothing.
-func (s *Store) exchange(ctx context.Context, at *server, others bool, replies []Reply, commands [][]string) {
-	if !(others || s.always) || isLarge(commands) || !s.share(ctx, at, replies, commands) {
+// exchange sends commands to a server with a pool, and stores their replies. If there are other
+// callers, it uses the wire, unless that sends nothing.
+func (s *Store) exchange(ctx context.Context, at *server, others bool, replies []Reply, commands ...[]string) {
+	if !(others || s.always) || isLarge(commands...) || !s.share(ctx, at, replies, commands) {
 		at.pool.Do(ctx, replies, commands...)
 	}
 }
@@ -112,7 +117,7 @@ func (s *Store) outcome(at *server, r Reply) (any, error) {
 
 	// Callers check for NOSCRIPT, so do not change this error, even if the text contains a
 	// password.
-	if isUnknown(err) {
+	if redis.HasErrorPrefix(err, unknownScript) {
 		return nil, err
 	}
 
@@ -208,9 +213,9 @@ func (s *Script) appendArgs(all []string, c Call, whole bool) []string {
 	return append(append(all, c.Keys...), c.Args...)
 }
 
-// isUnknown reports whether err says that the server does not know a script. Then the script has
-// not run, so it may be sent again.
-func isUnknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
+// unknownScript begins the reply of a server that does not know a script. Then the script has not
+// run, so it may be sent again.
+const unknownScript = "NOSCRIPT"
 
 // Run runs sc once and returns its reply as Send does.
 func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
@@ -220,9 +225,9 @@ func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
 	var room [16]string // enough for the usual command, on the stack
 	v, err := s.Send(ctx, c.Keys[0], sc.kept, sc.appendArgs(room[:0], c, !ran)...)
 	switch {
-	case !ran && err == nil:
+	case err == nil && !ran:
 		s.ran.Store(sc, nil)
-	case ran && isUnknown(err):
+	case err != nil && ran && redis.HasErrorPrefix(err, unknownScript):
 		return s.Send(ctx, c.Keys[0], sc.kept, sc.appendArgs(room[:0], c, true)...)
 	}
 	return v, err

@@ -118,9 +118,9 @@ func (t *sentinels) search(ctx context.Context, timeout time.Duration) error {
 func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (claimed, error) {
 	var replies [2][]any
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
-		r := s.Do(ctx, "sentinel", what, t.a.master)
+		r := s.Pipeline(ctx, []string{"sentinel", what, t.a.master})[0]
 		if r.Err != nil {
-			return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, diagnose(r.Err, sentinelHints(t.a), took))
+			return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, diagnose(r.Err, sentinelHints, took))
 		}
 		replies[i], _ = r.Value.([]any)
 	}
@@ -155,7 +155,7 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	began := time.Now()
 	// Keep the known master if this fails. Ignore the reply, because each new connection is checked
 	// anyway.
-	if r := to.Do(ctx, "role"); r.Err != nil {
+	if r := to.Pipeline(ctx, []string{"role"})[0]; r.Err != nil {
 		to.pool.Close()
 		return fmt.Errorf("master %s: %w", w.addr, diagnose(r.Err, lockHints(t.a), time.Since(began)))
 	}

@@ -12,7 +12,7 @@ import (
 const maxShared = 64 << 10
 
 // isLarge reports whether commands must have a connection of their own.
-func isLarge(commands [][]string) bool {
+func isLarge(commands ...[]string) bool {
 	n := 0
 	for _, args := range commands {
 		for _, arg := range args {
@@ -85,20 +85,16 @@ func (s *Store) sendAndShare(ctx context.Context, at *server, replies []Reply, c
 // the Store is being closed, startWire returns false. The new wire replaces another one, which ends
 // when its callers have their replies.
 func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool {
-	// Count the goroutine before it starts, so that close waits for it.
-	if !s.dialer.add() {
-		return false
-	}
-
 	w := resp.NewWire(conn, took, s.always, func(ok bool) { at.pool.Put(conn, ok) })
-	at.wire.Store(w)
-	go func() {
-		defer s.dialer.wg.Done()
+	reads := s.dialer.spawn(func() {
 		w.Read()
 		// Remove the wire before End, because End waits for the writer, and new callers need
 		// another wire now.
 		at.wire.CompareAndSwap(w, nil)
 		w.End()
-	}()
-	return true
+	})
+	if reads {
+		at.wire.Store(w) // if Read has ended by now, the next caller finds that the wire is over
+	}
+	return reads
 }

@@ -15,7 +15,6 @@ const IntentTTL = 3 * backend.SharedRetryEvery
 
 var (
 	sharedAcquireScript = NewHold(Source(parts, "sharedacquire"))
-	sharedRenewScript   = NewHold(Source(parts, "sharedrenew"))
 	sharedReleaseScript = NewScript(Source(parts, "sharedrelease"))
 )
 

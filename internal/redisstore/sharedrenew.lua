@@ -1,4 +1,4 @@
--- Prolongs one shared hold, and never shortens it.
+-- This part prolongs one shared hold, and never shortens it.
 -- KEYS: the lock
 -- ARGV: the token with '#' after it, the term in ms, the owner
 -- Returns 1, or 0 if the token does not hold the key.

@@ -55,7 +55,7 @@ type topology interface {
 // server is one Redis process that commands are sent to. If the caller passed a
 // cluster client, one server stands for the whole cluster.
 type server struct {
-	pubsub.Server
+	resp.Server
 	pool *resp.Pool            // nil if the caller passed the client
 	rdb  redis.UniversalClient // the client that the caller passed, or nil
 	addr string
@@ -78,15 +78,15 @@ func newServer(a address, d *dialer, addr string) *server {
 }
 
 func newServerOf(p *resp.Pool) *server {
-	return &server{Server: pubsub.Own(p), pool: p, addr: p.Addr, name: "redis " + p.Addr}
+	return &server{Server: p, pool: p, addr: p.Addr, name: "redis " + p.Addr}
 }
 
 // process returns the Redis process that has the slot of key. If the caller passed a cluster
 // client, at stands for the whole cluster, and process returns one of its masters.
-func (at *server) process(ctx context.Context, key string) (pubsub.Server, error) {
+func (at *server) process(ctx context.Context, key string) (resp.Server, error) {
 	if cluster, ok := at.rdb.(*redis.ClusterClient); ok {
 		client, err := cluster.MasterForKey(ctx, key)
-		return pubsub.Passed(client), err
+		return resp.Passed(client), err
 	}
 	return at.Server, nil
 }
@@ -100,23 +100,19 @@ func New(rdb redis.UniversalClient) *Store {
 
 	s := &Store{name: "redis"}
 	var reload func()
-	password := ""
 	switch c := rdb.(type) {
 	case *redis.Client:
 		// A client of sentinels has no address: go-redis reports this word in its place.
 		if c.Options().Addr != "FailoverClient" {
 			s.name += " " + c.Options().Addr
 		}
-		password = c.Options().Password
+		s.secrets = []string{c.Options().Password}
 	case *redis.ClusterClient:
 		s.isCluster, reload = true, func() { c.ReloadState(context.Background()) }
-		password = c.Options().Password
-	}
-	if password != "" {
-		s.secrets = []string{password}
+		s.secrets = []string{c.Options().Password}
 	}
 
-	s.servers = single{&server{Server: pubsub.Passed(rdb), rdb: rdb, name: s.name}}
+	s.servers = single{&server{Server: resp.Passed(rdb), rdb: rdb, name: s.name}}
 	s.subscribe(reload)
 	return s
 }
@@ -125,7 +121,7 @@ func New(rdb redis.UniversalClient) *Store {
 // is nil if they cannot move.
 func (s *Store) subscribe(reload func()) {
 	s.Subscriber = pubsub.New(pubsub.Config{
-		Server: func(ctx context.Context, slotKey string) (pubsub.Server, error) {
+		Server: func(ctx context.Context, slotKey string) (resp.Server, error) {
 			at, err := s.servers.find(ctx, slotKey)
 			if err != nil {
 				return nil, err

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -175,41 +174,18 @@ func OpenOne(ctx context.Context, strategy string, nodes []string, params map[st
 
 // Renew runs sc once for each claim, and passes the results to done, as backend.Driver's Renew
 // does. The script extends the hold on its key. Its arguments are the claim's token with mark after
-// it, and the term in milliseconds. It returns 1, or 0 if the token does not hold the key. For
-// shared holds, Renew runs another script.
+// it, and the term in milliseconds. For a shared hold, the mark is Mark, the owner follows, and the
+// script includes sharedrenew.lua. It returns 1, or 0 if the token does not hold the key.
 func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark string, done func(i int, g backend.Grant, err error)) {
-	alone, shared := make([]int, 0, len(cs)), []int(nil) // indexes in cs
+	calls := make([]Call, len(cs))
 	for i, c := range cs {
+		calls[i] = Call{Keys: []string{LockKey(c.Key)}, Args: []string{c.Token + mark, Millis(c.TTL)}}
 		if c.Shared {
-			shared = append(shared, i)
-		} else {
-			alone = append(alone, i)
+			calls[i].Args = []string{c.Token + Mark, Millis(c.TTL), c.Owner}
 		}
 	}
-	var wg sync.WaitGroup
-	defer wg.Wait() // done must not be called after Renew has returned
-	if len(shared) > 0 {
-		wg.Go(func() { s.renew(ctx, sharedRenewScript, cs, shared, Mark, done) }) // every shared record has Mark
-	}
-	s.renew(ctx, sc, cs, alone, mark, done)
-}
-
-// renew is Renew for the claims with the given indexes.
-func (s *Store) renew(ctx context.Context, sc *Script, cs []backend.Claim, which []int, mark string, done func(i int, g backend.Grant, err error)) {
-	calls := make([]Call, len(which))
-	for i := range calls {
-		c := &cs[which[i]]
-		calls[i] = Call{
-			Keys: []string{LockKey(c.Key)},
-			Args: []string{c.Token + mark, Millis(c.TTL)},
-		}
-		if c.Shared {
-			calls[i].Args = append(calls[i].Args, c.Owner)
-		}
-	}
-
 	s.RunEach(ctx, sc, calls, func(i int, reply any, err error) {
-		done(which[i], backend.Grant{}, s.Owned(reply, err))
+		done(i, backend.Grant{}, s.Owned(reply, err))
 	})
 }
 
@@ -254,6 +230,33 @@ func (s *Store) Granted(ctx context.Context, reply any, c backend.Claim) (backen
 		}
 	}
 	return backend.Grant{}, s.Unexpected(reply)
+}
+
+// Recalls is that of [backend.Recaller]. Each Client has a channel of its own. On a cluster the
+// channel's slot follows from the Client's ID, because no script publishes on it.
+func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) error {
+	channel := DerivedKey("recall", id)
+	_, err := s.Listen(ctx, channel, channel, func(key string, again bool) {
+		if !again { // messages may have been missed, but nobody knows for which keys
+			f(key)
+		}
+	})
+	return err
+}
+
+// Recall asks the Client that holds key for it, if the holder's token says that the key may linger.
+// Record begins with the token. If the user may not publish, or the message is lost, the caller
+// waits for the end of the linger.
+func (s *Store) Recall(ctx context.Context, record, key string) {
+	id, ok := backend.RecallID(record)
+	if !ok || !isToken(id) {
+		return
+	}
+	channel, command := DerivedKey("recall", id), "publish"
+	if s.Sharded(ctx, channel) {
+		command = "spublish"
+	}
+	_, _ = s.Send(ctx, channel, false, command, channel, key)
 }
 
 // Owned decodes the reply of a script that returns 1 if its token held the key, and otherwise 0.

@@ -192,7 +192,7 @@ func TestSentinelLeavesAReplica(t *testing.T) {
 	// A new connection to a replica is refused.
 	fake := topology.newMaster(replica.Addr)
 	defer fake.pool.Close()
-	if r := fake.Do(t.Context(), "get", "k"); !errors.Is(r.Err, errNotMaster) {
+	if r := fake.Pipeline(t.Context(), []string{"get", "k"})[0]; !errors.Is(r.Err, errNotMaster) {
 		t.Errorf("got %v", r)
 	}
 }

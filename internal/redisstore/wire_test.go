@@ -32,16 +32,6 @@ func wired(t *testing.T, s *Store) (*server, *resp.Wire) {
 // connections returns how many connections to the server there are, and how many are idle.
 func connections(s *Store) (all, idle int) { return s.servers.(single).pool.Count() }
 
-func TestALoneCallerMakesNoWire(t *testing.T) {
-	s := opened(t, redistest.Start(t, nil).URL(), nil)
-	for range 100 {
-		pings(t, s)
-	}
-	if s.servers.(single).wire.Load() != nil {
-		t.Error("there is a wire")
-	}
-}
-
 // stuck returns a Store by a proxy, and its server. A caller of it gets no reply until the test
 // ends.
 func stuck(t *testing.T, always bool) (*Store, *server) {
@@ -180,8 +170,8 @@ func TestIdleWireGoesBackToThePool(t *testing.T) {
 			until(t, "idle", func() bool { return at.wire.Load() == nil })
 			until(t, "one idle connection", func() bool { all, idle := connections(s); return all == 1 && idle == 1 })
 			pings(t, s)
-			if all, _ := connections(s); all != 1 {
-				t.Errorf("alone again: %d connections", all)
+			if all, _ := connections(s); all != 1 || at.wire.Load() != nil {
+				t.Errorf("alone again: %d connections, and the wire %p", all, at.wire.Load())
 			}
 		}
 	})
@@ -225,22 +215,6 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	}
 	if err := set(); err != nil || at.wire.Load() == nil {
 		t.Errorf("got %v, and the wire %p", err, at.wire.Load())
-	}
-}
-
-// A caller that comes while the Store is being closed makes no wire, and does not hang.
-func TestNoWireIsMadeAfterClose(t *testing.T) {
-	s := opened(t, redistest.Start(t, nil).URL(), nil)
-	s.always = true
-	s.dialer.over = true
-	for range 3 {
-		pings(t, s)
-		if all, idle := connections(s); all != 1 || idle != 1 {
-			t.Errorf("%d connections, %d idle", all, idle)
-		}
-	}
-	if s.servers.(single).wire.Load() != nil {
-		t.Error("there is a wire")
 	}
 }
 

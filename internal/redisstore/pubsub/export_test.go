@@ -1,10 +1,12 @@
 package pubsub
 
+import "github.com/hasplock/hasp/internal/redisstore/resp"
+
 const (
 	DeadAfter    = deadAfter
 	Lingering    = lingering
 	TickEvery    = tickEvery
-	WriteTimeout = writeTimeout
+	WriteTimeout = resp.WriteTimeout
 )
 
 // Wait returns when no goroutine of b runs any more.

@@ -80,7 +80,7 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	case b.closed:
 	case err != nil && lost:
 		// Calls of Listen return the error now. Listeners of Subscribe stay, and keep tries again.
-		ch.failLocked(err)
+		ch.settleLocked(err)
 	case err != nil:
 	case lost || ch.link.server != server || ch.state == isRefused:
 		b.placeLocked(ch, server)
@@ -95,7 +95,7 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 
 // placeLocked subscribes to ch on the link of server. If that link has just ended, keep
 // finds another one.
-func (b *Subscriber) placeLocked(ch *channel, server Server) {
+func (b *Subscriber) placeLocked(ch *channel, server resp.Server) {
 	k := b.links[server]
 	if k == nil {
 		k = &link{b: b, server: server, wake: make(chan struct{}, 1)}
@@ -124,14 +124,24 @@ func (b *Subscriber) reload() {
 }
 
 // server returns the server that has the slot of slotKey, on which scripts publish. On a cluster it
-// also learns whether channels are in slots.
-func (b *Subscriber) server(ctx context.Context, slotKey string) (Server, error) {
+// also asks that server whether channels are in slots, and sets that once, because all clients that
+// publish and subscribe must agree.
+func (b *Subscriber) server(ctx context.Context, slotKey string) (resp.Server, error) {
 	server, err := b.store.Server(ctx, slotKey)
 	if err != nil || !b.store.Cluster || b.sharded.Load() != nil {
 		return server, err
 	}
-	// Several callers may ask at once.
-	return server, b.learnKind(ctx, server)
+
+	// The command lacks its arguments, so it has no effect, and is answered even by a server that
+	// loads its data. Without a reply the kind stays unknown, and the next call asks again.
+	err = server.Pipeline(ctx, []string{"spublish"})[0].Err
+	if err != nil && !resp.IsReply(err) {
+		return server, err
+	}
+	sharded := err == nil || !strings.Contains(err.Error(), "unknown command")
+	// While a cluster is upgraded, two callers may learn different kinds. The first counts.
+	b.sharded.CompareAndSwap(nil, &sharded)
+	return server, nil
 }
 
 // Sharded reports whether messages must be published by SPUBLISH instead of
@@ -148,19 +158,4 @@ func (b *Subscriber) Sharded(ctx context.Context, slotKey string) bool {
 func (b *Subscriber) isSharded() bool {
 	sharded := b.sharded.Load()
 	return sharded != nil && *sharded
-}
-
-// learnKind asks the server whether channels are in slots, and sets that once, because all clients
-// that publish and subscribe must agree. The command lacks its arguments, so it has no effect, and
-// is answered even by a server that loads its data.
-func (b *Subscriber) learnKind(ctx context.Context, server Server) error {
-	err := server.Do(ctx, "spublish").Err
-	// Without a reply the kind stays unknown, and the next call asks again.
-	if err != nil && !resp.IsReply(err) {
-		return err
-	}
-	sharded := err == nil || !strings.Contains(err.Error(), "unknown command")
-	// While a cluster is upgraded, two callers may learn different kinds. The first counts.
-	b.sharded.CompareAndSwap(nil, &sharded)
-	return nil
 }

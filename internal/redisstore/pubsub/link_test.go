@@ -11,8 +11,10 @@ import (
 func TestAnswerAfterTheChannelHasMoved(t *testing.T) {
 	b := New(Config{})
 	for name, answer := range map[string]func(k *link) bool{
-		"refused":   func(k *link) bool { return k.refused(errors.New("LOADING Redis is loading the dataset in memory")) },
-		"confirmed": func(k *link) bool { return k.answered("subscribe", "moved") },
+		"refused": func(k *link) bool {
+			return k.handle("", "", "", errors.New("LOADING Redis is loading the dataset in memory"))
+		},
+		"confirmed": func(k *link) bool { return k.handle("subscribe", "moved", "", nil) },
 	} {
 		from, to := &link{b: b}, &link{b: b}
 		ch := &channel{name: "moved", link: to}
@@ -36,7 +38,7 @@ func TestUnsubscribeComesFirst(t *testing.T) {
 	b.removeUnused() // such as the channel, which has no listeners
 	b.links[nil] = k
 	b.placeLocked(&channel{name: "news"}, nil)
-	cmds := k.take()
+	cmds := k.take(false)
 	if len(cmds) != 2 || cmds[0] != (command{"unsubscribe", old}) || cmds[1].name != "subscribe" {
 		t.Errorf("got %v", cmds)
 	}

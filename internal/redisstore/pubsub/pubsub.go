@@ -15,12 +15,14 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Config describes the store of a Subscriber.
 type Config struct {
 	// Server returns the server that has the slot of a key.
-	Server func(ctx context.Context, slotKey string) (Server, error)
+	Server func(ctx context.Context, slotKey string) (resp.Server, error)
 
 	// Cluster reports whether the servers are a cluster, whose channels may be in
 	// slots.
@@ -41,13 +43,13 @@ type Subscriber struct {
 	end   context.CancelFunc // ends open
 	wg    sync.WaitGroup     // all goroutines of the Subscriber
 
-	sharded atomic.Pointer[bool] // whether channels are in slots; nil until learnKind knows it
+	sharded atomic.Pointer[bool] // whether channels are in slots; nil until it is known
 
 	// mu guards the fields below, and those of channels, links and Listeners. It is not
 	// held while a Listener's function runs.
 	mu       sync.Mutex
 	channels map[string]*channel
-	links    map[Server]*link
+	links    map[resp.Server]*link
 	keeping  bool // keep runs
 	closed   bool
 }
@@ -58,10 +60,9 @@ type Listener struct {
 	sub     *Subscriber
 	ch      *channel // nil if the Subscriber was closed before
 
-	settled chan struct{} // closed when err is decided
-	done    bool          // settled is closed
-	err     error         // when settled is closed: why there is no subscription, or nil
-	closed  atomic.Bool   // deliver reads it without mu
+	settled chan error  // has the result of Subscribe when it is decided; has room for one
+	done    bool        // the result is decided
+	closed  atomic.Bool // deliver reads it without mu
 }
 
 // channel is a channel that has listeners, or had some a moment ago.
@@ -84,7 +85,7 @@ const (
 
 // New returns a Subscriber without connections.
 func New(c Config) *Subscriber {
-	b := &Subscriber{store: c, channels: map[string]*channel{}, links: map[Server]*link{}}
+	b := &Subscriber{store: c, channels: map[string]*channel{}, links: map[resp.Server]*link{}}
 	b.open, b.end = context.WithCancel(context.Background())
 	return b
 }
@@ -111,32 +112,23 @@ func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receiv
 // returns an error, the Listener retries until it is closed, and receive("", true)
 // reports each confirmation.
 func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
-	l := &Listener{receive: receive, sub: b, settled: make(chan struct{})}
-	err := b.join(ctx, l, channel, slotKey)
-	if err == nil {
-		select {
-		case <-l.settled:
-			err = l.err
-		case <-ctx.Done():
-			// The server may confirm or refuse at the same moment. Then leave
-			// returns that result.
-			err = l.leave(ctx.Err())
-		}
+	l := &Listener{receive: receive, sub: b, settled: make(chan error, 1)}
+	b.join(ctx, l, channel, slotKey)
+	var err error
+	select {
+	case err = <-l.settled:
+	case <-ctx.Done():
+		// If the server confirms or refuses at the same moment, that is the result.
+		b.mu.Lock()
+		l.settleLocked(ctx.Err())
+		b.mu.Unlock()
+		err = <-l.settled
 	}
 
 	if err != nil {
 		err = b.store.Wrap(fmt.Errorf("channel %q: %w", channel, err))
 	}
 	return l, err
-}
-
-// leave settles l with err, unless the subscription has been confirmed or refused
-// already. It returns why there is no subscription.
-func (l *Listener) leave(err error) error {
-	l.sub.mu.Lock()
-	defer l.sub.mu.Unlock()
-	l.settleLocked(err)
-	return l.err
 }
 
 // Command returns the command that publishes to the Listener, PUBLISH or
@@ -182,7 +174,7 @@ func (l *Listener) Relisten() {
 
 // Demoted replaces the connection to a server that has become a replica. On a cluster, keep then
 // moves the channels to the servers that have their slots.
-func (b *Subscriber) Demoted(server Server) {
+func (b *Subscriber) Demoted(server resp.Server) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if k := b.links[server]; k != nil {
@@ -190,14 +182,14 @@ func (b *Subscriber) Demoted(server Server) {
 	}
 }
 
-// Close ends all subscriptions. It waits for the goroutines, for writeTimeout at most, because a
+// Close ends all subscriptions. It waits for the goroutines, for a second at most, because a
 // client that the caller passed may not end a call with its context.
 func (b *Subscriber) Close() {
 	b.mu.Lock()
 	b.closed = true
 	b.end()
 	for _, ch := range b.channels {
-		ch.failLocked(redis.ErrClosed)
+		ch.settleLocked(redis.ErrClosed)
 	}
 	b.mu.Unlock()
 
@@ -208,13 +200,13 @@ func (b *Subscriber) Close() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(writeTimeout):
+	case <-time.After(resp.WriteTimeout):
 	}
 }
 
 // join adds l to the channel of a name, and subscribes to the channel if it is new. If its server
 // is not found, keep goes on searching.
-func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
+func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) {
 	// Do not hold mu, because this may need a call. Ignore an error if the channel already has a
 	// subscription, or waits for one.
 	server, err := b.server(ctx, slotKey)
@@ -222,7 +214,8 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
-		return redis.ErrClosed
+		l.settleLocked(redis.ErrClosed)
+		return
 	}
 
 	ch := b.channels[name]
@@ -246,35 +239,26 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	default: // also after a refusal, because the user's rights may have changed
 		b.placeLocked(ch, server)
 	}
-	return nil
 }
 
 // settleLocked decides the result of Listen, unless it is decided already.
 func (l *Listener) settleLocked(err error) {
 	if !l.done {
-		l.err, l.done = err, true
-		close(l.settled)
+		l.done = true
+		l.settled <- err
 	}
 }
 
-// failLocked ends the calls of Listen that wait for ch. They return err.
-func (ch *channel) failLocked(err error) {
-	for _, l := range ch.listeners {
-		l.settleLocked(err)
-	}
-}
-
-// confirmLocked ends the calls of Listen that wait for ch. It returns the other
-// Listeners, which may have missed messages.
-func (ch *channel) confirmLocked() (again []*Listener) {
-	ch.state = isConfirmed
+// settleLocked ends the calls of Listen that wait for ch. They return err. It returns the other
+// Listeners.
+func (ch *channel) settleLocked(err error) (others []*Listener) {
 	for _, l := range ch.listeners {
 		if l.done {
-			again = append(again, l)
+			others = append(others, l)
 		}
-		l.settleLocked(nil)
+		l.settleLocked(err)
 	}
-	return again
+	return others
 }
 
 // deliver calls the functions of listeners. The caller does not hold mu.

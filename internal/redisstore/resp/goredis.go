@@ -34,7 +34,7 @@ func newCommand(ctx context.Context, args []string) Command {
 // Do sends one command and returns its reply.
 func Do(ctx context.Context, rdb redis.UniversalClient, args []string) Reply {
 	cmd := newCommand(ctx, args)
-	return cmd.reply(Survive(func() error { return rdb.Process(ctx, &cmd) }))
+	return cmd.reply(survive(func() error { return rdb.Process(ctx, &cmd) }))
 }
 
 // reply returns the reply to a command, as a Conn returns it. err is the error of the call.
@@ -46,23 +46,6 @@ func (c *Command) reply(err error) Reply {
 		return Reply{Err: err} // go-redis has panicked, or a hook has stopped the pipeline
 	}
 	return Reply{Value: c.Val(), Err: c.Err()}
-}
-
-// Pipeline sends commands in one pipeline, each once.
-func Pipeline(ctx context.Context, rdb redis.UniversalClient, commands [][]string) []Reply {
-	pipe := rdb.Pipeline()
-	cmds := make([]Command, len(commands))
-	for i, args := range commands {
-		cmds[i] = newCommand(ctx, args)
-		_ = pipe.Process(ctx, &cmds[i]) // only queues the command; Exec sets its error
-	}
-
-	err := Survive(func() error { _, err := pipe.Exec(ctx); return err })
-	replies := make([]Reply, len(cmds))
-	for i, cmd := range cmds {
-		replies[i] = cmd.reply(err)
-	}
-	return replies
 }
 
 // IsReply reports whether err is a server's reply.
@@ -93,32 +76,25 @@ func Hide(text string, secrets ...string) string {
 		if secret == "" {
 			continue
 		}
-		begin := secret[:min(len(secret), cutSecret)]
-		var out strings.Builder
-		for {
-			before, after, found := strings.Cut(text, begin)
-			out.WriteString(before)
-			if !found {
-				break
-			}
+		begin, rest := secret[:min(len(secret), cutSecret)], secret[min(len(secret), cutSecret):]
+		parts := strings.Split(text, begin)
+		for i := range parts[1:] {
 			// Also remove as much of the rest of the secret as the text contains.
-			rest := secret[len(begin):]
-			n := 0
+			after, n := parts[i+1], 0
 			for n < min(len(rest), len(after)) && rest[n] == after[n] {
 				n++
 			}
-			out.WriteString("***")
-			text = after[n:]
+			parts[i+1] = after[n:]
 		}
-		text = out.String()
+		text = strings.Join(parts, "***")
 	}
 	return text
 }
 
-// Survive runs f, which calls a client that the caller of hasp passed, and returns its error. If f
-// panics with a runtime.Error, Survive returns that. A reply can make go-redis panic, and many
+// survive runs f, which calls a client that the caller of hasp passed, and returns its error. If f
+// panics with a runtime.Error, survive returns that. A reply can make go-redis panic, and many
 // calls run on goroutines of hasp's own, where the panic would end the program.
-func Survive(f func() error) (err error) {
+func survive(f func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:

@@ -18,15 +18,12 @@ import (
 
 // appendCommand appends a command to out.
 func appendCommand(out []byte, args []string) []byte {
-	out = appendHead(out, '*', len(args))
+	out = strconv.AppendInt(append(out, '*'), int64(len(args)), 10)
 	for _, arg := range args {
-		out = append(append(appendHead(out, '$', len(arg)), arg...), '\r', '\n')
+		out = strconv.AppendInt(append(out, "\r\n$"...), int64(len(arg)), 10)
+		out = append(append(out, "\r\n"...), arg...)
 	}
-	return out
-}
-
-func appendHead(out []byte, kind byte, n int) []byte {
-	return append(strconv.AppendInt(append(out, kind), int64(n), 10), '\r', '\n')
+	return append(out, "\r\n"...)
 }
 
 // ReplyError is an error that a server replied, or that hasp found in its replies.
@@ -62,18 +59,34 @@ func newReader(r io.Reader, size int) *reader {
 	return &reader{Reader: bufio.NewReaderSize(r, size)}
 }
 
-// reply reads one reply: nil, an int64, a string, a []any or a ReplyError. Connections begin with
-// RESP2, which has no other replies.
-func (r *reader) reply() (any, error) {
+// reply reads one reply: nil, an int64, a string, a []any or the error that the server replied.
+// Connections begin with RESP2, which has no other replies. If no reply arrives, err says why, and
+// so does the Reply.
+func (r *reader) reply() (Reply, error) {
 	r.bytes, r.items = maxReply, maxItems
-	return r.value(maxDepth)
+	v, err := r.value(maxDepth)
+	if refused, ok := v.(ReplyError); ok {
+		return Reply{Err: refused}, nil
+	}
+	return Reply{Value: v, Err: err}, err
 }
 
 // value reads a value. depth is how many levels of arrays it may have.
 func (r *reader) value(depth int) (any, error) {
-	line, err := r.line()
-	if err != nil {
+	line, err := r.ReadSlice('\n') // a part of the buffer
+	switch {
+	case err == bufio.ErrBufferFull:
+		return nil, errTooMuch
+	case err != nil:
 		return nil, err
+	}
+	line, ok := bytes.CutSuffix(line, []byte("\r\n"))
+	if !ok || len(line) == 0 {
+		return nil, errProtocol
+	}
+	r.bytes, r.items = r.bytes-len(line), r.items-1
+	if r.bytes < 0 || r.items < 0 {
+		return nil, errTooMuch
 	}
 
 	kind, text := line[0], line[1:]
@@ -105,27 +118,6 @@ func (r *reader) value(depth int) (any, error) {
 		return r.array(int(n), depth-1)
 	}
 	return nil, errTooMuch
-}
-
-// line reads a line, and returns it without its CR LF, as a part of the buffer.
-func (r *reader) line() ([]byte, error) {
-	line, err := r.ReadSlice('\n')
-	if err == bufio.ErrBufferFull {
-		return nil, errTooMuch
-	}
-	if err != nil {
-		return nil, err
-	}
-	line, ok := bytes.CutSuffix(line, []byte("\r\n"))
-	if !ok || len(line) == 0 {
-		return nil, errProtocol
-	}
-	r.bytes -= len(line)
-	r.items--
-	if r.bytes < 0 || r.items < 0 {
-		return nil, errTooMuch
-	}
-	return line, nil
 }
 
 // bulk reads a string of n bytes.

@@ -96,7 +96,9 @@ var (
 	// silent wire ended. The outcome of the command is unknown.
 	ErrNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
 
-	errIdle = errors.New("idle")
+	errIdle    = errors.New("idle")
+	errUnasked = errors.New("a reply without a command")
+	errAstray  = errors.New("the connection leads to the wrong server")
 )
 
 // Do sends commands, one after another, and stores their replies. It returns false if the wire is
@@ -104,6 +106,7 @@ var (
 func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (sent bool) {
 	var room [2]*request // enough for the usual call, on the stack
 	all := room[:0]
+	_, _, until := lazyctx.Split(ctx)
 	for _, args := range commands {
 		r, ok := w.requests.Get().(*request)
 		if !ok {
@@ -111,7 +114,7 @@ func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (se
 		}
 		// The caller encodes its command, because many callers share one writer.
 		r.name, r.out = args[0], appendCommand(r.out, args)
-		r.until, _ = ctx.Deadline()
+		r.until = until
 		all = append(all, r)
 	}
 	if !w.put(all) {
@@ -126,7 +129,7 @@ func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (se
 // receive returns the reply to a request. If the wire is over, it returns ErrUnsent.
 func (w *Wire) receive(ctx context.Context, r *request) Reply {
 	// The reader enforces the deadline, so the caller needs no timer.
-	parent, quit, _, _ := lazyctx.Split(ctx)
+	parent, quit, _ := lazyctx.Split(ctx)
 	select {
 	case reply := <-r.done:
 		if reply.Err != ErrNoReply { // after which the wire still has r in the place of its reply

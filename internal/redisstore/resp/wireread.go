@@ -36,7 +36,7 @@ func (w *Wire) Read() {
 	_ = w.checkTime() // replaces the deadline that the last call on the connection set
 	in := newReader(wireReader{w}, wireBuffer)
 	for {
-		reply, err := w.readNext(in)
+		answer, err := w.readNext(in)
 		if err != nil {
 			w.GiveUp(err)
 			w.ended = err
@@ -49,8 +49,8 @@ func (w *Wire) Read() {
 			w.trip += (time.Since(r.sent) - w.trip) / 8
 		}
 		w.answered++
-		answer := w.conn.replyOf(reply)
-		if w.conn.leadsAstray(answer.Err) {
+		answer.Run = w.conn.Run
+		if answer.Err != nil && w.conn.leadsAstray(answer.Err) {
 			w.GiveUp(errAstray)
 		}
 		r.answer(answer)
@@ -59,27 +59,25 @@ func (w *Wire) Read() {
 
 // readNext reads one reply. It returns an error if no command is outstanding, or
 // if the reply is a status that the command cannot have.
-func (w *Wire) readNext(in *reader) (any, error) {
+func (w *Wire) readNext(in *reader) (Reply, error) {
 	w.inReply = false
 	begin, err := in.Peek(1)
 	if err != nil {
-		return nil, err
+		return Reply{}, err
 	}
 	w.inReply = true
 	// Look at begin before reply overwrites the buffer that begin is a part of.
 	isStatus := begin[0] == '+'
 
 	reply, err := in.reply()
-	if err != nil {
-		return nil, err
+	switch {
+	case err != nil:
+	case !w.replyIsDue():
+		err = errUnasked
+	case isStatus && !canReply(w.due[w.answered].name, reply.Value):
+		err = Unexpected(reply.Value)
 	}
-	if !w.replyIsDue() {
-		return nil, errUnasked
-	}
-	if isStatus && !canReply(w.due[w.answered].name, reply) {
-		return nil, Unexpected(reply)
-	}
-	return reply, nil
+	return reply, err
 }
 
 // canReply reports whether a status can be the reply to a command. If not, replies
