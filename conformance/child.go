@@ -136,7 +136,7 @@ type reply struct {
 }
 
 // kinds are the kinds of errors that survive the way to the parent. Of other errors, only the text
-// does.
+// survives.
 var kinds = []error{hasp.ErrHeld, hasp.ErrLost}
 
 func replyOf(id int64, err error) reply {

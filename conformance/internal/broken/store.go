@@ -30,7 +30,7 @@ type store struct {
 	commands atomic.Int64
 	flushes  atomic.Int64             // how often Flush was called
 	changed  map[string]chan struct{} // by key: a channel that is closed when the key may be free
-	asked    map[string]func(string)  // by ID: what Recalls was given
+	asked    map[string]func(string)  // by ID: the function passed to Recalls
 	ended    context.Context          // ends with the store, and ends goroutines of faults
 	end      context.CancelFunc
 
