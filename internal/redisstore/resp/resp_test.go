@@ -160,13 +160,6 @@ func newPool(t *testing.T, dial func(context.Context) (*Conn, error)) *Pool {
 	return p
 }
 
-// pings sends a PING over a connection of the pool.
-func pings(ctx context.Context, p *Pool) error {
-	var replies [1]Reply
-	p.Do(ctx, replies[:], []string{"ping"})
-	return replies[0].Err
-}
-
 // A server may be farther away than callers wait. The connection that one of them begins is for
 // the next one, and counts as one connection.
 func TestPoolKeepsAConnectionWhoseCallerHasLeft(t *testing.T) {
