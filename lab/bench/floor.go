@@ -20,17 +20,17 @@ type floor struct {
 	conn net.Conn
 	term string // in milliseconds
 
-	mu      sync.Mutex         // guards the fields up to writer
-	out     []byte             // commands that are not written yet
-	waiting chan chan<- answer // the callers, in the order of their commands
-	writer  bool               // a caller is about to write
+	mu      sync.Mutex             // guards the fields up to writer
+	out     []byte                 // commands that are not written yet
+	waiting chan chan<- floorReply // the callers, in the order of their commands
+	writer  bool                   // a caller is about to write
 
 	turn  sync.Mutex // held by the caller that writes; guards spare
 	spare []byte     // room for out
 }
 
-// answer is the begin of a reply, such as +O of +OK; zero if the connection is broken.
-type answer [2]byte
+// floorReply is the begin of a reply, such as +O of +OK; zero if the connection is broken.
+type floorReply [2]byte
 
 func openFloor(_ context.Context, s stores, term time.Duration) (locker, error) {
 	at, err := url.Parse(s.One)
@@ -42,22 +42,22 @@ func openFloor(_ context.Context, s stores, term time.Duration) (locker, error) 
 		return nil, err
 	}
 	// No more callers than there is room for can wait.
-	f := &floor{conn: conn, term: strconv.FormatInt(term.Milliseconds(), 10), waiting: make(chan chan<- answer, 4096)}
+	f := &floor{conn: conn, term: strconv.FormatInt(term.Milliseconds(), 10), waiting: make(chan chan<- floorReply, 4096)}
 	go func() {
 		in := bufio.NewReader(conn)
 		for caller := range f.waiting {
-			var a answer
+			var a floorReply
 			line, _ := in.ReadSlice('\n') // each reply is a line
 			copy(a[:], line)
 			caller <- a
 		}
 	}()
-	loaded := f.do(make(chan answer, 1), answer{':', '0'}, "EVAL", deleteIfEqual, "1", "bench:none", "")
+	loaded := f.do(make(chan floorReply, 1), floorReply{':', '0'}, "EVAL", deleteIfEqual, "1", "bench:none", "")
 	return f, loaded
 }
 
 // do sends a command, waits for the reply, and returns an error if it does not begin with want.
-func (f *floor) do(reply chan answer, want answer, args ...string) error {
+func (f *floor) do(reply chan floorReply, want floorReply, args ...string) error {
 	f.mu.Lock()
 	f.out = fmt.Appendf(f.out, "*%d\r\n", len(args))
 	for _, a := range args {
@@ -89,16 +89,16 @@ func (f *floor) do(reply chan answer, want answer, args ...string) error {
 type floorLock struct {
 	*floor
 	key, token string
-	reply      chan answer
+	reply      chan floorReply
 }
 
 func (f *floor) lock(_ context.Context, key string) (held, error) {
-	l := &floorLock{f, key, crypto.Text(), make(chan answer, 1)}
-	return l, f.do(l.reply, answer{'+', 'O'}, "SET", key, l.token, "NX", "PX", f.term)
+	l := &floorLock{f, key, crypto.Text(), make(chan floorReply, 1)}
+	return l, f.do(l.reply, floorReply{'+', 'O'}, "SET", key, l.token, "NX", "PX", f.term)
 }
 
 func (l *floorLock) Unlock(context.Context) error {
-	return l.do(l.reply, answer{':', '1'}, "EVALSHA", compareAndDelete.Hash(), "1", l.key, l.token)
+	return l.do(l.reply, floorReply{':', '1'}, "EVALSHA", compareAndDelete.Hash(), "1", l.key, l.token)
 }
 
 func (f *floor) close() {
