@@ -86,8 +86,8 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 // one attempt at every key, as TryLock does, up to 64 at the same time. So free keys take one round
 // trip. It keeps the keys before the first one that it did not get, and unlocks the later ones.
 // With WithMaxWait(0), or with less time than some round trips take, LockAll makes no such
-// attempts, and locks one key after another. If the keys of two such calls overlap, one call gets
-// its keys.
+// attempts, and locks one key after another. So if the keys of two such calls overlap, one of the
+// calls succeeds.
 //
 // While LockAll waits for a key, the leases that it already has are renewed, unless WithoutRenewal
 // is among opts. In that case choose a TTL much longer than all the waits and calls to the store

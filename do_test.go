@@ -350,7 +350,7 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// If ctx ends just before a wrapper reports an outage, the error matches both.
+// If ctx ends just before a wrapper reports an outage, the error matches the outage and ctx.Err().
 func TestLeadWhoseContextEndsWithAnOutage(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	l := lockerFunc(func(context.Context, string, ...hasp.Option) (*hasp.Lease, error) {

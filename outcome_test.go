@@ -75,8 +75,8 @@ func TestReplyLostOnRelease(t *testing.T) {
 	})
 }
 
-// An answer counts even if the end of the call's context takes long, because many contexts are
-// derived from it.
+// It takes long to end a context from which many others are derived. An answer that comes meanwhile
+// still counts.
 func TestAnswerIsHeardHoweverLongItsContextTakesToEnd(t *testing.T) {
 	c := await.Value(hasp.New(prolific{newFaulty()}, &hasp.Options{TTL: time.Hour, Timeout: 10 * time.Minute}))
 	defer c.Close()

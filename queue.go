@@ -329,8 +329,9 @@ func (ln *line) unansweredLocked(sent instant) {
 	}
 }
 
-// outageLocked returns how long the line's outage has lasted, or 0 if there is none. It counts from
-// since, when the caller came by clock.awake, if the outage began earlier.
+// outageLocked returns how long the line's outage has lasted, or 0 if there is none. The time counts
+// from the begin of the outage, or from since if that is later. since is when the caller arrived, by
+// clock.awake.
 func (ln *line) outageLocked(since instant) time.Duration {
 	if ln.outage == 0 {
 		return 0

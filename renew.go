@@ -504,8 +504,8 @@ func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 }
 
 // termLocked returns the term that h has now. It may be much shorter than the term that renewals
-// ask for, after a re-entry that wants a longer term, or after a hand-over by the store. There must
-// be time for several tries before it ends.
+// ask for, after a re-entry that wants a longer term, or after a hand-over by the store. The length
+// of a try depends on it, because several tries must fit before it ends.
 func (h *hold) termLocked() time.Duration {
 	left := instant(h.deadline.Load()).sub(max(h.confirmed, h.granted))
 	return min(h.claim.TTL, termFor(left))

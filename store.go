@@ -38,8 +38,8 @@ type store struct {
 //
 // The Traits decide how. If Reach is Process, nothing interrupts f, so call waits for it. If the
 // driver's calls end with their context (Cancellation), direct runs f on the caller's goroutine,
-// and the context of f ends when call must return. Otherwise run gives f a goroutine of its own,
-// which call leaves behind when it must return.
+// and the context of f ends when call must return. Otherwise the function run starts f on a
+// goroutine of its own. If call must return before f does, it leaves that goroutine behind.
 func call[T any](s *store, ctx context.Context, bound time.Duration,
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
 	var closing context.Context

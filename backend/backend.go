@@ -86,9 +86,9 @@ import (
 // over an ordinary network.
 const MinTTL = 100 * time.Millisecond
 
-// SharedRetryEvery bounds a sleep: if a shared hold has refused an exclusive caller with
-// Claim.WillRetry, that caller asks again within this time. If a [Waker] wakes the caller, it asks
-// again within a second.
+// SharedRetryEvery is the longest time until an exclusive caller with Claim.WillRetry asks again,
+// after a shared hold was the reason of its refusal. If the caller listens (see [Waker]), the bound
+// is a second instead.
 const SharedRetryEvery = 100 * time.Millisecond
 
 var (

@@ -210,8 +210,8 @@ func (h *history) useDriver(d *driver, client int, keys []string) {
 		return g.Fence, err
 	})
 
-	// All calls after the first release must return ErrLost. If the attempt was refused, all of
-	// these calls must.
+	// All calls after the first release must return ErrLost. If the attempt was refused, even the
+	// first of these calls must.
 	for _, op := range []string{"renew", "release", "renew", "release"}[rand.N(2):] {
 		use := d.renews
 		if op == "release" {

@@ -31,9 +31,9 @@ type allowance struct {
 	promptly time.Duration // the time for the return of a call whose context has ended
 }
 
-// paceOf returns the allowance of try n, from 0. The terms of each try are four times as long as in
-// the try before, up to half a minute. If Traits.MaxTTL limits long, an eighth of long bounds the
-// terms.
+// paceOf returns the allowance of try n; the first try is 0. With each try term grows fourfold, and
+// the other times double. long stays below Traits.MaxTTL, and term is at most an eighth of long,
+// unless Harness.Term is more.
 func (s *suite) paceOf(n int) allowance {
 	p := allowance{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
 		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}

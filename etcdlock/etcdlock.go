@@ -172,7 +172,7 @@ func settings(conf clientv3.Config) clientv3.Config {
 	if conf.Logger == nil && conf.LogConfig == nil {
 		conf.Logger = zap.NewNop()
 	}
-	conf.MaxUnaryRetries = 1                // the driver repeats what it may
+	conf.MaxUnaryRetries = 1                // the driver itself repeats the calls that are safe to repeat
 	conf.MaxCallRecvMsgSize = math.MaxInt32 // a queue may have more than the default of gRPC, 4 MiB
 	conf.AutoSyncInterval = 0               // a client is for one endpoint
 	conf.DialOptions = append([]grpc.DialOption{grpc.WithChainUnaryInterceptor(failFast)}, conf.DialOptions...)

@@ -145,8 +145,8 @@ func TestMemberThatFailsInASearch(t *testing.T) {
 	}
 }
 
-// TestCallsThatFailAtOnce has each call fail at once, without an answer of the member. The driver
-// finds another connection although no call is under way when it looks after the member.
+// TestCallsThatFailAtOnce has each call fail immediately, without an answer of the member. The
+// driver checks its member at intervals, and finds another connection even if no call is under way.
 func TestCallsThatFailAtOnce(t *testing.T) {
 	t.Parallel()
 	d := openDriver(t, startServers(t, 1)[0].Client)

@@ -28,8 +28,8 @@ func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hol
 	return &hold{d: d, token: c.Token, entry: entry, lease: l, granted: time.Now()}
 }
 
-// grant returns the grant of h, which the holder may trust for ttl from the last begin of the
-// lease's term.
+// grant returns the grant of h. The holder may trust it for ttl, counted from when the term of the
+// lease last began.
 func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
 	// Read Go's clock first: then a suspend in between makes the end too early, which is safe.
 	now, age := time.Now(), h.d.age(h.lease)

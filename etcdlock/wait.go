@@ -192,8 +192,7 @@ func (w *waiter) ready(ctx context.Context) (watched, ready bool) {
 	return watched, w.sleep(ctx, 100*time.Millisecond, changed, turns)
 }
 
-// enter reads the queue, after it has put the entry there, unless the entry is already in its
-// place.
+// enter puts the waiter's entry into the queue, if it is not there yet, and then reads the queue.
 func (w *waiter) enter(ctx context.Context) error {
 	within, cancel := w.bounded(ctx)
 	defer cancel()

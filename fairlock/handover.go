@@ -16,8 +16,8 @@ func (d *driver) received(payload string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(f) == 0 || d.waiters[f[0]] == nil {
-		// Ignore it: a waiter's next call finds its token in the record, or the release of the
-		// token frees the key.
+		// Ignore the message, because no waiter has its token now. If it was a grant, the waiter's
+		// next call finds the token in the record, or the release of the token frees the key.
 		return
 	}
 

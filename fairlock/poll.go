@@ -348,8 +348,9 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	}
 }
 
-// outageAfterLocked returns the outage, or nil, since answered, the time at which the last answered
-// call was sent. It is an outage if a poll has failed, or has had no answer for a third of timeout.
+// outageAfterLocked returns the outage that began after answered, or nil if there is none. answered
+// is when the last call that got an answer was sent. There is an outage if a poll has failed, or
+// has had no answer for a third of timeout.
 func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) error {
 	switch {
 	case g.outageSince.After(answered):

@@ -112,7 +112,7 @@ func (r rig) dead(t *testing.T, n int, alive time.Duration) {
 	r.deadOf(t, n, "PUBLISH", "0", alive)
 }
 
-// deadOf is dead for entries with that command and those flags.
+// deadOf does what dead does, for entries with that command and those flags.
 func (r rig) deadOf(t *testing.T, n int, command, flags string, alive time.Duration) {
 	t.Helper()
 	ctx := t.Context()

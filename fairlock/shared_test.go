@@ -164,7 +164,7 @@ func TestWriterThatGivesUpWakesReaders(t *testing.T) {
 	})
 }
 
-// A reader that queues behind others without a subscriber joins a shared record at once.
+// A reader joins a shared record immediately if no waiter before it has a subscriber.
 func TestReaderQueuesBehindTheDead(t *testing.T) {
 	for _, kind := range []string{"0", "2"} {
 		inWorld(t, func(w *world) {

@@ -34,7 +34,7 @@ import (
 type Store struct {
 	mu    sync.Mutex // guards all below, and every entry and waiter
 	keys  map[string]*entry
-	fence uint64 // the last fence; one counter for all keys, so that a free key needs none
+	fence uint64 // the last fence; one counter for all keys, so that a free key needs no entry
 	limit int    // when len(keys) reaches it, expired holds are removed
 }
 

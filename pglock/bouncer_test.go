@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/internal/pgtest"
 )
 
-// The suite passes through a PgBouncer in transaction mode, which keeps no session of ours, and
-// whatever the text of values looks like.
+// The suite passes through a PgBouncer in transaction mode, which keeps no session of ours. It also
+// passes whatever the server's format for the text of values is.
 func TestConformanceBouncer(t *testing.T) {
 	t.Parallel()
 	if !conformance.Child() {

@@ -316,7 +316,7 @@ type guards struct {
 }
 
 const (
-	maxGuards   = 256         // keys; after a key is forgotten, its next attempt waits for maxBlocked
+	maxGuards   = 256         // the most keys; when there are more, all are forgotten
 	longestRest = time.Second // between two attempts at a guarded key
 )
 
@@ -339,7 +339,7 @@ func (g *guards) refusal(key string) *backend.HeldError {
 	defer g.mu.Unlock()
 	if g.since[key].IsZero() {
 		if len(g.since) >= maxGuards || g.since == nil {
-			g.since = map[string]time.Time{} // those in use are soon recorded again
+			g.since = map[string]time.Time{} // keys that are still guarded are soon recorded again
 		}
 		g.since[key] = time.Now().Add(-maxBlocked)
 	}

@@ -35,20 +35,4 @@ func Example() {
 	}
 }
 
-// The same by URL: another strategy is another string.
-func Example_url() {
-	locks, err := hasp.Open(context.Background(), "pubsublock+redis://localhost:6379/0?prefix=app:", nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close()
-	lease, err := locks.Lock(context.Background(), "orders")
-	if err != nil {
-		log.Print(err)
-		return
-	}
-	defer lease.Unlock(context.Background())
-	_ = book(lease.Context())
-}
-
 func book(context.Context) error { return nil }

@@ -127,9 +127,9 @@ func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 var errLate = fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
 
 // won reports whether redsync has counted a quorum of votes within the term. It returns false if
-// the ballot is decided, redsync gives up, or ctx ends. It also gives up if a quorum has voted, but
-// a quorum of yes needs a node that is silent for longer than usual. Otherwise the votes for this
-// attempt would block other callers while that node hangs.
+// the ballot is decided, redsync gives up, or ctx ends. won also gives up if a quorum has voted, but
+// could say yes only with the vote of a node that is silent for longer than usual. Otherwise the
+// votes for this attempt would block other callers while that node hangs.
 func (a *attempt) won(ctx context.Context) bool {
 	counted := make(chan error, 1) // has room, because won may return first
 	// Do not pass ctx, because a call that ctx ends could not learn whether it has taken the key.
@@ -313,7 +313,7 @@ func (a *attempt) cleanUp() {
 		a.cleanUpLocked(i)
 	}
 
-	// Stop if a Release has removed this attempt, or a newer one with the token has replaced it.
+	// Stop if a Release has removed this attempt, or a newer attempt with the same token has replaced it.
 	if d.attempts[token] != a {
 		return
 	}

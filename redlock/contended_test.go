@@ -134,7 +134,7 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 			late := waits(t, func(c *crowd) {
 				claim = c.claim()
 				take(c.t, c.drivers[1], claim)
-				time.Sleep(time.Second) // for the votes beyond the quorum
+				time.Sleep(time.Second) // so that the votes after the quorum arrive
 				spoil(c)
 			}, func(c *crowd) {
 				if err := c.drivers[1].Release(c.t.Context(), claim); err != nil {

@@ -42,23 +42,7 @@ func Example() {
 	}
 }
 
-// The same by URL. Another strategy is another URL.
-func Example_url() {
-	locks, err := hasp.Open(context.Background(), "redlock+redis://redis-a:6379,redis-b:6379,redis-c:6379/0?prefix=app:&max_ttl=1m", nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close()
-	lease, err := locks.Lock(context.Background(), "ledger", hasp.WithFence())
-	if err != nil {
-		log.Print(err)
-		return
-	}
-	defer lease.Unlock(context.Background())
-	_ = closeBooks(lease.Context(), lease.Fence())
-}
-
-// The same by a Config, as read from a file, for masters with different passwords.
+// A Config, as read from a file, for masters with different passwords.
 func Example_config() {
 	locks, err := hasp.Config{
 		Strategy: "redlock",

@@ -91,7 +91,7 @@ func TestKeepThatAMinorityMisses(t *testing.T) {
 }
 
 // A repair that is on its way when the hold is released writes the old record after the
-// release. The driver waits for it, and then keeps it.
+// release. The driver waits for the repair, and then writes the record that keeps the key.
 func TestKeepAfterARepairOnItsWay(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
 		tr.lose("0", "k")

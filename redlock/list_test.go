@@ -11,7 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// listed returns a list by key, and its error.
+// listed lists the keys with prefix. It returns a map from each key to its status, and the error
+// that ended the list.
 func listed(ctx context.Context, d *driver, prefix string) (map[string]backend.Status, error) {
 	all := map[string]backend.Status{}
 	for e, err := range d.List(ctx, prefix, time.Second) {

@@ -47,7 +47,7 @@ type standing struct {
 	votesFrom time.Time // when the node may vote, by our clock; zero if at once
 }
 
-// marks is the last known standing of one node.
+// marks has what the driver knows of one node's mark.
 type marks struct {
 	turn       chan struct{} // a mutex whose lock can time out: full while a caller asks the node
 	current    atomic.Pointer[standing]

@@ -68,7 +68,7 @@ func (n *node) sendPlain(ctx context.Context, a *attempt) (v vote, id identity, 
 	case set.Err != nil:
 		return voteAfter(set.Err), id, set.Err
 	case set.Value == nil:
-		return no, id, nil // counts whatever the mark is, because it cannot give the key away
+		return no, id, nil // a no counts whatever the mark is, because it cannot give the key away
 	case set.Value != "OK":
 		return unknown, id, n.store.Unexpected(set.Value)
 	case get.Err != nil || last.Err != nil:

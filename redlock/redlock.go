@@ -29,11 +29,11 @@
 // # Cost
 //
 // Each call goes to all nodes at once. It takes one round trip to lock a free key, and one to
-// unlock it; together each node executes five commands, or six if the program passed the clients,
-// which includes the commands of a script. If others wanted the key within the last second, one
-// node is asked first, which takes one more round trip. A fence takes one more, and so does
-// finding the holder of a held key. All waiters of a Client share one more connection to each
-// node. Renewals travel in batches.
+// unlock it. For both together, each node executes five commands, with those inside scripts, or six
+// if the program passed its own clients. If others wanted the key within the last second, one node
+// is asked first, which takes one more round trip. A fence takes one more, and so does finding the
+// holder of a held key. All waiters of a Client share one more connection to each node. Renewals
+// travel in batches.
 //
 // # URL
 //

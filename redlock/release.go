@@ -140,8 +140,8 @@ func (n *node) cleanUp(r *cleanup) error {
 	return err
 }
 
-// try sends a release, unless the node is suspect and this is not the last try: perhaps only one
-// connection was dead.
+// try sends a release. It does not ask a suspect node, except in the last try, because perhaps only
+// one connection was dead.
 func (n *node) try(r *cleanup, last bool) error {
 	if !last {
 		if err := n.admit(); err != nil {
@@ -156,7 +156,7 @@ func (n *node) try(r *cleanup, last bool) error {
 
 	reply, err := n.send(r.c.Timeout, releaseScript, call)
 	// A reply above 1 says that others wait for the key. Let the next Acquire ask the lead first,
-	// so that they get the key before it.
+	// so that the others get the key before it.
 	if waiters, ok := reply.(int64); ok && waiters > 1 {
 		n.d.refused(r.c.Key)
 		reply = int64(1)

@@ -185,8 +185,8 @@ func TestALeftoverBesideReaders(t *testing.T) {
 	}
 }
 
-// busy returns how many commands the nodes get in 5 s from all drivers but the first, which
-// wait for the key.
+// busy has all drivers but the first one wait for the key for 5 s. It returns how many commands the
+// nodes get from them.
 func (c *crowd) busy() (n int64) {
 	ctx, cancel := context.WithCancel(c.t.Context())
 	var wg sync.WaitGroup

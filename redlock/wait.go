@@ -34,16 +34,16 @@ type waiting struct {
 
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
-	answer int32              // of the lead to the last attempt
-	barred time.Duration      // the rest of an intent because of which this reader was refused, or 0
+	answer int32              // the lead's answer to the last attempt
+	barred time.Duration      // how much longer the intent that refused this reader lasts, or 0
 	intent bool               // it has left some intents
 	vain   int                // looks without success since the waiter was last woken
-	held   *backend.HeldError // the last answer of all nodes; without a holder if only the lead has answered
+	held   *backend.HeldError // the last refusal; it names the holder only if all nodes were asked
 	trip   time.Duration      // how long the last look took
 
 	surveyed  time.Time // when all nodes were last asked
-	leftover  string    // what strayed saw on the lead then: a record, or that one is missing
-	seenSince time.Time // when it first saw that
+	leftover  string    // the lead's record at that time; or says that the holder's is missing there; or empty
+	seenSince time.Time // since when leftover has been the same
 }
 
 // Wait queues on one node, the lead. It makes an attempt when a release there wakes this waiter,
@@ -114,7 +114,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		case strayed || w.leftover == "" && w.answer != behind:
 			// Make an attempt: the lead shows no record, or one that blocks no quorum.
 			if lead = w.lead(ctx); s.shared(lead) {
-				lead = noLead // a reader's record is left there, and the others are free
+				lead = noLead // a reader's record is left on the lead, and the other nodes are free
 			}
 			g, err = w.attempt(ctx, lead)
 		}

@@ -211,7 +211,7 @@ func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
 // Set puts the proxy into state s. It cancels an earlier SetAfter.
 func (p *Proxy) Set(s State) { p.locked(func() { p.setLocked(s) }) }
 
-// SetAfter puts the proxy into state s when it has carried the given number of replies.
+// SetAfter lets everything pass now, and puts the proxy into state s after that many replies.
 func (p *Proxy) SetAfter(replies int, s State) {
 	p.locked(func() {
 		p.setLocked(State{})

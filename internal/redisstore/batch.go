@@ -94,9 +94,9 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers c
 	}
 }
 
-// runGroup runs the calls whose indexes are in which. It first sends the hash of the script. If the
-// server does not know the script, runGroup sends the calls that it refused again, with the source.
-// If the server redirects a call, Run runs that call alone on the other server.
+// runGroup runs the calls with the indexes that which has. It first sends the hash of the script.
+// If the server does not know the script, runGroup sends the calls that it refused again, with the
+// source. If the server redirects a call, Run runs that call alone on the other server.
 func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Call, which []int, answers chan<- answer) {
 	for _, whole := range []bool{false, true} {
 		commands := make([][]string, len(which))

@@ -105,7 +105,7 @@ func (c *cluster) moved(at *server, key, addr string) *server {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	// Record this slot before the search ends, so that its next callers need no redirection.
+	// Record this slot before the search ends, so that the next calls for it need no redirection.
 	to := c.serverLocked(redirected(addr, at.addr))
 	c.slots[slot.Of(key)] = to
 	return to

@@ -10,10 +10,10 @@
 //
 // A Store that was opened by a URL makes its own connections (package resp), because a read of
 // go-redis ends at its deadline, but not when its caller is cancelled. go-redis is used only for a
-// client that the caller passed. A connection takes less than 10 KiB, because a pool keeps the
-// connections of its largest burst.
+// client that the caller passed. A pool keeps the connections of its largest burst, so a connection
+// takes less than 10 KiB.
 //
-// A caller that uses a server alone uses a connection of the pool. Several callers at once share
+// A caller that uses a server alone uses a connection of the pool. Several callers together share
 // one connection, the wire, which gives 20 to 60 % more throughput. Nothing on the wire is sent
 // twice: if a reply is lost, the outcome is unknown. If commands on the wire stay unanswered, it
 // takes no more, so that a connection that dies in silence fails only the calls of about 75 ms: at
@@ -22,9 +22,9 @@
 // than 64 KiB, and all commands over a client that the caller passed, because its hooks and
 // settings apply to them.
 //
-// The AutoPipeline of go-redis cannot replace the wire yet: only its asynchronous form lets a
-// caller leave, whose command is still sent. If a later go-redis reaches 90 % of the wire's
-// throughput, it shall replace the wire.
+// The AutoPipeline of go-redis cannot replace the wire yet. A caller can leave only its
+// asynchronous form, and even then the command is still sent. If a later go-redis reaches 90 % of
+// the wire's throughput, it shall replace the wire.
 //
 // hasp does not trust replies. It allocates memory for the bytes that arrive, and not for the
 // announced length. A reply that the script cannot return is no grant. A wire ends if it receives a

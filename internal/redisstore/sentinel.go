@@ -31,8 +31,8 @@ type sentinels struct {
 	epoch  int64      // the epoch of the answer that named it
 }
 
-// searchEvery bounds how long hasp uses a demoted master that does not know that yet, and still
-// takes writes.
+// searchEvery bounds how long hasp uses a master that was demoted, but has not learned of it yet
+// and still takes writes.
 const searchEvery = 10 * time.Second
 
 func newSentinels(a address, d *dialer) *sentinels {

@@ -118,7 +118,7 @@ func (v *VirtualServer) Skew(d time.Duration) {
 func (v *VirtualServer) Skip(d time.Duration) { v.Mini.FastForward(d) }
 
 // Client returns a go-redis client of the server, through its Proxy. The client sends each command
-// once. Only the contexts of its calls bound them.
+// once. A call ends only with its reply or with its context.
 func (v *VirtualServer) Client() *redis.Client {
 	dial := v.Proxy.Dialer()
 	return v.client(func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -16,7 +16,8 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// Listed returns the entries of a list by key, and the error of the list.
+// Listed lists the keys with prefix. It returns a map from each key to its entry, and the error
+// that ended the list.
 func Listed(ctx context.Context, d backend.Driver, prefix string) (map[string]backend.Entry, error) {
 	all := map[string]backend.Entry{}
 	for e, err := range d.(backend.Lister).List(ctx, prefix, 3*time.Second) {

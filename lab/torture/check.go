@@ -115,8 +115,8 @@ func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 			excluded = alone
 		}
 		if last := excluded.end; last != nil && !t.void() && t.got < last.end {
-			// The store may have forgotten either hold: a grant may reach its caller when another
-			// caller already has the key.
+			// The store may have forgotten the older hold or the newer one. It can be the newer one,
+			// because a grant may reach its caller only after another caller has got the key.
 			if within(n.losses, min(last.asked, t.asked), t.got) {
 				overlaps++
 			} else {

@@ -239,8 +239,8 @@ var others = map[string]struct {
 	"etcdlock": {2 * time.Second, startEtcd}, // the shortest term that etcd grants
 }
 
-// other is the store of a strategy in others. Each client reaches each server through a proxy of
-// its own, which makes the faults of links.
+// other is a store that is not a Redis: see others. Each client reaches each server through a proxy
+// of its own, which makes the faults of links.
 type other struct {
 	what    string                                  // a description
 	servers []string                                // the address of each server

@@ -40,7 +40,8 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		{most, "release", "holder stopped", onServer, 2 * time.Second, term, patience, []string{"one at a time", "kept until its end"}},
 		{most, "wake-up", "waiter killed", onServer, 2 * time.Second, term, 3 * time.Second, []string{"stood still"}},
 		{most, "slots", "waiter killed", onServer, 2 * time.Second, term, patience, []string{"slots"}},
-		// Slow replies show that a term counts from the reply.
+		// With this bug, a term counts from the reply and not from the call. Only slow replies show
+		// it.
 		{[]string{"spinlock"}, "reply", "slow to answer", onServer, 10 * time.Second, term, patience, []string{"one at a time"}},
 		// Renewals that wait behind acquires do harm only if replies take long, as from a master
 		// whose replica confirms holds.

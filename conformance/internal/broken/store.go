@@ -397,7 +397,7 @@ func (s *store) entries() (all []string) {
 	return all
 }
 
-// latency is how long a command takes to the store. A reply takes as long.
+// latency is how long a command travels to the store. A reply takes as long.
 const latency = 200 * time.Microsecond
 
 // way is a driver's connection path to the store.
@@ -514,7 +514,7 @@ func (w *way) carries(ctx context.Context, down error) (state conformance.LinkSt
 	}
 }
 
-// link makes a link to the store by a new way.
+// link returns a Link to the store over a new way.
 func (s *store) link() *conformance.Link {
 	w := newWay(s)
 	var name string

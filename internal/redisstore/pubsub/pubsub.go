@@ -118,7 +118,7 @@ func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, rec
 	select {
 	case err = <-l.settled:
 	case <-ctx.Done():
-		// If the server confirms or refuses at the same moment, that is the result.
+		// If the server's answer has come at the same moment, that answer is the result.
 		b.mu.Lock()
 		l.settleLocked(ctx.Err())
 		b.mu.Unlock()

@@ -101,8 +101,8 @@ var (
 	errAstray  = errors.New("the connection leads to the wrong server")
 )
 
-// Do sends commands, one after another, and stores their replies. It returns false if the wire is
-// over, and nothing was sent. If the caller leaves, some of the commands may not be sent.
+// Do sends commands, one after another, and stores their replies. It returns false if the wire
+// was over before anything was sent. If the caller leaves, some of the commands may not be sent.
 func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (sent bool) {
 	var room [2]*request // enough for the usual call, on the stack
 	all := room[:0]

@@ -213,8 +213,8 @@ func (w *Wire) End() {
 	}
 	w.back(good)
 
-	// Wait for the writer, which a closed connection ends, because after that sent does not change
-	// any more.
+	// Wait until the writer has ended, because only then w.sent changes no more. If the writer
+	// hangs in a write, the closed connection ends it.
 	w.writers.Wait()
 	for _, r := range append(w.due[w.answered:], w.sent...) {
 		r.answer(Reply{Err: w.over})
