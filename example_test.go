@@ -62,21 +62,11 @@ func ExampleNew() {
 	_, err = two.TryLock(ctx, "nightly")
 	fmt.Println(err)
 	fmt.Println(errors.Is(err, hasp.ErrHeld)) // so skip this run
-
-	if err := lease.Unlock(ctx); err != nil {
-		fmt.Println(err)
-		return
-	}
-	lease, err = two.TryLock(ctx, "nightly")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println("process 2 has", lease.Key(), lease.Unlock(ctx))
+	fmt.Println(lease.Unlock(ctx))
 	// Output:
 	// hasp: trylock "nightly": held by "process 1"
 	// true
-	// process 2 has nightly <nil>
+	// <nil>
 }
 
 // The program's own configuration file says where the locks are kept.
@@ -122,13 +112,10 @@ locks:
 func ExampleOptions_observe() {
 	var mu sync.Mutex
 	count := map[hasp.EventKind]int{}
-	var waited, held time.Duration
 	observe := func(_ context.Context, e hasp.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		count[e.Kind]++
-		waited += e.Wait
-		held += e.Hold
 	}
 
 	ctx := context.Background()
@@ -137,31 +124,19 @@ func ExampleOptions_observe() {
 		log.Fatal(err)
 	}
 	for range 3 {
-		err := hasp.Do(ctx, c, "report", func(ctx context.Context, _ *hasp.Lease) error {
-			time.Sleep(20 * time.Millisecond)
-			_, err := c.TryLock(context.Background(), "report") // not with ctx, because it must not re-enter
-			if errors.Is(err, hasp.ErrHeld) {
-				return nil
-			}
+		err := hasp.Do(ctx, c, "report", func(context.Context, *hasp.Lease) error {
+			_, err := c.TryLock(ctx, "report") // ErrHeld: this context is not the lease's, so it does not re-enter
 			return err
 		})
-		if err != nil {
-			fmt.Println(err)
-		}
+		fmt.Println(errors.Is(err, hasp.ErrHeld))
 	}
 	c.Close() // waits for Observe
-
-	for _, kind := range []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventRefused, hasp.EventReleased, hasp.EventLost} {
-		fmt.Println(kind, count[kind])
-	}
-	fmt.Println("held for longer than waited for:", held > waited)
+	fmt.Println(count)
 	// Output:
-	// requested 6
-	// acquired 3
-	// refused 3
-	// released 3
-	// lost 0
-	// held for longer than waited for: true
+	// true
+	// true
+	// true
+	// map[acquired:3 refused:3 released:3 requested:6]
 }
 
 // The log has what is lost or goes wrong. At slog.LevelDebug it has every event.
