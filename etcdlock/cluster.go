@@ -295,7 +295,7 @@ func (m *member) close() { m.client.Close() }
 // probe sends a linearizable read, which needs a leader and a majority. A member that is cut off
 // from the others may still answer other requests.
 func (m *member) probe(ctx context.Context) error {
-	_, err := m.client.Get(ctx, root, clientv3.WithKeysOnly())
+	_, err := m.client.Get(ctx, root)
 	if isAnswer(err) && !isRefused(err) {
 		return nil
 	}

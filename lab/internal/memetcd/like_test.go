@@ -170,7 +170,7 @@ func (q *sequence) maybe(n int64) int64 {
 }
 
 func (q *sequence) get() *pb.RangeRequest {
-	r := &pb.RangeRequest{Key: q.key(), Limit: q.maybe(int64(1 + q.r.IntN(3))), KeysOnly: q.some(), MinCreateRevision: q.maybe(q.around())}
+	r := &pb.RangeRequest{Key: q.key(), Limit: q.maybe(int64(1 + q.r.IntN(3))), MinCreateRevision: q.maybe(q.around())}
 	if r.RangeEnd = q.end(r.Key); q.some() {
 		r.SortTarget, r.SortOrder = pb.RangeRequest_CREATE, pb.RangeRequest_ASCEND
 	}

@@ -71,7 +71,7 @@ func (s *state) deletionsSince(rev int64) []*mvccpb.Event {
 }
 
 func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
-	known := &pb.RangeRequest{Key: r.Key, RangeEnd: r.RangeEnd, Limit: r.Limit, KeysOnly: r.KeysOnly, MinCreateRevision: r.MinCreateRevision}
+	known := &pb.RangeRequest{Key: r.Key, RangeEnd: r.RangeEnd, Limit: r.Limit, MinCreateRevision: r.MinCreateRevision}
 	sorted := r.SortTarget == pb.RangeRequest_CREATE
 	if sorted {
 		known.SortTarget, known.SortOrder = pb.RangeRequest_CREATE, pb.RangeRequest_ASCEND
@@ -87,12 +87,7 @@ func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
 	if r.Limit > 0 && int64(len(kvs)) > r.Limit {
 		kvs, res.More = kvs[:r.Limit], true
 	}
-	for _, kv := range kvs {
-		if r.KeysOnly {
-			kv = &mvccpb.KeyValue{Key: kv.Key, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version, Lease: kv.Lease}
-		}
-		res.Kvs = append(res.Kvs, kv)
-	}
+	res.Kvs = kvs
 	return res
 }
 
