@@ -232,7 +232,7 @@ func (d *driver) send(polls []*poll, timeout time.Duration) {
 	d.store.RunEach(ctx, pollScript, calls, func(i int, reply any, err error) {
 		polls[i].done = true
 		d.polled(polls[i], reply, err, sent)
-		if r, ok := reportOf(reply); ok { // an earlier message may be lost, or have asked an earlier holder
+		if r, ok := reportOf(reply); ok { // an earlier message may have asked an earlier holder
 			d.store.Recall(ctx, r.token, polls[i].g.key)
 		}
 	})

@@ -195,9 +195,9 @@ func record(c backend.Claim) string {
 
 // waited returns how long the Client that wrote a record had waited, or 0 if that is not known.
 func waited(record string) time.Duration {
-	_, rest, _ := strings.Cut(record, mark)
-	text, _, _ := strings.Cut(rest, redisstore.Mark)
-	n, err := strconv.ParseUint(text, 10, 48) // in a value of another program, text may be anything
+	head, _, _ := strings.Cut(record, redisstore.Mark)
+	text := head[strings.LastIndex(head, mark)+1:] // the token of a hold that may linger has marks, too
+	n, err := strconv.ParseUint(text, 10, 48)      // in a value of another program, text may be anything
 	if err != nil {
 		return 0
 	}

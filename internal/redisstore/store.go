@@ -29,6 +29,7 @@ type Store struct {
 	secrets   []string // no error may contain these
 	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
 	dialer    *dialer  // nil if the caller of hasp passed the client
+	recalled  recalled
 
 	// always is for tests: a caller uses a wire even if it is alone, and the wire does not end by
 	// itself.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -244,12 +245,32 @@ func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) erro
 	return err
 }
 
+// maxRecalled is the most keys in recalled; when there are more, all are forgotten.
+const maxRecalled = 256
+
+// recalled has the record of the last hold of each key for which Recall has sent a message. One
+// message for a hold is enough, and a refused caller may ask very often.
+type recalled struct {
+	sync.Mutex
+	holds map[string]string
+}
+
 // Recall asks the Client that holds key for it, if the holder's token says that the key may linger.
-// Record begins with the token. If the user may not publish, or the message is lost, the caller
+// record begins with the token. If the user may not publish, or the message is lost, the caller
 // waits for the end of the linger.
 func (s *Store) Recall(ctx context.Context, record, key string) {
 	id, ok := backend.RecallID(record)
 	if !ok || !isToken(id) {
+		return
+	}
+	s.recalled.Lock()
+	again := s.recalled.holds[key] == record
+	if len(s.recalled.holds) >= maxRecalled || s.recalled.holds == nil {
+		s.recalled.holds = map[string]string{}
+	}
+	s.recalled.holds[key] = record
+	s.recalled.Unlock()
+	if again {
 		return
 	}
 	channel, command := DerivedKey("recall", id), "publish"
