@@ -36,39 +36,6 @@ func Example() {
 	// <nil>
 }
 
-// The program makes the driver, and opens no URL. In a test, two Clients over one memlock.Store
-// stand for two processes. If the program has a Redis client already, it calls
-//
-//	spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "app:"}})
-func ExampleNew() {
-	ctx := context.Background()
-	store := new(memlock.Store)
-	one, err := hasp.New(store.Driver(), &hasp.Options{Owner: "process 1"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer one.Close()
-	two, err := hasp.New(store.Driver(), &hasp.Options{Owner: "process 2"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer two.Close()
-
-	lease, err := one.Lock(ctx, "nightly")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	_, err = two.TryLock(ctx, "nightly")
-	fmt.Println(err)
-	fmt.Println(errors.Is(err, hasp.ErrHeld)) // so skip this run
-	fmt.Println(lease.Unlock(ctx))
-	// Output:
-	// hasp: trylock "nightly": held by "process 1"
-	// true
-	// <nil>
-}
-
 // The program's own configuration file says where the locks are kept.
 func ExampleConfig() {
 	file := []byte(`

@@ -70,7 +70,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	c, n := w.c, time.Duration(w.r.slots)
 	first := rand.N(w.r.slots) // Clients begin at different slots, so that they seldom ask for the same one
 	freed := make(chan int, 1)
-	defer c.queue.endLooking(w.r.name, freed)
+	defer c.queue.looks(w.r.name, freed, false)
 
 	var last error     // why the caller has no slot: ErrHeld, or the last error of an outage
 	var outage instant // when an outage began, by clock.awake; 0 if the store answers
@@ -100,7 +100,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 		if retry > 0 {
 			d = min(d, retry+minSleep) // if its holder has died, the slot is free then
 		}
-		c.queue.beginLooking(w.r.name, freed) // not before the first look, so that a Lock that finds a slot there does not make TryLocks fail
+		c.queue.looks(w.r.name, freed, true) // not before the first look, so that a Lock that finds a slot there does not make TryLocks fail
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
@@ -160,20 +160,14 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// beginLooking records that a caller looks for a slot of key. freed receives a slot that may have
-// become free.
-func (q *queue) beginLooking(key string, freed chan int) {
+// looks records that a caller looks for a slot of key, or, if on is false, that it does so no longer.
+// freed receives a slot that may have become free.
+func (q *queue) looks(key string, freed chan int, on bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.lookers[key] = freed
-}
-
-// endLooking records that the caller no longer looks for a slot of key.
-func (q *queue) endLooking(key string, freed chan int) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	// If the queue's lease was lost, another caller may look already.
-	if q.lookers[key] == freed {
+	if on {
+		q.lookers[key] = freed
+	} else if q.lookers[key] == freed { // if the queue's lease was lost, another caller may look already
 		delete(q.lookers, key)
 	}
 }

@@ -8,8 +8,8 @@
 //
 // With a plain driver, the engine polls. A driver that can say when to ask again is also a [Waker].
 // One whose store queues the callers is a [Waiter] instead. A driver that can report who holds a
-// key is an [Inspector], and one that can report which keys are held is a [Lister]. [Traits]
-// describes the other differences.
+// key is an [Inspector], and one that can report which keys are held is a [Lister]. One that can ask
+// another Client for a key is a [Recaller]. [Traits] describes the other differences.
 //
 // # Holds
 //
@@ -290,7 +290,9 @@ func RecallID(token string) (id string, ok bool) {
 
 // Recaller is a [Driver] that can ask another Client for a key that lingers there. If Acquire or
 // Wait learns that a token with a RecallMark holds the key, the driver sends the key in a message
-// to the ID of that token. The message may be lost.
+// to the ID of that token. One message for a hold is enough, and it may be lost.
+//
+// A wrapper around a Recaller must be a Recaller as well.
 type Recaller interface {
 	Driver
 

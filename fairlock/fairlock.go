@@ -145,6 +145,7 @@ var (
 	_ backend.Waiter    = (*driver)(nil)
 	_ backend.Inspector = (*driver)(nil)
 	_ backend.Lister    = (*driver)(nil)
+	_ backend.Recaller  = (*driver)(nil)
 )
 
 // New returns a Client whose locks are in the Redis of rdb, a client of one server, of a cluster,

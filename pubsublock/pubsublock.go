@@ -120,6 +120,7 @@ var (
 	_ backend.Waker     = (*driver)(nil)
 	_ backend.Inspector = (*driver)(nil)
 	_ backend.Lister    = (*driver)(nil)
+	_ backend.Recaller  = (*driver)(nil)
 )
 
 // New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a

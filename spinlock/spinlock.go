@@ -13,7 +13,8 @@
 //
 // It takes one round trip to lock a free key and one to unlock it. If the key is held, the first
 // attempt of a caller takes a second round trip, to learn the holder and the rest of the term.
-// Later attempts, and attempts with WithFence, take one. Renewals travel in batches.
+// Later attempts, and attempts with WithFence, take one. While a key lingers (hasp.WithLinger), one
+// refused attempt takes one more, which asks the holder for the key. Renewals travel in batches.
 // hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
 //
 // All Clients that wait for a key together make about eight attempts for each hold, however many
@@ -109,6 +110,7 @@ type driver struct {
 var (
 	_ backend.Inspector = (*driver)(nil)
 	_ backend.Lister    = (*driver)(nil)
+	_ backend.Recaller  = (*driver)(nil)
 )
 
 // New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a

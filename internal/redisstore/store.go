@@ -29,7 +29,11 @@ type Store struct {
 	secrets   []string // no error may contain these
 	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
 	dialer    *dialer  // nil if the caller of hasp passed the client
-	recalled  recalled
+
+	// recalled has the record of the last hold of each key for which Recall has sent a message. One
+	// message for a hold is enough, and a refused caller may ask very often.
+	mu       sync.Mutex // guards recalled
+	recalled map[string]string
 
 	// always is for tests: a caller uses a wire even if it is alone, and the wire does not end by
 	// itself.

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -245,15 +244,8 @@ func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) erro
 	return err
 }
 
-// maxRecalled is the most keys in recalled; when there are more, all are forgotten.
+// maxRecalled is the most keys in Store.recalled; when there are more, all are forgotten.
 const maxRecalled = 256
-
-// recalled has the record of the last hold of each key for which Recall has sent a message. One
-// message for a hold is enough, and a refused caller may ask very often.
-type recalled struct {
-	sync.Mutex
-	holds map[string]string
-}
 
 // Recall asks the Client that holds key for it, if the holder's token says that the key may linger.
 // record begins with the token. If the user may not publish, or the message is lost, the caller
@@ -263,13 +255,13 @@ func (s *Store) Recall(ctx context.Context, record, key string) {
 	if !ok || !isToken(id) {
 		return
 	}
-	s.recalled.Lock()
-	again := s.recalled.holds[key] == record
-	if len(s.recalled.holds) >= maxRecalled || s.recalled.holds == nil {
-		s.recalled.holds = map[string]string{}
+	s.mu.Lock()
+	again := s.recalled[key] == record
+	if len(s.recalled) >= maxRecalled || s.recalled == nil {
+		s.recalled = map[string]string{}
 	}
-	s.recalled.holds[key] = record
-	s.recalled.Unlock()
+	s.recalled[key] = record
+	s.mu.Unlock()
 	if again {
 		return
 	}
