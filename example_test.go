@@ -75,37 +75,6 @@ locks:
 	// true
 }
 
-// Observe counts events for metrics. It may run on several goroutines at the same time.
-func ExampleOptions_observe() {
-	var mu sync.Mutex
-	count := map[hasp.EventKind]int{}
-	observe := func(_ context.Context, e hasp.Event) {
-		mu.Lock()
-		defer mu.Unlock()
-		count[e.Kind]++
-	}
-
-	ctx := context.Background()
-	c, err := memlock.New(&hasp.Options{Observe: observe})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for range 3 {
-		err := hasp.Do(ctx, c, "report", func(context.Context, *hasp.Lease) error {
-			_, err := c.TryLock(ctx, "report") // ErrHeld: this context is not the lease's, so it does not re-enter
-			return err
-		})
-		fmt.Println(errors.Is(err, hasp.ErrHeld))
-	}
-	c.Close() // waits for Observe
-	fmt.Println(count)
-	// Output:
-	// true
-	// true
-	// true
-	// map[acquired:3 refused:3 released:3 requested:6]
-}
-
 // The log has what is lost or goes wrong. At slog.LevelDebug it has every event.
 func ExampleLogEvents() {
 	withoutTime := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/etcdtest"
 )
 
 // refused opens a URL and checks that the error is one line with the words, and without the
@@ -112,6 +114,27 @@ func TestNobodyThere(t *testing.T) {
 		conn.(*net.TCPConn).SetLinger(0) // Close sends a reset
 	})
 	refused(t, "etcds://"+addr, false, "reset by peer", "etcd://")
+}
+
+// A grpc-proxy of etcd is refused: it delays keep-alives, so leases would be lost.
+func TestProxy(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	l := listen(t)
+	l.Close()
+	proxy := exec.Command(etcdtest.Binary(), "grpc-proxy", "start", "--endpoints", s.Client, "--listen-addr", l.Addr().String())
+	if err := proxy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { proxy.Process.Kill(); proxy.Wait() })
+	eventually(t, "the proxy", func() error {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
+	refused(t, "etcd://"+l.Addr().String(), true, "grpc-proxy", "name the members")
 }
 
 // TestUsers opens an etcd without users and one with.

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -67,7 +68,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// probe checks the version of etcd, the user, and whether the user may read.
+// probe checks the version of etcd, the user, and whether the user may read. It refuses etcd's
+// grpc-proxy, which delays keep-alives by a schedule of its own.
 func (d *driver) probe(ctx context.Context) error {
 	conf := &d.cluster.conf
 	_, err := call(ctx, d.cluster, func(m *member) (any, error) {
@@ -90,7 +92,14 @@ func (d *driver) probe(ctx context.Context) error {
 	if err == nil {
 		_, err = d.entries(ctx, "probe")
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	b := d.cluster.beat(ctx, rand.Int64N(1<<62)+1)
+	if b.err == nil && b.ttl < 0 { // a member says 0 for a lease that does not exist
+		return invalid("that is etcd's grpc-proxy, which delays keep-alives: name the members of the etcd")
+	}
+	return b.err
 }
 
 // checkVersion refuses versions that lack what the driver needs. With etcd 3.4, the client cannot
