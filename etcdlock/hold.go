@@ -21,7 +21,11 @@ type hold struct {
 	entry   *mvccpb.KeyValue // as this driver has written it
 	lease   *lease
 	granted time.Time
-	over    atomic.Bool // it was released or lost, or the entry may be under another lease
+	over    atomic.Bool // it was released, lost or moved to another lease; the call that sets it ends the lease
+
+	mu     sync.Mutex // guards both
+	others []*lease   // leases that may have the entry, after moves of unknown outcome
+	ended  bool       // the entry is gone
 }
 
 func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hold {
@@ -272,6 +276,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	// Because over is set, no other call ends the lease or gives it back from now on.
 	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
+		h.settle(true) // a move may have begun meanwhile
 		d.pool.give(h.lease)
 		return nil
 	}

@@ -30,10 +30,11 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 			return backend.Grant{}, backend.ErrLost
 		}
 
-		g, _, err := d.move(ctx, c, h, kv)
+		g, err := d.move(ctx, c, h, kv)
 		switch {
+		case errors.Is(err, errGone) && known:
+			h.doubt(h.lease)
 		case errors.Is(err, errGone): // the entry has changed since it was read
-			h.moved()
 		case errors.Is(err, errNoSpace) && known:
 			// Renew the present lease, because etcd has no space to move the hold to another one.
 			d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
@@ -47,14 +48,11 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 }
 
 // move puts a hold under a new lease with the whole term. h is nil if the hold is not this
-// driver's. move returns errGone if the entry has changed since it was read as kv. If the outcome
-// is unknown, move returns the new lease as well. The entry is under that lease or under its old
-// one, so neither is ended: the next renewal or release finds the entry by the token and ends its
-// lease, and the other one ends with its term.
-func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, *lease, error) {
+// driver's. move returns errGone if the entry has changed since it was read as kv.
+func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, error) {
 	l, err := d.pool.grant(ctx, seconds(c.TTL))
 	if err != nil {
-		return backend.Grant{}, nil, err
+		return backend.Grant{}, err
 	}
 	granted, value := time.Now(), kv.Value
 	if h != nil {
@@ -68,26 +66,52 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	switch {
 	case err != nil && unchanged(err):
 		d.pool.give(l)
-		return backend.Grant{}, nil, err
+		return backend.Grant{}, err
 	case err != nil:
-		h.moved()
-		return backend.Grant{}, l, err
+		h.doubt(l)
+		return backend.Grant{}, err
 	}
 
 	// End the old lease, which must not be reused because its number is in the entry's name.
-	h.moved()
-	d.bury(d.foreign(kv.Lease))
+	if h == nil || kv.Lease != h.lease.id {
+		d.bury(d.foreign(kv.Lease))
+	}
+	h.settle(false)
 	n := d.newHold(c, moved, l)
 	n.granted = granted
-	return n.grant(c, c.TTL), nil, nil
+	return n.grant(c, c.TTL), nil
 }
 
-// moved records that the entry of h, which may be nil, may be under another lease. From now on h is
-// renewed and released by the token, and its lease is not reused.
-func (h *hold) moved() {
-	if h != nil {
-		h.over.Store(true)
+// doubt records that the entry of h may be under h's lease or under other, so that neither is
+// revoked. The next renewal or release finds the entry by the token, changes it, and settles h.
+func (h *hold) doubt(other *lease) {
+	if h == nil {
+		return // the lease serves the hold, or ends by itself
 	}
+	h.over.Store(true)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ended {
+		h.d.bury(other)
+	} else {
+		h.others = append(h.others, h.lease, other)
+	}
+}
+
+// settle ends the leases that h does not use any more; h may be nil. It is called after the entry
+// was moved to another lease, or removed. So a put of h that arrives late has no effect: its lease
+// has ended, or the entry has changed.
+func (h *hold) settle(ended bool) {
+	if h == nil {
+		return
+	}
+	h.abandon()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.others {
+		h.d.bury(l)
+	}
+	h.others, h.ended = nil, h.ended || ended
 }
 
 // rewrite puts an entry again, with a value and under a lease, and returns it. The entry keeps its
@@ -165,6 +189,9 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 			err = d.keep(ctx, c, kv)
 		default:
 			err = d.evict(ctx, kv)
+		}
+		if err == nil || errors.Is(err, backend.ErrLost) {
+			d.ownHold(c).settle(true) // does nothing if another driver made the hold
 		}
 		if !errors.Is(err, errGone) {
 			return err

@@ -255,11 +255,10 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 	l, h := w.lease, w.d.newHold(w.c, w.entry, w.lease)
 	term := min(w.c.TTL, l.term())
 	if term < w.c.TTL && !w.c.Renewed {
-		g, l, err = w.d.move(within, w.c, h, w.entry)
-		if l != nil {
-			w.d.bury(l) // the outcome is unknown, so the Wait fails, and both leases end
-		}
-		return g, err == nil || l != nil, err // errGone: the entry was removed, but its event may be late
+		// If the outcome is unknown, the Wait fails, and both leases end.
+		h.ended = true
+		g, err = w.d.move(within, w.c, h, w.entry)
+		return g, err == nil || !unchanged(err), err // errGone: the entry was removed, but its event may be late
 	}
 
 	enough := term - backend.Drift(term)/2
