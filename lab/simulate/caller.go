@@ -152,9 +152,11 @@ func (a *caller) bounds() bounds {
 	return b
 }
 
+const maxMinHold = 300 * time.Millisecond
+
 // keep draws a min hold, and a max hold that may be shorter.
 func (a *caller) keep(b *bounds) {
-	b.minHold, b.grant = 1+a.upTo(300*time.Millisecond), new(grant)
+	b.minHold, b.grant = 1+a.upTo(maxMinHold), new(grant)
 	b.ctx = context.WithValue(b.ctx, grantKey{}, b.grant)
 	b.opts = append(b.opts, hasp.WithMinHold(b.minHold), hasp.WithMaxHold(time.Millisecond+a.upTo(800*time.Millisecond)))
 }

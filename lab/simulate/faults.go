@@ -41,6 +41,21 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 	}
 }
 
+// hurry makes the store's clock faster than the clock of the Clients, until over is closed. It is
+// faster by the part that the kind says or, for half of the seeds, by less than backend.Drift allows
+// for.
+func (w *World) hurry(fast float64, over chan struct{}) {
+	const step = 20 * time.Millisecond
+	for fast > 0 {
+		select {
+		case <-over:
+			return
+		case <-time.After(step):
+			w.Store.Skip(time.Duration(fast * float64(step)))
+		}
+	}
+}
+
 // suspend makes the host of all Clients sleep. Meanwhile its goroutines and Go's clock stand still.
 // Only the store's clock and the count of suspended time advance.
 func (w *World) suspend(r *rand.Rand) {

@@ -19,6 +19,10 @@ type Kind struct {
 	Shortest, Unit time.Duration
 
 	SameFences bool // two shared holds may have the same fence
+
+	// Fast says by which part the store's clock is faster than the clock of the Clients. If it is
+	// zero, the seed decides, and the part is less than backend.Drift allows for.
+	Fast float64
 }
 
 func (k Kind) shortest() time.Duration { return max(k.Shortest, backend.MinTTL) }

@@ -143,3 +143,16 @@ func (d hasty) Renew(_ context.Context, cs []backend.Claim, done func(int, backe
 func TestPlantedBugIsFound(t *testing.T) {
 	find(t, etcd(func(d Driver) backend.Driver { return hasty{d} }), sound, "two holders")
 }
+
+// The drift is needed: a lease is not safe if the store's clock is faster than the drift allows for.
+func TestFastClockIsFound(t *testing.T) {
+	for _, kind := range kinds {
+		if kind.Name == "spinlock" || kind.Name == "redlock3" {
+			t.Run(kind.Name, func(t *testing.T) {
+				t.Parallel()
+				kind.Fast = 0.05
+				find(t, kind, sound, "two holders")
+			})
+		}
+	}
+}

@@ -121,7 +121,13 @@ func (w *World) live() {
 		// short.
 		c.long = w.Store.Longest() >= LongTerm && !(closeEarly && i == 0)
 	}
+	fast := w.kind.Fast
+	if r := rand.New(rand.NewPCG(w.seed, 1<<34)); fast == 0 && r.IntN(2) == 0 {
+		fast = 0.009 * r.Float64()
+	}
+	w.book.early = time.Duration(fast * float64(maxMinHold))
 	over := w.start(stay)
+	go w.hurry(fast, over)
 	if closeEarly {
 		time.Sleep(time.Duration(w.R.Int64N(int64(2 * time.Second))))
 		w.close(stay[0])
