@@ -64,10 +64,13 @@ compare:
 	@command -v redis-server >/dev/null || echo "no redis-server: hasp beside other libraries is left out"
 	! command -v redis-server >/dev/null || (cd lab/bench && go run . --quick --out results/quick)
 
-# The same in ten minutes. It fills the tables and the picture of README.md and docs/performance.md,
-# so commit first, and let the machine do nothing else.
+# The same in ten minutes, and five minutes of torture. It fills the tables and the picture of
+# README.md and docs/performance.md, and writes docs/results. So commit first, and let the machine
+# do nothing else.
 results:
+	mkdir -p docs/results
 	cd lab/bench && go run . --fill
+	cd lab && go run ./torture -parallel 2 -results ../docs/results/torture.md
 
 # Every strategy that processes share under faults, with a new seed, which is printed.
 torture:

@@ -84,6 +84,7 @@ func main() {
 		o.history, err = os.Create(path)
 		return err
 	})
+	page := flag.String("results", "", "write a table of the runs to a `file`, and name the commit")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		exit(2, fmt.Errorf("unknown argument %q", flag.Arg(0)))
@@ -96,7 +97,10 @@ func main() {
 	}
 	logging.Disable() // go-redis logs servers that are down
 
-	kept, err := o.carryOut(names, *parallel)
+	kept, runs, err := o.carryOut(names, *parallel)
+	if err == nil && *page != "" {
+		err = o.writeResults(*page, names, runs)
+	}
 	switch {
 	case errors.Is(err, errInterrupted):
 		fmt.Fprintln(os.Stderr, "torture:", err)
@@ -124,7 +128,7 @@ var errInterrupted = errors.New("interrupted")
 
 // carryOut makes two runs of each strategy: one without faults that take locks away, and one with
 // them. Up to parallel runs go on at the same time. Each verdict is printed when its run has ended.
-func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
+func (o options) carryOut(names []string, parallel int) (kept bool, results map[string]*pair, err error) {
 	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	runs, ctx := errgroup.WithContext(interrupted) // after an error the other runs end early
@@ -132,9 +136,9 @@ func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
 
 	var mu sync.Mutex // guards all below
-	kept = true
+	kept, results = true, map[string]*pair{}
 	injected := 0
-	one := func(o options) error {
+	single := func(o options) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -146,6 +150,10 @@ func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 		if n != nil {
 			injected += n.count
 			kept = kept && len(n.wrong) == 0
+			if results[o.strategy] == nil {
+				results[o.strategy] = &pair{}
+			}
+			results[o.strategy][one(n.losing)] = n
 		}
 		if err != nil {
 			err = fmt.Errorf("%s, seed %d: %w", o.strategy, o.seed, err)
@@ -155,10 +163,10 @@ func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 	for _, name := range names {
 		o := o
 		o.strategy, o.term = name, cmp.Or(others[name].term, term)
-		runs.Go(func() error { return one(o) })
+		runs.Go(func() error { return single(o) })
 		losing := o
 		losing.losing = true
-		runs.Go(func() error { return one(losing) })
+		runs.Go(func() error { return single(losing) })
 	}
 
 	err = runs.Wait()
@@ -168,5 +176,5 @@ func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 	case injected == 0 && err == nil:
 		err = errors.New("no fault was injected: the strategy has none of that name, or the time was too short")
 	}
-	return kept, err
+	return kept, results, err
 }

@@ -41,6 +41,7 @@ type nemesis struct {
 	count   int           // the number of injected faults
 	lasts   time.Duration // length of the current fault
 	at      int64         // when the current fault was injected
+	found   found         // what the history has, after the check
 }
 
 // torture injects faults until the time is up.

@@ -1,9 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
+	"runtime"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -48,6 +53,7 @@ func (n *nemesis) before(at int64) string {
 
 // verdict prints the result of a run. f counts events that break no promise.
 func (n *nemesis) verdict(out io.Writer, f found, lasted time.Duration) {
+	n.found = f
 	what := ""
 	if n.losing {
 		what = ", with faults that take locks away"
@@ -110,4 +116,46 @@ func millis(d time.Duration) string {
 		digits = 1
 	}
 	return fmt.Sprintf("%.*f", digits, float64(d)/1e6)
+}
+
+// pair is the run of a strategy without faults that take locks away, and the run with them.
+type pair [2]*nemesis
+
+// writeResults writes a page with a row for each strategy.
+func (o options) writeResults(file string, names []string, runs map[string]*pair) error {
+	commit, err := exec.Command("git", "log", "-1", "--format=%h of %cs").Output()
+	if err != nil {
+		return err
+	}
+	page := fmt.Sprintf(`# Torture
+
+Commit %s, seed %d, %s, %d CPUs, %v for each strategy.
+
+Each strategy runs with faults that keep its data. Then it runs for a third of the time with faults
+that take locks away, which files do not have. [guarantees.md](../guarantees.md#how-a-run-works)
+describes a run. *Late writes* are uses of the resource by a caller whose key already had a later
+holder. Without a fence each of them is a lost update. With the fence the resource refused them all.
+
+| strategy | faults | holds | slowest recovery | late writes | broken promises | faults that take locks away | holds | two at once | late writes | broken promises |
+|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+`, bytes.TrimSpace(commit), o.seed, runtime.Version(), runtime.NumCPU(), o.time)
+	for _, name := range names {
+		page += "| " + name
+		for i, n := range runs[name] {
+			switch {
+			case n == nil:
+				page += strings.Repeat(" | –", 5)
+			case i == 0:
+				var slowest time.Duration
+				for _, f := range n.faults {
+					slowest = max(slowest, slices.Max(append(f.recovery, 0)))
+				}
+				page += fmt.Sprintf(" | %d | %d | %.1f s | %d | %d", n.count, n.found.Holds, slowest.Seconds(), n.found.Refused, len(n.wrong))
+			default:
+				page += fmt.Sprintf(" | %d | %d | %d | %d | %d", n.count, n.found.Holds, n.found.Overlaps, n.found.Refused, len(n.wrong))
+			}
+		}
+		page += " |\n"
+	}
+	return os.WriteFile(file, []byte(page), 0o644)
 }
