@@ -3,21 +3,29 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, redis-server if it is installed, else miniredis.
 
-.PHONY: check fmt vet staticcheck tidy test race modules bench lab compare results torture planted simulate soak fuzz mutate model api.txt
+.PHONY: check fmt vet staticcheck tidy tags test race modules bench lab compare results torture planted simulate soak fuzz mutate model api.txt
 
-check: fmt vet staticcheck tidy test race modules bench lab compare torture
+check: fmt vet staticcheck tidy tags test race modules bench lab compare torture
 
 fmt:
 	@out=$$(gofmt -s -l .); [ -z "$$out" ] || { echo "gofmt -s -w these:"; echo "$$out"; exit 1; }
 
+# The packages that differ by system are also checked for systems on which the tests do not run.
 vet:
 	go vet ./...
+	for s in windows/amd64 darwin/arm64 freebsd/amd64 linux/386; do \
+		GOOS=$${s%/*} GOARCH=$${s#*/} CGO_ENABLED=0 go vet . ./memlock ./filelock ./internal/hostclock || exit 1; \
+	done
 
 staticcheck:
 	go tool staticcheck ./...
 
 tidy:
 	go mod tidy -diff
+
+# A release of all modules, made in a clone that is removed.
+tags:
+	.ci/tag -n v$$(sed -n 's/^## \([0-9.]*\) - .*/\1/p' CHANGELOG.md | head -1)
 
 # "make test" runs what "make race" leaves out. With the race detector, a crowd in virtual time takes
 # up to a hundred times as long, so -short leaves crowds out. UNRACED run the same code as other
