@@ -60,15 +60,12 @@ func (k *clock) now() instant {
 // awake returns the present time without the time of sleep.
 func (k *clock) awake() instant { return instant(time.Since(k.base)) }
 
-// withoutSleep converts t, which now or read has just returned, to a time by awake.
-func (k *clock) withoutSleep(t instant) instant { return t - instant(k.slept.Load()) }
-
 // minSuspend is the shortest suspend that counts, because readings of two clocks may differ by less
 // without a suspend.
 const minSuspend = int64(time.Millisecond)
 
-// read returns the present time, and how long the machine has slept. It reads the time of sleep,
-// unless that was read within checkInterval.
+// read returns the present time, and how long the machine has slept: the difference is the time by
+// awake. It reads the time of sleep, unless that was read within checkInterval.
 func (k *clock) read() (now instant, slept int64) {
 	awake := int64(time.Since(k.base))
 	slept = k.slept.Load()
@@ -83,7 +80,8 @@ func (k *clock) read() (now instant, slept int64) {
 		slept = k.slept.Load()
 	}
 	k.nextCheck.Store(awake + int64(checkInterval)) // after slept is stored, because another goroutine would use the old value
-	return k.now(), k.slept.Load()
+	slept = k.slept.Load()
+	return instant(int64(time.Since(k.base)) + slept), slept // the same slept in both
 }
 
 // at converts t, a time by this process's clock, to an instant. slept is how long the machine had

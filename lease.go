@@ -191,7 +191,10 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	if ends && l.hold.c.opts.Observe != nil {
 		l.hold.c.observer.unlocked(ctx, l, err)
 	}
-	return newError("unlock", l.key, err)
+	if err != nil {
+		return newError("unlock", l.key, err)
+	}
+	return nil
 }
 
 // unlock returns the error of Unlock. If this call has ended the lease, and no event has reported
@@ -271,7 +274,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
-	if len(h.leases) > 0 || h.line.first() != nil && h.handOverLocked() || h.linger > 0 && h.lingerLocked(l.key) {
+	if len(h.leases) > 0 || h.line.waiting.Len() > 0 && h.handOverLocked() || h.linger > 0 && h.lingerLocked(l.key) {
 		return was, nil
 	}
 	c.renewer.unscheduleLocked(h) // a renewal must not follow the release

@@ -26,11 +26,10 @@ type wait struct {
 	once  bool    // make only one attempt
 	end   instant // when WithMaxWait ends the wait, or never
 	tries int     // calls to the store so far
-	asked instant // when the last call to the store began
 
 	line       *line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
 	queued     bool  // the driver's Wait was called
-	stood      bool  // the caller has waited in the line, or for the end of a gap
+	stood      bool  // the caller has waited: in the line, for the end of a gap, or between two calls
 	turn       turn  // the caller's entry in the line; ready is nil unless the caller waits there
 	lastAnswer error // why the caller does not have the key; nil if that is not known
 	refused    bool  // the store has just refused this caller
@@ -99,10 +98,13 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	if c.opts.Observe != nil {
 		c.observer.requested(ctx, &w.r) // before w.start, so that Observe does not count as a part of the wait
 	}
-	w.c, w.start, w.end = c, c.clock.now(), never
-	w.began = c.clock.withoutSleep(w.start)
+	start, slept := c.clock.read()
+	w.c, w.start, w.began, w.end = c, start, start-instant(slept), never
 	if err = w.prepare(ctx); err == nil {
-		l, err = w.reenter(ctx)
+		err = errNoneAround
+		if w.r.around != nil && !w.r.apart {
+			l, err = w.reenter(ctx)
+		}
 	}
 	switch {
 	case err != errNoneAround:
@@ -185,13 +187,16 @@ func (w *wait) prepare(ctx context.Context) error {
 
 // take returns a lease that was handed over in the line, or one from the store.
 func (w *wait) take(ctx context.Context) (*Lease, error) {
-	tk := w.join(ctx)
+	c := w.c
+	w.turn = turn{r: &w.r, ctx: ctx, since: w.began}
+	ln, tk := c.queue.join(&w.turn, w.once)
 	for tk.do == joinAgain {
 		if err := w.awaitFreed(ctx, tk.freed); err != nil {
 			return nil, err
 		}
-		tk = w.join(ctx)
+		ln, tk = c.queue.join(&w.turn, w.once)
 	}
+	w.line = ln
 	if tk.do == mustWait {
 		tk = w.waitInLine(ctx)
 	}
@@ -213,7 +218,6 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	}
 	h, err := w.askUntilHeld(ctx)
 
-	c := w.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil && c.closing.Err() != nil {
@@ -225,7 +229,11 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 		w.giveUpLocked()
 		return nil, err
 	}
-	l := h.startLocked(ctx, &w.r, w.line, w.waitedLocked(h.granted), w.tries > 1 || w.queued)
+	var waited time.Duration
+	if w.stood {
+		waited = w.waitedLocked(h.granted)
+	}
+	l := h.startLocked(ctx, &w.r, ln, waited, w.tries > 1 || w.queued)
 	w.line = nil // from here on the line counts the hold
 	return l, nil
 }
@@ -240,23 +248,18 @@ func (w *wait) giveUpLocked() {
 	w.line = nil
 }
 
-func (w *wait) join(ctx context.Context) (tk ticket) {
-	w.c.mu.Lock()
-	defer w.c.mu.Unlock()
-	if w.c.closing.Err() != nil {
-		return ticket{do: giveUp, err: ErrClosed}
-	}
-	w.turn = turn{r: &w.r, ctx: ctx, since: w.began}
-	w.line, tk = w.c.queue.joinLocked(&w.turn, w.once)
-	return tk
-}
-
 // askUntilHeld asks the store until the caller has the key or the wait is over. Between two
 // attempts the caller waits in the driver, or sleeps until the driver wakes it or the next poll is
 // due.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	mayWait := w.c.store.waiter != nil && !w.once
-	defer w.stopListening()
+	_, timed := ctx.Deadline()
+	timed = timed || w.end != never // otherwise no call is the last one
+	defer func() {
+		if w.wake != nil {
+			w.stopListening()
+		}
+	}()
 	for attempt := 1; ; attempt++ {
 		if ctx.Err() != nil || w.c.closing.Err() != nil {
 			return nil, w.endErr(ctx)
@@ -264,19 +267,20 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 
 		// Decide before the call whether it is the last one, so that its outcome does not extend
 		// the wait.
-		last := w.once || w.untilLastCall(ctx) <= 0
+		last := w.once || timed && w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
-		w.asked = w.c.clock.now()
-		sent := w.c.clock.withoutSleep(w.asked)
+		start, slept := w.c.clock.read() // before the call, because a term, and the time until Grant.Until, begin during it
+		sent := start - instant(slept)
 
 		var h *hold
 		var err error
 		w.tries++
+		w.stood = w.stood || w.tries > 1
 		if useWait {
 			w.queued = true
-			h, err = w.waitInStore(ctx)
+			h, err = w.waitInStore(ctx, start, slept)
 		} else {
-			h, err = w.attempt(ctx, last)
+			h, err = w.attempt(ctx, start, slept, last)
 		}
 		if err == nil {
 			return h, nil
@@ -317,10 +321,11 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
-// attempt makes one attempt. If its outcome is unknown, the reaper releases the token. With a
-// driver of Reach Process, the outcome is always known. If last is true, no attempt follows.
-func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
-	c, ln, start := w.c, w.line, w.asked
+// attempt makes one attempt, which begins at start. By then the machine has slept for slept. If the
+// outcome is unknown, the reaper releases the token. With a driver of Reach Process, the outcome is
+// always known. If last is true, no attempt follows.
+func (w *wait) attempt(ctx context.Context, start instant, slept int64, last bool) (*hold, error) {
+	c, ln, sent := w.c, w.line, start-instant(slept)
 	cl := w.claim()
 	cl.WillRetry = !last
 
@@ -328,9 +333,11 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	// the rest of Timeout. It may always last as long as a healthy store may take to answer.
 	bound := min(c.opts.Timeout, w.end.sub(start))
 	c.mu.Lock()
-	ln.unanswered = cmp.Or(ln.unanswered, c.clock.withoutSleep(start))
-	bound = min(bound, c.opts.Timeout-ln.outageLocked(w.began))
-	if c.queue.polls {
+	ln.unanswered = cmp.Or(ln.unanswered, sent)
+	if ln.outage != 0 {
+		bound = min(bound, c.opts.Timeout-ln.outageLocked(w.began))
+	}
+	if c.queue.polls && w.stood {
 		cl.Waited = w.waitedLocked(start)
 	}
 	c.mu.Unlock()
@@ -338,17 +345,12 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 		bound = max(bound, c.answerTime())
 	}
 
-	slept := c.clock.slept.Load()
-	if c.traits.Reach != backend.Process {
-		// Read the clock again, so that a suspend before the call does not shorten the term.
-		start, slept = c.clock.read()
-	}
 	g, err := c.reaper.acquire(ctx, cl, bound)
 
 	// Read the clock, because the machine may have slept during the call.
-	now, _ := c.clock.read()
+	now, sleptNow := c.clock.read()
 	if err == nil || backend.Definite(err) {
-		c.noteTrip(c.clock.withoutSleep(now).sub(start - instant(slept)))
+		c.noteTrip((now - instant(sleptNow)).sub(sent))
 	}
 	if err != nil {
 		var held *backend.HeldError
@@ -382,13 +384,9 @@ func (w *wait) claim() backend.Claim {
 		Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
 }
 
-// waitedLocked returns how long the Client has waited for the key. It returns 0 if this is the
-// caller's first attempt and the caller did not wait before it.
+// waitedLocked returns how long the Client has waited for the key, for a caller that has waited.
 func (w *wait) waitedLocked(now instant) time.Duration {
-	if w.tries > 1 || w.stood {
-		return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
-	}
-	return 0
+	return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
 }
 
 // errNoneAround says that no lease around the caller holds the key.
@@ -400,7 +398,7 @@ var errNoneAround = errors.New("no lease around the caller holds the key")
 // errNoneAround.
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r
-	for o := r.around; o != nil && !r.apart; o = o.around {
+	for o := r.around; o != nil; o = o.around {
 		if o.hold.c != w.c || o.key != r.name || (o.slot > 0) != (r.slots > 0) || o.Err() != nil {
 			continue
 		}

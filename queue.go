@@ -100,9 +100,15 @@ const (
 // came first.
 var errHeldHere error = &backend.HeldError{}
 
-// joinLocked adds a caller to the line of its key. If once is true, the caller does not wait for
-// others. joinLocked returns the line, or nil if the caller must give up.
-func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
+// join adds a caller to the line of its key. If once is true, the caller does not wait for others.
+// join returns the line, or nil if the line does not count the caller.
+func (q *queue) join(t *turn, once bool) (*line, ticket) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closing.Err() != nil {
+		return nil, ticket{do: giveUp, err: ErrClosed}
+	}
+
 	key, now := t.r.key, q.clock.now()
 	ln := q.lines[key]
 	switch {
@@ -113,8 +119,8 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	case ln == nil:
 		ln = &line{q: q, key: key}
 		q.lines[key] = ln
-		if q.contended.lately(key, now) {
-			ln.pace = q.contended[key].pace
+		if k := q.contended[key]; now < k.until {
+			ln.pace = k.pace
 		}
 	}
 	q.callers++
@@ -153,7 +159,7 @@ func (q *queue) unused(keys []string) []string {
 	defer q.mu.Unlock()
 	now := q.clock.now()
 	for i, key := range keys {
-		if q.lines[key] != nil || now < q.contended[key].gapEnds && q.contended.lately(key, now) {
+		if q.lines[key] != nil || now < min(q.contended[key].gapEnds, q.contended[key].until) {
 			return keys[:i]
 		}
 	}
@@ -217,7 +223,7 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
 		ln.pace.began = h.granted
 	}
-	if ln.first() != nil {
+	if ln.waiting.Len() > 0 {
 		ln.turns++
 	}
 }
@@ -494,8 +500,6 @@ func (k *contended) set(key string, at contention) {
 	(*k)[key] = at
 }
 
-func (k contended) lately(key string, now instant) bool { return now < k[key].until }
-
 // lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap if
 // this hold came after a refusal, or the store has refused the key lately. A Client that polls
 // always begins a gap. Otherwise, if it took the key again immediately, other Clients would rarely
@@ -510,7 +514,8 @@ func (ln *line) lastLeavesLocked() {
 	if ln.sought {
 		q.contended.note(ln.key, now)
 	}
-	k, known := q.contended[ln.key], q.contended.lately(ln.key, now)
+	k := q.contended[ln.key]
+	known := now < k.until
 	brief := now.sub(ln.pace.began) < briefRow
 	if !known && (brief || !polls) {
 		return

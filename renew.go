@@ -67,15 +67,11 @@ type scheduled struct {
 	hold *hold
 }
 
-// set puts s at i.
-func (q holdHeap) set(i int, s scheduled) {
-	q[i], s.hold.index = s, int32(i)
-}
-
 // place overwrites the entry at i with s, and moves s to where it belongs in the heap.
 func (q holdHeap) place(i int, s scheduled) {
 	for up := (i - 1) / 2; i > 0 && s.next < q[up].next; up = (i - 1) / 2 {
-		q.set(i, q[up])
+		q[i] = q[up]
+		q[i].hold.index = int32(i)
 		i = up
 	}
 	for down := 2*i + 1; down < len(q); down = 2*i + 1 {
@@ -85,10 +81,11 @@ func (q holdHeap) place(i int, s scheduled) {
 		if s.next <= q[down].next {
 			break
 		}
-		q.set(i, q[down])
+		q[i] = q[down]
+		q[i].hold.index = int32(i)
 		i = down
 	}
-	q.set(i, s)
+	q[i], s.hold.index = s, int32(i)
 }
 
 // scheduleLocked puts h into the heap, or moves it if its time has changed.

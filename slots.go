@@ -57,8 +57,8 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 
 // takePart takes the key of r, as a part of w.
 func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, error) {
-	p := &wait{c: w.c, r: r, start: w.c.clock.now(), end: w.end, once: once}
-	p.began = w.c.clock.withoutSleep(p.start)
+	start, slept := w.c.clock.read()
+	p := &wait{c: w.c, r: r, start: start, began: start - instant(slept), end: w.end, once: once}
 	w.part = p
 	l, err := p.take(ctx)
 	w.tries += p.tries

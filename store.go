@@ -36,8 +36,8 @@ type store struct {
 // returns, when bound has passed, or when ctx ends, whichever is first. If late is not nil, call
 // also returns when Close begins. If call returns before f does, late receives the outcome of f.
 //
-// The Traits decide how. If Reach is Process, nothing interrupts f, so call waits for it. If the
-// driver's calls end with their context (Cancellation), direct runs f on the caller's goroutine,
+// The Traits decide how. If Reach is Process, nothing interrupts f, so direct runs it and waits. If
+// the driver's calls end with their context (Cancellation), direct runs f on the caller's goroutine,
 // and the context of f ends when call must return. Otherwise the function run starts f on a
 // goroutine of its own. If call must return before f does, it leaves that goroutine behind.
 func call[T any](s *store, ctx context.Context, bound time.Duration,
@@ -47,11 +47,8 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 	if late != nil {
 		closing, quit = s.closing, s.closing.Done()
 	}
-	switch {
-	case s.traits.Reach == backend.Process:
-		return f(endless(ctx))
-	case s.prompt(ctx):
-		return direct(ctx, closing, bound, f)
+	if s.prompt(ctx) {
+		return direct(s, ctx, closing, bound, f)
 	}
 
 	v, err := run(s, context.WithoutCancel(ctx), bound, ctx.Done(), quit, func(ctx context.Context) (T, error) {
@@ -67,16 +64,23 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 	return v, err
 }
 
-// prompt reports whether a call of the driver ends with its context, if that is ctx with a
-// deadline.
+// prompt reports whether direct can make a call of the driver: the call ends with its context, if
+// that is ctx with a deadline, or the store is in this process.
 func (s *store) prompt(ctx context.Context) bool {
 	ends := s.traits.Cancellation
-	return ends == backend.CancelPrompt || ends == backend.CancelByDeadline && ctx.Done() == nil
+	return ends == backend.CancelPrompt || ends == backend.CancelByDeadline && ctx.Done() == nil || s.traits.Reach == backend.Process
 }
 
 // direct runs f on the caller's goroutine. The context of f ends with ctx, after bound, or with
-// quit, which may be nil. With CancelByDeadline, f may go on after quit.
-func direct[T any](ctx, quit context.Context, bound time.Duration, f func(context.Context) (T, error)) (T, error) {
+// quit, which may be nil. With CancelByDeadline, f may go on after quit. If Reach is Process, the
+// context of f does not end.
+func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f func(context.Context) (T, error)) (T, error) {
+	if s.traits.Reach == backend.Process {
+		if ctx.Done() != nil {
+			ctx = context.WithoutCancel(ctx)
+		}
+		return f(ctx)
+	}
 	within := lazyctx.WithTimeout(ctx, quit, bound)
 	defer within.End()
 	v, err := f(within)
@@ -160,12 +164,12 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 // release calls the driver's Release, even if ctx has ended. The release leaves the key taken until
 // keep, unless keep is 0.
 func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) error {
-	ctx, kept := endless(ctx), s.keeping(cl, keep)
-	switch { // the same choice as in call, without a closure on the heap
-	case s.traits.Reach == backend.Process:
-		return s.driver.Release(ctx, kept)
-	case s.prompt(ctx):
-		_, err := direct(ctx, nil, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
+	if ctx.Done() != nil { // otherwise WithoutCancel would only cost memory
+		ctx = context.WithoutCancel(ctx)
+	}
+	kept := s.keeping(cl, keep)
+	if s.prompt(ctx) { // the same choice as in call, without a closure on the heap
+		_, err := direct(s, ctx, nil, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, s.driver.Release(ctx, kept)
 		})
 		return err
@@ -174,14 +178,6 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) err
 		return struct{}{}, s.driver.Release(ctx, kept)
 	}, nil)
 	return err
-}
-
-// endless returns ctx without its end.
-func endless(ctx context.Context) context.Context {
-	if ctx.Done() == nil {
-		return ctx
-	}
-	return context.WithoutCancel(ctx)
 }
 
 // keeping returns cl for a release that begins now, with KeepUntil if keep has not passed. Each
@@ -390,14 +386,11 @@ func (r *reaper) try(x *reap) {
 
 // acquire calls the driver's Acquire, for bound at most.
 func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (backend.Grant, error) {
-	switch { // the same choice as in call, without closures on the heap
-	case r.traits.Reach == backend.Process:
-		return r.driver.Acquire(endless(ctx), cl)
-	case r.prompt(ctx):
-		g, err := direct(ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
+	if r.prompt(ctx) { // the same choice as in call, without closures on the heap
+		g, err := direct(r.store, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
 			return r.driver.Acquire(ctx, cl)
 		})
-		if err != nil {
+		if err != nil && r.traits.Reach != backend.Process {
 			r.failed(cl, err)
 		}
 		return g, err

@@ -102,12 +102,12 @@ func (w *wait) shouldWait() bool {
 	if w.line.outage != 0 {
 		return false
 	}
-	return w.line.callers > 1 || w.c.queue.contended.lately(w.line.key, w.c.clock.now())
+	return w.line.callers > 1 || w.c.clock.now() < w.c.queue.contended[w.line.key].until
 }
 
 // waitInStore calls the driver's Wait for as long as this caller may wait. If its outcome is
 // unknown, the reaper releases the token.
-func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
+func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*hold, error) {
 	c := w.c
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -120,7 +120,6 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 
 	cl := w.claim()
 	f, late := c.reaper.guard(cl, c.store.waiter.Wait)
-	start, slept := c.clock.read() // before Wait, because Grant.Until is a time that the driver reads during Wait
 	g, err := run(&c.store, ctx, 0, nil, nil, f, late)
 	switch {
 	case err == nil:
@@ -324,12 +323,10 @@ func (w *wait) listen(ctx context.Context) bool {
 	return true
 }
 
-// stopListening ends the listening that listen has begun, if there is any.
+// stopListening ends the listening that listen has begun.
 func (w *wait) stopListening() {
-	if w.wake != nil {
-		w.stop()
-		w.listening = listening{}
-	}
+	w.stop()
+	w.listening = listening{}
 }
 
 // sleep returns true after d, or when a Waker wakes the caller. It returns false as soon as ctx
