@@ -21,8 +21,6 @@ func (t instant) add(d time.Duration) instant {
 	return t + instant(d)
 }
 
-func (t instant) sub(u instant) time.Duration { return time.Duration(t - u) }
-
 // clock is Go's monotonic clock plus the time for which the machine has slept. Inside a synctest
 // bubble, Go's clock is virtual.
 //

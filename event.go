@@ -152,14 +152,14 @@ func (o *observer) requested(ctx context.Context, r *request) {
 }
 
 func (o *observer) refused(ctx context.Context, w *wait, err error) {
-	o.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: o.clock.now().sub(w.start), Tries: w.tries, Err: err})
+	o.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: time.Duration(o.clock.now() - w.start), Tries: w.tries, Err: err})
 }
 
 // acquired reports that a caller got l. If the lease has ended already, acquired then also reports
 // that end.
 func (o *observer) acquired(ctx context.Context, w *wait, l *Lease) {
 	e := l.event(EventAcquired, nil)
-	e.Wait, e.Tries = l.since.sub(w.start), w.tries
+	e.Wait, e.Tries = time.Duration(l.since-w.start), w.tries
 	o.call(ctx, e)
 
 	// The lease may have ended while Observe ran.
@@ -181,7 +181,7 @@ func (o *observer) unlocked(ctx context.Context, l *Lease, err error) {
 		return
 	}
 	e := l.event(EventReleased, err)
-	e.Hold = o.clock.now().sub(l.since)
+	e.Hold = time.Duration(o.clock.now() - l.since)
 	o.call(ctx, e)
 }
 
@@ -190,7 +190,7 @@ func (o *observer) lost(l *Lease, err error) {
 		return
 	}
 	e := l.event(EventLost, err)
-	e.Hold = o.clock.now().sub(l.since)
+	e.Hold = time.Duration(o.clock.now() - l.since)
 	o.mu.Lock()
 	now := o.lostLocked(l, e)
 	o.mu.Unlock()
@@ -230,12 +230,12 @@ func (o *observer) renewFailedLocked(h *hold, err error) {
 // long and its caller must unlock it.
 func (o *observer) reportStillHeldLocked(h *hold, now instant) {
 	l := h.leases[0]
-	if o.opts.Observe == nil || !l.reported || l.stillHeld || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
+	if o.opts.Observe == nil || !l.reported || l.stillHeld || l.untilUnlock || time.Duration(now-l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
 		return
 	}
 	l.stillHeld = true
 	e := l.event(EventStillHeld, nil)
-	e.Hold = now.sub(l.since)
+	e.Hold = time.Duration(now - l.since)
 	o.queueEventLocked(l, e)
 }
 

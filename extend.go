@@ -87,7 +87,7 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 
 	// Bound the call, so that an Extend without an answer leaves time for renewals.
 	term := h.termLocked()
-	bound = min(c.opts.Timeout, max(term/triesPerT, l.end().sub(now)-term/renewalsPerT))
+	bound = min(c.opts.Timeout, max(term/triesPerT, time.Duration(l.end()-now)-term/renewalsPerT))
 	h.busy, h.extended = make(chan struct{}), true
 	h.kept = max(h.kept, now.add(cl.TTL))
 	c.renewer.scheduleLocked(h)

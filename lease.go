@@ -100,7 +100,7 @@ func (l *Lease) cause() error {
 func (l *Lease) expire() {
 	c, h := l.hold.c, l.hold
 	now, _ := c.clock.read()
-	if l.state.Load() != held || now < l.end() {
+	if l.state.Load() != held || now < min(instant(h.deadline.Load()), l.maxHold) {
 		return
 	}
 
@@ -345,7 +345,7 @@ type hold struct {
 
 	// Its renewal.
 	due      instant       // when the next renewal is due
-	early    time.Duration // how much earlier the renewal may begin, to share a batch with others
+	planned  instant       // when due was set
 	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
 	failure  error         // error of the last failed renewal; nil after a renewal that succeeded
 	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; 0 until then
@@ -404,7 +404,7 @@ func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, s
 			h.confirmed = now
 		}
 	}
-	h.renewAt(now, renewalTime(since, until.sub(since)))
+	h.due, h.planned = renewalTime(since, time.Duration(until-since)), now
 	h.deadline.Store(int64(until))
 	return h, nil
 }
@@ -487,7 +487,7 @@ func (h *hold) suitsLocked(r *request, now instant) bool {
 	case h.c.closing.Err() != nil:
 		return false
 	}
-	return now.sub(h.confirmed) < max(freshEnough, h.linger) && now < instant(h.deadline.Load())
+	return time.Duration(now-h.confirmed) < max(freshEnough, h.linger) && now < instant(h.deadline.Load())
 }
 
 // passableLocked reports whether a later caller may get h: h is renewed and was not extended, and

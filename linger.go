@@ -73,7 +73,7 @@ func (h *hold) endLingerLocked(freed chan struct{}) {
 	h.lingers, h.leases = 0, nil
 	h.c.renewer.unscheduleLocked(h)
 	h.line.endedLocked(h)
-	h.c.reaper.addLocked(&reap{claim: h.claim, times: reapOnce, freed: freed}, max(h.kept.sub(h.c.clock.now()), 0))
+	h.c.reaper.addLocked(&reap{claim: h.claim, times: reapOnce, freed: freed}, max(time.Duration(h.kept-h.c.clock.now()), 0))
 }
 
 // breaks ends the linger of a key that this Client breaks, because its next caller must not get the

@@ -309,7 +309,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	left := time.Duration(never)
 	if w.end != never {
-		left = w.end.sub(w.c.clock.now())
+		left = time.Duration(w.end - w.c.clock.now())
 	}
 	if d, ok := ctx.Deadline(); ok {
 		left = min(left, time.Until(d))
@@ -331,7 +331,7 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 
 	// The call may last for Timeout, but not past the end of the wait, and in an outage only for
 	// the rest of Timeout. It may always last as long as a healthy store may take to answer.
-	bound := min(c.opts.Timeout, w.end.sub(start))
+	bound := min(c.opts.Timeout, time.Duration(w.end-start))
 	c.mu.Lock()
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
 	if ln.outage != 0 {
@@ -350,7 +350,7 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	// Read the clock, because the machine may have slept during the call.
 	now, sleptNow := c.clock.read()
 	if err == nil || backend.Definite(err) {
-		c.noteTrip((now - instant(sleptNow)).sub(sent))
+		c.noteTrip(time.Duration(now - instant(sleptNow) - sent))
 	}
 	if err != nil {
 		var held *backend.HeldError
@@ -386,7 +386,7 @@ func (w *wait) claim() backend.Claim {
 
 // waitedLocked returns how long the Client has waited for the key, for a caller that has waited.
 func (w *wait) waitedLocked(now instant) time.Duration {
-	return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
+	return min(max(time.Duration(now-max(w.line.pace.ended, w.start)), 1), longestWait)
 }
 
 // errNoneAround says that no lease around the caller holds the key.
@@ -438,7 +438,7 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
 		h.raised = now
-		h.renewAt(now, now)
+		h.due, h.planned = now, now
 	}
 
 	r.slot = outer.slot

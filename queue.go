@@ -141,7 +141,7 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 		// promoteLocked does the same for callers that wait in a line. An Ordered driver needs no
 		// gaps.
 		ln.hasHead = true
-		return ln, ticket{do: mayAsk, after: max(q.contended[key].gapEnds.sub(now), 0)}
+		return ln, ticket{do: mayAsk, after: max(time.Duration(q.contended[key].gapEnds-now), 0)}
 	case once:
 		err := cmp.Or(ln.refusalLocked(), errHeldHere)
 		ln.leaveLocked()
@@ -286,7 +286,7 @@ func (ln *line) promoteLocked() {
 		ln.gapEnds = ln.endRowLocked(now, true)
 	}
 	// If the last head has left during a gap, the next one waits for the rest of the gap.
-	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(ln.gapEnds.sub(now), 0)}
+	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(time.Duration(ln.gapEnds-now), 0)}
 }
 
 func (ln *line) first() *turn {
@@ -342,13 +342,13 @@ func (ln *line) outageLocked(since instant) time.Duration {
 	if ln.outage == 0 {
 		return 0
 	}
-	return ln.q.clock.awake().sub(max(ln.outage, since))
+	return time.Duration(ln.q.clock.awake() - max(ln.outage, since))
 }
 
 // staleLocked reports whether answer is an ErrHeld that is too old to report: attempts have had no
 // answer for a third of Timeout, so the store may hang.
 func (ln *line) staleLocked(answer error) bool {
-	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && ln.q.clock.awake().sub(ln.unanswered) >= ln.q.opts.Timeout/3
+	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && time.Duration(ln.q.clock.awake()-ln.unanswered) >= ln.q.opts.Timeout/3
 }
 
 // refusalLocked returns why a caller in line does not have the key. It is a HeldError if this
@@ -357,7 +357,7 @@ func (ln *line) staleLocked(answer error) bool {
 func (ln *line) refusalLocked() error {
 	switch {
 	case ln.hold != nil:
-		left := instant(ln.hold.deadline.Load()).sub(ln.q.clock.now())
+		left := time.Duration(instant(ln.hold.deadline.Load()) - ln.q.clock.now())
 		return &backend.HeldError{Owner: ln.q.opts.Owner, RetryAfter: max(left, 0)}
 	case ln.staleLocked(ln.last):
 		return nil
@@ -418,7 +418,7 @@ func (ln *line) rowOverLocked(now instant) bool {
 	if ln.turns == 0 {
 		return false
 	}
-	lasted := now.sub(ln.pace.began)
+	lasted := time.Duration(now - ln.pace.began)
 	return lasted >= freshEnough || ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*ln.q.roundTrip())
 }
 
@@ -427,7 +427,7 @@ func (ln *line) rowOverLocked(now instant) bool {
 // is at least as long as this Client's first sleep.
 func (ln *line) endRowLocked(now instant, contended bool) instant {
 	p := &ln.pace
-	d := jitter(min(now.sub(p.began)/partOfRow, rowTime)) // at random, because refused tells two holds apart by their Clients' waits
+	d := jitter(min(time.Duration(now-p.began)/partOfRow, rowTime)) // at random, because refused tells two holds apart by their Clients' waits
 	p.began, ln.turns = 0, 0
 	if contended {
 		d += max(2*ln.q.roundTrip(), minSleep)
@@ -451,7 +451,7 @@ func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 			p.mean += (held - p.mean) / meanOver
 		}
 	}
-	return p.sleep(waited, now.sub(p.found))
+	return p.sleep(waited, time.Duration(now-p.found))
 }
 
 // sleep returns how long to sleep. waited is how long the Client has waited for the key, and age is
@@ -516,7 +516,7 @@ func (ln *line) lastLeavesLocked() {
 	}
 	k := q.contended[ln.key]
 	known := now < k.until
-	brief := now.sub(ln.pace.began) < briefRow
+	brief := time.Duration(now-ln.pace.began) < briefRow
 	if !known && (brief || !polls) {
 		return
 	}

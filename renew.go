@@ -171,7 +171,7 @@ func (r *renewer) run() {
 			return
 		}
 
-		timer.Reset(wakes.sub(now))
+		timer.Reset(time.Duration(wakes - now))
 		select {
 		case <-timer.C:
 		case <-r.wake:
@@ -186,7 +186,7 @@ func (r *renewer) serveLocked(now instant) (gone []*Lease) {
 	due := 0
 	for len(r.holds) > 0 {
 		h := r.holds[0].hold
-		isDue := h.renewal == renews && h.busy == nil && !h.queued && h.due <= now.add(h.early)
+		isDue := h.renewal == renews && h.busy == nil && !h.queued && h.soonDueLocked(now)
 		if r.holds[0].next > now && !isDue {
 			break
 		}
@@ -349,7 +349,7 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		h.orphaned = 0
 	case h.orphaned == 0:
 		h.orphaned = now
-	case now.sub(h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
+	case time.Duration(now-h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
 		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go on for two
 		// thirds of TTL more. So the last one comes within a term.
 		h.renewal = paused
@@ -361,7 +361,7 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		h.renewal = paused // the present term is long enough
 		return cl, false
 	}
-	if left := h.limit.sub(now); left < cl.TTL {
+	if left := time.Duration(h.limit - now); left < cl.TTL {
 		cl.TTL = min(cl.TTL, termFor(left))
 	}
 	return cl, true
@@ -447,7 +447,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	default:
 		h.failed++
 		h.failure = err
-		h.renewAt(now, now.add(jitter(h.termLocked()/(3*triesPerT))))
+		h.due, h.planned = now.add(jitter(h.termLocked()/(3*triesPerT))), now
 		r.scheduleLocked(h)
 		r.observer.renewFailedLocked(h, err)
 	}
@@ -477,14 +477,13 @@ func renewalTime(since instant, term time.Duration) instant {
 	return since.add(third - rand.N(third/10+1))
 }
 
-// renewAt makes the next renewal due at due. To share a batch with others, the renewal may begin
-// earlier, by a window at most, and by a quarter of the time until due at most. Without the second
-// bound, renewals of a short term would run in a tight loop against a store that immediately
-// refuses connections.
-func (h *hold) renewAt(now, due instant) {
-	h.due = due
+// soonDueLocked reports whether the next renewal may begin. To share a batch with others, it may
+// begin before it is due, by a window at most, and by a quarter of the time since it was planned at
+// most. Without the second bound, renewals of a short term would run in a tight loop against a
+// store that immediately refuses connections.
+func (h *hold) soonDueLocked(now instant) bool {
 	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
-	h.early = min(window, max(due.sub(now), 0)/4)
+	return h.due <= now.add(min(window, max(time.Duration(h.due-h.planned), 0)/4))
 }
 
 // tryLocked returns how long one try to renew h may last. That is at most timeout, which is
@@ -504,7 +503,7 @@ func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 // ask for, after a re-entry that wants a longer term, or after a hand-over by the store. The length
 // of a try depends on it, because several tries must fit before it ends.
 func (h *hold) termLocked() time.Duration {
-	left := instant(h.deadline.Load()).sub(max(h.confirmed, h.granted))
+	left := time.Duration(instant(h.deadline.Load()) - max(h.confirmed, h.granted))
 	return min(h.claim.TTL, termFor(left))
 }
 
@@ -516,9 +515,9 @@ func (h *hold) renewedLocked(now, start, until instant) {
 	h.deadline.Store(max(h.deadline.Load(), int64(until)))
 	h.confirmed = max(h.confirmed, start)
 	h.failed, h.failure = 0, nil
-	h.renewAt(now, max(renewalTime(start, min(h.claim.TTL, until.sub(start))), now.add(minSleep)))
+	h.due, h.planned = max(renewalTime(start, min(h.claim.TTL, time.Duration(until-start))), now.add(minSleep)), now
 	if start <= h.raised {
-		h.renewAt(now, now+1) // the call was sent before the term was raised, so ask again
+		h.due = now + 1 // the call was sent before the term was raised, so ask again
 	}
 }
 
@@ -529,7 +528,7 @@ func (h *hold) resumeRenewalLocked(now instant) bool {
 		return false
 	}
 	h.renewal, h.orphaned = renews, 0
-	h.renewAt(now, now)
+	h.due, h.planned = now, now
 	return true
 }
 

@@ -92,11 +92,11 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 			outage = asked
 		}
 		last = err
-		if outage != 0 && c.clock.awake().sub(outage) >= c.opts.Timeout || c.clock.now() >= w.end {
+		if outage != 0 && time.Duration(c.clock.awake()-outage) >= c.opts.Timeout || c.clock.now() >= w.end {
 			return nil, err
 		}
 
-		d := min(jitter(pause), w.end.sub(c.clock.now()))
+		d := min(jitter(pause), time.Duration(w.end-c.clock.now()))
 		if retry > 0 {
 			d = min(d, retry+minSleep) // if its holder has died, the slot is free then
 		}
@@ -129,7 +129,7 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	var outage error  // the error for the first slot without an answer
 	answered := false // the store has refused a slot
 	for j := range n {
-		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.c.answerTime() {
+		if j > 0 && w.end != never && time.Duration(w.c.clock.now()-w.end) >= w.c.answerTime() {
 			break // the other slots would take too long; see WithMaxWait
 		}
 		i := (first + j) % n

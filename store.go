@@ -270,7 +270,7 @@ func (r *reaper) add(cl backend.Claim, times int) {
 // store may still have the hold, and 0 if the store has reported its loss. failed is the number of
 // releases that got no answer.
 func (r *reaper) addHoldLocked(h *hold, keep instant, failed int) {
-	kept := max(h.kept.sub(r.clock.now()), 0)
+	kept := max(time.Duration(h.kept-r.clock.now()), 0)
 	r.addLocked(&reap{claim: h.claim, keep: keep, times: reapOnce, failed: failed}, kept)
 }
 
@@ -333,7 +333,7 @@ func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 		x := r.queue[0]
 		drop := closing && x.failed > 0 || now >= x.until
 		if x.at > now && !closing && !drop {
-			return x.at.sub(now)
+			return time.Duration(x.at - now)
 		}
 		r.queue[0], r.queue = nil, r.queue[1:]
 		if drop {

@@ -16,7 +16,7 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	w.stood = true
 	var timeout <-chan time.Time
 	if w.end != never {
-		timer := time.NewTimer(w.end.sub(c.clock.now()))
+		timer := time.NewTimer(time.Duration(w.end - c.clock.now()))
 		defer timer.Stop()
 		timeout = timer.C
 	}
@@ -36,7 +36,7 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	}
 
 	refusal := w.quitLine(ctx)
-	waited := c.clock.now().sub(w.start)
+	waited := time.Duration(c.clock.now() - w.start)
 	if refusal == nil && waited < c.answerTime() {
 		// The store had no time to answer, so report that other callers of this Client came first.
 		refusal = errHeldHere
@@ -65,7 +65,7 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 // returns an error as soon as the wait is over.
 func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	c := w.c
-	left := w.end.sub(c.clock.now())
+	left := time.Duration(w.end - c.clock.now())
 	timer := time.NewTimer(min(left, c.opts.Timeout))
 	defer timer.Stop()
 	select {
@@ -91,7 +91,7 @@ func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
 	}
-	if w.end != never && w.end.sub(w.c.clock.now()) < w.c.answerTime() {
+	if w.end != never && time.Duration(w.end-w.c.clock.now()) < w.c.answerTime() {
 		return false // there is time for one attempt only
 	}
 
@@ -237,7 +237,7 @@ func (w *wait) endErr(ctx context.Context) error {
 	if err := withContextEnd(ctx, w.lastAnswer); err != nil {
 		return err
 	}
-	return noAnswer(w.c.clock.now().sub(w.start))
+	return noAnswer(time.Duration(w.c.clock.now() - w.start))
 }
 
 // pause returns how long to sleep after an attempt that failed with err. If the key is held,
@@ -271,7 +271,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
 		now := c.clock.now()
-		d = w.line.pace.refused(now, now.sub(max(w.line.pace.ended, w.start)), held.Waited)
+		d = w.line.pace.refused(now, time.Duration(now-max(w.line.pace.ended, w.start)), held.Waited)
 		c.mu.Unlock()
 	}
 	// Ask again soon, because each attempt keeps out new shared callers only for a while.
