@@ -13,8 +13,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has Lock and TryLock of a key that is free: arguments, re-entry, the line of this
-// Client's callers, and attempts. wait.go has the waits of a caller that is not the first in line,
+// This file has Lock and TryLock of a key that is free: arguments, the line of this Client's
+// callers, attempts, and re-entry. wait.go has the waits of a caller that is not the first in line,
 // or that the store has refused.
 
 // wait is one call of Lock or TryLock, from its arguments to a hold.
@@ -41,42 +41,30 @@ type wait struct {
 	part *wait // with slots, the wait for the slot that was tried last, or for the queue
 }
 
-type request struct {
-	op       string          // "lock", "trylock" or "lead"
-	id       uint64          // ID of its events; 0 without Observe
-	name     string          // the key as the caller gave it
-	key      string          // the key that is locked: name, or with slots the key of one slot
-	around   *Lease          // the innermost lease in the caller's context, or nil
-	parent   context.Context // parent of the lease's context, if that is not the context of the wait; else nil
-	ttl      time.Duration
-	maxWait  time.Duration
-	bounded  bool          // maxWait was given
-	maxHold  time.Duration // 0 if there is none
-	minHold  time.Duration // 0 if there is none
-	linger   time.Duration // 0 if there is none
-	oneOfAll bool          // LockAll makes the call; the min hold counts once LockAll has all keys
-	slots    int           // number of slots; 0 without WithSlots
-	slot     int           // number of the slot that is asked for, from 1; 0 without WithSlots
-	shared   bool          // WithShared
-	noRenew  bool
-	apart    bool // WithoutReentry
-	fenced   bool
-	err      error // the error of the first invalid option
+// Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld if ctx or
+// WithMaxWait ended the wait while another caller held the key. It returns ErrUnavailable if the
+// store could not be reached for Options.Timeout, or until WithMaxWait ended the wait. It returns
+// the context's error if ctx ended the wait before the store had answered. Its other errors are
+// ErrClosed, ErrInvalid and errors.ErrUnsupported.
+//
+// The context bounds the wait and the hold: when it ends, the context of the lease ends as well,
+// and the lease is renewed for at most one more term. The key stays locked until Unlock, or until
+// the term ends. With [Do], the lease is renewed until the function returns.
+//
+// A context derived from a lease's context re-enters: if that lease holds the same key on the same
+// Client, Lock returns immediately with a lease on the same hold. Unlock the inner lease first, as
+// defer does. If the outer lease is unlocked first, the inner lease's context ends, and the hold is
+// renewed for at most one more term. A call with any other context waits for the key, even if its
+// caller holds it.
+func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
+	return c.lock(ctx, "lock", key, opts)
 }
 
-func (r *request) apply(opts []Option) {
-	for _, o := range opts {
-		if o != nil {
-			o(r)
-		}
-	}
-}
-
-// refuse records an error, unless there is an earlier one.
-func (r *request) refuse(format string, args ...any) {
-	if r.err == nil {
-		r.err = fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
-	}
+// TryLock makes one attempt, bounded by ctx and Options.Timeout. It returns ErrHeld if the key is
+// held. If another caller of this Client holds the key or waits for it, TryLock usually returns
+// without a call to the store. It ignores WithMaxWait.
+func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
+	return c.lock(ctx, "trylock", key, opts)
 }
 
 // waitPool has waits for reuse. Nothing refers to a wait after its call has returned.
@@ -94,7 +82,11 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	}()
 
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
-	w.r.apply(opts)
+	for _, o := range opts {
+		if o != nil {
+			o(&w.r)
+		}
+	}
 	if c.opts.Observe != nil {
 		c.observer.requested(ctx, &w.r) // before w.start, so that Observe does not count as a part of the wait
 	}
@@ -116,10 +108,10 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 
 	if err != nil {
 		err = newError(w.r.op, key, err)
-		c.observer.refused(ctx, w, err)
+		c.observer.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: key, Wait: time.Duration(c.clock.now() - start), Tries: w.tries, Err: err})
 	} else {
 		if c.opts.Observe != nil {
-			c.observer.acquired(ctx, w, l)
+			c.observer.acquired(ctx, l, time.Duration(l.since-start), w.tries)
 		}
 		if l.keep != 0 && !w.r.oneOfAll {
 			l.countMinHold()
@@ -127,27 +119,6 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	}
 	returns = true
 	return l, err
-}
-
-// abandon gives up what the call has acquired. lock calls it if Options.Observe, Options.Backoff or
-// a method of the context has panicked or has ended the goroutine. l is the lease that Lock would
-// have returned, or nil.
-func (w *wait) abandon(l *Lease) {
-	if l != nil {
-		_, _ = l.unlock(context.Background()) // without another event; if the release fails, the Client repeats it
-	}
-	if w.part != nil {
-		w.part.abandon(nil)
-	}
-	switch {
-	case w.line == nil:
-	case w.turn.ready != nil:
-		w.quitLine(context.Background())
-	default:
-		w.c.mu.Lock()
-		defer w.c.mu.Unlock()
-		w.giveUpLocked()
-	}
 }
 
 // prepare returns an error if the arguments of a call are invalid. Otherwise it sets the fields of
@@ -189,14 +160,14 @@ func (w *wait) prepare(ctx context.Context) error {
 func (w *wait) take(ctx context.Context) (*Lease, error) {
 	c := w.c
 	w.turn = turn{r: &w.r, ctx: ctx, since: w.began}
-	ln, tk := c.queue.join(&w.turn, w.once)
+	var tk ticket
+	w.line, tk = c.queue.join(&w.turn, w.once)
 	for tk.do == joinAgain {
 		if err := w.awaitFreed(ctx, tk.freed); err != nil {
 			return nil, err
 		}
-		ln, tk = c.queue.join(&w.turn, w.once)
+		w.line, tk = c.queue.join(&w.turn, w.once)
 	}
-	w.line = ln
 	if tk.do == mustWait {
 		tk = w.waitInLine(ctx)
 	}
@@ -233,19 +204,9 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	if w.stood {
 		waited = w.waitedLocked(h.granted)
 	}
-	l := h.startLocked(ctx, &w.r, ln, waited, w.tries > 1 || w.queued)
+	l := h.startLocked(ctx, &w.r, w.line, waited, w.tries > 1 || w.queued)
 	w.line = nil // from here on the line counts the hold
 	return l, nil
-}
-
-// giveUpLocked leaves the line after the caller has asked the store and has got no hold.
-func (w *wait) giveUpLocked() {
-	if w.intent != nil {
-		// Release the claim, because it would keep out new shared callers for a while.
-		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
-	}
-	w.line.leaveWithoutHoldLocked()
-	w.line = nil
 }
 
 // askUntilHeld asks the store until the caller has the key or the wait is over. Between two
@@ -360,7 +321,7 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 		}
 		return nil, err
 	}
-	return newHold(c, cl, g, start, now, slept)
+	return newHold(&c.renewer, cl, g, start, now, slept)
 }
 
 // claim returns the claim of a new attempt, whose token is 128 random bits.
@@ -399,7 +360,7 @@ var errNoneAround = errors.New("no lease around the caller holds the key")
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r
 	for o := r.around; o != nil; o = o.around {
-		if o.hold.c != w.c || o.key != r.name || (o.slot > 0) != (r.slots > 0) || o.Err() != nil {
+		if o.hold.renewer != &w.c.renewer || o.key != r.name || (o.slot > 0) != (r.slots > 0) || o.Err() != nil {
 			continue
 		}
 		if l, err := o.join(ctx, r); err != errNoneAround {
@@ -412,7 +373,7 @@ func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 // join adds a lease to the hold of outer. If outer has just ended, the error is errNoneAround.
 func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	h := outer.hold
-	c := h.c
+	c := h.renewer
 	if h.claim.Shared && !r.shared {
 		return nil, fmt.Errorf("%w: the outer lease of the key is shared, and cannot become exclusive; unlock it first", ErrInvalid)
 	}
@@ -445,6 +406,6 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	l := h.addLeaseLocked(ctx, r, now)
 	l.reentry = true
 	h.resumeRenewalLocked(now)
-	c.renewer.scheduleLocked(h)
+	c.scheduleLocked(h)
 	return l, nil
 }

@@ -1,11 +1,9 @@
 package hasp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math/bits"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -14,16 +12,14 @@ import (
 
 // Bounds of renewals in bulk.
 const (
-	batchSize    = 256                   // most claims in one call of Renew
-	maxBatches   = 24                    // most calls in flight of a lane in renewer.well
-	maxSuspect   = 8                     // most calls in flight of a lane in renewer.suspect
-	minWindow    = 5 * time.Millisecond  // the shortest window; see windowsPerT
-	maxWindow    = 50 * time.Millisecond // the longest window
-	windowsPerT  = 100                   // the window is TTL/100: renewals that are due within it travel together
-	checkEvery   = time.Second           // how often the clock is read while leases are held
-	renewalsPerT = 3                     // a renewal starts at TTL/3
-	overdueTerms = 10                    // number of terms after which EventStillHeld reports a lease
-	triesPerT    = 10                    // a try lasts at most TTL/10; the second try of a renewal, TTL/5
+	batchSize   = 256                   // most claims in one call of Renew
+	maxBatches  = 24                    // most calls in flight of a lane in renewer.well
+	maxSuspect  = 8                     // most calls in flight of a lane in renewer.suspect
+	minWindow   = 5 * time.Millisecond  // the shortest window; see windowsPerT
+	maxWindow   = 50 * time.Millisecond // the longest window
+	windowsPerT = 100                   // the window is TTL/100: renewals that are due within it travel together
+	checkEvery  = time.Second           // how often the clock is read while leases are held
+	triesPerT   = 10                    // a try lasts at most TTL/10; the second try of a renewal, TTL/5
 )
 
 // renewer keeps the leases of a Client alive, and ends those whose deadline has passed. It is one
@@ -56,77 +52,6 @@ type lane struct {
 
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
-
-// holdHeap is a binary heap of holds, by when the renewer must serve them. Its entries contain
-// these times, because a comparison that reads the holds waits for memory. With 30,000 leases, that
-// was a quarter of the cost of a renewal.
-type holdHeap []scheduled
-
-type scheduled struct {
-	next instant
-	hold *hold
-}
-
-// place overwrites the entry at i with s, and moves s to where it belongs in the heap.
-func (q holdHeap) place(i int, s scheduled) {
-	for up := (i - 1) / 2; i > 0 && s.next < q[up].next; up = (i - 1) / 2 {
-		q[i] = q[up]
-		q[i].hold.index = int32(i)
-		i = up
-	}
-	for down := 2*i + 1; down < len(q); down = 2*i + 1 {
-		if down+1 < len(q) && q[down+1].next < q[down].next {
-			down++
-		}
-		if s.next <= q[down].next {
-			break
-		}
-		q[i] = q[down]
-		q[i].hold.index = int32(i)
-		i = down
-	}
-	q[i], s.hold.index = s, int32(i)
-}
-
-// scheduleLocked puts h into the heap, or moves it if its time has changed.
-func (r *renewer) scheduleLocked(h *hold) {
-	// The renewer serves h when a renewal is due, or when h or one of its leases ends.
-	next := min(instant(h.deadline.Load()), h.limit, cmp.Or(h.lingers, never))
-	for _, l := range h.leases {
-		next = min(next, l.maxHold)
-	}
-	if h.renewal == renews && h.busy == nil && !h.queued {
-		next = min(next, h.due)
-	}
-	if h.index < 0 {
-		h.index = int32(len(r.holds))
-		r.holds = append(r.holds, scheduled{})
-	}
-	r.holds.place(int(h.index), scheduled{next, h})
-
-	// Wake a renewer that sleeps past the new time.
-	switch {
-	case !r.running:
-		r.running = r.spawnLocked(r.run)
-	case next < r.wakesAt:
-		r.wakesAt = next
-		poke(r.wake)
-	}
-}
-
-// unscheduleLocked takes h out of the heap.
-func (r *renewer) unscheduleLocked(h *hold) {
-	i, n := int(h.index), len(r.holds)-1
-	if i < 0 {
-		return
-	}
-	last := r.holds[n]
-	r.holds[n] = scheduled{}
-	if r.holds = r.holds[:n]; i < n {
-		r.holds.place(i, last)
-	}
-	h.index = -1
-}
 
 // closeLocked ends the leases of all holds because of Close, and returns them.
 func (r *renewer) closeLocked() (ended []*Lease) {
@@ -437,19 +362,19 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		}
 		h.renewedLocked(now, b.sent, until)
 		r.scheduleLocked(h)
-		r.observer.reportStillHeldLocked(h, now)
+		r.observer.reportStillHeldLocked(h.leases[0], now)
 	case errors.Is(err, ErrLost):
 		h.failed = 0
 		gone = h.loseLocked(&LostError{Reason: LostRevoked})
 		// Release the token as well. A minority of a quorum's nodes may still have the hold, and
 		// would refuse the key to the next holder.
-		r.reaper.addHoldLocked(h, 0, 0)
+		h.reapLocked(0, 0)
 	default:
 		h.failed++
 		h.failure = err
 		h.due, h.planned = now.add(jitter(h.termLocked()/(3*triesPerT))), now
 		r.scheduleLocked(h)
-		r.observer.renewFailedLocked(h, err)
+		r.observer.renewFailedLocked(h.leases, err)
 	}
 	r.mu.Unlock()
 
@@ -467,14 +392,6 @@ func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound t
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return b.err
-}
-
-// renewalTime returns when to renew a term that began at since: after a third of the term, less up
-// to a tenth of that third, at random. So the renewals of holds that were taken together become due
-// at different times.
-func renewalTime(since instant, term time.Duration) instant {
-	third := term / renewalsPerT
-	return since.add(third - rand.N(third/10+1))
 }
 
 // soonDueLocked reports whether the next renewal may begin. To share a batch with others, it may
@@ -518,24 +435,5 @@ func (h *hold) renewedLocked(now, start, until instant) {
 	h.due, h.planned = max(renewalTime(start, min(h.claim.TTL, time.Duration(until-start))), now.add(minSleep)), now
 	if start <= h.raised {
 		h.due = now + 1 // the call was sent before the term was raised, so ask again
-	}
-}
-
-// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether they had.
-// If it returns true, the caller must schedule h.
-func (h *hold) resumeRenewalLocked(now instant) bool {
-	if h.renewal != paused {
-		return false
-	}
-	h.renewal, h.orphaned = renews, 0
-	h.due, h.planned = now, now
-	return true
-}
-
-// callEndedLocked records that the renewal or Extend in flight has ended.
-func (h *hold) callEndedLocked() {
-	if h.busy != nil {
-		close(h.busy)
-		h.busy = nil
 	}
 }

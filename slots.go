@@ -18,8 +18,6 @@ import (
 // order of the strategy, and the store answers one looker instead of all waiters.
 
 const (
-	maxSlots = 100
-
 	// With n slots, the pauses between two looks grow from n·firstLook to max(n·lastLook,
 	// slowLook). A release by this Client ends a pause.
 	firstLook = time.Millisecond

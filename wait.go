@@ -83,6 +83,37 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	return noAnswer(c.opts.Timeout) // the store has not answered the release
 }
 
+// giveUpLocked leaves the line after the caller has asked the store and has got no hold.
+func (w *wait) giveUpLocked() {
+	if w.intent != nil {
+		// Release the claim, because it would keep out new shared callers for a while.
+		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
+	}
+	w.line.leaveWithoutHoldLocked()
+	w.line = nil
+}
+
+// abandon gives up what the call has acquired. lock calls it if Options.Observe, Options.Backoff or
+// a method of the context has panicked or has ended the goroutine. l is the lease that Lock would
+// have returned, or nil.
+func (w *wait) abandon(l *Lease) {
+	if l != nil {
+		_, _ = l.unlock(context.Background()) // without another event; if the release fails, the Client repeats it
+	}
+	if w.part != nil {
+		w.part.abandon(nil)
+	}
+	switch {
+	case w.line == nil:
+	case w.turn.ready != nil:
+		w.quitLine(context.Background())
+	default:
+		w.c.mu.Lock()
+		defer w.c.mu.Unlock()
+		w.giveUpLocked()
+	}
+}
+
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire, because Acquire would
 // probably be refused: the store has just refused this caller. With an Ordered Waiter there are two
 // more reasons: other callers of this Client want the key, or the driver has refused the key
@@ -124,7 +155,7 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 	switch {
 	case err == nil:
 		now, _ := c.clock.read()
-		return newHold(c, cl, g, start, now, slept)
+		return newHold(&c.renewer, cl, g, start, now, slept)
 	case ctx.Err() == nil:
 		err = plainDated(err, cl.Timeout)
 	case errors.Is(err, ErrHeld) && isContextError(err):
