@@ -359,19 +359,18 @@ func (h *hold) endLingerLocked(freed chan struct{}) {
 	h.lingers, h.leases = 0, nil
 	h.renewer.unscheduleLocked(h)
 	h.line.endedLocked(h)
-	h.renewer.reaper.addLocked(&reap{claim: h.claim, times: reapOnce, freed: freed}, max(time.Duration(h.kept-h.renewer.clock.now()), 0))
+	h.reapLocked(&reap{freed: freed})
 }
 
 // The rest of this file ends holds that are lost: by the clock (endExpiredLocked), or by an answer
 // of the store (batch.answer in renew.go). The context of the lease and an event report the loss to
 // the program.
 
-// reapLocked has the reaper release the token of h, which has ended. keep is h.keep if the store may
-// still have the hold, and 0 if the store has reported its loss. failed is the number of releases
-// that got no answer.
-func (h *hold) reapLocked(keep instant, failed int) {
-	kept := max(time.Duration(h.kept-h.renewer.clock.now()), 0)
-	h.renewer.reaper.addLocked(&reap{claim: h.claim, keep: keep, times: reapOnce, failed: failed}, kept)
+// reapLocked has the reaper release the token of h, which has ended. The fields of x say how; keep is
+// 0 if the store has reported the loss of h.
+func (h *hold) reapLocked(x *reap) {
+	x.claim, x.times = h.claim, reapOnce
+	h.renewer.reaper.addLocked(x, max(time.Duration(h.kept-h.renewer.clock.now()), 0))
 }
 
 // endExpiredLocked ends the leases of h whose time is over by the clock, and returns them. The

@@ -235,8 +235,8 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	default:
 		l.state.Store(unknown)
-		h.failed = 1            // the store may hang; set this before endedLocked, which reads it
-		h.reapLocked(h.keep, 1) // the reaper repeats the release
+		h.failed = 1                                 // the store may hang; set this before endedLocked, which reads it
+		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release
 	}
 	h.line.endedLocked(h)
 	return ends, err
@@ -259,7 +259,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 			// Release the hold, because the store may keep it until the term ends by the store's
 			// clock.
 			h.lapsed = false
-			h.reapLocked(h.keep, 0)
+			h.reapLocked(&reap{keep: h.keep})
 		}
 		return was, l.loss
 	case was == released:

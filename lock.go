@@ -88,7 +88,8 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 		}
 	}
 	if c.opts.Observe != nil {
-		c.observer.requested(ctx, &w.r) // before w.start, so that Observe does not count as a part of the wait
+		w.r.id = lastEventID.Add(1)
+		c.observer.call(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: w.r.op, Key: key}) // before start, so that Observe does not count as a part of the wait
 	}
 	start, slept := c.clock.read()
 	w.c, w.start, w.began, w.end = c, start, start-instant(slept), never
@@ -193,7 +194,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	defer c.mu.Unlock()
 	if err == nil && c.closing.Err() != nil {
 		// Close began during the call, and did not find this hold.
-		c.reaper.addLocked(&reap{claim: h.claim, times: reapOnce}, h.claim.TTL)
+		h.reapLocked(&reap{})
 		err = ErrClosed
 	}
 	if err != nil {

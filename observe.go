@@ -45,12 +45,6 @@ func (o *observer) call(ctx context.Context, e Event) {
 	}
 }
 
-// requested reports that the call of r begins, and gives r its ID.
-func (o *observer) requested(ctx context.Context, r *request) {
-	r.id = lastEventID.Add(1)
-	o.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name})
-}
-
 // acquired reports that a caller got l after waited and tries calls to the store. If the lease has ended already, acquired then also reports
 // that end.
 func (o *observer) acquired(ctx context.Context, l *Lease, waited time.Duration, tries int) {

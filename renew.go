@@ -368,7 +368,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		gone = h.loseLocked(&LostError{Reason: LostRevoked})
 		// Release the token as well. A minority of a quorum's nodes may still have the hold, and
 		// would refuse the key to the next holder.
-		h.reapLocked(0, 0)
+		h.reapLocked(&reap{})
 	default:
 		h.failed++
 		h.failure = err

@@ -186,7 +186,10 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	case w.once, outage >= w.c.opts.Timeout:
 		return true, err
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
-		w.awaitEnd(ctx)
+		// If ctx ends before the wait does, let it end, so that the error reports that.
+		if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
+			rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
+		}
 		return true, w.endErr(ctx)
 	}
 	return false, nil
@@ -225,14 +228,6 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 		outage = ln.outageLocked(w.began)
 	}
 	return outage, false
-}
-
-// If ctx's deadline is before the end of the wait, awaitEnd waits until ctx has ended, so that the
-// error reports the end of ctx.
-func (w *wait) awaitEnd(ctx context.Context) {
-	if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
-		rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
-	}
 }
 
 // outageOf returns when an outage began, by clock.awake. A Waiter has reported the outage with err.

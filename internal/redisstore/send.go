@@ -20,8 +20,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// This file sends commands and scripts: the names of their keys, the way to the server, and the
-// forms of a term.
+// This file sends commands and scripts, and has the names of their keys.
 
 // ours is the beginning of each key that hasp derives.
 const ours = "hasp:{"
