@@ -14,7 +14,7 @@ import (
 // This file has the calls that report what is in the store.
 
 // inspect calls f with the driver, which must be an Inspector, and with Options.Prefix and key.
-func inspect[T any](s *store, ctx context.Context, key string, f func(context.Context, backend.Inspector, string) (T, error)) (v T, err error) {
+func inspect[T any](s *store, ctx context.Context, key string, f func(backend.Inspector, context.Context, string) (T, error)) (v T, err error) {
 	in, ok := s.driver.(backend.Inspector)
 	switch {
 	case key == "":
@@ -29,14 +29,8 @@ func inspect[T any](s *store, ctx context.Context, key string, f func(context.Co
 	}
 	defer s.leave()
 	return call(s, ctx, s.opts.Timeout, func(ctx context.Context) (T, error) {
-		return f(ctx, in, s.opts.Prefix+key)
+		return f(in, ctx, s.opts.Prefix+key)
 	}, nil)
-}
-
-func (s *store) status(ctx context.Context, key string) (backend.Status, error) {
-	return inspect(s, ctx, key, func(ctx context.Context, in backend.Inspector, key string) (backend.Status, error) {
-		return in.Inspect(ctx, key)
-	})
 }
 
 func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {

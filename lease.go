@@ -1,8 +1,10 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -71,7 +73,7 @@ func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 
 // Expires returns when the lease ends if no further renewal succeeds. Its context ends then at the
 // latest.
-func (l *Lease) Expires() time.Time { return l.hold.c.clock.time(l.end()) }
+func (l *Lease) Expires() time.Time { return l.hold.renewer.clock.time(l.end()) }
 
 // Err returns nil while the lease is held, ErrReleased after Unlock, and ErrClosed after the
 // Client's Close. After its loss, Err returns a [*LostError], which matches ErrLost and gives the
@@ -98,19 +100,19 @@ func (l *Lease) cause() error {
 // If l's time is over by the clock, expire ends all leases of its hold whose time is over. The
 // caller must not hold mu.
 func (l *Lease) expire() {
-	c, h := l.hold.c, l.hold
-	now, _ := c.clock.read()
-	if l.state.Load() != held || now < l.end() {
+	r, h := l.hold.renewer, l.hold
+	now, _ := r.clock.read()
+	if l.state.Load() != held || now < min(instant(h.deadline.Load()), l.maxHold) {
 		return
 	}
 
-	c.mu.Lock()
+	r.mu.Lock()
 	var gone []*Lease
 	// Check again: the hold may have ended meanwhile, or a renewal may have moved its deadline.
 	if h.index >= 0 {
 		gone = h.endExpiredLocked(now)
 	}
-	c.mu.Unlock()
+	r.mu.Unlock()
 	for _, l := range gone {
 		l.endContext(l.loss) // not under mu
 	}
@@ -157,23 +159,23 @@ func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
 // renewUntilUnlock makes renewals go on until Unlock, also after the end of Lock's context.
 // WithoutRenewal and WithMaxHold keep their effect.
 func (l *Lease) renewUntilUnlock() {
-	c, h := l.hold.c, l.hold
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	r, h := l.hold.renewer, l.hold
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	l.untilUnlock = true
 
 	// If the contexts of all Locks have ended while the process was stopped, renewal may have
 	// stopped by now.
-	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(c.clock.now()) {
-		c.renewer.scheduleLocked(h)
+	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(r.clock.now()) {
+		r.scheduleLocked(h)
 	}
 }
 
 // countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it last: if the call
 // unlocks the lease before it returns, the key must not stay taken.
 func (l *Lease) countMinHold() {
-	l.hold.c.mu.Lock()
-	defer l.hold.c.mu.Unlock()
+	l.hold.renewer.mu.Lock()
+	defer l.hold.renewer.mu.Unlock()
 	l.hold.keep = max(l.hold.keep, l.keep)
 }
 
@@ -188,10 +190,13 @@ func (l *Lease) countMinHold() {
 // its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
-	if ends && l.hold.c.opts.Observe != nil {
-		l.hold.c.observer.unlocked(ctx, l, err)
+	if ends && l.hold.renewer.opts.Observe != nil {
+		l.hold.renewer.observer.unlocked(ctx, l, err)
 	}
-	return newError("unlock", l.key, err)
+	if err != nil {
+		return newError("unlock", l.key, err)
+	}
+	return nil
 }
 
 // unlock returns the error of Unlock. If this call has ended the lease, and no event has reported
@@ -215,13 +220,13 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		return ends, nil
 	}
 
-	c, h := l.hold.c, l.hold
-	err = c.store.release(ctx, h.claim, h.keep)
+	r, h := l.hold.renewer, l.hold
+	err = r.release(ctx, h.claim, h.keep)
 
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.calls--
-	c.changed.Broadcast()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls--
+	r.changed.Broadcast()
 	h.failed = 0
 	switch {
 	case err == nil:
@@ -230,8 +235,8 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	default:
 		l.state.Store(unknown)
-		h.failed = 1                         // the store may hang; set this before endedLocked, which reads it
-		c.reaper.addHoldLocked(h, h.keep, 1) // the reaper repeats the release
+		h.failed = 1                                 // the store may hang; set this before endedLocked, which reads it
+		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release
 	}
 	h.line.endedLocked(h)
 	return ends, err
@@ -241,11 +246,11 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 // before. If the state is now releasing, or was unknown, the caller must call the store's release,
 // and Close waits for that call. If beginUnlock returns an error, Unlock must return that error.
 func (l *Lease) beginUnlock() (was int32, err error) {
-	c, h := l.hold.c, l.hold
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	r, h := l.hold.renewer, l.hold
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for l.state.Load() == releasing {
-		c.changed.Wait() // until the other Unlock's call has ended, which Timeout bounds
+		r.changed.Wait() // until the other Unlock's call has ended, which Timeout bounds
 	}
 
 	switch was = l.state.Load(); {
@@ -254,15 +259,15 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 			// Release the hold, because the store may keep it until the term ends by the store's
 			// clock.
 			h.lapsed = false
-			c.reaper.addHoldLocked(h, h.keep, 0)
+			h.reapLocked(&reap{keep: h.keep})
 		}
 		return was, l.loss
 	case was == released:
 		return was, ErrReleased
-	case c.stopped:
+	case r.stopped:
 		return was, ErrClosed
 	case was == unknown:
-		c.calls++
+		r.calls++
 		return was, nil
 	}
 
@@ -271,30 +276,30 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
-	if len(h.leases) > 0 || h.line.first() != nil && h.handOverLocked() || h.linger > 0 && h.lingerLocked(l.key) {
+	if len(h.leases) > 0 || h.line.waiting.Len() > 0 && h.handOverLocked() || h.linger > 0 && h.lingerLocked(l.key) {
 		return was, nil
 	}
-	c.renewer.unscheduleLocked(h) // a renewal must not follow the release
+	r.unscheduleLocked(h) // a renewal must not follow the release
 	l.state.Store(releasing)
-	c.calls++
+	r.calls++
 	return was, nil
 }
 
 func (l *Lease) unlockAgain(ctx context.Context) error {
-	c, h := l.hold.c, l.hold
-	defer c.leave() // beginUnlock has counted the call
-	err := c.store.release(ctx, h.claim, h.keep)
+	r, h := l.hold.renewer, l.hold
+	defer r.leave() // beginUnlock has counted the call
+	err := r.release(ctx, h.claim, h.keep)
 	switch {
 	case err == nil || errors.Is(err, ErrLost):
-	case isClosed(c.closed):
+	case isClosed(r.closed):
 		return ErrClosed // the driver was closed during the call
 	default:
 		return err
 	}
 
-	now, _ := c.clock.read() // because the machine may have slept past the term
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	now, _ := r.clock.read() // because the machine may have slept past the term
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if l.state.Load() != unknown {
 		return l.cause() // another call of Unlock has repeated the release meanwhile
 	}
@@ -316,179 +321,145 @@ func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	return newError("extend", l.key, l.extend(ctx, ttl))
 }
 
-// hold is one token's hold of a key in the store. It has one lease, or several by re-entry.
-//
-// A hold begins with a grant (newHold, startLocked). Answers of the store renew it (answer). When
-// its last lease is unlocked, the next caller in line may get it (handOverLocked). It ends when it
-// is released, when the store reports that it is lost (loseLocked), when its deadline or its max
-// hold passes (endExpiredLocked), or when the Client is closed (Close).
-type hold struct {
-	c        *Client
-	claim    backend.Claim // the claim of renewals and of the release; its TTL is guarded by mu
-	fence    uint64        // 0 unless a fence was asked for
-	granted  instant       // when the grant was received
-	deadline atomic.Int64  // instant until which the lease is trusted; written under mu
+func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
+	if err := checkTTL(ttl); err != nil {
+		return err
+	}
+	r, h := l.hold.renewer, l.hold
+	start := r.clock.now()
+	cl, bound, err := l.beginExtend(ctx, ttl)
+	if err != nil {
+		return err
+	}
 
-	// All below is guarded by mu.
-	line   *line    // the line of its key
-	leases []*Lease // its leases that are neither lost nor unlocked, outer ones first
+	if err = r.enter(); err == nil {
+		_, err = call(r.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, r.extend(ctx, h, cl, bound)
+		}, nil)
+		r.leave()
+	}
 
-	// The state in the store, as far as this Client can tell.
-	kept      instant // latest end of all requested terms, answered or not; the store may keep the hold until then
-	confirmed instant // start of the last call that confirmed it; see newHold for a Waiter's grant
-	raised    instant // when a re-entry raised the term that renewals ask for; earlier calls asked for less
-	limit     instant // the end of WithMaxHold, or never; renewals ask for a term that ends just after it
-	keep      instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
+	r.mu.Lock()
+	if r.stopped {
+		h.callEndedLocked() // Close has stopped waiting, so the call may not have begun
+	}
+	r.mu.Unlock()
 
-	// Its renewal.
-	due      instant       // when the next renewal is due
-	early    time.Duration // how much earlier the renewal may begin, to share a batch with others
-	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
-	failure  error         // error of the last failed renewal; nil after a renewal that succeeded
-	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; 0 until then
-	failed   int32         // renewals in a row that failed or had no answer; a release without an answer counts as well
-	index    int32         // its index in the renewer's heap; -1 before its start and after its end
-	joined   int32         // how many leases it has had so far
-	renewal  int8          // renews, paused or unrenewed
-	queued   bool          // it waits in a lane for a batch
-	extended bool          // Extend was called, so the hold is not handed over
-	lapsed   bool          // its deadline or its max hold has ended it, so the store may still keep it
+	// Report a term that is too short: a store without space may renew the hold only for its
+	// present term.
+	if err == nil && l.end() < start.add(ttl-backend.Drift(ttl)) {
+		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
+	}
 
-	// See linger.go.
-	linger  time.Duration // how long it may linger after its grant, by the option of the caller that has it or had it last
-	lingers instant       // when it stops lingering; 0 if it does not linger
-	ghost   *Lease        // nil until it lingers for the first time
-
-	// The first lease and its place in leases are part of the hold, to save two allocations.
-	first Lease
-	place [1]*Lease
+	// Read the clock, because the answer may have come after the lease's end.
+	return cmp.Or(l.Err(), err)
 }
 
-// States of the renewal of a hold.
-const (
-	renews    int8 = iota
-	paused         // because the contexts of all Locks have ended, or the term has reached the max hold
-	unrenewed      // because of WithoutRenewal
-)
-
-// newHold returns the hold that g grants. The call began at start; slept is how long the machine
-// had slept by then. If the grant's term ended before the answer came, newHold has the reaper
-// release the token, and returns errLate.
-func newHold(c *Client, cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
-	cl.Handle = g.Handle
-	term := cl.TTL - backend.Drift(cl.TTL)
-	until := start.add(term)
-	if !g.Until.IsZero() {
-		until = c.clock.at(g.Until, slept)
-	}
-	if now >= until {
-		c.reaper.add(cl, reapOnce)
-		return nil, errLate
-	}
-
-	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
-
-	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
-	// a Waiter has granted less than a whole term, the start of the term is not known, so the time
-	// until the renewal counts from now. If the driver is Ordered, it handed the key over by a
-	// message, which also confirms the hold now.
-	began := until.add(-term)
-	since := min(max(start, began), now)
-	h.confirmed = since
-	if began < start {
-		since = now
-		if c.traits.Ordered {
-			h.confirmed = now
+// beginExtend waits for the end of a renewal in flight, and then marks the hold as busy. It returns
+// the claim to renew, and how long the call may last.
+func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Claim, time.Duration, error) {
+	for {
+		if err := cmp.Or(ctx.Err(), l.Err()); err != nil {
+			return backend.Claim{}, 0, err
+		}
+		cl, bound, inFlight, err := l.tryExtend(ttl)
+		if inFlight == nil {
+			return cl, bound, err
+		}
+		select {
+		case <-inFlight:
+		case <-ctx.Done():
 		}
 	}
-	h.renewAt(now, renewalTime(since, until.sub(since)))
-	h.deadline.Store(int64(until))
-	return h, nil
 }
 
-// startLocked makes h the hold of ln, and returns its first lease. waited is how long the Client
-// waited for h. If sought is true, the first attempt did not get h.
-func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited time.Duration, sought bool) *Lease {
-	h.line = ln
-	if r.noRenew {
-		h.renewal = unrenewed
+// tryExtend is beginExtend, unless a renewal is in flight. Then it returns a channel that is closed
+// when the renewal ends.
+func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
+	r, h := l.hold.renewer, l.hold
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if h.busy != nil {
+		return cl, 0, h.busy, nil
 	}
-	ln.startedLocked(h, waited, sought)
+	if l.state.Load() != held {
+		return cl, 0, nil, l.cause() // the lease ended after Err had returned
+	}
+	now := r.clock.now()
+	if now.add(ttl) > min(h.limit, l.maxHold) {
+		return cl, 0, nil, fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
+	}
+	cl = h.claim
+	cl.TTL = termFor(ttl)
+	if err := checkLongest(r.traits, cl.TTL); err != nil {
+		// Refuse it here, because a refusal of the store would count as a failed renewal.
+		return cl, 0, nil, err
+	}
 
-	// With a max hold, the first claim may have asked for less than the whole term. Renewals ask
-	// for the whole term, or for a term that ends just after the limit.
-	l := h.addLeaseLocked(ctx, r, h.granted)
-	if r.maxHold > 0 {
-		h.claim.TTL = r.ttl
-		h.limit = l.maxHold
-	}
-	h.c.renewer.scheduleLocked(h)
-	return l
+	// Bound the call, so that an Extend without an answer leaves time for renewals.
+	term := h.termLocked()
+	bound = min(r.opts.Timeout, max(term/triesPerT, time.Duration(l.end()-now)-term/renewalsPerT))
+	h.busy, h.extended = make(chan struct{}), true
+	h.kept = max(h.kept, now.add(cl.TTL))
+	r.scheduleLocked(h)
+	return cl, bound, nil, nil
 }
 
-func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lease {
-	// The hold has room for its first lease. Later ones are allocated.
-	l := &h.first
-	if l.hold != nil {
-		l = new(Lease)
-	}
-	l.hold, l.key, l.slot, l.parent, l.around = h, r.name, r.slot, ctx, r.around
-	if r.parent != nil {
-		l.parent = r.parent
-	}
-	l.id, l.op, l.shared = r.id, r.op, r.shared
-	l.since, l.maxHold = now, never
-	if r.maxHold > 0 {
-		l.maxHold = l.since.add(r.maxHold)
-	}
-	if r.minHold > 0 {
-		l.keep = l.since.add(r.minHold) // the min hold counts after the call has returned; see countMinHold
-	}
+// leaseContext is the context of a lease, or of several: a child of Lock's context that also ends
+// with the lease, at its deadline at the latest.
+type leaseContext struct {
+	context.Context                          // made by package context, so that children attach to it without a goroutine
+	lease           *Lease                   // the innermost lease, for re-entry
+	held            interface{ Err() error } // the Lease or the Leases with which the context ends
+	cancel          context.CancelCauseFunc
 
-	if h.leases == nil {
-		h.leases = h.place[:0]
-	}
-	if len(h.leases) == 0 { // the outermost lease decides how long h lingers
-		h.linger = 0
-		if r.linger > 0 {
-			h.linger = h.lingerFor(r)
-		}
-	}
-	h.leases = append(h.leases, l)
-	h.joined++
-	return l
+	// The deadline of Lock's context, read once. Otherwise each call of Deadline would climb the
+	// whole chain of contexts of nested leases.
+	deadline time.Time
+	bounded  bool
 }
 
-// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
-// false, and h must be released, if that caller cannot use h, if other Clients should get a turn,
-// or if h has left the line. A hand-over needs no call to the store, because the store knows only
-// the token of the hold, and has confirmed the hold a moment ago.
-func (h *hold) handOverLocked() bool {
-	ln, now := h.line, h.c.clock.now()
-	t := ln.first()
-	if ln.hold != h || ln.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
-		return false
-	}
-	ln.giveLeaseLocked(t, h.addLeaseLocked(t.ctx, t.r, now))
-	return true
+func newLeaseContext(parent context.Context, l *Lease, held interface{ Err() error }) *leaseContext {
+	x := &leaseContext{lease: l, held: held}
+	x.Context, x.cancel = context.WithCancelCause(parent)
+	x.deadline, x.bounded = parent.Deadline()
+	return x
 }
 
-// suitsLocked reports whether a caller with r may get h: h is what r asks for, and the store has
-// confirmed h a moment ago.
-func (h *hold) suitsLocked(r *request, now instant) bool {
-	switch {
-	case !h.passableLocked():
-		return false
-	case r.ttl != h.claim.TTL || r.noRenew || r.fenced || r.shared || r.maxHold > 0:
-		return false
-	case h.c.closing.Err() != nil:
-		return false
-	}
-	return now.sub(h.confirmed) < max(freshEnough, h.linger) && now < instant(h.deadline.Load())
+// Err returns nil until the context ends. It reads the clock first.
+func (x *leaseContext) Err() error {
+	x.check()
+	return x.Context.Err()
 }
 
-// passableLocked reports whether a later caller may get h: h is renewed and was not extended, and
-// no caller has asked for a fence, a max hold or a min hold.
-func (h *hold) passableLocked() bool {
-	return !h.extended && h.renewal == renews && !h.claim.Fenced && h.limit == never && h.keep == 0
+// Done returns a channel that is closed when the context ends. It reads the clock first.
+func (x *leaseContext) Done() <-chan struct{} {
+	x.check()
+	return x.Context.Done()
+}
+
+// check ends the context if the lease has ended by the clock. It does not wait for the renewer,
+// which may run late.
+func (x *leaseContext) check() {
+	if x.Context.Err() != nil {
+		return
+	}
+	if err := x.held.Err(); err != nil {
+		x.cancel(err)
+	}
+}
+
+// Deadline returns the deadline of Lock's context. The deadline of the lease itself moves with each
+// renewal; Lease.Expires returns it.
+func (x *leaseContext) Deadline() (time.Time, bool) { return x.deadline, x.bounded }
+
+// leaseKey is the key under which a context returns its innermost lease.
+var leaseKey = new(int)
+
+// Value returns the lease for leaseKey, for re-entry.
+func (x *leaseContext) Value(key any) any {
+	if key == any(leaseKey) {
+		return x.lease
+	}
+	return x.Context.Value(key)
 }

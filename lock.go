@@ -13,8 +13,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has Lock and TryLock of a key that is free: arguments, re-entry, the line of this
-// Client's callers, and attempts. wait.go has the waits of a caller that is not the first in line,
+// This file has Lock and TryLock of a key that is free: arguments, the line of this Client's
+// callers, attempts, and re-entry. wait.go has the waits of a caller that is not the first in line,
 // or that the store has refused.
 
 // wait is one call of Lock or TryLock, from its arguments to a hold.
@@ -26,11 +26,10 @@ type wait struct {
 	once  bool    // make only one attempt
 	end   instant // when WithMaxWait ends the wait, or never
 	tries int     // calls to the store so far
-	asked instant // when the last call to the store began
 
 	line       *line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
 	queued     bool  // the driver's Wait was called
-	stood      bool  // the caller has waited in the line, or for the end of a gap
+	stood      bool  // the caller has waited: in the line, for the end of a gap, or between two calls
 	turn       turn  // the caller's entry in the line; ready is nil unless the caller waits there
 	lastAnswer error // why the caller does not have the key; nil if that is not known
 	refused    bool  // the store has just refused this caller
@@ -42,42 +41,30 @@ type wait struct {
 	part *wait // with slots, the wait for the slot that was tried last, or for the queue
 }
 
-type request struct {
-	op       string          // "lock", "trylock" or "lead"
-	id       uint64          // ID of its events; 0 without Observe
-	name     string          // the key as the caller gave it
-	key      string          // the key that is locked: name, or with slots the key of one slot
-	around   *Lease          // the innermost lease in the caller's context, or nil
-	parent   context.Context // parent of the lease's context, if that is not the context of the wait; else nil
-	ttl      time.Duration
-	maxWait  time.Duration
-	bounded  bool          // maxWait was given
-	maxHold  time.Duration // 0 if there is none
-	minHold  time.Duration // 0 if there is none
-	linger   time.Duration // 0 if there is none
-	oneOfAll bool          // LockAll makes the call; the min hold counts once LockAll has all keys
-	slots    int           // number of slots; 0 without WithSlots
-	slot     int           // number of the slot that is asked for, from 1; 0 without WithSlots
-	shared   bool          // WithShared
-	noRenew  bool
-	apart    bool // WithoutReentry
-	fenced   bool
-	err      error // the error of the first invalid option
+// Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld if ctx or
+// WithMaxWait ended the wait while another caller held the key. It returns ErrUnavailable if the
+// store could not be reached for Options.Timeout, or until WithMaxWait ended the wait. It returns
+// the context's error if ctx ended the wait before the store had answered. Its other errors are
+// ErrClosed, ErrInvalid and errors.ErrUnsupported.
+//
+// The context bounds the wait and the hold: when it ends, the context of the lease ends as well,
+// and the lease is renewed for at most one more term. The key stays locked until Unlock, or until
+// the term ends. With [Do], the lease is renewed until the function returns.
+//
+// A context derived from a lease's context re-enters: if that lease holds the same key on the same
+// Client, Lock returns immediately with a lease on the same hold. Unlock the inner lease first, as
+// defer does. If the outer lease is unlocked first, the inner lease's context ends, and the hold is
+// renewed for at most one more term. A call with any other context waits for the key, even if its
+// caller holds it.
+func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
+	return c.lock(ctx, "lock", key, opts)
 }
 
-func (r *request) apply(opts []Option) {
-	for _, o := range opts {
-		if o != nil {
-			o(r)
-		}
-	}
-}
-
-// refuse records an error, unless there is an earlier one.
-func (r *request) refuse(format string, args ...any) {
-	if r.err == nil {
-		r.err = fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
-	}
+// TryLock makes one attempt, bounded by ctx and Options.Timeout. It returns ErrHeld if the key is
+// held. If another caller of this Client holds the key or waits for it, TryLock usually returns
+// without a call to the store. It ignores WithMaxWait.
+func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
+	return c.lock(ctx, "trylock", key, opts)
 }
 
 // waitPool has waits for reuse. Nothing refers to a wait after its call has returned.
@@ -95,14 +82,22 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	}()
 
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
-	w.r.apply(opts)
-	if c.opts.Observe != nil {
-		c.observer.requested(ctx, &w.r) // before w.start, so that Observe does not count as a part of the wait
+	for _, o := range opts {
+		if o != nil {
+			o(&w.r)
+		}
 	}
-	w.c, w.start, w.end = c, c.clock.now(), never
-	w.began = c.clock.withoutSleep(w.start)
+	if c.opts.Observe != nil {
+		w.r.id = lastEventID.Add(1)
+		c.observer.call(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: w.r.op, Key: key}) // before start, so that Observe does not count as a part of the wait
+	}
+	start, slept := c.clock.read()
+	w.c, w.start, w.began, w.end = c, start, start-instant(slept), never
 	if err = w.prepare(ctx); err == nil {
-		l, err = w.reenter(ctx)
+		err = errNoneAround
+		if w.r.around != nil && !w.r.apart {
+			l, err = w.reenter(ctx)
+		}
 	}
 	switch {
 	case err != errNoneAround:
@@ -114,10 +109,10 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 
 	if err != nil {
 		err = newError(w.r.op, key, err)
-		c.observer.refused(ctx, w, err)
+		c.observer.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: key, Wait: time.Duration(c.clock.now() - start), Tries: w.tries, Err: err})
 	} else {
 		if c.opts.Observe != nil {
-			c.observer.acquired(ctx, w, l)
+			c.observer.acquired(ctx, l, time.Duration(l.since-start), w.tries)
 		}
 		if l.keep != 0 && !w.r.oneOfAll {
 			l.countMinHold()
@@ -125,27 +120,6 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	}
 	returns = true
 	return l, err
-}
-
-// abandon gives up what the call has acquired. lock calls it if Options.Observe, Options.Backoff or
-// a method of the context has panicked or has ended the goroutine. l is the lease that Lock would
-// have returned, or nil.
-func (w *wait) abandon(l *Lease) {
-	if l != nil {
-		_, _ = l.unlock(context.Background()) // without another event; if the release fails, the Client repeats it
-	}
-	if w.part != nil {
-		w.part.abandon(nil)
-	}
-	switch {
-	case w.line == nil:
-	case w.turn.ready != nil:
-		w.quitLine(context.Background())
-	default:
-		w.c.mu.Lock()
-		defer w.c.mu.Unlock()
-		w.giveUpLocked()
-	}
 }
 
 // prepare returns an error if the arguments of a call are invalid. Otherwise it sets the fields of
@@ -185,12 +159,15 @@ func (w *wait) prepare(ctx context.Context) error {
 
 // take returns a lease that was handed over in the line, or one from the store.
 func (w *wait) take(ctx context.Context) (*Lease, error) {
-	tk := w.join(ctx)
+	c := w.c
+	w.turn = turn{r: &w.r, ctx: ctx, since: w.began}
+	var tk ticket
+	w.line, tk = c.queue.join(&w.turn, w.once)
 	for tk.do == joinAgain {
 		if err := w.awaitFreed(ctx, tk.freed); err != nil {
 			return nil, err
 		}
-		tk = w.join(ctx)
+		w.line, tk = c.queue.join(&w.turn, w.once)
 	}
 	if tk.do == mustWait {
 		tk = w.waitInLine(ctx)
@@ -213,42 +190,24 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	}
 	h, err := w.askUntilHeld(ctx)
 
-	c := w.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil && c.closing.Err() != nil {
 		// Close began during the call, and did not find this hold.
-		c.reaper.addLocked(&reap{claim: h.claim, times: reapOnce}, h.claim.TTL)
+		h.reapLocked(&reap{})
 		err = ErrClosed
 	}
 	if err != nil {
 		w.giveUpLocked()
 		return nil, err
 	}
-	l := h.startLocked(ctx, &w.r, w.line, w.waitedLocked(h.granted), w.tries > 1 || w.queued)
+	var waited time.Duration
+	if w.stood {
+		waited = w.waitedLocked(h.granted)
+	}
+	l := h.startLocked(ctx, &w.r, w.line, waited, w.tries > 1 || w.queued)
 	w.line = nil // from here on the line counts the hold
 	return l, nil
-}
-
-// giveUpLocked leaves the line after the caller has asked the store and has got no hold.
-func (w *wait) giveUpLocked() {
-	if w.intent != nil {
-		// Release the claim, because it would keep out new shared callers for a while.
-		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
-	}
-	w.line.leaveWithoutHoldLocked()
-	w.line = nil
-}
-
-func (w *wait) join(ctx context.Context) (tk ticket) {
-	w.c.mu.Lock()
-	defer w.c.mu.Unlock()
-	if w.c.closing.Err() != nil {
-		return ticket{do: giveUp, err: ErrClosed}
-	}
-	w.turn = turn{r: &w.r, ctx: ctx, since: w.began}
-	w.line, tk = w.c.queue.joinLocked(&w.turn, w.once)
-	return tk
 }
 
 // askUntilHeld asks the store until the caller has the key or the wait is over. Between two
@@ -256,7 +215,13 @@ func (w *wait) join(ctx context.Context) (tk ticket) {
 // due.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	mayWait := w.c.store.waiter != nil && !w.once
-	defer w.stopListening()
+	_, timed := ctx.Deadline()
+	timed = timed || w.end != never // otherwise no call is the last one
+	defer func() {
+		if w.wake != nil {
+			w.stopListening()
+		}
+	}()
 	for attempt := 1; ; attempt++ {
 		if ctx.Err() != nil || w.c.closing.Err() != nil {
 			return nil, w.endErr(ctx)
@@ -264,19 +229,20 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 
 		// Decide before the call whether it is the last one, so that its outcome does not extend
 		// the wait.
-		last := w.once || w.untilLastCall(ctx) <= 0
+		last := w.once || timed && w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
-		w.asked = w.c.clock.now()
-		sent := w.c.clock.withoutSleep(w.asked)
+		start, slept := w.c.clock.read() // before the call, because a term, and the time until Grant.Until, begin during it
+		sent := start - instant(slept)
 
 		var h *hold
 		var err error
 		w.tries++
+		w.stood = w.stood || w.tries > 1
 		if useWait {
 			w.queued = true
-			h, err = w.waitInStore(ctx)
+			h, err = w.waitInStore(ctx, start, slept)
 		} else {
-			h, err = w.attempt(ctx, last)
+			h, err = w.attempt(ctx, start, slept, last)
 		}
 		if err == nil {
 			return h, nil
@@ -305,7 +271,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	left := time.Duration(never)
 	if w.end != never {
-		left = w.end.sub(w.c.clock.now())
+		left = time.Duration(w.end - w.c.clock.now())
 	}
 	if d, ok := ctx.Deadline(); ok {
 		left = min(left, time.Until(d))
@@ -317,20 +283,23 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
-// attempt makes one attempt. If its outcome is unknown, the reaper releases the token. With a
-// driver of Reach Process, the outcome is always known. If last is true, no attempt follows.
-func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
-	c, ln, start := w.c, w.line, w.asked
+// attempt makes one attempt, which begins at start. By then the machine has slept for slept. If the
+// outcome is unknown, the reaper releases the token. With a driver of Reach Process, the outcome is
+// always known. If last is true, no attempt follows.
+func (w *wait) attempt(ctx context.Context, start instant, slept int64, last bool) (*hold, error) {
+	c, ln, sent := w.c, w.line, start-instant(slept)
 	cl := w.claim()
 	cl.WillRetry = !last
 
 	// The call may last for Timeout, but not past the end of the wait, and in an outage only for
 	// the rest of Timeout. It may always last as long as a healthy store may take to answer.
-	bound := min(c.opts.Timeout, w.end.sub(start))
+	bound := min(c.opts.Timeout, time.Duration(w.end-start))
 	c.mu.Lock()
-	ln.unanswered = cmp.Or(ln.unanswered, c.clock.withoutSleep(start))
-	bound = min(bound, c.opts.Timeout-ln.outageLocked(w.began))
-	if c.queue.polls {
+	ln.unanswered = cmp.Or(ln.unanswered, sent)
+	if ln.outage != 0 {
+		bound = min(bound, c.opts.Timeout-ln.outageLocked(w.began))
+	}
+	if c.queue.polls && w.stood {
 		cl.Waited = w.waitedLocked(start)
 	}
 	c.mu.Unlock()
@@ -338,17 +307,12 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 		bound = max(bound, c.answerTime())
 	}
 
-	slept := c.clock.slept.Load()
-	if c.traits.Reach != backend.Process {
-		// Read the clock again, so that a suspend before the call does not shorten the term.
-		start, slept = c.clock.read()
-	}
 	g, err := c.reaper.acquire(ctx, cl, bound)
 
 	// Read the clock, because the machine may have slept during the call.
-	now, _ := c.clock.read()
+	now, sleptNow := c.clock.read()
 	if err == nil || backend.Definite(err) {
-		c.noteTrip(c.clock.withoutSleep(now).sub(start - instant(slept)))
+		c.noteTrip(time.Duration(now - instant(sleptNow) - sent))
 	}
 	if err != nil {
 		var held *backend.HeldError
@@ -358,7 +322,7 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 		}
 		return nil, err
 	}
-	return newHold(c, cl, g, start, now, slept)
+	return newHold(&c.renewer, cl, g, start, now, slept)
 }
 
 // claim returns the claim of a new attempt, whose token is 128 random bits.
@@ -382,13 +346,9 @@ func (w *wait) claim() backend.Claim {
 		Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
 }
 
-// waitedLocked returns how long the Client has waited for the key. It returns 0 if this is the
-// caller's first attempt and the caller did not wait before it.
+// waitedLocked returns how long the Client has waited for the key, for a caller that has waited.
 func (w *wait) waitedLocked(now instant) time.Duration {
-	if w.tries > 1 || w.stood {
-		return min(max(now.sub(max(w.line.pace.ended, w.start)), 1), longestWait)
-	}
-	return 0
+	return min(max(time.Duration(now-max(w.line.pace.ended, w.start)), 1), longestWait)
 }
 
 // errNoneAround says that no lease around the caller holds the key.
@@ -400,8 +360,8 @@ var errNoneAround = errors.New("no lease around the caller holds the key")
 // errNoneAround.
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r
-	for o := r.around; o != nil && !r.apart; o = o.around {
-		if o.hold.c != w.c || o.key != r.name || (o.slot > 0) != (r.slots > 0) || o.Err() != nil {
+	for o := r.around; o != nil; o = o.around {
+		if o.hold.renewer != &w.c.renewer || o.key != r.name || (o.slot > 0) != (r.slots > 0) || o.Err() != nil {
 			continue
 		}
 		if l, err := o.join(ctx, r); err != errNoneAround {
@@ -414,7 +374,7 @@ func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 // join adds a lease to the hold of outer. If outer has just ended, the error is errNoneAround.
 func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	h := outer.hold
-	c := h.c
+	c := h.renewer
 	if h.claim.Shared && !r.shared {
 		return nil, fmt.Errorf("%w: the outer lease of the key is shared, and cannot become exclusive; unlock it first", ErrInvalid)
 	}
@@ -440,13 +400,13 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
 		h.raised = now
-		h.renewAt(now, now)
+		h.due, h.planned = now, now
 	}
 
 	r.slot = outer.slot
 	l := h.addLeaseLocked(ctx, r, now)
 	l.reentry = true
 	h.resumeRenewalLocked(now)
-	c.renewer.scheduleLocked(h)
+	c.scheduleLocked(h)
 	return l, nil
 }

@@ -3,7 +3,6 @@ package hasp
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"time"
@@ -96,14 +95,6 @@ func (o *Options) withDefaults() (Options, error) {
 	return v, nil
 }
 
-// minSleep is the shortest sleep between two attempts, before it varies at random.
-const minSleep = 100 * time.Microsecond
-
-// jitter returns a duration between a half of d and d.
-func jitter(d time.Duration) time.Duration {
-	return d - rand.N(d/2+1)
-}
-
 func defaultOwner() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -114,6 +105,45 @@ func defaultOwner() string {
 
 // Option changes one call of Lock, TryLock, LockAll, Do, DoAll or Lead.
 type Option func(*request)
+
+// request is what one call asks for: its arguments and options.
+type request struct {
+	op       string          // "lock", "trylock" or "lead"
+	id       uint64          // ID of its events; 0 without Observe
+	name     string          // the key as the caller gave it
+	key      string          // the key that is locked: name, or with slots the key of one slot
+	around   *Lease          // the innermost lease in the caller's context, or nil
+	parent   context.Context // parent of the lease's context, if that is not the context of the wait; else nil
+	ttl      time.Duration
+	maxWait  time.Duration
+	bounded  bool          // maxWait was given
+	maxHold  time.Duration // 0 if there is none
+	minHold  time.Duration // 0 if there is none
+	linger   time.Duration // 0 if there is none
+	oneOfAll bool          // LockAll makes the call; the min hold counts once LockAll has all keys
+	slots    int           // number of slots; 0 without WithSlots
+	slot     int           // number of the slot that is asked for, from 1; 0 without WithSlots
+	shared   bool          // WithShared
+	noRenew  bool
+	apart    bool // WithoutReentry
+	fenced   bool
+	err      error // the error of the first invalid option
+}
+
+func (r *request) apply(opts []Option) {
+	for _, o := range opts {
+		if o != nil {
+			o(r)
+		}
+	}
+}
+
+// refuse records an error, unless there is an earlier one.
+func (r *request) refuse(format string, args ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+	}
+}
 
 // maxTTL is about 36 years. A sum of a few such times does not overflow.
 const maxTTL = time.Duration(1 << 60)
@@ -269,6 +299,9 @@ func WithShared() Option {
 func WithFence() Option {
 	return func(r *request) { r.fenced = true }
 }
+
+// maxSlots bounds n of WithSlots.
+const maxSlots = 100
 
 // WithSlots lets up to n leases hold the key at the same time. Each has a slot, from 0 to n-1
 // ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that key. Inspect

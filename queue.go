@@ -5,7 +5,6 @@ import (
 	"container/list"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -100,9 +99,15 @@ const (
 // came first.
 var errHeldHere error = &backend.HeldError{}
 
-// joinLocked adds a caller to the line of its key. If once is true, the caller does not wait for
-// others. joinLocked returns the line, or nil if the caller must give up.
-func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
+// join adds a caller to the line of its key. If once is true, the caller does not wait for others.
+// join returns the line, or nil if the line does not count the caller.
+func (q *queue) join(t *turn, once bool) (*line, ticket) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closing.Err() != nil {
+		return nil, ticket{do: giveUp, err: ErrClosed}
+	}
+
 	key, now := t.r.key, q.clock.now()
 	ln := q.lines[key]
 	switch {
@@ -113,8 +118,8 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 	case ln == nil:
 		ln = &line{q: q, key: key}
 		q.lines[key] = ln
-		if q.contended.lately(key, now) {
-			ln.pace = q.contended[key].pace
+		if k := q.contended[key]; now < k.until {
+			ln.pace = k.pace
 		}
 	}
 	q.callers++
@@ -135,7 +140,7 @@ func (q *queue) joinLocked(t *turn, once bool) (*line, ticket) {
 		// promoteLocked does the same for callers that wait in a line. An Ordered driver needs no
 		// gaps.
 		ln.hasHead = true
-		return ln, ticket{do: mayAsk, after: max(q.contended[key].gapEnds.sub(now), 0)}
+		return ln, ticket{do: mayAsk, after: max(time.Duration(q.contended[key].gapEnds-now), 0)}
 	case once:
 		err := cmp.Or(ln.refusalLocked(), errHeldHere)
 		ln.leaveLocked()
@@ -153,7 +158,7 @@ func (q *queue) unused(keys []string) []string {
 	defer q.mu.Unlock()
 	now := q.clock.now()
 	for i, key := range keys {
-		if q.lines[key] != nil || now < q.contended[key].gapEnds && q.contended.lately(key, now) {
+		if q.lines[key] != nil || now < min(q.contended[key].gapEnds, q.contended[key].until) {
 			return keys[:i]
 		}
 	}
@@ -217,7 +222,7 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
 		ln.pace.began = h.granted
 	}
-	if ln.first() != nil {
+	if ln.waiting.Len() > 0 {
 		ln.turns++
 	}
 }
@@ -280,7 +285,7 @@ func (ln *line) promoteLocked() {
 		ln.gapEnds = ln.endRowLocked(now, true)
 	}
 	// If the last head has left during a gap, the next one waits for the rest of the gap.
-	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(ln.gapEnds.sub(now), 0)}
+	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(time.Duration(ln.gapEnds-now), 0)}
 }
 
 func (ln *line) first() *turn {
@@ -336,13 +341,13 @@ func (ln *line) outageLocked(since instant) time.Duration {
 	if ln.outage == 0 {
 		return 0
 	}
-	return ln.q.clock.awake().sub(max(ln.outage, since))
+	return time.Duration(ln.q.clock.awake() - max(ln.outage, since))
 }
 
 // staleLocked reports whether answer is an ErrHeld that is too old to report: attempts have had no
 // answer for a third of Timeout, so the store may hang.
 func (ln *line) staleLocked(answer error) bool {
-	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && ln.q.clock.awake().sub(ln.unanswered) >= ln.q.opts.Timeout/3
+	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && time.Duration(ln.q.clock.awake()-ln.unanswered) >= ln.q.opts.Timeout/3
 }
 
 // refusalLocked returns why a caller in line does not have the key. It is a HeldError if this
@@ -351,7 +356,7 @@ func (ln *line) staleLocked(answer error) bool {
 func (ln *line) refusalLocked() error {
 	switch {
 	case ln.hold != nil:
-		left := instant(ln.hold.deadline.Load()).sub(ln.q.clock.now())
+		left := time.Duration(instant(ln.hold.deadline.Load()) - ln.q.clock.now())
 		return &backend.HeldError{Owner: ln.q.opts.Owner, RetryAfter: max(left, 0)}
 	case ln.staleLocked(ln.last):
 		return nil
@@ -378,32 +383,6 @@ const (
 	maxGap    = 100 * time.Millisecond // bounds the gap, so that slow answers do not leave a free key unused for seconds
 )
 
-// A Client that polls sleeps for a ninth of the mean wait for the key. So all Clients together make
-// about eight attempts for each hold, however many they are. The record of a hold says how long its
-// Client waited, so all Clients know the same mean, and make the same number of attempts. If each
-// Client knew only its own waits, a lucky Client would poll more often, and so be lucky again.
-const (
-	sleepsInWait = 9
-	meanOver     = 4                      // the weight of a new wait in the mean is 1/meanOver
-	longestWait  = 2 * time.Second        // a longer wait counts as this, because long holds have caused it
-	maxSleep     = 250 * time.Millisecond // the longest sleep, before it varies at random
-
-	// A Client sleeps for at least min(age of the hold/partOfHold, longSleep), so that a long hold
-	// costs few attempts.
-	partOfHold = 8
-	longSleep  = 50 * time.Millisecond
-)
-
-// pace decides how the callers of one Client share a key with other Clients. It belongs to a line.
-// If the key is contended, the next line of the key continues it.
-type pace struct {
-	began instant       // when the row began; 0 between two rows
-	ended instant       // when the last head's hold ended: waits count from then
-	mean  time.Duration // the mean wait for the key; 0 if it is not known
-	found instant       // when an attempt first found the present hold; 0 if no attempt was refused since the Client had the key
-	held  time.Duration // how long the Client of that hold had waited
-}
-
 // rowOverLocked reports whether other Clients should get a turn now.
 func (ln *line) rowOverLocked(now instant) bool {
 	if h := ln.hold; h != nil && h.linger > 0 {
@@ -412,7 +391,7 @@ func (ln *line) rowOverLocked(now instant) bool {
 	if ln.turns == 0 {
 		return false
 	}
-	lasted := now.sub(ln.pace.began)
+	lasted := time.Duration(now - ln.pace.began)
 	return lasted >= freshEnough || ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*ln.q.roundTrip())
 }
 
@@ -421,7 +400,7 @@ func (ln *line) rowOverLocked(now instant) bool {
 // is at least as long as this Client's first sleep.
 func (ln *line) endRowLocked(now instant, contended bool) instant {
 	p := &ln.pace
-	d := jitter(min(now.sub(p.began)/partOfRow, rowTime)) // at random, because refused tells two holds apart by their Clients' waits
+	d := jitter(min(time.Duration(now-p.began)/partOfRow, rowTime)) // at random, because refused tells two holds apart by their Clients' waits
 	p.began, ln.turns = 0, 0
 	if contended {
 		d += max(2*ln.q.roundTrip(), minSleep)
@@ -432,69 +411,6 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	}
 	return now.add(d)
 }
-
-// refused records that an attempt found the key held, and returns how long to sleep. waited is how
-// long this Client has waited for the key, and held is how long the holder's Client had waited.
-func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
-	if p.found == 0 || held != p.held {
-		p.found, p.held = now, held
-		switch {
-		case p.mean == 0:
-			p.mean = held
-		case held > 0:
-			p.mean += (held - p.mean) / meanOver
-		}
-	}
-	return p.sleep(waited, now.sub(p.found))
-}
-
-// sleep returns how long to sleep. waited is how long the Client has waited for the key, and age is
-// how long it has known the present hold. A Client that has waited for longer sleeps for less, so
-// that no wait is much longer than the others. A Client that has waited for the mean sleeps for a
-// ninth of the mean.
-func (p *pace) sleep(waited, age time.Duration) time.Duration {
-	d := minSleep
-	if p.mean > 0 {
-		d = max(d, time.Duration(2*float64(p.mean)/sleepsInWait/(1+float64(waited)/float64(p.mean))))
-	}
-	d = max(min(d, maxSleep), min(age/partOfHold, longSleep))
-	// Return between half of d and one and a half of d, so that Clients do not stay in step.
-	return d/2 + rand.N(d)
-}
-
-// contended holds the keys that the store has refused lately.
-//
-// With an Ordered driver, a caller that wants such a key joins the driver's queue without an
-// attempt, because callers of other Clients could join the queue during the attempt. With another
-// driver, a caller that comes back right after its Unlock leaves the key to other Clients for a
-// gap. Otherwise it would take the key before the Clients that the release has woken, or that poll.
-type contended map[string]contention
-
-type contention struct {
-	until   instant // the end of the time for which the key counts as contended
-	gapEnds instant // end of the gap after the last release, which may have passed
-	pace    pace
-}
-
-const (
-	contendedFor = time.Second // how long after its last refusal a key counts as contended
-	maxContended = 256         // the number of keys kept; after a key is forgotten, its next caller makes an attempt too many or leaves no gap
-)
-
-func (k *contended) note(key string, now instant) {
-	at := (*k)[key]
-	at.until = now.add(contendedFor)
-	k.set(key, at)
-}
-
-func (k *contended) set(key string, at contention) {
-	if *k == nil || len(*k) >= maxContended {
-		*k = contended{}
-	}
-	(*k)[key] = at
-}
-
-func (k contended) lately(key string, now instant) bool { return now < k[key].until }
 
 // lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap if
 // this hold came after a refusal, or the store has refused the key lately. A Client that polls
@@ -510,8 +426,9 @@ func (ln *line) lastLeavesLocked() {
 	if ln.sought {
 		q.contended.note(ln.key, now)
 	}
-	k, known := q.contended[ln.key], q.contended.lately(ln.key, now)
-	brief := now.sub(ln.pace.began) < briefRow
+	k := q.contended[ln.key]
+	known := now < k.until
+	brief := time.Duration(now-ln.pace.began) < briefRow
 	if !known && (brief || !polls) {
 		return
 	}

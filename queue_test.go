@@ -92,7 +92,7 @@ func follow(t *testing.T, ordered bool, steps []string) {
 		case "join", "try", "shared":
 			turns[who] = &turn{r: &request{key: "k", shared: verb == "shared"}, since: q.clock.awake()}
 			var tk ticket
-			lines[who], tk = q.joinLocked(turns[who], verb == "try")
+			lines[who], tk = q.join(turns[who], verb == "try")
 			learns(who, tk)
 		case "got":
 			holds[who] = &hold{claim: backend.Claim{Shared: turns[who].r.shared}, granted: q.clock.now()}

@@ -1,11 +1,9 @@
 package hasp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math/bits"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -14,16 +12,14 @@ import (
 
 // Bounds of renewals in bulk.
 const (
-	batchSize    = 256                   // most claims in one call of Renew
-	maxBatches   = 24                    // most calls in flight of a lane in renewer.well
-	maxSuspect   = 8                     // most calls in flight of a lane in renewer.suspect
-	minWindow    = 5 * time.Millisecond  // the shortest window; see windowsPerT
-	maxWindow    = 50 * time.Millisecond // the longest window
-	windowsPerT  = 100                   // the window is TTL/100: renewals that are due within it travel together
-	checkEvery   = time.Second           // how often the clock is read while leases are held
-	renewalsPerT = 3                     // a renewal starts at TTL/3
-	overdueTerms = 10                    // number of terms after which EventStillHeld reports a lease
-	triesPerT    = 10                    // a try lasts at most TTL/10; the second try of a renewal, TTL/5
+	batchSize   = 256                   // most claims in one call of Renew
+	maxBatches  = 24                    // most calls in flight of a lane in renewer.well
+	maxSuspect  = 8                     // most calls in flight of a lane in renewer.suspect
+	minWindow   = 5 * time.Millisecond  // the shortest window; see windowsPerT
+	maxWindow   = 50 * time.Millisecond // the longest window
+	windowsPerT = 100                   // the window is TTL/100: renewals that are due within it travel together
+	checkEvery  = time.Second           // how often the clock is read while leases are held
+	triesPerT   = 10                    // a try lasts at most TTL/10; the second try of a renewal, TTL/5
 )
 
 // renewer keeps the leases of a Client alive, and ends those whose deadline has passed. It is one
@@ -56,80 +52,6 @@ type lane struct {
 
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
-
-// holdHeap is a binary heap of holds, by when the renewer must serve them. Its entries contain
-// these times, because a comparison that reads the holds waits for memory. With 30,000 leases, that
-// was a quarter of the cost of a renewal.
-type holdHeap []scheduled
-
-type scheduled struct {
-	next instant
-	hold *hold
-}
-
-// set puts s at i.
-func (q holdHeap) set(i int, s scheduled) {
-	q[i], s.hold.index = s, int32(i)
-}
-
-// place overwrites the entry at i with s, and moves s to where it belongs in the heap.
-func (q holdHeap) place(i int, s scheduled) {
-	for up := (i - 1) / 2; i > 0 && s.next < q[up].next; up = (i - 1) / 2 {
-		q.set(i, q[up])
-		i = up
-	}
-	for down := 2*i + 1; down < len(q); down = 2*i + 1 {
-		if down+1 < len(q) && q[down+1].next < q[down].next {
-			down++
-		}
-		if s.next <= q[down].next {
-			break
-		}
-		q.set(i, q[down])
-		i = down
-	}
-	q.set(i, s)
-}
-
-// scheduleLocked puts h into the heap, or moves it if its time has changed.
-func (r *renewer) scheduleLocked(h *hold) {
-	// The renewer serves h when a renewal is due, or when h or one of its leases ends.
-	next := min(instant(h.deadline.Load()), h.limit, cmp.Or(h.lingers, never))
-	for _, l := range h.leases {
-		next = min(next, l.maxHold)
-	}
-	if h.renewal == renews && h.busy == nil && !h.queued {
-		next = min(next, h.due)
-	}
-	if h.index < 0 {
-		h.index = int32(len(r.holds))
-		r.holds = append(r.holds, scheduled{})
-	}
-	r.holds.place(int(h.index), scheduled{next, h})
-
-	// Wake a renewer that sleeps past the new time.
-	switch {
-	case !r.running:
-		r.running = r.spawnLocked(r.run)
-	case next < r.wakesAt:
-		r.wakesAt = next
-		poke(r.wake)
-	}
-}
-
-// unscheduleLocked takes h out of the heap.
-func (r *renewer) unscheduleLocked(h *hold) {
-	i, n := int(h.index), len(r.holds)-1
-	if i < 0 {
-		return
-	}
-	last := r.holds[n]
-	r.holds[n] = scheduled{}
-	if r.holds = r.holds[:n]; i < n {
-		r.holds.place(i, last)
-	}
-	h.index = -1
-}
 
 // closeLocked ends the leases of all holds because of Close, and returns them.
 func (r *renewer) closeLocked() (ended []*Lease) {
@@ -174,7 +96,7 @@ func (r *renewer) run() {
 			return
 		}
 
-		timer.Reset(wakes.sub(now))
+		timer.Reset(time.Duration(wakes - now))
 		select {
 		case <-timer.C:
 		case <-r.wake:
@@ -189,7 +111,7 @@ func (r *renewer) serveLocked(now instant) (gone []*Lease) {
 	due := 0
 	for len(r.holds) > 0 {
 		h := r.holds[0].hold
-		isDue := h.renewal == renews && h.busy == nil && !h.queued && h.due <= now.add(h.early)
+		isDue := h.renewal == renews && h.busy == nil && !h.queued && h.soonDueLocked(now)
 		if r.holds[0].next > now && !isDue {
 			break
 		}
@@ -352,7 +274,7 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		h.orphaned = 0
 	case h.orphaned == 0:
 		h.orphaned = now
-	case now.sub(h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
+	case time.Duration(now-h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
 		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go on for two
 		// thirds of TTL more. So the last one comes within a term.
 		h.renewal = paused
@@ -364,7 +286,7 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		h.renewal = paused // the present term is long enough
 		return cl, false
 	}
-	if left := h.limit.sub(now); left < cl.TTL {
+	if left := time.Duration(h.limit - now); left < cl.TTL {
 		cl.TTL = min(cl.TTL, termFor(left))
 	}
 	return cl, true
@@ -440,19 +362,19 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		}
 		h.renewedLocked(now, b.sent, until)
 		r.scheduleLocked(h)
-		r.observer.reportStillHeldLocked(h, now)
+		r.observer.reportStillHeldLocked(h.leases[0], now)
 	case errors.Is(err, ErrLost):
 		h.failed = 0
 		gone = h.loseLocked(&LostError{Reason: LostRevoked})
 		// Release the token as well. A minority of a quorum's nodes may still have the hold, and
 		// would refuse the key to the next holder.
-		r.reaper.addHoldLocked(h, 0, 0)
+		h.reapLocked(&reap{})
 	default:
 		h.failed++
 		h.failure = err
-		h.renewAt(now, now.add(jitter(h.termLocked()/(3*triesPerT))))
+		h.due, h.planned = now.add(jitter(h.termLocked()/(3*triesPerT))), now
 		r.scheduleLocked(h)
-		r.observer.renewFailedLocked(h, err)
+		r.observer.renewFailedLocked(h.leases, err)
 	}
 	r.mu.Unlock()
 
@@ -472,22 +394,13 @@ func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound t
 	return b.err
 }
 
-// renewalTime returns when to renew a term that began at since: after a third of the term, less up
-// to a tenth of that third, at random. So the renewals of holds that were taken together become due
-// at different times.
-func renewalTime(since instant, term time.Duration) instant {
-	third := term / renewalsPerT
-	return since.add(third - rand.N(third/10+1))
-}
-
-// renewAt makes the next renewal due at due. To share a batch with others, the renewal may begin
-// earlier, by a window at most, and by a quarter of the time until due at most. Without the second
-// bound, renewals of a short term would run in a tight loop against a store that immediately
-// refuses connections.
-func (h *hold) renewAt(now, due instant) {
-	h.due = due
+// soonDueLocked reports whether the next renewal may begin. To share a batch with others, it may
+// begin before it is due, by a window at most, and by a quarter of the time since it was planned at
+// most. Without the second bound, renewals of a short term would run in a tight loop against a
+// store that immediately refuses connections.
+func (h *hold) soonDueLocked(now instant) bool {
 	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
-	h.early = min(window, max(due.sub(now), 0)/4)
+	return h.due <= now.add(min(window, max(time.Duration(h.due-h.planned), 0)/4))
 }
 
 // tryLocked returns how long one try to renew h may last. That is at most timeout, which is
@@ -507,7 +420,7 @@ func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 // ask for, after a re-entry that wants a longer term, or after a hand-over by the store. The length
 // of a try depends on it, because several tries must fit before it ends.
 func (h *hold) termLocked() time.Duration {
-	left := instant(h.deadline.Load()).sub(max(h.confirmed, h.granted))
+	left := time.Duration(instant(h.deadline.Load()) - max(h.confirmed, h.granted))
 	return min(h.claim.TTL, termFor(left))
 }
 
@@ -519,27 +432,8 @@ func (h *hold) renewedLocked(now, start, until instant) {
 	h.deadline.Store(max(h.deadline.Load(), int64(until)))
 	h.confirmed = max(h.confirmed, start)
 	h.failed, h.failure = 0, nil
-	h.renewAt(now, max(renewalTime(start, min(h.claim.TTL, until.sub(start))), now.add(minSleep)))
+	h.due, h.planned = max(renewalTime(start, min(h.claim.TTL, time.Duration(until-start))), now.add(minSleep)), now
 	if start <= h.raised {
-		h.renewAt(now, now+1) // the call was sent before the term was raised, so ask again
-	}
-}
-
-// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether they had.
-// If it returns true, the caller must schedule h.
-func (h *hold) resumeRenewalLocked(now instant) bool {
-	if h.renewal != paused {
-		return false
-	}
-	h.renewal, h.orphaned = renews, 0
-	h.renewAt(now, now)
-	return true
-}
-
-// callEndedLocked records that the renewal or Extend in flight has ended.
-func (h *hold) callEndedLocked() {
-	if h.busy != nil {
-		close(h.busy)
-		h.busy = nil
+		h.due = now + 1 // the call was sent before the term was raised, so ask again
 	}
 }

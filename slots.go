@@ -18,8 +18,6 @@ import (
 // order of the strategy, and the store answers one looker instead of all waiters.
 
 const (
-	maxSlots = 100
-
 	// With n slots, the pauses between two looks grow from n·firstLook to max(n·lastLook,
 	// slowLook). A release by this Client ends a pause.
 	firstLook = time.Millisecond
@@ -57,8 +55,8 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 
 // takePart takes the key of r, as a part of w.
 func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, error) {
-	p := &wait{c: w.c, r: r, start: w.c.clock.now(), end: w.end, once: once}
-	p.began = w.c.clock.withoutSleep(p.start)
+	start, slept := w.c.clock.read()
+	p := &wait{c: w.c, r: r, start: start, began: start - instant(slept), end: w.end, once: once}
 	w.part = p
 	l, err := p.take(ctx)
 	w.tries += p.tries
@@ -92,11 +90,11 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 			outage = asked
 		}
 		last = err
-		if outage != 0 && c.clock.awake().sub(outage) >= c.opts.Timeout || c.clock.now() >= w.end {
+		if outage != 0 && time.Duration(c.clock.awake()-outage) >= c.opts.Timeout || c.clock.now() >= w.end {
 			return nil, err
 		}
 
-		d := min(jitter(pause), w.end.sub(c.clock.now()))
+		d := min(jitter(pause), time.Duration(w.end-c.clock.now()))
 		if retry > 0 {
 			d = min(d, retry+minSleep) // if its holder has died, the slot is free then
 		}
@@ -129,7 +127,7 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	var outage error  // the error for the first slot without an answer
 	answered := false // the store has refused a slot
 	for j := range n {
-		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.c.answerTime() {
+		if j > 0 && w.end != never && time.Duration(w.c.clock.now()-w.end) >= w.c.answerTime() {
 			break // the other slots would take too long; see WithMaxWait
 		}
 		i := (first + j) % n

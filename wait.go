@@ -16,7 +16,7 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	w.stood = true
 	var timeout <-chan time.Time
 	if w.end != never {
-		timer := time.NewTimer(w.end.sub(c.clock.now()))
+		timer := time.NewTimer(time.Duration(w.end - c.clock.now()))
 		defer timer.Stop()
 		timeout = timer.C
 	}
@@ -36,7 +36,7 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	}
 
 	refusal := w.quitLine(ctx)
-	waited := c.clock.now().sub(w.start)
+	waited := time.Duration(c.clock.now() - w.start)
 	if refusal == nil && waited < c.answerTime() {
 		// The store had no time to answer, so report that other callers of this Client came first.
 		refusal = errHeldHere
@@ -65,7 +65,7 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 // returns an error as soon as the wait is over.
 func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	c := w.c
-	left := w.end.sub(c.clock.now())
+	left := time.Duration(w.end - c.clock.now())
 	timer := time.NewTimer(min(left, c.opts.Timeout))
 	defer timer.Stop()
 	select {
@@ -83,6 +83,37 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	return noAnswer(c.opts.Timeout) // the store has not answered the release
 }
 
+// giveUpLocked leaves the line after the caller has asked the store and has got no hold.
+func (w *wait) giveUpLocked() {
+	if w.intent != nil {
+		// Release the claim, because it would keep out new shared callers for a while.
+		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
+	}
+	w.line.leaveWithoutHoldLocked()
+	w.line = nil
+}
+
+// abandon gives up what the call has acquired. lock calls it if Options.Observe, Options.Backoff or
+// a method of the context has panicked or has ended the goroutine. l is the lease that Lock would
+// have returned, or nil.
+func (w *wait) abandon(l *Lease) {
+	if l != nil {
+		_, _ = l.unlock(context.Background()) // without another event; if the release fails, the Client repeats it
+	}
+	if w.part != nil {
+		w.part.abandon(nil)
+	}
+	switch {
+	case w.line == nil:
+	case w.turn.ready != nil:
+		w.quitLine(context.Background())
+	default:
+		w.c.mu.Lock()
+		defer w.c.mu.Unlock()
+		w.giveUpLocked()
+	}
+}
+
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire, because Acquire would
 // probably be refused: the store has just refused this caller. With an Ordered Waiter there are two
 // more reasons: other callers of this Client want the key, or the driver has refused the key
@@ -91,7 +122,7 @@ func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
 	}
-	if w.end != never && w.end.sub(w.c.clock.now()) < w.c.answerTime() {
+	if w.end != never && time.Duration(w.end-w.c.clock.now()) < w.c.answerTime() {
 		return false // there is time for one attempt only
 	}
 
@@ -102,12 +133,12 @@ func (w *wait) shouldWait() bool {
 	if w.line.outage != 0 {
 		return false
 	}
-	return w.line.callers > 1 || w.c.queue.contended.lately(w.line.key, w.c.clock.now())
+	return w.line.callers > 1 || w.c.clock.now() < w.c.queue.contended[w.line.key].until
 }
 
 // waitInStore calls the driver's Wait for as long as this caller may wait. If its outcome is
 // unknown, the reaper releases the token.
-func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
+func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*hold, error) {
 	c := w.c
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -120,12 +151,11 @@ func (w *wait) waitInStore(ctx context.Context) (*hold, error) {
 
 	cl := w.claim()
 	f, late := c.reaper.guard(cl, c.store.waiter.Wait)
-	start, slept := c.clock.read() // before Wait, because Grant.Until is a time that the driver reads during Wait
 	g, err := run(&c.store, ctx, 0, nil, nil, f, late)
 	switch {
 	case err == nil:
 		now, _ := c.clock.read()
-		return newHold(c, cl, g, start, now, slept)
+		return newHold(&c.renewer, cl, g, start, now, slept)
 	case ctx.Err() == nil:
 		err = plainDated(err, cl.Timeout)
 	case errors.Is(err, ErrHeld) && isContextError(err):
@@ -156,7 +186,10 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	case w.once, outage >= w.c.opts.Timeout:
 		return true, err
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
-		w.awaitEnd(ctx)
+		// If ctx ends before the wait does, let it end, so that the error reports that.
+		if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
+			rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
+		}
 		return true, w.endErr(ctx)
 	}
 	return false, nil
@@ -197,14 +230,6 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 	return outage, false
 }
 
-// If ctx's deadline is before the end of the wait, awaitEnd waits until ctx has ended, so that the
-// error reports the end of ctx.
-func (w *wait) awaitEnd(ctx context.Context) {
-	if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
-		rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
-	}
-}
-
 // outageOf returns when an outage began, by clock.awake. A Waiter has reported the outage with err.
 // The result is
 //   - the Since of a [backend.UnavailableError], if err has one;
@@ -238,7 +263,7 @@ func (w *wait) endErr(ctx context.Context) error {
 	if err := withContextEnd(ctx, w.lastAnswer); err != nil {
 		return err
 	}
-	return noAnswer(w.c.clock.now().sub(w.start))
+	return noAnswer(time.Duration(w.c.clock.now() - w.start))
 }
 
 // pause returns how long to sleep after an attempt that failed with err. If the key is held,
@@ -272,7 +297,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
 		now := c.clock.now()
-		d = w.line.pace.refused(now, now.sub(max(w.line.pace.ended, w.start)), held.Waited)
+		d = w.line.pace.refused(now, time.Duration(now-max(w.line.pace.ended, w.start)), held.Waited)
 		c.mu.Unlock()
 	}
 	// Ask again soon, because each attempt keeps out new shared callers only for a while.
@@ -324,12 +349,10 @@ func (w *wait) listen(ctx context.Context) bool {
 	return true
 }
 
-// stopListening ends the listening that listen has begun, if there is any.
+// stopListening ends the listening that listen has begun.
 func (w *wait) stopListening() {
-	if w.wake != nil {
-		w.stop()
-		w.listening = listening{}
-	}
+	w.stop()
+	w.listening = listening{}
 }
 
 // sleep returns true after d, or when a Waker wakes the caller. It returns false as soon as ctx

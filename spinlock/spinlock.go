@@ -190,11 +190,6 @@ var (
 // mark ends the token in a record, token~n#owner.
 const mark = "~"
 
-// record returns the record of a hold of c.
-func record(c backend.Claim) string {
-	return c.Token + mark + strconv.FormatInt(c.Waited.Microseconds(), 10) + redisstore.Mark + c.Owner
-}
-
 // waited returns how long the Client that wrote a record had waited, or 0 if that is not known.
 func waited(record string) time.Duration {
 	head, _, _ := strings.Cut(record, redisstore.Mark)
@@ -213,12 +208,13 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
 	key := redisstore.LockKey(c.Key)
+	record := c.Token + mark + strconv.FormatInt(c.Waited.Microseconds(), 10) + redisstore.Mark + c.Owner
 	if c.Fenced || c.Waited > 0 {
-		return d.take(ctx, c, key)
+		return d.take(ctx, c, key, record)
 	}
 
 	// Without a fence use SET, which costs the server less than a script.
-	reply, err := d.store.Send(ctx, key, true, "set", key, record(c), "px", redisstore.Millis(c.TTL), "nx")
+	reply, err := d.store.Send(ctx, key, true, "set", key, record, "px", redisstore.Millis(c.TTL), "nx")
 	switch {
 	case err != nil:
 		return backend.Grant{}, err
@@ -229,14 +225,14 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	// The key is held. The script reports the holder, or takes the key if it is free by now. After
 	// a definite refusal, the token may be sent again.
-	return d.take(ctx, c, key)
+	return d.take(ctx, c, key, record)
 }
 
 // take runs the script that takes the key. The same script makes the fence, so that later holds get
 // larger ones. If the caller waits and readers hold the key, the script stores an intent. If the
 // key is free, it removes any intent, even another caller's.
-func (d *driver) take(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
-	call := redisstore.Call{Keys: []string{key}, Args: []string{record(c), redisstore.Millis(c.TTL), ""}}
+func (d *driver) take(ctx context.Context, c backend.Claim, key, record string) (backend.Grant, error) {
+	call := redisstore.Call{Keys: []string{key}, Args: []string{record, redisstore.Millis(c.TTL), ""}}
 	if c.Fenced {
 		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
 		call.Args[2] = d.fenceTTL
@@ -281,13 +277,16 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		return d.store.ReleaseShared(ctx, c, key, d.channel(key), "publish")
 	}
-	channel := ""
+	channel, rest := "", ""
 	if d.registry != "" {
 		channel = d.channel(key)
 	}
+	if !c.KeepUntil.IsZero() {
+		rest = redisstore.Rest(c.KeepUntil)
+	}
 	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: []string{key},
-		Args: []string{c.Token + mark, channel, redisstore.Rest(c.KeepUntil)},
+		Args: []string{c.Token + mark, channel, rest},
 	}))
 }
 

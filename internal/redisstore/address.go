@@ -282,13 +282,6 @@ func (a *address) setParams(params map[string]string) error {
 // secrets returns the passwords, which no error may contain.
 func (a *address) secrets() []string { return []string{a.password, a.sentinelPassword} }
 
-func (a *address) network() string {
-	if a.kind == aSocket {
-		return "unix"
-	}
-	return "tcp"
-}
-
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
 }

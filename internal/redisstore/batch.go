@@ -26,7 +26,11 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 		replies = at.Pipeline(ctx, commands...)
 	} else {
 		replies = make([]Reply, len(commands))
-		s.exchange(ctx, at, at.callers.Add(1) > 1, replies, commands...)
+		if others := at.callers.Add(1) > 1 || s.always; others && !isLarge(commands...) {
+			s.share(ctx, at, replies, commands...)
+		} else {
+			at.pool.Do(ctx, replies, commands...)
+		}
 		at.callers.Add(-1)
 	}
 	for i, r := range replies {

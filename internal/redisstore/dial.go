@@ -108,10 +108,14 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 		// look like a reply without a command.
 		setup = [][]string{{"ping"}}
 	}
+	network := "tcp"
+	if a.kind == aSocket {
+		network = "unix"
+	}
 	p := resp.NewPool(d.open, addr, d.size, func(ctx context.Context) (*resp.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
 		defer cancel()
-		conn, err := d.connect(ctx, a.network(), addr)
+		conn, err := d.connect(ctx, network, addr)
 		if err != nil || len(setup) == 0 {
 			return conn, err
 		}

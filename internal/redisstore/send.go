@@ -11,11 +11,45 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
+
+// This file sends commands and scripts, and has the names of their keys.
+
+// ours is the beginning of each key that hasp derives.
+const ours = "hasp:{"
+
+// LockKey returns the Redis key of the lock on key, for all strategies: key itself, so that the
+// strategies exclude each other and other programs. A key that looks like a derived key, such as a
+// fence, gets a derived name instead.
+func LockKey(key string) string {
+	if strings.HasPrefix(key, ours) {
+		return DerivedKey("lock", key)
+	}
+	return key
+}
+
+// DerivedKey returns the name of a Redis key that belongs to the lock on key, such as its fence. It
+// is in the cluster slot of LockKey(key), whatever bytes key contains. Different keys, or different
+// kinds, have different names.
+func DerivedKey(kind, key string) string {
+	return ours + slot.Tag(key) + "}:" + kind + ":" + key
+}
+
+// Channel returns the name of one of hasp's channels, on which scripts on key can publish. On a
+// cluster each slot has its own.
+func (s *Store) Channel(name, key string) string {
+	if s.isCluster {
+		return ours + slot.Number(slot.Of(LockKey(key))) + "}:" + name
+	}
+	return "hasp:" + name
+}
 
 // Reply is the reply to one command, or its error.
 type Reply = resp.Reply
@@ -74,7 +108,7 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 	if at.pool == nil {
 		return resp.Do(ctx, at.rdb, args)
 	}
-	others := at.callers.Add(1) > 1
+	others := at.callers.Add(1) > 1 || s.always
 	defer at.callers.Add(-1)
 	kept = kept && s.replicas > 0
 
@@ -89,16 +123,12 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 		return at.waits.hold(ctx, s, at, slices.Clone(args))
 	}
 	var replies [1]Reply // on the stack
-	s.exchange(ctx, at, others, replies[:], args)
-	return replies[0]
-}
-
-// exchange sends commands to a server with a pool, and stores their replies. If there are other
-// callers, it uses the wire, unless that sends nothing.
-func (s *Store) exchange(ctx context.Context, at *server, others bool, replies []Reply, commands ...[]string) {
-	if !(others || s.always) || isLarge(commands...) || !s.share(ctx, at, replies, commands) {
-		at.pool.Do(ctx, replies, commands...)
+	if others && !isLarge(args) {
+		s.share(ctx, at, replies[:], args)
+	} else {
+		at.pool.Do(ctx, replies[:], args)
 	}
+	return replies[0]
 }
 
 // cancelled reports whether err is the error of a call that was interrupted
@@ -231,4 +261,39 @@ func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
 		return s.Send(ctx, c.Keys[0], sc.kept, sc.appendArgs(room[:0], c, true)...)
 	}
 	return v, err
+}
+
+// Owned decodes the reply of a script that returns 1 if its token held the key, and otherwise 0.
+// For 0 the error is backend.ErrLost. If err is not nil, Owned returns err.
+func (s *Store) Owned(reply any, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case reply == int64(1):
+		return nil
+	case reply == int64(0):
+		return backend.ErrLost
+	}
+	return s.Unexpected(reply)
+}
+
+// Millis returns a term in milliseconds, rounded up.
+func Millis(d time.Duration) string {
+	return strconv.FormatInt((d + time.Millisecond - 1).Milliseconds(), 10)
+}
+
+// Rest returns the milliseconds until then, rounded up: the term of a key that is released with
+// KeepUntil. It returns "" if then is zero or has passed. In that case the key must be freed.
+func Rest(then time.Time) string {
+	if left := time.Until(then); left > 0 {
+		return Millis(left)
+	}
+	return ""
+}
+
+// Term returns a PTTL, which is in milliseconds, as a Duration. It is a hundred years at
+// most, because a PTTL can be longer than a Duration.
+func Term(pttl int64) time.Duration {
+	const most = 100 * 365 * 24 * time.Hour / time.Millisecond
+	return min(time.Duration(pttl), most) * time.Millisecond
 }

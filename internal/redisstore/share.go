@@ -27,9 +27,9 @@ func isLarge(commands ...[]string) bool {
 const hesitation = 20 * time.Millisecond
 
 // share sends commands over the server's wire, and stores their replies. If there is none, it sends
-// the commands over a connection of the pool, and then makes that connection the wire. share returns
-// false if nothing was sent, and the caller should use the pool.
-func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands [][]string) (sent bool) {
+// the commands over a connection of the pool, and then makes that connection the wire. If there is
+// no wire in time, it only uses the pool.
+func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands ...[]string) {
 	// Try a second time if a wire was given up before it sent the command.
 	for range 2 {
 		w := at.wire.Load()
@@ -41,7 +41,7 @@ func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands
 				defer cancel()
 				defer at.making.Store(nil)
 				s.sendAndShare(ctx, at, replies, commands)
-				return true
+				return
 			}
 			cancel()
 			if others := at.making.Load(); others != nil {
@@ -52,16 +52,16 @@ func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands
 			}
 			// If there is no wire now, the other caller has failed, or takes too long.
 			if w = at.wire.Load(); w == nil {
-				return false
+				break
 			}
 		}
 
 		if w.Do(ctx, replies, commands) {
-			return true
+			return
 		}
 		at.wire.CompareAndSwap(w, nil) // so that the next caller makes another
 	}
-	return false
+	at.pool.Do(ctx, replies, commands...)
 }
 
 // sendAndShare sends commands over a connection of the pool. If the first one succeeds, the

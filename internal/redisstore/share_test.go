@@ -9,7 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -17,14 +20,16 @@ import (
 func TestCallersWaitOnceForAWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Store
-		var at server
+		at := server{pool: resp.NewPool(t.Context(), "", 1, nil)}
+		at.pool.Close()
 		made, cancel := context.WithTimeout(t.Context(), hesitation)
 		defer cancel()
 		at.making.Store(&made)
 		for _, took := range []time.Duration{hesitation, 0, 0} {
 			began := time.Now()
-			if s.share(t.Context(), &at, make([]Reply, 1), [][]string{{"ping"}}) {
-				t.Error("sent")
+			replies := make([]Reply, 1)
+			if s.share(t.Context(), &at, replies, []string{"ping"}); replies[0].Err != redis.ErrClosed {
+				t.Errorf("not over the pool, which is closed: %v", replies[0])
 			}
 			between(t, "sent otherwise", began, took, took)
 		}

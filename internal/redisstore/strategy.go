@@ -9,40 +9,10 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// This file has what the strategies on Redis share: the names of keys, the records of
-// holds, and the parts of a driver.
-
-// ours is the beginning of each key that hasp derives.
-const ours = "hasp:{"
-
-// LockKey returns the Redis key of the lock on key, for all strategies: key itself, so that the
-// strategies exclude each other and other programs. A key that looks like a derived key, such as a
-// fence, gets a derived name instead.
-func LockKey(key string) string {
-	if strings.HasPrefix(key, ours) {
-		return DerivedKey("lock", key)
-	}
-	return key
-}
-
-// DerivedKey returns the name of a Redis key that belongs to the lock on key, such as its fence. It
-// is in the cluster slot of LockKey(key), whatever bytes key contains. Different keys, or different
-// kinds, have different names.
-func DerivedKey(kind, key string) string {
-	return ours + slot.Tag(key) + "}:" + kind + ":" + key
-}
-
-// Channel returns the name of one of hasp's channels, on which scripts on key can publish. On a
-// cluster each slot has its own.
-func (s *Store) Channel(name, key string) string {
-	if s.isCluster {
-		return ours + slot.Number(slot.Of(LockKey(key))) + "}:" + name
-	}
-	return "hasp:" + name
-}
+// This file has what the strategies on Redis share: the records of holds, and the parts of a
+// driver.
 
 // Mark ends the token in a record, token#owner. No token contains it.
 const Mark = "#"
@@ -67,27 +37,6 @@ func isToken(text string) bool {
 		}
 	}
 	return text != ""
-}
-
-// Millis returns a term in milliseconds, rounded up.
-func Millis(d time.Duration) string {
-	return strconv.FormatInt((d + time.Millisecond - 1).Milliseconds(), 10)
-}
-
-// Rest returns the milliseconds until then, rounded up: the term of a key that is released with
-// KeepUntil. It returns "" if then is zero or has passed. In that case the key must be freed.
-func Rest(then time.Time) string {
-	if left := time.Until(then); left > 0 {
-		return Millis(left)
-	}
-	return ""
-}
-
-// Term returns a PTTL, which is in milliseconds, as a Duration. It is a hundred years at
-// most, because a PTTL can be longer than a Duration.
-func Term(pttl int64) time.Duration {
-	const most = 100 * 365 * 24 * time.Hour / time.Millisecond
-	return min(time.Duration(pttl), most) * time.Millisecond
 }
 
 // Found is a script's report on a key: {PTTL, start of the record, fence}. If the record is
@@ -270,20 +219,6 @@ func (s *Store) Recall(ctx context.Context, record, key string) {
 		command = "spublish"
 	}
 	_, _ = s.Send(ctx, channel, false, command, channel, key)
-}
-
-// Owned decodes the reply of a script that returns 1 if its token held the key, and otherwise 0.
-// For 0 the error is backend.ErrLost. If err is not nil, Owned returns err.
-func (s *Store) Owned(reply any, err error) error {
-	switch {
-	case err != nil:
-		return err
-	case reply == int64(1):
-		return nil
-	case reply == int64(0):
-		return backend.ErrLost
-	}
-	return s.Unexpected(reply)
 }
 
 // NoFence is the error of a fenced Acquire if the value of the fence counter is

@@ -1,0 +1,439 @@
+package hasp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/lazyctx"
+)
+
+// This file has the bottom of the engine: the core, the clock, and the calls to the driver.
+
+// core is what the parts of a Client share: the settings that never change, the mutex, and the
+// count of the goroutines that Close waits for.
+type core struct {
+	opts   Options
+	traits backend.Traits
+	clock  *clock
+	trip   atomic.Int64 // moving average of how long one call to the store takes, as a time.Duration
+
+	closing context.Context // ends with ErrClosed when Close begins
+	close   context.CancelCauseFunc
+	closed  chan struct{} // closed when Close has ended
+
+	// mu guards the state of all parts, and those fields of line, hold and Lease whose comments say
+	// so. One mutex guards all, because an Unlock and a loss change most parts at one moment. It is
+	// not held across I/O. A function whose name ends in Locked is called with mu held, and does
+	// not unlock it.
+	mu      sync.Mutex
+	calls   int        // goroutines of this Client, plus calls in flight other than Lock and TryLock
+	stopped bool       // Close has stopped waiting and closes the driver, so no goroutine may start
+	changed *sync.Cond // signals when a count or a state changes that Close or an Unlock waits for
+}
+
+func newCore(opts Options, traits backend.Traits) *core {
+	c := &core{
+		opts:   opts,
+		traits: traits,
+		clock:  newClock(hostclock.Suspended, traits.Reach == backend.Process),
+		closed: make(chan struct{}),
+	}
+	c.changed = sync.NewCond(&c.mu)
+	c.closing, c.close = context.WithCancelCause(context.Background())
+	return c
+}
+
+// enter begins a call on the caller's goroutine. Close waits until leave ends the call. If Close
+// has stopped waiting, enter returns ErrClosed.
+func (c *core) enter() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
+		return ErrClosed
+	}
+	c.calls++
+	return nil
+}
+
+func (c *core) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls--
+	c.changed.Broadcast()
+}
+
+// spawn runs f on a goroutine that Close waits for. If Close has stopped waiting, spawn returns
+// false instead.
+func (c *core) spawn(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.spawnLocked(f)
+}
+
+func (c *core) spawnLocked(f func()) bool {
+	if c.stopped {
+		return false
+	}
+	c.calls++
+	go func() {
+		defer c.leave()
+		f()
+	}()
+	return true
+}
+
+// noteTrip records that a call that was answered took d.
+func (c *core) noteTrip(d time.Duration) {
+	// If a call lasted longer than Timeout, ignore it: the machine or the process was stopped
+	// meanwhile.
+	if d > c.opts.Timeout {
+		return
+	}
+	trip, old := int64(d), c.trip.Load()
+	if old > 0 && old <= 2*trip { // a mean above 2*trip is replaced: the first call, which also dials, was slow
+		trip = old + (trip-old)/8
+	}
+	c.trip.Store(trip)
+}
+
+// roundTrip returns about how long one call takes, or 0 if there was none.
+func (c *core) roundTrip() time.Duration { return time.Duration(c.trip.Load()) }
+
+// answerTime returns how long a healthy store may take to answer.
+func (c *core) answerTime() time.Duration {
+	return min(max(4*c.roundTrip(), 50*time.Millisecond), c.opts.Timeout)
+}
+
+// settle waits until cond returns true, but not past end. It calls cond with mu held.
+func (c *core) settle(end time.Time, cond func() bool) {
+	timer := time.AfterFunc(time.Until(end), func() {
+		// Hold mu, so that the signal does not come between the check of the time and the Wait
+		// below.
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.changed.Broadcast()
+	})
+	defer timer.Stop()
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !cond() && time.Now().Before(end) {
+		c.changed.Wait()
+	}
+}
+
+// poke wakes a goroutine that waits for wake, which has room for one signal.
+func poke(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+// minSleep is the shortest sleep between two attempts, before it varies at random.
+const minSleep = 100 * time.Microsecond
+
+// jitter returns a duration between a half of d and d.
+func jitter(d time.Duration) time.Duration {
+	return d - rand.N(d/2+1)
+}
+
+// instant is a moment by a Client's clock, in nanoseconds since the Client was created. 0 means no
+// moment. An instant includes the time of the suspends that the clock notices: see clock.local and
+// package hostclock. An instant "by clock.awake" does not include suspends.
+type instant int64
+
+// never is later than every deadline.
+const never = instant(1<<63 - 1)
+
+// add returns t + d, and at most never.
+func (t instant) add(d time.Duration) instant {
+	if d > 0 && t > never-instant(d) {
+		return never
+	}
+	return t + instant(d)
+}
+
+// clock is Go's monotonic clock plus the time for which the machine has slept. Inside a synctest
+// bubble, Go's clock is virtual.
+//
+// Only the method read reads the time of sleep, and at most once a millisecond, because that takes
+// system calls. The engine calls read around calls that acquire or renew a hold, in Lease.Err, and
+// once a second while leases are held. The method now uses the last reading.
+type clock struct {
+	base      time.Time            // just before the clock was created
+	suspended func() time.Duration // returns how long the machine has slept since its boot; only the growth counts
+	local     bool                 // the store is in this process, so suspends do not count
+	before    time.Duration        // suspended() when the clock was created
+	slept     atomic.Int64         // the largest suspended() − before so far
+	nextCheck atomic.Int64         // when read must call suspended again, by Go's clock since base
+}
+
+// checkInterval is how long read uses the last reading, by Go's clock, which stops during a
+// suspend. So read may notice a suspend later by up to checkInterval.
+const checkInterval = time.Millisecond
+
+func newClock(suspended func() time.Duration, local bool) *clock {
+	k := &clock{base: time.Now().Add(-1), suspended: suspended, local: local, before: suspended()}
+	// Take the largest of several readings. A reading during which the process pauses is too small,
+	// and then that pause would later count as a suspend.
+	for range 3 {
+		k.before = max(k.before, suspended())
+	}
+	return k
+}
+
+// now reads Go's clock, and adds the last reading of the time of sleep.
+func (k *clock) now() instant {
+	return instant(int64(time.Since(k.base)) + k.slept.Load())
+}
+
+// awake returns the present time without the time of sleep.
+func (k *clock) awake() instant { return instant(time.Since(k.base)) }
+
+// minSuspend is the shortest suspend that counts, because readings of two clocks may differ by less
+// without a suspend.
+const minSuspend = int64(time.Millisecond)
+
+// read returns the present time, and how long the machine has slept: the difference is the time by
+// awake. It reads the time of sleep, unless that was read within checkInterval.
+func (k *clock) read() (now instant, slept int64) {
+	awake := int64(time.Since(k.base))
+	slept = k.slept.Load()
+	if k.local || awake < k.nextCheck.Load() {
+		return instant(awake + slept), slept
+	}
+
+	seen := int64(k.suspended() - k.before)
+	// Store only a larger value, because instants must not go back, and another goroutine may store
+	// one meanwhile.
+	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
+		slept = k.slept.Load()
+	}
+	k.nextCheck.Store(awake + int64(checkInterval)) // after slept is stored, because another goroutine would use the old value
+	slept = k.slept.Load()
+	return instant(int64(time.Since(k.base)) + slept), slept // the same slept in both
+}
+
+// at converts t, a time by this process's clock, to an instant. slept is how long the machine had
+// slept when t was read, or at a moment before that. If a suspend came in between, the result is
+// too early, which is safe for a deadline.
+func (k *clock) at(t time.Time, slept int64) instant {
+	return instant(int64(t.Sub(k.base)) + slept)
+}
+
+// time converts t to a time, for people and for timers.
+func (k *clock) time(t instant) time.Time {
+	// Compute the result from the present time, because the wall clock of base lacks the suspends
+	// since base was read.
+	now := time.Now()
+	return now.Add(time.Duration(int64(t)-k.slept.Load()) - now.Sub(k.base))
+}
+
+// grace is how long a call may take to return after its context has ended, so that the driver can
+// return its own error.
+const grace = 10 * time.Millisecond
+
+// errLeft is run's error if leave was closed before the call ended.
+var errLeft = errors.New("left")
+
+// store calls the driver. It bounds each call, so that the call ends even if the store does not
+// answer.
+type store struct {
+	*core
+	driver backend.Driver
+	waiter backend.Waiter // driver, or nil if it is no Waiter
+	waker  backend.Waker  // driver, or nil if it is no Waker
+}
+
+// call runs f, which makes one call to the store, with the values of ctx. It returns when f
+// returns, when bound has passed, or when ctx ends, whichever is first. If late is not nil, call
+// also returns when Close begins. If call returns before f does, late receives the outcome of f.
+//
+// The Traits decide how. If Reach is Process, nothing interrupts f, so direct runs it and waits. If
+// the driver's calls end with their context (Cancellation), direct runs f on the caller's goroutine,
+// and the context of f ends when call must return. Otherwise the function run starts f on a
+// goroutine of its own. If call must return before f does, it leaves that goroutine behind.
+func call[T any](s *store, ctx context.Context, bound time.Duration,
+	f func(context.Context) (T, error), late func(T, error)) (T, error) {
+	var closing context.Context
+	var quit <-chan struct{}
+	if late != nil {
+		closing, quit = s.closing, s.closing.Done()
+	}
+	if s.prompt(ctx) {
+		return direct(s, ctx, closing, bound, f)
+	}
+
+	v, err := run(s, context.WithoutCancel(ctx), bound, ctx.Done(), quit, func(ctx context.Context) (T, error) {
+		v, err := f(ctx)
+		return v, plain(err, bound)
+	}, late)
+	switch err {
+	case errLeft:
+		err = ctx.Err()
+	case context.DeadlineExceeded:
+		err = noAnswer(bound)
+	}
+	return v, err
+}
+
+// prompt reports whether direct can make a call of the driver: the call ends with its context, if
+// that is ctx with a deadline, or the store is in this process.
+func (s *store) prompt(ctx context.Context) bool {
+	ends := s.traits.Cancellation
+	return ends == backend.CancelPrompt || ends == backend.CancelByDeadline && ctx.Done() == nil || s.traits.Reach == backend.Process
+}
+
+// direct runs f on the caller's goroutine. The context of f ends with ctx, after bound, or with
+// quit, which may be nil. With CancelByDeadline, f may go on after quit. If Reach is Process, the
+// context of f does not end.
+func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f func(context.Context) (T, error)) (T, error) {
+	if s.traits.Reach == backend.Process {
+		if ctx.Done() != nil {
+			ctx = context.WithoutCancel(ctx)
+		}
+		return f(ctx)
+	}
+	within := lazyctx.WithTimeout(ctx, quit, bound)
+	defer within.End()
+	v, err := f(within)
+
+	// If a context caused the error, say whether it was the caller's.
+	switch {
+	case err == nil || backend.Definite(err):
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
+		err = fmt.Errorf("%v: %w", err, noAnswer(bound))
+	default:
+		err = plain(err, bound)
+	}
+	return v, err
+}
+
+// run calls f on a goroutine of its own, with a context that ends with ctx and after bound, if
+// bound is above 0. It returns when f has returned, when leave or quit is closed, or a moment after
+// the context has ended. If f returns after run, late receives its outcome, unless late is nil. If
+// Close has stopped waiting, run returns ErrClosed instead.
+//
+// If Cancellation is CancelPrompt, or Reach is Process, run calls f on the caller's goroutine and
+// waits until f returns. Then it never calls late.
+func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit <-chan struct{},
+	f func(context.Context) (T, error), late func(T, error)) (v T, err error) {
+	end := func() {}
+	if bound > 0 {
+		ctx, end = context.WithTimeout(ctx, bound)
+	}
+	if s.traits.Reach == backend.Process || s.traits.Cancellation == backend.CancelPrompt {
+		defer end()
+		return f(ctx)
+	}
+
+	// The caller swaps decided when it stops waiting, and the call swaps it when it ends. Whichever
+	// swaps second handles the outcome.
+	var decided atomic.Bool
+	var answer T
+	var failure error
+	done := make(chan struct{}) // closed when answer and failure are set
+	if !s.spawn(func() {
+		answer, failure = f(ctx)
+		// If the caller has left, the outcome is handled here.
+		if decided.Swap(true) && late != nil {
+			late(answer, failure)
+		}
+		close(done)
+		end() // only now, because the caller takes the end of ctx for the end of bound
+	}) {
+		end()
+		return v, ErrClosed
+	}
+
+	select {
+	case <-done:
+	case <-leave:
+		err = errLeft
+	case <-quit:
+		err = ErrClosed
+	case <-ctx.Done():
+		// Give the call, which has the same context, a moment to return.
+		err = ctx.Err()
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-done:
+		case <-leave:
+		case <-timer.C:
+		}
+	}
+
+	// The call may have returned at the same moment. If it swapped first, its answer counts.
+	if decided.Swap(true) {
+		<-done
+		return answer, failure
+	}
+	return v, err
+}
+
+// release calls the driver's Release, even if ctx has ended. The release leaves the key taken until
+// keep, unless keep is 0.
+func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) error {
+	if ctx.Done() != nil { // otherwise WithoutCancel would only cost memory
+		ctx = context.WithoutCancel(ctx)
+	}
+	kept := s.keeping(cl, keep)
+	if s.prompt(ctx) { // the same choice as in call, without a closure on the heap
+		_, err := direct(s, ctx, nil, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, s.driver.Release(ctx, kept)
+		})
+		return err
+	}
+	_, err := call(s, ctx, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, s.driver.Release(ctx, kept)
+	}, nil)
+	return err
+}
+
+// keeping returns cl for a release that begins now, with KeepUntil if keep has not passed. Each
+// release computes KeepUntil anew, because the machine may have slept since the last one.
+func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
+	if keep == 0 {
+		return cl
+	}
+	if now, _ := s.clock.read(); now < keep {
+		cl.KeepUntil = s.clock.time(keep)
+	}
+	return cl
+}
+
+// acquire calls the driver's Acquire, for bound at most.
+func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (backend.Grant, error) {
+	if r.prompt(ctx) { // the same choice as in call, without closures on the heap
+		g, err := direct(r.store, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
+			return r.driver.Acquire(ctx, cl)
+		})
+		if err != nil && r.traits.Reach != backend.Process {
+			r.failed(cl, err)
+		}
+		return g, err
+	}
+	f, late := r.guard(cl, r.driver.Acquire)
+	return call(r.store, ctx, bound, f, late)
+}

@@ -1,0 +1,157 @@
+package hasp
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+)
+
+// maxUnobserved is how many events may wait for Observe. If more wait, events of failed renewals
+// are dropped, because such events repeat.
+const maxUnobserved = 4096
+
+var lastEventID atomic.Uint64
+
+// observer calls Options.Observe, if there is one. Events of a call come on the caller's goroutine.
+// The others come on a goroutine of the observer, so that an Observe that blocks delays neither
+// renewals nor the end of a context.
+type observer struct {
+	*core
+
+	// Guarded by mu.
+	running bool         // the goroutine exists; it ends when the queue is empty
+	queue   []unobserved // the events that wait, in the order in which they happened
+}
+
+// unobserved is an event that waits for Observe.
+type unobserved struct {
+	ctx context.Context // Lock's context, which may have ended
+	e   Event
+}
+
+// event returns an event of l, with the fields that all its events have.
+func (l *Lease) event(kind EventKind, err error) Event {
+	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.shared, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
+}
+
+func (o *observer) call(ctx context.Context, e Event) {
+	if o.opts.Observe != nil {
+		e.Owner = o.opts.Owner
+		if _, ok := e.Err.(*Error); !ok { // an *Error is what Lock returns, and is marked already
+			e.Err = marked(e.Err)
+		}
+		o.opts.Observe(ctx, e)
+	}
+}
+
+// acquired reports that a caller got l after waited and tries calls to the store. If the lease has ended already, acquired then also reports
+// that end.
+func (o *observer) acquired(ctx context.Context, l *Lease, waited time.Duration, tries int) {
+	e := l.event(EventAcquired, nil)
+	e.Wait, e.Tries = waited, tries
+	o.call(ctx, e)
+
+	// The lease may have ended while Observe ran.
+	o.mu.Lock()
+	l.reported = true
+	end := l.unseen
+	l.unseen = nil
+	now := end != nil && o.lostLocked(l, *end)
+	o.mu.Unlock()
+	if now {
+		o.call(context.WithoutCancel(l.parent), *end)
+	}
+}
+
+// unlocked reports the end of l by an Unlock that has returned err.
+func (o *observer) unlocked(ctx context.Context, l *Lease, err error) {
+	if errors.Is(err, ErrLost) {
+		o.lost(l, err)
+		return
+	}
+	e := l.event(EventReleased, err)
+	e.Hold = time.Duration(o.clock.now() - l.since)
+	o.call(ctx, e)
+}
+
+func (o *observer) lost(l *Lease, err error) {
+	e := l.event(EventLost, err)
+	e.Hold = time.Duration(o.clock.now() - l.since)
+	o.mu.Lock()
+	now := o.lostLocked(l, e)
+	o.mu.Unlock()
+	if now {
+		o.call(context.WithoutCancel(l.parent), e)
+	}
+}
+
+// lostLocked queues e, the EventLost of l, or keeps e in l until EventAcquired was reported. If
+// Close has stopped waiting, no goroutine may start: then lostLocked returns true, and the caller
+// must report e after it has released mu.
+func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
+	switch {
+	case !l.reported:
+		l.unseen = &e
+	case o.stopped:
+		return true
+	default:
+		o.queueEventLocked(l, e)
+	}
+	return false
+}
+
+// renewFailedLocked queues the event of a failed renewal of the hold of these leases.
+func (o *observer) renewFailedLocked(leases []*Lease, err error) {
+	if o.opts.Observe == nil || len(leases) == 0 || len(o.queue) >= maxUnobserved {
+		return
+	}
+	// Report only the outermost lease, and not those that have re-entered. If its EventAcquired was
+	// not reported yet, drop the event: the next renewal that fails makes another.
+	if l := leases[0]; l.reported {
+		o.queueEventLocked(l, l.event(EventRenewFailed, err))
+	}
+}
+
+// overdueTerms is the number of terms after which EventStillHeld reports a lease.
+const overdueTerms = 10
+
+// reportStillHeldLocked queues EventStillHeld, once, if l, the outermost lease of its hold, has been
+// held for long and its caller must unlock it.
+func (o *observer) reportStillHeldLocked(l *Lease, now instant) {
+	if o.opts.Observe == nil || !l.reported || l.stillHeld || l.untilUnlock || time.Duration(now-l.since) < max(overdueTerms*l.hold.claim.TTL, time.Minute) {
+		return
+	}
+	l.stillHeld = true
+	e := l.event(EventStillHeld, nil)
+	e.Hold = time.Duration(now - l.since)
+	o.queueEventLocked(l, e)
+}
+
+func (o *observer) queueEventLocked(l *Lease, e Event) {
+	// Let one goroutine serve the queue, so that the events keep their order.
+	o.queue = append(o.queue, unobserved{l.parent, e})
+	if !o.running {
+		o.running = o.spawnLocked(o.run)
+	}
+}
+
+func (o *observer) run() {
+	for {
+		o.mu.Lock()
+		events := o.queue
+		o.queue = nil
+		if len(events) == 0 {
+			o.running = false
+			o.mu.Unlock()
+			return
+		}
+		o.mu.Unlock()
+
+		// Call Observe, and the methods of the context, without mu, because they are the user's
+		// code.
+		for _, u := range events {
+			o.call(context.WithoutCancel(u.ctx), u.e)
+		}
+	}
+}

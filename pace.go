@@ -1,0 +1,93 @@
+package hasp
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// A Client that polls sleeps for a ninth of the mean wait for the key. So all Clients together make
+// about eight attempts for each hold, however many they are. The record of a hold says how long its
+// Client waited, so all Clients know the same mean, and make the same number of attempts. If each
+// Client knew only its own waits, a lucky Client would poll more often, and so be lucky again.
+const (
+	sleepsInWait = 9
+	meanOver     = 4                      // the weight of a new wait in the mean is 1/meanOver
+	longestWait  = 2 * time.Second        // a longer wait counts as this, because long holds have caused it
+	maxSleep     = 250 * time.Millisecond // the longest sleep, before it varies at random
+
+	// A Client sleeps for at least min(age of the hold/partOfHold, longSleep), so that a long hold
+	// costs few attempts.
+	partOfHold = 8
+	longSleep  = 50 * time.Millisecond
+)
+
+// pace decides how the callers of one Client share a key with other Clients. It belongs to a line.
+// If the key is contended, the next line of the key continues it.
+type pace struct {
+	began instant       // when the row began; 0 between two rows
+	ended instant       // when the last head's hold ended: waits count from then
+	mean  time.Duration // the mean wait for the key; 0 if it is not known
+	found instant       // when an attempt first found the present hold; 0 if no attempt was refused since the Client had the key
+	held  time.Duration // how long the Client of that hold had waited
+}
+
+// refused records that an attempt found the key held, and returns how long to sleep. waited is how
+// long this Client has waited for the key, and held is how long the holder's Client had waited.
+func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
+	if p.found == 0 || held != p.held {
+		p.found, p.held = now, held
+		switch {
+		case p.mean == 0:
+			p.mean = held
+		case held > 0:
+			p.mean += (held - p.mean) / meanOver
+		}
+	}
+	return p.sleep(waited, time.Duration(now-p.found))
+}
+
+// sleep returns how long to sleep. waited is how long the Client has waited for the key, and age is
+// how long it has known the present hold. A Client that has waited for longer sleeps for less, so
+// that no wait is much longer than the others. A Client that has waited for the mean sleeps for a
+// ninth of the mean.
+func (p *pace) sleep(waited, age time.Duration) time.Duration {
+	d := minSleep
+	if p.mean > 0 {
+		d = max(d, time.Duration(2*float64(p.mean)/sleepsInWait/(1+float64(waited)/float64(p.mean))))
+	}
+	d = max(min(d, maxSleep), min(age/partOfHold, longSleep))
+	// Return between half of d and one and a half of d, so that Clients do not stay in step.
+	return d/2 + rand.N(d)
+}
+
+// contended holds the keys that the store has refused lately.
+//
+// With an Ordered driver, a caller that wants such a key joins the driver's queue without an
+// attempt, because callers of other Clients could join the queue during the attempt. With another
+// driver, a caller that comes back right after its Unlock leaves the key to other Clients for a
+// gap. Otherwise it would take the key before the Clients that the release has woken, or that poll.
+type contended map[string]contention
+
+type contention struct {
+	until   instant // the end of the time for which the key counts as contended
+	gapEnds instant // end of the gap after the last release, which may have passed
+	pace    pace
+}
+
+const (
+	contendedFor = time.Second // how long after its last refusal a key counts as contended
+	maxContended = 256         // the number of keys kept; after a key is forgotten, its next caller makes an attempt too many or leaves no gap
+)
+
+func (k *contended) note(key string, now instant) {
+	at := (*k)[key]
+	at.until = now.add(contendedFor)
+	k.set(key, at)
+}
+
+func (k *contended) set(key string, at contention) {
+	if *k == nil || len(*k) >= maxContended {
+		*k = contended{}
+	}
+	(*k)[key] = at
+}

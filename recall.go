@@ -1,0 +1,79 @@
+package hasp
+
+import (
+	"context"
+	"strings"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// recalls receives the messages by which callers of other Clients ask this Client for keys that may
+// linger.
+type recalls struct {
+	*store
+	queue *queue
+
+	// All below is guarded by mu.
+	id      string  // the ID to which other Clients send messages; empty until this Client receives them
+	asked   bool    // Recalls is in flight or has succeeded
+	askNext instant // when to call Recalls again, after it has failed
+}
+
+// mark returns the token of a claim whose hold may linger. The ID in its mark says which Client a
+// refused caller asks for the key. If this Client does not receive messages yet, the token has no
+// mark, and mark begins to receive them.
+func (r *recalls) mark(token string) string {
+	d, ok := r.driver.(backend.Recaller)
+	if !ok {
+		return token
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := r.clock.now(); !r.asked && now >= r.askNext {
+		id := token[:8]
+		r.asked, r.askNext = true, now.add(listenPoll)
+		r.spawnLocked(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), r.opts.Timeout)
+			defer cancel()
+			err := d.Recalls(ctx, id, r.received)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.asked = err == nil; r.asked {
+				r.id = id
+			}
+		})
+	}
+	if r.id == "" {
+		return token
+	}
+	return backend.RecallMark + r.id + backend.RecallMark + token
+}
+
+// received handles a message: a caller of another Client was refused key, so the row of key ends
+// sooner. The message may come before the reply to the attempt that took the key.
+func (r *recalls) received(key string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ln := r.queue.lines[strings.TrimPrefix(key, r.opts.Prefix)]
+	if ln == nil {
+		return // the message came after the end of the hold
+	}
+	ln.recalled = true
+	if h := ln.hold; h != nil {
+		h.linger = min(h.linger, rowTime)
+		if h.lingers != 0 {
+			h.lingers = min(h.lingers, h.granted.add(rowTime))
+			h.renewer.scheduleLocked(h)
+		}
+	}
+}
+
+// breaks ends the linger of a key that this Client breaks, because its next caller must not get the
+// broken hold.
+func (q *queue) breaks(key string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if ln := q.lines[key]; ln != nil && ln.hold != nil && ln.hold.lingers != 0 {
+		ln.hold.endLingerLocked(nil)
+	}
+}
