@@ -13,13 +13,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	crew.Main(crew.Roles{"guard": holdGuard, "limited": limited, "user": user, "nobody": become, "take": take})
+	crew.Main(crew.Roles{"guard": holdGuard, "limited": limited, "user": user, "nobody": become})
 	os.Exit(m.Run())
-}
-
-func take(args []string) error {
-	_, err := on(args[0], nil).Acquire(context.Background(), claim(args[1]))
-	return err
 }
 
 func play(t *testing.T, role, dir string, args ...string) *crew.Child {

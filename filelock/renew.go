@@ -33,16 +33,9 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		}
 	}
 
-	// First renew on this goroutine in stripes whose guards are free. In each of the others, wait
-	// for the guard on a goroutine of its own.
 	var wg sync.WaitGroup
 	defer wg.Wait() // done must not be called after Renew has returned
 	for n, is := range byStripe {
-		g, err := d.tryGuard(ctx, n)
-		if g != nil || err != nil {
-			answer(is, g, err)
-			continue
-		}
 		wg.Go(func() {
 			g, err := d.lockGuard(ctx, n)
 			answer(is, g, err)
