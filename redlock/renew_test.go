@@ -12,7 +12,6 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -220,53 +219,6 @@ func TestRenewalsInBulkHaveTheirOwnResults(t *testing.T) {
 		}
 		isOutage(t, "one has it, one does not, one hangs", got[2], "2")
 	})
-}
-
-// A node that was down when the driver began, or that has hung or died since,
-// takes part again by itself.
-func TestNodeIsUsedAgainByItself(t *testing.T) {
-	for name, cut := range map[string]func(*faultproxy.Proxy){"hung": (*faultproxy.Proxy).Stall, "down": (*faultproxy.Proxy).Down} {
-		t.Run(name, func(t *testing.T) {
-			try(t, 3, nil, func(t *testing.T, tr trial) {
-				cut(tr.vs[1].Proxy)
-				late := await.Value(NewDriver(tr.vs.Clients(), nil)).(*driver)
-				defer late.Close()
-				for _, d := range []*driver{tr.d, late} {
-					for range 5 { // until it is suspect, and longer
-						c := aClaim("k")
-						began := time.Now()
-						tr.acquire(t, d, c)
-						tr.release(t, d, c)
-						took(t, "without the node", began, 0)
-						time.Sleep(time.Second)
-					}
-				}
-				tr.vs[1].Proxy.Flow()
-				tr.vs[1].Proxy.Up()
-				for _, d := range []*driver{tr.d, late} {
-					// The first call after the node is back uses it.
-					time.Sleep(2 * time.Second)
-					first := aClaim("first")
-					tr.acquire(t, d, first)
-					synctest.Wait()
-					tr.release(t, d, first)
-					time.Sleep(probeEvery)
-					c := aClaim("k")
-					tr.acquire(t, d, c)
-					tr.want(t, "the node is back", c, "xxx")
-					cut(tr.vs[0].Proxy)
-					began := time.Now()
-					trial{tr.vs, d}.renews(t, "renew", c)
-					tr.release(t, d, c)
-					took(t, "with the node", began, 0)
-					tr.vs[0].Proxy.Flow()
-					tr.vs[0].Proxy.Up()
-					time.Sleep(2 * time.Second)
-					tr.want(t, "unlocked", c, "---")
-				}
-			})
-		})
-	}
 }
 
 // use takes a key and releases it. It fails the test unless holds returns on meanwhile.
