@@ -183,29 +183,6 @@ func TestWaitReportsAnOutage(t *testing.T) {
 	})
 }
 
-// In an outage, waits for many keys end as soon as a wait for one key does.
-func TestOutageOverManyKeys(t *testing.T) {
-	inWorld(t, func(w *world) {
-		_, ps := w.procs(2)
-		var xs []*wait
-		for i := range 300 {
-			c := claim(fmt.Sprint("k", i))
-			c.TTL = time.Hour
-			want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), c)), nil)
-			xs = append(xs, ps[1].wait(func(x *backend.Claim) { x.Key = c.Key }))
-		}
-		ps[1].proxy.Stall()
-		down := time.Now()
-		for _, x := range xs {
-			x.fails(x.c.Key)
-			if took := x.at.Sub(down); took > window/3+x.c.Timeout+time.Second {
-				w.Fatalf("%s: %v after %v", x.c.Key, x.err, took)
-			}
-		}
-		ps[1].proxy.Flow()
-	})
-}
-
 // A caller that gives up while the store hangs returns at once, with the store's
 // last answer. Its place is removed when the store answers again.
 func TestGivingUpWhileTheStoreHangs(t *testing.T) {
