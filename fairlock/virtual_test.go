@@ -482,22 +482,6 @@ func TestWaiterThatWasCutOffKeepsItsPlace(t *testing.T) {
 	})
 }
 
-// A client that queues again shortly before its old window ends counts as alive for
-// another window.
-func TestClientThatQueuesAgainStaysAlive(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		first := ps[2].wait()
-		ps[1].wait().stop()
-		time.Sleep(window - 500*time.Millisecond)
-		second := ps[1].wait()
-		time.Sleep(time.Second)
-		ps[0].release(c)
-		first.servedAtOnce()
-		second.gotWithin(time.Now(), 0)
-	})
-}
-
 // The connections of a stopped process still accept data, so it looks alive. If terms are
 // below the window, each stopped waiter costs its term at most. All of them together cost a
 // window.
