@@ -9,9 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -91,24 +89,6 @@ func TestRenewalNeedsAQuorumThatStillHadIt(t *testing.T) {
 		tr.lost(t, "with two of five", c)
 		time.Sleep(time.Second)
 		tr.want(t, "nothing is given to nodes that do not have a lost one", c, "x--x-")
-	})
-}
-
-// A node counts by its answer, not by the repair that follows the answer.
-func TestARepairCountsFromTheNextRenewalOn(t *testing.T) {
-	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-		tr.lose("01", "k")
-		tr.lost(t, "with one of three", c)
-		tr.want(t, "afterwards", c, "--x")
-		tr.lost(t, "again", c)
-	})
-	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-		tr.lose("0", "k")
-		elsewhere(t, tr.vs[0], "k")
-		tr.renews(t, "another has one", c)
-		tr.want(t, "what another has is left to it", c, "?xx")
-		elsewhere(t, tr.vs[1], "k")
-		tr.lost(t, "another has two", c)
 	})
 }
 
@@ -369,26 +349,6 @@ func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
 	})
 }
 
-// A node that hangs gets one call at a time.
-func TestCallersDoNotQueueForANodeThatHangs(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		tr.vs[1].Proxy.Stall()
-		tr.acquire(t, tr.d, aClaim("first"))
-		time.Sleep(time.Second) // it is suspect now
-		synctest.Wait()
-		before := len(running())
-		for i := range 100 {
-			tr.acquire(t, tr.d, aFenced(fmt.Sprint("k", i))) // which asks each node twice
-			time.Sleep(5 * time.Millisecond)
-		}
-		synctest.Wait()
-		if n := len(running()) - before; n > 10 {
-			t.Errorf("%d goroutines wait for a node that hangs", n)
-		}
-		tr.vs[1].Proxy.Flow()
-	})
-}
-
 // A hold that a renewal has found lost does not block the key. Its release removes
 // the records of a minority, at once or when their node is back, however long the
 // last renewal prolonged them.
@@ -422,24 +382,4 @@ func TestReleaseAfterALossRemovesWhatIsLeft(t *testing.T) {
 			tr.want(t, "when the node is back", c, "-----")
 		})
 	}
-}
-
-// A re-entry with a term above max_ttl is refused, as a Lock is. Otherwise its renewals
-// would be refused, and the outer lease would be lost with the inner one.
-func TestReentryAboveMaxTTLIsRefused(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		c := await.Value(New(tr.vs.Clients(), nil))
-		defer c.Close()
-		outer, err := c.Lock(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Lock(outer.Context(), "k", hasp.WithTTL(2*defaultMaxTTL)); !errors.Is(err, hasp.ErrInvalid) {
-			t.Errorf("got %v, want ErrInvalid", err)
-		}
-		time.Sleep(time.Minute)
-		if err := outer.Unlock(t.Context()); err != nil {
-			t.Errorf("the outer lease: %v", err)
-		}
-	})
 }

@@ -166,6 +166,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		c := aClaim("k")
 		elsewhere(t, tr.vs[0], "k")
 		elsewhere(t, tr.vs[1], "k")
+		tr.each("01", func(v *redistest.VirtualServer) { v.Proxy.Delay(time.Millisecond) }) // they refuse when node 3 has been asked
 		tr.vs[2].Proxy.Fail(c.Token, faultproxy.HoldRequest)
 		if _, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &queueState{}); !errors.Is(err, backend.ErrHeld) {
 			t.Fatalf("the first attempt: got %v, want ErrHeld", err)
@@ -175,6 +176,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 			t.Fatal("node 3 was not asked")
 		}
 		tr.lose("01", "k")
+		tr.each("01", func(v *redistest.VirtualServer) { v.Proxy.Delay(0) })
 		if _, err := tr.d.tryAcquire(t.Context(), c, 1, noLead, &queueState{}); err != nil {
 			t.Fatalf("the second attempt: %v", err)
 		}
