@@ -90,22 +90,6 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 	}
 }
 
-// A Break in the store is noticed 50 ms after the last confirmation at the latest: then the hold is
-// not handed over, and the next caller asks the store.
-func TestHandOverAfterTheKeyWasBroken(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		order := queue(t, c, "k", 3)
-		time.Sleep(51 * time.Millisecond)
-		want(t, "Break", f.Break(t.Context(), "k"), nil)
-		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
-		inOrder(t, order(), 3)
-		if a, _, _ := f.calls(); a != 3 {
-			t.Errorf("%d attempts, want a new one after the loss, and one after the row", a)
-		}
-	})
-}
-
 func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 	withClient(t, &hasp.Options{Owner: "me"}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")

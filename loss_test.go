@@ -10,7 +10,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 )
 
 // Each way to lose a lease has its reason. The lease, its context, its Unlock and its event report
@@ -176,45 +175,6 @@ func TestMaxHoldIsPassedByNoRenewal(t *testing.T) {
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		synctest.Wait()
 		freed(t, f, "k", "Unlock left the key to its term")
-	})
-}
-
-// If the machine sleeps during a call, that time does not count as a round trip. Otherwise the next
-// gap would last for hours.
-func TestSuspendIsNoRoundTrip(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		suspend := hasp.Suspendable(c)
-		other := await.Value(hasp.New(&faulty{Driver: f.Driver}, nil))
-		defer other.Close()
-		holder, away := lockNow(t, other, "k"), lockNow(t, other, "away")
-		leases := lockSoon(t, c, t.Context(), "k")
-		second := lockLater(t, c, t.Context())
-		unlock(t, holder)
-		first := <-leases
-
-		answer := make(chan struct{})
-		f.set(func(f *faulty) {
-			f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-				if cl.Key == "away" {
-					<-answer
-				}
-				return send()
-			}
-		})
-		tried := make(chan error)
-		go func() { tried <- errOf(c.TryLock(t.Context(), "away")) }()
-		synctest.Wait()
-		time.Sleep(5 * time.Millisecond) // because the clock reads the time of sleep at most once a millisecond
-		suspend(8 * time.Hour)
-		close(answer)
-		want(t, "TryLock", <-tried, hasp.ErrHeld)
-
-		time.Sleep(5 * time.Millisecond)
-		start := time.Now()
-		want(t, "Unlock", first.Unlock(t.Context()), hasp.ErrLost)
-		want(t, "the next in line", <-second, nil)
-		within(t, "the next in line", start, 5*time.Second)
-		unlock(t, away)
 	})
 }
 

@@ -75,25 +75,6 @@ func TestReplyLostOnRelease(t *testing.T) {
 	})
 }
 
-// It takes long to end a context from which many others are derived. An answer that comes meanwhile
-// still counts.
-func TestAnswerIsHeardHoweverLongItsContextTakesToEnd(t *testing.T) {
-	c := await.Value(hasp.New(prolific{newFaulty()}, &hasp.Options{TTL: time.Hour, Timeout: 10 * time.Minute}))
-	defer c.Close()
-	unlock(t, lockNow(t, c, "k", hasp.WithMaxWait(0)))
-}
-
-// prolific derives many contexts from the context of each Acquire.
-type prolific struct{ *faulty }
-
-func (p prolific) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	for range 200_000 {
-		_, cancel := context.WithCancel(ctx)
-		_ = cancel // they end with ctx
-	}
-	return p.faulty.Acquire(ctx, c)
-}
-
 // A second Unlock waits for the first, and reports its outcome.
 func TestTwoUnlocksAtOnce(t *testing.T) {
 	for _, answered := range []bool{true, false} {

@@ -192,39 +192,6 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 	})
 }
 
-// Callers come while another caller of their Client holds a key that was free. They get the key one
-// after another without long gaps, however old the Client is and however long they hold the key.
-func TestALineThatFormsBehindAHolderGetsTheKey(t *testing.T) {
-	for _, hold := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
-		withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-			time.Sleep(time.Hour)
-			first := lockNow(t, c, "k")
-			var wg sync.WaitGroup
-			var freed time.Time
-			for range 16 {
-				wg.Go(func() {
-					l, err := c.Lock(t.Context(), "k")
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if gap := time.Since(freed); gap > 100*time.Millisecond {
-						t.Errorf("holds of %v: the key was free for %v while callers waited", hold, gap)
-					}
-					time.Sleep(hold)
-					freed = time.Now()
-					l.Unlock(context.Background())
-				})
-			}
-			synctest.Wait()
-			time.Sleep(hold)
-			freed = time.Now()
-			first.Unlock(t.Context())
-			wg.Wait()
-		})
-	}
-}
-
 // While one hold lasts, a waiting caller makes few attempts. A hold counts as the same hold even if
 // answers are late, and if each attempt reports another end, because readers renew or a writer
 // repeats its intent. Options.Backoff replaces the pace.

@@ -334,24 +334,6 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 	}
 }
 
-// The time between tries depends on the present term, which may be much shorter than the term that
-// the renewal asks for.
-func TestRenewalOfAShortTermForALongOne(t *testing.T) {
-	for name, fail := range map[string]callHook{"connection reset": renewal(failAcquire(errNet)), "no answer": hungRenew} {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			outer := lockNow(t, c, "k", hasp.WithTTL(time.Second))
-			f.set(func(f *faulty) { f.renew = fail })
-			inner := lockIn(t, c, outer.Context(), "k", hasp.WithTTL(time.Hour))
-			time.Sleep(500 * time.Millisecond)
-			f.set(up)
-			time.Sleep(time.Second)
-			want(t, name+", after an outage of half the term", inner.Err(), nil)
-			inner.Unlock(t.Context())
-			outer.Unlock(t.Context())
-		})
-	}
-}
-
 // A Waiter grants much less than the term, and the first renewal of the hold fails.
 func TestRenewalOfAShortHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

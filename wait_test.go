@@ -224,31 +224,6 @@ func TestLockRidesOutAnOutageShorterThanTimeout(t *testing.T) {
 	})
 }
 
-// During an outage, callers in line behind the head do not wait for another Timeout each. None of
-// them reports that the key is held.
-func TestALineOfCallersDuringAnOutage(t *testing.T) {
-	for what, acquire := range map[string]acquireHook{"refused": failAcquire(errNet), "hung": hungAcquire} {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			f.acquire = acquire
-			for range 4 {
-				for range 5 {
-					start := time.Now()
-					go func() {
-						wantOutage(t, what, errOf(c.Lock(t.Context(), "k")))
-						within(t, what+": Lock", start, hasp.DefaultTimeout+500*time.Millisecond)
-					}()
-				}
-				time.Sleep(time.Second)
-				if what == "refused" {
-					wantOutage(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), errNet)
-					wantOutage(t, "Lock, max wait", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Millisecond))), errNet)
-				}
-			}
-			time.Sleep(2 * time.Hour)
-		})
-	}
-}
-
 // If the driver has refused the key lately, a caller joins the driver's queue without an attempt
 // first.
 func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
@@ -275,30 +250,6 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 		}
 		a.Close()
 		b.Close()
-	})
-}
-
-func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, granted := heldByAnother(t, newFaulty(), time.Hour), make(chan struct{})
-		d := &hooked{Driver: f.Driver, traits: f.Traits()}
-		d.wait = func(_ context.Context, c backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
-			<-granted
-			return f.Driver.Acquire(context.Background(), c)
-		}
-		c := await.Value(hasp.New(d, nil))
-		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // less than Timeout/3, so the refusal still counts
-		defer cancel()
-		start := time.Now()
-		_, err := c.Lock(ctx, "k")
-		within(t, "Lock with a context that ends after 900 ms", start, 950*time.Millisecond)
-		want(t, "Lock", err, hasp.ErrHeld)
-		want(t, "Lock", err, context.DeadlineExceeded)
-		f.Break(t.Context(), "k")
-		close(granted) // now the key is granted, and no caller waits for it
-		synctest.Wait()
-		freed(t, f, "k", "the late grant was left behind")
-		c.Close()
 	})
 }
 
@@ -524,17 +475,6 @@ func TestOutageThatIsOverIsForgotten(t *testing.T) {
 			want(t, "two faults a minute apart", <-waits, nil)
 		})
 	}
-}
-
-// While the head is in Wait, callers in line behind it report the answer that came before the Wait.
-func TestHeldForThoseInLineBehindAWait(t *testing.T) {
-	withRival(t, hooked{traits: inNoOrder}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld) // now the key counts as contended
-		head := lockLater(t, c, t.Context())
-		want(t, "in line", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
-		rival.Unlock(t.Context())
-		want(t, "the head", <-head, nil)
-	})
 }
 
 // A suspend is not a part of an outage, because the Client cannot ask the store meanwhile.

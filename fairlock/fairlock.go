@@ -124,7 +124,6 @@ type driver struct {
 	window   time.Duration // Options.Window
 	fenceTTL string        // Options.FenceTTL in ms
 	id       string        // of this driver, in the names of its channels
-	began    time.Time     // polls are due at fractions of the window, counted from here
 
 	open       context.Context // ends when Close begins: no call is repeated after that
 	shut       context.CancelFunc
@@ -138,7 +137,6 @@ type driver struct {
 	groups        map[string]*group        // by key
 	waiters       map[string]*waiter       // by token
 	subscriptions map[string]*subscription // by channel
-	due           []*group                 // to be polled now
 }
 
 var (
@@ -201,7 +199,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 
 func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	d := &driver{
-		store: s, id: rand.Text(), began: time.Now(),
+		store: s, id: rand.Text(),
 		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
 	}
 

@@ -16,8 +16,6 @@ const (
 	foreignEvery      = time.Second            // how often to poll a key of another strategy, whose release sends no message
 	unsubscribedEvery = 250 * time.Millisecond // how often to poll without a subscription, or for a free key
 	pollTokens        = 500                    // tokens in one poll
-	pollBatch         = 256                    // polls in one batch
-	pollGather        = time.Millisecond       // how long a poll that is due waits for other polls
 )
 
 // group holds the waiters of this driver for one key. It exists while there are any,
@@ -34,7 +32,7 @@ type group struct {
 	next        time.Time          // when the next poll is due; zero if none is scheduled
 	extended    time.Time          // when the last call that kept this client's places was sent
 	kept        int64              // until when that call keeps them, by the server's clock in ms
-	pending     int                // polls queued or in flight; several only if there are many waiters
+	pending     int                // polls in flight; several only if there are many waiters
 	sent        time.Time          // when the polls in flight were sent; zero if none is
 	again       bool               // another poll became due while polls were pending
 	err         error              // an error of the pending polls
@@ -119,9 +117,7 @@ func (g *group) nextPoll(r report, sent time.Time) time.Time {
 		after = min(after, unsubscribedEvery)
 	}
 
-	// Polls that are due within the same sixteenth of the interval travel together. Truncate only
-	// makes them earlier.
-	at := g.d.began.Add((sent.Sub(g.d.began) + after).Truncate(after / 16))
+	at := sent.Add(after)
 	if r.pttl >= 0 {
 		// Count from now, because the server may have computed the PTTL just before the reply
 		// arrived.
@@ -133,8 +129,13 @@ func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	return at
 }
 
-// poll is called by the timer. It queues a poll, which travels with those of other groups that
-// become due in the next moment.
+// polled is a waiter that has a place in the queue, and its round when the poll was sent.
+type polled struct {
+	w     *waiter
+	round int
+}
+
+// poll is called by the timer. It polls for all waiters of the group.
 func (g *group) poll() {
 	d := g.d
 	d.mu.Lock()
@@ -148,111 +149,59 @@ func (g *group) poll() {
 		return
 	}
 
-	// The first group starts a batch, which others join until pollDue takes it.
-	if len(d.due) == 0 {
+	var places []polled
+	var timeout time.Duration // the shortest of all waiters
+	for _, w := range g.waiters {
+		// Ask only for confirmed places, because a poll might overtake an enqueue in flight, and
+		// find no place. If no place is confirmed yet, the reply to an enqueue schedules the next
+		// poll.
+		if w.queued && w.handed == nil {
+			places = append(places, polled{w, w.round})
+			if timeout == 0 || w.c.Timeout < timeout {
+				timeout = w.c.Timeout
+			}
+		}
+	}
+
+	command := g.sub.receives()
+	for some := range slices.Chunk(places, pollTokens) {
 		if !d.beginLocked() {
 			return
 		}
-		time.AfterFunc(pollGather, d.pollDue)
-	}
-	g.pending = 1
-	d.due = append(d.due, g)
-}
-
-// poll is one call about waiters of one group.
-type poll struct {
-	g       *group
-	command string // what subscription.receives returned when the poll was sent
-	places  []polled
-	done    bool // answered
-}
-
-// polled is a waiter that has a place in the queue, and its round when the poll was sent.
-type polled struct {
-	w     *waiter
-	round int
-}
-
-// pollDue polls for all groups that are due. The polls travel as renewals do: each
-// server has its own pipeline, so that a server that hangs delays no poll of
-// another.
-func (d *driver) pollDue() {
-	defer d.background.Done()
-
-	// mu covers the choice of places to poll for, and not the calls.
-	d.mu.Lock()
-	var polls []*poll
-	var timeout time.Duration // the shortest of all waiters
-	for _, g := range d.due {
-		var places []polled
-		for _, w := range g.waiters {
-			// Ask only for confirmed places, because a poll might overtake an enqueue in flight,
-			// and find no place.
-			if w.queued && w.handed == nil {
-				places = append(places, polled{w, w.round})
-				if timeout == 0 || w.c.Timeout < timeout {
-					timeout = w.c.Timeout
-				}
-			}
-		}
-
-		// If no place is confirmed yet, the reply to an enqueue schedules the next poll.
-		g.pending, g.again = 0, false
-		for some := range slices.Chunk(places, pollTokens) {
-			g.pending++
-			g.sent = time.Now()
-			polls = append(polls, &poll{g: g, command: g.sub.receives(), places: some})
-		}
-	}
-	d.due = nil
-	d.mu.Unlock()
-
-	// background cannot be zero here, because pollDue itself is counted until it returns.
-	for batch := range slices.Chunk(polls, pollBatch) {
+		g.pending++
+		g.sent = time.Now()
 		// Use half of the timeout, so that after a lost connection a second poll comes before the
 		// outage counts and before places end.
-		d.background.Go(func() { d.send(batch, timeout/2) })
+		go g.send(command, some, timeout/2)
 	}
 }
 
-// send makes the calls of some polls.
-func (d *driver) send(polls []*poll, timeout time.Duration) {
-	calls := make([]redisstore.Call, len(polls))
-	for i, p := range polls {
-		args := []string{p.command, p.g.sub.channel, redisstore.Millis(d.window)}
-		for _, pl := range p.places {
-			args = append(args, pl.w.c.Token)
-		}
-		calls[i] = d.call(p.g.keys[:], args...)
+// send makes one poll, which asks about some places.
+func (g *group) send(command string, places []polled, timeout time.Duration) {
+	d := g.d
+	defer d.background.Done()
+	args := []string{command, g.sub.channel, redisstore.Millis(d.window)}
+	for _, pl := range places {
+		args = append(args, pl.w.c.Token)
 	}
 
 	ctx, cancel := context.WithTimeout(d.calls, timeout)
 	defer cancel()
-	sent := time.Now() // before all calls, so that holds do not count as later than they are
-	d.store.RunEach(ctx, pollScript, calls, func(i int, reply any, err error) {
-		polls[i].done = true
-		d.polled(polls[i], reply, err, sent)
-		if r, ok := reportOf(reply); ok { // an earlier message may have asked an earlier holder
-			d.store.Recall(ctx, r.token, polls[i].g.key)
-		}
-	})
-
-	// End the polls whose replies are lost, which RunEach omits. Otherwise their groups would never
-	// poll again.
-	for _, p := range polls {
-		if !p.done {
-			d.polled(p, nil, fmt.Errorf("%s: %w", d.store.Name(), ctx.Err()), sent)
-		}
+	sent := time.Now() // before the call, so that a hold does not count as later than it is
+	reply, err := d.store.Run(ctx, pollScript, d.call(g.keys[:], args...))
+	g.polled(places, reply, err, sent)
+	if r, ok := reportOf(reply); ok { // an earlier message may have asked an earlier holder
+		d.store.Recall(ctx, r.token, g.key)
 	}
 }
 
 // polled handles the outcome of a poll that was sent at the given time.
-func (d *driver) polled(p *poll, reply any, err error, sent time.Time) {
-	g := p.g
+func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
+	d := g.d
 	r, ok := reportOf(reply)
 	switch {
 	case err != nil:
-	case !ok || len(r.found) != len(p.places):
+	case !ok || len(r.found) != len(places):
 		err = d.store.Unexpected(reply)
 	default:
 		// Call deliver before updateLocked, because only deliver knows that the hold began after
@@ -271,7 +220,7 @@ func (d *driver) polled(p *poll, reply any, err error, sent time.Time) {
 			g.sub.listener.Relisten()
 		}
 		g.keptLocked(r, sent)
-		for i, pl := range p.places {
+		for i, pl := range places {
 			g.updateLocked(pl, r, r.found[i] == '1', sent)
 		}
 	}

@@ -388,21 +388,6 @@ func TestManyWaitersOfOneClient(t *testing.T) {
 	})
 }
 
-func TestLivingWaitersKeepTheirPlaces(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		first, second := ps[1].wait(), ps[2].wait()
-		time.Sleep(30 * window)
-		third := ps[1].wait()
-		time.Sleep(30 * window)
-		want(w.T, "renew", ps[0].renew(c), nil) // the mark stays, so the release reads the queue
-		ps[0].release(c)
-		for _, x := range []*wait{first, second, third} {
-			x.servedAtOnce()
-		}
-	})
-}
-
 // The longest term counts, if several readers hold the key.
 func TestNextWaiterGetsTheKeyWhenADeadHoldersTermEnds(t *testing.T) {
 	for _, terms := range [][]time.Duration{{20 * time.Second}, {time.Second, 20500 * time.Millisecond}} {
@@ -441,30 +426,6 @@ func TestShortTermThatEndsBeforeTheNextPoll(t *testing.T) {
 	})
 }
 
-// The connections of a dead process are closed.
-func TestDeadWaitersAreSkipped(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(13)
-		for _, p := range ps[1:11] {
-			p.wait()
-		}
-		living, last := ps[11].wait(), ps[12].wait()
-		for _, p := range ps[1:11] {
-			p.proxy.Down()
-		}
-		w.settle()
-		ps[0].release(c)
-		living.gotWithin(time.Now(), 0)
-		if got := w.owners(); len(got) != 11 {
-			w.Errorf("%d wait, want the ten dead, which keep their places, and one", len(got))
-		}
-		living.release()
-		last.servedAtOnce()
-		time.Sleep(window + time.Millisecond)
-		w.empty("the window of the dead has passed")
-	})
-}
-
 // A waiter that connects again before its window has passed is still the first.
 func TestWaiterThatWasCutOffKeepsItsPlace(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -479,22 +440,6 @@ func TestWaiterThatWasCutOffKeepsItsPlace(t *testing.T) {
 		second.release()
 		first.servedAtOnce()
 		third.gotWithin(time.Now(), 0)
-	})
-}
-
-// A client that queues again shortly before its old window ends counts as alive for
-// another window.
-func TestClientThatQueuesAgainStaysAlive(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		first := ps[2].wait()
-		ps[1].wait().stop()
-		time.Sleep(window - 500*time.Millisecond)
-		second := ps[1].wait()
-		time.Sleep(time.Second)
-		ps[0].release(c)
-		first.servedAtOnce()
-		second.gotWithin(time.Now(), 0)
 	})
 }
 

@@ -8,8 +8,7 @@ type instant struct {
 	// a file keeps all data that was written to it, even without a flush.
 	boot string
 
-	// clock names the clock of up. It begins with boot. If processes of one boot have different
-	// clocks, a suffix follows.
+	// clock names the clock of up: it is boot, with a suffix in a time namespace.
 	clock string
 
 	up   time.Duration // time since the boot, including suspends

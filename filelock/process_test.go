@@ -4,22 +4,24 @@ package filelock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
 func TestMain(m *testing.M) {
-	crew.Main(crew.Roles{"guard": holdGuard, "limited": limited, "user": user, "nobody": become, "take": take})
+	crew.Main(crew.Roles{"guard": holdGuard, "limited": limited, "user": user, "nobody": become})
 	os.Exit(m.Run())
-}
-
-func take(args []string) error {
-	_, err := on(args[0], nil).Acquire(context.Background(), claim(args[1]))
-	return err
 }
 
 func play(t *testing.T, role, dir string, args ...string) *crew.Child {
@@ -36,4 +38,184 @@ func holdGuard(args []string) error {
 	fmt.Println("ready")
 	_, err = io.Copy(io.Discard, os.Stdin) // until this process is killed, or the test ends
 	return err
+}
+
+// limited runs in a process that can write only args[1] bytes into a file, as on a disk that
+// becomes full. It takes one key, and renews and releases others.
+func limited(args []string) error {
+	bytes, _ := strconv.Atoi(args[1])
+	var limit syscall.Rlimit
+	set(&limit.Cur, bytes)
+	set(&limit.Max, bytes)
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		return err
+	}
+	d := on(args[0], nil)
+	_, err := d.Acquire(context.Background(), claim("free"))
+	fmt.Println(err)
+	_, err = d.Acquire(context.Background(), fenced(claim("free")))
+	fmt.Println(err)
+	c := claim("kept")
+	c.Token, c.TTL = args[2], time.Hour
+	fmt.Println(renew(d, c)[0])
+	c.Key, c.Token = "given back", args[3]
+	fmt.Println(d.Release(context.Background(), c))
+	_, err = d.Acquire(context.Background(), claim("kept"))
+	fmt.Println(err)
+	fmt.Println(d.explain(syscall.ENOSPC)) // the error of a full disk, which the limit does not cause
+	return nil
+}
+
+// set converts n to the type that this platform has for limits.
+func set[T int64 | uint64](to *T, n int) { *to = T(n) }
+
+func TestWriteThatEndsHalfWay(t *testing.T) {
+	for _, bytes := range []int{0, 1, 20, 150} {
+		t.Run(fmt.Sprint(bytes, " bytes"), func(t *testing.T) {
+			d := on(t.TempDir(), nil)
+			kept, back := claim("kept"), claim("given back")
+			acquire(t, d, kept)
+			acquire(t, d, back)
+			before, err := os.ReadFile(d.path("kept"))
+			must(t, err)
+
+			c := play(t, "limited", d.dir, strconv.Itoa(bytes), kept.Token, back.Token)
+			for _, what := range []string{"acquire", "fenced acquire", "renew"} {
+				if line := c.Line(t); !strings.Contains(line, "make room") || !strings.Contains(line, d.dir) {
+					t.Errorf("%s: %s", what, line)
+				}
+			}
+			if line := c.Line(t); line != "<nil>" {
+				t.Errorf("release: %s", line)
+			}
+			if line := c.Line(t); !strings.HasPrefix(line, "held by") {
+				t.Errorf("acquire of a held key: %s", line)
+			}
+			if line := c.Line(t); !strings.Contains(line, "make room") {
+				t.Errorf("full disk: %s", line)
+			}
+			c.Finish(t)
+
+			if after, err := os.ReadFile(d.path("kept")); string(after) != string(before) {
+				t.Errorf("the record was\n%s\nand is\n%s, %v", before, after, err)
+			}
+			if i := slices.IndexFunc(files(t, d.dir), func(n string) bool { return strings.HasPrefix(n, "temp-") }); i >= 0 {
+				t.Error("a temp file is left")
+			}
+			acquire(t, d, fenced(claim("free")))
+			must(t, renew(d, kept)[0])
+			release(t, d, kept)
+		})
+	}
+}
+
+func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
+	dir := t.TempDir()
+	d := on(dir, nil)
+	held := claim("k")
+	acquire(t, d, held)
+	c := play(t, "guard", dir, "k")
+	c.Line(t)
+	must(t, c.Pause())
+
+	near := claim(neighbour("k"))
+	for what, call := range map[string]func(ctx context.Context) error{
+		"acquire": func(ctx context.Context) error { _, err := d.Acquire(ctx, near); return err },
+		"release": func(ctx context.Context) error { return d.Release(ctx, held) },
+		"break":   func(ctx context.Context) error { return d.Break(ctx, "k") },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+		defer cancel()
+		err := call(ctx)
+		outage(t, what, err, d.guardFile("guard", stripeOf("k")))
+		if !strings.Contains(err.Error(), "if it is stopped, continue or end it") {
+			t.Errorf("%s: %v does not say what to do", what, err)
+		}
+	}
+
+	// An attempt at a held key needs no guard, and other stripes have other guards.
+	refused(t, d, claim("k"), backend.ErrHeld)
+	if s, err := d.Inspect(t.Context(), "k"); !s.Held || err != nil {
+		t.Errorf("inspect says %+v, %v", s, err)
+	}
+	acquire(t, d, claim(stranger("k")))
+
+	must(t, c.Kill()) // the kernel ends its guard
+	release(t, d, held)
+	acquire(t, d, near)
+}
+
+// anothersGuard locks the guard of key with another driver, as another process would.
+func anothersGuard(t *testing.T, dir, key string) *guard {
+	t.Helper()
+	g, err := on(dir, nil).lockGuard(t.Context(), stripeOf(key))
+	must(t, err)
+	return g
+}
+
+func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
+	dir := t.TempDir()
+	d := on(dir, nil)
+	cs := []backend.Claim{claim("k"), claim(neighbour("k"))}
+	stuck := len(cs)
+	for i := range 40 {
+		if key := fmt.Sprint("key ", i); stripeOf(key) != stripeOf("k") {
+			cs = append(cs, claim(key))
+		}
+	}
+	for i := range cs {
+		acquire(t, d, cs[i])
+	}
+
+	g := anothersGuard(t, dir, "k")
+	answered := make(chan int, len(cs))
+	go func() {
+		defer close(answered)
+		d.Renew(t.Context(), cs, func(i int, _ backend.Grant, err error) {
+			if err != nil {
+				t.Errorf("claim %d: %v", i, err)
+			}
+			answered <- i
+		})
+	}()
+	for range len(cs) - stuck {
+		if i := <-answered; i < stuck {
+			t.Errorf("claim %d was renewed without its guard", i)
+		}
+	}
+	g.drop()
+	for range answered {
+		stuck--
+	}
+	if stuck != 0 {
+		t.Errorf("%d claims were not answered", stuck)
+	}
+}
+
+func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	defer anothersGuard(t, dir, "k").drop()
+	d := on(dir, nil)
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	c := claim("k")
+	c.Timeout = time.Hour
+	result := make(chan error, 3)
+	// One call polls the guard's file, and the other two wait for this process's turn.
+	go func() { _, err := d.Acquire(ctx, c); result <- err }()
+	go func() { result <- d.Release(ctx, c) }()
+	go func() {
+		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { result <- err })
+	}()
+	for len(d.turns[stripeOf("k")]) == 0 {
+		<-time.After(time.Millisecond)
+	}
+
+	cancel(cause)
+	for range cap(result) {
+		// A call that begins after the cancel does not reach the guard.
+		if err := <-result; !errors.Is(err, cause) {
+			t.Errorf("got %v", err)
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -85,3 +86,72 @@ func TestConformance(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { os.Exit(m.Run()) }
+
+// The suite passes through a PgBouncer in transaction mode, which keeps no session of ours. It also
+// passes whatever the server's format for the text of values is.
+func TestConformanceBouncer(t *testing.T) {
+	t.Parallel()
+	if !conformance.Child() {
+		pgtest.Need(t, "pgbouncer")
+	}
+	h, server := harness("bytea_output=escape", "datestyle=German", "intervalstyle=sql_standard", "timezone=Asia/Kolkata")
+	startServer := h.Store
+	h.Store = func(ctx context.Context) (string, func(), error) {
+		_, stopServer, err := startServer(ctx)
+		if err != nil {
+			return "", nil, err
+		}
+		b, err := server().NewBouncer()
+		if err != nil {
+			stopServer()
+			return "", nil, err
+		}
+		return b.Addr, func() { b.Remove(); stopServer() }, nil
+	}
+	// PgBouncer has its own errors and times during a restart, and it would end the server's
+	// connections on its own time after a Kick. TestBouncer has a restart behind it.
+	h.Stop, h.Start, h.Kick = nil, nil, nil
+	h.Cost.Waiting = 40 // callers poll
+	const deaf = "LISTEN does not work through a PgBouncer"
+	h.Cannot = map[string]string{"wake-change": deaf, "wake-shared": deaf, "wake-missed": deaf}
+	conformance.Run(t, h)
+}
+
+// A driver behind a PgBouncer listens to nothing and leaves nothing in the server's sessions.
+func TestBouncer(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	b := s.Bouncer(t)
+	ctx := t.Context()
+	d := newDriver(t, b.Where(), "")
+	c := overDriver(t, d, patient)
+	direct := client(t, s.Where(), "")
+
+	held, err := direct.Lock(ctx, "key")
+	must(t, err)
+	got := locks(ctx, c, "key")
+	time.Sleep(300 * time.Millisecond)
+	if !d.Polls() || d.Listens() {
+		t.Errorf("behind a PgBouncer: polls %v, listens %v", d.Polls(), d.Listens())
+	}
+	must(t, held.Unlock(ctx))
+	must(t, <-got)
+
+	// The sessions of the server are as PgBouncer made them.
+	left, err := s.Rows(ctx, `SELECT l.mode FROM pg_locks l WHERE l.locktype = 'advisory'`)
+	must(t, err)
+	prepared, err := b.Rows(ctx, `SELECT name FROM pg_prepared_statements UNION ALL SELECT * FROM pg_listening_channels()
+		UNION ALL SELECT name FROM pg_settings WHERE source = 'session' AND name IN ('default_transaction_isolation', 'lock_timeout', 'synchronous_commit')`)
+	must(t, err)
+	if len(left)+len(prepared) > 0 {
+		t.Errorf("left in the sessions of the server: %q %q", left, prepared)
+	}
+
+	// It works again after the server behind it was restarted.
+	must(t, s.Stop())
+	must(t, s.Start())
+	until(t, "Lock after a restart behind PgBouncer", func() bool {
+		lease, err := c.Lock(ctx, "key")
+		return err == nil && lease.Unlock(ctx) == nil
+	})
+}

@@ -268,51 +268,6 @@ func elsewhere(t *testing.T, v *redistest.VirtualServer, key string) {
 	}
 }
 
-// If a node grants after the attempt has failed, the grant is released on that node.
-func TestLateGrantIsReleased(t *testing.T) {
-	for name, disturb := range map[string]func(p *faultproxy.Proxy, token string){
-		"slow":           func(p *faultproxy.Proxy, _ string) { p.Delay(500 * time.Millisecond) },
-		"reply lost":     func(p *faultproxy.Proxy, token string) { p.Fail(token, faultproxy.LoseReply) },
-		"reply hangs":    func(p *faultproxy.Proxy, token string) { p.Fail(token, faultproxy.HangReply) },
-		"request lost":   func(p *faultproxy.Proxy, token string) { p.Fail(token, faultproxy.LoseRequest) },
-		"held for 0.5 s": func(p *faultproxy.Proxy, token string) { hold(p, token, 500*time.Millisecond) },
-		"held for 1.5 s": func(p *faultproxy.Proxy, token string) { hold(p, token, 1500*time.Millisecond) },
-	} {
-		for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
-			t.Run(name, func(t *testing.T) {
-				try(t, 3, nil, func(t *testing.T, tr trial) {
-					tr.warm(t, tr.d, kind("w")) // all nodes know the scripts
-					elsewhere(t, tr.vs[0], "k")
-					elsewhere(t, tr.vs[1], "k")
-					// The third node is not asked if the others have refused before its turn.
-					// Then the fault waits for another attempt.
-					p := tr.vs[2].Proxy
-					var c backend.Claim
-					for range 50 {
-						c = kind("k")
-						disturb(p, c.Token)
-						began := time.Now()
-						if _, err := tr.d.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
-							t.Errorf("got %v, want ErrHeld", err)
-						}
-						took(t, "the refusal", began, 0)
-						synctest.Wait()
-						if name == "slow" || p.Pending() == 0 {
-							break
-						}
-						p.Forgive()
-					}
-					if name != "slow" && p.Pending() > 0 {
-						t.Error("the fault has not happened")
-					}
-					time.Sleep(5 * time.Second)
-					tr.want(t, "half a term later", c, "??-")
-				})
-			})
-		}
-	}
-}
-
 // hold makes the proxy hold the next command that matches, for a while.
 func hold(p *faultproxy.Proxy, match string, d time.Duration) {
 	p.Fail(match, faultproxy.HoldRequest)

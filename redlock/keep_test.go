@@ -107,38 +107,6 @@ func TestKeepAfterARepairOnItsWay(t *testing.T) {
 	})
 }
 
-// The Client repeats an Unlock that too few nodes answered. It frees no node early.
-func TestMinHoldOfAnUnlockThatIsNotAnswered(t *testing.T) {
-	for name, fault := range losses {
-		t.Run(name, func(t *testing.T) {
-			try(t, 5, nil, func(t *testing.T, tr trial) {
-				c := await.Value(hasp.New(tr.d, &hasp.Options{Timeout: time.Second}))
-				defer c.Close()
-				lease := strategytest.Lock(t, c, hasp.WithMinHold(20*time.Second))
-				end := time.Now().Add(20 * time.Second)
-				synctest.Wait()
-				tr.each("034", func(v *redistest.VirtualServer) { v.Proxy.Fail("}:channel:k", fault) })
-				if err := lease.Unlock(t.Context()); err == nil || backend.Definite(err) {
-					t.Errorf("got %v, want an outage", err)
-				}
-				time.Sleep(5 * time.Second)
-				synctest.Wait()
-				for i, v := range tr.vs {
-					record, _ := v.Mini.Get("k")
-					if left := time.Until(end); !strings.HasPrefix(record, "kept-") || (v.Mini.TTL("k")-left).Abs() > 10*time.Millisecond {
-						t.Errorf("node %d has %q for %v, want %v", i, record, v.Mini.TTL("k"), left)
-					}
-				}
-				if err := lease.Unlock(t.Context()); err != nil && !errors.Is(err, hasp.ErrReleased) {
-					t.Errorf("again: %v", err)
-				}
-				time.Sleep(time.Until(end) + 10*time.Millisecond)
-				tr.want(t, "in the end", backend.Claim{Key: "k"}, "-----")
-			})
-		})
-	}
-}
-
 // MaxTTL bounds the terms of holds. A key may be kept for longer after its release.
 func TestKeepAboveMaxTTL(t *testing.T) {
 	const keep = 12 * time.Hour

@@ -110,17 +110,6 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 }
 
-// A vote whose reply hangs has its record released when Close waits for it.
-func TestCloseReleasesAVoteThatWasNotAnswered(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		tr.vs[2].Proxy.Fail("k", faultproxy.HangReply)
-		c := await.Value(hasp.New(tr.d, &hasp.Options{Timeout: time.Second}))
-		strategytest.Unlock(t, strategytest.Lock(t, c))
-		c.Close()
-		nothingLeft(t, "after Close", tr.vs)
-	})
-}
-
 // An outage leaves one goroutine for each node, however many attempts it has cut short. When
 // the nodes answer again, their records are released.
 func TestAnOutageLeavesFewGoroutines(t *testing.T) {

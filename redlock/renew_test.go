@@ -9,10 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -92,24 +89,6 @@ func TestRenewalNeedsAQuorumThatStillHadIt(t *testing.T) {
 		tr.lost(t, "with two of five", c)
 		time.Sleep(time.Second)
 		tr.want(t, "nothing is given to nodes that do not have a lost one", c, "x--x-")
-	})
-}
-
-// A node counts by its answer, not by the repair that follows the answer.
-func TestARepairCountsFromTheNextRenewalOn(t *testing.T) {
-	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-		tr.lose("01", "k")
-		tr.lost(t, "with one of three", c)
-		tr.want(t, "afterwards", c, "--x")
-		tr.lost(t, "again", c)
-	})
-	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-		tr.lose("0", "k")
-		elsewhere(t, tr.vs[0], "k")
-		tr.renews(t, "another has one", c)
-		tr.want(t, "what another has is left to it", c, "?xx")
-		elsewhere(t, tr.vs[1], "k")
-		tr.lost(t, "another has two", c)
 	})
 }
 
@@ -220,53 +199,6 @@ func TestRenewalsInBulkHaveTheirOwnResults(t *testing.T) {
 		}
 		isOutage(t, "one has it, one does not, one hangs", got[2], "2")
 	})
-}
-
-// A node that was down when the driver began, or that has hung or died since,
-// takes part again by itself.
-func TestNodeIsUsedAgainByItself(t *testing.T) {
-	for name, cut := range map[string]func(*faultproxy.Proxy){"hung": (*faultproxy.Proxy).Stall, "down": (*faultproxy.Proxy).Down} {
-		t.Run(name, func(t *testing.T) {
-			try(t, 3, nil, func(t *testing.T, tr trial) {
-				cut(tr.vs[1].Proxy)
-				late := await.Value(NewDriver(tr.vs.Clients(), nil)).(*driver)
-				defer late.Close()
-				for _, d := range []*driver{tr.d, late} {
-					for range 5 { // until it is suspect, and longer
-						c := aClaim("k")
-						began := time.Now()
-						tr.acquire(t, d, c)
-						tr.release(t, d, c)
-						took(t, "without the node", began, 0)
-						time.Sleep(time.Second)
-					}
-				}
-				tr.vs[1].Proxy.Flow()
-				tr.vs[1].Proxy.Up()
-				for _, d := range []*driver{tr.d, late} {
-					// The first call after the node is back uses it.
-					time.Sleep(2 * time.Second)
-					first := aClaim("first")
-					tr.acquire(t, d, first)
-					synctest.Wait()
-					tr.release(t, d, first)
-					time.Sleep(probeEvery)
-					c := aClaim("k")
-					tr.acquire(t, d, c)
-					tr.want(t, "the node is back", c, "xxx")
-					cut(tr.vs[0].Proxy)
-					began := time.Now()
-					trial{tr.vs, d}.renews(t, "renew", c)
-					tr.release(t, d, c)
-					took(t, "with the node", began, 0)
-					tr.vs[0].Proxy.Flow()
-					tr.vs[0].Proxy.Up()
-					time.Sleep(2 * time.Second)
-					tr.want(t, "unlocked", c, "---")
-				}
-			})
-		})
-	}
 }
 
 // use takes a key and releases it. It fails the test unless holds returns on meanwhile.
@@ -417,26 +349,6 @@ func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
 	})
 }
 
-// A node that hangs gets one call at a time.
-func TestCallersDoNotQueueForANodeThatHangs(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		tr.vs[1].Proxy.Stall()
-		tr.acquire(t, tr.d, aClaim("first"))
-		time.Sleep(time.Second) // it is suspect now
-		synctest.Wait()
-		before := len(running())
-		for i := range 100 {
-			tr.acquire(t, tr.d, aFenced(fmt.Sprint("k", i))) // which asks each node twice
-			time.Sleep(5 * time.Millisecond)
-		}
-		synctest.Wait()
-		if n := len(running()) - before; n > 10 {
-			t.Errorf("%d goroutines wait for a node that hangs", n)
-		}
-		tr.vs[1].Proxy.Flow()
-	})
-}
-
 // A hold that a renewal has found lost does not block the key. Its release removes
 // the records of a minority, at once or when their node is back, however long the
 // last renewal prolonged them.
@@ -470,24 +382,4 @@ func TestReleaseAfterALossRemovesWhatIsLeft(t *testing.T) {
 			tr.want(t, "when the node is back", c, "-----")
 		})
 	}
-}
-
-// A re-entry with a term above max_ttl is refused, as a Lock is. Otherwise its renewals
-// would be refused, and the outer lease would be lost with the inner one.
-func TestReentryAboveMaxTTLIsRefused(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		c := await.Value(New(tr.vs.Clients(), nil))
-		defer c.Close()
-		outer, err := c.Lock(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Lock(outer.Context(), "k", hasp.WithTTL(2*defaultMaxTTL)); !errors.Is(err, hasp.ErrInvalid) {
-			t.Errorf("got %v, want ErrInvalid", err)
-		}
-		time.Sleep(time.Minute)
-		if err := outer.Unlock(t.Context()); err != nil {
-			t.Errorf("the outer lease: %v", err)
-		}
-	})
 }

@@ -313,35 +313,6 @@ func TestSetThatWasEmptiedIsNew(t *testing.T) {
 	})
 }
 
-// A node is restarted after a driver has read its standing and before the node votes.
-// The vote brings the new run, so it does not count by the old standing.
-func TestRestartBetweenMarkAndVote(t *testing.T) {
-	for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
-		try(t, 3, nil, func(t *testing.T, tr trial) {
-			// The vote is in flight to the old run, which dies before it arrives.
-			for _, v := range tr.vs[1:] {
-				v.Proxy.Stall()
-			}
-			done := make(chan error)
-			go func() {
-				_, err := tr.d.Acquire(t.Context(), kind("k"))
-				done <- err
-			}()
-			synctest.Wait()
-			for _, v := range tr.vs[1:] {
-				v.Restart(true)
-				v.Proxy.Flow()
-			}
-			if err := <-done; err == nil {
-				t.Error("granted by nodes that have just been restarted")
-			}
-			// The next votes go to the new run, whose mark is a copy of the old mark.
-			tr.abstains(t, "over new connections", tr.d, kind, "12", absence)
-			tr.abstains(t, "again", tr.d, kind, "12", absence)
-		})
-	}
-}
-
 // A node votes without its mark, loses the record, and has a mark again when the driver
 // reads it. The vote does not count.
 func TestAVoteWhoseRecordIsLostDoesNotCount(t *testing.T) {

@@ -1,9 +1,15 @@
 package redisstore
 
 import (
+	"errors"
+	"fmt"
 	"math/rand/v2"
+	"path"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -88,5 +94,104 @@ func TestChannel(t *testing.T) {
 	}
 	if a, b := cluster.Channel("n", "{x}a"), cluster.Channel("n", "{x}b"); a != b {
 		t.Errorf("%q and %q for one slot", a, b)
+	}
+}
+
+// If the sentinels name another master, the rest of a list would be of a server that may
+// have lost keys.
+func TestListOfAMasterThatIsReplaced(t *testing.T) {
+	set := redistest.StartSentinel(t, nil)
+	s := opened(t, set.URL(), nil)
+	pipe := set.Servers[0].Client().Pipeline()
+	for i := range 1200 {
+		pipe.Set(t.Context(), fmt.Sprint("key ", i), "v", time.Hour)
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	servers := s.servers.(*sentinels)
+	pages, last := 0, error(nil)
+	for _, err := range s.Scan(t.Context(), "", time.Second, ByToken) {
+		pages, last = pages+1, err
+		if at := servers.known(); at != nil {
+			servers.failed(at, errNotMaster)
+		}
+	}
+	if pages != 2 || last == nil || !strings.Contains(last.Error(), "named a new master") {
+		t.Errorf("%d pages, and the error %v", pages, last)
+	}
+}
+
+// So no key's lock or fence is another key's.
+func TestKeyOfItsName(t *testing.T) {
+	for _, key := range slices.Concat(odd, random(300), []string{"k", "hasp:", "hasp:{x}:fence:k", "hasp:{x}:lock:k"}) {
+		if got, kind, ok := keyOf(LockKey(key)); !ok || got != key || kind != "" {
+			t.Errorf("the lock of %q: got %q, %q, %t", key, got, kind, ok)
+		}
+		if got, kind, ok := keyOf(DerivedKey("places", key)); !ok || got != key || kind != "places" {
+			t.Errorf("the places of %q: got %q, %q, %t", key, got, kind, ok)
+		}
+	}
+	for _, name := range []string{"hasp:{", "hasp:{}", "hasp:{x}:lock:k", "hasp:{k}:lock:k", "hasp:{x}:places:k", "hasp:{redlock}:mark"} {
+		if got, kind, ok := keyOf(name); ok {
+			t.Errorf("%q: got %q, %q: hasp makes no such name", name, got, kind)
+		}
+	}
+}
+
+// A name of a key with the prefix matches the pattern. path.Match reads these patterns as
+// Redis does, as long as no name has a slash.
+func TestPatternFindsEveryName(t *testing.T) {
+	for _, key := range []string{"k*", "k?[a]", `k\*`, "hasp:{x", "hasp:{x}:lock:k", "kk"} {
+		for i := range len(key) + 1 {
+			for _, queue := range []string{"", "places"} {
+				p := pattern(key[:i], queue)
+				names := []string{LockKey(key)}
+				if queue != "" {
+					names = append(names, DerivedKey(queue, key))
+				}
+				for _, name := range names {
+					if ok, err := path.Match(p, name); p != "" && (!ok || err != nil) {
+						t.Errorf("pattern %q does not match %q: %v", p, name, err)
+					}
+				}
+			}
+		}
+	}
+	if ok, _ := path.Match(pattern("k*", ""), "kk"); ok {
+		t.Error("a prefix is taken for a pattern")
+	}
+}
+
+// Owner returns a part of a record only if hasp wrote the record. Another value
+// may be a secret.
+func TestRecordsOfAnyAttempt(t *testing.T) {
+	token := strings.Repeat("A", 22)
+	for record, owner := range map[string]string{
+		token + "#me": "me", "kept-" + token + "#me": "me", token + "~2#me": "me", token + "#": "", token + "#a#b": "a#b",
+		"AZaz09-_#host/1/job": "host/1/job", "t#\x00\xff": "\x00\xff",
+		token: "", "#me": "", "a b#me": "", "a:b#me": "", "": "", "#": "", "é#x": "", "a=b#c": "", "8c0b3f0e-5d0c-4f6e-9a0e-0f3f0c8d9b1a": "",
+	} {
+		if got := Owner(record); got != owner {
+			t.Errorf("owner of %q: got %q, want %q", record, got, owner)
+		}
+	}
+	for record, want := range map[string]bool{token + "#": true, token + "~2#me": true, token: false, "user#7": false, "a b" + token + "#me": false} {
+		if hasToken(record) != want {
+			t.Errorf("%q is a record: %t", record, !want)
+		}
+	}
+}
+
+func TestScanWithoutAMaster(t *testing.T) {
+	s, _ := prepared(t, "redis-sentinel://"+deadPort+"/m", nil, 0)
+	n := 0
+	for _, err := range s.Scan(t.Context(), "", time.Second, ByToken) {
+		if n++; !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d pages, want the error", n)
 	}
 }

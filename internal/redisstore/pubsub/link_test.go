@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"testing"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // While a subscription is in flight, its channel may move to another server. The answer of
@@ -43,3 +45,13 @@ func TestUnsubscribeComesFirst(t *testing.T) {
 		t.Errorf("got %v", cmds)
 	}
 }
+
+const (
+	DeadAfter    = deadAfter
+	Lingering    = lingering
+	TickEvery    = tickEvery
+	WriteTimeout = resp.WriteTimeout
+)
+
+// Wait returns when no goroutine of b runs any more.
+func (b *Subscriber) Wait() { b.wg.Wait() }
