@@ -15,7 +15,7 @@ var termClauses = []clause{
 		why: "A term that the store does not count exactly is rounded up, to Traits.MinTTL and Traits.TTLUnit and no further."},
 	{name: "deadline-in-time", says: saysUntil, check: deadlineInTime,
 		why: "Grant.Until, also of a renewal, or call start + TTL − drift, has passed before another token is granted the key."},
-	{name: "expiry-long-term", need: advance, alone: true, optional: yes, says: saysLasts, check: pair(expiryLongTerm),
+	{name: "expiry-long-term", need: advance, alone: true, optional: true, says: saysLasts, check: pair(expiryLongTerm),
 		why: "A term of a day lasts a day by the store's clock, and no longer."},
 }
 
