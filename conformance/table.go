@@ -31,7 +31,7 @@ type clause struct {
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
 	keepClauses, sharedClauses, waitClauses, wakeClauses, recallClauses, orderClauses, inspectClauses, listClauses, closeClauses,
-	lockClauses, historyClauses, otherClauses, processClauses,
+	historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
 
