@@ -74,8 +74,7 @@ torture:
 
 # All planted bugs are found, by torture too. It takes five minutes.
 planted:
-	cd lab && go test -shuffle=on -timeout 20m ./... && \
-		go run ./torture -on service -time 5s && go run ./torture -strategy redlock -nodes 4 -time 5s
+	cd lab && go test -shuffle=on -timeout 20m ./... && go run ./torture -strategy redlock -nodes 4 -time 5s
 
 # Seeds of the simulation in virtual time; "make lab" runs a few.
 SEEDS ?= 20000
