@@ -3,9 +3,9 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, redis-server if it is installed, else miniredis.
 
-.PHONY: check fmt vet staticcheck tidy tags test race modules bench lab compare results torture planted simulate soak fuzz mutate model api.txt
+.PHONY: check fmt vet staticcheck tidy tags test race modules lab compare results torture planted simulate soak fuzz mutate model api.txt
 
-check: fmt vet staticcheck tidy tags test race modules bench lab compare torture
+check: fmt vet staticcheck tidy tags test race modules lab compare torture
 
 fmt:
 	@out=$$(gofmt -s -l .); [ -z "$$out" ] || { echo "gofmt -s -w these:"; echo "$$out"; exit 1; }
@@ -56,11 +56,7 @@ modules:
 .PHONY: $(MODULES)
 $(MODULES):
 	cd $@ && go mod tidy -diff && go vet ./... && $$(go -C $(CURDIR) tool -n staticcheck) ./... && \
-		go test $(RACE) -vet=off -parallel 8 -shuffle=on -timeout 10m -bench . -benchtime 1x ./...
-
-# Each benchmark once, so that none rots: those of the engine, and conformance.Bench.
-bench:
-	go test -vet=off -run '^$$' -bench . -benchtime 1x . ./memlock ./filelock ./conformance
+		go test $(RACE) -vet=off -parallel 8 -shuffle=on -timeout 10m ./...
 
 # The tests of the tools: the simulation finds planted bugs, and some of its seeds are clean.
 lab:
@@ -89,8 +85,7 @@ torture:
 
 # All planted bugs are found, by torture too. It takes five minutes.
 planted:
-	cd lab && go test -shuffle=on -timeout 20m ./... && \
-		go run ./torture -on service -time 5s && go run ./torture -strategy redlock -nodes 4 -time 5s
+	cd lab && go test -shuffle=on -timeout 20m ./... && go run ./torture -strategy redlock -nodes 4 -time 5s
 
 # Seeds of the simulation in virtual time; "make lab" runs a few.
 SEEDS ?= 20000

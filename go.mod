@@ -4,7 +4,6 @@ go 1.26.0
 
 require (
 	github.com/alicebob/miniredis/v2 v2.40.0
-	github.com/anishathalye/porcupine v1.3.1
 	github.com/go-redsync/redsync/v4 v4.18.0
 	github.com/gofrs/flock v0.13.1
 	github.com/hashicorp/go-multierror v1.1.1

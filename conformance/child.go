@@ -68,12 +68,6 @@ func (e *env) spawn() *child {
 	return p
 }
 
-func (e *env) spawnMany(n int) []*child {
-	children := make([]*child, n)
-	must(e.each(n, func(i int) { children[i] = e.spawn() }))
-	return children
-}
-
 // read passes each reply to its request until the child ends.
 func (p *child) read() {
 	for r := (reply{}); p.Receive(&r) == nil; r = (reply{}) {
@@ -121,7 +115,7 @@ func Child() bool {
 // request is a message from the parent.
 type request struct {
 	ID    int64
-	Op    string // "acquire", "wait", "release"; "lock", "min-hold", "err", "unlock"; "turns"
+	Op    string // "acquire", "wait"; "lock", "err", "unlock"; "turns"
 	Claim backend.Claim
 	Dir   string // for "turns": where the holder makes a directory
 	Times int
@@ -220,12 +214,12 @@ func (a *agent) do(ctx context.Context, rq request) error {
 		return errOf(a.d.Acquire(ctx, c))
 	case "wait":
 		return errOf(wait(ctx, a.d, c))
-	case "release":
-		return a.d.Release(ctx, c)
 	case "lock":
-		return a.lock(ctx, c, hasp.WithTTL(c.TTL))
-	case "min-hold":
-		return a.lock(ctx, c, hasp.WithMinHold(c.TTL))
+		lease, err := a.client.Lock(ctx, c.Key, hasp.WithTTL(c.TTL))
+		if err == nil {
+			a.leases.Store(c.Token, lease)
+		}
+		return err
 	case "err":
 		return a.lease(c).Err()
 	case "unlock":
@@ -235,14 +229,6 @@ func (a *agent) do(ctx context.Context, rq request) error {
 	}
 
 	return fmt.Errorf("unknown operation %q", rq.Op)
-}
-
-func (a *agent) lock(ctx context.Context, c backend.Claim, o hasp.Option) error {
-	lease, err := a.client.Lock(ctx, c.Key, o)
-	if err == nil {
-		a.leases.Store(c.Token, lease)
-	}
-	return err
 }
 
 // lease returns the lease of an earlier request "lock" with the token of c.

@@ -23,8 +23,6 @@ var keepClauses = append(given(keeps, []clause{
 		why: "A waiter gets a key at the end of KeepUntil, not before, and not only at the end of the term."},
 	{name: "keep-break", need: inspector, says: saysKeepBreak, check: pair(keepBreak),
 		why: "A Break frees a key that was released with KeepUntil."},
-	{name: "process-min-hold", need: processes, says: saysHasp, check: processMinHold,
-		why: "After the Unlock of a lease WithMinHold, the key is free at the end of the min hold, also if the process that unlocked has ended."},
 }),
 	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: pair(keepUnclaimed),
 		why: "A driver without MinHold frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
@@ -148,16 +146,6 @@ func keepBreak(e *env, a, b *driver) {
 	a.taken(c.Key, e.long)
 	b.breakKey(c.Key)
 	must(a.granted(c.Key))
-}
-
-func processMinHold(e *env) {
-	b, p := e.open(), e.spawn()
-	c := e.claim(2 * e.term)
-	began := time.Now()
-	must(p.do("min-hold", c))
-	must(p.do("unlock", c))
-	p.Kill()
-	b.endsAt(c.Key, began.Add(2*e.term))
 }
 
 func keepUnclaimed(e *env, a, b *driver) {

@@ -9,9 +9,9 @@ import (
 )
 
 var keyClauses = []clause{
-	{name: "keys-odd", optional: yes, says: saysAnyKey, check: func(e *env) { e.keysApart(oddKeys(e.key())) },
+	{name: "keys-odd", optional: true, says: saysAnyKey, check: func(e *env) { e.keysApart(oddKeys(e.key())) },
 		why: "A key may have any bytes: control characters, braces, wildcards, invalid UTF-8."},
-	{name: "keys-long", optional: yes, says: saysKey, check: func(e *env) { e.keysApart(longKeys(e.key())) },
+	{name: "keys-long", optional: true, says: saysKey, check: func(e *env) { e.keysApart(longKeys(e.key())) },
 		why: "A key may have 1,000 bytes, and every byte distinguishes it."},
 	{name: "keys-apart", says: saysKey, check: func(e *env) { e.keysApart(alikeKeys(e.key())) },
 		why: "Similar keys are different locks: a prefix of another key, or a key that differs in case or white space only."},

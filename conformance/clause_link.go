@@ -2,11 +2,9 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
@@ -24,8 +22,6 @@ var linkClauses = given(link, []clause{
 		why: "If a renewal arrives after its hold has ended, it neither ends nor prolongs the successor's hold, even if the hold was alive when the call began."},
 	{name: "link-deadline", says: saysCallBegan, check: linkDeadline,
 		why: "A deadline counts from the moment before the call was sent, not from its reply."},
-	{name: "link-hung-store", says: saysHasp, check: linkHungStore,
-		why: "If the store hangs, every call of a Client ends within its timeout or with its context, and a lease ends at its deadline."},
 	{name: "link-ends", need: ends, says: saysEndsInTime, check: linkEnds,
 		why: "If Traits.Cancellation says so, a call to a store that hangs ends shortly after its context."},
 	{name: "link-cut-waiter", need: waiter, says: saysDeadWaiter, check: linkCutWaiter,
@@ -121,43 +117,6 @@ func linkDeadline(e *env) {
 		_, err = b.succeedsAfter(until(g, c, called), c.Key)
 		mustf(err, "with a reply that took %v", Delay)
 	}
-}
-
-func linkHungStore(e *env) {
-	l := e.cable()
-	b := e.open()
-	c, t := e.tappedAt(l.Store, hasp.Options{Timeout: e.term})
-	lease, other := e.lock(c, e.key(), hasp.WithTTL(e.term)), e.lock(c, e.key())
-
-	// Cut off the renewals, so that the short lease ends in the store.
-	l.Set(Hung)
-	b.succeed(lease.Key(), e.long)
-	isLost(lease, "cut off, when another holds the key")
-
-	hangs := func(what string, call func() error) { must(unknown(what, e.within(what, call))) }
-	hangs("TryLock of a store that hangs", func() error { return errOf(c.TryLock(e.ctx, e.key())) })
-	hangs("Lock of a store that hangs", func() error { return errOf(c.Lock(e.ctx, e.key())) })
-	hangs("Unlock over a store that hangs", func() error { return other.Unlock(e.ctx) })
-
-	best := e.patience
-	for range 4 {
-		took, err := t.cancelLock(e.key(), 0, nil)
-		best = min(best, took)
-
-		// On a slow machine the Lock may have timed out before it was cancelled.
-		requireInTime(errors.Is(err, context.Canceled), "a cancelled Lock of a store that hangs: %v, want the context's error", err)
-	}
-
-	requireInTime(best <= e.promptly, "of several cancelled Locks of a store that hangs the fastest took %v", best)
-
-	l.Set(Up)
-	var again *hasp.Lease
-	e.retry("Lock when the store answers again", func() (err error) {
-		again, err = c.Lock(e.ctx, e.key())
-		return err
-	})
-
-	e.unlockInTime(again)
 }
 
 func linkCutWaiter(e *env) {

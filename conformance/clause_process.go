@@ -26,8 +26,6 @@ var processClauses = []clause{
 		why: "A waiter whose process was killed does not keep the others from the key."},
 	{name: "process-stopped-holder", need: processes, says: saysHasp, check: processStoppedHolder,
 		why: "A process that was stopped past its term sees the loss at its first check. Its renewals and its Unlock do not affect the successor."},
-	{name: "process-order", need: all(processes, ordered), says: saysOrdered, check: processOrder,
-		why: "Ordered drivers serve the waiters of all processes in order of arrival."},
 }
 
 func reach(e *env) {
@@ -75,7 +73,8 @@ func processExclusion(e *env) {
 
 	key := e.key()
 	const times = 15
-	children, own := e.spawnMany(3), e.newClient()
+	children, own := make([]*child, 3), e.newClient()
+	must(e.each(len(children), func(i int) { children[i] = e.spawn() }))
 
 	must(e.each(len(children)+1, func(i int) {
 		if i == len(children) {
@@ -134,22 +133,4 @@ func processStoppedHolder(e *env) {
 	b.outlast(e.term)
 	mustf(b.renews(next), "renewal by the successor of a process that was stopped")
 	b.give(next)
-}
-
-func processOrder(e *env) {
-	const n = 4
-	a, children := e.open(), e.spawnMany(n/2)
-	c := a.hold(e.long)
-	cs, waits := make([]backend.Claim, n), make([]<-chan error, n)
-	for i := range n {
-		cs[i] = e.claimOf(c.Key, e.long)
-		waits[i] = children[i%len(children)].begin(request{Op: "wait", Claim: cs[i]})
-		e.queued(a, c.Key, i+1)
-	}
-
-	a.give(c)
-	e.inOrder(e.served(n, func(i int) func() {
-		must(e.arrives("a waiter in another process", waits[i]))
-		return func() { must(children[i%len(children)].do("release", cs[i])) }
-	}))
 }

@@ -17,15 +17,15 @@ var restartClauses = alone([]clause{
 		why: "If the store ends its connections, holds and leases stay, and waiters get the key. Calls in flight succeed or are of unknown outcome."},
 	{name: "restart-outage", need: restarts, says: saysAgain, check: restartOutage,
 		why: "While the store is stopped, calls report an outage. When it runs again, the same drivers work."},
-	{name: "restart-with-data", need: restarts, optional: yes, says: saysKeepsData, check: pair(restartWithData),
+	{name: "restart-with-data", need: restarts, optional: true, says: saysKeepsData, check: pair(restartWithData),
 		why: "Holds survive a restart of a store that keeps its data: no other caller gets the key."},
 	{name: "restart-without-data", need: restarts, says: saysLostData, check: tapOn(restartWithoutData),
 		why: "If the store has lost its data, the holder gets ErrLost. The next lock works and is renewed."},
 	{name: "restart-waiter", need: all(restarts, waiter), says: saysRides, check: pair(restartWaiter),
 		why: "A waiter goes on after a restart that is shorter than its timeout, or reports the outage."},
-	{name: "fence-restart", need: all(restarts, fenced), optional: yes, says: saysFenceRestart, check: func(e *env) { e.fenceOver(true) },
+	{name: "fence-restart", need: all(restarts, fenced), optional: true, says: saysFenceRestart, check: func(e *env) { e.fenceOver(true) },
 		why: "Fences still grow after a restart of a store that keeps its data."},
-	{name: "fence-data-loss", need: all(restarts, fenced), optional: yes, says: saysFenceRestart, check: func(e *env) { e.fenceOver(false) },
+	{name: "fence-data-loss", need: all(restarts, fenced), optional: true, says: saysFenceRestart, check: func(e *env) { e.fenceOver(false) },
 		why: "Fences still grow after a restart of a store that has lost its data."},
 })
 

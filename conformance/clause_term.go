@@ -1,10 +1,12 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
@@ -15,7 +17,10 @@ var termClauses = []clause{
 		why: "A term that the store does not count exactly is rounded up, to Traits.MinTTL and Traits.TTLUnit and no further."},
 	{name: "deadline-in-time", says: saysUntil, check: deadlineInTime,
 		why: "Grant.Until, also of a renewal, or call start + TTL − drift, has passed before another token is granted the key."},
-	{name: "expiry-long-term", need: advance, alone: true, optional: yes, says: saysLasts, check: pair(expiryLongTerm),
+	{name: "lease-loss-before-others", says: saysHasp, check: tapOn(leaseLossBeforeOthers),
+		why: "A lease of a Client that cannot be renewed ends with cause ErrLost before another caller holds the key, for its context and for Err. " +
+			"Its Unlock returns ErrLost and does not affect the successor."},
+	{name: "expiry-long-term", need: advance, alone: true, optional: true, says: saysLasts, check: pair(expiryLongTerm),
 		why: "A term of a day lasts a day by the store's clock, and no longer."},
 }
 
@@ -80,6 +85,31 @@ func deadlineInTime(e *env) {
 		_, _, err := e.succession(renewed)
 		must(err)
 	}
+}
+
+func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string) {
+	t.cut.Store(true)
+	lease := e.lock(c, key, hasp.WithTTL(e.term))
+	ctx := lease.Context()
+
+	next := b.succeed(key, e.long)
+
+	// The loss must show as soon as the other caller has the key.
+	require(ctx.Err() != nil, "another holds the key, and the lease's context goes on")
+	isLost(lease, "when another holds the key")
+
+	child, cancel := context.WithCancel(ctx)
+	defer cancel()
+	require(child.Err() != nil, "a context derived from the context of a lost lease goes on")
+
+	for range 2 {
+		must(is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost))
+	}
+	must(is("Extend of a lease that was lost", lease.Extend(e.ctx, e.long), hasp.ErrLost))
+
+	b.outlast(e.term) // so that calls in the background end first
+	mustf(b.renews(next), "renewal by the successor after the Unlock of a lost lease")
+	b.give(next)
 }
 
 func expiryLongTerm(e *env, a, b *driver) {

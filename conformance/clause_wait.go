@@ -28,8 +28,6 @@ var waitClauses = given(waiter, []clause{
 		why: "If its context has ended before, a Wait returns and leaves nothing."},
 	{name: "wait-cancel-race", says: saysWaitLeaves, check: func(e *env) { e.cancelRace(false) },
 		why: "If a Wait is cancelled while the key is released, it gets the key or leaves nothing. If its error matches its context's error, the engine cleans up."},
-	{name: "wait-everyone", says: saysOneHolder, check: waitEveryone,
-		why: "All waiters of several drivers get the key, one at a time."},
 	{name: "wait-independent", says: saysIndependent, check: pair(waitIndependent),
 		why: "A Wait for one key does not delay callers that want another key. Its end does not end another Wait for the same key."},
 })
@@ -161,21 +159,6 @@ func (e *env) cancelRace(shared bool) {
 	}
 }
 
-func waitEveryone(e *env) {
-	drivers, key := e.drivers(), e.key()
-	var inside atomic.Int32
-	must(e.each(12, func(i int) {
-		w := drivers[i%len(drivers)].wants(key)
-		w.granted("one of many waiters")
-
-		n := inside.Add(1)
-		require(n == 1, "%d waiters have one key", n)
-		w.d.keep(w.c)
-		inside.Add(-1)
-		w.d.give(w.c)
-	}))
-}
-
 func waitIndependent(e *env, a, b *driver) {
 	blocked, soon := a.hold(e.long), a.hold(e.long)
 	left, stopped := b.wants(blocked.Key), b.wants(blocked.Key)
@@ -206,23 +189,27 @@ var orderClauses = []clause{
 
 // line lets n waiters of several drivers queue for a held key. The waiters in quit give up. Then
 // the holder releases the key. line returns the order in which the other waiters get it.
-func (e *env) line(n int, quit ...int) []int {
+func (e *env) line(n int, quit ...int) (order []int) {
 	a := e.open()
-	drivers := e.drivers()
 	c := a.hold(e.long)
-	ws := e.queue(c.Key, n, a, drivers...)
+	ws := e.queue(c.Key, n, a, e.drivers()...)
 	for _, i := range quit {
 		ws[i].abandon(ws[i].cancel()) // as the engine does; else this place still gets the key
 	}
 
 	a.give(c)
-	return e.served(n, func(i int) func() {
+	var mu sync.Mutex // guards order
+	must(e.each(n, func(i int) {
 		if slices.Contains(quit, i) {
-			return nil
+			return
 		}
 		ws[i].granted("one of the waiters in a line")
-		return func() { ws[i].d.give(ws[i].c) }
-	})
+		mu.Lock()
+		order = append(order, i)
+		mu.Unlock()
+		ws[i].d.give(ws[i].c)
+	}))
+	return order
 }
 
 // queue begins n Waits for a held key, by the drivers in turn. Before it begins the next Wait it
@@ -241,24 +228,6 @@ func (e *env) ownersInLine(key string, a, b *driver) (owners []string) {
 		owners = append(owners, w.c.Owner)
 	}
 	return owners
-}
-
-// served returns the order in which n waiters get a key. For each waiter i it calls get, which
-// returns when waiter i has the key. get returns a function that releases the key, or nil if there
-// is no waiter i.
-func (e *env) served(n int, get func(i int) (release func())) (order []int) {
-	var mu sync.Mutex // guards order
-	must(e.each(n, func(i int) {
-		release := get(i)
-		if release == nil {
-			return
-		}
-		mu.Lock()
-		order = append(order, i)
-		mu.Unlock()
-		release()
-	}))
-	return order
 }
 
 // inOrder ends the try unless the waiters got the key in the order in which they began.

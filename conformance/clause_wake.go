@@ -12,20 +12,20 @@ import (
 )
 
 var recallClauses = []clause{
-	{name: "recall", need: recalls, optional: yes, says: saysRecalls, check: pair(recall),
+	{name: "recall", need: recalls, optional: true, says: saysRecalls, check: pair(recall),
 		why: "The Client whose token may linger is told the key of each caller that is refused."},
 }
 
 var wakeClauses = given(wakes, []clause{
-	{name: "wake-change", optional: yes, says: saysWakes, check: pair(wakeChange),
+	{name: "wake-change", optional: true, says: saysWakes, check: pair(wakeChange),
 		why: "A caller that listens and was refused is woken by a release, a Break, and a release with KeepUntil."},
-	{name: "wake-shared", need: shares, optional: yes, says: saysWakes, check: pairOn(wakeShared),
+	{name: "wake-shared", need: shares, optional: true, says: saysWakes, check: pairOn(wakeShared),
 		why: "The release of the last shared hold wakes a caller that listens and was refused."},
 	{name: "wake-writer-leaves", need: shares, says: saysReaped, check: pairOn(wakeWriterLeaves),
 		why: "If a caller that shared holds have refused several times gives up, the release of its last claim lets new shared claims in."},
 	{name: "wake-deaf", says: saysDeaf, check: wakeDeaf,
 		why: "A caller that cannot listen, or can listen no more, gets the key by polling."},
-	{name: "wake-missed", need: link, optional: yes, says: saysMissed, check: wakeMissed,
+	{name: "wake-missed", need: link, optional: true, says: saysMissed, check: wakeMissed,
 		why: "If the link fails, and a release may have been missed, the caller is woken, or its channel is closed."},
 	{name: "wake-down", need: link, says: saysCannotListen, check: wakeDown,
 		why: "A Listen over a link that fails returns an error, or the caller is woken when the link works again."},

@@ -68,8 +68,6 @@ func isLost(lease *hasp.Lease, when string) {
 // renewals from the store. If the driver is a Waiter or a Waker, the tap is one as well.
 type tap struct {
 	backend.Driver
-	e      *env
-	client *hasp.Client // the Client over this tap
 
 	// If listen is not nil, Listen calls it instead of the driver. It is set before the Client is
 	// used.
@@ -77,17 +75,13 @@ type tap struct {
 
 	cut     atomic.Bool  // renewals do not reach the store
 	renewed atomic.Int64 // renewals begun, for all tokens together
-	asked   atomic.Int64 // calls of Acquire and Wait begun
 }
 
 var errCut = errors.New("cut off by the suite")
 
 // tapped returns a Client over a tap of a new driver, and the tap.
-func (e *env) tapped(o hasp.Options) (*hasp.Client, *tap) { return e.tappedAt(e.store, o) }
-
-// tappedAt is tapped for a store at another address.
-func (e *env) tappedAt(store string, o hasp.Options) (*hasp.Client, *tap) {
-	t := &tap{Driver: e.openOwn(e.h.Open, store), e: e}
+func (e *env) tapped(o hasp.Options) (*hasp.Client, *tap) {
+	t := &tap{Driver: e.openOwn(e.h.Open, e.store)}
 	var under backend.Driver = t
 	switch t.Driver.(type) {
 	case backend.Waiter:
@@ -95,13 +89,7 @@ func (e *env) tappedAt(store string, o hasp.Options) (*hasp.Client, *tap) {
 	case backend.Waker:
 		under = &tapWaker{t}
 	}
-	t.client = e.client(under, o)
-	return t.client, t
-}
-
-func (t *tap) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	t.asked.Add(1)
-	return t.Driver.Acquire(ctx, c)
+	return e.client(under, o), t
 }
 
 func (t *tap) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
@@ -115,18 +103,9 @@ func (t *tap) Renew(ctx context.Context, cs []backend.Claim, done func(int, back
 	t.Driver.Renew(ctx, cs, done)
 }
 
-// attempts begins f, and waits for its first Acquire or Wait. The channel receives the error of f.
-func (t *tap) attempts(f func() error) <-chan error {
-	asked := t.asked.Load() // read before f begins
-	done := t.e.begin(f)
-	t.e.until("an attempt of Lock", func() bool { return t.asked.Load() > asked })
-	return done
-}
-
 type tapWaiter struct{ *tap }
 
 func (t *tapWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	t.asked.Add(1)
 	return t.Driver.(backend.Waiter).Wait(ctx, c)
 }
 

@@ -205,7 +205,7 @@ func (h *Harness) check() error {
 		switch i := slices.IndexFunc(table, func(c clause) bool { return c.name == name }); {
 		case i < 0:
 			return fmt.Errorf("conformance: Harness.Cannot: no clause %q", name)
-		case table[i].optional == no:
+		case !table[i].optional:
 			return fmt.Errorf("conformance: Harness.Cannot: every driver must meet %q", name)
 		}
 	}

@@ -23,11 +23,8 @@ func harness() conformance.Harness {
 // A driver's own test is one call, in a function such as
 //
 //	func TestConformance(t *testing.T) { conformance.Run(t, harness()) }
-//
-// and its benchmarks are another.
 func ExampleRun() {
 	_ = func(t *testing.T) { conformance.Run(t, harness()) }
-	_ = func(b *testing.B) { conformance.Bench(b, harness()) }
 }
 
 // Outside of tests, Check reports the result of each clause. This example selects some clauses.

@@ -189,9 +189,9 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 		r.Status, r.Reason = skipped, skip.reason
 	case declared && err != nil:
 		r.Status, r.Reason = skipped, cannot+" ("+err.Error()+")"
-	case declared && c.optional == yes:
+	case declared:
 		r.Status, r.Err = failed, fmt.Errorf("the clause is met, although Harness.Cannot declares that it cannot be (%s): remove the declaration", cannot)
-	case err != nil && c.optional != no:
+	case err != nil && c.optional:
 		r.Status, r.Err = failed, fmt.Errorf("%w (a store that cannot meet this clause may declare it in Harness.Cannot)", err)
 	case err != nil:
 		r.Status, r.Err = failed, err

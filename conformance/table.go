@@ -23,24 +23,15 @@ type clause struct {
 	says     string // the sentence of package backend that the clause checks
 	need     need   // what the clause needs of the driver and the Harness; nil if nothing
 	alone    bool   // runs alone, because it disturbs the store or counts calls
-	optional optional
+	optional bool   // Harness.Cannot may name the clause, which must then fail
 	check    func(e *env)
 }
-
-// optional says whether Harness.Cannot may name a clause.
-type optional int
-
-const (
-	no     optional = iota
-	yes             // Cannot may name the clause, which must then fail
-	chance          // Cannot may name the clause, which may still pass by chance
-)
 
 // table has every clause, in the order of the results.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
 	keepClauses, sharedClauses, waitClauses, wakeClauses, recallClauses, orderClauses, inspectClauses, listClauses, closeClauses,
-	lockClauses, historyClauses, otherClauses, processClauses,
+	historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
 

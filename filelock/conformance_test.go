@@ -95,5 +95,3 @@ func harness() conformance.Harness {
 }
 
 func TestConformance(t *testing.T) { conformance.Run(t, harness()) }
-
-func BenchmarkConformance(b *testing.B) { conformance.Bench(b, harness()) }

@@ -46,5 +46,3 @@ func TestConformance(t *testing.T) {
 		}
 	})
 }
-
-func BenchmarkConformance(b *testing.B) { conformance.Bench(b, harness()) }

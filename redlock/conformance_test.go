@@ -21,10 +21,7 @@ func TestConformance(t *testing.T) {
 	// polls: often at first, later once a second. A poll costs an attempt on one node and a script
 	// on each.
 	cost := conformance.Cost{Acquire: 10.5, Renew: 4.5, Release: 3, Waiting: 36}
-	h := conformance.Harness{Cost: cost, Cannot: map[string]string{
-		"history-refusals": "rivals that ask at the same moment may split the vote, and are refused though nobody holds the key",
-	}}
-	strategytest.Conform(t, 3, h, func(nodes []redis.UniversalClient) backend.Driver {
+	strategytest.Conform(t, 3, conformance.Harness{Cost: cost}, func(nodes []redis.UniversalClient) backend.Driver {
 		return await.Value(NewDriver(nodes, &Options{Durable: true})).(*driver)
 	})
 }

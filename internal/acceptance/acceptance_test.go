@@ -40,7 +40,6 @@ func TestEveryStrategyConforms(t *testing.T) {
 			switch {
 			case strategy == "redlock":
 				h.Open = opener(strategy, map[string]string{"timeout": "20s", "durable": "true"})
-				h.Cannot = splits
 			case slices.Contains(onRedis(), strategy):
 				h.Others = map[string]func(context.Context, string) (backend.Driver, error){}
 				for _, other := range onRedis() {

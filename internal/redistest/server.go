@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -150,35 +149,10 @@ func (s *Server) Stop() error {
 	return s.own().kill()
 }
 
-// Follow makes the server a replica of the server at addr, and waits until it is in step.
-func (s *Server) Follow(addr string) {
-	s.t.Helper()
-	host, port, _ := net.SplitHostPort(addr)
-	must(s.t, "follow", until(func(ctx context.Context) error { return s.command(ctx, "replicaof", host, port).Err() }))
-	must(s.t, "follow", until(s.inStep))
-}
-
 // Demoted waits until the server is a replica.
 func (s *Server) Demoted() {
 	s.t.Helper()
 	must(s.t, "demoted", until(func(ctx context.Context) error { return s.is(ctx, "slave") }))
-}
-
-// HandOver makes a master hand over to its replica by FAILOVER. It waits until the old master is a
-// replica.
-func (s *Server) HandOver() {
-	s.t.Helper()
-	must(s.t, "hand over", until(func(ctx context.Context) error {
-		err := s.is(ctx, "slave")
-		if err == nil {
-			return nil
-		}
-
-		// FAILOVER waits until the replica is in step, and meanwhile refuses a replica that
-		// connects again. If the replica's connection has died silently, only the timeout ends that
-		// wait.
-		return errors.Join(err, s.command(ctx, "failover", "timeout", 2000).Err())
-	}))
 }
 
 // role returns the reply to ROLE. It begins with "master" or "slave". For a replica, the master's

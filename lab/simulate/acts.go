@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -199,67 +198,6 @@ func (a *caller) slot() {
 	if b.long || !a.chance(20) { // otherwise the lease ends with its term
 		a.unlock(b.ctx, l)
 	}
-}
-
-// nested re-enters a key several times, and then cancels the outermost context. The cost of that is
-// counted in calls of context methods, because no time passes in a bubble while a goroutine
-// computes.
-func (a *caller) nested() {
-	base, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	var leases []*hasp.Lease
-	var asked atomic.Int64
-	var ctx context.Context = counted{base, &asked}
-	n, key := 0, a.key()
-	for range 2 + a.r.IntN(9) { // if each context asked the next one twice, each lease would double the cost
-		began := time.Now()
-		l, err := a.c.Lock(ctx, key)
-		if err != nil {
-			break
-		}
-		if len(leases) == 0 || leases[0].Err() == nil {
-			n = a.w.book.took(l, n, began)
-		}
-		leases = append(leases, l)
-		ctx = counted{l.Context(), &asked}
-	}
-	if a.chance(2) {
-		a.nap(300 * time.Millisecond) // renewals ask the contexts as well
-	}
-
-	asked.Store(0)
-	cancel()
-	if base.Err() != nil && ctx.Err() == nil {
-		a.w.book.errorf("an inner context goes on after the outermost has ended")
-	}
-	<-ctx.Done()
-	if n, most := asked.Load(), int64(16*(len(leases)+1)); n > most {
-		a.w.book.errorf("the end of a context under %d leases took %d calls, want at most %d", len(leases), n, most)
-	}
-	for _, l := range slices.Backward(leases) {
-		_ = l.Unlock(base)
-	}
-}
-
-// counted is a context that counts the calls of its methods, except Value.
-type counted struct {
-	context.Context
-	calls *atomic.Int64
-}
-
-func (c counted) Err() error {
-	c.calls.Add(1)
-	return c.Context.Err()
-}
-
-func (c counted) Done() <-chan struct{} {
-	c.calls.Add(1)
-	return c.Context.Done()
-}
-
-func (c counted) Deadline() (time.Time, bool) {
-	c.calls.Add(1)
-	return c.Context.Deadline()
 }
 
 // breaks frees a key that any caller may hold, as the command "hasp break" does. Half the time it

@@ -70,9 +70,9 @@ func (a *caller) key() string { return Key(a.r.IntN(KeyCount)) }
 
 // run does what users do, several times.
 func (a *caller) run() {
-	acts := []func(){a.doAll, a.lead, a.nested, a.short, a.withoutReentry, a.breaks, a.polls, a.robbed, a.slot, a.lead, a.doAll}
+	acts := []func(){a.doAll, a.lead, a.short, a.withoutReentry, a.breaks, a.polls, a.robbed, a.slot, a.lead, a.doAll}
 	for range 4 + a.r.IntN(10) {
-		if i := a.r.IntN(18); i < len(acts) {
+		if i := a.r.IntN(17); i < len(acts) {
 			acts[i]()
 		} else {
 			a.lock()

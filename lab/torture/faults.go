@@ -55,11 +55,7 @@ func (s *store) faults(losing bool) (all catalog) {
 	default:
 		all.processes()
 		all.links()
-		if s.service != nil {
-			all.set(s)
-		} else {
-			all.servers(s)
-		}
+		all.servers(s)
 	}
 	return all
 }
@@ -140,11 +136,6 @@ func (c *catalog) commands(n, k int) {
 // set adds the faults of servers that form one Redis.
 func (c *catalog) set(s *store) {
 	c.commands(len(s.servers), len(s.servers))
-	if s.service != nil {
-		c.add(server, 0.5, 2, "the replica stopped", replicaStopped)
-		c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved)
-		c.add(server, 0.5, 1, "the master is killed, and the address leads to its replica", replaced)
-	}
 	if s.cluster != nil {
 		c.add(server, 0.5, 1, "the key's master hands over to its replica", takenOver(false))
 		c.add(server, 0.5, 2, "the key's slot moves to another master", resharded)
@@ -154,7 +145,6 @@ func (c *catalog) set(s *store) {
 // losses adds the faults that take locks away.
 func (c *catalog) losses(s *store) {
 	switch n := len(s.servers); {
-	case s.service != nil:
 	case s.sentinel != nil:
 		c.add(server, 0.5, 1, "Sentinel fails over", failedOver(false))
 		c.add(server, 0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))

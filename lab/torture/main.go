@@ -73,13 +73,13 @@ func main() {
 	parallel := flag.Int("parallel", 1, "how many runs to make at a time")
 	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1, "decides which faults happen; by default a new one")
 	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
-	flag.StringVar(&o.place, "on", onServer, "`store` of strategies on one Redis: redis, sentinel, cluster or service")
+	flag.StringVar(&o.place, "on", onServer, "`store` of strategies on one Redis: redis, sentinel or cluster")
 	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
 	flag.Func("faults", "regular expression of the `names` of faults", func(text string) (err error) {
 		o.only, err = regexp.Compile(text)
 		return err
 	})
-	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, wake-up, slots, reply or queue")
+	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, wake-up, slots or reply")
 	flag.Func("history", "write all reports of the clients to a `file`, as lines of JSON", func(path string) (err error) {
 		o.history, err = os.Create(path)
 		return err

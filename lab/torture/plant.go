@@ -14,12 +14,9 @@ import (
 // driver.
 const oneTooMany = "slots"
 
-// queued is the bug "queue": a renewal waits behind the acquires of its Client.
-const queued = "queue"
-
 // plant puts a bug into a driver. A run with it shows whether the harness finds the bug.
 func plant(bug string, d backend.Driver) (backend.Driver, error) {
-	b := buggy{Driver: d, bug: bug, line: make(chan struct{}, 1)}
+	b := buggy{Driver: d, bug: bug}
 	switch bug {
 	case "", oneTooMany:
 		return d, nil
@@ -31,7 +28,7 @@ func plant(bug string, d backend.Driver) (backend.Driver, error) {
 			return buggyWaker{b, d}, nil
 		}
 		return b, nil
-	case "wake-up", "reply", queued:
+	case "wake-up", "reply":
 		return buggyWaiter{b, b.poll}, nil
 	}
 	return nil, fmt.Errorf("unknown bug %q", bug)
@@ -40,47 +37,19 @@ func plant(bug string, d backend.Driver) (backend.Driver, error) {
 // buggy is a driver with a bug.
 type buggy struct {
 	backend.Driver
-	bug  string
-	line chan struct{} // with the bug "queue", full while an acquire or a renewal is under way
+	bug string
 }
 
 // With the bug "reply", Acquire counts the term from the reply.
 func (b buggy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if !b.enter(ctx) {
-		return backend.Grant{}, ctx.Err()
-	}
-	defer b.leave()
 	began := time.Now()
 	g, err := b.Driver.Acquire(ctx, c)
 	return b.late(g, c, began), err
 }
 
 func (b buggy) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	if !b.enter(ctx) {
-		return // the outcome of all claims is unknown
-	}
-	defer b.leave()
 	began := time.Now()
 	b.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) { done(i, b.late(g, cs[i], began), err) })
-}
-
-// enter waits for the end of other calls, if the bug is "queue".
-func (b buggy) enter(ctx context.Context) bool {
-	if b.bug != queued {
-		return true
-	}
-	select {
-	case b.line <- struct{}{}:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-func (b buggy) leave() {
-	if b.bug == queued {
-		<-b.line
-	}
 }
 
 // If the bug is "reply", late counts a grant's term from the reply. Otherwise it counts from the

@@ -172,7 +172,6 @@ func (r *run) drain() {
 	}
 	r.close()
 	r.sweep()
-	r.calm()
 }
 
 // close closes the clients, and checks what they leave in their processes.

@@ -29,7 +29,6 @@ type store struct {
 	names          []string              // the keys in the store
 	sentinel       *redistest.Sentinel   // or nil
 	cluster        *redistest.Cluster    // or nil
-	service        *service              // or nil
 	dir            string                // the directory of the files, or empty
 	other          *other                // or nil
 }
@@ -47,7 +46,6 @@ const (
 	onServer   = "redis"
 	onSentinel = "sentinel"
 	onCluster  = "cluster"
-	onService  = "service"
 )
 
 // openStore starts the servers of a strategy and the links of the clients.
@@ -64,8 +62,6 @@ func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 		s.openServers(o.nodes)
 	case o.place == onServer:
 		s.openServers(1)
-	case o.place == onService:
-		s.openService()
 	default:
 		s.openSet(o.place)
 	}
@@ -82,20 +78,14 @@ func (s *store) openFiles() {
 
 func (s *store) openServers(n int) {
 	for range n {
-		s.start()
+		srv := redistest.Start(s.Lab, &redistest.Options{Own: true, Real: true, Keep: true})
+		s.servers, s.admin = append(s.servers, srv), append(s.admin, srv.Client())
 	}
 	s.what = "one Redis"
 	if n > 1 {
 		s.what = fmt.Sprint(n, " Redis servers")
 	}
 	s.openWays()
-}
-
-func (s *store) start(args ...string) *redistest.Server {
-	o := &redistest.Options{Own: true, Real: true, Keep: true, Args: args}
-	srv := redistest.Start(s.Lab, o)
-	s.servers, s.admin = append(s.servers, srv), append(s.admin, srv.Client())
-	return srv
 }
 
 // openSet starts servers that form one Redis. Clients reach them without proxies.
@@ -133,8 +123,8 @@ func (s *store) openWays() {
 	for range seats {
 		var links []*faultproxy.Proxy
 		var addrs []string
-		for i := range s.direct() {
-			p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", s.direct()[i]) })
+		for _, addr := range s.direct() {
+			p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", addr) })
 			s.Check(err)
 			s.Cleanup(p.Close)
 			links, addrs = append(links, p), append(addrs, p.Addr())
@@ -143,12 +133,9 @@ func (s *store) openWays() {
 	}
 }
 
-// direct returns the addresses that the links of a client lead to now.
+// direct returns the addresses that the links of a client lead to.
 func (s *store) direct() (addrs []string) {
-	switch {
-	case s.service != nil:
-		return []string{s.servers[s.master()].Addr}
-	case s.other != nil:
+	if s.other != nil {
 		return s.other.servers
 	}
 	for _, srv := range s.servers {
@@ -170,12 +157,9 @@ func (s *store) urlOf(addrs []string) (url string) {
 		return s.other.url(addrs)
 	}
 	url = s.strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
-	switch n := len(addrs); {
-	case s.service != nil:
-		url += "?replicas=1"
-	case s.strategy == redlock:
+	if s.strategy == redlock {
 		url += "?max_ttl=" + maxTerm.String()
-		if n < leastNodes || n%2 == 0 {
+		if n := len(addrs); n < leastNodes || n%2 == 0 {
 			url += "&allow_unsafe_nodes=true"
 		}
 	}

@@ -16,7 +16,7 @@ var acquireFaults = []Fault{
 	{Name: "every attempt is granted", Clause: "acquire-excludes", spoil: onAcquire.inStore((*command).give)},
 	{Name: "the check and the grant are two commands", Clause: "acquire-one-winner",
 		spoil: spoils(onAcquire.inStore((*command).give), onAcquire.firstSends(checkIsFree))},
-	{Name: "a driver takes a key again that it holds", Clause: "acquire-not-reentrant",
+	{Name: "a driver takes a key again that it holds", Clause: "acquire-excludes",
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			if own, ok := x.d.granted[x.r.token]; ok && own.Owner == x.c.Owner {
 				return x.give()
@@ -77,7 +77,7 @@ var termFaults = []Fault{
 		spoil: terms(func(c backend.Claim) time.Duration { return min(c.TTL, time.Hour) })},
 	{Name: "the deadline is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onAcquire.grants(halfATermLate)},
 	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onRenew.grants(halfATermLate)},
-	{Name: "a late deadline lets a lease live on", Clause: "lease-loss-before-others link-hung-store",
+	{Name: "a late deadline lets a lease live on", Clause: "lease-loss-before-others",
 		spoil: deadlines(func(c backend.Claim, called time.Time) time.Time { return called.Add(2 * c.TTL) })},
 	{Name: "the deadline counts from the reply", Clause: "link-deadline",
 		spoil: deadlines(func(c backend.Claim, _ time.Time) time.Time { return time.Now().Add(c.TTL - backend.Drift(c.TTL)) })},

@@ -144,7 +144,7 @@ var inspectFaults = []Fault{
 
 var closeFaults = []Fault{
 	{Name: "Close leaves a goroutine", Clause: "close-leaves-nothing", spoil: leak},
-	{Name: "a Wait leaves a goroutine", Clause: "client-leaves-nothing", kind: waits,
+	{Name: "a Wait leaves a goroutine", Clause: "close-leaves-nothing", kind: waits,
 		spoil: onWait.first(func(_ context.Context, d *driver, _ backend.Claim) error {
 			leak(d)
 			return nil

@@ -68,7 +68,7 @@ var waitFaults = []Fault{
 		})},
 	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race shared-wait-cancelled", kind: waits,
 		spoil: neverQuits},
-	{Name: "a second waiter removes the signal of the first", Clause: "wait-everyone", kind: waits, spoil: spoils(sleeps(untilTheEnd), watchesAlone)},
+	{Name: "a second waiter removes the signal of the first", Clause: "shared-wait-together", kind: waits, spoil: spoils(sleeps(untilTheEnd), watchesAlone)},
 	{Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits, spoil: waitInTurn},
 	{Name: "the end of a Wait ends the other Waits of its driver", Clause: "wait-independent", kind: waits, spoil: waitTogether},
 	{Name: "Wait grants no fence", Clause: "fence-grows", kind: waits,
