@@ -47,7 +47,7 @@ var fence = regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
 // Each block of Go code on the pages is in the source. Each page has at least the expected number
 // of blocks.
 func TestPagesShowTheCode(t *testing.T) {
-	for name, least := range map[string]int{"integrations": 6, "telemetry": 3, "drivers": 8} {
+	for name, least := range map[string]int{"integrations": 6, "recipes": 5, "telemetry": 3, "drivers": 8} {
 		page, err := os.ReadFile("../../docs/" + name + ".md")
 		must(t, err)
 		files := []string{name + ".go"}
