@@ -2,7 +2,10 @@ package pubsublock_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -143,54 +146,65 @@ func TestStopEndsTheSubscription(t *testing.T) {
 }
 
 // Redis wakes the Clients that wait for a key in the same order each time, as these links
-// do: one is slower than the other. The Clients take turns nevertheless.
+// do: one is slower than the other. The Clients take turns nevertheless, also if the last
+// holder wants the key again at once, and not only when the next one has it.
 func TestClientsOfACrowdTakeTurns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const clients, turns = 6, 120
-		v := redistest.Virtual(t)
-		var rivals []rig
-		all := make([]*waiter, clients)
-		granted := make(chan int, clients)
-		wait := func(i int) *waiter {
-			w := rivals[i].wait(t, "k")
-			go func() { <-w.done; granted <- i }()
-			return w
-		}
-		for i := range clients {
-			rdb, link := v.Link()
-			link.Delay(time.Duration(i+1) * 100 * time.Microsecond)
-			rivals = append(rivals, over(t, rdb))
-		}
-		lease := lock(t, rivals[0].client)
-		for i := range rivals[1:] {
-			all[i+1] = wait(i + 1)
-		}
+	for _, atOnce := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			const clients, turns = 6, 120
+			v := redistest.Virtual(t)
+			var rivals []rig
+			all := make([]*waiter, clients)
+			granted := make(chan int, clients)
+			wait := func(i int) {
+				w := rivals[i].wait(t, "k")
+				go func() { <-w.done; granted <- i }()
+				all[i] = w
+			}
+			for i := range clients {
+				rdb, link := v.Link()
+				link.Delay(time.Duration(i+1) * 100 * time.Microsecond)
+				rivals = append(rivals, over(t, rdb))
+			}
+			first, direct := claim("k"), over(t, v.Direct())
+			direct.Acquire(t, first)
+			for i := range clients {
+				wait(i)
+			}
+			time.Sleep(20 * time.Millisecond) // until all have been refused
+			direct.Release(t, first)
 
-		// The last holder wants the key again when the next one has it.
-		wins, holder := make([]int, clients), 0
-		for range turns {
-			time.Sleep(20 * time.Millisecond)
+			wins, holder := make([]int, clients), <-granted
+			lease := all[holder].lease
+			for range turns {
+				time.Sleep(20 * time.Millisecond)
+				unlock(t, lease)
+				last := holder
+				if atOnce {
+					wait(last)
+				}
+				holder = <-granted
+				if !atOnce {
+					wait(last)
+				}
+				if err := all[holder].err; err != nil {
+					t.Fatal(err)
+				}
+				wins[holder]++
+				lease = all[holder].lease
+			}
+			for _, w := range all {
+				w.stop()
+			}
 			unlock(t, lease)
-			last := holder
-			holder = <-granted
-			all[last] = wait(last)
-			if err := all[holder].err; err != nil {
-				t.Fatal(err)
+			t.Logf("turns of each Client: %v", wins)
+			for i, n := range wins {
+				if n < turns/clients/2 {
+					t.Errorf("at once: %v: Client %d got %d of %d turns", atOnce, i, n, turns)
+				}
 			}
-			wins[holder]++
-			lease = all[holder].lease
-		}
-		for _, w := range all {
-			w.stop()
-		}
-		unlock(t, lease)
-		t.Logf("turns of each Client: %v", wins)
-		for i, n := range wins {
-			if n < turns/clients/2 {
-				t.Errorf("Client %d got %d of %d turns", i, n, turns)
-			}
-		}
-	})
+		})
+	}
 }
 
 // On a cluster of Redis 7 a release is published on Redisson's sharded channel.
@@ -227,5 +241,127 @@ func TestReleasesOnAClusterArePublishedSharded(t *testing.T) {
 			t.Errorf("got %v, %v", m, err)
 		}
 		cancel()
+	}
+}
+
+// A hold of the key costs each process three commands at most, however many callers wait
+// there: an attempt after each release, and its own release.
+func TestCommandsPerContendedAcquisition(t *testing.T) {
+	for _, shape := range []struct{ processes, callers, rounds int }{{2, 1, 15}, {4, 1, 8}, {4, 8, 5}, {8, 1, 4}} {
+		t.Run(fmt.Sprint(shape.processes, " processes of ", shape.callers), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v := redistest.Virtual(t)
+				var holds atomic.Int64
+				var wg sync.WaitGroup
+				var clients []*hasp.Client
+				for range shape.processes {
+					c := await.Value(pubsublock.New(v.Client(), nil))
+					defer c.Close()
+					clients = append(clients, c)
+					unlock(t, lock(t, c)) // scripts and connections are there from now on
+				}
+				before := v.Proxy.Count()
+				for _, c := range clients {
+					for range shape.callers {
+						wg.Go(func() {
+							for range shape.rounds {
+								lease := lock(t, c)
+								holds.Add(1)
+								time.Sleep(10 * time.Millisecond)
+								unlock(t, lease)
+							}
+						})
+					}
+				}
+				wg.Wait()
+				used := v.Proxy.Count() - before
+				each := float64(used) / float64(holds.Load()*int64(shape.processes))
+				t.Logf("%d commands for %d holds: %.2f a hold and process", used, holds.Load(), each)
+				if each > 3 {
+					t.Error("more than 3")
+				}
+			})
+		})
+	}
+}
+
+// waitOn makes a caller wait for the key, and returns when it waits. The outcome comes
+// later.
+func waitOn(t *testing.T, r rig, c *hasp.Client) <-chan error {
+	t.Helper()
+	const channel = "redisson_lock__channel:{k}"
+	done := make(chan error, 1)
+	go func() {
+		lease, err := c.Lock(t.Context(), "k")
+		if err == nil {
+			err = lease.Unlock(t.Context())
+		}
+		done <- err
+	}()
+	eventually(t, "a waiter listens", func() bool { return r.Redis.PubSubNumSub(t.Context(), channel).Val()[channel] > 0 })
+	return done
+}
+
+func arrives(t *testing.T, what string, done <-chan error) {
+	t.Helper()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatalf("%s: still waiting", what)
+	}
+}
+
+func byURL(t *testing.T, srv *redistest.Server) *hasp.Client {
+	t.Helper()
+	c, err := hasp.Open(t.Context(), "pubsublock+"+srv.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// A user without the right to the channels can lock, wait and unlock.
+func TestUserWithoutChannels(t *testing.T) {
+	t.Parallel()
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	if err := r.Redis.Do(t.Context(), "acl", "setuser", "ann", "on", ">pw", "~*", "resetchannels", "+@all").Err(); err != nil {
+		t.Fatal(err)
+	}
+	p := r.Server.Proxy()
+	o := r.Server.ClientOptions()
+	o.Addr, o.Username, o.Password, o.ContextTimeoutEnabled = p.Addr(), "ann", "pw", true
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	ann := await.Value(pubsublock.New(rdb, nil))
+	defer ann.Close()
+	other := byURL(t, r.Server)
+
+	lease := lock(t, ann)
+	done := waitOn(t, r, other)
+	unlock(t, lease) // tells nobody
+	arrives(t, "behind ann", done)
+	for _, free := range []func(c *hasp.Client, lease *hasp.Lease) error{
+		func(_ *hasp.Client, lease *hasp.Lease) error { return lease.Unlock(t.Context()) },
+		func(c *hasp.Client, _ *hasp.Lease) error { return c.Break(t.Context(), "k") },
+	} {
+		lease = lock(t, other)
+		done, asked := make(chan error, 1), p.Count()
+		go func() {
+			lease, err := ann.Lock(t.Context(), "k")
+			if err == nil {
+				err = ann.Break(t.Context(), "k")
+				lease.Unlock(t.Context())
+			}
+			done <- err
+		}()
+		eventually(t, "ann asks", func() bool { return p.Count() > asked+1 })
+		if err := free(other, lease); err != nil {
+			t.Error(err)
+		}
+		arrives(t, "ann", done)
 	}
 }

@@ -3,12 +3,9 @@ package pubsub_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -119,48 +116,6 @@ func TestListenByURL(t *testing.T) {
 		returns(t, "Close", func() { s.Close() })
 		returns(t, "all goroutines", s.Subscriber.Wait)
 	})
-}
-
-// Many Listeners come and go while connections are killed. Those that remain get
-// messages, and no other subscription is left.
-func TestListenersComeAndGo(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	s, err := open(t, srv.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := srv.Client()
-	var wg sync.WaitGroup
-	kept := make([]*recorder, 8)
-	for i := range kept {
-		wg.Go(func() {
-			for n := range 60 {
-				name := fmt.Sprint("ch", rand.N(4))
-				e := listenTo(t, s, name)
-				if n%20 == 19 {
-					e.Relisten()
-				}
-				p.Publish(t.Context(), name, "x")
-				e.Close()
-			}
-			kept[i] = listenTo(t, s, fmt.Sprint("ch", i%4))
-		})
-		wg.Go(func() {
-			for range 5 {
-				time.Sleep(rand.N(30 * time.Millisecond))
-				if srv.Real() {
-					p.Do(t.Context(), "client", "kill", "type", "pubsub")
-				}
-			}
-		})
-	}
-	wg.Wait()
-	for i, e := range kept {
-		getsSoon(t, p, e, fmt.Sprint("ch", i%4))
-		e.Close()
-	}
-	until(t, "no subscription", func() bool { return len(p.PubSubChannels(t.Context(), "*").Val()) == 0 })
 }
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
