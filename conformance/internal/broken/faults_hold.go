@@ -37,7 +37,7 @@ var renewFaults = []Fault{
 			}
 			return next(ctx, c)
 		}))},
-	{Name: "Renew does nothing", Clause: "renew-holds",
+	{Name: "Renew does nothing", Clause: "renew-raises",
 		spoil: onRenew.inStore(doNothing)},
 	{Name: "Renew never prolongs beyond the first term", Clause: "renew-raises",
 		spoil: onRenew.inStore(func(x *command) (uint64, error) {
@@ -193,7 +193,7 @@ var keepFaults = []Fault{
 			x.c.Token = keptToken
 			x.quit()
 		})},
-	{Name: "a release with KeepUntil does not compare the token", Clause: "keep-foreign", kind: waits,
+	{Name: "a release with KeepUntil does not compare the token", Clause: "keep-loses", kind: waits,
 		spoil: onRelease.inStore(func(x *command) (uint64, error) {
 			if !x.c.KeepUntil.IsZero() {
 				return releaseAny(x)

@@ -20,7 +20,7 @@ var waitFaults = []Fault{
 		})},
 	{Name: "Wait makes its attempt before it listens, and misses wake-ups", Clause: "wait-woken", kind: waits,
 		spoil: spoils(sleeps(untilTheEnd), watchesLate)},
-	{Name: "Wait does not notice the end of a term", Clause: "wait-dead-holder", kind: waits, spoil: sleeps(untilASignal)},
+	{Name: "Wait does not notice the end of a term", Clause: "wait-deadline", kind: waits, spoil: sleeps(untilASignal)},
 	{Name: "a hold by Wait lasts an hour", Clause: "wait-deadline", kind: waits,
 		spoil: onWait.asks(func(c *backend.Claim) { c.TTL = max(c.TTL, time.Hour) })},
 	{Name: "a hold by Wait cannot be renewed", Clause: "wait-free", kind: waits,
@@ -66,7 +66,7 @@ var waitFaults = []Fault{
 			}
 			return ctx.Err()
 		})},
-	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race shared-wait-cancelled", kind: waits,
+	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race", kind: waits,
 		spoil: neverQuits},
 	{Name: "a second waiter removes the signal of the first", Clause: "shared-wait-together", kind: waits, spoil: spoils(sleeps(untilTheEnd), watchesAlone)},
 	{Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits, spoil: waitInTurn},
