@@ -37,8 +37,6 @@ var renewFaults = []Fault{
 			}
 			return next(ctx, c)
 		}))},
-	{Name: "Renew does nothing", Clause: "renew-raises",
-		spoil: onRenew.inStore(doNothing)},
 	{Name: "Renew never prolongs beyond the first term", Clause: "renew-raises",
 		spoil: onRenew.inStore(func(x *command) (uint64, error) {
 			x.c.TTL = min(x.c.TTL, x.d.granted[x.c.Token].TTL)

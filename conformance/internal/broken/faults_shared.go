@@ -55,8 +55,6 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "the term of the key follows the newest reader, not the longest", Clause: "shared-terms", kind: waits,
 		spoil: onAcquire.after(nil, func(x *command) { x.endsNoLaterThan(x.now.Add(x.c.TTL)) })},
-	{Name: "any token renews and releases a shared hold", Clause: "shared-terms", kind: waits,
-		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool { return c.Shared || token == c.Token })},
 	{Name: "a reader gets the fence of the writer before it", Clause: "shared-fence", kind: waits,
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			last := x.fences[x.c.Key]
@@ -126,13 +124,6 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "readers in a queue get the key one after another", Clause: "shared-order", kind: orders,
 		spoil: oneByOne},
-	{Name: "a shared Acquire joins readers past the queue", Clause: "shared-writer-waits", kind: orders,
-		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
-			if x.c.Shared && len(x.r.readers) > 0 {
-				return x.give()
-			}
-			return x.acquire()
-		})},
 	{Name: "a shared hold leaves a name of its owner", Clause: "leftovers-expired", kind: waits,
 		spoil: onAcquire.after(nil, func(x *command) {
 			if x.c.Shared {
