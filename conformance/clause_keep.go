@@ -15,8 +15,6 @@ var keepClauses = append(given(keeps, []clause{
 		why: "KeepUntil ends a longer term sooner, and a shorter term later."},
 	{name: "keep-loses", says: saysKeepLoses, check: pair(keepLoses),
 		why: "After a Release with KeepUntil, a late Renew returns ErrLost and prolongs nothing, and a repeated Release, with it or without, frees nothing early."},
-	{name: "keep-foreign", says: saysRefuses, check: pair(keepForeign),
-		why: "A Release with KeepUntil and a token that does not hold the key returns ErrLost and changes nothing."},
 	{name: "keep-past", says: saysKeepPast, check: pair(keepPast),
 		why: "If KeepUntil has passed, Release frees the key immediately."},
 	{name: "keep-wait", need: waiter, says: saysKeepWait, check: pair(keepWait),
@@ -104,21 +102,6 @@ func keepLoses(e *env, a, b *driver) {
 		}
 	}
 	b.endsAt(c.Key, c.KeepUntil)
-}
-
-func keepForeign(e *env, a, b *driver) {
-	c := a.hold(e.long)
-	for _, d := range []*driver{a, b} {
-		foreign := keptFor(e.claimOf(c.Key, e.long), e.term)
-		must(is("release with KeepUntil and a foreign token", d.release(foreign), backend.ErrLost))
-	}
-	b.outlast(e.term)
-	mustf(b.refused(c.Key), "after a release with KeepUntil and a foreign token")
-	a.give(c)
-
-	free := keptFor(e.claim(e.long), e.long)
-	must(is("release with KeepUntil of a free key", a.release(free), backend.ErrLost))
-	must(b.granted(free.Key))
 }
 
 func keepPast(e *env, a, b *driver) {

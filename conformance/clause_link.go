@@ -12,7 +12,7 @@ import (
 var linkClauses = given(link, []clause{
 	{name: "link-outage", says: saysOutage, check: linkOutage,
 		why: "An outage is not reported as ErrHeld, ErrLost or ErrInvalid. The driver works again after it."},
-	{name: "link-sent-once", says: saysOnce, check: func(e *env) { e.sentOnce(false) },
+	{name: "link-sent-once", says: saysOnce, check: linkSentOnce,
 		why: "If the reply is lost, the call was sent once and reports an unknown outcome. A Release with its token undoes it."},
 	{name: "link-wait-reply", need: waiter, says: saysWaitUnknown, check: linkWaitReply,
 		why: "If the reply is lost, a Wait still gets the key or reports an unknown outcome. A Release with its token undoes it."},

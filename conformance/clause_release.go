@@ -97,8 +97,6 @@ func tokenAlone(e *env, a, b *driver) {
 }
 
 var renewClauses = []clause{
-	{name: "renew-holds", says: saysProlongs, check: pair(renewHolds),
-		why: "A hold that is renewed in time lasts for any number of terms."},
 	{name: "renew-raises", says: saysProlongs, check: func(e *env) { e.renewRaises(false) },
 		why: "After a renewal at least its TTL is left, even if it is longer than the term before."},
 	{name: "renew-never-shortens", says: saysNoShorter, check: pair(renewNeverShortens),
@@ -109,29 +107,6 @@ var renewClauses = []clause{
 		why: "Renew answers every claim of a batch once, each with its own outcome."},
 	{name: "renew-answers", says: saysDone, check: renewAnswers,
 		why: "Renew calls done at most once for each claim, and never after it has returned, also when its context ends."},
-}
-
-func renewHolds(e *env, a, b *driver) {
-	c := e.claim(e.term)
-	first := time.Now()
-	last := first // the start of the last successful call
-	a.take(c)
-
-	for time.Since(first) < 4*e.term {
-		at := time.Now()
-		err := a.renews(c)
-		if err == nil {
-			last = at
-			err = b.refused(c.Key)
-		}
-		if err != nil {
-			// If the term may have ended before this renewal, the machine was slow.
-			requireInTime(time.Since(last) < e.term-backend.Drift(e.term), "no renewal for a term of %v", e.term)
-			fail("%v after a renewal for %v: %w", time.Since(last), e.term, err)
-		}
-
-		e.sleep(e.term / 5)
-	}
 }
 
 // renewRaises renews a hold for a longer term. If shared is set, the hold is shared, and another

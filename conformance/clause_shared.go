@@ -11,18 +11,14 @@ import (
 )
 
 var sharedClauses = append(given(shares, []clause{
-	{name: "shared-together", says: saysTogether, check: pairOn(sharedTogether),
-		why: "Shared claims of one driver and of several hold a key at once, each with its own token."},
 	{name: "shared-excludes", says: saysSharedHeld, check: pairOn(sharedExcludes),
 		why: "A shared hold refuses a claim that is not shared, and the reverse."},
 	{name: "shared-error", says: saysSharedError, check: pairOn(sharedError),
 		why: "A refusal by a shared hold is a HeldError that says so. A refusal by another hold does not."},
-	{name: "shared-wait", need: waiter, says: saysWaitGets, check: pair(sharedWait),
+	{name: "shared-wait", need: waiter, says: saysSharedLast, check: pair(sharedWait),
 		why: "A Wait gets a key when its last shared hold ends. A shared Wait gets it when the other hold ends."},
-	{name: "shared-terms", says: saysSharedLast, check: sharedTerms,
+	{name: "shared-terms", says: saysSharedOwn, check: sharedTerms,
 		why: "A shared hold ends with its own term, whichever of several begins first or is renewed, and the key is free when the last has ended."},
-	{name: "shared-foreign", says: saysSharedOwn, check: pairOn(sharedForeign),
-		why: "A token that has released its shared hold, or that never had one, gets ErrLost and changes nothing, although others hold the key."},
 	{name: "shared-fence", need: fenced, says: saysFence, check: pair(sharedFence),
 		why: "A shared hold has a fence of its own. Fences grow over shared holds and others."},
 	{name: "shared-writer", need: polling, says: saysSharedWaiting, check: sharedWriter,
@@ -41,16 +37,8 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A Release of a shared hold frees the key although KeepUntil is set."},
 	{name: "shared-wait-together", need: waiter, says: saysTogether, check: sharedWaitTogether,
 		why: "Shared Waits of several drivers get a key that is released, and hold it together."},
-	{name: "shared-wait-cancelled", need: waiter, says: saysWaitLeaves, check: func(e *env) { e.cancelRace(true) },
-		why: "If a shared Wait is cancelled while the key is released, it gets the key or leaves nothing."},
 	{name: "shared-order", need: all(ordered, inspector), says: saysOrdered, check: pair(sharedOrder),
 		why: "Ordered drivers serve shared Waits and others in order of arrival, and shared Waits that follow one another together."},
-	{name: "shared-no-barging", need: ordered, says: saysBarge, check: pairOn(sharedNoBarging),
-		why: "Ordered drivers refuse a shared Acquire while any caller waits, although the key has a shared hold."},
-	{name: "shared-sent-once", need: link, says: saysOnce, check: func(e *env) { e.sentOnce(true) },
-		why: "If the reply to a shared call is lost, the call reports an unknown outcome. A Release with its token undoes it, and no other hold."},
-	{name: "shared-cut-writer", need: all(link, waiter), says: saysSharedGone, check: sharedCutWriter,
-		why: "Shared claims are granted again while a caller that waits for their end is cut off."},
 }),
 	clause{name: "shared-unclaimed", need: unshared, says: saysKeepIgnored, check: pair(sharedUnclaimed),
 		why: "A driver without Shared excludes shared claims from one another, and WithShared is errors.ErrUnsupported."})
@@ -94,18 +82,6 @@ func (d *driver) beside(c backend.Claim) (others []backend.Claim) {
 // refusesShared returns an error unless a shared attempt at key returns ErrHeld.
 func (d *driver) refusesShared(key string) error {
 	return d.refuses(shared(d.e.claimOf(key, d.e.long)))
-}
-
-func sharedTogether(e *env, a, b *driver, key string) {
-	cs := []backend.Claim{a.join(key, e.long), a.join(key, e.long), b.join(key, e.long)}
-	for _, c := range cs {
-		b.keep(c)
-	}
-	for _, c := range cs {
-		mustf(a.refused(key), "before the last release of a shared hold")
-		b.give(c)
-	}
-	must(a.granted(key))
 }
 
 func sharedExcludes(e *env, a, b *driver, key string) {
@@ -169,16 +145,6 @@ func (w *wanted) stillWaits(what string) {
 		fail("%s: ended with %v", what, err)
 	default:
 	}
-}
-
-func sharedForeign(e *env, a, b *driver, key string) {
-	one, two := a.join(key, e.long), a.join(key, e.long)
-	a.give(one)
-	b.lost(one, "a shared hold that was released beside another")
-	b.lost(shared(e.claimOf(key, e.long)), "a shared hold that never was")
-	a.keep(two)
-	mustf(b.refused(key), "after a release by a foreign token")
-	a.give(two)
 }
 
 func sharedFence(e *env, a, b *driver) {
@@ -411,41 +377,4 @@ func sharedOrder(e *env, a, b *driver) {
 		}
 	}
 	b.give(ws[3].c, ws[4].c)
-}
-
-func sharedNoBarging(e *env, a, b *driver, key string) {
-	r := a.join(key, e.long)
-	w := e.queue(key, 1, a, b)[0]
-	for _, d := range []*driver{a, b} {
-		mustf(d.refusesShared(key), "while a caller waits")
-	}
-	w.stillWaits("Wait for a key with a shared hold")
-	a.give(r)
-	w.served("Wait for a key whose shared hold was released")
-}
-
-// sharedCutWriter cuts off a writer that waits. One reader keeps its hold, so that the writer never
-// gets the key.
-func sharedCutWriter(e *env) {
-	l := e.cable()
-	d := e.openAt(l.Store)
-	a, b, key := e.open(), e.open(), e.key()
-	stays := a.join(key, e.long)
-	cut := e.queue(key, 1, a, d)[0]
-
-	l.Set(Hung)
-	mustf(b.joinsAtLast(key), "while a writer is cut off")
-
-	// The Wait may have timed out, and the link may still hold back its request. When the link is
-	// up, this request may take the key.
-	l.Set(Up)
-	a.give(stays)
-	switch err := e.arrives("Wait that was cut off", cut.done); {
-	case err == nil:
-		cut.use()
-	case !errors.Is(err, backend.ErrHeld):
-		must(unknown("Wait that was cut off", err))
-		cut.abandon(err)
-	}
-	must(b.grantedAtLast(key))
 }

@@ -20,8 +20,6 @@ var termClauses = []clause{
 	{name: "lease-loss-before-others", says: saysHasp, check: tapOn(leaseLossBeforeOthers),
 		why: "A lease of a Client that cannot be renewed ends with cause ErrLost before another caller holds the key, for its context and for Err. " +
 			"Its Unlock returns ErrLost and does not affect the successor."},
-	{name: "expiry-long-term", need: advance, alone: true, optional: true, says: saysLasts, check: pair(expiryLongTerm),
-		why: "A term of a day lasts a day by the store's clock, and no longer."},
 }
 
 // succession takes a key and waits until another driver gets it. If renewed is set, it renews the
@@ -110,17 +108,6 @@ func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string
 	b.outlast(e.term) // so that calls in the background end first
 	mustf(b.renews(next), "renewal by the successor after the Unlock of a lost lease")
 	b.give(next)
-}
-
-func expiryLongTerm(e *env, a, b *driver) {
-	const day = 24 * time.Hour
-	c := a.hold(day)
-
-	hooked(e.h.Advance(e.ctx, e.store, day-time.Hour))
-	mustf(b.refused(c.Key), "an hour before the end of a day")
-	hooked(e.h.Advance(e.ctx, e.store, 2*time.Hour))
-	mustf(b.grantedAtLast(c.Key), "an hour after the end of a day")
-	must(is("release of a hold that has expired", a.release(c), backend.ErrLost))
 }
 
 var fenceClauses = []clause{

@@ -18,15 +18,13 @@ var waitClauses = given(waiter, []clause{
 		why: "Wait for a free key returns with it."},
 	{name: "wait-woken", says: saysSignal, check: pairOn(waitWoken),
 		why: "A waiter gets the key at whatever moment it is released: no release falls between Wait's signal and its attempt."},
-	{name: "wait-dead-holder", says: saysWaitGets, check: pair(waitDeadHolder),
-		why: "If the holder has died, a waiter gets the key when the term has ended, and not before."},
 	{name: "wait-deadline", says: saysUntil, check: pair(waitDeadline),
 		why: "The deadline of a grant by Wait is after the release before it, and has passed before another waiter is granted the key."},
 	{name: "wait-cancelled", says: saysWaitHeld, check: pair(waitCancelled),
 		why: "If its context ends, a Wait returns ErrHeld. After a release of its token, as after an unknown outcome, no hold and no place in a queue is left."},
 	{name: "wait-dead-context", says: saysWaitCtx, check: waitDeadContext,
 		why: "If its context has ended before, a Wait returns and leaves nothing."},
-	{name: "wait-cancel-race", says: saysWaitLeaves, check: func(e *env) { e.cancelRace(false) },
+	{name: "wait-cancel-race", says: saysWaitLeaves, check: pair(waitCancelRace),
 		why: "If a Wait is cancelled while the key is released, it gets the key or leaves nothing. If its error matches its context's error, the engine cleans up."},
 	{name: "wait-independent", says: saysIndependent, check: pair(waitIndependent),
 		why: "A Wait for one key does not delay callers that want another key. Its end does not end another Wait for the same key."},
@@ -54,18 +52,6 @@ func waitWoken(e *env, a, b *driver, key string) {
 // moment returns a random pause. Depending on round it is up to 50 µs or up to 6.4 ms, so that it
 // falls between the first steps of fast and of slow drivers.
 func moment(round int) time.Duration { return rand.N(50 * time.Microsecond << (round % 8)) }
-
-func waitDeadHolder(e *env, a, b *driver) {
-	called := time.Now()
-	c := a.hold(e.term)
-	w := b.wants(c.Key)
-
-	w.granted("Wait for a key whose holder died")
-	early := time.Until(called.Add(e.term - backend.Drift(e.term)))
-	require(early <= 0, "a waiter got the key %v before the end of its holder's term", early)
-	must(is("release by the holder whose term has ended", a.release(c), backend.ErrLost))
-	w.use()
-}
 
 func waitDeadline(e *env, a, b *driver) {
 	c := a.hold(e.long)
@@ -125,14 +111,11 @@ func waitDeadContext(e *env) {
 	}
 }
 
-// cancelRace cancels a Wait and releases the key at almost the same time.
-func (e *env) cancelRace(shared bool) {
-	a, b := e.open(), e.open()
+// waitCancelRace cancels a Wait and releases the key at almost the same time.
+func waitCancelRace(e *env, a, b *driver) {
 	for round := range 60 {
 		c := a.hold(e.long)
-		next := e.claimOf(c.Key, e.long)
-		next.Shared = shared
-		w := b.want(next)
+		w := b.wants(c.Key)
 		e.sleep(moment(round / 8))
 
 		// In even rounds, cancel after the release. In odd rounds, cancel before, during or after

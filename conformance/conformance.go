@@ -98,9 +98,6 @@ type Harness struct {
 	// and Kick.
 	Flush, Kick func(ctx context.Context, store string) error
 
-	// Advance moves the store's clock forward by d, so that terms end earlier.
-	Advance func(ctx context.Context, store string, d time.Duration) error
-
 	// Commands returns how many calls the store has served so far. The number never falls. Cost is
 	// how many calls each operation may take.
 	Commands func(ctx context.Context, store string) (int64, error)

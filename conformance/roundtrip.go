@@ -102,24 +102,15 @@ func (d *driver) holds(key string) bool {
 	return errors.Is(err, backend.ErrHeld)
 }
 
-// sentOnce loses the reply of a call. If the driver sent the call again, the store would refuse the
-// repeat, and the driver would return a definite error. If shared is set, another reader also holds
-// the key when the token is released.
-func (e *env) sentOnce(shared bool) {
+// linkSentOnce loses the reply of a call. If the driver sent the call again, the store would refuse
+// the repeat, and the driver would return a definite error.
+func linkSentOnce(e *env) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
 	e.recovers(d) // makes connections
 
-	claim := func() backend.Claim {
-		c := e.claim(e.long)
-		c.Shared = shared
-		return c
-	}
-	hold := func() backend.Claim {
-		c := claim()
-		d.take(c)
-		return c
-	}
+	claim := func() backend.Claim { return e.claim(e.long) }
+	hold := func() backend.Claim { return d.hold(e.long) }
 	acquire := func(c backend.Claim) error { return errOf(d.acquire(c)) }
 	held := func(c backend.Claim) bool { return b.holds(c.Key) }
 	free := func(c backend.Claim) bool { return !b.holds(c.Key) }
@@ -129,12 +120,7 @@ func (e *env) sentOnce(shared bool) {
 		{what: "Release whose reply is lost", claim: hold, call: d.release, landed: free},
 	} {
 		c, _ := e.loses(l, d, b, r)
-		others := b.beside(c)
 		d.giveIfHeld(c, "after "+r.what)
-		for _, other := range others {
-			b.keep(other)
-			b.give(other)
-		}
 		mustf(b.granted(c.Key), "%s: after Release", r.what)
 	}
 }

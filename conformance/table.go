@@ -122,7 +122,6 @@ var (
 	link     = needsHook("Link")
 	flush    = needsHook("Flush")
 	kick     = needsHook("Kick")
-	advance  = needsHook("Advance")
 	commands = needsHook("Commands")
 	entries  = needsHook("Entries")
 	others   = needsHook("Others")
@@ -162,7 +161,6 @@ var hooks = []hook{
 	{"Link", func(h *Harness) bool { return h.Link != nil }},
 	{"Flush", func(h *Harness) bool { return h.Flush != nil }},
 	{"Kick", func(h *Harness) bool { return h.Kick != nil }},
-	{"Advance", func(h *Harness) bool { return h.Advance != nil }},
 	{"Commands", func(h *Harness) bool { return h.Commands != nil }},
 	{"Entries", func(h *Harness) bool { return h.Entries != nil }},
 	{"Sweep", func(h *Harness) bool { return h.Sweep != nil }},

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,30 +64,16 @@ func (s *swappable) entries(context.Context, string) (names []string, err error)
 
 func harness() conformance.Harness {
 	var s swappable
-	var ahead atomic.Int64 // how far the clock was moved forward
-	open := func(store string) *driver {
-		d := on(store, nil)
-		d.clock = func() instant {
-			now, by := readClock(), time.Duration(ahead.Load())
-			now.up, now.wall = now.up+by, now.wall.Add(by)
-			return now
-		}
-		return d
-	}
 	return conformance.Harness{
 		Store:   s.start,
-		Open:    func(_ context.Context, store string) (backend.Driver, error) { return open(store), nil },
+		Open:    func(_ context.Context, store string) (backend.Driver, error) { return on(store, nil), nil },
 		Stop:    s.stop,
 		Start:   s.again,
 		Entries: s.entries,
 		Sweep: func(ctx context.Context, store string) error {
-			d := open(store)
+			d := on(store, nil)
 			d.sweep(ctx, openFiles)
 			return d.Close()
-		},
-		Advance: func(_ context.Context, _ string, by time.Duration) error {
-			ahead.Add(int64(by))
-			return nil
 		},
 		Timeout: time.Second, // short, because the clause on leftovers waits for two Timeouts
 	}

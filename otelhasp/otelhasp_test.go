@@ -268,35 +268,6 @@ func TestGaugesAndTimes(t *testing.T) {
 	})
 }
 
-// A call of Lead counts as a follower or a leader, but not as a wait or a hold.
-func TestLeadersAndFollowers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMeter()
-		c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithMeterProvider(m))}))
-		defer c.Close()
-		ctx, cancel := context.WithCancel(t.Context())
-		for range 3 {
-			go hasp.Lead(ctx, c, "k", func(within context.Context, _ *hasp.Lease) error {
-				<-within.Done()
-				return nil
-			})
-		}
-		synctest.Wait()
-		m.want(t, map[string]int64{"leaders": 1, "followers": 2})
-
-		must(t, c.Break(t.Context(), "k"))
-		time.Sleep(time.Minute) // until the leader competes again
-		m.want(t, map[string]int64{"leaders": 1, "followers": 2, "losses hasp.loss.reason=revoked": 1})
-
-		cancel()
-		synctest.Wait()
-		counts, _ := m.figures(t)
-		if counts["leaders"] != 0 || counts["followers"] != 0 {
-			t.Errorf("at the end: %v", counts)
-		}
-	})
-}
-
 // The attribute hasp.key is what WithKey returns. The other tests have no WithKey, and so no such
 // attribute.
 func TestKeyIfAsked(t *testing.T) {

@@ -54,23 +54,3 @@ func (s Strategy) OpenErrors(t *testing.T) {
 	two := hasp.Config{Strategy: s.Name, Nodes: []string{"redis://joe:hunter2@a", "redis://b"}}
 	invalid("two nodes", ErrOf(two.Open(t.Context(), nil)), []string{"2 nodes"})
 }
-
-// LingersUntilOthersWantTheKey proves that a Client keeps a key after Unlock until a caller of
-// another Client is refused.
-func (s Strategy) LingersUntilOthersWantTheKey(t *testing.T) {
-	r := s.setup(t, nil)
-	mine := await.Value(hasp.New(r.Driver, nil))
-	other := await.Value(hasp.New(s.open(r.Redis), nil))
-	defer mine.Close()
-	defer other.Close()
-	await.Success(t, "a key that lingers for longer than one that nobody can ask for", func() error {
-		Unlock(t, Lock(t, mine, hasp.WithLinger(time.Hour)))
-		time.Sleep(50 * time.Millisecond)
-		if r.Redis.Exists(t.Context(), "k").Val() == 0 {
-			return errors.New("the key is free")
-		}
-		return nil
-	})
-	Unlock(t, Lock(t, other, hasp.WithMaxWait(time.Minute)))
-	Unlock(t, Lock(t, mine))
-}

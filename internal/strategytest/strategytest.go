@@ -56,7 +56,7 @@ func Run(t *testing.T, s Strategy) {
 		s.FenceCounter, s.ForeignFenceCounterIsRefused,
 		s.RefusalsOfTheServerAreOutages,
 		s.ListNamesOnlyOurOwn,
-		s.OpenByURL, s.OpenErrors, s.LingersUntilOthersWantTheKey,
+		s.OpenByURL, s.OpenErrors,
 		s.SharedHolds, s.SharedWithoutRights,
 	}
 	if s.Intents > 0 {

@@ -3,9 +3,8 @@
 // a fault must pass.
 //
 // The drivers use a small store in memory over links that can be cut. So the suite runs on them in
-// virtual time (testing/synctest). The store of package memlock cannot be used: it has no clock of
-// its own, its fences cannot be lost, and its waiters cannot be cut off. Many faults also change
-// what the store keeps.
+// virtual time (testing/synctest). The store of package memlock cannot be used: its fences cannot be
+// lost, and its waiters cannot be cut off. Many faults also change what the store keeps.
 package broken
 
 import (
@@ -71,15 +70,11 @@ func (f Fault) Harness() conformance.Harness {
 			}
 			return d.as(), nil
 		},
-		Stop:  func(context.Context, string) error { s.stop(); return nil },
-		Start: func(_ context.Context, _ string, data bool) error { s.start(data); return nil },
-		Link:  func(context.Context, string) (*conformance.Link, error) { return s.link(), nil },
-		Flush: func(context.Context, string) error { s.flushes.Add(1); return nil },
-		Kick:  func(context.Context, string) error { s.endConnections(); return nil },
-		Advance: func(_ context.Context, _ string, d time.Duration) error {
-			s.locked(func() { s.ahead += d })
-			return nil
-		},
+		Stop:     func(context.Context, string) error { s.stop(); return nil },
+		Start:    func(_ context.Context, _ string, data bool) error { s.start(data); return nil },
+		Link:     func(context.Context, string) (*conformance.Link, error) { return s.link(), nil },
+		Flush:    func(context.Context, string) error { s.flushes.Add(1); return nil },
+		Kick:     func(context.Context, string) error { s.endConnections(); return nil },
 		Commands: func(context.Context, string) (int64, error) { return s.commands.Load(), nil },
 		Entries:  func(context.Context, string) ([]string, error) { return s.entries(), nil },
 		Others: map[string]func(context.Context, string) (backend.Driver, error){

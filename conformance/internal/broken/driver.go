@@ -142,11 +142,8 @@ func (w full) Break(ctx context.Context, key string) error {
 func (d *driver) command(c backend.Claim, now time.Time) *command {
 	c.Key, c.Token, c.TTL = d.key(c.Key), d.typ+c.Token, d.ttl(c)
 	c.Shared = c.Shared && d.shares
-	switch {
-	case d.kind == polls:
+	if d.kind == polls {
 		c.KeepUntil = time.Time{} // its Traits do not claim MinHold
-	case !c.KeepUntil.IsZero():
-		c.KeepUntil = now.Add(time.Until(c.KeepUntil)) // in the time of the store's clock
 	}
 
 	s := d.way.store

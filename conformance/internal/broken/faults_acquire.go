@@ -73,8 +73,6 @@ var termFaults = []Fault{
 		spoil: terms(func(c backend.Claim) time.Duration { return c.TTL * 3 / 4 })},
 	{Name: "all holds have the same term", Clause: "expiry",
 		spoil: terms(func(backend.Claim) time.Duration { return 400 * time.Millisecond })},
-	{Name: "long terms overflow", Clause: "expiry-long-term",
-		spoil: terms(func(c backend.Claim) time.Duration { return min(c.TTL, time.Hour) })},
 	{Name: "the deadline is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onAcquire.grants(halfATermLate)},
 	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onRenew.grants(halfATermLate)},
 	{Name: "a late deadline lets a lease live on", Clause: "lease-loss-before-others",

@@ -37,8 +37,6 @@ var renewFaults = []Fault{
 			}
 			return next(ctx, c)
 		}))},
-	{Name: "Renew does nothing", Clause: "renew-holds",
-		spoil: onRenew.inStore(doNothing)},
 	{Name: "Renew never prolongs beyond the first term", Clause: "renew-raises",
 		spoil: onRenew.inStore(func(x *command) (uint64, error) {
 			x.c.TTL = min(x.c.TTL, x.d.granted[x.c.Token].TTL)
@@ -193,7 +191,7 @@ var keepFaults = []Fault{
 			x.c.Token = keptToken
 			x.quit()
 		})},
-	{Name: "a release with KeepUntil does not compare the token", Clause: "keep-foreign", kind: waits,
+	{Name: "a release with KeepUntil does not compare the token", Clause: "keep-loses", kind: waits,
 		spoil: onRelease.inStore(func(x *command) (uint64, error) {
 			if !x.c.KeepUntil.IsZero() {
 				return releaseAny(x)

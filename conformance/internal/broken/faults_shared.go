@@ -8,7 +8,7 @@ import (
 )
 
 var sharedFaults = []Fault{
-	{Name: "shared claims exclude one another", Clause: "shared-together", kind: waits,
+	{Name: "shared claims exclude one another", Clause: "shared-wait-together", kind: waits,
 		spoil: spoils(onAcquire.asks(exclusively), onRenew.asks(exclusively), onRelease.asks(exclusively))},
 	{Name: "a reader is granted without being recorded", Clause: "shared-excludes", kind: waits,
 		spoil: onAcquire.after(nil, func(x *command) {
@@ -36,7 +36,7 @@ var sharedFaults = []Fault{
 		spoil: joins(false)},
 	{Name: "a shared Wait joins a hold that is not shared", Clause: "shared-wait", kind: waits,
 		spoil: joins(true)},
-	{Name: "the release of one reader frees the key", Clause: "shared-together", kind: waits,
+	{Name: "the release of one reader frees the key", Clause: "shared-keep", kind: waits,
 		spoil: onRelease.after(nil, func(x *command) { x.r.readers = nil })},
 	{Name: "the key stays held for the longest term although that reader has released", Clause: "shared-terms", kind: waits,
 		spoil: onRelease.inStore(func(x *command) (uint64, error) {
@@ -55,8 +55,6 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "the term of the key follows the newest reader, not the longest", Clause: "shared-terms", kind: waits,
 		spoil: onAcquire.after(nil, func(x *command) { x.endsNoLaterThan(x.now.Add(x.c.TTL)) })},
-	{Name: "any token renews and releases a shared hold", Clause: "shared-foreign", kind: waits,
-		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool { return c.Shared || token == c.Token })},
 	{Name: "a reader gets the fence of the writer before it", Clause: "shared-fence", kind: waits,
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			last := x.fences[x.c.Key]
@@ -76,7 +74,7 @@ var sharedFaults = []Fault{
 			x.r.writer = queued{}
 			return x.acquire()
 		})},
-	{Name: "a writer that is gone keeps readers out", Clause: "shared-writer-gone shared-cut-writer leftovers-expired", kind: waits, spoil: placesStay},
+	{Name: "a writer that is gone keeps readers out", Clause: "shared-writer-gone leftovers-expired", kind: waits, spoil: placesStay},
 	{Name: "Inspect lists one holder of a shared key", Clause: "shared-inspect", kind: waits, spoil: inspects(oneReader)},
 	{Name: "Inspect returns one holder of a shared key as its owner", Clause: "shared-inspect", kind: waits, spoil: inspects(readerAsOwner)},
 	{Name: "Break ends one shared hold", Clause: "shared-break", kind: waits,
@@ -126,13 +124,6 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "readers in a queue get the key one after another", Clause: "shared-order", kind: orders,
 		spoil: oneByOne},
-	{Name: "a shared Acquire joins readers past the queue", Clause: "shared-no-barging", kind: orders,
-		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
-			if x.c.Shared && len(x.r.readers) > 0 {
-				return x.give()
-			}
-			return x.acquire()
-		})},
 	{Name: "a shared hold leaves a name of its owner", Clause: "leftovers-expired", kind: waits,
 		spoil: onAcquire.after(nil, func(x *command) {
 			if x.c.Shared {

@@ -20,7 +20,6 @@ var waitFaults = []Fault{
 		})},
 	{Name: "Wait makes its attempt before it listens, and misses wake-ups", Clause: "wait-woken", kind: waits,
 		spoil: spoils(sleeps(untilTheEnd), watchesLate)},
-	{Name: "Wait does not notice the end of a term", Clause: "wait-dead-holder", kind: waits, spoil: sleeps(untilASignal)},
 	{Name: "a hold by Wait lasts an hour", Clause: "wait-deadline", kind: waits,
 		spoil: onWait.asks(func(c *backend.Claim) { c.TTL = max(c.TTL, time.Hour) })},
 	{Name: "a hold by Wait cannot be renewed", Clause: "wait-free", kind: waits,
@@ -66,9 +65,8 @@ var waitFaults = []Fault{
 			}
 			return ctx.Err()
 		})},
-	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race shared-wait-cancelled", kind: waits,
+	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race", kind: waits,
 		spoil: neverQuits},
-	{Name: "a second waiter removes the signal of the first", Clause: "shared-wait-together", kind: waits, spoil: spoils(sleeps(untilTheEnd), watchesAlone)},
 	{Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits, spoil: waitInTurn},
 	{Name: "the end of a Wait ends the other Waits of its driver", Clause: "wait-independent", kind: waits, spoil: waitTogether},
 	{Name: "Wait grants no fence", Clause: "fence-grows", kind: waits,
@@ -175,7 +173,6 @@ func sleeps(sleep func(left time.Duration) time.Duration) spoil {
 }
 
 func untilTheEnd(left time.Duration) time.Duration { return max(left, time.Millisecond) }
-func untilASignal(time.Duration) time.Duration     { return time.Hour }
 
 func watchesLate(d *driver) {
 	d.watch = func(key string) func() <-chan struct{} {
@@ -186,15 +183,6 @@ func watchesLate(d *driver) {
 // watchesNothing keeps all signals from Wait.
 func watchesNothing(d *driver) {
 	d.watch = func(string) func() <-chan struct{} { return func() <-chan struct{} { return nil } }
-}
-
-// watchesAlone makes each new Wait for a key take the signal from the Waits before it.
-func watchesAlone(d *driver) {
-	d.watch = func(key string) func() <-chan struct{} {
-		s := d.way.store
-		s.locked(func() { delete(s.changed, key) })
-		return d.soundWatch(key)
-	}
 }
 
 // neverQuits makes a Wait that fails leave its place and its hold in the store.

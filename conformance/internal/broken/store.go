@@ -18,14 +18,13 @@ import (
 // window is how long a place in a queue stays after its waiter's last poll.
 const window = 900 * time.Millisecond
 
-// store is a lock server in memory with a clock of its own. It is correct unless a fault changes
-// it. Drivers reach it over ways, which can be cut.
+// store is a lock server in memory. It is correct unless a fault changes it. Drivers reach it over
+// ways, which can be cut.
 type store struct {
 	mu       sync.Mutex // guards the fields below
 	keys     map[string]*record
 	fences   map[string]uint64
 	running  bool
-	ahead    time.Duration   // how much the store's clock is ahead of the process's
 	ways     map[string]*way // by their addresses, which Open gets
 	commands atomic.Int64
 	flushes  atomic.Int64             // how often Flush was called
@@ -91,7 +90,7 @@ func (s *store) do(f func(now time.Time)) error {
 		return errDown
 	}
 	s.commands.Add(1)
-	f(time.Now().Add(s.ahead))
+	f(time.Now())
 	return nil
 }
 
@@ -378,7 +377,7 @@ func (s *store) list(prefix, after string, n int, now time.Time) (page []backend
 func (s *store) entries() (all []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now().Add(s.ahead)
+	now := time.Now()
 
 	for key := range s.keys {
 		r := s.get(key, now)
