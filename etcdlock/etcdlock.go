@@ -61,6 +61,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
+// Read the files in this order: this one, entry.go, hold.go, token.go, lease.go, wait.go, queue.go,
+// cluster.go. docs/etcdlock.md says why the protocol is safe.
+
 // etcd counts terms in whole seconds, of at least one and a half times its election timeout: 2 s by
 // default. maxTTL is the longest term of a lease.
 const (

@@ -94,6 +94,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
+// Read the files in this order: this one, hold.go, wait.go, poll.go, handover.go, subscribe.go. The
+// scripts describe the record and the queue. docs/fairlock.md says why the protocol is safe.
+
 // defaultWindow is the default of [Options.Window].
 const defaultWindow = 5 * time.Second
 

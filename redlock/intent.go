@@ -9,7 +9,8 @@ import (
 
 // Readers do not stand in the queue. As long as new readers join, a quorum of free nodes for a
 // writer may never come. So if the first waiter waits for readers, it stores an intent on every
-// node, again and again. A node with an intent votes no for readers.
+// node, again and again. A node with an intent votes no for readers. When readers also queued, they
+// got the key later, and writers no sooner.
 
 // leaveIntent stores an intent on all nodes if this writer waits for readers. It does not wait for
 // the nodes.

@@ -20,6 +20,9 @@ import (
 // another lead or have met no contention, and redsync, do not stand in the queue, and may get the
 // key first. A waiter keeps its arrival when the lead changes, because it tells each lead how long
 // it has waited.
+//
+// Without a queue, a release woke all waiters: 100 to 180 commands a hold with 64 Clients. Queues on
+// several nodes could disagree on the first waiter. One channel for all waiters halved the rate.
 
 // lookEvery is the longest time between two looks of a waiter. A look is an attempt that asks the
 // lead, and keeps the waiter's place. A waiter that has not looked for a second, the window of

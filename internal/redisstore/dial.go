@@ -25,7 +25,7 @@ type dialer struct {
 	tls     *tls.Config        // nil without TLS
 	timeout atomic.Int64       // how long a dial or a search may take, as a time.Duration
 	size    int                // the most connections to a server for commands
-	asksRun bool               // each connection asks for the run of its server
+	asksRun bool               // each connection asks for its server's run: others may lead to another server
 	open    context.Context    // ends with the Store
 	end     context.CancelFunc // ends open
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
