@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -17,13 +16,12 @@ import (
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-// child is another process of this program. The suite starts it and sends it requests.
+// child is another process of this program. The suite starts it and sends it requests, one after
+// another.
 type child struct {
 	e *env
 	*crew.Process
-
-	next    atomic.Int64
-	replies sync.Map // the channel of each request that waits for its reply, by ID
+	asking sync.Mutex // held from a request to its reply
 }
 
 // spawn starts a child and waits until the child has opened a driver. The child is killed at the
@@ -43,24 +41,18 @@ func (e *env) spawn() *child {
 		os.Remove(log.Name())
 	})
 
-	// Register the first reply before the process starts, because it may come at once.
-	p, hello := &child{e: e}, make(chan error, 1)
-	p.replies.Store(int64(0), hello)
+	p := &child{e: e}
 	p.Process, err = crew.StartProgram(log, args, childRole, string(spec))
 	must(err)
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		p.read()
-	}()
-
 	e.onEnd(func() {
 		p.Kill()
-		<-read
+		p.asking.Lock() // a request that has no reply ends now
+		defer p.asking.Unlock()
 		p.Wait()
 	})
 
-	err = e.try(func() { must(e.arrives("the start of this program as a child", hello)) })
+	// The child sends the first reply without a request.
+	err = e.try(func() { must(e.arrives("the start of this program as a child", e.begin(p.reply))) })
 	if err != nil {
 		printed, _ := os.ReadFile(log.Name())
 		fail("%w; does it come to this Check or Run with the arguments %q? It printed:\n%s", err, args, printed)
@@ -68,27 +60,29 @@ func (e *env) spawn() *child {
 	return p
 }
 
-// read passes each reply to its request until the child ends.
-func (p *child) read() {
-	for r := (reply{}); p.Receive(&r) == nil; r = (reply{}) {
-		if c, ok := p.replies.LoadAndDelete(r.ID); ok {
-			c.(chan error) <- r.error()
-		}
-	}
+// reply waits for the next reply of the child.
+func (p *child) reply() error {
+	p.asking.Lock()
+	defer p.asking.Unlock()
+	return p.replyLocked()
+}
 
-	// These requests get no reply any more. Later requests fail in Send.
-	for _, c := range p.replies.Range {
-		c.(chan error) <- errors.New("the child process has ended")
+func (p *child) replyLocked() error {
+	var r reply
+	if p.Receive(&r) != nil {
+		return errors.New("the child process has ended")
 	}
+	return r.error()
 }
 
 // begin sends a request. The channel receives the error of the reply.
 func (p *child) begin(rq request) <-chan error {
-	rq.ID = p.next.Add(1)
-	done := make(chan error, 1)
-	p.replies.Store(rq.ID, done)
-	must(p.Send(rq))
-	return done
+	return p.e.begin(func() error {
+		p.asking.Lock()
+		defer p.asking.Unlock()
+		must(p.Send(rq))
+		return p.replyLocked()
+	})
 }
 
 // do makes one call in the child.
@@ -114,17 +108,15 @@ func Child() bool {
 
 // request is a message from the parent.
 type request struct {
-	ID    int64
-	Op    string // "acquire", "wait"; "lock", "err", "unlock"; "turns"
+	Op    string // "acquire"; "lock", "err", "unlock"; "turns"
 	Claim backend.Claim
 	Dir   string // for "turns": where the holder makes a directory
 	Times int
 }
 
-// reply is a message from the child. The first reply has ID 0. It reports whether the child has
-// opened its driver.
+// reply is a message from the child. The first reply reports whether the child has opened its
+// driver.
 type reply struct {
-	ID   int64
 	Err  string
 	Kind int // the index in kinds of the kind of error; -1 for any other error
 }
@@ -133,8 +125,8 @@ type reply struct {
 // survives.
 var kinds = []error{hasp.ErrHeld, hasp.ErrLost}
 
-func replyOf(id int64, err error) reply {
-	r := reply{ID: id, Kind: slices.IndexFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })}
+func replyOf(err error) reply {
+	r := reply{Kind: slices.IndexFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })}
 	if err != nil {
 		r.Err = err.Error()
 	}
@@ -167,7 +159,7 @@ func serveIfChild(ctx context.Context, h Harness) error {
 		return errors.New("conformance: Harness.Open is nil")
 	}
 
-	a := &agent{parent: crew.Parent()}
+	a := &agent{parent: crew.Parent(), leases: map[string]*hasp.Lease{}}
 	os.Exit(a.serve(ctx, h, spec))
 	return nil
 }
@@ -177,13 +169,13 @@ type agent struct {
 	parent *crew.Pipe
 	d      backend.Driver
 	client *hasp.Client
-	leases sync.Map // the *hasp.Lease for the token of each request "lock"
+	leases map[string]*hasp.Lease // by the token of each request "lock"
 }
 
 // serve answers requests until the parent sends no more or has ended. It returns an exit code.
 func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 	err := a.open(ctx, h, spec)
-	a.parent.Send(replyOf(0, err))
+	a.parent.Send(replyOf(err))
 	if err != nil {
 		return 1
 	}
@@ -193,9 +185,7 @@ func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 		if a.parent.Receive(&rq) != nil {
 			return 0
 		}
-
-		// Use a goroutine, because a Wait must not delay later requests.
-		go func() { a.parent.Send(replyOf(rq.ID, a.do(ctx, rq))) }()
+		a.parent.Send(replyOf(a.do(ctx, rq)))
 	}
 }
 
@@ -212,27 +202,19 @@ func (a *agent) do(ctx context.Context, rq request) error {
 	switch rq.Op {
 	case "acquire":
 		return errOf(a.d.Acquire(ctx, c))
-	case "wait":
-		return errOf(wait(ctx, a.d, c))
 	case "lock":
 		lease, err := a.client.Lock(ctx, c.Key, hasp.WithTTL(c.TTL))
 		if err == nil {
-			a.leases.Store(c.Token, lease)
+			a.leases[c.Token] = lease
 		}
 		return err
 	case "err":
-		return a.lease(c).Err()
+		return a.leases[c.Token].Err()
 	case "unlock":
-		return a.lease(c).Unlock(ctx)
+		return a.leases[c.Token].Unlock(ctx)
 	case "turns":
 		return turns(ctx, a.client, c.Key, rq.Dir, rq.Times, c.TTL)
 	}
 
 	return fmt.Errorf("unknown operation %q", rq.Op)
-}
-
-// lease returns the lease of an earlier request "lock" with the token of c.
-func (a *agent) lease(c backend.Claim) *hasp.Lease {
-	lease, _ := a.leases.Load(c.Token)
-	return lease.(*hasp.Lease)
 }

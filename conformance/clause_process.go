@@ -22,8 +22,6 @@ var processClauses = []clause{
 		why: "Clients in several processes hold one key one at a time."},
 	{name: "process-killed-holder", need: processes, says: saysFree, check: processKilledHolder,
 		why: "If a process that holds a key is killed, the key is free after its term."},
-	{name: "process-killed-waiter", need: all(processes, waiter), says: saysDeadWaiter, check: processKilledWaiter,
-		why: "A waiter whose process was killed does not keep the others from the key."},
 	{name: "process-stopped-holder", need: processes, says: saysHasp, check: processStoppedHolder,
 		why: "A process that was stopped past its term sees the loss at its first check. Its renewals and its Unlock do not affect the successor."},
 }
@@ -98,20 +96,6 @@ func processKilledHolder(e *env) {
 	done := e.locks(c, held.Key)
 	p.Kill()
 	must(e.arrives("Lock of a key whose holder was killed", done))
-}
-
-func processKilledWaiter(e *env) {
-	a, b, p := e.open(), e.open(), e.spawn()
-	c := a.hold(e.long)
-	p.begin(request{Op: "wait", Claim: e.claimOf(c.Key, e.term)})
-	e.queued(a, c.Key, 1)
-	w := b.wants(c.Key)
-	e.queued(a, c.Key, 2)
-
-	// The waiter that dies is the first in the queue.
-	p.Kill()
-	a.give(c)
-	w.served("Wait behind a waiter that was killed")
 }
 
 func processStoppedHolder(e *env) {
