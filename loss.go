@@ -147,3 +147,14 @@ func (x *leaseContext) Value(key any) any {
 	}
 	return x.Context.Value(key)
 }
+
+// Held reports whether key is held by a lease whose context ctx is or derives from, such as the
+// lease of a [Do] around the caller. A function that needs the lock can check that it has it. The
+// lease may be of any Client; with WithSlots it has one slot of key.
+func Held(ctx context.Context, key string) bool {
+	l, _ := ctx.Value(leaseKey).(*Lease)
+	for l != nil && (l.key != key || l.Err() != nil) {
+		l = l.around
+	}
+	return l != nil
+}
