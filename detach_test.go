@@ -38,7 +38,8 @@ func resumeNow(t *testing.T, c *hasp.Client, x hasp.Handle, opts ...hasp.Option)
 func TestDetachAndResume(t *testing.T) {
 	withClient(t, &hasp.Options{Prefix: "p:"}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k", hasp.WithFence(), hasp.WithLinger(time.Hour))
-		ctx := l.Context()
+		ctx, cancel := context.WithCancel(l.Context()) // which does not read the clock
+		defer cancel()
 		x := detachNow(t, l, time.Minute)
 		want(t, "the cause of the context", context.Cause(ctx), hasp.ErrReleased)
 		want(t, "Err", l.Err(), hasp.ErrReleased)
@@ -194,6 +195,17 @@ func TestDetachOfUnknownOutcome(t *testing.T) {
 		l := lockNow(t, c, "k")
 		f.set(func(f *faulty) { f.renew = renewal(lostReply) })
 		want(t, "Detach", errOf(l.Detach(t.Context(), time.Hour)), hasp.ErrUnavailable)
+
+		// Another caller re-enters during the call.
+		var inner *hasp.Lease
+		f.set(func(f *faulty) {
+			f.renew = renewal(func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				inner = lockIn(t, c, l.Context(), "k")
+				return send()
+			})
+		})
+		want(t, "Detach during a re-entry", errOf(l.Detach(t.Context(), time.Hour)), hasp.ErrInvalid)
+		unlock(t, inner)
 		f.set(up)
 		time.Sleep(5 * time.Minute)
 		want(t, "Err", l.Err(), nil)
