@@ -11,12 +11,16 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/demo"
 	"github.com/hasplock/hasp/internal/cli/job"
+	"github.com/hasplock/hasp/internal/cli/text"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
@@ -99,9 +103,46 @@ func (a *app) root() *cobra.Command {
 	root.SetVersionTemplate("hasp {{.Version}}\n")
 
 	a.store.register(root)
-	root.AddCommand(a.runCommand(), a.leadCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
-		a.breakCommand(), a.strategiesCommand(), a.conformCommand(), a.versionCommand())
+	_ = root.RegisterFlagCompletionFunc("url", completeURL)
+	root.AddCommand(a.runCommand(), a.leadCommand(), a.lockCommand(), a.renewCommand(), a.unlockCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
+		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.versionCommand())
+	for _, cmd := range root.Commands() {
+		if _, arg, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arg, "KEY") {
+			cmd.ValidArgsFunction = a.completeKey
+		}
+	}
 	return root
+}
+
+func completeURL(*cobra.Command, []string, string) (urls []string, _ cobra.ShellCompDirective) {
+	for _, s := range described {
+		urls = append(urls, s.URL+"\t"+s.About)
+	}
+	return urls, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeKey returns keys that begin with prefix and are held or waited for. It must not print.
+func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (keys []string, _ cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault // a command
+	}
+	const most, patience = 100, 2 * time.Second
+	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+	defer cancel()
+	cmd.SetContext(ctx)
+	a.err = io.Discard
+	_ = a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
+		for e, err := range client.List(ctx, prefix) {
+			if err != nil || len(keys) == most {
+				return err
+			}
+			if text.Label(e.Key, '~') == e.Key { // a shell cannot show the others
+				keys = append(keys, e.Key)
+			}
+		}
+		return nil
+	})
+	return keys, cobra.ShellCompDirectiveNoFileComp
 }
 
 // interruptible returns a context that ends when one of sigs arrives. The context's cause names the
