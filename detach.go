@@ -166,8 +166,10 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	start, slept := c.clock.read()
 	w.tries = 1
 	// If the outcome is unknown, release nothing: the hold belongs to whoever has the handle.
-	g, err := call(&c.store, ctx, c.opts.Timeout, func(ctx context.Context) (backend.Grant, error) {
-		return c.store.renewOne(ctx, cl)
+	g, err := call(&c.store, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
+		err = noAnswer(c.opts.Timeout) // unless Renew calls done, which it does not after it has returned
+		c.store.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, got backend.Grant, e error) { g, err = got, e })
+		return g, err
 	}, nil)
 	now, _ := c.clock.read()
 	until := start.add(cl.TTL - backend.Drift(cl.TTL))
@@ -239,25 +241,4 @@ func (w *wait) prepareResume(ctx context.Context, x Handle) error {
 		r.maxHold = left
 	}
 	return nil
-}
-
-// renewOne renews the hold of one claim.
-func (s *store) renewOne(ctx context.Context, cl backend.Claim) (backend.Grant, error) {
-	type answer struct {
-		g   backend.Grant
-		err error
-	}
-	first := make(chan answer, 1) // only the first answer counts, as for other renewals
-	s.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, g backend.Grant, err error) {
-		select {
-		case first <- answer{g, err}:
-		default:
-		}
-	})
-	select {
-	case a := <-first:
-		return a.g, a.err
-	default:
-		return backend.Grant{}, noAnswer(cl.Timeout)
-	}
 }

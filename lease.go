@@ -11,8 +11,8 @@ import (
 )
 
 // Lease is one caller's share of a hold. Callers that re-enter a key share the hold. A lease ends
-// by Unlock or by the Client's Close, or it is lost. Several goroutines may use it, and any of them
-// may unlock it.
+// by Unlock, Detach or the Client's Close, or it is lost. Several goroutines may use it, and any of
+// them may unlock it.
 type Lease struct {
 	hold    *hold
 	key     string                       // the key as the caller gave it
@@ -73,10 +73,10 @@ func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 // latest.
 func (l *Lease) Expires() time.Time { return l.hold.c.clock.time(l.end()) }
 
-// Err returns nil while the lease is held, ErrReleased after Unlock, and ErrClosed after the
-// Client's Close. After its loss, Err returns a [*LostError], which matches ErrLost and gives the
-// reason. Err reads the clock. So if the process was stopped until after the term, the first call
-// of Err reports the loss.
+// Err returns nil while the lease is held, ErrReleased after Unlock or Detach, and ErrClosed after
+// the Client's Close. After its loss, Err returns a [*LostError], which matches ErrLost and gives
+// the reason. Err reads the clock. So if the process was stopped until after the term, the first
+// call of Err reports the loss.
 func (l *Lease) Err() error {
 	l.expire()
 	return l.cause()

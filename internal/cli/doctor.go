@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,18 +15,26 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
+// doctor is a call of hasp doctor.
+type doctor struct {
+	*app
+	bad    int   // how many lines are bad
+	broken error // the last error of a write
+}
+
 func (a *app) doctorCommand() *cobra.Command {
+	d := &doctor{app: a}
 	return &cobra.Command{
 		Use:   "doctor",
 		Short: "Check the settings of a store, and say what they may cost a lock",
-		Long: `doctor takes a key of its own in the store that --url names, to see what the user
+		Long: `doctor locks the key "hasp-doctor" in the store that --url names, to see what the user
 may do and how long that takes. On Redis it also reads the settings of each server:
 the version, the role, eviction, persistence, replication and the clock. Each line
 begins with
 
   ok    nothing to do
   warn  a fault of the store may cost a lock; the line says how, and what to set
-  bad   a lock may fail, or have two holders, although no fault comes
+  bad   locks fail, or have two holders, although the store has no fault
 
 The exit code is 1 if a line is bad. "hasp conform" checks the promises themselves.`,
 		Example: `  hasp doctor --url spinlock+redis://localhost:6379`,
@@ -37,101 +44,86 @@ The exit code is 1 if a line is bad. "hasp conform" checks the promises themselv
 			if err != nil {
 				return err
 			}
-			return a.doctor(cmd.Context(), c)
+			return d.examine(cmd.Context(), c)
 		},
 	}
 }
 
-func (a *app) doctor(ctx context.Context, c hasp.Config) error {
-	bad := 0
-	var broken error // the last error of a write
-	found := func(all ...redisstore.Finding) {
-		for _, f := range all {
-			if f.Level == redisstore.Bad {
-				bad++
-			}
-			if _, err := fmt.Fprintf(a.out, "%-4s  %s: %s\n", f.Level, text.Plain(f.What), text.Plain(a.store.redact(f.Text))); err != nil {
-				broken = err
-			}
-		}
+func (d *doctor) found(level, what, said string) {
+	if level == redisstore.Bad {
+		d.bad++
 	}
+	_, err := fmt.Fprintf(d.out, "%-4s  %s: %s\n", level, text.Plain(what), text.Plain(d.store.redact(said)))
+	if err != nil {
+		d.broken = err
+	}
+}
+
+func (d *doctor) examine(ctx context.Context, c hasp.Config) error {
+	alone := c.Strategy != "redlock"
 	for _, list := range c.Nodes {
-		nodes := []string{list}
-		switch {
-		case !strings.Contains(describe(c.Strategy).URL, "redis://"):
-			continue
-		case c.Strategy == "redlock":
-			var err error
-			if nodes, err = redisstore.Nodes(list); err != nil {
-				return err
-			}
+		nodes, err := []string{list}, error(nil)
+		if !alone {
+			nodes, err = redisstore.Nodes(list)
+		} else if !strings.Contains(describe(c.Strategy).URL, "redis://") {
+			nodes = nil
 		}
 		for _, node := range nodes {
-			all, err := redisstore.Examine(ctx, node, c.Params, c.Strategy != "redlock")
-			found(all...)
-			switch {
-			case err != nil && (len(c.Nodes) > 1 || len(nodes) > 1) && ctx.Err() == nil:
-				found(redisstore.Finding{Level: redisstore.Warn, What: "node", Text: err.Error()}) // others may be a quorum
-			case err != nil:
-				return err
+			err = redisstore.Examine(ctx, node, c.Params, alone, d.found)
+			if err != nil && !alone && ctx.Err() == nil {
+				d.found(redisstore.Warn, "node", err.Error()) // the others may be a quorum
+				err = nil
 			}
 		}
+		if err != nil {
+			return err
+		}
 	}
-
-	if bad == 0 { // otherwise Open fails with the same reason
+	if d.bad == 0 { // otherwise Open fails for the same reason
 		client, err := c.Open(ctx, nil)
 		if err != nil {
 			return err
 		}
 		defer client.Close()
-		found(tryLocks(ctx, client)...)
+		d.try(ctx, client)
 	}
-	if bad > 0 {
-		return failedf("%s", text.Count(bad, "line is bad", "lines are bad"))
+	if d.bad > 0 {
+		return failedf("%s", text.Count(d.bad, "line is bad", "lines are bad"))
 	}
-	return printed(broken)
+	return printed(d.broken)
 }
 
-// tryLocks finds out what the user may do, and how long a lock takes.
-func tryLocks(ctx context.Context, client *hasp.Client) (all []redisstore.Finding) {
-	key := "hasp-doctor-" + rand.Text()
-	var unsupported []string
-	for _, try := range []struct {
-		what string
-		opt  hasp.Option
-	}{{"lock", nil}, {"fence", hasp.WithFence()}, {"shared", hasp.WithShared()}, {"min hold", hasp.WithMinHold(1)}} {
-		err := hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Minute) }, try.opt)
-		switch {
-		case errors.Is(err, errors.ErrUnsupported):
-			unsupported = append(unsupported, try.what)
-		case err != nil && try.opt == nil:
-			return []redisstore.Finding{{Level: redisstore.Bad, What: try.what, Text: err.Error()}}
-		case err != nil:
-			all = append(all, redisstore.Finding{Level: redisstore.Warn, What: try.what, Text: err.Error()})
+// try finds out what the user may do, and how long a lock takes.
+func (d *doctor) try(ctx context.Context, client *hasp.Client) {
+	const key = "hasp-doctor" // not a random one, because filelock keeps a file for each key
+	rights := "the user may do all that this strategy has"
+	lock := func(opt hasp.Option) error {
+		return hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Minute) }, opt)
+	}
+	if err := lock(nil); err != nil {
+		d.found(redisstore.Bad, "rights", err.Error())
+		return
+	}
+	_, err := client.Inspect(ctx, key)
+	for what, err := range map[string]error{"inspect": err, "fence": lock(hasp.WithFence()), "shared": lock(hasp.WithShared()), "min hold": lock(hasp.WithMinHold(1))} {
+		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			d.found(redisstore.Warn, what, err.Error())
+			rights = "the user may lock, renew and unlock; the documentation of the strategy lists the rights for the rest"
 		}
 	}
-	if _, err := client.Inspect(ctx, key); err != nil && !errors.Is(err, errors.ErrUnsupported) {
-		all = append(all, redisstore.Finding{Level: redisstore.Warn, What: "inspect", Text: err.Error()})
-	}
-	rights := "the user may do all that this strategy has"
-	switch {
-	case len(all) > 0:
-		rights = "the user may lock, renew and unlock; docs/redis.md lists the rights for the rest"
-	case len(unsupported) > 0:
-		rights += ", which is not: " + strings.Join(unsupported, ", ")
-	}
+	d.found(redisstore.OK, "rights", rights)
 
-	const pairs = 20
-	took := make([]time.Duration, pairs)
+	took := make([]time.Duration, 20)
 	for i := range took {
 		began := time.Now()
 		if err := hasp.Do(ctx, client, key, func(context.Context, *hasp.Lease) error { return nil }); err != nil {
-			return append(all, redisstore.Finding{Level: redisstore.Bad, What: "latency", Text: err.Error()})
+			d.found(redisstore.Bad, "latency", err.Error())
+			return
 		}
 		took[i] = time.Since(began)
 	}
 	slices.Sort(took)
-	return append(all, redisstore.Finding{Level: redisstore.OK, What: "rights", Text: rights},
-		redisstore.Finding{Level: redisstore.OK, What: "latency", Text: fmt.Sprintf("a lock and its unlock take %s, at most %s of %d; a term shorter than %s is at risk",
-			text.Duration(took[pairs/2]), text.Duration(took[pairs-1]), pairs, text.Duration(10*took[pairs-1]))})
+	most := took[len(took)-1]
+	d.found(redisstore.OK, "latency", fmt.Sprintf("a lock and its unlock take %s, at most %s of %d; a term shorter than %s is at risk",
+		text.Duration(took[len(took)/2]), text.Duration(most), len(took), text.Duration(10*most)))
 }

@@ -1,42 +1,34 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
 	"time"
 )
 
-// Finding is a property of a server that matters to its locks.
-type Finding struct {
-	Level string // OK, Warn, or Bad: a lock may have two holders although nothing fails
-	What  string // the property, and the server
-	Text  string // its state, what that may cost, and what to set
-}
-
-// Levels of a [Finding].
+// Levels of what Examine finds.
 const (
 	OK   = "ok"
-	Warn = "warn"
-	Bad  = "bad"
+	Warn = "warn" // a fault of the store may cost a lock
+	Bad  = "bad"  // a key may have two holders although nothing fails; Open refuses the server
 )
 
-// Examine returns what it finds at each server that a URL names: the master that sentinels name, or
-// all masters of a cluster. It accepts servers that Open refuses. If the user may not run CONFIG GET
-// or TIME, Examine leaves out what they would tell. Unless alone is set, other nodes vote on each
-// lock, so the loss of the server's data costs none.
-func Examine(ctx context.Context, node string, params map[string]string, alone bool) ([]Finding, error) {
+// Examine calls found for properties of each server that a URL names: of the master that sentinels
+// name, or of all masters of a cluster. text says the state, what it may cost, and what to set.
+// Examine accepts servers that Open refuses. It leaves out what the user may not ask for. Unless
+// alone is set, other nodes vote on each lock, so the loss of the server's data costs none.
+func Examine(ctx context.Context, node string, params map[string]string, alone bool, found func(level, what, text string)) error {
 	s, _, err := prepare(node, params, 0, false)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer s.Close()
 	servers, err := s.servers.all(ctx)
 	if err != nil {
-		return nil, s.fail(err)
+		return s.fail(err)
 	}
-
-	var all []Finding
 	a, _ := parse(node) // without an error, as in prepare
 	_ = a.setParams(params)
 	for _, at := range servers {
@@ -44,90 +36,75 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 		replies := at.Pipeline(ctx, []string{"info"}, []string{"cluster", "info"},
 			[]string{"config", "get", "appendfsync"}, []string{"config", "get", "min-replicas-to-write"})
 		if err := replies[0].Err; err != nil {
-			return all, s.named(at.name, diagnose(err, lockHints(a), time.Since(began)))
+			return s.named(at.name, diagnose(err, lockHints(a), time.Since(began)))
 		}
 		sent := time.Now() // the connection is open now, so this call is a round trip
 		clock := at.Pipeline(ctx, []string{"time"})[0].Value
 		offset, known := ahead(clock, sent, time.Now())
 
-		info, replicas := replies[0].Value, s.replicas
+		info, cluster := replies[0].Value, replies[1].Value
 		fsync, least := setting(replies[2].Value), setting(replies[3].Value)
-		slaves, _ := strconv.Atoi(InfoField(info, "connected_slaves"))
-		found := func(level, what, format string, args ...any) {
-			all = append(all, Finding{level, what + " of " + at.name, fmt.Sprintf(format, args...)})
+		slaves := cmp.Or(InfoField(info, "connected_slaves"), "0")
+		say := func(level, what, format string, args ...any) {
+			found(level, what+" of "+at.name, fmt.Sprintf(format, args...))
 		}
-
-		version := InfoField(info, "valkey_version")
-		if version == "" {
-			version = InfoField(info, "redis_version")
-		}
-		found(OK, "version", "%s, %s", version, InfoField(info, "redis_mode"))
-		switch reason := unfit(info, info, replies[1].Value, false); {
+		say(OK, "version", "%s, %s", cmp.Or(InfoField(info, "valkey_version"), InfoField(info, "redis_version")), InfoField(info, "redis_mode"))
+		switch reason := unfit(info, info, cluster, false); {
 		case reason == nil:
-			found(OK, "role and memory", "a master that evicts no key")
-		case unfit(info, info, replies[1].Value, a.mayEvict) == nil:
-			found(Warn, "memory", "%v", reason)
+			say(OK, "role and memory", "a master that evicts no key")
+		case unfit(info, info, cluster, a.mayEvict) == nil:
+			say(Warn, "memory", "%v", reason)
 		default:
-			found(Bad, "role or memory", "%v", reason)
+			say(Bad, "role or memory", "%v", reason)
 		}
 		switch {
 		case !alone:
 		case InfoField(info, "aof_enabled") != "1":
-			found(Warn, "persistence", "no append-only file: after a restart all keys are free, and old holders work on until their next renewal. Set appendonly yes and appendfsync always, or use redlock")
+			say(Warn, "persistence", "no append-only file: after a restart all keys are free, and old holders work on until their next renewal. Set appendonly yes and appendfsync always, or use redlock")
 		case fsync != "" && fsync != "always":
-			found(Warn, "persistence", "appendfsync %s: a crash of the host may free the keys of the last second or more, while their holders work. Set appendfsync always", fsync)
+			say(Warn, "persistence", "appendfsync %s: a crash of the host may free the keys of the last second or more, while their holders work. Set appendfsync always", fsync)
 		default:
-			found(OK, "persistence", "an append-only file, appendfsync %s", fsync)
+			say(OK, "persistence", "an append-only file, appendfsync %s", cmp.Or(fsync, "unknown"))
 		}
 		switch {
 		case !alone:
-		case slaves == 0:
-			found(OK, "replication", "no replicas: there is no failover that could lose a lock, and without the server there are no locks")
-		case replicas == 0:
-			found(Warn, "replication", "%d replicas, which no lock waits for: a failover may give a key to a second holder. Set replicas=%d in the URL, or use fences or redlock", slaves, slaves)
+		case slaves == "0":
+			say(OK, "replication", "no replicas: there is no failover that could lose a lock, and without the server there are no locks")
+		case s.replicas == 0:
+			say(Warn, "replication", "a lock waits for none of the replicas, which are %[1]s: a failover may give a key to a second holder. Set replicas=%[1]s in the URL, or use fences or redlock", slaves)
 		default:
-			found(OK, "replication", "%d replicas, of which %d must confirm each lock", slaves, replicas)
+			say(OK, "replication", "of %s replicas, %d must confirm each lock", slaves, s.replicas)
 		}
-		if alone && slaves > 0 && least == "0" {
-			found(Warn, "min-replicas", "min-replicas-to-write is 0: a master that is cut off from its replicas still grants locks, beside the new master. Set min-replicas-to-write 1")
+		if alone && slaves != "0" && least == "0" {
+			say(Warn, "min-replicas", "min-replicas-to-write is 0: a master that is cut off from its replicas still grants locks, beside the new master. Set min-replicas-to-write 1")
 		}
-		switch off := offset.Abs(); {
+		switch shown := offset.Round(time.Millisecond); {
 		case !known:
-		case off > time.Second:
-			found(Warn, "clock", "%v from this host's: if the server's clock is set forward, terms end early by as much. Let NTP slew the clocks, not step them", offset.Round(time.Millisecond))
+		case offset.Abs() > time.Second:
+			say(Warn, "clock", "%v from this host's: if the server's clock is set forward, terms end early by as much. Let NTP slew the clocks, not step them", shown)
 		default:
-			found(OK, "clock", "%v from this host's", offset.Round(time.Millisecond))
+			say(OK, "clock", "%v from this host's", shown)
 		}
 	}
-	return all, nil
+	return nil
 }
 
 // setting returns the value in a reply to CONFIG GET, or "" if there is none.
 func setting(reply any) string {
-	pair, _ := reply.([]any)
-	if len(pair) != 2 {
-		return ""
+	if pair, _ := reply.([]any); len(pair) == 2 {
+		return fmt.Sprint(pair[1])
 	}
-	value, _ := pair[1].(string)
-	return value
+	return ""
 }
 
-// ahead returns how far the clock of a server is ahead of ours. It has replied to TIME between sent
-// and got; a difference within that time counts as none.
+// ahead returns how far the clock of a server is ahead of ours. The server has replied to TIME
+// between sent and got, so a difference within that time does not count.
 func ahead(reply any, sent, got time.Time) (d time.Duration, ok bool) {
 	parts, _ := reply.([]any)
 	if len(parts) != 2 {
 		return 0, false
 	}
-	seconds, err1 := strconv.ParseInt(fmt.Sprint(parts[0]), 10, 64)
-	micros, err2 := strconv.ParseInt(fmt.Sprint(parts[1]), 10, 64)
-	switch at := time.Unix(seconds, micros*1000); {
-	case err1 != nil || err2 != nil:
-		return 0, false
-	case at.Before(sent):
-		return at.Sub(sent), true
-	case at.After(got):
-		return at.Sub(got), true
-	}
-	return 0, true
+	seconds, err := strconv.ParseFloat(fmt.Sprintf("%s.%06s", parts...), 64)
+	at := time.UnixMicro(int64(seconds * 1e6))
+	return max(at.Sub(got), 0) + min(at.Sub(sent), 0), err == nil
 }

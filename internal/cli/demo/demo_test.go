@@ -14,7 +14,7 @@ const ms = time.Millisecond
 func TestWrongNumberIsNotOK(t *testing.T) {
 	t.Parallel()
 	r := &referee{Demo: &Demo{Workers: 2, Increments: 3}}
-	r.lanes = make([]lane, 2)
+	r.lanes = make([]track, 2)
 	for _, c := range []struct {
 		number, done int
 		want         bool
@@ -50,7 +50,7 @@ func TestCommandToPaste(t *testing.T) {
 
 func TestTimeline(t *testing.T) {
 	t.Parallel()
-	tl := &timeline{lanes: make([]lane, 3)}
+	tl := &timeline{lanes: make([]track, 3)}
 	tl.enter(0, holding, 10*ms)
 	tl.enter(1, waiting, 12*ms)
 	tl.enter(0, idle, 20*ms)
@@ -73,7 +73,7 @@ func TestTimeline(t *testing.T) {
 // inLine returns a timeline in which worker 1 holds the lock. Worker 3 began to wait before worker
 // 2.
 func inLine() *timeline {
-	tl := &timeline{began: time.Now().Add(-time.Second), lanes: make([]lane, 3)}
+	tl := &timeline{began: time.Now().Add(-time.Second), lanes: make([]track, 3)}
 	tl.enter(0, holding, 0)
 	tl.enter(1, waiting, 2*ms)
 	tl.enter(2, waiting, 1*ms)
@@ -98,7 +98,7 @@ func TestLinesAreInOrderOfTime(t *testing.T) {
 	var b bytes.Buffer
 	d := &Demo{Workers: 2, Increments: 2}
 	r := &referee{Demo: d, lines: lines{&b, d}}
-	r.began, r.lanes = time.Now(), make([]lane, 2)
+	r.began, r.lanes = time.Now(), make([]track, 2)
 	happens := func(i int, kind string, at time.Duration, number int) {
 		e := event{Kind: kind, At: r.began.Add(at), Number: number}
 		r.pending = append(r.pending, report{e.At, func() error { return r.handle(t.Context(), i, e) }})

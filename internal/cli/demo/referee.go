@@ -80,7 +80,7 @@ func (r *referee) start(ctx context.Context, o order) error {
 	}
 
 	r.procs = append(r.procs, p)
-	r.lanes = append(r.lanes, lane{pid: p.Pid})
+	r.lanes = append(r.lanes, track{pid: p.Pid})
 	r.running++
 	r.live.Go(func() {
 		for e := (event{}); p.Receive(&e) == nil; e = (event{}) {

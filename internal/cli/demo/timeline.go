@@ -15,8 +15,8 @@ const (
 	holding state = "holding"
 )
 
-// lane is one worker process. All times are counted from the beginning of the timeline.
-type lane struct {
+// track is one worker process. All times are counted from the beginning of the timeline.
+type track struct {
 	pid    int
 	done   int // how many increments it has reported
 	killed bool
@@ -29,7 +29,7 @@ type lane struct {
 // timeline records what the workers do. Its methods are called in order of time.
 type timeline struct {
 	began  time.Time
-	lanes  []lane
+	lanes  []track
 	atOnce int           // the most workers that held the lock at the same time
 	end    time.Duration // the time of the last change of a state
 	death  *death        // nil before the kill
