@@ -105,7 +105,7 @@ func (a *app) root() *cobra.Command {
 	a.store.register(root)
 	_ = root.RegisterFlagCompletionFunc("url", completeURL)
 	root.AddCommand(a.runCommand(), a.leadCommand(), a.lockCommand(), a.renewCommand(), a.unlockCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
-		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.versionCommand())
+		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.manCommand(), a.versionCommand())
 	for _, cmd := range root.Commands() {
 		if _, arg, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arg, "KEY") {
 			cmd.ValidArgsFunction = a.completeKey
@@ -178,6 +178,32 @@ func (a *app) versionCommand() *cobra.Command {
 			return printed(err)
 		},
 	}
+}
+
+func (a *app) manCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "man",
+		Short:   "Print a man page of all commands",
+		Example: `  hasp man >/usr/local/share/man/man1/hasp.1`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			root := cmd.Root()
+			page := ".TH HASP 1\n.SH NAME\nhasp \\- " + root.Short + "\n.SH DESCRIPTION\n" + roff(root.Long)
+			for _, c := range root.Commands() {
+				if !c.Hidden && c.Name() != "help" {
+					page += ".SH \"" + strings.ToUpper(c.CommandPath()) + "\"\n" + roff(c.UseLine()+"\n\n"+cmp.Or(c.Long, c.Short)+"\n\n"+c.LocalFlags().FlagUsages()+"\n"+c.Example)
+				}
+			}
+			_, err := io.WriteString(a.out, page+".SH \"FLAGS OF ALL COMMANDS\"\n"+roff(root.PersistentFlags().FlagUsages()))
+			return printed(err)
+		},
+	}
+}
+
+// roff returns text for a man page, in which the lines stay as they are.
+func roff(text string) string {
+	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace("\n" + strings.TrimSpace(text))
+	return ".nf" + text + "\n.fi\n"
 }
 
 // version returns the versions of the module and of Go, and the platform.

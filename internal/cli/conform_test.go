@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -105,6 +106,17 @@ func TestVersionAndHelp(t *testing.T) {
 	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
 	contains(t, call("lead", "--help").want(t, 0).out, "75     hasp lead runs inside a hasp that holds the key")
 	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
+}
+
+func TestManPage(t *testing.T) {
+	t.Parallel()
+	page := call("man").want(t, 0).out
+	contains(t, page, ".TH HASP 1", "\n.SH \"HASP UNLOCK\"\n", `\-\-no\-wait`, "75     not acquired", `\-\-config`)
+	for line := range strings.Lines(page) { // a request that is not ours would hide text
+		if strings.HasPrefix(line, "'") || strings.HasPrefix(line, ".") && !regexp.MustCompile(`^\.(TH|SH|nf|fi)\b`).MatchString(line) {
+			t.Errorf("%q", line)
+		}
+	}
 }
 
 func TestCompletion(t *testing.T) {
