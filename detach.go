@@ -16,6 +16,9 @@ import (
 //
 // A handle is a secret, because any program that has it can release the key. Pass it on in a file
 // or through a pipe, and not in arguments or logs. Package fmt prints only its key.
+//
+// Its times are by the wall clock. If the clocks of two hosts differ, the min hold and the max hold
+// end earlier or later by as much.
 type Handle struct {
 	Key     string        `json:"key"`               // as it was given to Lock
 	Token   string        `json:"token"`             // the proof of ownership
