@@ -24,7 +24,7 @@ var (
 	// since. errors.As with a *LostError returns the reason.
 	ErrLost = backend.ErrLost
 
-	// ErrReleased says that a lease was already unlocked.
+	// ErrReleased says that a lease was already unlocked or detached.
 	ErrReleased = errors.New("lease released")
 
 	// ErrClosed says that the Client was closed.
@@ -88,7 +88,7 @@ func (e *LostError) Is(target error) bool { return target == ErrLost }
 
 // Error is the error of every call about a key: what was tried, on which key, and why it failed.
 type Error struct {
-	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break", "list", "do", "lead"
+	Op  string // "lock", "trylock", "resume", "extend", "detach", "unlock", "inspect", "break", "list", "do", "lead"
 	Key string // the key as the caller gave it, without Options.Prefix; for List, the prefix
 	Err error
 }

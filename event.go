@@ -11,9 +11,9 @@ import (
 type EventKind string
 
 const (
-	// EventRequested: a call of Lock or TryLock began, by a caller or by Lead. Each is followed by
-	// one EventAcquired or EventRefused of the same ID, and each EventAcquired by one EventReleased
-	// or EventLost.
+	// EventRequested: a call of Lock, TryLock or Resume began, by a caller or by Lead. Each is
+	// followed by one EventAcquired or EventRefused of the same ID, and each EventAcquired by one
+	// EventReleased, EventDetached or EventLost.
 	EventRequested EventKind = "requested"
 
 	// EventAcquired: a caller got a lease. Wait and Tries say what it took.
@@ -25,6 +25,10 @@ const (
 	// EventReleased: a lease was unlocked. Err is nil, or the error of the Unlock if its outcome is
 	// unknown.
 	EventReleased EventKind = "released"
+
+	// EventDetached: a lease ended by Detach. The key stays taken. The lease of Resume has another
+	// ID.
+	EventDetached EventKind = "detached"
 
 	// EventLost: a lease ended before it was unlocked. Err is a *LostError or ErrClosed.
 	EventLost EventKind = "lost"
@@ -43,15 +47,15 @@ const (
 // of the store.
 type Event struct {
 	Kind    EventKind
-	ID      uint64        // identifies the call of Lock or TryLock; unique in the process
-	Op      string        // the call that has the ID: "lock", "trylock" or "lead"
+	ID      uint64        // identifies the call of Lock, TryLock or Resume; unique in the process
+	Op      string        // the call that has the ID: "lock", "trylock", "lead" or "resume"
 	Key     string        // as the caller gave it
 	Owner   string        // Options.Owner
 	Shared  bool          // the lease is shared; not set in EventRequested and EventRefused
 	Reentry bool          // the lease joined a hold that its caller had; to count holds, skip such events; set from EventAcquired on
 	Fence   uint64        // the lease's fence, or 0
 	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited
-	Hold    time.Duration // EventReleased, EventLost, EventStillHeld: how long the lease has lasted
+	Hold    time.Duration // EventReleased, EventDetached, EventLost, EventStillHeld: how long the lease has lasted
 	Err     error         // the reason, for the kinds that have one
 
 	// Tries is the number of calls to the store before EventAcquired or EventRefused. A driver's
@@ -81,7 +85,7 @@ func LogEvents(l *slog.Logger) func(context.Context, Event) {
 		switch e.Kind {
 		case EventAcquired, EventRefused:
 			attrs = append(attrs, slog.Duration("wait", e.Wait))
-		case EventReleased, EventLost, EventStillHeld:
+		case EventReleased, EventDetached, EventLost, EventStillHeld:
 			attrs = append(attrs, slog.Duration("hold", e.Hold))
 		}
 		if e.Fence != 0 {

@@ -13,8 +13,8 @@ import (
 )
 
 // Lease is one caller's share of a hold. Callers that re-enter a key share the hold. A lease ends
-// by Unlock or by the Client's Close, or it is lost. Several goroutines may use it, and any of them
-// may unlock it.
+// by Unlock, Detach or the Client's Close, or it is lost. Several goroutines may use it, and any of
+// them may unlock it.
 type Lease struct {
 	hold    *hold
 	key     string                       // the key as the caller gave it
@@ -75,10 +75,10 @@ func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 // latest.
 func (l *Lease) Expires() time.Time { return l.hold.renewer.clock.time(l.end()) }
 
-// Err returns nil while the lease is held, ErrReleased after Unlock, and ErrClosed after the
-// Client's Close. After its loss, Err returns a [*LostError], which matches ErrLost and gives the
-// reason. Err reads the clock. So if the process was stopped until after the term, the first call
-// of Err reports the loss.
+// Err returns nil while the lease is held, ErrReleased after Unlock or Detach, and ErrClosed after
+// the Client's Close. After its loss, Err returns a [*LostError], which matches ErrLost and gives
+// the reason. Err reads the clock. So if the process was stopped until after the term, the first
+// call of Err reports the loss.
 func (l *Lease) Err() error {
 	l.expire()
 	return l.cause()
@@ -462,4 +462,15 @@ func (x *leaseContext) Value(key any) any {
 		return x.lease
 	}
 	return x.Context.Value(key)
+}
+
+// Held reports whether key is held by a lease whose context ctx is or derives from, such as the
+// lease of a [Do] around the caller. A function that needs the lock can check that it has it. The
+// lease may be of any Client; with WithSlots it has one slot of key.
+func Held(ctx context.Context, key string) bool {
+	l, _ := ctx.Value(leaseKey).(*Lease)
+	for l != nil && (l.key != key || l.Err() != nil) {
+		l = l.around
+	}
+	return l != nil
 }

@@ -45,8 +45,8 @@ func (o *observer) call(ctx context.Context, e Event) {
 	}
 }
 
-// acquired reports that a caller got l after waited and tries calls to the store. If the lease has ended already, acquired then also reports
-// that end.
+// acquired reports that a caller got l after waited and tries calls to the store. If the lease has
+// ended already, acquired then also reports that end.
 func (o *observer) acquired(ctx context.Context, l *Lease, waited time.Duration, tries int) {
 	e := l.event(EventAcquired, nil)
 	e.Wait, e.Tries = waited, tries
@@ -71,6 +71,13 @@ func (o *observer) unlocked(ctx context.Context, l *Lease, err error) {
 		return
 	}
 	e := l.event(EventReleased, err)
+	e.Hold = time.Duration(o.clock.now() - l.since)
+	o.call(ctx, e)
+}
+
+// detached reports the end of l by Detach.
+func (o *observer) detached(ctx context.Context, l *Lease) {
+	e := l.event(EventDetached, nil)
 	e.Hold = time.Duration(o.clock.now() - l.since)
 	o.call(ctx, e)
 }

@@ -50,8 +50,8 @@ type Options struct {
 	// Observe is called with every event, and must not call the Client. LogEvents returns an
 	// Observe that writes a log.
 	//
-	// EventRequested, EventAcquired, EventRefused and EventReleased come on the goroutine that
-	// called Lock or Unlock, with the context of that call. LockAll and Leases.Unlock call Observe
+	// EventRequested, EventAcquired, EventRefused, EventReleased and EventDetached come on the
+	// goroutine that made the call, with the context of that call. LockAll and Leases.Unlock call Observe
 	// on goroutines of their own. If Observe panics there, the caller of LockAll or Unlock panics
 	// as well. EventAcquired comes while the key is held, so a slow Observe makes others wait, and
 	// may outlast a term that is not renewed. If Observe panics on EventAcquired, or ends the
@@ -103,7 +103,7 @@ func defaultOwner() string {
 	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), filepath.Base(os.Args[0]))
 }
 
-// Option changes one call of Lock, TryLock, LockAll, Do, DoAll or Lead.
+// Option changes one call of Lock, TryLock, LockAll, Do, DoAll, Lead or Resume.
 type Option func(*request)
 
 // request is what one call asks for: its arguments and options.

@@ -20,6 +20,8 @@ var termClauses = []clause{
 	{name: "lease-loss-before-others", says: saysHasp, check: tapOn(leaseLossBeforeOthers),
 		why: "A lease of a Client that cannot be renewed ends with cause ErrLost before another caller holds the key, for its context and for Err. " +
 			"Its Unlock returns ErrLost and does not affect the successor."},
+	{name: "lease-resumed", says: saysHandle, check: leaseResumed,
+		why: "A lease that a Client has detached keeps the key, also after the Close of that Client. Another Client resumes it once: then it is renewed, and its Unlock frees the key."},
 }
 
 // succession takes a key and waits until another driver gets it. If renewed is set, it renews the
@@ -83,6 +85,26 @@ func deadlineInTime(e *env) {
 		_, _, err := e.succession(renewed)
 		must(err)
 	}
+}
+
+func leaseResumed(e *env) {
+	a, b, key := e.newClient(), e.newClient(), e.key()
+	handle, err := e.lock(a, key, hasp.WithTTL(e.term)).Detach(e.ctx, e.long)
+	mustInTime(err, "Detach")
+	must(a.Close())
+	other := e.open()
+	other.outlast(e.term)
+	mustf(other.refused(key), "after Detach")
+
+	lease, err := b.Resume(e.ctx, handle)
+	mustInTime(err, "Resume")
+	for range 3 {
+		other.outlast(e.term)
+		other.refusedWhileRenewed(key, lease.Err)
+	}
+	e.unlockInTime(lease)
+	mustf(other.grantedAtLast(key), "after the Unlock of a lease that was resumed")
+	must(is("Resume after Unlock", errOf(b.Resume(e.ctx, handle)), hasp.ErrLost))
 }
 
 func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string) {

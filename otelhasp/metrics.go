@@ -151,7 +151,7 @@ func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 			m.timeouts.Add(ctx, 1, m.with(labels{key: key}).add...)
 		}
 
-	case hasp.EventReleased, hasp.EventLost:
+	case hasp.EventReleased, hasp.EventDetached, hasp.EventLost:
 		if e.Reentry {
 			return
 		}
@@ -173,7 +173,7 @@ func (m *metrics) lead(ctx context.Context, e hasp.Event, kind, key string) {
 	case hasp.EventRefused:
 		m.followers.Add(ctx, -1, add...)
 		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: leads, errorType: kind, key: key}).record...)
-	case hasp.EventReleased, hasp.EventLost:
+	case hasp.EventReleased, hasp.EventDetached, hasp.EventLost:
 		m.leaders.Add(ctx, -1, add...)
 	}
 }

@@ -5,15 +5,15 @@
 //
 // The names follow db.client.connection.* of the semantic conventions. The instruments are:
 //
-//   - hasp.client.lock.wait_time, a histogram in seconds: how long each call of Lock or
-//     TryLock took, with hasp.operation.name ("lock" or "trylock"). If the caller did not
-//     get the key, error.type says why.
+//   - hasp.client.lock.wait_time, a histogram in seconds: how long each call of Lock, TryLock
+//     or Resume took, with hasp.operation.name ("lock", "trylock" or "resume"). If the caller
+//     did not get the key, error.type says why.
 //   - hasp.client.lock.use_time, a histogram in seconds: how long each hold lasted. If the
 //     hold was not unlocked, or the outcome of the Unlock is unknown, error.type says so.
 //   - hasp.client.lock.count, an up-down counter: how many holds there are. Its attribute
 //     hasp.client.lock.state is "used".
-//   - hasp.client.lock.pending_requests, an up-down counter: how many calls of Lock or
-//     TryLock have not returned, with hasp.operation.name.
+//   - hasp.client.lock.pending_requests, an up-down counter: how many calls of Lock, TryLock
+//     or Resume have not returned, with hasp.operation.name.
 //   - hasp.client.lock.timeouts, a counter: calls of Lock that ended without the key because of
 //     WithMaxWait or the deadline of the context. A Lock with WithMaxWait(0) that finds the key
 //     held counts. A TryLock does not.
@@ -24,6 +24,8 @@
 //   - hasp.client.lock.followers and hasp.client.lock.leaders, up-down counters: how many
 //     calls of Lead wait to lead, and how many lead.
 //
+// A lease that was detached counts as unlocked, and the lease of Resume as a new hold.
+//
 // A lease that re-entered shares a hold, and is counted only in pending_requests and losses. Calls
 // of Lead are counted in followers, leaders, losses and renewal_failures. If a call of Lead ends
 // before it leads, or the store fails while it waits, wait_time counts that with the
@@ -33,7 +35,7 @@
 // invalid, unsupported and _OTHER. If several of them apply, the value is the first of
 // unavailable, closed, invalid, unsupported, canceled, held, deadline_exceeded and lost.
 //
-// Each call of Lock or TryLock has a span "hasp wait", unless it re-entered. With [WithHoldSpans],
+// Each call of Lock, TryLock or Resume has a span "hasp wait", unless it re-entered. With [WithHoldSpans],
 // each hold has a span "hasp hold". Both are children of the span in the context of that call. They
 // are not in the context of the lease, so spans that are made under the lease are children of the
 // caller's span. Spans and metrics have the key only if [WithKey] asks for it.

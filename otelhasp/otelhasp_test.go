@@ -152,6 +152,9 @@ func TestEachEnd(t *testing.T) {
 		{"holds", "lock", []hasp.Event{requested, acquired}, "count state=used 1; wait_time op=lock 1", "wait op=lock"},
 		{"unlocked", "trylock", []hasp.Event{requested, acquired, released},
 			"use_time 1; wait_time op=trylock 1", "wait op=trylock; hold op=trylock"},
+		{"detached", "resume", []hasp.Event{requested, acquired, {Kind: hasp.EventDetached}},
+			"use_time 1; wait_time op=resume 1", "wait op=resume; hold op=resume"},
+		{"detached by a leader", "lead", []hasp.Event{requested, acquired, {Kind: hasp.EventDetached}}, "", "wait op=lead; hold op=lead"},
 		{"fenced", "lock", []hasp.Event{requested, fenced(acquired), released},
 			"use_time 1; wait_time op=lock 1", "wait op=lock; hold op=lock fence=7"},
 

@@ -32,7 +32,7 @@ func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 			s.begin(ctx, e, key)
 		}
 
-	case hasp.EventReleased, hasp.EventLost:
+	case hasp.EventReleased, hasp.EventDetached, hasp.EventLost:
 		if span, ok := s.holds.LoadAndDelete(e.ID); ok {
 			end(span.(trace.Span), kind)
 		}

@@ -85,20 +85,16 @@ func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	}
 	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", held)
 
-	answer := make(chan string, 1)
-	go func() { // after a signal, this goroutine stays until the program ends
+	line, err := input(ctx, func() string {
 		line, _ := bufio.NewReader(a.in).ReadString('\n')
-		answer <- strings.ToLower(strings.TrimSpace(line))
-	}()
-
-	select {
-	case line := <-answer:
-		if line == "y" || line == "yes" {
-			return nil
-		}
-		return failedf("%s was not broken", text.Quote(key))
-	case <-ctx.Done():
+		return strings.ToLower(strings.TrimSpace(line))
+	})
+	switch {
+	case err != nil:
 		fmt.Fprintln(a.err)
-		return ctx.Err()
+		return err
+	case line != "y" && line != "yes":
+		return failedf("%s was not broken", text.Quote(key))
 	}
+	return nil
 }

@@ -11,12 +11,16 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/demo"
 	"github.com/hasplock/hasp/internal/cli/job"
+	"github.com/hasplock/hasp/internal/cli/text"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
@@ -99,9 +103,46 @@ func (a *app) root() *cobra.Command {
 	root.SetVersionTemplate("hasp {{.Version}}\n")
 
 	a.store.register(root)
-	root.AddCommand(a.runCommand(), a.leadCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
-		a.breakCommand(), a.strategiesCommand(), a.conformCommand(), a.versionCommand())
+	_ = root.RegisterFlagCompletionFunc("url", completeURL)
+	root.AddCommand(a.runCommand(), a.leadCommand(), a.lockCommand(), a.renewCommand(), a.unlockCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
+		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.manCommand(), a.versionCommand())
+	for _, cmd := range root.Commands() {
+		if _, arg, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arg, "KEY") {
+			cmd.ValidArgsFunction = a.completeKey
+		}
+	}
 	return root
+}
+
+func completeURL(*cobra.Command, []string, string) (urls []string, _ cobra.ShellCompDirective) {
+	for _, s := range described {
+		urls = append(urls, s.URL+"\t"+s.About)
+	}
+	return urls, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeKey returns keys that begin with prefix and are held or waited for. It must not print.
+func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (keys []string, _ cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault // a command
+	}
+	const most, patience = 100, 2 * time.Second
+	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+	defer cancel()
+	cmd.SetContext(ctx)
+	a.err = io.Discard
+	_ = a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
+		for e, err := range client.List(ctx, prefix) {
+			if err != nil || len(keys) == most {
+				return err
+			}
+			if text.Label(e.Key, '~') == e.Key { // a shell cannot show the others
+				keys = append(keys, e.Key)
+			}
+		}
+		return nil
+	})
+	return keys, cobra.ShellCompDirectiveNoFileComp
 }
 
 // interruptible returns a context that ends when one of sigs arrives. The context's cause names the
@@ -137,6 +178,32 @@ func (a *app) versionCommand() *cobra.Command {
 			return printed(err)
 		},
 	}
+}
+
+func (a *app) manCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "man",
+		Short:   "Print a man page of all commands",
+		Example: `  hasp man >/usr/local/share/man/man1/hasp.1`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			root := cmd.Root()
+			page := ".TH HASP 1\n.SH NAME\nhasp \\- " + root.Short + "\n.SH DESCRIPTION\n" + roff(root.Long)
+			for _, c := range root.Commands() {
+				if !c.Hidden && c.Name() != "help" {
+					page += ".SH \"" + strings.ToUpper(c.CommandPath()) + "\"\n" + roff(c.UseLine()+"\n\n"+cmp.Or(c.Long, c.Short)+"\n\n"+c.LocalFlags().FlagUsages()+"\n"+c.Example)
+				}
+			}
+			_, err := io.WriteString(a.out, page+".SH \"FLAGS OF ALL COMMANDS\"\n"+roff(root.PersistentFlags().FlagUsages()))
+			return printed(err)
+		},
+	}
+}
+
+// roff returns text for a man page, in which the lines stay as they are.
+func roff(text string) string {
+	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace("\n" + strings.TrimSpace(text))
+	return ".nf" + text + "\n.fi\n"
 }
 
 // version returns the versions of the module and of Go, and the platform.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -105,4 +106,32 @@ func TestVersionAndHelp(t *testing.T) {
 	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
 	contains(t, call("lead", "--help").want(t, 0).out, "75     hasp lead runs inside a hasp that holds the key")
 	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
+}
+
+func TestManPage(t *testing.T) {
+	t.Parallel()
+	page := call("man").want(t, 0).out
+	contains(t, page, ".TH HASP 1", "\n.SH \"HASP UNLOCK\"\n", `\-\-no\-wait`, "75     not acquired", `\-\-config`)
+	for line := range strings.Lines(page) { // a request that is not ours would hide text
+		if strings.HasPrefix(line, "'") || strings.HasPrefix(line, ".") && !regexp.MustCompile(`^\.(TH|SH|nf|fi)\b`).MatchString(line) {
+			t.Errorf("%q", line)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	hold(t, url)
+	for _, command := range []string{"run", "lead", "lock", "inspect", "break"} {
+		if o := runHasp(t, url, "__complete", command, "k").want(t, 0); !strings.HasPrefix(o.out, "key\n:4\n") {
+			t.Errorf("%s: %s%s", command, o.out, o.err)
+		}
+	}
+	contains(t, call("__complete", "inspect", "--url", "").want(t, 0).out, "fairlock+redis://localhost:6379/0\tone Redis; first")
+	for _, at := range []string{"spinlock+redis://:" + secret + "@127.0.0.1:1", "spin"} { // no store, and no URL
+		if o := call("__complete", "inspect", "--url", at, ""); strings.Contains(o.out+o.err, secret) || !strings.HasPrefix(o.out, ":4\n") {
+			t.Errorf("%s: %s%s", at, o.out, o.err)
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,7 +23,8 @@ import (
 )
 
 func (a *app) inspectCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, check bool
+	var n int
 	cmd := &cobra.Command{
 		Use:   "inspect KEY",
 		Short: "Show who holds a key, and, if stored, since when and who waits",
@@ -36,24 +38,40 @@ write that value, inspect says so, and with --json "foreign" is true. Such a val
 belongs to another strategy, another library, or an application.
 
 A slot is a key of its own: KEY#0, KEY#1 and so on. If KEY is free, inspect also
-shows which slots of it are held.
+shows which slots of it are held. The store does not know how many slots KEY has:
+with --slots N, inspect shows how many of the N are held.
 
-The exit code is 0 whether or not the key is held. With --json, "held" says so.`,
+The exit code is 0 whether or not the key is held. With --json, "held" says so. With
+--check, inspect prints nothing, and the exit code is 0 if the key or all of its
+slots are held, and 1 if a caller could get it.`,
 		Example: `  hasp inspect backup
+  hasp inspect backup --check && echo "backup runs"
   hasp inspect backup --json --url spinlock+redis://localhost:6379`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if n < 0 || n > maxSlots {
+				return usagef("--slots %d: want 1 to %d", n, maxSlots)
+			}
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				status, err := client.Inspect(ctx, args[0])
 				if err != nil {
 					return err
 				}
 				var slots map[int]hasp.Status
-				if !status.Held {
-					slots = heldSlots(ctx, client, args[0])
+				if n > 0 || !status.Held && !check {
+					slots, err = heldSlots(ctx, client, args[0], cmp.Or(n, maxSlots))
 				}
-				if !asJSON {
-					return printStatus(a.out, args[0], status, slots)
+				if err != nil && n > 0 { // without --slots, leave out those for which the store does not answer
+					return err
+				}
+				switch {
+				case check:
+					if held := n > 0 && len(slots) == n || n == 0 && status.Held; !held {
+						a.code = exitFailed
+					}
+					return nil
+				case !asJSON:
+					return printStatus(a.out, args[0], status, slots, n)
 				}
 				return a.printJSON(struct {
 					Key     string `json:"key"`
@@ -65,32 +83,38 @@ The exit code is 0 whether or not the key is held. With --json, "held" says so.`
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&check, "check", false, "print nothing, and exit with 0 if KEY is held, and 1 if it is free")
+	cmd.Flags().IntVar(&n, "slots", 0, "the number of slots that KEY has, as with hasp run")
+	cmd.MarkFlagsMutuallyExclusive("json", "check")
 	return cmd
 }
 
-// heldSlots returns the slots of key that are held. It leaves out slots for which the store does
-// not answer.
-func heldSlots(ctx context.Context, client *hasp.Client, key string) map[int]hasp.Status {
-	const most = 100 // the most slots that WithSlots allows
-	held := map[int]hasp.Status{}
+// maxSlots is the most slots that WithSlots allows.
+const maxSlots = 100
+
+// heldSlots returns those of the first n slots of key that are held, and an error if the store does
+// not answer for one of them.
+func heldSlots(ctx context.Context, client *hasp.Client, key string, n int) (held map[int]hasp.Status, failed error) {
+	held = map[int]hasp.Status{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for i := range most {
+	for i := range n {
 		wg.Go(func() {
 			s, err := client.Inspect(ctx, key+"#"+strconv.Itoa(i))
 			mu.Lock()
 			defer mu.Unlock()
-			if err == nil && s.Held {
+			if failed = cmp.Or(failed, err); s.Held {
 				held[i] = s
 			}
 		})
 	}
 	wg.Wait()
-	return held
+	return held, failed
 }
 
-// printStatus prints s and the held slots for people.
-func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.Status) error {
+// printStatus prints s and the held slots for people. n is the number of slots, or 0 if that is not
+// known.
+func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.Status, n int) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))
@@ -120,6 +144,13 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	} else {
 		row("state", "free")
 		fence = "last fence"
+	}
+	if len(slots) > 0 || n > 0 {
+		of := ""
+		if n > 0 {
+			of = fmt.Sprintf(" of %d", n)
+		}
+		row("slots", "%d%s held", len(slots), of)
 		for _, i := range slices.Sorted(maps.Keys(slots)) {
 			row(fmt.Sprintf("slot %d", i), "held by %s", text.Quote(slots[i].Owner))
 		}

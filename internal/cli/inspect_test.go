@@ -33,7 +33,7 @@ func TestStatusShowsNothingRaw(t *testing.T) {
 	t.Parallel()
 	var b, asJSON bytes.Buffer
 	s := backend.Status{Held: true, Owner: evil, Since: time.Now(), TTL: -1, Waiters: []string{evil, "next"}}
-	must(t, errors.Join(printStatus(&b, evil, s, nil), (&app{out: &asJSON}).printJSON(s)))
+	must(t, errors.Join(printStatus(&b, evil, s, nil, 0), (&app{out: &asJSON}).printJSON(s)))
 	for _, shown := range []string{b.String(), asJSON.String()} {
 		if strings.ContainsAny(shown, "\x1b\r\u202e\u009b") || strings.Contains(shown, "\nhasp:") {
 			t.Errorf("raw: %q", shown)
@@ -45,8 +45,17 @@ func TestStatusShowsNothingRaw(t *testing.T) {
 func TestInspectShowsSlots(t *testing.T) {
 	t.Parallel()
 	url := store(t)
+	runHasp(t, url, "inspect", "key", "--check").want(t, exitFailed)
+	runHasp(t, url, "inspect", "key", "--check", "--slots", "1").want(t, exitFailed)
 	hold(t, url, "--slots", "1")
-	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out, "free", "slot 0", `held by "`)
+	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out, "free", "slots    1 held", "slot 0", `held by "`)
+	contains(t, runHasp(t, url, "inspect", "key", "--slots", "2").want(t, 0).out, "slots    1 of 2 held", "slot 0")
+	runHasp(t, url, "inspect", "key", "--check", "--slots", "2").want(t, exitFailed)
+	for _, args := range [][]string{{"key#0"}, {"key", "--slots", "1"}} {
+		if o := runHasp(t, url, append([]string{"inspect", "--check"}, args...)...).want(t, 0); o.out != "" {
+			t.Errorf("%q: %s", args, o.out)
+		}
+	}
 	var s struct{ Slots map[int]backend.Status }
 	runHasp(t, url, "inspect", "key", "--json").want(t, 0).decode(t, &s)
 	if len(s.Slots) != 1 || s.Slots[0].Owner == "" {
@@ -100,7 +109,7 @@ func TestInspectNamesTheLastFence(t *testing.T) {
 	t.Parallel()
 	for held, want := range map[bool]string{true: "\nfence   7\n", false: "\nlast fence   7\n"} {
 		var b bytes.Buffer
-		must(t, printStatus(&b, "key", backend.Status{Held: held, Owner: "me", Fence: 7}, nil))
+		must(t, printStatus(&b, "key", backend.Status{Held: held, Owner: "me", Fence: 7}, nil, 0))
 		contains(t, b.String(), want)
 	}
 }

@@ -72,6 +72,7 @@ func (a *app) leadCommand() *cobra.Command {
 		},
 	}
 	l.commonFlags(cmd)
+	l.graceFlag(cmd)
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -108,25 +109,53 @@ func (a *app) runCommand() *cobra.Command {
 			return r.run(cmd)
 		},
 	}
-	f := cmd.Flags()
-	f.DurationVar(&r.wait, "wait", 0, "wait this long at most, such as 10s or 5m; 0 is one attempt (default: no limit)")
-	f.BoolVar(&r.noWait, "no-wait", false, "make one attempt, and exit with 75 if the key is held")
-	f.BoolVar(&r.shared, "shared", false, "hold KEY together with others that are shared")
-	r.commonFlags(cmd)
-	cmd.MarkFlagsMutuallyExclusive("wait", "no-wait")
-	cmd.MarkFlagsMutuallyExclusive("shared", "slots")
-	cmd.MarkFlagsMutuallyExclusive("shared", "min-hold")
+	r.waitFlags(cmd)
+	r.graceFlag(cmd)
 	return cmd
 }
 
-// commonFlags adds the flags that hasp run and hasp lead have.
+// waitFlags adds the flags that hasp run and hasp lock have.
+func (r *run) waitFlags(cmd *cobra.Command) {
+	r.commonFlags(cmd)
+	f := cmd.Flags()
+	f.VarP((*waitTime)(&r.wait), "wait", "w", "wait this long at most, such as 5m, or 10 for seconds; 0 is one attempt (default: no limit)")
+	f.BoolVarP(&r.noWait, "no-wait", "n", false, "make one attempt, and exit with 75 if the key is held")
+	f.BoolVar(&r.shared, "shared", false, "hold KEY together with others that are shared")
+	cmd.MarkFlagsMutuallyExclusive("wait", "no-wait")
+	cmd.MarkFlagsMutuallyExclusive("shared", "slots")
+	cmd.MarkFlagsMutuallyExclusive("shared", "min-hold")
+}
+
+// waitTime is a duration. Its text may also be a number of seconds, as for flock(1).
+type waitTime time.Duration
+
+// Set parses text.
+func (w *waitTime) Set(text string) error {
+	if _, err := strconv.ParseFloat(text, 64); err == nil {
+		text += "s"
+	}
+	d, err := time.ParseDuration(text)
+	*w = waitTime(d)
+	return err
+}
+
+// Type returns the name of the type in the help text.
+func (w *waitTime) Type() string { return "duration" }
+
+// String returns the default for the help text, which has no default.
+func (w *waitTime) String() string { return "" }
+
+func (r *run) graceFlag(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&r.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
+}
+
+// commonFlags adds the flags that hasp run, hasp lead and hasp lock have.
 func (r *run) commonFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.DurationVar(&r.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
 	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
 	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
 	f.DurationVar(&r.least, "min-hold", 0, "keep KEY taken for this long after it was acquired, even if COMMAND ends sooner; if hasp dies, KEY is free after its term")
-	f.DurationVar(&r.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
 }
 
 // runArgs checks that the arguments are a key, two dashes, and a command.

@@ -167,7 +167,7 @@ func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	holder := hold(t, url)
-	for _, flags := range [][]string{{"--no-wait"}, {"--wait", "0"}, {"--wait", "2s"}} {
+	for _, flags := range [][]string{{"-n"}, {"--no-wait"}, {"--wait", "0"}, {"-w", "1.5"}, {"--wait", "2s"}} {
 		o := runHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "echo", "ran"})...).want(t, exitNotAcquired)
 		if o.out != "" {
 			t.Errorf("%q: the command ran: %s", flags, o.out)

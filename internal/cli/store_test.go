@@ -82,7 +82,7 @@ func TestBadInput(t *testing.T) {
 		"no run arguments":     {[]string{"run"}, exitUsage, "no key given"},
 		"only a command":       {[]string{"run", "--", "true"}, exitUsage, "no key given"},
 		"two keys, run":        {[]string{"run", "a", "b", "--", "true"}, exitUsage, "2 keys given"},
-		"not a duration":       {[]string{"run", "key", "--wait", "5", "--", "true"}, exitUsage, "missing unit in duration"},
+		"not a duration":       {[]string{"run", "key", "--ttl", "5", "--", "true"}, exitUsage, "missing unit in duration"},
 		"empty key":            {[]string{"run", "", "--", "true"}, exitUsage, "empty key"},
 		"empty key, inspect":   {[]string{"inspect", ""}, exitUsage, "empty key"},
 		"short ttl":            {[]string{"run", "key", "--ttl", "99ms", "--", "true"}, exitUsage, "ttl 99ms is below 100ms"},
@@ -136,6 +136,17 @@ func TestBadInput(t *testing.T) {
 		"negative grace":      {[]string{"run", "key", "--grace", "-1s", "--", "true"}, exitUsage, "--wait and --grace cannot be negative"},
 		"negative wait":       {[]string{"run", "key", "--wait", "-1s", "--", "true"}, exitUsage, "--wait and --grace cannot be negative"},
 		"wait or not":         {[]string{"run", "key", "--wait", "1s", "--no-wait", "--", "true"}, exitUsage, "[wait no-wait] are set none of the others can be"},
+		"wait for no time":    {[]string{"run", "key", "-w", "soon", "--", "true"}, exitUsage, "invalid duration"},
+		"inspect, slots":      {[]string{"inspect", "key", "--slots", "101"}, exitUsage, "--slots 101: want 1 to 100"},
+		"inspect, check":      {[]string{"inspect", "key", "--check", "--url", redis + ":1"}, exitStore, "connection refused"},
+		"doctor, no store":    {[]string{"doctor", "--url", redis + ":1"}, exitStore, "connection refused"},
+		"lock, no ttl":        {[]string{"lock", "key"}, exitUsage, "give --ttl"},
+		"lock, wait":          {[]string{"lock", "key", "--ttl", "1m", "-w", "-1"}, exitUsage, "max wait"},
+		"lock, ttl":           {[]string{"lock", "key", "--ttl", "1ms"}, exitUsage, "ttl 1ms is below 100ms"},
+		"unlock, no handle":   {[]string{"unlock", secret}, exitUsage, "this is not a handle that hasp lock has printed"},
+		"unlock, empty":       {[]string{"unlock", "-"}, exitUsage, "this is not a handle that hasp lock has printed"},
+		"unlock, no token":    {[]string{"renew", `{"key":"k","ttl_ns":1000000000}`}, exitUsage, "this is not a handle of Detach"},
+		"unlock, other store": {[]string{"unlock", `{"key":"k","token":"` + secret + `","ttl_ns":1000000000}`}, exitLost, "the handle is of another store"},
 		"no slots":            {[]string{"run", "key", "--slots", "0", "--", "true"}, exitUsage, "0 slots: give 1 to 100"},
 		"shared slots":        {[]string{"run", "key", "--shared", "--slots", "2", "--", "true"}, exitUsage, "[shared slots] are set none of the others can be"},
 		"shared, kept":        {[]string{"run", "key", "--shared", "--min-hold", "2s", "--", "true"}, exitUsage, "[shared min-hold] are set none of the others can be"},
@@ -221,4 +232,5 @@ func TestLockInsideThisProcessIsWarnedOf(t *testing.T) {
 	for _, args := range [][]string{{"run", "key", "--url", "memlock://", "--", "true"}, {"inspect", "key", "--url", "memlock://"}} {
 		contains(t, call(args...).want(t, 0).err, "hasp: warning: memlock")
 	}
+	contains(t, call("lock", "key", "--ttl", "1m", "--url", "memlock://").want(t, exitUsage).err, "no other command can unlock them")
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/text"
+	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
 // noticeAfter is how long hasp waits for a key before it prints that it waits.
@@ -51,7 +52,15 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 	if r.wait > 0 {
 		within = " and was not free within " + text.Duration(r.wait)
 	}
-	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s; the command was not run", text.Quote(r.key), held, within)}
+	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s%s", text.Quote(r.key), held, within, r.notRun())}
+}
+
+// notRun is the end of an error after which the command is not run. hasp lock has no command.
+func (r *run) notRun() string {
+	if r.argv == nil {
+		return ""
+	}
+	return "; the command was not run"
 }
 
 // sayWaiting prints that hasp waits. If the store names the holder, it prints the holder as well.
@@ -68,7 +77,10 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 		return false
 	}
 	by := ""
-	if s.Owner != "" {
+	switch {
+	case ui.Foreign(s):
+		by = ", which has a value that is not a lock of this strategy; see hasp inspect"
+	case s.Owner != "":
 		by = ", held by " + text.Quote(s.Owner)
 	}
 	r.complain("waiting for %s%s", text.Quote(r.key), by)
@@ -145,5 +157,5 @@ func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
 		owner = holders[at]
 	}
 	return codeError{exitNotAcquired, fmt.Errorf("%s is held by %s, the hasp run that this one runs inside: "+
-		"each would wait for the other to end; the command was not run", text.Quote(r.key), text.Quote(owner))}
+		"each would wait for the other to end%s", text.Quote(r.key), text.Quote(owner), r.notRun())}
 }

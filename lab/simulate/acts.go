@@ -55,13 +55,14 @@ func (a *caller) lock() {
 	}
 }
 
-// hold acts as a holder of group n. It returns l and the leases taken under it. cancel ends the
-// contexts of the calls that under made.
+// hold acts as a holder of group n. It returns l and the leases taken under it; if it has detached
+// l, it returns the lease that it has resumed, or none. cancel ends the contexts of the calls that
+// under made.
 func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, cancel func()) {
 	leases = append(leases, l)
 	over, cancel := context.WithCancel(context.Background())
 	for range a.r.IntN(6) {
-		switch a.r.IntN(7) {
+		switch a.r.IntN(8) {
 		case 0: // re-entry
 			if x := a.reenter(l, n, b.shared); x != nil {
 				leases = append(leases, x)
@@ -84,6 +85,22 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, ca
 			}
 		case 6:
 			_, _ = a.c.Inspect(b.ctx, l.Key())
+		case 7:
+			if b.long {
+				continue
+			}
+			x, err := l.Detach(b.ctx, a.term(300*time.Millisecond))
+			if err != nil {
+				continue
+			}
+			a.nap(5 * time.Millisecond)
+			resume := func(ctx context.Context, _ string, _ ...hasp.Option) (*hasp.Lease, error) { return a.c.Resume(ctx, x) }
+			if l, err = a.c.noted(resume)(over, l.Key()); err != nil {
+				b.minHold = 0 // the key is free when the term ends
+				return nil, cancel
+			}
+			a.w.book.took(l, n, time.Time{})
+			leases[0] = l
 		}
 	}
 	return leases, cancel

@@ -86,7 +86,7 @@ func (t *tally) follows(e hasp.Event) bool {
 	case hasp.EventRefused:
 		delete(t.open, e.ID)
 		return before == hasp.EventRequested
-	case hasp.EventReleased, hasp.EventLost:
+	case hasp.EventReleased, hasp.EventDetached, hasp.EventLost:
 		delete(t.open, e.ID)
 		return before == hasp.EventAcquired
 	}

@@ -14,7 +14,7 @@ const ms = time.Millisecond
 func TestWrongNumberIsNotOK(t *testing.T) {
 	t.Parallel()
 	r := &referee{Demo: &Demo{Workers: 2, Increments: 3}}
-	r.Lanes = make([]track, 2)
+	r.lanes = make([]track, 2)
 	for _, c := range []struct {
 		number, done int
 		want         bool
@@ -24,7 +24,7 @@ func TestWrongNumberIsNotOK(t *testing.T) {
 		{7, 6, false},
 		{6, 5, false}, // the workers have reported fewer increments
 	} {
-		r.Lanes[0].done, r.Lanes[1].done = 3, c.done-3
+		r.lanes[0].done, r.lanes[1].done = 3, c.done-3
 		if got := r.summary(c.number).OK; got != c.want {
 			t.Errorf("number %d after %d increments: ok is %v, want %v", c.number, c.done, got, c.want)
 		}
@@ -50,42 +50,30 @@ func TestCommandToPaste(t *testing.T) {
 
 func TestTimeline(t *testing.T) {
 	t.Parallel()
-	tl := &timeline{Lanes: make([]track, 3)}
-	check := func(lane int, at time.Duration, want state) {
-		t.Helper()
-		if got := tl.Lanes[lane].at(at).State; got != want {
-			t.Errorf("lane %d at %v: %v, want %v", lane, at, got, want)
-		}
-	}
+	tl := &timeline{lanes: make([]track, 3)}
 	tl.enter(0, holding, 10*ms)
 	tl.enter(1, waiting, 12*ms)
 	tl.enter(0, idle, 20*ms)
-	tl.enter(1, holding, 20*ms)
+	tl.enter(1, holding, 21*ms)
 	tl.enter(2, waiting, 25*ms)
 	tl.kill(1, 30*ms)
-	check(0, 9*ms, idle)
-	check(0, 10*ms, holding)
-	check(0, 19*ms, holding)
-	check(0, 20*ms, idle)
-	check(1, 40*ms, idle)
-
 	tl.enter(2, holding, 50*ms)
-	if d := tl.Death; d.Heir != 2 || d.Takeover != 20*ms {
-		t.Errorf("takeover: %+v", d)
+	if d := tl.death; d.heir != 2 || d.takeover != 20*ms || tl.lanes[2].waited != 25*ms || tl.lanes[1].waited != 9*ms {
+		t.Errorf("takeover: %+v, lanes: %+v", d, tl.lanes)
 	}
-	if got := tl.heldAtOnce(); got != 1 {
-		t.Errorf("%d held at once, want 1", got)
+	if tl.atOnce != 1 || tl.end != 50*ms {
+		t.Errorf("%d held at once, want 1; the end is %v", tl.atOnce, tl.end)
 	}
 	tl.enter(0, holding, 60*ms)
-	if got := tl.heldAtOnce(); got != 2 {
-		t.Errorf("%d held at once, want 2", got)
+	if tl.atOnce != 2 || tl.lanes[0].waited != 0 {
+		t.Errorf("%d held at once, want 2; %+v", tl.atOnce, tl.lanes)
 	}
 }
 
 // inLine returns a timeline in which worker 1 holds the lock. Worker 3 began to wait before worker
 // 2.
 func inLine() *timeline {
-	tl := &timeline{began: time.Now().Add(-time.Second), Lanes: make([]track, 3)}
+	tl := &timeline{began: time.Now().Add(-time.Second), lanes: make([]track, 3)}
 	tl.enter(0, holding, 0)
 	tl.enter(1, waiting, 2*ms)
 	tl.enter(2, waiting, 1*ms)
@@ -110,7 +98,7 @@ func TestLinesAreInOrderOfTime(t *testing.T) {
 	var b bytes.Buffer
 	d := &Demo{Workers: 2, Increments: 2}
 	r := &referee{Demo: d, lines: lines{&b, d}}
-	r.began, r.Lanes = time.Now(), make([]track, 2)
+	r.began, r.lanes = time.Now(), make([]track, 2)
 	happens := func(i int, kind string, at time.Duration, number int) {
 		e := event{Kind: kind, At: r.began.Add(at), Number: number}
 		r.pending = append(r.pending, report{e.At, func() error { return r.handle(t.Context(), i, e) }})
@@ -128,7 +116,7 @@ func TestLinesAreInOrderOfTime(t *testing.T) {
 	if b.String() != want {
 		t.Errorf("got\n%swant\n%s", b.String(), want)
 	}
-	if got := r.heldAtOnce(); got != 1 || len(r.pending) != 1 {
+	if got := r.atOnce; got != 1 || len(r.pending) != 1 {
 		t.Errorf("%d held at once, %d reports pending", got, len(r.pending))
 	}
 }

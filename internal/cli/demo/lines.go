@@ -26,21 +26,21 @@ func (v *lines) note(at time.Duration, text string) error {
 
 func (v *lines) wrote(t *timeline, i int, at time.Duration, n int) error {
 	line := fmt.Sprintf("worker %d writes %d of %d", i+1, n, v.d.expected())
-	if s := t.Lanes[i].at(at); s.State == holding && !v.d.NoLock {
-		line += ", holding for " + text.Duration(at-s.From)
-		if w := t.Lanes[i].at(s.From - 1); w.State == waiting {
-			line += " after waiting " + text.Duration(w.To-w.From)
+	if l := t.lanes[i]; l.state == holding && !v.d.NoLock {
+		line += ", holding for " + text.Duration(at-l.since)
+		if l.waited > 0 {
+			line += " after waiting " + text.Duration(l.waited)
 		}
 	}
 
-	if waiters := t.in(waiting, at); len(waiters) > 0 {
+	if waiters := t.in(waiting); len(waiters) > 0 {
 		label := "waiting"
 		if v.d.Ordered {
 			label = "in line"
 		}
 		line += "; " + label + ": " + workers(waiters)
 	}
-	if writers := t.in(holding, at); v.d.NoLock && len(writers) > 1 {
+	if writers := t.in(holding); v.d.NoLock && len(writers) > 1 {
 		line += "; writing at the same time: " + workers(writers)
 	}
 	return v.note(at, line)

@@ -80,7 +80,7 @@ func (r *referee) start(ctx context.Context, o order) error {
 	}
 
 	r.procs = append(r.procs, p)
-	r.Lanes = append(r.Lanes, track{PID: p.Pid})
+	r.lanes = append(r.lanes, track{pid: p.Pid})
 	r.running++
 	r.live.Go(func() {
 		for e := (event{}); p.Receive(&e) == nil; e = (event{}) {
@@ -143,21 +143,20 @@ func (r *referee) handle(ctx context.Context, i int, e event) error {
 	case isWaits:
 		r.enter(i, waiting, at)
 	case isHolds:
-		takesOver := r.Death != nil && r.Death.Heir < 0
+		takesOver := r.death != nil && r.death.heir < 0
 		r.enter(i, holding, at)
 		if takesOver {
-			return r.note(at, fmt.Sprintf("worker %d takes over, %s after the kill", i+1, text.Duration(r.Death.Takeover)))
+			return r.note(at, fmt.Sprintf("worker %d takes over, %s after the kill", i+1, text.Duration(r.death.takeover)))
 		}
 	case isWrote:
-		r.Lanes[i].done++
-		r.Number = e.Number
+		r.lanes[i].done++
 		return r.wrote(&r.timeline, i, at, e.Number)
 	case isStalls:
 		return r.kill(ctx)
 	case isFrees:
 		r.enter(i, idle, at)
 	case isFailed:
-		r.Lanes[i].failed = e.Error
+		r.lanes[i].failed = e.Error
 	}
 	return nil
 }
@@ -191,9 +190,9 @@ func (r *referee) kill(ctx context.Context) error {
 		at := at.Sub(r.began)
 		r.timeline.kill(v, at)
 		return errors.Join(
-			r.note(at, fmt.Sprintf("worker %d (pid %d) is killed while it holds the lock", v+1, r.Lanes[v].PID)),
+			r.note(at, fmt.Sprintf("worker %d (pid %d) is killed while it holds the lock", v+1, r.lanes[v].pid)),
 			r.note(at, fmt.Sprintf("worker %d starts in its place; the key stays locked until the term ends", len(r.procs)+1)),
-			r.start(ctx, order{Turns: r.Increments - r.Lanes[v].done}))
+			r.start(ctx, order{Turns: r.Increments - r.lanes[v].done}))
 	}})
 	return r.procs[v].Kill()
 }
@@ -202,7 +201,7 @@ func (r *referee) kill(ctx context.Context) error {
 // error.
 func (r *referee) ended(i int, err error) error {
 	r.running--
-	l := &r.Lanes[i]
+	l := &r.lanes[i]
 	if l.killed || err == nil {
 		return nil
 	}

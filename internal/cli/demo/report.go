@@ -13,42 +13,33 @@ import (
 
 // Summary is the outcome of a demo. The JSON names of times end with their unit.
 type Summary struct {
-	OK          bool    `json:"ok"`       // Number and the reported increments are right
-	Expected    int     `json:"expected"` // the number if no increment is lost
-	Number      int     `json:"number"`
-	Store       string  `json:"store"`   // the strategy, or "none"
-	Workers     int     `json:"workers"` // without the worker that starts after the kill
-	Seconds     float64 `json:"seconds"`
-	HeldAtOnce  int     `json:"held_at_once"` // the most workers that held the lock at the same time
-	MedianHold  float64 `json:"median_hold_ms"`
-	LongestWait float64 `json:"longest_wait_ms"`
-	Killed      int     `json:"killed_worker,omitempty"` // the number of the worker, from 1
-	KilledPID   int     `json:"killed_pid,omitempty"`
-	Heir        int     `json:"heir_worker,omitempty"` // the next holder after the kill, from 1
-	Takeover    float64 `json:"takeover_ms,omitempty"` // from the kill until the heir held the lock
+	OK         bool    `json:"ok"`       // Number and the reported increments are right
+	Expected   int     `json:"expected"` // the number if no increment is lost
+	Number     int     `json:"number"`
+	Store      string  `json:"store"`   // the strategy, or "none"
+	Workers    int     `json:"workers"` // without the worker that starts after the kill
+	Seconds    float64 `json:"seconds"`
+	HeldAtOnce int     `json:"held_at_once"`            // the most workers that held the lock at the same time
+	Killed     int     `json:"killed_worker,omitempty"` // the number of the worker, from 1
+	KilledPID  int     `json:"killed_pid,omitempty"`
+	Heir       int     `json:"heir_worker,omitempty"` // the next holder after the kill, from 1
+	Takeover   float64 `json:"takeover_ms,omitempty"` // from the kill until the heir held the lock
 }
 
 func (r *referee) summary(number int) Summary {
-	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	s := Summary{
 		OK:         number == r.expected() && r.done() == r.expected(),
 		Expected:   r.expected(),
 		Number:     number,
 		Store:      cmp.Or(r.Store.Strategy, "none"),
 		Workers:    r.Workers,
-		Seconds:    r.timeline.End.Seconds(),
-		HeldAtOnce: r.heldAtOnce(),
+		Seconds:    r.end.Seconds(),
+		HeldAtOnce: r.atOnce,
 	}
-	if h := r.lengths(holding); len(h) > 0 {
-		s.MedianHold = ms(h[len(h)/2])
-	}
-	if w := r.lengths(waiting); len(w) > 0 {
-		s.LongestWait = ms(w[len(w)-1])
-	}
-	if k := r.Death; k != nil {
-		s.Killed, s.KilledPID = k.Lane+1, r.Lanes[k.Lane].PID
-		if k.Heir >= 0 {
-			s.Heir, s.Takeover = k.Heir+1, ms(k.Takeover)
+	if k := r.death; k != nil {
+		s.Killed, s.KilledPID = k.lane+1, r.lanes[k.lane].pid
+		if k.heir >= 0 {
+			s.Heir, s.Takeover = k.heir+1, float64(k.takeover.Microseconds())/1000
 		}
 	}
 	return s
@@ -56,7 +47,6 @@ func (r *referee) summary(number int) Summary {
 
 // report prints how the demo ended, and what to try next.
 func (d *Demo) report(out io.Writer, s Summary) {
-	ms := func(v float64) string { return text.Duration(time.Duration(v * float64(time.Millisecond))) }
 	say := func(format string, args ...any) { fmt.Fprintf(out, "  "+format+"\n", args...) }
 	hasp := command(os.Args[0])
 
@@ -79,9 +69,8 @@ func (d *Demo) report(out io.Writer, s Summary) {
 
 	if s.Heir > 0 {
 		say("Worker %d was killed while it held the lock. Its term of %s ended, and worker %d took over %s after the kill.",
-			s.Killed, text.Duration(d.TTL), s.Heir, ms(s.Takeover))
+			s.Killed, text.Duration(d.TTL), s.Heir, text.Duration(time.Duration(s.Takeover*float64(time.Millisecond))))
 	}
-	say("Median hold %s, longest wait %s.", ms(s.MedianHold), ms(s.LongestWait))
 	if d.Store.Strategy == "filelock" && s.OK {
 		fmt.Fprintln(out)
 		say("Without the lock:         %s demo --no-lock", hasp)

@@ -1,0 +1,248 @@
+package hasp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// Handle is a hold without a lease: [Lease.Detach] returns it, and [Client.Resume] makes a lease of
+// it, in this process or in another one. It encodes to JSON.
+//
+// A handle is a secret, because any program that has it can release the key. Pass it on in a file
+// or through a pipe, and not in arguments or logs. Package fmt prints only its key.
+//
+// Its times are by the wall clock. If the clocks of two hosts differ, the min hold and the max hold
+// end earlier or later by as much.
+type Handle struct {
+	Key     string        `json:"key"`               // as it was given to Lock
+	Token   string        `json:"token"`             // the proof of ownership
+	Owner   string        `json:"owner,omitempty"`   // Options.Owner of the Client that took the key
+	TTL     time.Duration `json:"ttl_ns"`            // the term of the lease, which Resume asks for
+	Fence   uint64        `json:"fence,omitempty"`   // 0 without WithFence
+	Shared  bool          `json:"shared,omitempty"`  // WithShared
+	Slot    int           `json:"slot,omitempty"`    // the number of the slot, from 1; 0 without WithSlots
+	MinHold time.Time     `json:"min_hold,omitzero"` // when WithMinHold ends
+	MaxHold time.Time     `json:"max_hold,omitzero"` // when WithMaxHold ends
+	Until   time.Time     `json:"until"`             // about when the key is free without a Resume
+}
+
+// Format prints the handle without its token.
+func (x Handle) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "hasp.Handle(%q)", x.Key) }
+
+// Detach ends the lease and leaves the key taken for [Client.Resume]. First it extends the lease, in
+// one call to the store. So the key stays taken for at least ttl from now, with no renewals. The
+// lease then counts as unlocked. Another process can resume the handle while this one runs, after
+// its Close, and after its end. With memlock, only a Client on the same Store can.
+//
+// After an error the lease goes on, perhaps with a longer term, and the caller must still unlock it.
+// The errors are those of [Lease.Extend]. ErrInvalid also says that another lease shares the hold by
+// re-entry, or that the key is not UTF-8, and so does not fit into JSON.
+func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
+	x, err := l.detach(ctx, ttl)
+	if err != nil {
+		return Handle{}, newError("detach", l.key, err)
+	}
+	l.hold.renewer.observer.detached(ctx, l)
+	return x, nil
+}
+
+func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err error) {
+	r, h := l.hold.renewer, l.hold
+	// Check first, so that a Detach that cannot succeed does not change the term.
+	r.mu.Lock()
+	err = l.detachableLocked()
+	r.mu.Unlock()
+	if err == nil {
+		err = l.extend(ctx, ttl)
+	}
+	if err != nil {
+		return x, err
+	}
+
+	r.mu.Lock()
+	// During the call, another caller may have re-entered the key or unlocked the lease.
+	if err = l.detachableLocked(); err != nil {
+		r.mu.Unlock()
+		return x, err
+	}
+	x = Handle{Key: l.key, Token: h.claim.Token, Owner: h.claim.Owner, TTL: h.claim.TTL, Fence: h.fence,
+		Shared: h.claim.Shared, Slot: l.slot, Until: r.clock.time(instant(h.deadline.Load()))}
+	if h.keep != 0 {
+		x.MinHold = r.clock.time(h.keep)
+	}
+	if end := min(h.limit, l.maxHold); end != never {
+		x.MaxHold = r.clock.time(end)
+	}
+
+	// A renewal in flight does no harm: it cannot shorten the term, and its answer is ignored.
+	l.state.Store(released)
+	h.leases = nil
+	r.unscheduleLocked(h)
+	h.line.endedLocked(h)
+	r.mu.Unlock()
+
+	// Cancel the context without mu, because a cancel runs users' code.
+	if lc := l.ctx.Load(); lc != nil {
+		lc.cancel(ErrReleased)
+	}
+	return x, nil
+}
+
+// detachableLocked returns why l cannot be detached, or nil.
+func (l *Lease) detachableLocked() error {
+	switch {
+	case l.state.Load() != held:
+		return l.cause()
+	case len(l.hold.leases) > 1:
+		return fmt.Errorf("%w: another lease has re-entered the key; unlock the inner lease first", ErrInvalid)
+	case !utf8.ValidString(l.key):
+		return fmt.Errorf("%w: the key is not UTF-8, so a handle cannot contain it", ErrInvalid)
+	}
+	return nil
+}
+
+// Resume returns a lease on the hold of a handle, in one call to the store, which renews the hold.
+// From then on the lease is like one that Lock has returned for ctx: the Client renews it, and its
+// Unlock releases the key. The Client needs the strategy, the store and the prefix of the one that
+// has detached the lease.
+//
+// If the store does not have the hold, the error is ErrLost: the key was unlocked, the term has
+// ended, or the handle is of another store. After ErrUnavailable, ErrClosed or an error of ctx the
+// hold is as before or renewed, and Resume may be called again.
+//
+// Only one caller may resume a handle. A second Resume on the same Client returns ErrInvalid. The
+// store cannot tell two Clients apart, so both would get a lease; when one unlocks, the other loses
+// the lease at its next renewal.
+//
+// The lease has the term, the fence, the slot, the min hold and the max hold of the first one. Of
+// the options, Resume takes WithTTL, WithoutRenewal and WithMaxHold, which counts from now and
+// cannot prolong the first one; others are ErrInvalid.
+func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, error) {
+	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: never}
+	w.r.apply(opts)
+	if c.opts.Observe != nil {
+		w.r.id = lastEventID.Add(1)
+		c.observer.call(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: w.r.op, Key: x.Key})
+	}
+	w.start = c.clock.now()
+
+	returns := false
+	l, err := w.resume(ctx, x)
+	defer func() {
+		if !returns {
+			w.abandon(l) // Observe has panicked, or has ended the goroutine
+		}
+	}()
+	if err != nil {
+		err = newError("resume", x.Key, err)
+		c.observer.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: x.Key, Wait: time.Duration(c.clock.now() - w.start), Tries: w.tries, Err: err})
+	} else if c.opts.Observe != nil {
+		c.observer.acquired(ctx, l, time.Duration(l.since-w.start), w.tries)
+	}
+	returns = true
+	return l, err
+}
+
+// errNoHold is the Err of the LostError that Resume returns.
+var errNoHold = errors.New("or the key was unlocked, its term has ended, or the handle is of another store")
+
+func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
+	c, r := w.c, &w.r
+	if err := w.prepareResume(ctx, x); err != nil {
+		return nil, err
+	}
+	cl := backend.Claim{Key: c.opts.Prefix + r.key, Token: x.Token, Owner: x.Owner, TTL: r.ttl,
+		Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
+	if 0 < r.maxHold && r.maxHold < r.ttl {
+		cl.TTL = min(r.ttl, termFor(r.maxHold))
+	}
+
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	defer c.leave()
+	start, slept := c.clock.read()
+	w.tries = 1
+	// If the outcome is unknown, release nothing: the hold belongs to whoever has the handle.
+	g, err := call(&c.store, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
+		err = noAnswer(c.opts.Timeout) // unless Renew calls done, which it does not after it has returned
+		c.store.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, got backend.Grant, e error) { g, err = got, e })
+		return g, err
+	}, nil)
+	now, _ := c.clock.read()
+	until := start.add(cl.TTL - backend.Drift(cl.TTL))
+	if !g.Until.IsZero() {
+		until = c.clock.at(g.Until, slept)
+	}
+	switch {
+	case errors.Is(err, ErrLost):
+		return nil, &LostError{LostRevoked, errNoHold}
+	case err != nil:
+		return nil, err
+	case now >= until:
+		return nil, errLate // newHold would release the token
+	}
+	g.Fence = x.Fence
+	h, err := newHold(&c.renewer, cl, g, start, now, slept)
+	if err != nil {
+		return nil, err
+	}
+	h.kept = max(h.kept, now.add(time.Until(x.Until))) // Detach may have asked for a longer term
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing.Err() != nil {
+		return nil, ErrClosed // Close did not find this hold; the handle is still good
+	}
+	for _, s := range c.renewer.holds {
+		if s.hold.claim.Token == x.Token {
+			return nil, fmt.Errorf("%w: this Client has resumed the handle already", ErrInvalid)
+		}
+	}
+
+	// The hold has a line of its own, as a shared one has, so it is never handed over. Callers of
+	// this Client that want the key ask the store.
+	ln := &line{q: &c.queue, key: r.key, callers: 1, hasHead: true}
+	c.queue.callers++
+	l := h.startLocked(ctx, r, ln, 0, false)
+	if left := time.Until(x.MinHold); left > 0 {
+		h.keep = now.add(left)
+	}
+	return l, nil
+}
+
+// prepareResume does what prepare does, for a call of Resume.
+func (w *wait) prepareResume(ctx context.Context, x Handle) error {
+	c, r := w.c, &w.r
+	switch {
+	case r.bounded || r.minHold > 0 || r.linger > 0 || r.slots > 0 || r.shared || r.fenced:
+		r.refuse("Resume takes only WithTTL, WithoutRenewal and WithMaxHold; the handle has the other settings")
+	case x.Token == "" || x.Slot < 0 || x.Slot > maxSlots:
+		r.refuse("this is not a handle of Detach")
+	case r.err == nil:
+		if r.err = checkTTL(r.ttl); r.err == nil {
+			r.err = checkLongest(c.traits, r.ttl)
+		}
+	}
+	r.shared, r.fenced, r.slot, r.key = x.Shared, x.Fence > 0, x.Slot, x.Key
+	if x.Slot > 0 {
+		r.key += "#" + strconv.Itoa(x.Slot-1)
+	}
+	if err := w.prepare(ctx); err != nil || x.MaxHold.IsZero() {
+		return err
+	}
+	left := time.Until(x.MaxHold)
+	if left <= 0 {
+		return &LostError{Reason: LostMaxHold}
+	}
+	if r.maxHold == 0 || left < r.maxHold {
+		r.maxHold = left
+	}
+	return nil
+}

@@ -1,0 +1,359 @@
+package hasp_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// detachNow is a Detach that must succeed. The handle goes through JSON, as between two processes.
+func detachNow(t *testing.T, l *hasp.Lease, ttl time.Duration) (x hasp.Handle) {
+	t.Helper()
+	made, err := l.Detach(t.Context(), ttl)
+	text, err2 := json.Marshal(made)
+	if err := errors.Join(err, err2, json.Unmarshal(text, &x)); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func resumeNow(t *testing.T, c *hasp.Client, x hasp.Handle, opts ...hasp.Option) *hasp.Lease {
+	t.Helper()
+	l, err := c.Resume(t.Context(), x, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestDetachAndResume(t *testing.T) {
+	withClient(t, &hasp.Options{Prefix: "p:"}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k", hasp.WithFence(), hasp.WithLinger(time.Hour))
+		ctx, cancel := context.WithCancel(l.Context()) // which does not read the clock
+		defer cancel()
+		x := detachNow(t, l, time.Minute)
+		want(t, "the cause of the context", context.Cause(ctx), hasp.ErrReleased)
+		want(t, "Err", l.Err(), hasp.ErrReleased)
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrReleased)
+		want(t, "Detach again", errOf(l.Detach(t.Context(), time.Minute)), hasp.ErrReleased)
+		nothingLeft(t, c)
+		if left := time.Until(x.Until); left < time.Minute || left > time.Minute+time.Second {
+			t.Error("Until", left)
+		}
+		time.Sleep(59 * time.Second)
+		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
+		if _, renews, releases := f.calls(); renews != 1 || releases != 0 {
+			t.Errorf("%d renewals, %d releases", renews, releases)
+		}
+
+		l2 := resumeNow(t, c, x)
+		if l2.Fence() != l.Fence() || l2.Fence() == 0 || l2.Key() != "k" {
+			t.Error("fences", l.Fence(), l2.Fence(), l2.Key())
+		}
+		time.Sleep(5 * time.Minute)
+		want(t, "a lease that is renewed", l2.Err(), nil)
+		inner, err := c.TryLock(l2.Context(), "k")
+		want(t, "re-entry", err, nil)
+		_, before, _ := f.calls()
+		for _, both := range []*hasp.Lease{l2, inner} {
+			want(t, "Detach of a hold with two leases", errOf(both.Detach(t.Context(), time.Minute)), hasp.ErrInvalid)
+		}
+		if _, after, _ := f.calls(); after != before {
+			t.Error("a Detach that was refused has extended the hold")
+		}
+		unlock(t, inner)
+
+		// A caller of the same Client waits for the key.
+		next := lockSoon(t, c, t.Context(), "k")
+		unlock(t, l2)
+		unlock(t, <-next)
+		want(t, "Resume of a released key", errOf(c.Resume(t.Context(), x)), hasp.ErrLost)
+		time.Sleep(time.Second)
+		nothingLeft(t, c)
+	})
+}
+
+// The Client that has detached a lease is closed. Another Client has the settings of the lease from
+// the handle.
+func TestResumeKeepsTheSettings(t *testing.T) {
+	for name, tc := range map[string]struct {
+		opts  []hasp.Option
+		again []hasp.Option // options of Resume
+		key   string        // as stored
+		check func(t *testing.T, b *hasp.Client, l *hasp.Lease)
+		after time.Duration // how long the key stays taken after Unlock
+	}{
+		"min hold":             {[]hasp.Option{hasp.WithMinHold(time.Hour)}, nil, "k", nil, 59 * time.Minute},
+		"max hold":             {[]hasp.Option{hasp.WithMaxHold(2 * time.Minute)}, []hasp.Option{hasp.WithMaxHold(time.Hour)}, "k", ends(2*time.Minute - 20*time.Second), 0},
+		"a max hold of Resume": {[]hasp.Option{hasp.WithMaxHold(time.Hour)}, []hasp.Option{hasp.WithMaxHold(2 * time.Second)}, "k", ends(2 * time.Second), 0},
+		"no renewal":           {nil, []hasp.Option{hasp.WithoutRenewal()}, "k", ends(hasp.DefaultTTL), 0},
+		"another term":         {nil, []hasp.Option{hasp.WithTTL(time.Hour), hasp.WithoutRenewal()}, "k", ends(time.Hour), 0},
+		"slot": {[]hasp.Option{hasp.WithSlots(1)}, nil, "k#0", func(t *testing.T, b *hasp.Client, l *hasp.Lease) {
+			want(t, "another slot", errOf(b.TryLock(t.Context(), "k", hasp.WithSlots(1))), hasp.ErrHeld)
+			unlock(t, lockIn(t, b, l.Context(), "k", hasp.WithSlots(1)))
+		}, 0},
+		"shared": {[]hasp.Option{hasp.WithShared()}, nil, "k", func(t *testing.T, b *hasp.Client, _ *hasp.Lease) {
+			unlock(t, lockNow(t, b, "k", hasp.WithShared()))
+			want(t, "exclusive", errOf(b.TryLock(t.Context(), "k")), hasp.ErrHeld)
+		}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var s memlock.Store
+				a, b := await.Value(hasp.New(s.Driver(), nil)), await.Value(hasp.New(s.Driver(), nil))
+				defer b.Close()
+				x := detachNow(t, lockNow(t, a, "k", tc.opts...), time.Minute)
+				want(t, "Close", a.Close(), nil)
+				time.Sleep(20 * time.Second)
+				l := resumeNow(t, b, x, tc.again...)
+				if tc.check != nil {
+					tc.check(t, b, l)
+				}
+				unlocked := l.Unlock(t.Context())
+				st, err := b.Inspect(t.Context(), tc.key)
+				want(t, "Inspect", err, nil)
+				if unlocked == nil && (st.Held != (tc.after > 0) || st.TTL < tc.after) {
+					t.Errorf("after Unlock: %+v", st)
+				}
+			})
+		})
+	}
+}
+
+// ends returns a check that the lease ends after d by itself, and no sooner.
+func ends(d time.Duration) func(*testing.T, *hasp.Client, *hasp.Lease) {
+	return func(t *testing.T, _ *hasp.Client, l *hasp.Lease) {
+		early := backend.Drift(d) + time.Millisecond
+		time.Sleep(d - early)
+		want(t, "just before the end", l.Err(), nil)
+		time.Sleep(2 * early)
+		want(t, "after the end", l.Err(), hasp.ErrLost)
+	}
+}
+
+// After an unknown outcome, Resume releases nothing and may be repeated.
+func TestResumeOfUnknownOutcome(t *testing.T) {
+	synctestEnds := []backend.Cancellation{backend.CancelNone, backend.CancelPrompt}
+	for name, hook := range map[string]callHook{
+		"lost reply": renewal(lostReply),
+		"down":       renewal(failAcquire(errNet)),
+		"silence":    hungRenew,
+		"late answer": renewal(func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			g, err := send()
+			g.Until = time.Now().Add(-1)
+			return g, err
+		}),
+	} {
+		for _, prompt := range synctestEnds {
+			t.Run(fmt.Sprint(name, prompt), func(t *testing.T) {
+				withEnds(t, prompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+					x := detachNow(t, lockNow(t, c, "k"), time.Hour)
+					f.set(func(f *faulty) { f.renew = hook })
+					want(t, "Resume", errOf(c.Resume(t.Context(), x)), hasp.ErrUnavailable)
+					ctx, cancel := context.WithCancel(t.Context())
+					cancel()
+					want(t, "Resume with a context that has ended", errOf(c.Resume(ctx, x)), context.Canceled)
+					f.set(up)
+					time.Sleep(10 * time.Second)
+					if _, _, releases := f.calls(); releases != 0 {
+						t.Errorf("%d releases", releases)
+					}
+					nothingLeft(t, c)
+					unlock(t, resumeNow(t, c, x))
+					freed(t, f, "k", "the key is held after Unlock")
+				})
+			})
+		}
+	}
+}
+
+// The store may keep the key for the whole time of Detach, so the release is repeated for that long.
+func TestUnlockOfAResumedLeaseDuringAnOutage(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := resumeNow(t, c, detachNow(t, lockNow(t, c, "k"), time.Hour))
+		f.set(down)
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrUnavailable)
+		time.Sleep(30 * time.Minute)
+		f.set(up)
+		time.Sleep(10 * time.Second)
+		freed(t, f, "k", "the key is held after the outage")
+	})
+}
+
+// A Detach whose outcome is unknown leaves the lease to its caller.
+func TestDetachOfUnknownOutcome(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k")
+		f.set(func(f *faulty) { f.renew = renewal(lostReply) })
+		want(t, "Detach", errOf(l.Detach(t.Context(), time.Hour)), hasp.ErrUnavailable)
+
+		// Another caller re-enters during the call.
+		var inner *hasp.Lease
+		f.set(func(f *faulty) {
+			f.renew = renewal(func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				inner = lockIn(t, c, l.Context(), "k")
+				return send()
+			})
+		})
+		want(t, "Detach during a re-entry", errOf(l.Detach(t.Context(), time.Hour)), hasp.ErrInvalid)
+		unlock(t, inner)
+		f.set(up)
+		time.Sleep(5 * time.Minute)
+		want(t, "Err", l.Err(), nil)
+		unlock(t, l)
+		freed(t, f, "k", "the key is held after Unlock")
+	})
+}
+
+func TestResumeRefuses(t *testing.T) {
+	for name, tc := range map[string]struct {
+		spoil func(x *hasp.Handle)
+		opts  []hasp.Option
+		want  error
+	}{
+		"no handle":          {func(x *hasp.Handle) { *x = hasp.Handle{} }, nil, hasp.ErrInvalid},
+		"no token":           {func(x *hasp.Handle) { x.Token = "" }, nil, hasp.ErrInvalid},
+		"no term":            {func(x *hasp.Handle) { x.TTL = 0 }, nil, hasp.ErrInvalid},
+		"slot":               {func(x *hasp.Handle) { x.Slot = 101 }, nil, hasp.ErrInvalid},
+		"an option":          {nil, []hasp.Option{hasp.WithFence()}, hasp.ErrInvalid},
+		"a wait":             {nil, []hasp.Option{hasp.WithMaxWait(time.Second)}, hasp.ErrInvalid},
+		"a term":             {nil, []hasp.Option{hasp.WithTTL(1)}, hasp.ErrInvalid},
+		"another token":      {func(x *hasp.Handle) { x.Token = "A" + x.Token }, nil, hasp.ErrLost},
+		"another key":        {func(x *hasp.Handle) { x.Key = "other" }, nil, hasp.ErrLost},
+		"another slot":       {func(x *hasp.Handle) { x.Slot = 1 }, nil, hasp.ErrLost},
+		"max hold is over":   {func(x *hasp.Handle) { x.MaxHold = time.Now() }, nil, hasp.ErrLost},
+		"the term has ended": {func(*hasp.Handle) { time.Sleep(2 * time.Minute) }, nil, hasp.ErrLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				good := detachNow(t, lockNow(t, c, "k"), time.Minute)
+				x := good
+				if tc.spoil != nil {
+					tc.spoil(&x)
+				}
+				want(t, "Resume", errOf(c.Resume(t.Context(), x, tc.opts...)), tc.want)
+				nothingLeft(t, c)
+				if name != "the term has ended" {
+					unlock(t, resumeNow(t, c, good)) // the hold is as before
+				}
+			})
+		})
+	}
+}
+
+func TestHandleOfAnotherStoreOrAClosedClient(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+		x := detachNow(t, lockNow(t, c, "k"), time.Minute)
+		other := await.Value(memlock.New(nil))
+		want(t, "Resume on another store", errOf(other.Resume(t.Context(), x)), hasp.ErrLost)
+		want(t, "Close", other.Close(), nil)
+		want(t, "Resume after Close", errOf(other.Resume(t.Context(), x)), hasp.ErrClosed)
+		l := lockNow(t, c, "\xff")
+		want(t, "Detach of a key that is not UTF-8", errOf(l.Detach(t.Context(), time.Minute)), hasp.ErrInvalid)
+		unlock(t, l)
+		l = lockNow(t, c, "m", hasp.WithMaxHold(time.Minute))
+		want(t, "Detach past the max hold", errOf(l.Detach(t.Context(), time.Hour)), hasp.ErrInvalid)
+		unlock(t, l)
+	})
+}
+
+// A second resumer gets an error, at once on the same Client, and later on another one.
+func TestTwoResumers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s memlock.Store
+		a, b := await.Value(hasp.New(s.Driver(), nil)), await.Value(hasp.New(s.Driver(), nil))
+		defer a.Close()
+		defer b.Close()
+		x := detachNow(t, lockNow(t, a, "k"), time.Minute)
+		l1 := resumeNow(t, a, x)
+		want(t, "Resume by the same Client", errOf(a.Resume(t.Context(), x)), hasp.ErrInvalid)
+		l2 := resumeNow(t, b, x)
+		unlock(t, l1)
+		time.Sleep(hasp.DefaultTTL / 2)
+		want(t, "the second lease", l2.Err(), hasp.ErrLost)
+		want(t, "Unlock of the second lease", l2.Unlock(t.Context()), hasp.ErrLost)
+	})
+}
+
+func TestEventsOfDetachAndResume(t *testing.T) {
+	var s seen
+	withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		var x hasp.Handle
+		err := hasp.Do(t.Context(), c, "k", func(_ context.Context, l *hasp.Lease) error {
+			time.Sleep(time.Second)
+			x = detachNow(t, l, time.Minute)
+			return nil
+		}, hasp.WithFence())
+		want(t, "Do", err, nil)
+		unlock(t, resumeNow(t, c, x))
+		want(t, "Resume", errOf(c.Resume(t.Context(), x)), hasp.ErrLost)
+
+		var got []string
+		for _, e := range s.all {
+			got = append(got, fmt.Sprint(e.ID-s.all[0].ID, " ", e.Op, " ", e.Kind, " ", e.Fence == x.Fence, " ", e.Hold, " ", e.Tries))
+		}
+		wanted := []string{"0 lock requested false 0s 0", "0 lock acquired true 0s 1", "0 lock detached true 1s 0",
+			"1 resume requested false 0s 0", "1 resume acquired true 0s 1", "1 resume released true 0s 0",
+			"2 resume requested false 0s 0", "2 resume refused false 0s 1"}
+		if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", wanted) {
+			t.Errorf("got  %q\nwant %q", got, wanted)
+		}
+	})
+}
+
+func TestObserverThatPanicsInResumeUnlocks(t *testing.T) {
+	var x hasp.Handle
+	o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
+		if e.Op == "resume" && e.Kind == hasp.EventAcquired {
+			panic("ouch")
+		}
+	}}
+	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+		x = detachNow(t, lockNow(t, c, "k"), time.Minute)
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = c.Resume(t.Context(), x)
+			t.Error("Resume has returned")
+		}()
+		freed(t, f, "k", "the key is held")
+		nothingLeft(t, c)
+	})
+}
+
+func TestHandleIsPrintedWithoutItsToken(t *testing.T) {
+	x := hasp.Handle{Key: "k", Token: "secret"}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
+		if got := fmt.Sprintf(verb, x) + fmt.Sprintf(verb, &x); got != `hasp.Handle("k")hasp.Handle("k")` {
+			t.Errorf("%s: %s", verb, got)
+		}
+	}
+}
+
+func TestHeld(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+		outer := lockNow(t, c, "outer")
+		inner := lockIn(t, c, outer.Context(), "inner")
+		all, err := hasp.LockAll(inner.Context(), c, []string{"a", "b"})
+		want(t, "LockAll", err, nil)
+		for key, held := range map[string]bool{"outer": true, "inner": true, "a": true, "b": true, "": false, "inn": false} {
+			if hasp.Held(all.Context(), key) != held {
+				t.Errorf("Held of %q: %v, want %v", key, !held, held)
+			}
+		}
+		unlock(t, all)
+		unlock(t, inner)
+		if hasp.Held(inner.Context(), "inner") || !hasp.Held(inner.Context(), "outer") || hasp.Held(t.Context(), "outer") {
+			t.Error("after the Unlock of the inner lease, or without a lease")
+		}
+		unlock(t, outer)
+	})
+}

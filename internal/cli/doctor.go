@@ -1,0 +1,129 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/cli/text"
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// doctor is a call of hasp doctor.
+type doctor struct {
+	*app
+	bad    int   // how many lines are bad
+	broken error // the last error of a write
+}
+
+func (a *app) doctorCommand() *cobra.Command {
+	d := &doctor{app: a}
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "Check the settings of a store, and say what they may cost a lock",
+		Long: `doctor locks the key "hasp-doctor" in the store that --url names, to see what the user
+may do and how long that takes. On Redis it also reads the settings of each server:
+the version, the role, eviction, persistence, replication and the clock. Each line
+begins with
+
+  ok    nothing to do
+  warn  a fault of the store may cost a lock; the line says how, and what to set
+  bad   locks fail, or have two holders, although the store has no fault
+
+The exit code is 1 if a line is bad. "hasp conform" checks the promises themselves.`,
+		Example: `  hasp doctor --url spinlock+redis://localhost:6379`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.config(cmd)
+			if err != nil {
+				return err
+			}
+			return d.examine(cmd.Context(), c)
+		},
+	}
+}
+
+func (d *doctor) found(level, what, said string) {
+	if level == redisstore.Bad {
+		d.bad++
+	}
+	_, err := fmt.Fprintf(d.out, "%-4s  %s: %s\n", level, text.Plain(what), text.Plain(d.store.redact(said)))
+	if err != nil {
+		d.broken = err
+	}
+}
+
+func (d *doctor) examine(ctx context.Context, c hasp.Config) error {
+	alone := c.Strategy != "redlock"
+	for _, list := range c.Nodes {
+		nodes, err := []string{list}, error(nil)
+		if !alone {
+			nodes, err = redisstore.Nodes(list)
+		} else if !strings.Contains(describe(c.Strategy).URL, "redis://") {
+			nodes = nil
+		}
+		for _, node := range nodes {
+			err = redisstore.Examine(ctx, node, c.Params, alone, d.found)
+			if err != nil && !alone && ctx.Err() == nil {
+				d.found(redisstore.Warn, "node", err.Error()) // the others may be a quorum
+				err = nil
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if d.bad == 0 { // otherwise Open fails for the same reason
+		client, err := c.Open(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		d.try(ctx, client)
+	}
+	if d.bad > 0 {
+		return failedf("%s", text.Count(d.bad, "line is bad", "lines are bad"))
+	}
+	return printed(d.broken)
+}
+
+// try finds out what the user may do, and how long a lock takes.
+func (d *doctor) try(ctx context.Context, client *hasp.Client) {
+	const key = "hasp-doctor" // not a random one, because filelock keeps a file for each key
+	rights := "the user may do all that this strategy has"
+	lock := func(opt hasp.Option) error {
+		return hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Minute) }, opt)
+	}
+	if err := lock(nil); err != nil {
+		d.found(redisstore.Bad, "rights", err.Error())
+		return
+	}
+	_, err := client.Inspect(ctx, key)
+	for what, err := range map[string]error{"inspect": err, "fence": lock(hasp.WithFence()), "shared": lock(hasp.WithShared()), "min hold": lock(hasp.WithMinHold(1))} {
+		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			d.found(redisstore.Warn, what, err.Error())
+			rights = "the user may lock, renew and unlock; the documentation of the strategy lists the rights for the rest"
+		}
+	}
+	d.found(redisstore.OK, "rights", rights)
+
+	took := make([]time.Duration, 20)
+	for i := range took {
+		began := time.Now()
+		if err := hasp.Do(ctx, client, key, func(context.Context, *hasp.Lease) error { return nil }); err != nil {
+			d.found(redisstore.Bad, "latency", err.Error())
+			return
+		}
+		took[i] = time.Since(began)
+	}
+	slices.Sort(took)
+	most := took[len(took)-1]
+	d.found(redisstore.OK, "latency", fmt.Sprintf("a lock and its unlock take %s, at most %s of %d; a term shorter than %s is at risk",
+		text.Duration(took[len(took)/2]), text.Duration(most), len(took), text.Duration(10*most)))
+}

@@ -1,0 +1,56 @@
+//go:build unix
+
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	const pw = "pw-of-this-test"
+	s := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	kept := redistest.Start(t, &redistest.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "always"}})
+	replica := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	rdb := s.Client()
+	replica.Follow(s.Addr)
+	must(t, rdb.Do(t.Context(), "acl", "setuser", "app", "on", ">"+pw, "+set", "+info", "+eval", "+evalsha", "+getrange", "+pttl", "+pexpire", "+del", "~app:*").Err())
+	spinlock := func(s *redistest.Server) string { return "spinlock+" + s.URL() }
+	all := []string{"ok    version of redis " + s.Addr, "ok    role and memory", "ok    clock", "ok    rights: the user may do all", "ok    latency"}
+	for _, c := range []struct {
+		name string
+		url  string
+		set  [2]string // a setting of s
+		code int
+		says []string
+	}{
+		{"a plain server", spinlock(s), [2]string{}, 0, append(all, "warn  persistence", "no append-only file",
+			"warn  replication", "Set replicas=1", "warn  min-replicas")},
+		{"replicas that confirm", spinlock(s) + "?replicas=1", [2]string{"min-replicas-to-write", "1"}, 0, []string{"ok    replication", "of 1 replicas, 1 must confirm"}},
+		{"an append-only file", spinlock(kept), [2]string{}, 0, []string{"ok    persistence", "appendfsync always", "ok    replication"}},
+		{"a replica", spinlock(replica), [2]string{}, exitFailed, []string{"bad   role or memory", "it is a replica of " + s.Addr}},
+		{"few rights", strings.Replace(spinlock(s), "redis://", "redis://app:"+pw+"@", 1) + "?prefix=app:", [2]string{}, 0,
+			[]string{"warn  fence", "NOPERM", "warn  inspect", "lists the rights"}},
+		{"no rights", strings.Replace(spinlock(s), "redis://", "redis://app:"+pw+"@", 1), [2]string{}, exitFailed, []string{"bad   rights", "NOPERM"}},
+		{"a quorum", "redlock+" + redistest.StartNodes(t, 3, nil).URL(), [2]string{}, 0, []string{"ok    clock", "ok    rights"}},
+		{"files", store(t), [2]string{}, 0, []string{"ok    rights", "ok    latency"}},
+		{"eviction", spinlock(s), [2]string{"maxmemory-policy", "allkeys-lru"}, exitFailed, []string{"bad   role or memory", "allkeys-lru (set noeviction"}},
+		{"eviction that is allowed", spinlock(s) + "?allow_eviction=true", [2]string{}, 0, []string{"warn  memory", "allkeys-lru"}},
+	} {
+		if c.set[0] != "" {
+			must(t, rdb.ConfigSet(t.Context(), "maxmemory", "1gb").Err())
+			must(t, rdb.ConfigSet(t.Context(), c.set[0], c.set[1]).Err())
+		}
+		o := runHasp(t, c.url, "doctor")
+		if o.code != c.code || strings.Contains(o.out+o.err, pw) {
+			t.Errorf("%s: exit code %d, want %d\n%s%s", c.name, o.code, c.code, o.out, o.err)
+		}
+		contains(t, o.out, c.says...)
+		if c.name == "a quorum" && strings.Contains(o.out, "warn") {
+			t.Errorf("%s: %s", c.name, o.out)
+		}
+	}
+}

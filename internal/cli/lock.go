@@ -1,0 +1,154 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+func (a *app) lockCommand() *cobra.Command {
+	r := run{app: a}
+	cmd := &cobra.Command{
+		Use:   "lock KEY --ttl DURATION",
+		Short: "Take a key for several commands, and print a handle for hasp unlock",
+		Long: `lock waits until it holds KEY, and prints a handle. KEY stays taken for --ttl after
+that, although hasp has ended, and no program renews it. On any host with the same
+store and strategy, "hasp renew" gives it another --ttl, and "hasp unlock" frees it.
+
+The handle is one line of JSON, and a secret: any program that has it can free KEY.
+Keep it in a file that only you can read, and pass it on stdin, because other users
+can read the arguments of a program.
+
+Prefer "hasp run" if one command does the work: it renews the lock, ends the command
+if the lock is lost, and frees KEY if the command fails.
+
+The exit code is 75 if another program holds KEY. With renew and unlock it is 79 if
+the lock was lost: another program may have held KEY since.`,
+		Example: `  umask 077
+  hasp lock deploy --ttl 30m >deploy.lock
+  hasp renew - <deploy.lock && ./migrate
+  hasp unlock - <deploy.lock`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.key = args[0]
+			if !cmd.Flag("ttl").Changed {
+				return usagef("give --ttl: how long the key stays taken if it is neither renewed nor unlocked")
+			}
+			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
+				if describe(a.strategy).Reach == backend.Process {
+					return usagef("%s keeps locks inside this process, so no other command can unlock them", a.strategy)
+				}
+				lease, err := r.acquire(ctx, client, r.options(cmd))
+				if err != nil {
+					return err
+				}
+				return r.handOut(ctx, client, lease)
+			})
+		},
+	}
+	r.waitFlags(cmd)
+	for name, usage := range map[string]string{
+		"ttl":      "how long KEY stays taken if it is neither renewed nor unlocked",
+		"fence":    "put a fence into the handle, and fail if the strategy has no fences",
+		"slots":    "let this many callers hold KEY at once",
+		"min-hold": "keep KEY taken for this long after it was acquired, even if it is unlocked sooner",
+	} {
+		cmd.Flag(name).Usage = usage
+	}
+	return cmd
+}
+
+// handOut detaches the lease and prints its handle. If it cannot print it, it frees the key, which
+// no program could free otherwise.
+func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Lease) error {
+	handle, err := lease.Detach(ctx, r.ttl)
+	if err != nil {
+		_ = lease.Unlock(ctx)
+		return err
+	}
+	b, err := json.Marshal(handle)
+	if err == nil {
+		_, err = r.out.Write(append(text.JSON(b), '\n'))
+	}
+	if err != nil {
+		if lease, err := client.Resume(context.WithoutCancel(ctx), handle); err == nil {
+			_ = lease.Unlock(ctx)
+		}
+	}
+	return printed(err)
+}
+
+func (a *app) renewCommand() *cobra.Command {
+	var ttl time.Duration
+	cmd := a.handleCommand("renew", "Keep a key taken that hasp lock has taken",
+		func(ctx context.Context, lease *hasp.Lease, handle hasp.Handle) error {
+			if ttl == 0 {
+				ttl = handle.TTL
+			}
+			_, err := lease.Detach(ctx, ttl)
+			return err
+		})
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long KEY stays taken from now on, at least (default: as with hasp lock)")
+	return cmd
+}
+
+func (a *app) unlockCommand() *cobra.Command {
+	return a.handleCommand("unlock", "Free a key that hasp lock has taken",
+		func(ctx context.Context, lease *hasp.Lease, _ hasp.Handle) error { return lease.Unlock(ctx) })
+}
+
+// handleCommand returns a command that calls f with the lease of a handle.
+func (a *app) handleCommand(name, short string, f func(context.Context, *hasp.Lease, hasp.Handle) error) *cobra.Command {
+	return &cobra.Command{
+		Use:   name + " HANDLE|-",
+		Short: short,
+		Long: short + `. The argument is the handle
+that "hasp lock" has printed, or -, which reads it from stdin. The exit code is 79 if
+the lock was lost. "hasp lock --help" has an example.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			line := args[0]
+			if line == "-" {
+				var err error
+				if line, err = input(cmd.Context(), func() string {
+					b, _ := io.ReadAll(io.LimitReader(a.in, 1<<16))
+					return string(b)
+				}); err != nil {
+					return err
+				}
+			}
+			var handle hasp.Handle
+			if json.Unmarshal([]byte(strings.TrimSpace(line)), &handle) != nil {
+				return usagef("this is not a handle that hasp lock has printed") // without the text, which may be secret
+			}
+			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
+				lease, err := client.Resume(ctx, handle, hasp.WithoutRenewal())
+				if err != nil {
+					return err
+				}
+				return f(ctx, lease, handle)
+			})
+		},
+	}
+}
+
+// input returns what read returns, which reads stdin, or an error if ctx ends first. In that case
+// the goroutine that reads stays until the program ends.
+func input(ctx context.Context, read func() string) (string, error) {
+	got := make(chan string, 1)
+	go func() { got <- read() }()
+	select {
+	case line := <-got:
+		return line, nil
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}

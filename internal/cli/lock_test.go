@@ -1,0 +1,52 @@
+//go:build unix
+
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// shells runs scripts of a shell, one after another. In a script, hasp is "$0". The last line of
+// each must be the exit code that is wanted.
+func shells(t *testing.T, url string, scripts ...string) {
+	t.Helper()
+	for i, script := range scripts {
+		cmd := self(t, "hasp", url)
+		cmd.Args = []string{"sh", "-c", script, cmd.Path}
+		cmd.Path = "/bin/sh"
+		if o := start(t, cmd).wait(); o.code != 0 {
+			t.Fatalf("script %d: exit code %d\n%s%s", i, o.code, o.out, o.err)
+		}
+	}
+}
+
+// A job in CI runs each step in a shell of its own.
+func TestLockOverSeveralShells(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t, nil).URL()
+	for _, url := range []string{store(t), "spinlock+" + redis, "fairlock+" + redis + "?prefix=fair:", "redlock+" + redistest.StartNodes(t, 3, nil).URL()} {
+		t.Run(strings.Split(url, "+")[0][:7], func(t *testing.T) {
+			at := t.TempDir() + "/lock"
+			shells(t, url,
+				`"$0" lock key --ttl 30s --fence --min-hold 1s >`+at+` && [ $(wc -l <`+at+`) = 1 ]`,
+				`"$0" lock key --ttl 1m -n; [ $? = 75 ]`,
+				`"$0" renew - --ttl 100s <`+at+` && "$0" inspect key | grep -E "term +1m" && "$0" inspect key | grep "hasp lock"`,
+				`"$0" unlock - <`+at,
+				`"$0" run key --wait 1m -- true`,
+				`"$0" unlock - <`+at+`; [ $? = 79 ]`,
+				`"$0" renew "$(cat `+at+`)"; [ $? = 79 ]`)
+		})
+	}
+}
+
+func TestLockSaysThatItWaits(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, nil)
+	url := redisURL(t, s)
+	must(t, s.Client().Set(t.Context(), t.Name()+":key", "value", 0).Err())
+	contains(t, runHasp(t, url, "lock", "key", "--ttl", "1m", "-w", "1.5").want(t, exitNotAcquired).err,
+		`waiting for "key", which has a value that is not a lock of this strategy; see hasp inspect`, "and was not free within 1.5s\n")
+}
