@@ -302,6 +302,8 @@ func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 		defer c.Close()
 		l := lockNow(t, c, "k")
 		want(t, "Extend", l.Extend(t.Context(), 6*time.Second), hasp.ErrInvalid)
+		_, err := c.Lock(l.Context(), "k", hasp.WithTTL(6*time.Second))
+		want(t, "re-entry", err, hasp.ErrInvalid)
 		synctest.Wait()
 		if failed := s.of(hasp.EventRenewFailed); len(failed) > 0 {
 			t.Errorf("renewals failed: %+v", failed)

@@ -295,6 +295,7 @@ func TestTLS(t *testing.T) {
 	q.Set("server_name", "other.example")
 	refused(t, "etcds://"+s.Client+"?"+q.Encode(), false, "server_name")
 	refused(t, "etcds://"+s.Client, false, "certificate", "ca")
-	refused(t, "etcds://"+s.Client+"?"+url.Values{"ca": {cert}}.Encode(), false, "certificate")
+	// The client may write before it reads the server's alert, and then the error is only a broken pipe.
+	refused(t, "etcds://"+s.Client+"?"+url.Values{"ca": {cert}}.Encode(), false, "cert and key")
 	refused(t, "etcd://"+s.Client, false, "etcds://")
 }

@@ -209,12 +209,3 @@ func TestFencesOfProcessesThatRaiseTheCeilingAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 }
-
-func TestFailedFenceLeavesTheKeyFree(t *testing.T) {
-	d := on(t.TempDir(), nil)
-	must(t, os.MkdirAll(d.guardFile("temp", fenceGuard)+"/x", 0o700))
-	if _, err := d.Acquire(t.Context(), fenced(claim("k"))); err == nil {
-		t.Fatal("a fence was given without a ceiling")
-	}
-	notHeld(t, d, "k")
-}

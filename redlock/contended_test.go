@@ -185,21 +185,6 @@ func TestARefusedSubscriptionIsNotRepeatedAtEachLook(t *testing.T) {
 	})
 }
 
-func TestAWaitThatEndsReportsTheHolder(t *testing.T) {
-	try(t, 5, nil, func(t *testing.T, tr trial) {
-		holder := aClaim("k")
-		tr.acquire(t, tr.direct(t, nil), holder)
-		for i := range 6 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*300*time.Millisecond)
-			defer cancel()
-			_, err := tr.d.Wait(ctx, aClaim("k"))
-			if held, ok := err.(*backend.HeldError); !ok || held.Owner != holder.Owner || held.RetryAfter <= 0 {
-				t.Errorf("wait %d: got %#v", i, err)
-			}
-		}
-	})
-}
-
 // Waiters get the key of a set with fewer nodes than a safe set needs.
 func TestWaitOnFewNodes(t *testing.T) {
 	for n := 1; n <= 2; n++ {

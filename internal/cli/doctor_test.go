@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"net"
 	"strings"
 	"testing"
 
@@ -14,9 +15,9 @@ func TestDoctor(t *testing.T) {
 	const pw = "pw-of-this-test"
 	s := redistest.Start(t, &redistest.Options{Own: true, Real: true})
 	kept := redistest.Start(t, &redistest.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "always"}})
-	replica := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	host, port, _ := net.SplitHostPort(s.Addr)
+	replica := redistest.Start(t, &redistest.Options{Args: []string{"--replicaof", host, port}})
 	rdb := s.Client()
-	replica.Follow(s.Addr)
 	must(t, rdb.Do(t.Context(), "acl", "setuser", "app", "on", ">"+pw, "+set", "+info", "+eval", "+evalsha", "+getrange", "+pttl", "+pexpire", "+del", "~app:*").Err())
 	spinlock := func(s *redistest.Server) string { return "spinlock+" + s.URL() }
 	all := []string{"ok    version of redis " + s.Addr, "ok    role and memory", "ok    clock", "ok    rights: the user may do all", "ok    latency"}

@@ -60,31 +60,6 @@ func pings(t *testing.T, s *Store) {
 	}
 }
 
-func TestOpenReachesServersOfEveryKind(t *testing.T) {
-	for name, o := range map[string]*redistest.Options{
-		"plain": nil, "password": {Password: "p@ss/w%rd?&#:"}, "user": {User: "ann", Password: "s3cret"},
-		"tls": {TLS: true}, "tls with a user": {TLS: true, User: "ann", Password: "s3cret"},
-		"socket": {Unix: true}, "socket with a password": {Unix: true, Password: "p@/w"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			srv := redistest.Start(t, o)
-			params := map[string]string{}
-			if srv.CAFile != "" {
-				params["ca"] = srv.CAFile
-			}
-			s := opened(t, srv.URL(), params)
-			key := "open:" + name
-			if _, err := s.Do(t.Context(), "set", key, "v", "px", "600000"); err != nil {
-				t.Fatal(err)
-			}
-			if got, err := srv.Client().Get(t.Context(), key).Result(); got != "v" {
-				t.Errorf("got %q, %v", got, err)
-			}
-		})
-	}
-}
-
 func TestOpenUsesTheDatabase(t *testing.T) {
 	for _, unix := range []bool{false, true} {
 		srv := redistest.Start(t, &redistest.Options{Own: true, Unix: unix})

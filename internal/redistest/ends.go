@@ -54,7 +54,8 @@ var Endings = []Ending{
 // parameters that the URL needs.
 func EachURL(t *testing.T, f func(t *testing.T, srv *Server, params map[string]string)) {
 	for name, o := range map[string]*Options{
-		"tcp": {Own: true}, "tls": {Own: true, TLS: true}, "unix": {Own: true, Unix: true}, "password": {Password: "secret"},
+		"tcp": {Own: true}, "tls": {Own: true, TLS: true, User: "ann", Password: "s3cret"},
+		"unix": {Own: true, Unix: true, Password: "p@/w"}, "password": {Password: "p@ss/w%rd?&#:"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -120,12 +120,6 @@ func TestErrorOfAnUnexpectedReplyIsShortAndHasNoPassword(t *testing.T) {
 	}
 }
 
-func TestAPanicOfTheClientIsAnError(t *testing.T) {
-	if r := Do(t.Context(), nil, []string{"get", "k"}); r.Err == nil {
-		t.Errorf("got %v and no error", r.Value)
-	}
-}
-
 // answering returns a connection to a server that sends a reply to whatever it gets.
 func answering(t *testing.T, reply string) *Conn {
 	ours, theirs := net.Pipe()
