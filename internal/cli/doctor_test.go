@@ -6,7 +6,9 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -18,6 +20,7 @@ func TestDoctor(t *testing.T) {
 	host, port, _ := net.SplitHostPort(s.Addr)
 	replica := redistest.Start(t, &redistest.Options{Args: []string{"--replicaof", host, port}})
 	rdb := s.Client()
+	await.Until(t, "the replica is in step", func() bool { return rdb.Wait(t.Context(), 1, time.Second).Val() == 1 })
 	must(t, rdb.Do(t.Context(), "acl", "setuser", "app", "on", ">"+pw, "+set", "+info", "+eval", "+evalsha", "+getrange", "+pttl", "+pexpire", "+del", "~app:*").Err())
 	spinlock := func(s *redistest.Server) string { return "spinlock+" + s.URL() }
 	all := []string{"ok    version of redis " + s.Addr, "ok    role and memory", "ok    clock", "ok    rights: the user may do all", "ok    latency"}
