@@ -61,9 +61,13 @@ func (l *Lease) Key() string { return l.key }
 
 // Fence returns a number that grows with every new hold of the key. Send it with each write to the
 // resource that the lock protects. Let the resource refuse a fence that is smaller than the largest
-// it has seen. With shared leases, the resource keeps two such numbers: see WithShared. Fence
-// returns 0 if the hold was taken without WithFence.
+// it has seen; package fence has guards that do so. With shared leases, the resource keeps two such
+// numbers: see WithShared. Fence returns 0 if the hold was taken without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
+
+// Shared reports whether the lease is shared: other leases may hold the key at the same time. A
+// lease WithShared that joined the exclusive hold of an outer lease is not shared.
+func (l *Lease) Shared() bool { return l.hold.claim.Shared }
 
 // Slot returns which slot the lease holds, from 0 to n-1 for WithSlots(n). It returns 0 for a lease
 // without slots.

@@ -137,13 +137,28 @@ func (x *leaseContext) check() {
 // renewal; Lease.Expires returns it.
 func (x *leaseContext) Deadline() (time.Time, bool) { return x.deadline, x.bounded }
 
-// leaseKey is the key under which a context returns its innermost lease.
+// leaseKey is the key under which a context returns its innermost leaseContext.
 var leaseKey = new(int)
 
-// Value returns the lease for leaseKey, for re-entry.
+// Value returns x for leaseKey.
 func (x *leaseContext) Value(key any) any {
 	if key == any(leaseKey) {
-		return x.lease
+		return x
 	}
 	return x.Context.Value(key)
+}
+
+// LeasesOf returns the lease of the innermost Lock that ctx is derived from. If ctx is derived from
+// the context of [Leases], they are all leases of that LockAll, in the order of their keys. If there
+// is no lease, LeasesOf returns nil. The leases may have ended. Package fence uses it to find the
+// fence of a write.
+func LeasesOf(ctx context.Context) []*Lease {
+	x, _ := ctx.Value(leaseKey).(*leaseContext)
+	if x == nil {
+		return nil
+	}
+	if all, ok := x.held.(*Leases); ok {
+		return all.All()
+	}
+	return []*Lease{x.lease}
 }
