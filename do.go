@@ -283,10 +283,16 @@ func (ls *Leases) Context() context.Context {
 	switch n := len(ls.leases); {
 	case n == 0:
 		return context.Background()
-	case ls.joint == nil:
-		return ls.leases[n-1].Context()
+	case ls.joint != nil:
+		return ls.joint
+	case n == 1:
+		return ls.leases[0].Context()
+	default:
+		// The context of the last lease ends with all others. The new one also names them all, for
+		// LeasesOf.
+		last := ls.leases[n-1]
+		return newLeaseContext(last.Context(), last, ls)
 	}
-	return ls.joint
 }
 
 // Err returns the first error of [Lease.Err] among the leases.

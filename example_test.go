@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/fence"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -135,15 +136,11 @@ func ExampleLease_Extend() {
 }
 
 // A fence stops what the lock alone cannot: a write that is in flight when its writer loses the
-// lock.
+// lock. Package fence has guards for databases, services and files.
 func ExampleWithFence() {
-	var seen uint64 // the resource keeps it next to the data
-	write := func(fence uint64) error {
-		if fence < seen {
-			return fmt.Errorf("stale writer")
-		}
-		seen = fence
-		return nil
+	var account fence.Memory
+	write := func(ctx context.Context) error {
+		return account.Do(ctx, "account/7", func(context.Context) error { return nil })
 	}
 
 	ctx := context.Background()
@@ -152,17 +149,17 @@ func ExampleWithFence() {
 		log.Fatal(err)
 	}
 	defer c.Close()
-	first, _ := c.Lock(ctx, "account", hasp.WithFence())
-	c.Break(ctx, "account") // as if the holder had been stopped until after its term
-	second, _ := c.Lock(ctx, "account", hasp.WithFence())
+	first, _ := c.Lock(ctx, "account/7", hasp.WithFence())
+	c.Break(ctx, "account/7") // as if the holder had been stopped until after its term
+	second, _ := c.Lock(ctx, "account/7", hasp.WithFence())
 
-	fmt.Println(write(second.Fence()))
-	fmt.Println(write(first.Fence()))
+	fmt.Println(write(second.Context()))
+	fmt.Println(errors.Is(write(first.Context()), hasp.ErrLost))
 	second.Unlock(ctx)
 	first.Unlock(ctx) // its error is ErrLost
 	// Output:
 	// <nil>
-	// stale writer
+	// true
 }
 
 // Two schedulers reach the same tick, one a little later than the other. The job runs once.

@@ -63,9 +63,13 @@ func (l *Lease) Key() string { return l.key }
 
 // Fence returns a number that grows with every new hold of the key. Send it with each write to the
 // resource that the lock protects. Let the resource refuse a fence that is smaller than the largest
-// it has seen. With shared leases, the resource keeps two such numbers: see WithShared. Fence
-// returns 0 if the hold was taken without WithFence.
+// it has seen; package fence has guards that do so. With shared leases, the resource keeps two such
+// numbers: see WithShared. Fence returns 0 if the hold was taken without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
+
+// Shared reports whether the lease is shared: other leases may hold the key at the same time. A
+// lease WithShared that joined the exclusive hold of an outer lease is not shared.
+func (l *Lease) Shared() bool { return l.hold.claim.Shared }
 
 // Slot returns which slot the lease holds, from 0 to n-1 for WithSlots(n). It returns 0 for a lease
 // without slots.
@@ -453,22 +457,41 @@ func (x *leaseContext) check() {
 // renewal; Lease.Expires returns it.
 func (x *leaseContext) Deadline() (time.Time, bool) { return x.deadline, x.bounded }
 
-// leaseKey is the key under which a context returns its innermost lease.
+// leaseKey is the key under which a context returns its innermost leaseContext.
 var leaseKey = new(int)
 
-// Value returns the lease for leaseKey, for re-entry.
+// Value returns x for leaseKey.
 func (x *leaseContext) Value(key any) any {
 	if key == any(leaseKey) {
-		return x.lease
+		return x
 	}
 	return x.Context.Value(key)
+}
+
+// LeasesOf returns the lease of the innermost Lock that ctx is derived from. If ctx is derived from
+// the context of [Leases], they are all leases of that LockAll, in the order of their keys. If there
+// is no lease, LeasesOf returns nil. The leases may have ended. Package fence uses it to find the
+// fence of a write.
+func LeasesOf(ctx context.Context) []*Lease {
+	x, _ := ctx.Value(leaseKey).(*leaseContext)
+	if x == nil {
+		return nil
+	}
+	if all, ok := x.held.(*Leases); ok {
+		return all.All()
+	}
+	return []*Lease{x.lease}
 }
 
 // Held reports whether key is held by a lease whose context ctx is or derives from, such as the
 // lease of a [Do] around the caller. A function that needs the lock can check that it has it. The
 // lease may be of any Client; with WithSlots it has one slot of key.
 func Held(ctx context.Context, key string) bool {
-	l, _ := ctx.Value(leaseKey).(*Lease)
+	x, _ := ctx.Value(leaseKey).(*leaseContext)
+	if x == nil {
+		return false
+	}
+	l := x.lease
 	for l != nil && (l.key != key || l.Err() != nil) {
 		l = l.around
 	}

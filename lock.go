@@ -149,7 +149,9 @@ func (w *wait) prepare(ctx context.Context) error {
 	}
 
 	// If ctx is the context of a lease, or is derived from one, the key may be re-entered.
-	r.around, _ = ctx.Value(leaseKey).(*Lease)
+	if x, ok := ctx.Value(leaseKey).(*leaseContext); ok {
+		r.around = x.lease
+	}
 	w.once = r.op == "trylock" || r.bounded && r.maxWait == 0
 	if r.bounded && !w.once {
 		w.end = w.start.add(r.maxWait)

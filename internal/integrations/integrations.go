@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/robfig/cron/v3"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/fence"
 	"github.com/hasplock/hasp/gocronhasp"
 )
 
@@ -82,22 +84,14 @@ func exclusive(l hasp.Locker, key func(*http.Request) string, next http.Handler)
 	})
 }
 
-var errStale = errors.New("a later holder has written")
-
-// setBalance writes under a lease of WithFence. The row refuses a fence smaller than the
-// largest that it has seen.
-func setBalance(ctx context.Context, db *sql.DB, lease *hasp.Lease, id, balance int64) error {
-	res, err := db.ExecContext(ctx,
-		`UPDATE accounts SET balance = $2, fence = $1 WHERE fence <= $1 AND id = $3`,
-		int64(lease.Fence()), balance, id)
-	if err != nil {
+// setBalance writes under the lease that ctx belongs to. If a later holder has written, nothing is
+// changed, and the error matches hasp.ErrLost.
+func setBalance(ctx context.Context, db *sql.DB, id, balance int64) error {
+	account := fmt.Sprint("account/", id)
+	return fence.SQL{}.Do(ctx, db, account, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `UPDATE accounts SET balance = $1 WHERE id = $2`, balance, id)
 		return err
-	}
-	n, err := res.RowsAffected()
-	if err == nil && n == 0 {
-		err = errStale // or there is no such row
-	}
-	return err
+	})
 }
 
 // migrations is a lock.Locker of goose. Each Provider has one of its own.

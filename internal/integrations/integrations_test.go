@@ -4,7 +4,6 @@ package integrations
 
 import (
 	"database/sql"
-	"errors"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -42,7 +41,7 @@ func store(t *testing.T) string {
 	return "spinlock+" + redistest.Start(t, nil).URL() + "?prefix=" + t.Name() + ":"
 }
 
-var fence = regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
+var goBlock = regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
 
 // Each block of Go code on the pages is in the source. Each page has at least the expected number
 // of blocks.
@@ -60,7 +59,7 @@ func TestPagesShowTheCode(t *testing.T) {
 			must(t, err)
 			code += string(text)
 		}
-		blocks := fence.FindAllStringSubmatch(string(page), -1)
+		blocks := goBlock.FindAllStringSubmatch(string(page), -1)
 		if len(blocks) < least {
 			t.Errorf("%s.md has %d blocks", name, len(blocks))
 		}
@@ -158,43 +157,12 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-func connect(t *testing.T, url string) *sql.DB {
+func connect(t *testing.T, driver, url string) *sql.DB {
 	t.Helper()
-	db, err := sql.Open("pgx", url)
+	db, err := sql.Open(driver, url)
 	must(t, err)
 	t.Cleanup(func() { db.Close() })
 	return db
-}
-
-func TestPostgreSQL(t *testing.T) {
-	t.Parallel()
-	url := pgtest.Start(t).URL()
-	t.Run("Fence", func(t *testing.T) { testFence(t, connect(t, url)) })
-	t.Run("Goose", func(t *testing.T) { testGoose(t, url) })
-}
-
-func testFence(t *testing.T, db *sql.DB) {
-	ctx := t.Context()
-	_, err := db.ExecContext(ctx, `CREATE TABLE accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL, fence BIGINT NOT NULL DEFAULT 0);
-		INSERT INTO accounts VALUES (7, 100)`)
-	must(t, err)
-	c := open(t, store(t), nil)
-	old, err := c.Lock(ctx, "account/7", hasp.WithFence())
-	must(t, err)
-	must(t, c.Break(ctx, "account/7"))
-	lease, err := c.Lock(ctx, "account/7", hasp.WithFence())
-	must(t, err)
-
-	must(t, setBalance(ctx, db, lease, 7, 80))
-	if err := setBalance(ctx, db, old, 7, 95); !errors.Is(err, errStale) {
-		t.Errorf("the late write returned %v", err)
-	}
-	must(t, setBalance(ctx, db, lease, 7, 70)) // the same fence may write again
-	var balance int64
-	must(t, db.QueryRowContext(ctx, `SELECT balance FROM accounts WHERE id = 7`).Scan(&balance))
-	if balance != 70 {
-		t.Errorf("the balance is %d, want 70", balance)
-	}
 }
 
 // The first migration is slow, so that another caller comes while it runs.
@@ -203,10 +171,12 @@ var files fs.FS = fstest.MapFS{
 	"00002_b.sql": {Data: []byte("-- +goose Up\nINSERT INTO a VALUES (1);\n")},
 }
 
-func testGoose(t *testing.T, url string) {
+func TestGoose(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Start(t).URL()
 	locks, applied := store(t), make(chan int)
 	for range 3 {
-		c, db := open(t, locks, nil), connect(t, url)
+		c, db := open(t, locks, nil), connect(t, "pgx", url)
 		go func() {
 			results, err := migrate(t.Context(), c, db, files)
 			if err != nil {

@@ -1,0 +1,48 @@
+package fence_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/fence"
+	"github.com/hasplock/hasp/fence/filefence"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// The file keeps what the last holder has written, although the write of an earlier one comes
+// later.
+func Example() {
+	ctx := context.Background()
+	locks, err := memlock.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "balance")
+
+	first, _ := locks.Lock(ctx, "account/7", hasp.WithFence())
+	late := context.WithoutCancel(first.Context())
+	locks.Break(ctx, "account/7") // as if the first holder had been stopped until its term was over
+	err = hasp.Do(ctx, locks, "account/7", func(ctx context.Context, _ *hasp.Lease) error {
+		return filefence.WriteFile(ctx, path, []byte("80"), 0o600)
+	}, hasp.WithFence())
+	fmt.Println(err)
+
+	err = filefence.WriteFile(late, path, []byte("95"), 0o600)
+	_, stale := err.(*fence.StaleError)
+	text, _ := os.ReadFile(path)
+	fmt.Println(stale, string(text))
+	first.Unlock(ctx) // its error is ErrLost
+	// Output:
+	// <nil>
+	// true 80
+}

@@ -1,0 +1,315 @@
+package fence_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/fence"
+	"github.com/hasplock/hasp/fence/filefence"
+	"github.com/hasplock/hasp/fence/redisfence"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// roles are the roles of child processes.
+var roles = crew.Roles{}
+
+func TestMain(m *testing.M) {
+	crew.Main(roles)
+	os.Exit(redistest.Main(m))
+}
+
+var must = await.Must
+
+// guard appends words to a log, under a guard of package fence.
+type guard struct {
+	write func(ctx context.Context, word string) error
+	log   func() []string
+}
+
+var writing atomic.Bool
+
+// add appends a word to a file. It fails if another add is at work.
+func add(path, word string) error {
+	if !writing.CompareAndSwap(false, true) {
+		return errors.New("two writes at the same time")
+	}
+	defer writing.Store(false)
+	time.Sleep(time.Millisecond)
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(word + "\n")
+	return errors.Join(err, f.Close())
+}
+
+func words(path string) []string {
+	text, _ := os.ReadFile(path)
+	return strings.Fields(string(text))
+}
+
+// guards returns a guard of each kind. The log is the file at path, the list of that name in a
+// Redis, or of a service at the URL web.
+func guards(path, server, web string) map[string]guard {
+	var memory fence.Memory
+	rdb := redis.NewClient(await.Value(redis.ParseURL(server)))
+	client := &http.Client{Transport: fence.Transport{}}
+	return map[string]guard{
+		"memory": {func(ctx context.Context, word string) error {
+			return memory.Do(ctx, path, func(context.Context) error { return add(path+".memory", word) })
+		}, func() []string { return words(path + ".memory") }},
+		"file": {func(ctx context.Context, word string) error {
+			return filefence.Do(ctx, path, func(context.Context) error { return add(path, word) })
+		}, func() []string { return words(path) }},
+		"redis": {func(ctx context.Context, word string) error {
+			return redisfence.Do(ctx, rdb, path+":fence", func(p redis.Pipeliner) error { return p.RPush(ctx, path, word).Err() })
+		}, func() []string { return rdb.LRange(context.Background(), path, 0, -1).Val() }},
+		"http": {func(ctx context.Context, word string) error {
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, web+"?word="+word, nil)
+			if err != nil {
+				return err
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				return err
+			}
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusPreconditionRequired {
+				return fence.ErrNone
+			}
+			return nil
+		}, func() []string { return words(path + ".web") }},
+	}
+}
+
+// resources returns the arguments of guards: new resources.
+func resources(t *testing.T) (path, server, web string) {
+	path = filepath.Join(t.TempDir(), "log")
+	memory := new(fence.Memory)
+	srv := httptest.NewServer(fence.Handler(memory.Do, func(r *http.Request) string { return r.URL.Path },
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if err := add(path+".web", r.FormValue("word")); err != nil {
+				t.Error(err)
+			}
+		})))
+	t.Cleanup(srv.Close)
+	return path, redistest.Start(t, nil).URL(), srv.URL + "/log"
+}
+
+func client(t *testing.T, s *memlock.Store) *hasp.Client {
+	c := await.Value(hasp.New(s.Driver(), &hasp.Options{Timeout: 10 * time.Millisecond})) // so that Close does not wait for leases
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestLateWriteIsRefused(t *testing.T) {
+	for kind, g := range guards(resources(t)) {
+		t.Run(kind, func(t *testing.T) {
+			ctx, store := t.Context(), new(memlock.Store)
+			first, err := client(t, store).Lock(ctx, "k", hasp.WithFence(), hasp.WithoutRenewal(), hasp.WithTTL(100*time.Millisecond))
+			must(t, err)
+			late := context.WithoutCancel(first.Context()) // of a write that was sent before the loss
+			must(t, g.write(late, "one"))
+			second, err := client(t, store).Lock(ctx, "k", hasp.WithFence()) // when the first term has ended
+			must(t, err)
+			must(t, g.write(second.Context(), "two"))
+
+			err = g.write(late, "late")
+			var stale *fence.StaleError
+			if !errors.As(err, &stale) || !errors.Is(err, fence.ErrStale) || !errors.Is(err, hasp.ErrLost) ||
+				stale.Fence != first.Fence() || stale.Seen != second.Fence() || stale.Resource == "" {
+				t.Errorf("the late write returned %v", err)
+			}
+			must(t, g.write(second.Context(), "three")) // the same fence may write again
+			if err := g.write(ctx, "none"); !errors.Is(err, fence.ErrNone) {
+				t.Errorf("without a lease: %v", err)
+			}
+			if got := fmt.Sprint(g.log()); got != "[one two three]" {
+				t.Errorf("the log is %s", got)
+			}
+		})
+	}
+}
+
+// The check and the write are one step: of writes at the same time, no write follows one with a
+// larger fence.
+func TestFencesOfWritesNeverDecrease(t *testing.T) {
+	for kind, g := range guards(resources(t)) {
+		t.Run(kind, func(t *testing.T) {
+			const most = 8
+			var all sync.WaitGroup
+			for f := range most {
+				all.Go(func() {
+					ctx := fence.With(t.Context(), uint64(f+1))
+					for range 20 {
+						if err := g.write(ctx, fmt.Sprint(f+1)); err != nil && !errors.Is(err, fence.ErrStale) {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			all.Wait()
+			log := g.log()
+			if !slices.IsSorted(log) || len(log) < 20 || log[len(log)-20] != fmt.Sprint(most) {
+				t.Errorf("the log is %v", log)
+			}
+		})
+	}
+}
+
+func TestOf(t *testing.T) {
+	c := client(t, new(memlock.Store))
+	lock := func(ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
+		return await.Value(c.Lock(ctx, key, append(opts, hasp.WithFence())...))
+	}
+	all := func(l hasp.Locker, keys ...string) *hasp.Leases {
+		return await.Value(hasp.LockAll(t.Context(), l, keys, hasp.WithFence()))
+	}
+	outer := lock(t.Context(), "outer")
+	inner := lock(outer.Context(), "inner")
+	request := fence.With(outer.Context(), 1)
+	deep := lock(request, "deep")
+	again := lock(outer.Context(), "outer", hasp.WithShared())
+	one := all(c, "e")
+	plain := await.Value(c.Lock(outer.Context(), "plain"))
+
+	for name, test := range map[string]struct {
+		ctx  context.Context
+		want uint64
+		err  error
+	}{
+		"no lease":                     {t.Context(), 0, fence.ErrNone},
+		"without WithFence":            {plain.Context(), 0, fence.ErrNone},
+		"nested":                       {inner.Context(), inner.Fence(), nil},
+		"the outer one":                {outer.Context(), outer.Fence(), nil},
+		"of a request":                 {request, 1, nil},
+		"a lease further in":           {deep.Context(), deep.Fence(), nil},
+		"shared":                       {lock(t.Context(), "shared", hasp.WithShared()).Context(), 0, hasp.ErrInvalid},
+		"joined an exclusive hold":     {again.Context(), outer.Fence(), nil},
+		"two of LockAll":               {all(c, "a", "b").Context(), 0, hasp.ErrInvalid},
+		"two of LockAll, of a wrapper": {all(struct{ hasp.Locker }{c}, "c", "d").Context(), 0, hasp.ErrInvalid},
+		"one of LockAll":               {one.Context(), one.All()[0].Fence(), nil},
+	} {
+		if got, err := fence.Of(test.ctx); !errors.Is(err, test.err) || got != test.want {
+			t.Errorf("%s: got %d, %v, want %d, %v", name, got, err, test.want, test.err)
+		}
+	}
+}
+
+// If the number of a guard is none, the guard refuses the write, and says why.
+func TestFenceThatIsNoNumber(t *testing.T) {
+	path, server, web := resources(t)
+	must(t, os.WriteFile(path+".fence", []byte("seven"), 0o600))
+	rdb := redis.NewClient(await.Value(redis.ParseURL(server)))
+	must(t, rdb.Set(t.Context(), path+":fence", "seven", 0).Err())
+	all := guards(path, server, web)
+	for _, kind := range []string{"file", "redis"} {
+		err := all[kind].write(fence.With(t.Context(), 9), "word")
+		if err == nil || errors.Is(err, fence.ErrStale) || !strings.Contains(err.Error(), "no fence") || len(all[kind].log()) > 0 {
+			t.Errorf("%s: %v, wrote %v", kind, err, all[kind].log())
+		}
+	}
+}
+
+func TestMemoryWaitsForItsTurn(t *testing.T) {
+	var m fence.Memory
+	ctx, cancel := context.WithCancelCause(fence.With(t.Context(), 5))
+	why := errors.New("why")
+	nothing := func(context.Context) error { return nil }
+	must(t, m.Do(ctx, "r", func(context.Context) error {
+		must(t, m.Do(ctx, "another", nothing))
+		cancel(why)
+		for range 20 { // if a turn were free as well, chance would decide
+			if err := m.Do(ctx, "r", nothing); err != why {
+				t.Errorf("a wait whose context ends returns %v", err)
+			}
+		}
+		return nil
+	}))
+	func() {
+		defer func() { recover() }()
+		m.Do(fence.With(t.Context(), 6), "r", func(context.Context) error { panic("in the write") })
+	}()
+	if err := m.Do(fence.With(t.Context(), 5), "r", nothing); !errors.Is(err, fence.ErrStale) {
+		t.Errorf("after a write that panicked: %v", err)
+	}
+}
+
+func TestHandler(t *testing.T) {
+	var m fence.Memory
+	broken := func(context.Context, string, func(context.Context) error) error { return errors.New("broken") }
+	next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// With a nil gate the handler has a guard of its own.
+		if err := m.Do(r.Context(), "own", func(context.Context) error { return nil }); err != nil && !fence.Refuse(w, err) {
+			t.Error(err)
+		}
+	})
+	must(t, m.Do(fence.With(t.Context(), 7), "own", func(context.Context) error { return nil }))
+	path := func(r *http.Request) string { return r.URL.Path }
+	for _, test := range []struct {
+		fences []string
+		gate   fence.Gate
+		want   int
+	}{
+		{nil, nil, 428}, {[]string{""}, nil, 400}, {[]string{"seven"}, nil, 400}, {[]string{"-7"}, nil, 400},
+		{[]string{"0"}, nil, 400}, {[]string{"7", "8"}, nil, 400}, {[]string{"99999999999999999999"}, nil, 400},
+		{[]string{"6"}, nil, 412}, {[]string{"7"}, nil, 200}, {[]string{"7"}, broken, 503}, {[]string{"8"}, m.Do, 200}, {[]string{"7"}, m.Do, 412},
+	} {
+		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "PUT", "/r", nil)
+		r.Header["Fence"] = test.fences
+		fence.Handler(test.gate, path, next).ServeHTTP(w, r)
+		if w.Code != test.want || (w.Code == 412) != (w.Header().Get("Fence") != "") {
+			t.Errorf("fences %q: got %d, fence %q, want %d", test.fences, w.Code, w.Header().Get("Fence"), test.want)
+		}
+	}
+}
+
+func TestTransport(t *testing.T) {
+	var got []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = append(got, r.Header.Get("Fence"))
+		w.WriteHeader(http.StatusPreconditionFailed) // for a reason of its own
+	}))
+	defer srv.Close()
+	web := &http.Client{Transport: fence.Transport{Base: http.DefaultTransport}}
+	for _, ctx := range []context.Context{t.Context(), fence.With(t.Context(), 7)} {
+		resp, err := web.Do(await.Value(http.NewRequestWithContext(ctx, "PUT", srv.URL, nil)))
+		must(t, err)
+		must(t, resp.Body.Close())
+	}
+	if fmt.Sprintf("%q", got) != `["" "7"]` {
+		t.Errorf("the fences are %q", got)
+	}
+
+	shared := await.Value(client(t, new(memlock.Store)).Lock(t.Context(), "k", hasp.WithFence(), hasp.WithShared()))
+	body := &body{Reader: strings.NewReader("x")}
+	req := await.Value(http.NewRequestWithContext(shared.Context(), "PUT", srv.URL, body))
+	if _, err := web.Do(req); !errors.Is(err, hasp.ErrInvalid) || len(got) > 2 || !body.closed {
+		t.Errorf("with a shared lease: %v, body closed: %t", err, body.closed)
+	}
+}
+
+type body struct {
+	io.Reader
+	closed bool
+}
+
+func (b *body) Close() error { b.closed = true; return nil }

@@ -1,0 +1,93 @@
+// Package filefence guards files of one host by a fence; see package fence. All writers run on that
+// host, as one user.
+//
+// The fence of the file PATH is in PATH.fence. A lock of the kernel on PATH.fence.lock, which ends
+// with the process, keeps two writers apart. Neither file is ever removed: a guard whose fence is
+// lost accepts the next write, whatever its fence is.
+package filefence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"github.com/hasplock/hasp/fence"
+)
+
+// poll is the sleep between two tries to lock a file. A call that blocks in the kernel cannot be
+// cancelled.
+const poll = 5 * time.Millisecond
+
+// Do is a [fence.Gate] whose resource is the path of a file, or of a directory. It calls write
+// unless a larger fence than the one of ctx was seen for the path. If ctx ends before the writes of
+// others have ended, Do returns its error. A write that fails also raises the fence.
+func Do(ctx context.Context, path string, write func(context.Context) error) error {
+	f, err := fence.Of(ctx)
+	if err != nil {
+		return err
+	}
+
+	lock := flock.New(path + ".fence.lock")
+	if _, err := lock.TryLockContext(ctx, poll); err != nil {
+		return err
+	}
+	defer lock.Unlock()
+
+	seen, err := read(path + ".fence")
+	if err == nil {
+		err = fence.Compare(path, f, seen)
+	}
+	if err == nil && f > seen {
+		// Raise the fence before the write. A process that dies in between has written nothing.
+		err = replace(path+".fence", fmt.Appendf(nil, "%d\n", f), 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	return write(ctx)
+}
+
+// WriteFile replaces the file at path in one step, unless the fence of ctx is stale. A process that
+// opens path gets the old or the new content. When WriteFile returns, the content is on the disk.
+func WriteFile(ctx context.Context, path string, data []byte, perm fs.FileMode) error {
+	return Do(ctx, path, func(context.Context) error { return replace(path, data, perm) })
+}
+
+func read(path string) (uint64, error) {
+	text, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	seen, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("filefence: %s has no fence: %w", path, err)
+	}
+	return seen, nil
+}
+
+func replace(path string, data []byte, perm fs.FileMode) error {
+	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = temp.Write(data)
+	err = errors.Join(err, temp.Chmod(perm), temp.Sync(), temp.Close())
+	if err == nil {
+		err = os.Rename(temp.Name(), path)
+	}
+	if err != nil {
+		os.Remove(temp.Name())
+	}
+	return err
+}

@@ -1,0 +1,57 @@
+package fence
+
+import (
+	"context"
+	"sync"
+)
+
+// Gate runs write, unless a larger fence than the one of ctx was seen for the resource. Then it
+// returns a [*StaleError]. No two writes to a resource run at the same time. [Memory.Do] and
+// filefence.Do are Gates.
+type Gate func(ctx context.Context, resource string, write func(context.Context) error) error
+
+// Memory guards resources that live in this process, such as a cache or a connection to a device.
+// It forgets all fences when the process ends, so it does not suit a resource that outlives the
+// process. The zero value is ready. Memory keeps an entry for each resource.
+type Memory struct {
+	mu      sync.Mutex // guards entries
+	entries map[string]*entry
+}
+
+// entry is what Memory knows of a resource.
+type entry struct {
+	turn chan struct{} // has room for one value; whoever has put it in may write, and use seen
+	seen uint64        // the largest fence so far
+}
+
+// Do is a [Gate]. If ctx ends before the writes of others have ended, Do returns the cause. A write
+// that fails or panics also raises the fence, because it may have changed something.
+func (m *Memory) Do(ctx context.Context, resource string, write func(context.Context) error) error {
+	f, err := Of(ctx)
+	if err != nil {
+		return err
+	}
+
+	m.mu.Lock()
+	e := m.entries[resource]
+	if e == nil {
+		e = &entry{turn: make(chan struct{}, 1)}
+		if m.entries == nil {
+			m.entries = map[string]*entry{}
+		}
+		m.entries[resource] = e
+	}
+	m.mu.Unlock()
+
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if err := Compare(resource, f, e.seen); err != nil {
+		return err
+	}
+	e.seen = f
+	return write(ctx)
+}

@@ -1,0 +1,247 @@
+// Package hasptest helps to test a service that uses hasp. Its locks are in memory, and the test
+// says when the store fails, when a lease is lost, and when another program holds a key. In a
+// bubble of testing/synctest the time is virtual, so a test of four nights takes milliseconds.
+//
+// The engine is the one of every strategy, so a service meets the same errors, events and times as
+// with a store in a network. Everything else is in memory: the order of arrival, min holds, shared
+// leases and slots work as with memlock.
+package hasptest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// Locker is the Client of one process of a service, with switches for the test. Several goroutines
+// may use them, also while calls of the Client are in flight.
+type Locker struct {
+	*hasp.Client
+	store *memlock.Store
+	link  *link
+	other *hasp.Client // another program, which has no faults
+}
+
+// New returns a Locker whose store is empty. If o is nil, the defaults apply. Options that are
+// invalid make it panic.
+func New(o *hasp.Options) *Locker { return newLocker(new(memlock.Store), o) }
+
+// Another returns the Locker of another process on the same store. The switches of the two are
+// apart, so a test can cut off one of them.
+func (l *Locker) Another(o *hasp.Options) *Locker { return newLocker(l.store, o) }
+
+func newLocker(s *memlock.Store, o *hasp.Options) *Locker {
+	l := &Locker{store: s, link: newLink()}
+	other := &hasp.Options{Owner: "hasptest"}
+	if o != nil {
+		other.Prefix = o.Prefix
+	}
+	var err1, err2 error
+	l.Client, err1 = hasp.New(newDriver(s, l.link), o)
+	l.other, err2 = hasp.New(s.Driver(), other)
+	if err := errors.Join(err1, err2); err != nil {
+		panic(err)
+	}
+	return l
+}
+
+// Close closes the Client. In a bubble of synctest, close each Locker before the test ends.
+func (l *Locker) Close() error {
+	err := l.Client.Close()
+	_ = l.other.Close() // its error names the keys that the test still holds
+	return err
+}
+
+// Lose frees key in the store, although the service holds it. The holder learns of it at its next
+// renewal, after a third of its term at the latest, and its lease ends with hasp.LostRevoked. Until
+// then two callers can hold the key.
+func (l *Locker) Lose(key string) {
+	if err := l.other.Break(context.Background(), key); err != nil {
+		panic(err)
+	}
+}
+
+// Hold lets another program hold key until release is called. If key is held already, Hold panics:
+// call Lose first.
+func (l *Locker) Hold(key string) (release func()) {
+	lease, err := l.other.TryLock(context.Background(), key)
+	if err != nil {
+		panic(fmt.Errorf("hasptest: Hold: %w", err))
+	}
+	return func() { _ = lease.Unlock(context.Background()) } // its error is ErrLost after Lose
+}
+
+// Down makes the store unreachable for this process: its calls fail, also those that wait for a
+// key. If that lasts as long as the term of a lease, the lease is lost with hasp.LostUnanswered.
+// The store keeps the hold until its term has ended.
+func (l *Locker) Down() { l.link.set(true, 0) }
+
+// Up ends Down and Delay.
+func (l *Locker) Up() { l.link.set(false, 0) }
+
+// Delay makes the answer of each later call come after d. The store has carried the call out by
+// then. So with a d above [hasp.Options].Timeout, no call is answered, and a Lock that fails may
+// have taken the key, until the Client cleans up. Delay ends Down.
+func (l *Locker) Delay(d time.Duration) { l.link.set(false, d) }
+
+// link is the connection of a process to the store.
+type link struct {
+	mu    sync.Mutex // guards the fields below
+	down  bool
+	delay time.Duration
+	waits map[*waiting]bool // those in the queue of the store
+}
+
+// waiting is a call of Wait that is in flight.
+type waiting struct {
+	timeout time.Duration
+	cancel  context.CancelFunc
+	left    chan struct{} // closed when it has left the queue
+	cut     bool          // the link was cut meanwhile, so its answer is lost
+}
+
+func newLink() *link { return &link{waits: map[*waiting]bool{}} }
+
+// set changes the link. When it returns, the waiters that are cut off have left the queue: they
+// would get the key without learning of it, and keep it from the others.
+func (l *link) set(down bool, delay time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.down, l.delay = down, delay
+	for w := range l.waits {
+		if down || delay >= w.timeout {
+			w.cut = true
+			w.cancel()
+			<-w.left // it does not lock mu before
+		}
+	}
+}
+
+func (l *link) state() (down bool, delay time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.down, l.delay
+}
+
+var errDown = errors.New("hasptest: the store is down")
+
+// answer sends a call to the store, and returns its answer after the delay. If the link is down
+// before or after the call, or ctx ends, there is no answer.
+func answer[T any](ctx context.Context, d *driver, call func() (T, error)) (v T, err error) {
+	down, delay := d.link.state()
+	if !down {
+		v, err = call()
+	}
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			return *new(T), ctx.Err()
+		}
+		down, _ = d.link.state()
+	}
+	if down {
+		return *new(T), errDown
+	}
+	return v, err
+}
+
+// store is what the drivers of memlock are.
+type store interface {
+	backend.Waiter
+	backend.Inspector
+	backend.Lister
+}
+
+// driver is a driver of memlock behind a link.
+type driver struct {
+	store store
+	link  *link
+}
+
+func newDriver(s *memlock.Store, l *link) *driver { return &driver{s.Driver().(store), l} }
+
+// Traits are those of a store in a network.
+func (d *driver) Traits() backend.Traits {
+	t := d.store.Traits()
+	t.Reach, t.Cancellation = backend.Network, backend.CancelPrompt
+	return t
+}
+
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return answer(ctx, d, func() (backend.Grant, error) { return d.store.Acquire(ctx, c) })
+}
+
+func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	queued, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w := &waiting{timeout: c.Timeout, cancel: cancel, left: make(chan struct{})}
+	d.link.mu.Lock()
+	if d.link.down || d.link.delay >= c.Timeout {
+		d.link.mu.Unlock()
+		call, cancel := context.WithTimeout(ctx, c.Timeout)
+		defer cancel()
+		return answer(call, d, func() (g backend.Grant, err error) { return g, errDown })
+	}
+	d.link.waits[w] = true
+	d.link.mu.Unlock()
+
+	g, err := d.store.Wait(queued, c)
+	close(w.left)
+	d.link.mu.Lock()
+	delete(d.link.waits, w)
+	cut := w.cut
+	d.link.mu.Unlock()
+	if cut {
+		return backend.Grant{}, errDown
+	}
+	if err != nil {
+		return g, err
+	}
+	return answer(ctx, d, func() (backend.Grant, error) { return g, nil })
+}
+
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+		return answer(ctx, d, func() (g backend.Grant, err error) {
+			err = errDown // if ctx has ended, there is no answer
+			d.store.Renew(ctx, []backend.Claim{c}, func(_ int, granted backend.Grant, e error) { g, err = granted, e })
+			return g, err
+		})
+	})
+}
+
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
+	_, err := answer(ctx, d, func() (int, error) { return 0, d.store.Release(ctx, c) })
+	return err
+}
+
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	return answer(ctx, d, func() (backend.Status, error) { return d.store.Inspect(ctx, key) })
+}
+
+func (d *driver) Break(ctx context.Context, key string) error {
+	_, err := answer(ctx, d, func() (int, error) { return 0, d.store.Break(ctx, key) })
+	return err
+}
+
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		call, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		if _, err := answer(call, d, func() (int, error) { return 0, nil }); err != nil {
+			yield(backend.Entry{}, err)
+			return
+		}
+		d.store.List(ctx, prefix, timeout)(yield)
+	}
+}
+
+func (d *driver) Close() error { return d.store.Close() }

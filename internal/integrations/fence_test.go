@@ -1,0 +1,192 @@
+//go:build unix
+
+package integrations
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	_ "github.com/go-sql-driver/mysql"
+	_ "modernc.org/sqlite"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/fence"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/pgtest"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// databases open the databases that fence.SQL works with.
+var databases = map[string]func(t *testing.T) (*sql.DB, fence.SQL){
+	"PostgreSQL": func(t *testing.T) (*sql.DB, fence.SQL) {
+		return connect(t, "pgx", pgtest.Start(t).URL()), fence.SQL{}
+	},
+	"SQLite": func(t *testing.T) (*sql.DB, fence.SQL) {
+		return connect(t, "sqlite", filepath.Join(t.TempDir(), "db")+"?_pragma=busy_timeout(60000)"), fence.SQL{}
+	},
+	"MariaDB": func(t *testing.T) (*sql.DB, fence.SQL) { return mariadb(t), fence.SQL{MySQL: true} },
+}
+
+// mariadb starts a server. If none is installed, the test is skipped.
+func mariadb(t *testing.T) *sql.DB {
+	path, err := exec.LookPath("mariadbd")
+	if err != nil {
+		t.Skip("not installed: ", err)
+	}
+	addr := await.Value(crew.FreeAddr())
+	host, port, err := net.SplitHostPort(addr)
+	must(t, err)
+	var log strings.Builder
+	cmd := exec.CommandContext(context.Background(), path, "--no-defaults", "--datadir="+t.TempDir(), "--socket=s", "--skip-grant-tables",
+		"--bind-address="+host, "--port="+port, "--user="+await.Value(user.Current()).Username)
+	cmd.Stderr = &log
+	ended, err := crew.StartServer(cmd)
+	must(t, err)
+	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
+	db := connect(t, "mysql", "tcp("+addr+")/")
+	await.Success(t, "the server answers", func() error {
+		select {
+		case <-ended:
+			t.Fatal(log.String())
+		default:
+		}
+		return db.PingContext(t.Context())
+	})
+	_, err = db.ExecContext(t.Context(), "CREATE DATABASE test")
+	must(t, err)
+	return connect(t, "mysql", "tcp("+addr+")/test")
+}
+
+func TestFence(t *testing.T) {
+	for name, open := range databases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, guard := open(t)
+			key := "TEXT"
+			if guard.MySQL {
+				key = "VARBINARY(255)"
+			}
+			for _, statement := range []string{
+				"CREATE TABLE fences (resource " + key + " PRIMARY KEY, fence BIGINT NOT NULL)",
+				"CREATE TABLE accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL)",
+				"INSERT INTO accounts VALUES (7, 100)",
+				"CREATE TABLE log (n BIGINT PRIMARY KEY, fence BIGINT NOT NULL)",
+			} {
+				_, err := db.ExecContext(t.Context(), statement)
+				must(t, err)
+			}
+			t.Run("LateWrite", func(t *testing.T) { testLateWrite(t, db, guard) })
+			t.Run("Order", func(t *testing.T) { testOrder(t, db, guard) })
+			t.Run("Rollback", func(t *testing.T) { testRollback(t, db, guard) })
+		})
+	}
+}
+
+// A holder is stopped after it has begun its transaction, until another one has written.
+func testLateWrite(t *testing.T, db *sql.DB, guard fence.SQL) {
+	store := new(memlock.Store)
+	lock := func(opts ...hasp.Option) *hasp.Lease {
+		c := await.Value(hasp.New(store.Driver(), &hasp.Options{Timeout: 50 * time.Millisecond}))
+		t.Cleanup(func() { c.Close() })
+		return await.Value(c.Lock(t.Context(), "account/7", append(opts, hasp.WithFence())...))
+	}
+	first := lock(hasp.WithoutRenewal(), hasp.WithTTL(100*time.Millisecond))
+	late := context.WithoutCancel(first.Context()) // of a write that was sent before the loss
+	tx, err := db.BeginTx(late, nil)
+	must(t, err)
+	defer tx.Rollback()
+
+	second := lock() // when the first term has ended
+	if guard.MySQL {
+		must(t, guard.Do(second.Context(), db, "account/7", func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "UPDATE accounts SET balance = ? WHERE id = ?", 80, 7)
+			return err
+		}))
+	} else {
+		must(t, setBalance(second.Context(), db, 7, 80))
+		must(t, setBalance(second.Context(), db, 7, 80)) // the same fence may write again
+	}
+
+	var stale *fence.StaleError
+	err = guard.Check(late, tx, "account/7")
+	if !errors.As(err, &stale) || !errors.Is(err, hasp.ErrLost) || *stale != (fence.StaleError{Resource: "account/7", Fence: first.Fence(), Seen: second.Fence()}) {
+		t.Errorf("the late write returned %v", err)
+	}
+	must(t, tx.Rollback())
+	var balance int64
+	must(t, db.QueryRowContext(t.Context(), "SELECT balance FROM accounts WHERE id = 7").Scan(&balance))
+	if balance != 80 {
+		t.Errorf("the balance is %d, want 80", balance)
+	}
+}
+
+// Transactions of many holders run at the same time. Each sees all that earlier ones have written:
+// otherwise two rows of the log would have the same number. No transaction follows one with a larger
+// fence.
+func testOrder(t *testing.T, db *sql.DB, guard fence.SQL) {
+	write := func(f int) error {
+		return guard.Do(fence.With(t.Context(), uint64(f)), db, "log", func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, fmt.Sprint("INSERT INTO log (n, fence) SELECT COUNT(*) + 1, ", f, " FROM log"))
+			return err
+		})
+	}
+	must(t, write(1))
+	var all sync.WaitGroup
+	for f := 1; f <= 8; f++ {
+		all.Go(func() {
+			for range 10 {
+				if err := write(f); err != nil && !errors.Is(err, fence.ErrStale) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+
+	rows, err := db.QueryContext(t.Context(), "SELECT fence FROM log ORDER BY n")
+	must(t, err)
+	defer rows.Close()
+	var fences []int
+	for rows.Next() {
+		var f int
+		must(t, rows.Scan(&f))
+		fences = append(fences, f)
+	}
+	must(t, rows.Err())
+	if !slices.IsSorted(fences) || len(fences) < 10 || fences[len(fences)-10] != 8 {
+		t.Errorf("the fences in the log are %v", fences)
+	}
+}
+
+// A transaction that is rolled back leaves no fence. Resources are told apart by every byte.
+func testRollback(t *testing.T, db *sql.DB, guard fence.SQL) {
+	failed := errors.New("failed")
+	do := func(f uint64, resource string, err error) error {
+		return guard.Do(fence.With(t.Context(), f), db, resource, func(context.Context, *sql.Tx) error { return err })
+	}
+	if err := do(9, "R", failed); err != failed {
+		t.Errorf("got %v, want the error of the write", err)
+	}
+	must(t, do(5, "R", nil))
+	must(t, do(4, "r", nil))
+	must(t, do(3, "R ", nil))
+	if err := do(4, "R", nil); !errors.Is(err, fence.ErrStale) {
+		t.Errorf("a smaller fence: %v", err)
+	}
+	if err := do(math.MaxInt64+1, "R", nil); err == nil || errors.Is(err, fence.ErrStale) {
+		t.Errorf("a fence above every BIGINT: %v", err)
+	}
+}
