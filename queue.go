@@ -412,24 +412,24 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	return now.add(d)
 }
 
-// lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap if
-// this hold came after a refusal, or the store has refused the key lately. A Client that polls
-// always begins a gap. Otherwise, if it took the key again immediately, other Clients would rarely
-// find the key free. But if the row was brief, there is no gap, and the next caller goes on with
-// the row.
+// lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap,
+// even if the store has not refused this Client lately: other Clients may wait that have always
+// come during a hold. If this one took the key again immediately, they would never find it free.
+// But if the row was brief, there is no gap unless the hold came after a refusal, and the next
+// caller goes on with the row.
 func (ln *line) lastLeavesLocked() {
 	q := ln.q
 	if q.traits.Ordered {
 		return
 	}
-	now, polls := q.clock.now(), q.polls
+	now := q.clock.now()
 	if ln.sought {
 		q.contended.note(ln.key, now)
 	}
 	k := q.contended[ln.key]
 	known := now < k.until
 	brief := time.Duration(now-ln.pace.began) < briefRow
-	if !known && (brief || !polls) {
+	if !known && brief {
 		return
 	}
 	if !brief { // otherwise the row goes on

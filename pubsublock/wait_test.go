@@ -149,7 +149,7 @@ func TestStopEndsTheSubscription(t *testing.T) {
 // do: one is slower than the other. The Clients take turns nevertheless, also if the last
 // holder wants the key again at once, and not only when the next one has it.
 func TestClientsOfACrowdTakeTurns(t *testing.T) {
-	for _, atOnce := range []bool{false, true} {
+	for _, c := range []struct{ atOnce, ahead bool }{{}, {atOnce: true}, {atOnce: true, ahead: true}} {
 		synctest.Test(t, func(t *testing.T) {
 			const clients, turns = 6, 120
 			v := redistest.Virtual(t)
@@ -167,12 +167,20 @@ func TestClientsOfACrowdTakeTurns(t *testing.T) {
 				rivals = append(rivals, over(t, rdb))
 			}
 			first, direct := claim("k"), over(t, v.Direct())
-			direct.Acquire(t, first)
-			for i := range clients {
-				wait(i)
+			if c.ahead {
+				wait(0) // no store has refused this Client
+				time.Sleep(10 * time.Millisecond)
+			} else {
+				direct.Acquire(t, first)
+				wait(0)
 			}
-			time.Sleep(20 * time.Millisecond) // until all have been refused
-			direct.Release(t, first)
+			for i := range clients - 1 {
+				wait(i + 1)
+			}
+			time.Sleep(20 * time.Millisecond) // until all others have been refused
+			if !c.ahead {
+				direct.Release(t, first)
+			}
 
 			wins, holder := make([]int, clients), <-granted
 			lease := all[holder].lease
@@ -180,11 +188,11 @@ func TestClientsOfACrowdTakeTurns(t *testing.T) {
 				time.Sleep(20 * time.Millisecond)
 				unlock(t, lease)
 				last := holder
-				if atOnce {
+				if c.atOnce {
 					wait(last)
 				}
 				holder = <-granted
-				if !atOnce {
+				if !c.atOnce {
 					wait(last)
 				}
 				if err := all[holder].err; err != nil {
@@ -200,7 +208,7 @@ func TestClientsOfACrowdTakeTurns(t *testing.T) {
 			t.Logf("turns of each Client: %v", wins)
 			for i, n := range wins {
 				if n < turns/clients/2 {
-					t.Errorf("at once: %v: Client %d got %d of %d turns", atOnce, i, n, turns)
+					t.Errorf("%+v: Client %d got %d of %d turns", c, i, n, turns)
 				}
 			}
 		})
