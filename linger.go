@@ -92,6 +92,8 @@ type recalls struct {
 	*store
 	queue *queue
 
+	wanted chan string // the key of a message that was not handled yet; has room for one
+
 	// All below is guarded by mu.
 	id      string  // the ID to which other Clients send messages; empty until this Client receives them
 	asked   bool    // Recalls is in flight or has succeeded
@@ -128,14 +130,27 @@ func (r *recalls) mark(token string) string {
 	return backend.RecallMark + r.id + backend.RecallMark + token
 }
 
-// received handles a message: a caller of another Client was refused key, so the row of key ends
-// sooner. The message may come before the reply to the attempt that took the key.
+// received receives a message: a caller of another Client was refused key. If callers of this Client
+// use the key in a busy loop, received may wait long for mu. So it leaves the key where the next
+// Unlock of the loop finds it.
 func (r *recalls) received(key string) {
+	r.wanted <- key // if there is a key, the call that left it handles it soon
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ln := r.queue.lines[strings.TrimPrefix(key, r.opts.Prefix)]
+	r.handleLocked()
+}
+
+// handleLocked handles a message, if one has come: the row of its key ends sooner. The message may
+// come before the reply to the attempt that took the key.
+func (r *recalls) handleLocked() {
+	var ln *line
+	select {
+	case key := <-r.wanted:
+		ln = r.queue.lines[strings.TrimPrefix(key, r.opts.Prefix)]
+	default:
+	}
 	if ln == nil {
-		return // the message came after the end of the hold
+		return // no message has come, or it came after the end of the hold
 	}
 	ln.recalled = true
 	if h := ln.hold; h != nil {
