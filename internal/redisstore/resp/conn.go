@@ -3,6 +3,7 @@ package resp
 import (
 	"context"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -251,7 +252,10 @@ func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (g
 	}
 
 	out := c.out[:0]
-	for _, args := range commands {
+	for i, args := range commands {
+		if i == 1 {
+			out = slices.Grow(out, len(out)*len(commands)) // the others are about as long as the first
+		}
 		out = appendCommand(out, args)
 	}
 	if cap(out) <= bufferSize {
