@@ -27,4 +27,4 @@ func Suspendable(c *Client) func(d time.Duration) {
 func Skip(c *Client, d time.Duration) { c.clock.slept.Add(int64(d)) }
 
 // LeaveRecall leaves a message that asks c for key, and that no goroutine has handled yet.
-func LeaveRecall(c *Client, key string) { c.recalls.wanted <- key }
+func LeaveRecall(c *Client, key string) { c.queue.recalled <- key }

@@ -272,7 +272,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
 	if h.linger > 0 {
-		c.recalls.handleLocked()
+		h.line.q.recallLocked()
 	}
 	if len(h.leases) > 0 || h.line.first() != nil && h.handOverLocked() || h.linger > 0 && h.lingerLocked(l.key) {
 		return was, nil

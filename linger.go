@@ -92,8 +92,6 @@ type recalls struct {
 	*store
 	queue *queue
 
-	wanted chan string // the key of a message that was not handled yet; has room for one
-
 	// All below is guarded by mu.
 	id      string  // the ID to which other Clients send messages; empty until this Client receives them
 	asked   bool    // Recalls is in flight or has succeeded
@@ -134,19 +132,19 @@ func (r *recalls) mark(token string) string {
 // use the key in a busy loop, received may wait long for mu. So it leaves the key where the next
 // Unlock of the loop finds it.
 func (r *recalls) received(key string) {
-	r.wanted <- key // if there is a key, the call that left it handles it soon
+	r.queue.recalled <- key // if there is a key, the call that left it handles it soon
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.handleLocked()
+	r.queue.recallLocked()
 }
 
-// handleLocked handles a message, if one has come: the row of its key ends sooner. The message may
+// recallLocked handles a message, if one has come: the row of its key ends sooner. The message may
 // come before the reply to the attempt that took the key.
-func (r *recalls) handleLocked() {
+func (q *queue) recallLocked() {
 	var ln *line
 	select {
-	case key := <-r.wanted:
-		ln = r.queue.lines[strings.TrimPrefix(key, r.opts.Prefix)]
+	case key := <-q.recalled:
+		ln = q.lines[strings.TrimPrefix(key, q.opts.Prefix)]
 	default:
 	}
 	if ln == nil {
