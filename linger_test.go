@@ -326,6 +326,15 @@ func TestRecall(t *testing.T) {
 		d.recall("unknown")
 		unlock(t, l)
 		wantFree(t, d, true)
+
+		// A busy loop may keep the goroutine of the message from mu. Then the Unlock handles the
+		// message.
+		time.Sleep(time.Minute)
+		l = lockNow(t, c, "k", hasp.WithLinger(hour))
+		time.Sleep(20 * time.Millisecond)
+		hasp.LeaveRecall(c, "k")
+		unlock(t, l)
+		wantFree(t, d, true)
 		time.Sleep(time.Second)
 		nothingLeft(t, c)
 	})

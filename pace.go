@@ -86,8 +86,10 @@ func (k *contended) note(key string, now instant) {
 }
 
 func (k *contended) set(key string, at contention) {
-	if *k == nil || len(*k) >= maxContended {
+	if *k == nil {
 		*k = contended{}
+	} else if len(*k) >= maxContended {
+		clear(*k) // keeps the memory
 	}
 	(*k)[key] = at
 }

@@ -27,7 +27,8 @@ const freshEnough = 50 * time.Millisecond
 //	a caller leaves            the last one ends the line
 type queue struct {
 	*core
-	polls bool // callers that wait must poll, because nothing in the store wakes them
+	polls    bool        // callers that wait must poll, because nothing in the store wakes them
+	recalled chan string // the key of a recall that was not handled yet; has room for one
 
 	// All below is guarded by mu.
 	lines     map[string]*line    // by key; without the lines of shared callers

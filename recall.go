@@ -49,14 +49,27 @@ func (r *recalls) mark(token string) string {
 	return backend.RecallMark + r.id + backend.RecallMark + token
 }
 
-// received handles a message: a caller of another Client was refused key, so the row of key ends
-// sooner. The message may come before the reply to the attempt that took the key.
+// received receives a message: a caller of another Client was refused key. If callers of this Client
+// use the key in a busy loop, received may wait long for mu. So it leaves the key where the next
+// Unlock of the loop finds it.
 func (r *recalls) received(key string) {
+	r.queue.recalled <- key // if there is a key, the call that left it handles it soon
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ln := r.queue.lines[strings.TrimPrefix(key, r.opts.Prefix)]
+	r.queue.recallLocked()
+}
+
+// recallLocked handles a message, if one has come: the row of its key ends sooner. The message may
+// come before the reply to the attempt that took the key.
+func (q *queue) recallLocked() {
+	var ln *line
+	select {
+	case key := <-q.recalled:
+		ln = q.lines[strings.TrimPrefix(key, q.opts.Prefix)]
+	default:
+	}
 	if ln == nil {
-		return // the message came after the end of the hold
+		return // no message has come, or it came after the end of the hold
 	}
 	ln.recalled = true
 	if h := ln.hold; h != nil {

@@ -159,9 +159,9 @@ func (r *renewer) dispatchLocked() {
 
 // dispatchBatchLocked sends a batch from the queue of a lane.
 func (r *renewer) dispatchBatchLocked(ln *lane) {
-	b := &batch{r: r, lane: ln}
 	n := min(len(ln.queue), batchSize)
 	holds := slices.Clone(ln.queue[:n])
+	b := &batch{r: r, lane: ln, holds: holds[:0]}
 	ln.queue = slices.Delete(ln.queue, 0, n)
 	for _, h := range holds {
 		h.queued = false
@@ -230,7 +230,7 @@ func (b *batch) prepare() {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b.holds = all[:0]
+	b.holds, b.claims = all[:0], make([]backend.Claim, 0, len(all))
 	for i, h := range all {
 		// If a lease has joined since the leases were read, the hold counts as wanted.
 		if cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i]); ok {

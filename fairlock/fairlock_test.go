@@ -13,6 +13,7 @@ import (
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
@@ -133,4 +134,20 @@ func TestScriptErrorsAreNotLoss(t *testing.T) {
 	outage(t, "release", r.Driver.Release(t.Context(), c))
 	_, err := r.Driver.Acquire(t.Context(), claim("k"))
 	outage(t, "acquire", err)
+}
+
+// A Wait that is granted at once recalls no hold: the reply names the claim itself.
+func TestNoRecallOfTheOwnGrant(t *testing.T) {
+	r := setup(t, nil)
+	recall := redisstore.DerivedKey("recall", "client")
+	recalls := r.Redis.Subscribe(t.Context(), recall)
+	defer recalls.Close()
+	await.Value(recalls.Receive(t.Context())) // the confirmation
+	c := claim("k")
+	c.Token = backend.RecallMark + "client" + backend.RecallMark + c.Token
+	await.Value(r.Driver.Wait(t.Context(), c))
+	r.Redis.Publish(t.Context(), recall, "end")
+	if m := await.Value(recalls.ReceiveMessage(t.Context())); m.Payload != "end" {
+		t.Errorf("message %q", m.Payload)
+	}
 }

@@ -270,7 +270,9 @@ func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps i
 		return d.store.Unexpected(reply)
 	}
 	d.deliver(r.handed, sent) // takes mu, and may set handed or failed
-	d.store.Recall(ctx, r.token, w.c.Key)
+	if r.token != w.c.Token { // else the key was free, and the claim has it now
+		d.store.Recall(ctx, r.token, w.c.Key)
+	}
 
 	d.mu.Lock()
 	defer d.mu.Unlock()

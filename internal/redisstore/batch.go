@@ -105,7 +105,7 @@ func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Ca
 	for _, whole := range []bool{false, true} {
 		commands := make([][]string, len(which))
 		for j, i := range which {
-			commands[j] = sc.appendArgs(nil, calls[i], whole)
+			commands[j] = sc.appendArgs(make([]string, 0, 8), calls[i], whole)
 		}
 		replies := s.pipeline(ctx, at, sc.kept, commands...)
 
@@ -120,7 +120,7 @@ func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Ca
 				continue
 			}
 			v, err := s.outcome(at, r)
-			if !whole && redis.HasErrorPrefix(err, unknownScript) {
+			if err != nil && !whole && redis.HasErrorPrefix(err, unknownScript) {
 				again = append(again, i)
 				continue
 			}

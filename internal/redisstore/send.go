@@ -285,10 +285,10 @@ func Millis(d time.Duration) string {
 // Rest returns the milliseconds until then, rounded up: the term of a key that is released with
 // KeepUntil. It returns "" if then is zero or has passed. In that case the key must be freed.
 func Rest(then time.Time) string {
-	if left := time.Until(then); left > 0 {
-		return Millis(left)
+	if then.IsZero() || time.Until(then) <= 0 { // usually then is zero, and the clock need not be read
+		return ""
 	}
-	return ""
+	return Millis(max(time.Until(then), 1))
 }
 
 // Term returns a PTTL, which is in milliseconds, as a Duration. It is a hundred years at

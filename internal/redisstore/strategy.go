@@ -128,10 +128,11 @@ func OpenOne(ctx context.Context, strategy string, nodes []string, params map[st
 func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark string, done func(i int, g backend.Grant, err error)) {
 	calls := make([]Call, len(cs))
 	for i, c := range cs {
-		calls[i] = Call{Keys: []string{LockKey(c.Key)}, Args: []string{c.Token + mark, Millis(c.TTL)}}
+		texts := []string{LockKey(c.Key), c.Token + mark, Millis(c.TTL)}
 		if c.Shared {
-			calls[i].Args = []string{c.Token + Mark, Millis(c.TTL), c.Owner}
+			texts = []string{texts[0], c.Token + Mark, texts[2], c.Owner}
 		}
+		calls[i] = Call{Keys: texts[:1], Args: texts[1:]}
 	}
 	s.RunEach(ctx, sc, calls, func(i int, reply any, err error) {
 		done(i, backend.Grant{}, s.Owned(reply, err))

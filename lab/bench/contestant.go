@@ -11,6 +11,9 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/pubsublock"
+	"github.com/hasplock/hasp/spinlock"
 )
 
 // locker is the interface that every contestant is adapted to. The adapters are
@@ -70,7 +73,9 @@ func contestants() []contestant {
 	return []contestant{
 		{name: "bare", group: bare, nodes: 1, again: true, waits: true, fair: true, open: openBare(false, polling)},
 		{name: "bare-batched", group: bare, nodes: 1, open: openBare(true, polling)},
-		{name: "bare-floor", group: bare, nodes: 1, open: openFloor},
+		{name: "bare-floor-spinlock", group: bare, nodes: 1, open: openFloor(spinlock.NewDriver)},
+		{name: "bare-floor-pubsublock", group: bare, nodes: 1, open: openFloor(pubsublock.NewDriver)},
+		{name: "bare-floor-fairlock", group: bare, nodes: 1, open: openFloor(fairlock.NewDriver)},
 		{name: "bare-pipeline", group: bare, nodes: 1, alike: true, most: few, open: openRenewing},
 		{name: "bare-quorum", group: bare, nodes: 5, open: openQuorum},
 		{name: "hasp-spinlock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: all, open: openHasp("spinlock")},

@@ -4,67 +4,87 @@ import (
 	"bufio"
 	"context"
 	crypto "crypto/rand"
+	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
 )
 
-// floor sends the commands of bare over the fastest connection that we know. All callers share it,
-// and their commands travel together. It does nothing else: no caller can be cancelled, and no
-// error ends a wait. So a lock with the same commands can hardly be faster.
+// floor sends the commands of a strategy over the fastest connection that we know. All callers
+// share it, and their commands travel together. It does nothing else: no caller can be cancelled,
+// no error ends a wait, and a command is not even composed, but copied around the key and the
+// token. So a lock with the same commands can hardly be faster.
 type floor struct {
-	conn net.Conn
-	term string // in milliseconds
+	conn          net.Conn
+	take, release template
 
-	mu      sync.Mutex             // guards the fields up to writer
-	out     []byte                 // commands that are not written yet
-	waiting chan chan<- floorReply // the callers, in the order of their commands
-	writer  bool                   // a caller is about to write
+	mu      sync.Mutex         // guards the fields up to writer
+	out     []byte             // commands that are not written yet
+	waiting chan chan<- string // the callers, in the order of their commands
+	writer  bool               // a caller is about to write
 
 	turn  sync.Mutex // held by the caller that writes; guards spare
 	spare []byte     // room for out
 }
 
-// floorReply is the begin of a reply, such as +O of +OK; zero if the connection is broken.
-type floorReply [2]byte
-
-func openFloor(_ context.Context, s stores, term time.Duration) (locker, error) {
-	at, err := url.Parse(s.One)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := net.Dial("tcp", at.Host)
-	if err != nil {
-		return nil, err
-	}
-	// No more callers than there is room for can wait.
-	f := &floor{conn: conn, term: strconv.FormatInt(term.Milliseconds(), 10), waiting: make(chan chan<- floorReply, 4096)}
-	go func() {
-		in := bufio.NewReader(conn)
-		for caller := range f.waiting {
-			var a floorReply
-			line, _ := in.ReadSlice('\n') // each reply is a line
-			copy(a[:], line)
-			caller <- a
+// openFloor returns a floor with the commands of a driver, which it records from the driver itself.
+func openFloor[O any](newDriver func(redis.UniversalClient, *O) (backend.Driver, error)) opener {
+	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
+		rdb, err := connect(s.One)
+		if err != nil {
+			return nil, err
 		}
-	}()
-	loaded := f.do(make(chan floorReply, 1), floorReply{':', '0'}, "EVAL", deleteIfEqual, "1", "bench:none", "")
-	return f, loaded
+		defer rdb.Close()
+		var seen recorder
+		rdb.AddHook(&seen)
+		d, err := newDriver(rdb, nil)
+		if err != nil {
+			return nil, err
+		}
+		c := backend.Claim{Key: sampleKey, Token: sampleToken, Owner: "host/12345/bench", TTL: term, Timeout: term}
+		for range 2 { // only the second pair sends its scripts by their hashes
+			_, err = d.Acquire(ctx, c)
+			if err = errors.Join(err, d.Release(ctx, c)); err != nil {
+				return nil, err
+			}
+		}
+		n := len(seen.commands)
+		f := &floor{take: seen.commands[n-2], release: seen.commands[n-1], waiting: make(chan chan<- string, 4096)}
+		if f.conn, err = net.Dial("tcp", rdb.Options().Addr); err == nil {
+			go f.read()
+		}
+		return f, err
+	}
 }
 
-// do sends a command, waits for the reply, and returns an error if it does not begin with want.
-func (f *floor) do(reply chan floorReply, want floorReply, args ...string) error {
-	f.mu.Lock()
-	f.out = fmt.Appendf(f.out, "*%d\r\n", len(args))
-	for _, a := range args {
-		f.out = strconv.AppendInt(append(f.out, '$'), int64(len(a)), 10)
-		f.out = append(append(append(f.out, "\r\n"...), a...), "\r\n"...)
+// read passes the replies to the callers: "1" for OK or a positive number, and otherwise the whole
+// reply, which is one line, or "" when the connection has ended.
+func (f *floor) read() {
+	in := bufio.NewReader(f.conn)
+	for caller := range f.waiting {
+		line, _ := in.ReadSlice('\n')
+		switch {
+		case len(line) < 2 || line[0] != '+' && (line[0] != ':' || line[1] < '1'):
+			caller <- string(line)
+		default:
+			caller <- "1"
+		}
 	}
-	f.waiting <- reply
+}
+
+// do sends a command and waits for the reply.
+func (f *floor) do(t template, l *floorLock) error {
+	f.mu.Lock()
+	f.out = t.appendTo(f.out, l.key, l.token)
+	f.waiting <- l.reply
 	first := !f.writer
 	f.writer = true
 	f.mu.Unlock()
@@ -80,8 +100,8 @@ func (f *floor) do(reply chan floorReply, want floorReply, args ...string) error
 		f.spare = out
 		f.turn.Unlock()
 	}
-	if got := <-reply; got != want {
-		return fmt.Errorf("%s: the reply begins with %q", args[0], got[:])
+	if reply := <-l.reply; reply != "1" {
+		return fmt.Errorf("%q: the reply is %q", t, reply)
 	}
 	return nil
 }
@@ -89,19 +109,75 @@ func (f *floor) do(reply chan floorReply, want floorReply, args ...string) error
 type floorLock struct {
 	*floor
 	key, token string
-	reply      chan floorReply
+	reply      chan string
 }
 
 func (f *floor) lock(_ context.Context, key string) (held, error) {
-	l := &floorLock{f, key, crypto.Text(), make(chan floorReply, 1)}
-	return l, f.do(l.reply, floorReply{'+', 'O'}, "SET", key, l.token, "NX", "PX", f.term)
+	l := &floorLock{f, key, crypto.Text(), make(chan string, 1)}
+	return l, f.do(f.take, l)
 }
 
-func (l *floorLock) Unlock(context.Context) error {
-	return l.do(l.reply, floorReply{':', '1'}, "EVALSHA", compareAndDelete.Hash(), "1", l.key, l.token)
-}
+func (l *floorLock) Unlock(context.Context) error { return l.do(l.release, l) }
 
 func (f *floor) close() {
 	f.conn.Close()
 	close(f.waiting)
+}
+
+// template is a command. Each of its arguments is in parts: texts, and places for the key and the
+// token.
+type template [][]string
+
+// The sample key and token are what the places for others are found by. A place is a part that is
+// one of these.
+const sampleKey, sampleToken = "bench:sample-key", "bench-sample-token"
+
+func templateOf(args []any) (t template) {
+	places := strings.NewReplacer(sampleKey, "\x00"+sampleKey+"\x00", sampleToken, "\x00"+sampleToken+"\x00")
+	for _, a := range args {
+		t = append(t, strings.Split(places.Replace(fmt.Sprint(a)), "\x00"))
+	}
+	return t
+}
+
+// appendTo appends the command for a key and a token.
+func (t template) appendTo(out []byte, key, token string) []byte {
+	fill := func(part string) string {
+		switch part {
+		case sampleKey:
+			return key
+		case sampleToken:
+			return token
+		}
+		return part
+	}
+	out = append(strconv.AppendInt(append(out, '*'), int64(len(t)), 10), "\r\n"...)
+	for _, parts := range t {
+		n := 0
+		for _, p := range parts {
+			n += len(fill(p))
+		}
+		out = append(strconv.AppendInt(append(out, '$'), int64(n), 10), "\r\n"...)
+		for _, p := range parts {
+			out = append(out, fill(p)...)
+		}
+		out = append(out, "\r\n"...)
+	}
+	return out
+}
+
+// recorder records the commands that a client sends.
+type recorder struct{ commands []template }
+
+func (r *recorder) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r *recorder) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, c redis.Cmder) error {
+		r.commands = append(r.commands, templateOf(c.Args()))
+		return next(ctx, c)
+	}
+}
+
+func (r *recorder) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }

@@ -173,6 +173,18 @@ func (r *results) ofBare(s section, name, metric string) float64 {
 	return r.median(s.cell(name), metric) / r.median(s.cell(base), metric)
 }
 
+// ofFloor is a column of the rate of a strategy as a share of its floor's, with some and with many
+// goroutines.
+func (r *results) ofFloor(some, many int) column {
+	return column{"of its floor", func(x row) string {
+		share := func(n int) string {
+			floor := callers(n).cell("bare-floor-" + strings.TrimPrefix(x.contestant, "hasp-"))
+			return number(r.median(callers(n).cell(x.contestant), "pairs_per_s") / r.median(floor, "pairs_per_s"))
+		}
+		return strings.TrimPrefix(share(some)+", "+share(many), "–, ")
+	}}
+}
+
 func (r *results) contestant(name string) contestant {
 	for _, c := range r.contestants {
 		if c.name == name {
@@ -285,6 +297,9 @@ func (r *results) free(p plan, nodes int) string {
 	var columns []column
 	for _, d := range p.distinct {
 		columns = append(columns, r.both(r.goroutines(d.goroutines), "pairs_per_s", callers(d.goroutines)))
+	}
+	if nodes == 1 {
+		columns = append(columns, r.ofFloor(64, p.distinct[len(p.distinct)-1].goroutines))
 	}
 	return r.table(r.rows(callers(64), nodes), append(columns,
 		r.plain("commands", "commands_per_pair"), r.plain("bytes", "bytes_per_pair"), r.plain("allocations", "allocs_per_pair"),

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -261,7 +262,10 @@ func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (g
 	}
 
 	out := c.out[:0]
-	for _, args := range commands {
+	for i, args := range commands {
+		if i == 1 {
+			out = slices.Grow(out, len(out)*len(commands)) // the others are about as long as the first
+		}
 		out = appendCommand(out, args)
 	}
 	if cap(out) <= bufferSize {

@@ -73,12 +73,13 @@ func (w *Wire) Pending() (queued, sent int) {
 // request is one command on a wire. The reply and a caller that leaves both set met. If the reply
 // is first, the caller receives it. Otherwise the reply is dropped.
 type request struct {
-	name  string      // of the command
-	out   []byte      // the command, encoded
-	until time.Time   // when the caller leaves; zero if it has no deadline
-	sent  time.Time   // when the command was written
-	met   atomic.Bool // set by the reply and by a caller that leaves
-	done  chan Reply  // has room for one, so that answer never blocks
+	name  string          // of the command
+	out   []byte          // the command, encoded
+	until time.Time       // when the caller leaves; zero if it has no deadline
+	quit  context.Context // the caller leaves within a tick of its end
+	sent  time.Time       // when the command was written
+	met   atomic.Bool     // set by the reply and by a caller that leaves
+	done  chan Reply      // has room for one, so that answer never blocks
 }
 
 // answer ends a request. If the caller has left, the reply is dropped.
@@ -106,7 +107,7 @@ var (
 func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (sent bool) {
 	var room [2]*request // enough for the usual call, on the stack
 	all := room[:0]
-	_, _, until := lazyctx.Split(ctx)
+	parent, quit, until := lazyctx.Split(ctx)
 	for _, args := range commands {
 		r, ok := w.requests.Get().(*request)
 		if !ok {
@@ -114,22 +115,22 @@ func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (se
 		}
 		// The caller encodes its command, because many callers share one writer.
 		r.name, r.out = args[0], appendCommand(r.out, args)
-		r.until = until
+		r.until, r.quit = until, quit
 		all = append(all, r)
 	}
 	if !w.put(all) {
 		return false
 	}
 	for i, r := range all {
-		replies[i] = w.receive(ctx, r)
+		replies[i] = w.receive(parent, r)
 	}
 	return replies[0].Err != ErrUnsent // if the first is not sent, the wire is over for the others as well
 }
 
 // receive returns the reply to a request. If the wire is over, it returns ErrUnsent.
-func (w *Wire) receive(ctx context.Context, r *request) Reply {
-	// The reader enforces the deadline, so the caller needs no timer.
-	parent, quit, _ := lazyctx.Split(ctx)
+func (w *Wire) receive(parent context.Context, r *request) Reply {
+	// The reader ends the request at its deadline, and soon after the end of quit. So the caller needs
+	// no timer, and callers of one Client do not all wait for one more channel.
 	select {
 	case reply := <-r.done:
 		if reply.Err != ErrNoReply { // after which the wire still has r in the place of its reply
@@ -138,7 +139,6 @@ func (w *Wire) receive(ctx context.Context, r *request) Reply {
 		}
 		return reply
 	case <-parent.Done():
-	case <-quit.Done():
 	}
 
 	// The caller leaves.

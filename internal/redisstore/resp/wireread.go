@@ -149,11 +149,11 @@ func (w *Wire) checkTime() error {
 	for _, some := range [][]*request{w.due[w.answered:], w.sent, w.queue} {
 		for _, r := range some {
 			switch {
-			case r.until.IsZero() || r.met.Load():
-			case !now.Before(r.until):
+			case r.met.Load():
+			case !r.until.IsZero() && !now.Before(r.until), r.quit.Err() != nil:
 				// The request keeps its place, because its reply can still arrive.
 				r.answer(Reply{Err: ErrNoReply})
-			case r.until.Before(next):
+			case !r.until.IsZero() && r.until.Before(next):
 				next = r.until
 			}
 		}
