@@ -262,12 +262,12 @@ func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
 	})
 }
 
-// If the holder had to wait for the key, however long ago, the key is contended. Then a caller that
-// comes back leaves a gap.
+// After a long hold a caller that comes back leaves a gap, even if its Client has not met another
+// caller for long: others may have come during the hold.
 func TestGapAfterALongHold(t *testing.T) {
 	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0)}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		time.AfterFunc(time.Second, func() { rival.Unlock(context.Background()) })
-		for _, gap := range []bool{true, false} {
+		for range 2 {
 			l := lockNow(t, c, "k")
 			time.Sleep(time.Minute)
 			l.Unlock(t.Context())
@@ -275,10 +275,9 @@ func TestGapAfterALongHold(t *testing.T) {
 			began := time.Now()
 			l = lockNow(t, c, "k")
 			// Without a gap, the Lock takes one round trip of 200 µs.
-			if took := time.Since(began); (took > 500*time.Microsecond) != gap {
-				t.Errorf("the key was taken again after %v, gap: %v", took, gap)
+			if took := time.Since(began); took <= 500*time.Microsecond || took > 20*time.Millisecond {
+				t.Errorf("the key was taken again after %v", took)
 			}
-			time.Sleep(time.Minute)
 			l.Unlock(t.Context())
 			time.Sleep(time.Minute)
 		}
