@@ -1,0 +1,9 @@
+module github.com/hasplock/hasp/caslock
+
+go 1.26.0
+
+require github.com/hasplock/hasp v0.0.0
+
+require github.com/anishathalye/porcupine v1.3.1 // indirect
+
+replace github.com/hasplock/hasp => ../
