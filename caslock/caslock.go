@@ -196,10 +196,15 @@ func (d *driver) put(ctx context.Context, v *view, r *record) error {
 }
 
 // update writes what edit makes of a key, and returns the error of edit. If edit returns no record,
-// update writes nothing. It begins with v, or with a Get if v is nil. It reads again if edit
+// update writes nothing. It lasts for timeout at most, if that is set. It begins with v, or with a Get if v is nil. It reads again if edit
 // returns ErrConflict, or if another write came first. That write may also be its own, which a
 // library or a proxy has repeated.
-func (d *driver) update(ctx context.Context, key string, v *view, edit func(v *view, now time.Time) (*record, error)) error {
+func (d *driver) update(ctx context.Context, key string, timeout time.Duration, v *view, edit func(v *view, now time.Time) (*record, error)) error {
+	if timeout > 0 {
+		within, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		ctx = within
+	}
 	for pause := time.Millisecond; ; pause = min(2*pause, maxPause) {
 		if v == nil {
 			var err error
@@ -234,7 +239,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 		v = nil
 	}
 	sent := map[uint64]time.Time{} // when each Put was sent, by the number of its write
-	err = d.update(ctx, c.Key, v, func(v *view, now time.Time) (*record, error) {
+	err = d.update(ctx, c.Key, c.Timeout, v, func(v *view, now time.Time) (*record, error) {
 		items := v.live(now)
 		if i := find(items, c.Token); i >= 0 {
 			it := items[i]
@@ -330,7 +335,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 // last view saves the Get, if it has the hold.
 func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *item, r *record, now time.Time) bool) error {
 	last := d.last(c.Key)
-	err := d.update(ctx, c.Key, last, func(v *view, now time.Time) (*record, error) {
+	err := d.update(ctx, c.Key, c.Timeout, last, func(v *view, now time.Time) (*record, error) {
 		items := v.live(now)
 		i := find(items, c.Token)
 		if i < 0 {

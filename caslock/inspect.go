@@ -53,7 +53,7 @@ func (v *view) status(now time.Time) backend.Status {
 
 // Break writes the record without its holds.
 func (d *driver) Break(ctx context.Context, key string) error {
-	return d.update(ctx, key, nil, func(v *view, now time.Time) (*record, error) {
+	return d.update(ctx, key, 0, nil, func(v *view, now time.Time) (*record, error) {
 		rest := without(v.live(now), func(it *item) bool { return it.Kind != intent })
 		if len(rest) == len(v.rec.Items) {
 			return nil, nil

@@ -31,7 +31,7 @@ func (o owned) Close() error { o.nc.Close(); return nil }
 
 func open(ctx context.Context, addr string, clock bool) (backend.Driver, error) {
 	nc, err := nats.Connect("nats://"+addr, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond),
-		nats.ReconnectBufSize(-1), nats.Timeout(3*time.Second))
+		nats.ReconnectBufSize(-1), nats.Timeout(3*time.Second), nats.PingInterval(time.Second), nats.MaxPingsOutstanding(1))
 	if err != nil {
 		return nil, err
 	}
