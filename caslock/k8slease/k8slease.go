@@ -62,9 +62,9 @@ type meta struct {
 }
 
 type spec struct {
-	Holder   *string `json:"holderIdentity"` // null removes it
-	Duration int     `json:"leaseDurationSeconds,omitempty"`
-	Renewed  string  `json:"renewTime,omitempty"`
+	Holder   any    `json:"holderIdentity"` // a string, or nil, which removes the field
+	Duration int    `json:"leaseDurationSeconds,omitempty"`
+	Renewed  string `json:"renewTime,omitempty"`
 }
 
 type lease struct {
@@ -75,12 +75,7 @@ type lease struct {
 }
 
 // id names the term that a spec describes.
-func (s *spec) id() string {
-	if s.Holder == nil {
-		return s.Renewed
-	}
-	return s.Renewed + " " + *s.Holder
-}
+func (s *spec) id() string { return fmt.Sprint(s.Renewed, " ", s.Holder) }
 
 var plain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
@@ -92,15 +87,15 @@ func name(key string) string {
 	return fmt.Sprintf("hasp-%x", sha256.Sum256([]byte(key)))
 }
 
-// call sends one request. For a Lease that does not exist it returns missing.
-func (s *Store) call(ctx context.Context, method, path string, in, out any) (missing bool, err error) {
+// call sends one request. If a get finds no Lease, out stays as it is.
+func (s *Store) call(ctx context.Context, method, path string, in, out any) error {
 	body, err := json.Marshal(in)
 	if err != nil {
-		return false, err
+		return err
 	}
 	r, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(body))
 	if err != nil {
-		return false, err
+		return err
 	}
 	r.GetBody = nil // or net/http might send it again
 	r.Header.Set("Content-Type", "application/json")
@@ -109,21 +104,21 @@ func (s *Store) call(ctx context.Context, method, path string, in, out any) (mis
 	}
 	resp, err := s.client.Do(r)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	switch code := resp.StatusCode; {
 	case err != nil:
-		return false, err
-	case code == http.StatusNotFound:
-		return true, nil
-	case code == http.StatusConflict: // also the answer if a Lease of this name exists already
-		return false, caslock.ErrConflict
+		return err
+	case code == http.StatusNotFound && method == http.MethodGet:
+		return nil
+	case code == http.StatusNotFound, code == http.StatusConflict: // also if a new Lease exists already
+		return caslock.ErrConflict
 	case code/100 != 2:
-		return false, fmt.Errorf("k8slease: %s %s: %s: %.300s", method, path, resp.Status, text)
+		return fmt.Errorf("k8slease: %s %s: %s: %.300s", method, path, resp.Status, text)
 	}
-	return false, json.Unmarshal(text, out)
+	return json.Unmarshal(text, out)
 }
 
 // entry returns the entry of a Lease. If its spec is not the one that was written with the record,
@@ -131,10 +126,10 @@ func (s *Store) call(ctx context.Context, method, path string, in, out any) (mis
 func (l *lease) entry(key string) caslock.Entry {
 	e := caslock.Entry{Value: []byte(l.Metadata.Annotations[record]), Version: l.Metadata.ResourceVersion}
 	if at, ours := l.Metadata.Annotations[wrote]; !ours || at != l.Spec.id() {
-		var owner string
-		var ttl time.Duration
-		if l.Spec.Holder != nil && *l.Spec.Holder != "" {
-			owner, ttl = *l.Spec.Holder, time.Duration(l.Spec.Duration)*time.Second
+		owner, _ := l.Spec.Holder.(string)
+		ttl := time.Duration(l.Spec.Duration) * time.Second
+		if owner == "" {
+			ttl = 0 // client-go has released the Lease
 		}
 		e.Value = caslock.Foreign(key, e.Value, l.Spec.id(), owner, ttl)
 	}
@@ -144,7 +139,7 @@ func (l *lease) entry(key string) caslock.Entry {
 // Get reads the Lease of key from the API server's quorum.
 func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	var l lease
-	if missing, err := s.call(ctx, http.MethodGet, "/"+name(key), nil, &l); missing || err != nil {
+	if err := s.call(ctx, http.MethodGet, "/"+name(key), nil, &l); err != nil || l.Metadata.ResourceVersion == "" {
 		return caslock.Entry{}, err
 	}
 	return l.entry(key), nil
@@ -155,8 +150,8 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
 	l := lease{APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Spec: spec{Duration: 1, Renewed: time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")}}
 	if owner, ttl := caslock.Holder(value); ttl > 0 {
-		holder := "hasp/" + strings.ToValidUTF8(owner, "?") // never the identity of a client-go program
-		l.Spec.Holder, l.Spec.Duration = &holder, int((ttl+time.Second-1)/time.Second)
+		l.Spec.Holder = "hasp/" + strings.ToValidUTF8(owner, "?") // never the identity of a client-go program
+		l.Spec.Duration = int((ttl + time.Second - 1) / time.Second)
 	}
 	l.Metadata = meta{Name: name(key), ResourceVersion: version, Labels: map[string]string{label: "true"},
 		Annotations: map[string]string{record: string(value), wrote: l.Spec.id()}}
@@ -165,21 +160,14 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 		method, path = http.MethodPost, ""
 	}
 	var out lease
-	missing, err := s.call(ctx, method, path, l, &out)
-	if missing {
-		err = caslock.ErrConflict
-	}
+	err := s.call(ctx, method, path, l, &out)
 	return out.Metadata.ResourceVersion, err
 }
 
 // Delete deletes the Lease of key if it has this version.
 func (s *Store) Delete(ctx context.Context, key, version string) error {
 	precondition := map[string]any{"preconditions": map[string]string{"resourceVersion": version}}
-	missing, err := s.call(ctx, http.MethodDelete, "/"+name(key), precondition, &struct{}{})
-	if missing {
-		err = caslock.ErrConflict
-	}
-	return err
+	return s.call(ctx, http.MethodDelete, "/"+name(key), precondition, &struct{}{})
 }
 
 // Scan lists the Leases that the driver has written, whatever their names.
@@ -189,11 +177,9 @@ func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslo
 		Metadata meta    `json:"metadata"`
 		Items    []lease `json:"items"`
 	}
-	_, err = s.call(ctx, http.MethodGet, "?"+query.Encode(), nil, &list)
+	err = s.call(ctx, http.MethodGet, "?"+query.Encode(), nil, &list)
 	for _, l := range list.Items {
-		var r struct{ Key []byte }
-		_ = json.Unmarshal([]byte(l.Metadata.Annotations[record]), &r)
-		es = append(es, l.entry(string(r.Key)))
+		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known
 	}
 	return es, list.Metadata.Continue, err
 }

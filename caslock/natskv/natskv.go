@@ -1,14 +1,10 @@
 // Package natskv lets caslock keep locks in a key-value bucket of NATS JetStream. Waiters are woken
-// by a watch.
+// by a watch. Use file storage, and three replicas or more if a lock must survive the loss of a
+// server.
 //
-// The bucket has a history of 1. Use file storage, and three replicas or more if a lock must
-// survive the loss of a server. A record of a free key is removed after an hour, or by the TTL of
-// the bucket, which must be longer than the longest term.
-//
-// By default the store has no clock: see package caslock for what TryLock means then. With
-// Options.Clock the age of a record is the time of the stream less that of the message. Set it if
-// the clocks of all servers are kept together, as by NTP, within backend.Drift: after a change of
-// the leader, another server's clock counts.
+// By default the store has no clock: see package caslock for what TryLock means then. If the clocks
+// of all servers agree within backend.Drift, as by NTP, New may use them: then the age of a record
+// is the time of the stream less that of the message, and a read of a held key takes two calls.
 package natskv
 
 import (
@@ -18,7 +14,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,42 +23,27 @@ import (
 	"github.com/hasplock/hasp/caslock"
 )
 
-// Options are the settings of [New]. Nil and the zero value mean the defaults.
-type Options struct {
-	Clock bool // the clocks of the servers agree: see the package comment
-
-	// Create is the bucket that New creates if it is missing, and again if the server has lost its
-	// data. If its Bucket is empty, New expects that the bucket exists.
-	Create jetstream.KeyValueConfig
-}
-
 // Store is a bucket. It is safe for concurrent use.
 type Store struct {
-	js      jetstream.JetStream
-	kv      jetstream.KeyValue
-	options Options
-
-	mu     sync.Mutex    // guards the fields below
-	read   time.Time     // when the server's clock was read, at the latest
-	offset time.Duration // how far the server's clock was ahead then, at least
+	js     jetstream.JetStream
+	kv     jetstream.KeyValue
+	bucket jetstream.KeyValueConfig
+	clock  bool
 }
 
-// New returns a store in a bucket of js. The connection remains the caller's. Let it reconnect for
-// ever (nats.MaxReconnects(-1)) and keep nothing while it is down (nats.ReconnectBufSize(-1)), so
-// that a request is not sent after its caller has left.
-func New(ctx context.Context, js jetstream.JetStream, bucket string, o *Options) (*Store, error) {
-	s := &Store{js: js}
-	if o != nil {
-		s.options = *o
-	}
-	var err error
-	if s.kv, err = js.KeyValue(ctx, bucket); errors.Is(err, jetstream.ErrBucketNotFound) && s.options.Create.Bucket == bucket {
-		s.kv, err = js.CreateKeyValue(ctx, s.options.Create)
+// New returns a store in a bucket of js, and creates the bucket unless it exists, also after the
+// server has lost its data. clock says that the clocks of the servers agree. The connection remains
+// the caller's. Let it reconnect for ever (nats.MaxReconnects(-1)) and keep nothing while it is
+// down (nats.ReconnectBufSize(-1)), so that no request is sent after its caller has left.
+func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock bool) (*Store, error) {
+	kv, err := js.KeyValue(ctx, bucket.Bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		kv, err = js.CreateKeyValue(ctx, bucket)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket, err)
+		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
 	}
-	return s, nil
+	return &Store{js, kv, bucket, clock}, nil
 }
 
 // Limits says that calls end promptly.
@@ -91,59 +71,52 @@ func name(key string) string {
 	return b.String()
 }
 
+func version(revision uint64) string { return strconv.FormatUint(revision, 10) }
+
 // Get reads the last value of key.
 func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	e, err := s.kv.Get(ctx, name(key))
 	switch {
 	case errors.Is(err, jetstream.ErrKeyNotFound):
 		return caslock.Entry{}, nil
-	case errors.Is(err, nats.ErrNoResponders) && s.options.Create.Bucket != "":
-		_, _ = s.js.CreateKeyValue(ctx, s.options.Create) // the server has lost its data; the next call works
-		return caslock.Entry{}, err
-	case err != nil:
+	case errors.Is(err, nats.ErrNoResponders):
+		_, _ = s.js.CreateKeyValue(ctx, s.bucket) // the server has lost its data; the next call works
+	}
+	if err != nil {
 		return caslock.Entry{}, err
 	}
-	return caslock.Entry{Value: e.Value(), Version: strconv.FormatUint(e.Revision(), 10), Age: s.age(ctx, e.Created())}, nil
+	return caslock.Entry{Value: e.Value(), Version: version(e.Revision()), Age: s.age(ctx, e.Created())}, nil
 }
 
-// age returns how long ago the server has stored a message, by its own clock, or less.
+// age returns how long ago the server has stored a message, by its own clock, or less. It asks for
+// the time of the stream after the message was read.
 func (s *Store) age(ctx context.Context, created time.Time) time.Duration {
-	if !s.options.Clock {
+	if !s.clock {
 		return 0
 	}
-	s.mu.Lock()
-	read, offset := s.read, s.offset
-	s.mu.Unlock()
-	if time.Since(read) > time.Minute { // so that a step of the server's clock does not last
-		st, err := s.js.Stream(ctx, "KV_"+s.kv.Bucket())
-		if err != nil {
-			return 0
-		}
-		read = time.Now() // after the reply, so the server's clock is not thought to be ahead of itself
-		offset = st.CachedInfo().TimeStamp.Sub(read.Round(0))
-		s.mu.Lock()
-		s.read, s.offset = read, offset
-		s.mu.Unlock()
+	st, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket)
+	if err != nil {
+		return 0 // not known
 	}
-	return read.Round(0).Add(offset + time.Since(read)).Sub(created)
+	return st.CachedInfo().TimeStamp.Sub(created)
 }
 
 // Put writes a message that must follow the one of this version.
-func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
+func (s *Store) Put(ctx context.Context, key string, value []byte, at string) (string, error) {
 	var next uint64
 	var err error
-	if version == "" {
+	if at == "" {
 		next, err = s.kv.Create(ctx, name(key), value)
 	} else {
-		last, _ := strconv.ParseUint(version, 10, 64)
+		last, _ := strconv.ParseUint(at, 10, 64)
 		next, err = s.kv.Update(ctx, name(key), value, last)
 	}
-	return strconv.FormatUint(next, 10), conflict(err)
+	return version(next), conflict(err)
 }
 
 // Delete purges key if it has this version.
-func (s *Store) Delete(ctx context.Context, key, version string) error {
-	last, _ := strconv.ParseUint(version, 10, 64)
+func (s *Store) Delete(ctx context.Context, key, at string) error {
+	last, _ := strconv.ParseUint(at, 10, 64)
 	return conflict(s.kv.Purge(ctx, name(key), jetstream.LastRevision(last)))
 }
 
@@ -181,7 +154,7 @@ func (s *Store) Watch(ctx context.Context, key string) (<-chan struct{}, func(),
 // Scan reads messages in the order of their revisions.
 func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslock.Entry, next string, err error) {
 	from, _ := strconv.ParseUint(position, 10, 64)
-	c, err := s.js.OrderedConsumer(ctx, "KV_"+s.kv.Bucket(), jetstream.OrderedConsumerConfig{
+	c, err := s.js.OrderedConsumer(ctx, "KV_"+s.bucket.Bucket, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1)})
 	if err != nil {
 		return nil, "", err
@@ -196,9 +169,9 @@ func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslo
 		if err != nil {
 			return nil, "", err
 		}
-		got, next = got+1, strconv.FormatUint(meta.Sequence.Stream+1, 10)
+		got, next = got+1, version(meta.Sequence.Stream+1)
 		if m.Headers().Get("KV-Operation") == "" { // no marker of a deletion
-			es = append(es, caslock.Entry{Value: m.Data(), Version: strconv.FormatUint(meta.Sequence.Stream, 10), Age: s.age(ctx, meta.Timestamp)})
+			es = append(es, caslock.Entry{Value: m.Data(), Version: version(meta.Sequence.Stream)})
 		}
 	}
 	if got < n {

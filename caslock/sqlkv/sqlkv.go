@@ -6,10 +6,9 @@
 // the key of a dead holder when its term has run out. The server's clock must not step forward by
 // more than backend.Drift.
 //
-// All clients must use the primary server. InnoDB must write its log at each commit
-// (innodb_flush_log_at_trx_commit=1, the default), or a crash may lose locks. The DSN of an SQLite
-// file needs a busy timeout, such as _busy_timeout=3000, and the file must be on a local disk. An
-// SQLite file excludes the processes of one host.
+// All clients must use the primary server. Without innodb_flush_log_at_trx_commit=1, the default, a
+// crash may lose locks. An SQLite file excludes the processes of one host, must be on a local disk,
+// and needs a busy timeout in its DSN, such as _busy_timeout=3000.
 package sqlkv
 
 import (
@@ -60,7 +59,6 @@ type Store struct {
 	db      *sql.DB
 	dialect Dialect
 
-	// These are statements.
 	create, get, insert, update, remove, listed string
 }
 
@@ -89,7 +87,7 @@ func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, erro
 // Limits says that an SQLite file excludes the processes of one host.
 func (s *Store) Limits() caslock.Limits { return s.dialect.limits }
 
-const maxPlain = 1000
+const maxPlain = 1000 // bytes
 
 // name returns the name of key, which has at most 1,024 bytes. The name of a long key ends with a
 // hash, and is longer than that of any other.
@@ -132,10 +130,11 @@ func (s *Store) mend(ctx context.Context, err error) error {
 // to count its term, so the age is never too large.
 func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
 	next := rand.Text()
+	args := []any{value, next, s.dialect.clock(), name(key)}
 	if version == "" {
-		return next, s.exec(ctx, s.insert, value, next, s.dialect.clock(), name(key))
+		return next, s.exec(ctx, s.insert, args...)
 	}
-	return next, s.exec(ctx, s.update, value, next, s.dialect.clock(), name(key), version)
+	return next, s.exec(ctx, s.update, append(args, version)...)
 }
 
 // Delete deletes the row of key if it has this version.

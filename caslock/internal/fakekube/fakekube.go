@@ -5,6 +5,7 @@ package fakekube
 
 import (
 	"encoding/json"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -75,7 +76,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var in map[string]any
-	_ = json.NewDecoder(r.Body).Decode(&in)
+	if body, err := io.ReadAll(r.Body); err != nil || len(body) > 0 && json.Unmarshal(body, &in) != nil {
+		w.WriteHeader(http.StatusUnsupportedMediaType) // the fake has no protobuf
+		return
+	}
 	name := path.Base(r.URL.Path)
 	if name == "leases" {
 		name = ""
