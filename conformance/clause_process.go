@@ -21,7 +21,7 @@ var processClauses = []clause{
 	{name: "process-exclusion", need: processes, says: saysOneHolder, check: processExclusion,
 		why: "Clients in several processes hold one key one at a time."},
 	{name: "process-killed-holder", need: processes, says: saysFree, check: processKilledHolder,
-		why: "If a process that holds a key is killed, the key is free after its term."},
+		why: "If a process that holds a key is killed, the key is free after its term, also for a driver that is opened then and asks until it gets the key."},
 	{name: "process-killed-waiter", need: all(processes, waiter), says: saysDeadWaiter, check: processKilledWaiter,
 		why: "A waiter whose process was killed does not keep the others from the key."},
 	{name: "process-stopped-holder", need: processes, says: saysHasp, check: processStoppedHolder,
@@ -98,6 +98,7 @@ func processKilledHolder(e *env) {
 
 	done := e.locks(c, held.Key)
 	p.Kill()
+	must(e.open().grantedAtLast(held.Key)) // a driver that has not seen the holder alive
 	must(e.arrives("Lock of a key whose holder was killed", done))
 }
 
