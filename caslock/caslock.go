@@ -11,6 +11,7 @@ import (
 	mathrand "math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -39,14 +40,15 @@ type driver struct {
 	// nothing: a Put of unknown outcome may still arrive. See lost.
 	doubts sync.Map
 
-	mu       sync.Mutex       // guards the fields below
-	views    map[string]*view // by key
-	position string           // where the next part of a sweep begins
+	position atomic.Value // a string: where the next part of a sweep begins
+
+	mu    sync.Mutex // guards views
+	views map[string]*view
 }
 
 var _ backend.Inspector = (*driver)(nil)
 
-// New returns a Client whose locks are in store. It probes the store: it creates and deletes a key,
+// New returns a Client whose locks are in store. It creates and deletes a key to probe the store,
 // and tries two writes that the store must refuse.
 func New(ctx context.Context, store Store, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
@@ -58,8 +60,7 @@ func New(ctx context.Context, store Store, o *Options) (*hasp.Client, error) {
 }
 
 // NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New]. The driver is a backend.Waker if the store is a Watcher, and a
-// backend.Lister if the store is a Lister.
+// passed to [hasp.New]. Over a Watcher it is a backend.Waker, and over a Lister a backend.Lister.
 func NewDriver(ctx context.Context, store Store, _ *Options) (backend.Driver, error) {
 	if store == nil {
 		return nil, fmt.Errorf("caslock: %w: store is nil", backend.ErrInvalid)
@@ -120,8 +121,7 @@ func (w waker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, fu
 	return w.w.Watch(ctx, c.Key)
 }
 
-// Traits reports that the driver grants fences and shared holds, and obeys KeepUntil. The rest is
-// as the store's Limits say.
+// Traits reports that the driver has fences, shared holds and min holds. The rest is Limits.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Shared: true, MaxTTL: d.limits.MaxTTL,
 		Reach: cmp.Or(d.limits.Reach, backend.Network), Cancellation: d.limits.Cancellation}
@@ -196,15 +196,12 @@ func (d *driver) put(ctx context.Context, v *view, r *record) error {
 }
 
 // update writes what edit makes of a key, and returns the error of edit. If edit returns no record,
-// update writes nothing. It lasts for timeout at most, if that is set. It begins with v, or with a Get if v is nil. It reads again if edit
+// update writes nothing. It lasts for timeout at most. It begins with v, or with a Get if v is nil. It reads again if edit
 // returns ErrConflict, or if another write came first. That write may also be its own, which a
 // library or a proxy has repeated.
 func (d *driver) update(ctx context.Context, key string, timeout time.Duration, v *view, edit func(v *view, now time.Time) (*record, error)) error {
-	if timeout > 0 {
-		within, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		ctx = within
-	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, maxPause) {
 		if v == nil {
 			var err error
@@ -279,14 +276,10 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 		g = grant(&c, it.Fence, now)
 		return r, nil
 	})
-	switch {
-	case errors.Is(err, errForeign):
+	if errors.Is(err, errForeign) {
 		err = fmt.Errorf("%w: %w", backend.ErrInvalid, err)
-		fallthrough
-	case err != nil:
-		g = backend.Grant{}
 	}
-	return g, err
+	return g, err // g means nothing if there is an error
 }
 
 // grant returns the grant of a hold whose Put was sent at start.
@@ -298,8 +291,8 @@ func grant(c *backend.Claim, fence uint64, start time.Time) backend.Grant {
 	return g
 }
 
-// Renew writes each hold with a new number and at least its TTL. A term never gets shorter: it is
-// at least what this driver thinks is left, which is never less than what the holder was granted.
+// Renew writes each hold with a new number and at least its TTL. A term never gets shorter: what
+// this driver thinks is left is never less than what the holder was granted.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 		err = d.change(ctx, &c, func(it *item, r *record, now time.Time) bool {
@@ -331,8 +324,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// change writes the hold of c.Token as edit leaves it. If edit returns false, the hold goes. The
-// last view saves the Get, if it has the hold.
+// change writes the hold of c.Token as edit leaves it, or removes it if edit returns false. If the
+// last view has the hold, that saves the Get.
 func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *item, r *record, now time.Time) bool) error {
 	last := d.last(c.Key)
 	err := d.update(ctx, c.Key, c.Timeout, last, func(v *view, now time.Time) (*record, error) {

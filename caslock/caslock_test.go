@@ -97,7 +97,7 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 	mem := memkv.New()
 	mem.Put(t.Context(), "other", nil, "") // so that no version of the probe is 1
 	d := open(t, repeating{mem})
-	c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute}
+	c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
 	if _, err := d.Acquire(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestForeignValue(t *testing.T) {
 	for _, value := range []string{"", "hello", `"text"`, "{}", `{"key":"b3RoZXI=","write":1}`} {
 		mem := memkv.New()
 		d, ctx := open(t, mem), t.Context()
-		c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute}
+		c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
 		if _, err := d.Acquire(ctx, c); err != nil {
 			t.Fatal(err)
 		}
@@ -160,7 +160,7 @@ func TestSweep(t *testing.T) {
 		mem, ctx := memkv.New(), t.Context()
 		d := open(t, mem)
 		acquire := func(token string) uint64 {
-			g, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: token, TTL: time.Minute, Fenced: true})
+			g, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: token, TTL: time.Minute, Timeout: time.Minute, Fenced: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -196,12 +196,12 @@ func TestSweep(t *testing.T) {
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memkv.New()
-		c := backend.Claim{Key: "key", Token: "dead", TTL: time.Minute}
+		c := backend.Claim{Key: "key", Token: "dead", TTL: time.Minute, Timeout: time.Minute}
 		if _, err := open(t, mem).Acquire(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 		for _, age := range []time.Duration{0, 59 * time.Second, 61 * time.Second} {
-			_, err := open(t, aged{mem, age}).Acquire(t.Context(), backend.Claim{Key: "key", Token: "next", TTL: time.Minute})
+			_, err := open(t, aged{mem, age}).Acquire(t.Context(), backend.Claim{Key: "key", Token: "next", TTL: time.Minute, Timeout: time.Minute})
 			if free := age > c.TTL; errors.Is(err, backend.ErrHeld) == free {
 				t.Errorf("age %v: %v", age, err)
 			}

@@ -53,7 +53,7 @@ func (v *view) status(now time.Time) backend.Status {
 
 // Break writes the record without its holds.
 func (d *driver) Break(ctx context.Context, key string) error {
-	return d.update(ctx, key, 0, nil, func(v *view, now time.Time) (*record, error) {
+	return d.update(ctx, key, time.Minute, nil, func(v *view, now time.Time) (*record, error) {
 		rest := without(v.live(now), func(it *item) bool { return it.Kind != intent })
 		if len(rest) == len(v.rec.Items) {
 			return nil, nil
@@ -119,14 +119,12 @@ func (d *driver) sweep(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	d.mu.Lock()
-	position := d.position
-	d.mu.Unlock()
+	position, _ := d.position.Load().(string)
 	views, next, err := d.page(ctx, l, "", position, sweepPage, time.Minute)
 	if err != nil {
 		return err
 	}
-
+	d.position.Store(next)
 	now := time.Now()
 	for _, v := range views {
 		switch live := v.live(now); {
@@ -140,8 +138,5 @@ func (d *driver) sweep(ctx context.Context) error {
 			return err
 		}
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.position = next
 	return nil
 }

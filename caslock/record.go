@@ -56,9 +56,9 @@ type view struct {
 
 var errForeign = errors.New("the value was written by another program: remove it, or choose another key")
 
-// newView returns the view of an entry. The caller reads now after the reply has come: the reply is
-// after the write, and the writer had begun to count its term before it sent the write. A time from
-// before the call would be too early if the request was slow. before is the last view, or nil.
+// newView returns the view of an entry. before is the last view, or nil. The caller reads now after
+// the reply has come. That is after the write, and so after the writer began to count its term. A
+// time from before the call would be too early if the request was slow.
 func newView(key string, e Entry, before *view, now time.Time) (*view, error) {
 	v := &view{version: e.Version}
 	if e.Version == "" {
@@ -89,8 +89,7 @@ func (v *view) observe(before *view, now time.Time) {
 }
 
 // rest returns how long it still lives, as far as this process can tell. A min hold and an intent
-// guard no work, so they also end by the wall clock. Then a caller that asks only once need not see
-// them for their whole TTL.
+// guard no work, so they also end by the wall clock, for callers that ask only once.
 func (it *item) rest(now time.Time) time.Duration {
 	rest := it.TTL - now.Sub(it.seen)
 	if it.Kind == kept || it.Kind == intent {
@@ -143,8 +142,8 @@ func (r *record) add(c *backend.Claim, k kind, ttl time.Duration, now time.Time)
 	return &r.Items[len(r.Items)-1]
 }
 
-// Holder returns the owner and the longest term of the holds in a value that a driver has written,
-// for an adapter whose store shows them. If there is no hold, ttl is zero.
+// Holder returns an owner and the longest term of the holds in a value that a driver has written, for
+// a store that shows them; a ttl of zero if there are none.
 func Holder(value []byte) (owner string, ttl time.Duration) {
 	var r record
 	_ = json.Unmarshal(value, &r)
@@ -154,10 +153,9 @@ func Holder(value []byte) (owner string, ttl time.Duration) {
 	return owner, ttl
 }
 
-// Foreign returns a value for Get that shows the hold of another program to the driver. If ttl is
-// zero, no program holds the key. last is the value that a driver has written last, or nil. id
-// changes with each renewal, and never comes twice. The driver takes the key when it has seen the
-// same id for ttl.
+// Foreign returns a value for Get that shows a driver the hold of another program, or none if ttl is
+// zero. last is what a driver has written last, or nil. id is another one after each renewal. The
+// driver takes the key when it has seen the same id for ttl.
 func Foreign(key string, last []byte, id, owner string, ttl time.Duration) []byte {
 	var r record
 	_ = json.Unmarshal(last, &r)

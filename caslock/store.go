@@ -12,18 +12,15 @@ import (
 // nothing has changed. Every other error means that the outcome is unknown.
 var ErrConflict = errors.New("version conflict")
 
-// Store is a key-value store that replaces a value only if its version is the expected one. It is
-// what an adapter implements. Many goroutines may call its methods at the same time, and each call
-// returns a moment after its context has ended, if Limits says so.
-//
-// A Store sends each call once: it switches off the retries of its client library. Otherwise a
-// repeat of its own Put may get ErrConflict. The driver notices that, but it costs more calls.
-//
-// A Store that implements io.Closer is closed with its driver.
+// Store is a key-value store that replaces a value only if its version is the expected one. An
+// adapter implements it. Many goroutines may call its methods at the same time. It sends each call
+// once: an adapter switches off the retries of its client library. If a Put is repeated
+// nevertheless and gets ErrConflict, the driver notices that by more calls. A Store that implements
+// io.Closer is closed with its driver.
 type Store interface {
-	// Get returns the value of key with its version. If the key is absent, Version is empty. Get
-	// returns every Put that was answered before the call. A Get that is stale breaks no lock, but
-	// it may refuse a key that is free, and return ErrLost for a hold of another driver.
+	// Get returns the value of key with its version, or an empty Version if the key is absent. It
+	// sees every Put that was answered before. A stale answer breaks no lock, but makes the driver
+	// refuse a key that is free, or return ErrLost for a hold of another driver.
 	Get(ctx context.Context, key string) (Entry, error)
 
 	// Put replaces the value of key if the key has this version, or creates the key if version is
@@ -43,9 +40,8 @@ type Entry struct {
 	Value   []byte
 	Version string
 
-	// Age is how long ago at least the value was written, by a clock of the store that no client
-	// sets. It saves a new caller the wait for the term of a holder that has died. Zero means that
-	// the store does not know.
+	// Age is how long ago at least the value was written, by a clock that no client sets; zero if
+	// the store does not know. It saves a new caller the wait for the term of a dead holder.
 	Age time.Duration
 }
 
@@ -58,16 +54,15 @@ type Limits struct {
 
 // Watcher is a Store that reports changes. With it, waiters do not poll.
 type Watcher interface {
-	// Watch sends a signal on changes after each change of key that follows the return of Watch,
-	// and when it may have missed one. It does not block: changes has room for one signal. If the
-	// watch breaks, Watch closes the channel. The caller calls stop once, which does not block.
+	// Watch sends a signal on changes after each later change of key, and when it may have missed
+	// one. The channel has room for one signal. If the watch breaks, the channel is closed. The
+	// caller calls stop once, which does not block.
 	Watch(ctx context.Context, key string) (changes <-chan struct{}, stop func(), err error)
 }
 
 // Lister is a Store that lists its entries. With it, the driver has List, and sweeps.
 type Lister interface {
 	// Scan returns up to n entries after the position that the last call has returned. The first
-	// position is empty, and so is the position after the last entry. Entries whose keys do not
-	// begin with prefix do no harm.
+	// position is empty, and so is next at the end. Entries without the prefix do no harm.
 	Scan(ctx context.Context, prefix, position string, n int) (es []Entry, next string, err error)
 }

@@ -275,7 +275,7 @@ func run(t *testing.T, seed uint64) int {
 	w.faults = false
 	d, began := open(), time.Now()
 	for i := 0; ; i++ {
-		if _, err := d.Acquire(context.Background(), backend.Claim{Key: key, Token: fmt.Sprint("last", i), TTL: ttl}); err == nil {
+		if _, err := d.Acquire(context.Background(), backend.Claim{Key: key, Token: fmt.Sprint("last", i), TTL: ttl, Timeout: ttl}); err == nil {
 			break
 		} else if time.Since(began) > 2*ttl {
 			w.failf("a new driver does not get the key in two terms: %v", err)
