@@ -4,12 +4,10 @@
 // leader election of client-go on the same Lease. So a program can move from one to the other while
 // it runs. The Lease of any other key is named hasp- and a hash.
 //
-// The record of caslock is an annotation, and the fields of the spec are as client-go writes them.
-// The store has no clock: see package caslock for what TryLock means then. Waiters poll; set
-// hasp.Options.Backoff to some seconds if there are many. Terms that others see are whole seconds.
-//
-// The service account needs the verbs get, list, create, patch and delete on leases in the group
-// coordination.k8s.io.
+// The record of caslock is an annotation, and the spec is as client-go writes it. The store has no
+// clock: see package caslock for what TryLock means then. Waiters poll; if there are many, set
+// hasp.Options.Backoff to some seconds. The service account needs the verbs get, list, create, patch
+// and delete on leases in the group coordination.k8s.io.
 package k8slease
 
 import (
@@ -89,10 +87,7 @@ func name(key string) string {
 
 // call sends one request. If a get finds no Lease, out stays as it is.
 func (s *Store) call(ctx context.Context, method, path string, in, out any) error {
-	body, err := json.Marshal(in)
-	if err != nil {
-		return err
-	}
+	body, _ := json.Marshal(in) // no error, because each field can be encoded
 	r, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(body))
 	if err != nil {
 		return err

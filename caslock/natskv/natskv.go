@@ -10,10 +10,10 @@ package natskv
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -51,24 +51,13 @@ func (s *Store) Limits() caslock.Limits {
 	return caslock.Limits{Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
 
-const maxPlain = 400
-
-// name returns the name of key in the bucket. Bytes that a name may not have are =XX. The name of a
-// long key ends with a hash after an =G, which no escaped byte begins with.
+// name returns the name of key in the bucket. A long key is replaced by its hash.
 func name(key string) string {
-	var b strings.Builder
-	for i, c := range []byte(key) {
-		switch {
-		case i == maxPlain && len(key) > maxPlain:
-			fmt.Fprintf(&b, "=G%x", sha256.Sum256([]byte(key)))
-			return b.String()
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
-			b.WriteByte(c)
-		default:
-			fmt.Fprintf(&b, "=%02X", c)
-		}
+	if len(key) > 1000 {
+		hash := sha256.Sum256([]byte(key))
+		return "hash." + base64.RawURLEncoding.EncodeToString(hash[:])
 	}
-	return b.String()
+	return "key." + base64.RawURLEncoding.EncodeToString([]byte(key))
 }
 
 func version(revision uint64) string { return strconv.FormatUint(revision, 10) }

@@ -1,10 +1,9 @@
 // Package sqlkv lets caslock keep locks in a table of a MariaDB, a MySQL or an SQLite database. For
 // PostgreSQL use package pglock, whose fences can be checked in a transaction.
 //
-// The table has a row for each key. On MariaDB and MySQL the server's clock tells the age of a row,
-// and with SQLite the host's clock that counts from its boot. So a TryLock of a new process gets
-// the key of a dead holder when its term has run out. The server's clock must not step forward by
-// more than backend.Drift.
+// The clock of the server, or with SQLite of the host, tells the age of a row. So a TryLock of a new
+// process gets the key of a dead holder when its term has run out. The server's clock must not step
+// forward by more than backend.Drift.
 //
 // All clients must use the primary server. Without innodb_flush_log_at_trx_commit=1, the default, a
 // crash may lose locks. An SQLite file excludes the processes of one host, must be on a local disk,
