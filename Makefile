@@ -49,7 +49,7 @@ race:
 # HASP_TEST_ETCD=FILE names another one. With RACE=-race they use the race detector. They mostly
 # wait, so two run at once.
 RACE ?=
-MODULES = pglock etcdlock gocronhasp otelhasp cmd/hasp-all internal/integrations internal/browser
+MODULES = pglock etcdlock caslock caslock/internal/election gocronhasp otelhasp cmd/hasp-all internal/integrations internal/browser
 modules:
 	$(MAKE) -j2 $(MODULES)
 

@@ -43,6 +43,15 @@
 // created with. A driver for such a store creates a lease with the new term, and moves the key to
 // that lease.
 //
+// # Stores without a clock
+//
+// Some stores only compare and set. Their driver ends the hold of a dead process by its own clock:
+// when it has seen the record unchanged for a whole term, counted from after the reply that showed
+// it first. Such a store may refuse a key whose term has run out to each caller, for one term from
+// that caller's first attempt. RetryAfter and Status.TTL are then upper bounds, and Inspect and List
+// may go by the clock of the holder. The documentation of the driver says what an attempt of a new
+// process means. Package caslock is such a driver.
+//
 // # Errors
 //
 // [ErrHeld], [ErrLost], [ErrInvalid] and [errors.ErrUnsupported] are definite: the call has changed

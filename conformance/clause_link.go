@@ -16,6 +16,8 @@ var linkClauses = given(link, []clause{
 		why: "If the reply is lost, the call was sent once and reports an unknown outcome. A Release with its token undoes it."},
 	{name: "link-wait-reply", need: waiter, says: saysWaitUnknown, check: linkWaitReply,
 		why: "If the reply is lost, a Wait still gets the key or reports an unknown outcome. A Release with its token undoes it."},
+	{name: "link-late-acquire", says: saysNever, check: linkLateAcquire,
+		why: "If an attempt began when the key was free, and arrives when another holds and renews the key, it is not granted, and the hold goes on."},
 	{name: "link-late-release", says: saysOneStep, check: linkLateRelease,
 		why: "If a Release arrives after its hold has ended, it does not affect the successor, even if the hold was alive when the call began."},
 	{name: "link-late-renew", says: saysOneStep, check: linkLateRenew,

@@ -21,7 +21,7 @@ var processClauses = []clause{
 	{name: "process-exclusion", need: processes, says: saysOneHolder, check: processExclusion,
 		why: "Clients in several processes hold one key one at a time."},
 	{name: "process-killed-holder", need: processes, says: saysFree, check: processKilledHolder,
-		why: "If a process that holds a key is killed, the key is free after its term."},
+		why: "If a process that holds a key is killed, the key is free after its term, also for a driver that is opened then and asks until it gets the key."},
 	{name: "process-stopped-holder", need: processes, says: saysHasp, check: processStoppedHolder,
 		why: "A process that was stopped past its term sees the loss at its first check. Its renewals and its Unlock do not affect the successor."},
 }
@@ -95,6 +95,7 @@ func processKilledHolder(e *env) {
 
 	done := e.locks(c, held.Key)
 	p.Kill()
+	must(e.open().grantedAtLast(held.Key)) // a driver that has not seen the holder alive
 	must(e.arrives("Lock of a key whose holder was killed", done))
 }
 

@@ -178,6 +178,41 @@ func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, 
 	requireInTime(false, "%s: %d of its replies were carried, and it did not succeed", what, maxReplies)
 }
 
+// linkLateAcquire holds back each round trip of an attempt in turn, until another driver has taken
+// the key and has renewed its hold.
+func linkLateAcquire(e *env) {
+	l := e.cable()
+	d, b := e.openAt(l.Store), e.open()
+	for n := -1; n < maxReplies; n++ {
+		e.recovers(d) // makes connections
+		c := e.claim(e.long)
+		next := e.claimOf(c.Key, e.long)
+
+		l.disturb(n, Hung)
+		done := e.begin(func() error { return errOf(d.acquire(c)) })
+		e.sleep(e.term / 8) // so that the other round trips end
+		ended := len(done) > 0
+		_, taken := b.acquire(next)
+		if taken == nil {
+			b.keep(next)
+		} else {
+			must(is("acquire a key that an attempt may hold", taken, backend.ErrHeld))
+		}
+
+		l.Set(Up)
+		err := e.arrives("an attempt that arrives late", done)
+		if taken == nil {
+			require(err != nil, "an attempt that was held back was granted a key that another holds")
+			b.keep(next)
+			b.give(next)
+		}
+		if e.undone(d, b, c, err); ended {
+			return // none of its replies was held back
+		}
+	}
+	requireInTime(false, "an attempt: %d of its replies were carried, and it did not end", maxReplies)
+}
+
 func linkLateRelease(e *env) {
 	e.outlives("a late Release", []time.Duration{e.long},
 		func(d *driver, cs []backend.Claim) error { return d.release(cs[0]) },

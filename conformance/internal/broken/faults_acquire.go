@@ -14,7 +14,7 @@ var acquireFaults = []Fault{
 	{Name: "no call reaches the store", Clause: "takes-and-releases",
 		spoil: onAcquire.first(func(context.Context, *driver, backend.Claim) error { return errRefused })},
 	{Name: "every attempt is granted", Clause: "acquire-excludes", spoil: onAcquire.inStore((*command).give)},
-	{Name: "the check and the grant are two commands", Clause: "acquire-one-winner",
+	{Name: "the check and the grant are two commands", Clause: "acquire-one-winner link-late-acquire",
 		spoil: spoils(onAcquire.inStore((*command).give), onAcquire.firstSends(checkIsFree))},
 	{Name: "a driver takes a key again that it holds", Clause: "acquire-excludes",
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {

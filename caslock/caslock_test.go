@@ -1,0 +1,239 @@
+package caslock_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/memkv"
+	"github.com/hasplock/hasp/conformance"
+)
+
+// TestConformance is with Watch. TestConformanceHash is without, and a version is a hash of the
+// value.
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	mem := memkv.New()
+	conform(t, mem, mem)
+}
+
+func TestConformanceHash(t *testing.T) {
+	t.Parallel()
+	mem := memkv.New()
+	mem.Hash = true
+	conform(t, mem, struct {
+		caslock.Store
+		caslock.Lister
+	}{mem, mem})
+}
+
+func conform(t *testing.T, mem *memkv.Store, store caslock.Store) {
+	janitor := open(t, store)
+	conformance.Run(t, conformance.Harness{
+		Open: func(ctx context.Context, _ string) (backend.Driver, error) {
+			return caslock.NewDriver(ctx, store, nil)
+		},
+		Commands: func(context.Context, string) (int64, error) { return mem.Calls.Load(), nil },
+		Cost:     conformance.Cost{Acquire: 2, Refused: 1},
+		Entries: func(ctx context.Context, _ string) (left []string, err error) {
+			es, _, err := mem.Scan(ctx, "", "", 1<<30)
+			for _, e := range es {
+				var r struct{ Items []any }
+				if err := json.Unmarshal(e.Value, &r); err != nil || len(r.Items) > 0 {
+					left = append(left, fmt.Sprintf("%s %v", e.Value, err))
+				}
+			}
+			return left, err
+		},
+		// A sweep removes what an earlier one has seen for a whole term.
+		Sweep: func(ctx context.Context, _ string) error { return caslock.Sweep(ctx, janitor) },
+	})
+}
+
+// careless carries out every Put, as a store does that does not know conditional writes.
+type careless struct{ *memkv.Store }
+
+func (s careless) Put(ctx context.Context, key string, value []byte, _ string) (string, error) {
+	e, err := s.Get(ctx, key)
+	if err != nil {
+		return "", err
+	}
+	return s.Store.Put(ctx, key, value, e.Version)
+}
+
+// repeating gives each value of a key the same version.
+type repeating struct{ *memkv.Store }
+
+func (s repeating) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
+	if strings.HasPrefix(key, "caslock-probe-") {
+		return s.Store.Put(ctx, key, value, version) // a store that does so from time to time passes the probe
+	}
+	now, err := s.Get(ctx, key)
+	if err == nil && version == "1" {
+		version = now.Version
+	}
+	if _, err := s.Store.Put(ctx, key, value, version); err != nil {
+		return "", err
+	}
+	return "1", nil
+}
+
+func TestStoresThatCannotKeepLocks(t *testing.T) {
+	if _, err := caslock.New(t.Context(), nil, nil); !errors.Is(err, backend.ErrInvalid) {
+		t.Errorf("no store: %v", err)
+	}
+	if _, err := caslock.NewDriver(t.Context(), careless{memkv.New()}, nil); !errors.Is(err, backend.ErrInvalid) {
+		t.Errorf("a store that compares no versions: %v", err)
+	}
+
+	mem := memkv.New()
+	mem.Put(t.Context(), "other", nil, "") // so that no version of the probe is 1
+	d := open(t, repeating{mem})
+	c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
+	if _, err := d.Acquire(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Release(t.Context(), c); err == nil || backend.Definite(err) || !strings.Contains(err.Error(), "version") {
+		t.Errorf("a version that repeats: %v, want an unknown outcome that names it", err)
+	}
+}
+
+func open(t *testing.T, s caslock.Store) backend.Driver {
+	t.Helper()
+	d, err := caslock.NewDriver(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// A value that another program has written is never replaced.
+func TestForeignValue(t *testing.T) {
+	for _, value := range []string{"", "hello", `"text"`, "{}", `{"key":"b3RoZXI=","write":1}`} {
+		mem := memkv.New()
+		d, ctx := open(t, mem), t.Context()
+		c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
+		if _, err := d.Acquire(ctx, c); err != nil {
+			t.Fatal(err)
+		}
+		e, _ := mem.Get(ctx, "key")
+		if _, err := mem.Put(ctx, "key", []byte(value), e.Version); err != nil {
+			t.Fatal(err)
+		}
+
+		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) {
+			if !errors.Is(err, backend.ErrLost) {
+				t.Errorf("%q: renewal of the hold that was there: %v", value, err)
+			}
+		})
+		if err := d.Release(ctx, c); !errors.Is(err, backend.ErrLost) {
+			t.Errorf("%q: release of the hold that was there: %v", value, err)
+		}
+		c.Token = "next"
+		if _, err := d.Acquire(ctx, c); !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "another program") {
+			t.Errorf("%q: acquire: %v", value, err)
+		}
+		if err := d.(backend.Inspector).Break(ctx, "key"); err == nil {
+			t.Errorf("%q: break returned no error", value)
+		}
+		for entry, err := range d.(backend.Lister).List(ctx, "", time.Second) {
+			t.Errorf("%q: list: %v %v", value, entry, err)
+		}
+		if e, _ := mem.Get(ctx, "key"); string(e.Value) != value {
+			t.Errorf("%q was replaced by %q", value, e.Value)
+		}
+	}
+}
+
+// A sweep removes the hold of a dead process a term after an earlier sweep has seen it, and the
+// record an hour later. Fences grow nevertheless.
+func TestSweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, ctx := memkv.New(), t.Context()
+		d := open(t, mem)
+		acquire := func(token string) uint64 {
+			g, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: token, TTL: time.Minute, Timeout: time.Minute, Fenced: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return g.Fence
+		}
+		entries := func() int {
+			es, _, _ := mem.Scan(ctx, "", "", 10)
+			return len(es)
+		}
+		fence := acquire("dead")
+		other := open(t, mem)
+		for i, want := range []struct {
+			sleep time.Duration
+			held  bool
+			n     int
+		}{{0, true, 1}, {59 * time.Second, true, 1}, {2 * time.Second, false, 1}, {time.Minute, false, 1}, {time.Hour, false, 0}} {
+			time.Sleep(want.sleep)
+			if err := caslock.Sweep(ctx, other); err != nil {
+				t.Fatal(err)
+			}
+			e, _ := mem.Get(ctx, "key")
+			if held := strings.Contains(string(e.Value), "dead"); held != want.held || entries() != want.n {
+				t.Errorf("sweep %d: held %v and %d entries, want %v and %d", i, held, entries(), want.held, want.n)
+			}
+		}
+		if next := acquire("next"); next <= fence {
+			t.Errorf("fence %d after %d", next, fence)
+		}
+	})
+}
+
+// A hold that the store's clock knows to be old is free to a driver that has never seen it.
+func TestAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memkv.New()
+		c := backend.Claim{Key: "key", Token: "dead", TTL: time.Minute, Timeout: time.Minute}
+		if _, err := open(t, mem).Acquire(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		for _, age := range []time.Duration{0, 59 * time.Second, 61 * time.Second} {
+			_, err := open(t, aged{mem, age}).Acquire(t.Context(), backend.Claim{Key: "key", Token: "next", TTL: time.Minute, Timeout: time.Minute})
+			if free := age > c.TTL; errors.Is(err, backend.ErrHeld) == free {
+				t.Errorf("age %v: %v", age, err)
+			}
+		}
+	})
+}
+
+type aged struct {
+	*memkv.Store
+	age time.Duration
+}
+
+func (s aged) Get(ctx context.Context, key string) (caslock.Entry, error) {
+	e, err := s.Store.Get(ctx, key)
+	e.Age = s.age
+	return e, err
+}
+
+func ExampleNew() {
+	ctx := context.Background()
+	store := memkv.New() // a program has an adapter here
+	locks, err := caslock.New(ctx, store, &caslock.Options{Client: hasp.Options{TTL: 10 * time.Second}})
+	if err != nil {
+		panic(err)
+	}
+	defer locks.Close()
+	err = hasp.Do(ctx, locks, "nightly", func(context.Context, *hasp.Lease) error {
+		fmt.Println("only one process prints this at a time")
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	// Output: only one process prints this at a time
+}

@@ -1,0 +1,63 @@
+package simulate
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// planted are edits of the driver. Each brings back a bug that a prototype had or was tried with. The
+// conformance suite has missed all but the last.
+var planted = []struct{ name, file, code, bug string }{
+	{"a term is counted from before the Get", "caslock.go",
+		"e, err := d.store.Get(ctx, key)\n	if err != nil {\n		return nil, err\n	}\n	v, err := newView(key, e, d.last(key), time.Now())",
+		"began := time.Now()\n	e, err := d.store.Get(ctx, key)\n	if err != nil {\n		return nil, err\n	}\n	v, err := newView(key, e, d.last(key), began)"},
+	{"no read after a conflict", "caslock.go", "result = err\n", "result = backend.ErrHeld\n"},
+	{"a repeated Put counts from the read", "caslock.go", "it.Fence, at)", "it.Fence, at.Add(now.Sub(at)))"},
+	{"no confirming write before ErrLost", "caslock.go", "_, doubt := d.doubts.Load(c.Token)", "doubt := false"},
+	{"a fence by the clock only", "record.go", "Fence: r.Write", "Fence: uint64(now.UnixMicro())"},
+	{"ErrLost for a dead hold without a write", "caslock.go", "			return d.lost(", "			if find(v.rec.Items, c.Token) >= 0 {\n" +
+		"				return nil, backend.ErrLost\n			}\n			return d.lost("},
+	{"a hold has the number of its writer's intent", "caslock.go", "		sent[it.N] = now\n",
+		"		for _, old := range items {\n			if old.Token == c.Token {\n				it.N = old.N\n			}\n		}\n		sent[it.N] = now\n"},
+	{"a renewal keeps the number of its hold", "caslock.go", "it.N, it.TTL = r.Write,", "it.N, it.TTL = it.N,"},
+}
+
+// TestPlantedBugs runs TestSimulation over a driver with each bug, and expects that it fails.
+func TestPlantedBugs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the test once for each bug")
+	}
+	for _, b := range planted {
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			file, err := filepath.Abs(filepath.Join("..", "..", b.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			source, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Count(string(source), b.code) != 1 {
+				t.Fatalf("%s does not have %q once: change the bug", b.file, b.code)
+			}
+			dir := t.TempDir()
+			edited, overlay := filepath.Join(dir, b.file), filepath.Join(dir, "overlay.json")
+			files, _ := json.Marshal(map[string]map[string]string{"Replace": {file: edited}})
+			for name, text := range map[string]string{edited: strings.Replace(string(source), b.code, b.bug, 1), overlay: string(files)} {
+				if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			out, err := exec.Command("go", "test", "-overlay", overlay, "-vet=off", "-short", "-count=1", "-seeds", "2000", "-run", "^TestSimulation$", ".").CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "broken: ") {
+				t.Errorf("not found: %v\n%s", err, out)
+			}
+			t.Logf("%s", out)
+		})
+	}
+}

@@ -1,0 +1,180 @@
+// Package k8slease lets caslock keep locks in the Lease objects of a Kubernetes namespace.
+//
+// A key that is a valid name of a Lease is the Lease of that name, and its holder excludes the
+// leader election of client-go on the same Lease. So a program can move from one to the other while
+// it runs. The Lease of any other key is named hasp- and a hash.
+//
+// The record of caslock is an annotation, and the spec is as client-go writes it. The store has no
+// clock: see package caslock for what TryLock means then. Waiters poll; if there are many, set
+// hasp.Options.Backoff to some seconds. The service account needs the verbs get, list, create, patch
+// and delete on leases in the group coordination.k8s.io.
+package k8slease
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+)
+
+// Store is the Leases of a namespace. It is safe for concurrent use.
+type Store struct {
+	client *http.Client
+	url    string
+}
+
+// New returns a store in a namespace of the API server at server, such as https://10.0.0.1. client
+// adds the credentials: rest.HTTPClientFor of client-go makes one. It sends each request once.
+func New(client *http.Client, server, namespace string) *Store {
+	return &Store{client, strings.TrimSuffix(server, "/") + "/apis/coordination.k8s.io/v1/namespaces/" + url.PathEscape(namespace) + "/leases"}
+}
+
+// Limits says that calls end promptly, and that terms have at most 2³¹−1 seconds.
+func (s *Store) Limits() caslock.Limits {
+	return caslock.Limits{Reach: backend.Network, Cancellation: backend.CancelPrompt, MaxTTL: math.MaxInt32 * time.Second}
+}
+
+const (
+	record = "hasplock.github.io/record" // annotation: the value that the driver has written
+	wrote  = "hasplock.github.io/wrote"  // annotation: the spec that was written with it; see entry
+	label  = "hasplock.github.io/lock"
+)
+
+type meta struct {
+	Name            string            `json:"name,omitempty"`
+	ResourceVersion string            `json:"resourceVersion,omitempty"`
+	Continue        string            `json:"continue,omitempty"`
+	Annotations     map[string]string `json:"annotations,omitempty"`
+	Labels          map[string]string `json:"labels,omitempty"`
+}
+
+type spec struct {
+	Holder   any    `json:"holderIdentity"` // a string, or nil, which removes the field
+	Duration int    `json:"leaseDurationSeconds,omitempty"`
+	Renewed  string `json:"renewTime,omitempty"`
+}
+
+type lease struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Metadata   meta   `json:"metadata"`
+	Spec       spec   `json:"spec"`
+}
+
+// id names the term that a spec describes.
+func (s *spec) id() string { return fmt.Sprint(s.Renewed, " ", s.Holder) }
+
+var plain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+// name returns the name of the Lease of key. No plain key has the name of a hash.
+func name(key string) string {
+	if len(key) <= 253 && plain.MatchString(key) && !strings.HasPrefix(key, "hasp-") {
+		return key
+	}
+	return fmt.Sprintf("hasp-%x", sha256.Sum256([]byte(key)))
+}
+
+// call sends one request. If a get finds no Lease, out stays as it is.
+func (s *Store) call(ctx context.Context, method, path string, in, out any) error {
+	body, _ := json.Marshal(in) // no error, because each field can be encoded
+	r, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	r.GetBody = nil // or net/http might send it again
+	r.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPatch {
+		r.Header.Set("Content-Type", "application/merge-patch+json")
+	}
+	resp, err := s.client.Do(r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	switch code := resp.StatusCode; {
+	case err != nil:
+		return err
+	case code == http.StatusNotFound && method == http.MethodGet:
+		return nil
+	case code == http.StatusNotFound, code == http.StatusConflict: // also if a new Lease exists already
+		return caslock.ErrConflict
+	case code/100 != 2:
+		return fmt.Errorf("k8slease: %s %s: %s: %.300s", method, path, resp.Status, text)
+	}
+	return json.Unmarshal(text, out)
+}
+
+// entry returns the entry of a Lease. If its spec is not the one that was written with the record,
+// another program has written it: client-go leaves annotations as they are.
+func (l *lease) entry(key string) caslock.Entry {
+	e := caslock.Entry{Value: []byte(l.Metadata.Annotations[record]), Version: l.Metadata.ResourceVersion}
+	if at, ours := l.Metadata.Annotations[wrote]; !ours || at != l.Spec.id() {
+		owner, _ := l.Spec.Holder.(string)
+		ttl := time.Duration(l.Spec.Duration) * time.Second
+		if owner == "" {
+			ttl = 0 // client-go has released the Lease
+		}
+		e.Value = caslock.Foreign(key, e.Value, l.Spec.id(), owner, ttl)
+	}
+	return e
+}
+
+// Get reads the Lease of key from the API server's quorum.
+func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
+	var l lease
+	if err := s.call(ctx, http.MethodGet, "/"+name(key), nil, &l); err != nil || l.Metadata.ResourceVersion == "" {
+		return caslock.Entry{}, err
+	}
+	return l.entry(key), nil
+}
+
+// Put changes a Lease, and leaves what others have written into it. Every write has a new renewTime,
+// so client-go counts a whole term from it.
+func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
+	l := lease{APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Spec: spec{Duration: 1, Renewed: time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")}}
+	if owner, ttl := caslock.Holder(value); ttl > 0 {
+		l.Spec.Holder = "hasp/" + strings.ToValidUTF8(owner, "?") // never the identity of a client-go program
+		l.Spec.Duration = int((ttl + time.Second - 1) / time.Second)
+	}
+	l.Metadata = meta{Name: name(key), ResourceVersion: version, Labels: map[string]string{label: "true"},
+		Annotations: map[string]string{record: string(value), wrote: l.Spec.id()}}
+	method, path := http.MethodPatch, "/"+l.Metadata.Name
+	if version == "" {
+		method, path = http.MethodPost, ""
+	}
+	var out lease
+	err := s.call(ctx, method, path, l, &out)
+	return out.Metadata.ResourceVersion, err
+}
+
+// Delete deletes the Lease of key if it has this version.
+func (s *Store) Delete(ctx context.Context, key, version string) error {
+	precondition := map[string]any{"preconditions": map[string]string{"resourceVersion": version}}
+	return s.call(ctx, http.MethodDelete, "/"+name(key), precondition, &struct{}{})
+}
+
+// Scan lists the Leases that the driver has written, whatever their names.
+func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslock.Entry, next string, err error) {
+	query := url.Values{"labelSelector": {label + "=true"}, "limit": {fmt.Sprint(n)}, "continue": {position}}
+	var list struct {
+		Metadata meta    `json:"metadata"`
+		Items    []lease `json:"items"`
+	}
+	err = s.call(ctx, http.MethodGet, "?"+query.Encode(), nil, &list)
+	for _, l := range list.Items {
+		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known
+	}
+	return es, list.Metadata.Continue, err
+}

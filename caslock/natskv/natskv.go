@@ -1,0 +1,170 @@
+// Package natskv lets caslock keep locks in a key-value bucket of NATS JetStream. Waiters are woken
+// by a watch. Use file storage, and three replicas or more if a lock must survive the loss of a
+// server.
+//
+// By default the store has no clock: see package caslock for what TryLock means then. If the clocks
+// of all servers agree within backend.Drift, as by NTP, New may use them: then the age of a record
+// is the time of the stream less that of the message, and a read of a held key takes two calls.
+package natskv
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+)
+
+// Store is a bucket. It is safe for concurrent use.
+type Store struct {
+	js     jetstream.JetStream
+	kv     jetstream.KeyValue
+	bucket jetstream.KeyValueConfig
+	clock  bool
+}
+
+// New returns a store in a bucket of js, and creates the bucket unless it exists, also after the
+// server has lost its data. clock says that the clocks of the servers agree. The connection remains
+// the caller's. Let it reconnect for ever (nats.MaxReconnects(-1)) and keep nothing while it is
+// down (nats.ReconnectBufSize(-1)), so that no request is sent after its caller has left.
+func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock bool) (*Store, error) {
+	kv, err := js.KeyValue(ctx, bucket.Bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		kv, err = js.CreateKeyValue(ctx, bucket)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
+	}
+	return &Store{js, kv, bucket, clock}, nil
+}
+
+// Limits says that calls end promptly.
+func (s *Store) Limits() caslock.Limits {
+	return caslock.Limits{Reach: backend.Network, Cancellation: backend.CancelPrompt}
+}
+
+// name returns the name of key in the bucket. A long key is replaced by its hash.
+func name(key string) string {
+	if len(key) > 1000 {
+		hash := sha256.Sum256([]byte(key))
+		return "hash." + base64.RawURLEncoding.EncodeToString(hash[:])
+	}
+	return "key." + base64.RawURLEncoding.EncodeToString([]byte(key))
+}
+
+func version(revision uint64) string { return strconv.FormatUint(revision, 10) }
+
+// Get reads the last value of key.
+func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
+	e, err := s.kv.Get(ctx, name(key))
+	switch {
+	case errors.Is(err, jetstream.ErrKeyNotFound):
+		return caslock.Entry{}, nil
+	case errors.Is(err, nats.ErrNoResponders):
+		_, _ = s.js.CreateKeyValue(ctx, s.bucket) // the server has lost its data; the next call works
+	}
+	if err != nil {
+		return caslock.Entry{}, err
+	}
+	return caslock.Entry{Value: e.Value(), Version: version(e.Revision()), Age: s.age(ctx, e.Created())}, nil
+}
+
+// age returns how long ago the server has stored a message, by its own clock, or less. It asks for
+// the time of the stream after the message was read.
+func (s *Store) age(ctx context.Context, created time.Time) time.Duration {
+	if !s.clock {
+		return 0
+	}
+	st, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket)
+	if err != nil {
+		return 0 // not known
+	}
+	return st.CachedInfo().TimeStamp.Sub(created)
+}
+
+// Put writes a message that must follow the one of this version.
+func (s *Store) Put(ctx context.Context, key string, value []byte, at string) (string, error) {
+	var next uint64
+	var err error
+	if at == "" {
+		next, err = s.kv.Create(ctx, name(key), value)
+	} else {
+		last, _ := strconv.ParseUint(at, 10, 64)
+		next, err = s.kv.Update(ctx, name(key), value, last)
+	}
+	return version(next), conflict(err)
+}
+
+// Delete purges key if it has this version.
+func (s *Store) Delete(ctx context.Context, key, at string) error {
+	last, _ := strconv.ParseUint(at, 10, 64)
+	return conflict(s.kv.Purge(ctx, name(key), jetstream.LastRevision(last)))
+}
+
+func conflict(err error) error {
+	var api *jetstream.APIError
+	if errors.Is(err, jetstream.ErrKeyExists) || errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+		return caslock.ErrConflict
+	}
+	return err
+}
+
+// Watch makes a consumer for the changes of key. The library makes it again after an outage, and
+// goes on after the last message that it has received.
+func (s *Store) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
+	own, cancel := context.WithCancel(context.Background())
+	defer context.AfterFunc(ctx, cancel)() // bounds the call of Watch only
+	w, err := s.kv.Watch(own, name(key), jetstream.UpdatesOnly(), jetstream.MetaOnly())
+	if err != nil {
+		cancel()
+		return nil, nil, err
+	}
+	changes := make(chan struct{}, 1)
+	go func() {
+		defer close(changes)
+		for range w.Updates() {
+			select {
+			case changes <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return changes, func() { go func() { _ = w.Stop(); cancel() }() }, nil
+}
+
+// Scan reads messages in the order of their revisions.
+func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslock.Entry, next string, err error) {
+	from, _ := strconv.ParseUint(position, 10, 64)
+	c, err := s.js.OrderedConsumer(ctx, "KV_"+s.bucket.Bucket, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1)})
+	if err != nil {
+		return nil, "", err
+	}
+	batch, err := c.FetchNoWait(n)
+	if err != nil {
+		return nil, "", err
+	}
+	got := 0
+	for m := range batch.Messages() {
+		meta, err := m.Metadata()
+		if err != nil {
+			return nil, "", err
+		}
+		got, next = got+1, version(meta.Sequence.Stream+1)
+		if m.Headers().Get("KV-Operation") == "" { // no marker of a deletion
+			es = append(es, caslock.Entry{Value: m.Data(), Version: version(meta.Sequence.Stream)})
+		}
+	}
+	if got < n {
+		next = ""
+	}
+	return es, next, batch.Error()
+}

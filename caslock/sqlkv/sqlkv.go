@@ -1,0 +1,175 @@
+// Package sqlkv lets caslock keep locks in a table of a MariaDB, a MySQL or an SQLite database. For
+// PostgreSQL use package pglock, whose fences can be checked in a transaction.
+//
+// The clock of the server, or with SQLite of the host, tells the age of a row. So a TryLock of a new
+// process gets the key of a dead holder when its term has run out. The server's clock must not step
+// forward by more than backend.Drift.
+//
+// All clients must use the primary server. Without innodb_flush_log_at_trx_commit=1, the default, a
+// crash may lose locks. An SQLite file excludes the processes of one host, must be on a local disk,
+// and needs a busy timeout in its DSN, such as _busy_timeout=3000.
+package sqlkv
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"database/sql"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// Dialect says which database it is.
+type Dialect struct {
+	table, insert, now string
+	clock              func() int64 // in microseconds, a part of now
+	limits             caslock.Limits
+}
+
+// MySQL is for MariaDB and MySQL, and SQLite for SQLite 3.24 or later.
+var (
+	MySQL = Dialect{
+		table: `CREATE TABLE IF NOT EXISTS $t (name VARBINARY(1024) PRIMARY KEY, value LONGBLOB NOT NULL,
+			version VARCHAR(32) NOT NULL, at BIGINT NOT NULL) ENGINE=InnoDB`,
+		insert: `INSERT IGNORE INTO $t (value, version, at, name) VALUES (?, ?, $now, ?)`,
+		now:    `(TIMESTAMPDIFF(MICROSECOND, '2000-01-01', UTC_TIMESTAMP(6)) + ?)`,
+		clock:  func() int64 { return 0 },
+		limits: caslock.Limits{Reach: backend.Network, Cancellation: backend.CancelPrompt},
+	}
+	SQLite = Dialect{
+		table: `CREATE TABLE IF NOT EXISTS $t (name BLOB PRIMARY KEY, value BLOB NOT NULL,
+			version TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`,
+		insert: `INSERT INTO $t (value, version, at, name) VALUES (?, ?, $now, ?) ON CONFLICT DO NOTHING`,
+		now:    `?`,
+		clock:  func() int64 { return hostclock.Now() / 1000 },
+		limits: caslock.Limits{Reach: backend.Host},
+	}
+)
+
+// Store is a table. It is safe for concurrent use.
+type Store struct {
+	db      *sql.DB
+	dialect Dialect
+
+	create, get, insert, update, remove, listed string
+}
+
+var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+
+// New returns a store in a table of db, and creates the table unless it exists. The database
+// remains the caller's.
+func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, error) {
+	if db == nil || d.table == "" || !identifier.MatchString(table) {
+		return nil, fmt.Errorf("sqlkv: %w: want a database, a dialect and a name of letters, digits and _, not %q", backend.ErrInvalid, table)
+	}
+	fill := func(statement string) string {
+		return strings.NewReplacer("$t", table, "$now", d.now).Replace(statement)
+	}
+	s := &Store{db: db, dialect: d, create: fill(d.table), insert: fill(d.insert),
+		get:    fill(`SELECT value, version, $now - at, name FROM $t WHERE name = ?`),
+		update: fill(`UPDATE $t SET value = ?, version = ?, at = $now WHERE name = ? AND version = ?`),
+		remove: fill(`DELETE FROM $t WHERE name = ? AND version = ?`),
+		listed: fill(`SELECT value, version, $now - at, name FROM $t WHERE name > ? AND substr(name, 1, ?) = ? ORDER BY name LIMIT ?`)}
+	if _, err := db.ExecContext(ctx, s.create); err != nil {
+		return nil, fmt.Errorf("sqlkv: %w", err)
+	}
+	return s, nil
+}
+
+// Limits says that an SQLite file excludes the processes of one host.
+func (s *Store) Limits() caslock.Limits { return s.dialect.limits }
+
+const maxPlain = 1000 // bytes
+
+// name returns the name of key, which has at most 1,024 bytes. The name of a long key ends with a
+// hash, and is longer than that of any other.
+func name(key string) []byte {
+	if len(key) <= maxPlain {
+		return []byte(key)
+	}
+	hash := sha256.Sum256([]byte(key))
+	return append([]byte(key[:maxPlain-20]), hash[:]...)
+}
+
+// entry reads an entry from a row. A row from before the last boot of the host may have a time that
+// is ahead. Then the age is not known.
+func entry(scan func(...any) error) (e caslock.Entry, name string, err error) {
+	var age int64
+	err = scan(&e.Value, &e.Version, &age, &name)
+	e.Age = time.Duration(max(age, 0)) * time.Microsecond
+	return e, name, err
+}
+
+// Get reads the row of key.
+func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
+	e, _, err := entry(s.db.QueryRowContext(ctx, s.get, s.dialect.clock(), name(key)).Scan)
+	if errors.Is(err, sql.ErrNoRows) {
+		return caslock.Entry{}, nil
+	}
+	return e, s.mend(ctx, err)
+}
+
+// mend creates the table again if err says that there is none, because the database has lost its
+// data. It returns err, and the next call works.
+func (s *Store) mend(ctx context.Context, err error) error {
+	if err != nil && (strings.Contains(err.Error(), "Error 1146") || strings.Contains(err.Error(), "no such table")) {
+		_, _ = s.db.ExecContext(ctx, s.create)
+	}
+	return err
+}
+
+// Put changes the row of key if it has this version. The clock is read after the holder has begun
+// to count its term, so the age is never too large.
+func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
+	next := rand.Text()
+	args := []any{value, next, s.dialect.clock(), name(key)}
+	if version == "" {
+		return next, s.exec(ctx, s.insert, args...)
+	}
+	return next, s.exec(ctx, s.update, append(args, version)...)
+}
+
+// Delete deletes the row of key if it has this version.
+func (s *Store) Delete(ctx context.Context, key, version string) error {
+	return s.exec(ctx, s.remove, name(key), version)
+}
+
+// exec runs a statement that changes one row. If it finds none, the version was another one.
+func (s *Store) exec(ctx context.Context, statement string, args ...any) error {
+	result, err := s.db.ExecContext(ctx, statement, args...)
+	if err != nil {
+		return s.mend(ctx, err)
+	}
+	if n, err := result.RowsAffected(); err != nil || n > 0 {
+		return err
+	}
+	return caslock.ErrConflict
+}
+
+// Scan reads rows in the order of their names.
+func (s *Store) Scan(ctx context.Context, prefix, position string, n int) (es []caslock.Entry, next string, err error) {
+	prefix = prefix[:min(len(prefix), maxPlain-20)]
+	rows, err := s.db.QueryContext(ctx, s.listed, s.dialect.clock(), []byte(position), len(prefix), []byte(prefix), n)
+	if err != nil {
+		return nil, "", err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		e, name, err := entry(rows.Scan)
+		if err != nil {
+			return nil, "", err
+		}
+		es, next = append(es, e), name
+	}
+	if len(es) < n {
+		next = ""
+	}
+	return es, next, rows.Err()
+}

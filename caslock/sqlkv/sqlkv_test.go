@@ -1,0 +1,179 @@
+//go:build cgo && unix
+
+package sqlkv_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	_ "github.com/mattn/go-sqlite3"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/sqlkv"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/crew"
+)
+
+// owned is a store whose database is closed with the driver.
+type owned struct {
+	*sqlkv.Store
+	db *sql.DB
+}
+
+func (o owned) Close() error { return o.db.Close() }
+
+func init() { mysql.SetLogger(log.New(io.Discard, "", 0)) } // it logs each connection that ends
+
+func open(ctx context.Context, dialect sqlkv.Dialect, name, dsn string) (backend.Driver, error) {
+	db, err := sql.Open(name, dsn)
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(16)
+	db.SetMaxIdleConns(16)
+	s, err := sqlkv.New(ctx, db, dialect, "hasp_locks")
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return caslock.NewDriver(ctx, owned{s, db}, nil)
+}
+
+func TestConformanceSQLite(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, conformance.Harness{
+		Store: func(context.Context) (string, func(), error) {
+			return filepath.Join(t.TempDir(), "locks.db"), nil, nil
+		},
+		Open: func(ctx context.Context, file string) (backend.Driver, error) {
+			return open(ctx, sqlkv.SQLite, "sqlite3", "file:"+file+"?_busy_timeout=10000&_journal_mode=WAL&_synchronous=OFF&_txlock=immediate")
+		},
+	})
+}
+
+// mariadb is a server process with a directory of its own.
+type mariadb struct {
+	dir, addr string
+	cmd       *exec.Cmd
+	ended     <-chan struct{}
+}
+
+func (m *mariadb) dsn(addr, params string) string {
+	return "root@tcp(" + addr + ")/test?timeout=3s" + params
+}
+
+// start starts the server, in a new data directory if there is none.
+func (m *mariadb) start(ctx context.Context) (err error) {
+	data := filepath.Join(m.dir, "data")
+	if _, err := os.Stat(data); err != nil {
+		out, err := exec.CommandContext(ctx, "mariadb-install-db", "--no-defaults", "--user=root", "--datadir="+data,
+			"--auth-root-authentication-method=normal", "--innodb-log-file-size=8M").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	_, port, err := net.SplitHostPort(m.addr)
+	if err != nil {
+		return err
+	}
+	m.cmd = exec.Command("mariadbd", "--no-defaults", "--user=root", "--datadir="+data, "--bind-address=127.0.0.1", "--port="+port,
+		"--socket="+filepath.Join(m.dir, "sock"), "--innodb-log-file-size=8M", "--max-connections=1000", "--skip-name-resolve")
+	if m.ended, err = crew.StartServer(m.cmd); err != nil {
+		return err
+	}
+	db, err := sql.Open("mysql", m.dsn(m.addr, ""))
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	for ctx.Err() == nil {
+		if _, err = db.ExecContext(ctx, "SELECT 1"); err == nil {
+			return nil
+		}
+		select {
+		case <-m.ended:
+			return fmt.Errorf("mariadbd has ended: %w", err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return err
+}
+
+// kill kills the server, as a crash does.
+func (m *mariadb) kill() error {
+	err := m.cmd.Process.Kill()
+	<-m.ended
+	return err
+}
+
+func TestConformanceMariaDB(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("mariadbd"); err != nil && !conformance.Child() {
+		if os.Getenv("HASP_TEST_MARIADB") == "required" {
+			t.Fatal(err)
+		}
+		t.Skip("no mariadbd on the PATH")
+	}
+	m := &mariadb{}
+	conformance.Run(t, conformance.Harness{
+		Store: func(ctx context.Context) (string, func(), error) {
+			m.dir = t.TempDir()
+			var err error
+			if m.addr, err = crew.FreeAddr(); err != nil {
+				return "", nil, err
+			}
+			return m.addr, func() { m.kill() }, m.start(ctx)
+		},
+		Open: func(ctx context.Context, addr string) (backend.Driver, error) {
+			return open(ctx, sqlkv.MySQL, "mysql", m.dsn(addr, ""))
+		},
+		Link: func(_ context.Context, addr string) (*conformance.Link, error) { return conformance.TCP(addr) },
+		Stop: func(context.Context, string) error { return m.kill() },
+		Start: func(ctx context.Context, _ string, data bool) error {
+			if !data {
+				if err := os.RemoveAll(filepath.Join(m.dir, "data")); err != nil {
+					return err
+				}
+			}
+			return m.start(ctx)
+		},
+		Kick: func(ctx context.Context, addr string) error {
+			db, err := sql.Open("mysql", m.dsn(addr, ""))
+			if err != nil {
+				return err
+			}
+			defer db.Close()
+			_, err = db.ExecContext(ctx, "KILL USER root")
+			if err != nil && ctx.Err() == nil {
+				err = nil // it has ended its own connection as well
+			}
+			return err
+		},
+	})
+}
+
+func TestNewIsChecked(t *testing.T) {
+	db := await.Value(sql.Open("sqlite3", ":memory:"))
+	defer db.Close()
+	for what, call := range map[string]func() (*sqlkv.Store, error){
+		"no database":   func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), nil, sqlkv.SQLite, "locks") },
+		"no dialect":    func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), db, sqlkv.Dialect{}, "locks") },
+		"a wrong table": func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), db, sqlkv.SQLite, "a; DROP TABLE b") },
+	} {
+		if _, err := call(); !errors.Is(err, backend.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", what, err)
+		}
+	}
+}

@@ -1,0 +1,68 @@
+package caslock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// ErrConflict is the definite answer of Put and Delete that the key has another version, so that
+// nothing has changed. Every other error means that the outcome is unknown.
+var ErrConflict = errors.New("version conflict")
+
+// Store is a key-value store that replaces a value only if its version is the expected one. An
+// adapter implements it. Many goroutines may call its methods at the same time. It sends each call
+// once: an adapter switches off the retries of its client library. If a Put is repeated
+// nevertheless and gets ErrConflict, the driver notices that by more calls. A Store that implements
+// io.Closer is closed with its driver.
+type Store interface {
+	// Get returns the value of key with its version, or an empty Version if the key is absent. It
+	// sees every Put that was answered before. A stale answer breaks no lock, but makes the driver
+	// refuse a key that is free, or return ErrLost for a hold of another driver.
+	Get(ctx context.Context, key string) (Entry, error)
+
+	// Put replaces the value of key if the key has this version, or creates the key if version is
+	// empty and the key is absent. It returns the new version. Otherwise it returns ErrConflict.
+	Put(ctx context.Context, key string, value []byte, version string) (newVersion string, err error)
+
+	// Delete removes key if it has this version. Otherwise it returns ErrConflict.
+	Delete(ctx context.Context, key, version string) error
+
+	// Limits returns what the driver cannot find out by a call. The answer never changes.
+	Limits() Limits
+}
+
+// Entry is a value and its version. Versions are opaque. A driver never writes the same value
+// twice, so a version may be a hash of the value.
+type Entry struct {
+	Value   []byte
+	Version string
+
+	// Age is how long ago at least the value was written, by a clock that no client sets; zero if
+	// the store does not know. It saves a new caller the wait for the term of a dead holder.
+	Age time.Duration
+}
+
+// Limits is what a Store says of itself.
+type Limits struct {
+	Reach        backend.Reach        // how far the exclusion goes; the default is backend.Network
+	Cancellation backend.Cancellation // when a call ends if the store does not answer
+	MaxTTL       time.Duration        // the longest term; zero means that there is no limit
+}
+
+// Watcher is a Store that reports changes. With it, waiters do not poll.
+type Watcher interface {
+	// Watch sends a signal on changes after each later change of key, and when it may have missed
+	// one. The channel has room for one signal. If the watch breaks, the channel is closed. The
+	// caller calls stop once, which does not block.
+	Watch(ctx context.Context, key string) (changes <-chan struct{}, stop func(), err error)
+}
+
+// Lister is a Store that lists its entries. With it, the driver has List, and sweeps.
+type Lister interface {
+	// Scan returns up to n entries after the position that the last call has returned. The first
+	// position is empty, and so is next at the end. Entries without the prefix do no harm.
+	Scan(ctx context.Context, prefix, position string, n int) (es []Entry, next string, err error)
+}
