@@ -19,7 +19,7 @@ import (
 	"time"
 
 	_ "github.com/go-sql-driver/mysql"
-	_ "modernc.org/sqlite"
+	_ "github.com/mattn/go-sqlite3"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/fence"
@@ -35,7 +35,7 @@ var databases = map[string]func(t *testing.T) (*sql.DB, fence.SQL){
 		return connect(t, "pgx", pgtest.Start(t).URL()), fence.SQL{}
 	},
 	"SQLite": func(t *testing.T) (*sql.DB, fence.SQL) {
-		return connect(t, "sqlite", filepath.Join(t.TempDir(), "db")+"?_pragma=busy_timeout(60000)"), fence.SQL{}
+		return connect(t, "sqlite3", filepath.Join(t.TempDir(), "db")+"?_busy_timeout=60000"), fence.SQL{}
 	},
 	"MariaDB": func(t *testing.T) (*sql.DB, fence.SQL) { return mariadb(t), fence.SQL{MySQL: true} },
 }
