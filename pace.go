@@ -59,37 +59,3 @@ func (p *pace) sleep(waited, age time.Duration) time.Duration {
 	// Return between half of d and one and a half of d, so that Clients do not stay in step.
 	return d/2 + rand.N(d)
 }
-
-// contended holds the keys that the store has refused lately.
-//
-// With an Ordered driver, a caller that wants such a key joins the driver's queue without an
-// attempt, because callers of other Clients could join the queue during the attempt. With another
-// driver, a caller that comes back right after its Unlock leaves the key to other Clients for a
-// gap. Otherwise it would take the key before the Clients that the release has woken, or that poll.
-type contended map[string]contention
-
-type contention struct {
-	until   instant // the end of the time for which the key counts as contended
-	gapEnds instant // end of the gap after the last release, which may have passed
-	pace    pace
-}
-
-const (
-	contendedFor = time.Second // how long after its last refusal a key counts as contended
-	maxContended = 256         // the number of keys kept; after a key is forgotten, its next caller makes an attempt too many or leaves no gap
-)
-
-func (k *contended) note(key string, now instant) {
-	at := (*k)[key]
-	at.until = now.add(contendedFor)
-	k.set(key, at)
-}
-
-func (k *contended) set(key string, at contention) {
-	if *k == nil {
-		*k = contended{}
-	} else if len(*k) >= maxContended {
-		clear(*k) // keeps the memory
-	}
-	(*k)[key] = at
-}
