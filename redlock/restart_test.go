@@ -497,7 +497,7 @@ func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 			time.Sleep(time.Hour)
 			b := drives(t, tr.vs.Clients(), nil)
 			end := tr.abstains(t, "the first to ask", b, aClaim, "1", absence)
-			time.Sleep(time.Until(end))
+			time.Sleep(time.Until(end) + time.Second) // a mark that is written at the end itself may cost a vote
 			tr.acquire(t, b, aClaim("k"))
 		})
 	})
