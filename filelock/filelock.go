@@ -64,9 +64,10 @@
 // small files. If a holder died or had a minimum hold, its record expires. An expired record stays
 // until the key is taken again or a sweep removes the record. A driver sweeps 256 files when it
 // takes its first key, and each 128th key after that. So there are at most some hundreds more
-// expired records than other records. Open by URL sweeps 1,000 files. A sweep also removes
-// temporary files after an hour. If a process dies while it creates the directory, it leaves
-// .filelock-new-* beside it.
+// expired records than other records. Open by URL sweeps 1,000 files. If a process dies while it
+// creates the directory or a guard, or opens the directory by URL, it may leave .filelock-new-*
+// beside the directory, or a small file temp-* in it. Such files do no harm, and hasp does not
+// remove them.
 package filelock
 
 import (
