@@ -110,18 +110,3 @@ func TestHeldByAClientThatWaited(t *testing.T) {
 		}
 	}
 }
-
-// If a user may not read a record, that does not mean that the hold is lost.
-func TestScriptErrorsAreNotLoss(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := claim("k")
-	r.Acquire(t, c)
-	r.Forbid(t, "-getrange")
-	outage(t, "renew", r.Renew(t, c))
-	outage(t, "release", r.Driver.Release(t.Context(), c))
-	_, err := r.Driver.Acquire(t.Context(), fenced("free"))
-	outage(t, "acquire fenced", err)
-	if _, err := r.Driver.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("acquire: %v", err)
-	}
-}
