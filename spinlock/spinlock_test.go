@@ -50,7 +50,7 @@ func TestConformance(t *testing.T) {
 
 type rig = strategytest.Rig[Driver]
 
-var claim, fenced, outage = strategytest.Claim, strategytest.Fenced, strategytest.Outage
+var claim, fenced = strategytest.Claim, strategytest.Fenced
 
 // Driver is all that the driver can do.
 type Driver interface {
