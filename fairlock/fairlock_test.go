@@ -125,17 +125,6 @@ func recordOf(t *testing.T, rdb *redis.Client, key string) record {
 	return r
 }
 
-// If a user may not read a record, that does not mean that the hold is lost.
-func TestScriptErrorsAreNotLoss(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := r.hold(t)
-	r.Forbid(t, "-getrange")
-	outage(t, "renew", r.Renew(t, c))
-	outage(t, "release", r.Driver.Release(t.Context(), c))
-	_, err := r.Driver.Acquire(t.Context(), claim("k"))
-	outage(t, "acquire", err)
-}
-
 // A Wait that is granted at once recalls no hold: the reply names the claim itself.
 func TestNoRecallOfTheOwnGrant(t *testing.T) {
 	r := setup(t, nil)

@@ -28,16 +28,19 @@ func Example() {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "balance")
+	write := func(ctx context.Context, balance string) error {
+		return filefence.Do(ctx, path, func(context.Context) error { return os.WriteFile(path, []byte(balance), 0o600) })
+	}
 
 	first, _ := locks.Lock(ctx, "account/7", hasp.WithFence())
 	late := context.WithoutCancel(first.Context())
 	locks.Break(ctx, "account/7") // as if the first holder had been stopped until its term was over
 	err = hasp.Do(ctx, locks, "account/7", func(ctx context.Context, _ *hasp.Lease) error {
-		return filefence.WriteFile(ctx, path, []byte("80"), 0o600)
+		return write(ctx, "80")
 	}, hasp.WithFence())
 	fmt.Println(err)
 
-	err = filefence.WriteFile(late, path, []byte("95"), 0o600)
+	err = write(late, "95")
 	_, stale := err.(*fence.StaleError)
 	text, _ := os.ReadFile(path)
 	fmt.Println(stale, string(text))

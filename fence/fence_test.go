@@ -23,18 +23,11 @@ import (
 	"github.com/hasplock/hasp/fence/filefence"
 	"github.com/hasplock/hasp/fence/redisfence"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/memlock"
 )
 
-// roles are the roles of child processes.
-var roles = crew.Roles{}
-
-func TestMain(m *testing.M) {
-	crew.Main(roles)
-	os.Exit(redistest.Main(m))
-}
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 var must = await.Must
 
@@ -104,14 +97,20 @@ func guards(path, server, web string) map[string]guard {
 func resources(t *testing.T) (path, server, web string) {
 	path = filepath.Join(t.TempDir(), "log")
 	memory := new(fence.Memory)
-	srv := httptest.NewServer(fence.Handler(memory.Do, func(r *http.Request) string { return r.URL.Path },
-		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if err := add(path+".web", r.FormValue("word")); err != nil {
-				t.Error(err)
-			}
-		})))
+	srv := httptest.NewServer(fence.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		serve(t, memory, "log", func(context.Context) error { return add(path+".web", r.FormValue("word")) }).ServeHTTP(w, r)
+	})))
 	t.Cleanup(srv.Close)
-	return path, redistest.Start(t, nil).URL(), srv.URL + "/log"
+	return path, redistest.Start(t, nil).URL(), srv.URL
+}
+
+// serve returns a service that writes under a guard in its memory.
+func serve(t *testing.T, m *fence.Memory, resource string, write func(context.Context) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if err := m.Do(r.Context(), resource, write); err != nil && !fence.Refuse(w, err) {
+			t.Error(err)
+		}
+	}
 }
 
 func client(t *testing.T, s *memlock.Store) *hasp.Client {
@@ -255,30 +254,23 @@ func TestMemoryWaitsForItsTurn(t *testing.T) {
 
 func TestHandler(t *testing.T) {
 	var m fence.Memory
-	broken := func(context.Context, string, func(context.Context) error) error { return errors.New("broken") }
-	next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// With a nil gate the handler has a guard of its own.
-		if err := m.Do(r.Context(), "own", func(context.Context) error { return nil }); err != nil && !fence.Refuse(w, err) {
-			t.Error(err)
-		}
-	})
-	must(t, m.Do(fence.With(t.Context(), 7), "own", func(context.Context) error { return nil }))
-	path := func(r *http.Request) string { return r.URL.Path }
+	must(t, m.Do(fence.With(t.Context(), 7), "r", func(context.Context) error { return nil }))
 	for _, test := range []struct {
 		fences []string
-		gate   fence.Gate
 		want   int
 	}{
-		{nil, nil, 428}, {[]string{""}, nil, 400}, {[]string{"seven"}, nil, 400}, {[]string{"-7"}, nil, 400},
-		{[]string{"0"}, nil, 400}, {[]string{"7", "8"}, nil, 400}, {[]string{"99999999999999999999"}, nil, 400},
-		{[]string{"6"}, nil, 412}, {[]string{"7"}, nil, 200}, {[]string{"7"}, broken, 503}, {[]string{"8"}, m.Do, 200}, {[]string{"7"}, m.Do, 412},
+		{nil, 428}, {[]string{""}, 400}, {[]string{"seven"}, 400}, {[]string{"-7"}, 400}, {[]string{"0"}, 400},
+		{[]string{"7", "8"}, 400}, {[]string{"99999999999999999999"}, 400}, {[]string{"6"}, 412}, {[]string{"7"}, 200},
 	} {
 		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "PUT", "/r", nil)
 		r.Header["Fence"] = test.fences
-		fence.Handler(test.gate, path, next).ServeHTTP(w, r)
-		if w.Code != test.want || (w.Code == 412) != (w.Header().Get("Fence") != "") {
+		fence.Handler(serve(t, &m, "r", func(context.Context) error { return nil })).ServeHTTP(w, r)
+		if w.Code != test.want || (w.Code == 412) != (w.Header().Get("Fence") == "7") {
 			t.Errorf("fences %q: got %d, fence %q, want %d", test.fences, w.Code, w.Header().Get("Fence"), test.want)
 		}
+	}
+	if fence.Refuse(httptest.NewRecorder(), errors.New("another error")) {
+		t.Error("Refuse answers another error")
 	}
 }
 

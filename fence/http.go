@@ -1,7 +1,6 @@
 package fence
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strconv"
@@ -11,17 +10,10 @@ import (
 // the resource has seen.
 const Header = "Fence"
 
-// Handler serves requests that have a fence. It passes them to next under gate, so that next serves
-// a resource's requests one at a time, and only those whose fence is not stale. The context of the
-// request has the fence, for a guard in next.
-//
-// A request without a fence gets the status 428, one whose fence is no number above zero 400, and a
-// stale one 412, as [Refuse] writes it. If gate fails, the status is 503.
-//
-// A gate in memory forgets the fences when the service ends. So a service that keeps the resource
-// in a database passes a nil gate: then Handler only puts the fence into the context, and next
-// passes the error of its own guard to Refuse.
-func Handler(gate Gate, resource func(*http.Request) string, next http.Handler) http.Handler {
+// Handler puts the fence of a request into the context of next, for the guard of the resource. A
+// request without a fence gets the status 428, and one whose fence is no number above zero 400. The
+// guard's error goes to [Refuse], which answers 412 if the fence is stale.
+func Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		values := r.Header.Values(Header)
 		if len(values) == 0 {
@@ -33,21 +25,7 @@ func Handler(gate Gate, resource func(*http.Request) string, next http.Handler) 
 			http.Error(w, "the header "+Header+" is not one number above zero", http.StatusBadRequest)
 			return
 		}
-
-		ctx := With(r.Context(), f)
-		if gate == nil {
-			next.ServeHTTP(w, r.WithContext(ctx))
-			return
-		}
-		served := false
-		err = gate(ctx, resource(r), func(ctx context.Context) error {
-			served = true
-			next.ServeHTTP(w, r.WithContext(ctx))
-			return nil
-		})
-		if !served && !Refuse(w, err) {
-			http.Error(w, "the fence cannot be checked", http.StatusServiceUnavailable)
-		}
+		next.ServeHTTP(w, r.WithContext(With(r.Context(), f)))
 	})
 }
 

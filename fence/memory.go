@@ -5,11 +5,6 @@ import (
 	"sync"
 )
 
-// Gate runs write, unless a larger fence than the one of ctx was seen for the resource. Then it
-// returns a [*StaleError]. No two writes to a resource run at the same time. [Memory.Do] and
-// filefence.Do are Gates.
-type Gate func(ctx context.Context, resource string, write func(context.Context) error) error
-
 // Memory guards resources that live in this process, such as a cache or a connection to a device.
 // It forgets all fences when the process ends, so it does not suit a resource that outlives the
 // process. The zero value is ready. Memory keeps an entry for each resource.
@@ -24,8 +19,10 @@ type entry struct {
 	seen uint64        // the largest fence so far
 }
 
-// Do is a [Gate]. If ctx ends before the writes of others have ended, Do returns the cause. A write
-// that fails or panics also raises the fence, because it may have changed something.
+// Do calls write, unless a larger fence than the one of ctx was seen for the resource. Then it
+// returns a [*StaleError]. No two writes to a resource run at the same time. If ctx ends before the
+// writes of others have ended, Do returns the cause. A write that fails or panics also raises the
+// fence, because it may have changed something.
 func (m *Memory) Do(ctx context.Context, resource string, write func(context.Context) error) error {
 	f, err := Of(ctx)
 	if err != nil {

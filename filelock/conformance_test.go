@@ -55,7 +55,7 @@ func (s *swappable) entries(context.Context, string) (names []string, err error)
 	es, err := os.ReadDir(s.link())
 	for _, e := range es {
 		n := e.Name()
-		if !strings.HasPrefix(n, "guard-") && !strings.HasPrefix(n, "stripe-") && n != "fence" {
+		if !strings.HasPrefix(n, "guard-") && !strings.HasPrefix(n, "stripe-") {
 			names = append(names, n)
 		}
 	}

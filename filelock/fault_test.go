@@ -90,36 +90,6 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 	}
 }
 
-// A stripe's file is changed in place. So if a foreign file has that name, Acquire must not change
-// it.
-func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
-	for name, content := range map[string][]byte{
-		"text":      []byte("precious"),
-		"zeros":     make([]byte, maxStripe),
-		"long text": append([]byte("fence 7 "), make([]byte, maxStripe)...),
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := on(t.TempDir(), nil)
-			other := filepath.Join(t.TempDir(), "precious")
-			write(t, other, content)
-			path := d.guardFile("stripe", stripeOf("k"))
-			must(t, os.Link(other, path))
-
-			_, err := d.Acquire(t.Context(), fenced(claim("k")))
-			outage(t, "acquire", err, path)
-			c := claim("k") // an unfenced claim needs no such file
-			acquire(t, d, c)
-			release(t, d, c)
-			if b, err := os.ReadFile(other); string(b) != string(content) {
-				t.Errorf("the file is now %q, %v", b, err)
-			}
-
-			must(t, os.Remove(path))
-			acquire(t, d, fenced(claim("k")))
-		})
-	}
-}
-
 // A cleaner may remove the guard's file while a process waits to lock it. A process that then locks
 // the nameless file does not have the guard.
 func TestGuardThatWasRemovedIsNotHad(t *testing.T) {

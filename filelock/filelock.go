@@ -8,7 +8,8 @@
 // all these processes share. The boot clock counts through a suspend and cannot be set. On other
 // systems, and between containers with time namespaces, terms are counted by the wall clock, and
 // setting it forward by a term ends a lease early. After a reboot, the terms of earlier records end
-// by the wall clock. Fences grow across reboots, even if the clock is set back.
+// by the wall clock. Fences grow across reboots, even if the clock is set back, but a power failure
+// may undo the last half minute or so of the files. After it, fences grow if the clock is right.
 //
 // A process that dies at any instruction leaves a state that the next process can read. If the disk
 // is full, the directory cannot be read, or a state file is damaged or foreign, the error names the
@@ -30,9 +31,9 @@
 // callers may poll. To take or release a key takes about fifteen system calls, one of which creates
 // a file. On a local file system that takes tens of microseconds. A list reads 256 names at a time,
 // and the record of each; on Unix it locks no guard. A batch of renewals locks each guard once.
-// Only the first fence in half a minute waits for the disk. Records may be lost in a power failure,
-// because their holders end with it. If a power failure leaves an incomplete record, its key is
-// free after the next boot.
+// A fence costs another file. No call waits for the disk: records may be lost in a power failure,
+// because their holders end with it. If a power failure leaves an incomplete record, its key is free
+// after the next boot.
 //
 // # URL
 //
@@ -57,16 +58,16 @@
 //	guard-00 … guard-3f    locked while the records of one stripe of the keys are
 //	                       changed; never remove a guard that may be in use
 //	stripe-00 … stripe-3f  the last fence of the keys of the stripe
-//	fence                  a number above every fence; it has guard-fence
 //	temp-*                 a file that is being written
 //
-// A key that was released or broken has no file, so a million keys that are not in use leave 130
+// A key that was released or broken has no file, so a million keys that are not in use leave 128
 // small files. If a holder died or had a minimum hold, its record expires. An expired record stays
 // until the key is taken again or a sweep removes the record. A driver sweeps 256 files when it
 // takes its first key, and each 128th key after that. So there are at most some hundreds more
-// expired records than other records. Open by URL sweeps 1,000 files. A sweep also removes
-// temporary files after an hour. If a process dies while it creates the directory, it leaves
-// .filelock-new-* beside it.
+// expired records than other records. Open by URL sweeps 1,000 files. If a process dies while it
+// creates the directory or a guard, or opens the directory by URL, it may leave .filelock-new-*
+// beside the directory, or a small file temp-* in it. Such files do no harm, and hasp does not
+// remove them.
 package filelock
 
 import (
@@ -104,10 +105,9 @@ type driver struct {
 
 	// turns has a channel for each guard, with room for one goroutine. So only one goroutine of
 	// this process polls the guard's file.
-	turns [stripes + 1]chan struct{}
+	turns [stripes]chan struct{}
 
-	ceiling atomic.Pointer[ceiling] // as last read from the disk
-	closed  atomic.Bool
+	closed atomic.Bool
 
 	taken   atomic.Uint64 // how many times this driver has tried to take a key
 	unswept chan *os.File // the open directory from which the next sweep reads on, or nil; empty during a sweep
@@ -148,7 +148,6 @@ func NewDriver(dir string, o *Options) (backend.Driver, error) {
 func newDriver(dir string, o *Options) (*driver, error) {
 	d := &driver{clock: readClock, mode: 0o700, unswept: make(chan *os.File, 1)}
 	d.unswept <- nil
-	d.ceiling.Store(&ceiling{})
 	for i := range d.turns {
 		d.turns[i] = make(chan struct{}, 1)
 	}
@@ -195,21 +194,15 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	ctx, cancel := withTimeout(ctx, c.Timeout)
 	defer cancel()
 	d.sweepOften(ctx) // before the grant, because then the term runs
-	if c.Fenced {
-		// Do this before the guard is locked, because it may wait for the disk.
-		if err := d.reserveFences(ctx, d.clock()); err != nil {
-			return backend.Grant{}, d.explain(err)
-		}
-	}
 	var grant backend.Grant
 	err := d.guarded(ctx, c.Key, c.Timeout, func(g *guard) (err error) {
-		grant, err = g.acquire(ctx, c)
+		grant, err = g.acquire(c)
 		return err
 	})
 	return grant, err
 }
 
-func (g *guard) acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (g *guard) acquire(c backend.Claim) (backend.Grant, error) {
 	// Read the clock only now, because a record may have expired while this call waited for the
 	// guard.
 	now := g.d.clock()
@@ -224,7 +217,7 @@ func (g *guard) acquire(ctx context.Context, c backend.Claim) (backend.Grant, er
 	r := record{key: c.Key, token: c.Token, owner: c.Owner, pid: os.Getpid(), since: now.wall.UTC(), waited: c.Waited}
 	r.extend(now, c.TTL)
 	if c.Fenced {
-		if r.fence, err = g.drawFence(ctx, now); err != nil {
+		if r.fence, err = g.drawFence(now); err != nil {
 			return backend.Grant{}, err
 		}
 	}

@@ -177,20 +177,6 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 	acquire(t, d, c)
 	d.removeExpired(t.Context(), c.Key) // the record had expired when the sweep read it, and the key was taken since
 	refused(t, d, claim(c.Key), backend.ErrHeld)
-
-	// After an hour a sweep also removes temporary files, because the processes that created them
-	// have died.
-	for _, prefix := range []string{probePrefix, newPrefix} {
-		path := filepath.Join(d.dir, prefix+"1")
-		write(t, path, nil)
-		for _, age := range []time.Duration{sweepAge, sweepAge + 1} {
-			must(t, os.Chtimes(path, time.Time{}, clock.read().wall.Add(-age)))
-			d.sweep(t.Context(), openFiles)
-			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != (age > sweepAge) {
-				t.Errorf("%s... after %v: %v", prefix, age, err)
-			}
-		}
-	}
 }
 
 // The driver stays open, and other keys stay held.

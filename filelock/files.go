@@ -111,10 +111,9 @@ func create(path string) (*os.File, error) {
 }
 
 // replace gives the file at path a new content in one step. A process that opens path gets the old
-// or the new content, even if this process is killed at any point. With flush, the content is on
-// the disk before the file has its name. temp is the temporary file of a guard that the caller
-// holds.
-func (d *driver) replace(path, temp string, content []byte, flush bool) error {
+// or the new content, even if this process is killed at any point. temp is the temporary file of a
+// guard that the caller holds.
+func (d *driver) replace(path, temp string, content []byte) error {
 	f, err := create(temp)
 	if errors.Is(err, fs.ErrExist) {
 		// The process that created temp has died, because this process has the guard. So remove
@@ -127,7 +126,7 @@ func (d *driver) replace(path, temp string, content []byte, flush bool) error {
 		return err
 	}
 
-	if err = fill(f, content, flush); err == nil {
+	if err = fill(f, content); err == nil {
 		err = swap(temp, path)
 	}
 	if err != nil {
@@ -136,26 +135,11 @@ func (d *driver) replace(path, temp string, content []byte, flush bool) error {
 	return err
 }
 
-// fill writes content into f, flushes f if flush is true, and closes f.
-func fill(f *os.File, content []byte, flush bool) error {
+// fill writes content into f and closes f.
+func fill(f *os.File, content []byte) error {
 	_, err := f.Write(content)
-	if err == nil && flush {
-		err = f.Sync()
-	}
 	if e := f.Close(); err == nil {
 		err = e // because some file systems report a full disk only here
-	}
-	return err
-}
-
-// withFile calls open, which opens the file at path. If there is no such file, withFile creates it
-// and calls open again.
-func (d *driver) withFile(path string, open func() error) error {
-	err := open()
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = d.ensureFile(path); err == nil {
-			err = open()
-		}
 	}
 	return err
 }
@@ -239,7 +223,7 @@ func (d *driver) createDir() error {
 	if err == nil {
 		// Put a file into each new directory. A rename replaces an empty directory, and so could
 		// replace one that another process has just created.
-		err = createEmpty(filepath.Join(temp, filepath.Base(d.guardFile("guard", fenceGuard))))
+		err = createEmpty(filepath.Join(temp, filepath.Base(d.guardFile("guard", 0))))
 	}
 	if err == nil {
 		err = os.Rename(temp, d.dir)

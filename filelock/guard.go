@@ -21,17 +21,12 @@ import (
 // file.
 type guard struct {
 	d    *driver
-	n    int          // the number of a stripe, or fenceGuard
+	n    int          // the number of a stripe
 	lock *flock.Flock // the guard's file, locked
 }
 
-const fenceGuard = stripes
-
 // guardFile returns the path of a file of guard n. kind is "guard", "stripe" or "temp".
 func (d *driver) guardFile(kind string, n int) string {
-	if n == fenceGuard {
-		return filepath.Join(d.dir, kind+"-fence")
-	}
 	return filepath.Join(d.dir, fmt.Sprintf("%s-%02x", kind, n))
 }
 
@@ -42,8 +37,7 @@ const (
 )
 
 // lockGuard blocks until it has guard n or ctx ends. It polls, because a call that blocks in the
-// kernel cannot be cancelled. A guard is held for about ten microseconds, or for one flush of the
-// disk.
+// kernel cannot be cancelled. A guard is held for some ten microseconds.
 func (d *driver) lockGuard(ctx context.Context, n int) (*guard, error) {
 	if err := d.check(ctx); err != nil {
 		return nil, err
@@ -98,19 +92,20 @@ func (d *driver) tryGuard(ctx context.Context, n int) (*guard, error) {
 // caller has this process's turn, which the guard takes over.
 func (d *driver) tryFlock(n int) (*guard, error) {
 	path := d.guardFile("guard", n)
-	var l *flock.Flock
-	var ok bool
-	err := d.withFile(path, func() (err error) {
-		// Do not pass O_CREATE, because ensureFile creates the file with the right mode. Open the
-		// file for writing, because some systems require that for an exclusive lock.
-		l = flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
-		if ok, err = l.TryLock(); err != nil {
-			err = explainOpen(path, err)
+	// Do not pass O_CREATE, because ensureFile creates the file with the right mode. Open the file
+	// for writing, because some systems require that for an exclusive lock.
+	l := flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
+	ok, err := l.TryLock()
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = d.ensureFile(path); err == nil {
+			ok, err = l.TryLock()
 		}
-		return err
-	})
-	if err != nil || !ok {
-		return nil, err
+	}
+	if err != nil {
+		return nil, explainOpen(path, err)
+	}
+	if !ok {
+		return nil, nil
 	}
 
 	same, err := locksFileAt(l, path)

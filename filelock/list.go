@@ -133,10 +133,9 @@ func stripeOfName(name string) (stripe int, ok bool) {
 }
 
 const (
-	sweepFiles = 256       // how many files one sweep checks
-	sweepEvery = 128       // how many keys a driver takes between two sweeps
-	openFiles  = 1000      // how many files Open by URL sweeps
-	sweepAge   = time.Hour // if a temporary file is older, its process has died
+	sweepFiles = 256  // how many files one sweep checks
+	sweepEvery = 128  // how many keys a driver takes between two sweeps
+	openFiles  = 1000 // how many files Open by URL sweeps
 )
 
 // sweepOften calls sweep before d takes its first key, and each sweepEvery-th key after that. A
@@ -148,9 +147,8 @@ func (d *driver) sweepOften(ctx context.Context) {
 	}
 }
 
-// sweep checks the next n files of the directory. It removes records whose terms have ended, and
-// old temporary files of processes that died. It ignores errors: a call that needs the file reports
-// them.
+// sweep checks the next n files of the directory, and removes records whose terms have ended. It
+// ignores errors: a call that needs the file reports them.
 func (d *driver) sweep(ctx context.Context, n int) {
 	var dir *os.File
 	select {
@@ -170,35 +168,21 @@ func (d *driver) sweep(ctx context.Context, n int) {
 		}
 	}
 
-	entries, err := dir.ReadDir(n)
-	for _, e := range entries {
+	names, err := dir.Readdirnames(n)
+	for _, name := range names {
 		if ctx.Err() != nil {
 			break
 		}
-		d.sweepFile(ctx, e)
+		if !strings.HasSuffix(name, suffix) {
+			continue
+		}
+		if r, err := d.recordIn(name); r != nil && err == nil && r.left(d.clock()) <= 0 {
+			d.removeExpired(ctx, r.key)
+		}
 	}
-	if err != nil || len(entries) < n {
+	if err != nil || len(names) < n {
 		dir.Close()
 		dir = nil
-	}
-}
-
-func (d *driver) sweepFile(ctx context.Context, e os.DirEntry) {
-	path := filepath.Join(d.dir, e.Name())
-	if strings.HasPrefix(e.Name(), probePrefix) || strings.HasPrefix(e.Name(), newPrefix) {
-		// If the process was only stopped, it gets an error when it goes on, because the file is
-		// missing.
-		if fi, err := e.Info(); err == nil && d.clock().wall.Sub(fi.ModTime()) > sweepAge {
-			os.Remove(path)
-		}
-		return
-	}
-
-	if !strings.HasSuffix(e.Name(), suffix) {
-		return
-	}
-	if r, err := d.recordIn(e.Name()); r != nil && err == nil && r.left(d.clock()) <= 0 {
-		d.removeExpired(ctx, r.key)
 	}
 }
 

@@ -100,7 +100,7 @@ func (d *driver) probe(ctx context.Context) (err error) {
 	}
 	defer os.Remove(f.Name())
 
-	if err := fill(f, []byte("filelock can write here\n"), false); err != nil {
+	if err := fill(f, []byte("filelock can write here\n")); err != nil {
 		return err
 	}
 

@@ -14,6 +14,3 @@ var (
 	fullErrors   []error
 	noLockErrors = []error{errors.ErrUnsupported}
 )
-
-// syncDir does nothing, because this platform may not be able to flush a directory.
-func syncDir(string) error { return nil }

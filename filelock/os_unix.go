@@ -2,11 +2,7 @@
 
 package filelock
 
-import (
-	"os"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // openFlags protect against files that are not regular: the open does not follow a symbolic link,
 // and does not block on a FIFO.
@@ -23,13 +19,3 @@ var (
 	// noLockErrors: the file system does not support flock.
 	noLockErrors = []error{unix.ENOLCK, unix.ENOTSUP, unix.ENOSYS}
 )
-
-// syncDir makes the names in dir durable.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
-}

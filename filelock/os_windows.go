@@ -17,7 +17,3 @@ var (
 	// noLockErrors: the file system does not support locks.
 	noLockErrors = []error{windows.ERROR_INVALID_FUNCTION, windows.ERROR_NOT_SUPPORTED}
 )
-
-// syncDir does nothing. Windows cannot flush a directory, and the file system's journal keeps
-// changes in order.
-func syncDir(string) error { return nil }

@@ -67,7 +67,7 @@ func (g *guard) store(r *record) error {
 		return fmt.Errorf("%w: key of %d bytes, owner of %d: the record would be longer than %d bytes",
 			backend.ErrInvalid, len(r.key), len(r.owner), maxRecord)
 	}
-	return g.d.replace(g.d.path(r.key), g.d.guardFile("temp", g.n), b, false)
+	return g.d.replace(g.d.path(r.key), g.d.guardFile("temp", g.n), b)
 }
 
 // refusal returns the error of a caller that wants the key while r holds it.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -130,24 +128,3 @@ const want = `01 02:00 to 02:20, lost: false
 03 02:00 to 02:05, lost: true
 03 02:05 to 02:25, lost: false
 04 02:30 to 02:50, lost: false`
-
-// The page shows the code above.
-func TestPageShowsTheCode(t *testing.T) {
-	page, err := os.ReadFile("../docs/testing.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	code, err := os.ReadFile("example_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := regexp.MustCompile("(?ms)^```go\n(.*?)^```$").FindAllSubmatch(page, -1)
-	for _, b := range blocks {
-		if !strings.Contains(string(code), string(b[1])) {
-			t.Errorf("this block is not in example_test.go:\n%s", b[1])
-		}
-	}
-	if len(blocks) < 2 {
-		t.Errorf("the page has %d blocks", len(blocks))
-	}
-}

@@ -8,6 +8,7 @@
 package hasptest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,11 +39,9 @@ func New(o *hasp.Options) *Locker { return newLocker(new(memlock.Store), o) }
 func (l *Locker) Another(o *hasp.Options) *Locker { return newLocker(l.store, o) }
 
 func newLocker(s *memlock.Store, o *hasp.Options) *Locker {
-	l := &Locker{store: s, link: newLink()}
-	other := &hasp.Options{Owner: "hasptest"}
-	if o != nil {
-		other.Prefix = o.Prefix
-	}
+	o = cmp.Or(o, &hasp.Options{})
+	l := &Locker{store: s, link: newLink(cmp.Or(o.Timeout, hasp.DefaultTimeout))}
+	other := &hasp.Options{Owner: "hasptest", Prefix: o.Prefix}
 	var err1, err2 error
 	l.Client, err1 = hasp.New(newDriver(s, l.link), o)
 	l.other, err2 = hasp.New(s.Driver(), other)
@@ -93,21 +92,21 @@ func (l *Locker) Delay(d time.Duration) { l.link.set(false, d) }
 
 // link is the connection of a process to the store.
 type link struct {
-	mu    sync.Mutex // guards the fields below
-	down  bool
-	delay time.Duration
-	waits map[*waiting]bool // those in the queue of the store
+	timeout time.Duration // of a call: with a longer delay no call is answered
+
+	mu      sync.Mutex // guards the fields below
+	down    bool
+	delay   time.Duration
+	waiters sync.WaitGroup // calls in the queue of the store
+	uncut   context.Context
+	cut     context.CancelFunc // ends uncut: the waiters get no answer
 }
 
-// waiting is a call of Wait that is in flight.
-type waiting struct {
-	timeout time.Duration
-	cancel  context.CancelFunc
-	left    chan struct{} // closed when it has left the queue
-	cut     bool          // the link was cut meanwhile, so its answer is lost
+func newLink(timeout time.Duration) *link {
+	l := &link{timeout: timeout}
+	l.uncut, l.cut = context.WithCancel(context.Background())
+	return l
 }
-
-func newLink() *link { return &link{waits: map[*waiting]bool{}} }
 
 // set changes the link. When it returns, the waiters that are cut off have left the queue: they
 // would get the key without learning of it, and keep it from the others.
@@ -115,12 +114,11 @@ func (l *link) set(down bool, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.down, l.delay = down, delay
-	for w := range l.waits {
-		if down || delay >= w.timeout {
-			w.cut = true
-			w.cancel()
-			<-w.left // it does not lock mu before
-		}
+	if down || delay >= l.timeout {
+		l.cut()
+		l.waiters.Wait() // a waiter does not lock mu before it has left
+	} else if l.uncut.Err() != nil {
+		l.uncut, l.cut = context.WithCancel(context.Background())
 	}
 }
 
@@ -162,8 +160,8 @@ type store interface {
 
 // driver is a driver of memlock behind a link.
 type driver struct {
-	store store
-	link  *link
+	store
+	link *link
 }
 
 func newDriver(s *memlock.Store, l *link) *driver { return &driver{s.Driver().(store), l} }
@@ -180,26 +178,23 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	queued, cancel := context.WithCancel(ctx)
-	defer cancel()
-	w := &waiting{timeout: c.Timeout, cancel: cancel, left: make(chan struct{})}
 	d.link.mu.Lock()
-	if d.link.down || d.link.delay >= c.Timeout {
+	uncut := d.link.uncut
+	if uncut.Err() != nil {
 		d.link.mu.Unlock()
 		call, cancel := context.WithTimeout(ctx, c.Timeout)
 		defer cancel()
 		return answer(call, d, func() (g backend.Grant, err error) { return g, errDown })
 	}
-	d.link.waits[w] = true
+	d.link.waiters.Add(1)
 	d.link.mu.Unlock()
 
+	queued, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(uncut, cancel)()
 	g, err := d.store.Wait(queued, c)
-	close(w.left)
-	d.link.mu.Lock()
-	delete(d.link.waits, w)
-	cut := w.cut
-	d.link.mu.Unlock()
-	if cut {
+	d.link.waiters.Done()
+	if uncut.Err() != nil {
 		return backend.Grant{}, errDown
 	}
 	if err != nil {
@@ -243,5 +238,3 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 		d.store.List(ctx, prefix, timeout)(yield)
 	}
 }
-
-func (d *driver) Close() error { return d.store.Close() }

@@ -2,7 +2,6 @@ package pubsublock_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -91,32 +90,6 @@ var (
 )
 
 const term = strategytest.Term
-
-// If a user may not read a record, that does not mean that the hold is lost.
-func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
-	for _, right := range []string{"hlen", "hkeys", "hdel"} {
-		r := setup(t, &redistest.Options{Own: true, Real: true})
-		c := claim("k")
-		r.Acquire(t, c)
-		r.Forbid(t, "-"+right)
-		if right != "hdel" {
-			outage(t, "renew without "+right, r.Renew(t, c))
-			c.Owner = "" // so that the release has to look
-		}
-		outage(t, "release without "+right, r.Driver.Release(t.Context(), c))
-	}
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	r.Acquire(t, claim("k"))
-	r.Forbid(t, "-hlen", "-getrange")
-	_, err := r.Driver.Acquire(t.Context(), fenced("free"))
-	outage(t, "acquire fenced without getrange", err)
-	if _, err := r.Driver.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("acquire without hlen: %v", err)
-	}
-	if s, err := r.Driver.Inspect(t.Context(), "k"); !s.Held || err != nil {
-		t.Errorf("inspect without hlen and getrange: %+v, %v", s, err)
-	}
-}
 
 // A user that may not set terms takes no key: it would have no end.
 func TestNoLockWithoutAnEnd(t *testing.T) {

@@ -50,7 +50,7 @@ func TestConformance(t *testing.T) {
 
 type rig = strategytest.Rig[Driver]
 
-var claim, fenced, outage = strategytest.Claim, strategytest.Fenced, strategytest.Outage
+var claim, fenced = strategytest.Claim, strategytest.Fenced
 
 // Driver is all that the driver can do.
 type Driver interface {
@@ -108,20 +108,5 @@ func TestHeldByAClientThatWaited(t *testing.T) {
 		if m := await.Value(recalls.ReceiveMessage(t.Context())); m.Payload != want {
 			t.Errorf("message %q, want %q", m.Payload, want)
 		}
-	}
-}
-
-// If a user may not read a record, that does not mean that the hold is lost.
-func TestScriptErrorsAreNotLoss(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := claim("k")
-	r.Acquire(t, c)
-	r.Forbid(t, "-getrange")
-	outage(t, "renew", r.Renew(t, c))
-	outage(t, "release", r.Driver.Release(t.Context(), c))
-	_, err := r.Driver.Acquire(t.Context(), fenced("free"))
-	outage(t, "acquire fenced", err)
-	if _, err := r.Driver.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("acquire: %v", err)
 	}
 }

@@ -26,8 +26,8 @@ import (
 // cancelled.
 const poll = 5 * time.Millisecond
 
-// Do is a [fence.Gate] whose resource is the path of a file, or of a directory. It calls write
-// unless a larger fence than the one of ctx was seen for the path. If ctx ends before the writes of
+// Do calls write, unless a larger fence than the one of ctx was seen for the path, which names a file
+// or a directory. No two writes for a path run at the same time. If ctx ends before the writes of
 // others have ended, Do returns its error. A write that fails also raises the fence.
 func Do(ctx context.Context, path string, write func(context.Context) error) error {
 	f, err := fence.Of(ctx)
@@ -47,18 +47,12 @@ func Do(ctx context.Context, path string, write func(context.Context) error) err
 	}
 	if err == nil && f > seen {
 		// Raise the fence before the write. A process that dies in between has written nothing.
-		err = replace(path+".fence", fmt.Appendf(nil, "%d\n", f), 0o600)
+		err = replace(path+".fence", f)
 	}
 	if err != nil {
 		return err
 	}
 	return write(ctx)
-}
-
-// WriteFile replaces the file at path in one step, unless the fence of ctx is stale. A process that
-// opens path gets the old or the new content. When WriteFile returns, the content is on the disk.
-func WriteFile(ctx context.Context, path string, data []byte, perm fs.FileMode) error {
-	return Do(ctx, path, func(context.Context) error { return replace(path, data, perm) })
 }
 
 func read(path string) (uint64, error) {
@@ -76,13 +70,14 @@ func read(path string) (uint64, error) {
 	return seen, nil
 }
 
-func replace(path string, data []byte, perm fs.FileMode) error {
+// replace puts the fence on the disk, in one step.
+func replace(path string, f uint64) error {
 	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
 		return err
 	}
-	_, err = temp.Write(data)
-	err = errors.Join(err, temp.Chmod(perm), temp.Sync(), temp.Close())
+	_, err = fmt.Fprintln(temp, f)
+	err = errors.Join(err, temp.Sync(), temp.Close())
 	if err == nil {
 		err = os.Rename(temp.Name(), path)
 	}

@@ -46,12 +46,15 @@ var goBlock = regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
 // Each block of Go code on the pages is in the source. Each page has at least the expected number
 // of blocks.
 func TestPagesShowTheCode(t *testing.T) {
-	for name, least := range map[string]int{"integrations": 6, "recipes": 5, "telemetry": 3, "drivers": 8} {
+	for name, least := range map[string]int{"integrations": 6, "recipes": 5, "telemetry": 3, "drivers": 8, "testing": 2} {
 		page, err := os.ReadFile("../../docs/" + name + ".md")
 		must(t, err)
 		files := []string{name + ".go"}
-		if name == "drivers" {
+		switch name {
+		case "drivers":
 			files = []string{"rowlock/rowlock.go", "rowlock/rowlock_test.go"}
+		case "testing":
+			files = []string{"../../hasptest/example_test.go"}
 		}
 		var code string
 		for _, file := range files {

@@ -93,17 +93,6 @@ func TestSentOnce(t *testing.T) {
 	}
 }
 
-// The same clients send a bare command again. So the test above can fail.
-func TestBareCommandsAreSentAgain(t *testing.T) {
-	clients(t, func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client) {
-		p.Fail("bare", faultproxy.LoseReply)
-		rdb.Incr(t.Context(), "bare")
-		if n, _ := direct.Get(t.Context(), "bare").Int(); n != 2 {
-			t.Errorf("executed %d times", n)
-		}
-	})
-}
-
 func TestSourceIsSentOnlyToServersThatLackAScript(t *testing.T) {
 	clients(t, func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client) {
 		s := New(rdb)

@@ -2,8 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -82,82 +80,6 @@ func TestCallsOnAWireEndWithTheirContext(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		wired(t, s)
 		callsEnd(t, s, srv)
-	})
-}
-
-// A command that a wire did not send travels over the pool.
-func TestCommandsThatAWireDidNotSendUseThePool(t *testing.T) {
-	s := opened(t, redistest.Start(t, nil).URL(), nil)
-	_, w := wired(t, s)
-	w.GiveUp(errors.New("over"))
-	if w.Do(t.Context(), make([]Reply, 1), [][]string{{"ping"}}) {
-		t.Error("sent")
-	}
-	pings(t, s)
-}
-
-// Errors, unknown scripts and huge replies on a wire concern their own callers only.
-func TestRepliesOverAWireReachTheirOwnCallers(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		wired(t, s)
-		huge := strings.Repeat("0123456789", 50_000)
-		long := NewScript(`local t = {} for i = 1, 5000 do t[i] = {i, ARGV[1]} end return t`)
-		var wg sync.WaitGroup
-		for i := range 12 {
-			wg.Go(func() {
-				key := fmt.Sprint("{own}", i)
-				for range 5 {
-					switch i % 4 {
-					case 0:
-						_, err := s.Do(t.Context(), "nonsense", key)
-						if !redis.HasErrorPrefix(err, "unknown command") {
-							t.Errorf("refused: got %v", err)
-						}
-					case 1:
-						if v, err := s.Do(t.Context(), "set", key, huge); v != "OK" {
-							t.Errorf("huge: got %v, %v", v, err)
-						}
-						if v, err := s.Do(t.Context(), "get", key); v != huge {
-							t.Errorf("huge: got %.20v, %v", v, err)
-						}
-					case 2:
-						srv.Client().ScriptFlush(t.Context())
-						v, err := s.Run(t.Context(), long, Call{[]string{key}, []string{"x"}})
-						if all, _ := v.([]any); len(all) != 5000 || fmt.Sprint(all[4999]) != "[5000 x]" {
-							t.Errorf("long: got %.50v, %v", v, err)
-						}
-					default:
-						if v, err := s.Do(t.Context(), "get", "{own}nothing"); v != nil || err != nil {
-							t.Errorf("nothing: got %v, %v", v, err)
-						}
-					}
-				}
-			})
-		}
-		wg.Wait()
-	})
-}
-
-// Close ends the calls on a wire, and its goroutines.
-func TestCloseEndsWires(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		_, w := wired(t, s)
-		srv.Pause()
-		defer srv.Resume()
-		var wg sync.WaitGroup
-		for range 10 {
-			wg.Go(func() {
-				if v, err := s.Do(t.Context(), "get", "k"); err == nil {
-					t.Errorf("got %v", v)
-				}
-			})
-		}
-		until(t, "all are sent", func() bool { _, sent := w.Pending(); return sent == 10 })
-		returns(t, "Close", func() { s.Close() })
-		returns(t, "a call", wg.Wait)
-		if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrClosed) {
-			t.Errorf("after Close: %v", err)
-		}
 	})
 }
 

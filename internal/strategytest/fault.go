@@ -1,6 +1,7 @@
 package strategytest
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -60,5 +61,38 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 			r.Do(t, c.after...)
 			r.Acquire(t, Claim("k"))
 		})
+	}
+}
+
+// ScriptErrorsAreNoLoss proves that a user who may not read a record gets an outage, and not a loss.
+func (s Strategy) ScriptErrorsAreNoLoss(t *testing.T) {
+	outages := 0
+	for _, right := range []string{"getrange", "hlen", "hkeys", "hdel"} {
+		r := s.setup(t, real)
+		c, held := Claim("k"), Claim("held")
+		r.Acquire(t, c)
+		r.Acquire(t, held)
+		r.Forbid(t, "-"+right)
+		errs := map[string]error{"renew": r.Renew(t, c)}
+		c.Owner = "" // so that the release has to read the record
+		errs["release"] = r.Driver.Release(t.Context(), c)
+		for what, err := range errs {
+			if err != nil {
+				Outage(t, what+" without "+right, err)
+				outages++
+			}
+		}
+		if _, err := r.Driver.Acquire(t.Context(), Claim("held")); !errors.Is(err, backend.ErrHeld) {
+			Outage(t, "acquire without "+right, err)
+		}
+		if st, err := r.Driver.Inspect(t.Context(), "held"); err == nil && !st.Held {
+			t.Errorf("inspect without %s: %+v", right, st)
+		}
+		if right == "getrange" {
+			Outage(t, "acquire fenced", ErrOf(r.Driver.Acquire(t.Context(), Fenced("free"))))
+		}
+	}
+	if outages < 2 {
+		t.Error("renewals and releases need none of these rights")
 	}
 }

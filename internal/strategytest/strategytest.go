@@ -54,7 +54,7 @@ func Run(t *testing.T, s Strategy) {
 	tests := []func(*testing.T){
 		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.NewRefusesMisuse,
 		s.FenceCounter, s.ForeignFenceCounterIsRefused,
-		s.RefusalsOfTheServerAreOutages,
+		s.RefusalsOfTheServerAreOutages, s.ScriptErrorsAreNoLoss,
 		s.ListNamesOnlyOurOwn,
 		s.OpenByURL, s.OpenErrors,
 		s.SharedHolds, s.SharedWithoutRights,
