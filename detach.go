@@ -16,15 +16,20 @@ import (
 //
 // A handle is a secret, because any program that has it can release the key. Pass it on in a file
 // or through a pipe, and not in arguments or logs. Package fmt prints only its key.
+//
+// Its times are by the wall clock. If the clocks of two hosts differ, the min hold and the max hold
+// end earlier or later by as much.
 type Handle struct {
-	Key    string        `json:"key"`              // as it was given to Lock
-	Token  string        `json:"token"`            // the proof of ownership
-	Owner  string        `json:"owner,omitempty"`  // Options.Owner of the Client that took the key
-	TTL    time.Duration `json:"ttl_ns"`           // the term of the lease, which Resume asks for
-	Fence  uint64        `json:"fence,omitempty"`  // 0 without WithFence
-	Shared bool          `json:"shared,omitempty"` // WithShared
-	Slot   int           `json:"slot,omitempty"`   // the number of the slot, from 1; 0 without WithSlots
-	Until  time.Time     `json:"until"`            // by the wall clock, about when the key is free without a Resume
+	Key     string        `json:"key"`               // as it was given to Lock
+	Token   string        `json:"token"`             // the proof of ownership
+	Owner   string        `json:"owner,omitempty"`   // Options.Owner of the Client that took the key
+	TTL     time.Duration `json:"ttl_ns"`            // the term of the lease, which Resume asks for
+	Fence   uint64        `json:"fence,omitempty"`   // 0 without WithFence
+	Shared  bool          `json:"shared,omitempty"`  // WithShared
+	Slot    int           `json:"slot,omitempty"`    // the number of the slot, from 1; 0 without WithSlots
+	MinHold time.Time     `json:"min_hold,omitzero"` // when WithMinHold ends
+	MaxHold time.Time     `json:"max_hold,omitzero"` // when WithMaxHold ends
+	Until   time.Time     `json:"until"`             // about when the key is free without a Resume
 }
 
 // Format prints the handle without its token.
@@ -37,8 +42,7 @@ func (x Handle) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "hasp.Handle(%q)", 
 //
 // After an error the lease goes on, perhaps with a longer term, and the caller must still unlock it.
 // The errors are those of [Lease.Extend]. ErrInvalid also says that another lease shares the hold by
-// re-entry, that the lease has a min hold or a max hold, which a handle does not contain, or that the
-// key is not UTF-8, and so does not fit into JSON.
+// re-entry, or that the key is not UTF-8, and so does not fit into JSON.
 func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
 	x, err := l.detach(ctx, ttl)
 	if err != nil {
@@ -69,6 +73,12 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 	}
 	x = Handle{Key: l.key, Token: h.claim.Token, Owner: h.claim.Owner, TTL: h.claim.TTL, Fence: h.fence,
 		Shared: h.claim.Shared, Slot: l.slot, Until: r.clock.time(instant(h.deadline.Load()))}
+	if h.keep != 0 {
+		x.MinHold = r.clock.time(h.keep)
+	}
+	if end := min(h.limit, l.maxHold); end != never {
+		x.MaxHold = r.clock.time(end)
+	}
 
 	// A renewal in flight does no harm: it cannot shorten the term, and its answer is ignored.
 	l.state.Store(released)
@@ -91,8 +101,6 @@ func (l *Lease) detachableLocked() error {
 		return l.cause()
 	case len(l.hold.leases) > 1:
 		return fmt.Errorf("%w: another lease has re-entered the key; unlock the inner lease first", ErrInvalid)
-	case l.hold.keep != 0 || min(l.hold.limit, l.maxHold) != never:
-		return fmt.Errorf("%w: a lease with a min hold or a max hold cannot be detached", ErrInvalid)
 	case !utf8.ValidString(l.key):
 		return fmt.Errorf("%w: the key is not UTF-8, so a handle cannot contain it", ErrInvalid)
 	}
@@ -112,8 +120,9 @@ func (l *Lease) detachableLocked() error {
 // store cannot tell two Clients apart, so both would get a lease; when one unlocks, the other loses
 // the lease at its next renewal.
 //
-// The lease has the term, the fence and the slot of the first one. Of the options, Resume takes
-// WithTTL, WithoutRenewal and WithMaxHold, which counts from now; others are ErrInvalid.
+// The lease has the term, the fence, the slot, the min hold and the max hold of the first one. Of
+// the options, Resume takes WithTTL, WithoutRenewal and WithMaxHold, which counts from now and
+// cannot prolong the first one; others are ErrInvalid.
 func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, error) {
 	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: never}
 	w.r.apply(opts)
@@ -202,6 +211,9 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	ln := &line{q: &c.queue, key: r.key, callers: 1, hasHead: true}
 	c.queue.callers++
 	l := h.startLocked(ctx, r, ln, 0, false)
+	if left := time.Until(x.MinHold); left > 0 {
+		h.keep = now.add(left)
+	}
 	return l, nil
 }
 
@@ -222,5 +234,15 @@ func (w *wait) prepareResume(ctx context.Context, x Handle) error {
 	if x.Slot > 0 {
 		r.key += "#" + strconv.Itoa(x.Slot-1)
 	}
-	return w.prepare(ctx)
+	if err := w.prepare(ctx); err != nil || x.MaxHold.IsZero() {
+		return err
+	}
+	left := time.Until(x.MaxHold)
+	if left <= 0 {
+		return &LostError{Reason: LostMaxHold}
+	}
+	if r.maxHold == 0 || left < r.maxHold {
+		r.maxHold = left
+	}
+	return nil
 }
