@@ -18,18 +18,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/internal/cli/demo"
 	"github.com/hasplock/hasp/internal/cli/job"
 	"github.com/hasplock/hasp/internal/cli/text"
-	"github.com/hasplock/hasp/internal/crew"
 )
 
 // Main runs the command hasp and returns the exit code. The command has the strategies of this
 // module and those that more describes. The program must import the packages of the latter.
 func Main(more ...Strategy) int {
 	described = append(described, more...)
-	if role, _ := crew.Role(); role == demo.Role {
-		return exitCode(demo.Work(context.Background()))
+	if os.Getenv(workerEnv) != "" {
+		return workDemo(context.Background())
 	}
 	return execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 }

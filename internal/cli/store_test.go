@@ -125,8 +125,8 @@ func TestBadInput(t *testing.T) {
 		"config, parameter":   {[]string{"inspect", "key", "--config", config("strategy: memlock\nparams: {tll: 5}")}, exitUsage, `unknown parameter "tll"`},
 		"config, refused":     {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes: ['redis://:" + secret + "@127.0.0.1:1']")}, exitStore, "connection refused"},
 
-		"demo, no workers":    {[]string{"demo", "--workers", "0"}, exitUsage, "--workers 0: want 1 to 64"},
-		"demo, ttl":           {[]string{"demo", "--ttl", "5ms"}, exitUsage, "want 100ms or more"},
+		"demo, no increments": {[]string{"demo", "--increments", "0"}, exitUsage, "--increments 0: want 1 or more"},
+		"demo, ttl":           {[]string{"demo", "--ttl", "5ms"}, exitUsage, "ttl 5ms is below 100ms"},
 		"demo, one process":   {[]string{"demo", "--url", "memlock://"}, exitUsage, "excludes the callers of one process"},
 		"demo, no store":      {[]string{"demo", "--url", redis + ":1"}, exitStore, "connection refused"},
 		"conform, no store":   {[]string{"conform", "--url", redis + ":1"}, exitStore, "connection refused"},
@@ -165,7 +165,6 @@ func TestBadInput(t *testing.T) {
 		"ui, short token":     {[]string{"ui", "--token", "short"}, exitUsage, "want 16 or more"},
 		"ui, two prefixes":    {[]string{"ui", "a", "b"}, exitUsage, "accepts at most 1 arg(s), received 2"},
 		"ui, demo without":    {[]string{"demo", "--ui", "--no-lock"}, exitUsage, "[ui no-lock] are set none of the others can be"},
-		"ui, demo for JSON":   {[]string{"demo", "--ui", "--json"}, exitUsage, "[ui json] are set none of the others can be"},
 		"break without asking": {[]string{"break", "key", "--url", "unfenced://"}, exitUsage,
 			`cannot inspect: unsupported operation`},
 	} {

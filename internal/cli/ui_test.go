@@ -92,7 +92,7 @@ func TestUIOnAPortThatIsTaken(t *testing.T) {
 }
 
 func TestDemoOnThePage(t *testing.T) {
-	p, at := page(t, "", "demo", "--ui", "--workers", "2", "--increments", "1", "--work", "10ms")
+	p, at := page(t, "", "demo", "--ui", "--increments", "1")
 	answer, err := http.Get(at + "events")
 	must(t, err)
 	defer answer.Body.Close()
