@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -28,15 +27,11 @@ type ls struct {
 	json    bool
 	sort    string
 	waiting bool
-	watch   bool
-	every   time.Duration
-	size    func() (width, height int) // the size of the terminal; nil if out is not a terminal
-	drawn   int                        // how many lines the last table on the terminal has
-	warn    func(format string, args ...any)
+	width   int // of the terminal; 0 if out is not a terminal
 }
 
 func (a *app) lsCommand() *cobra.Command {
-	l := &ls{out: a.out, warn: a.complain}
+	l := &ls{out: a.out}
 	cmd := &cobra.Command{
 		Use:   "ls [PREFIX]",
 		Short: "List the keys that are held, with their holders",
@@ -53,12 +48,11 @@ program holds, use "hasp inspect". On a Redis, ls reads the names of
 all keys, a few hundred at a time, with rests in between. So the list is no
 snapshot.
 
-On a terminal, ls shortens keys and owners to fit. With --watch it draws the
-table again and again. Elsewhere it appends the new rows to the old ones, each
-with the time. If the store cannot be reached meanwhile, it says so and goes on.`,
+On a terminal, ls shortens keys and owners to fit. To follow the locks, use
+"watch hasp ls" or "hasp ui".`,
 		Example: `  hasp ls
   hasp ls mail: --sort age
-  hasp ls --waiting --watch --url fairlock+redis://localhost:6379
+  hasp ls --waiting --url fairlock+redis://localhost:6379
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -66,14 +60,8 @@ with the time. If the store cannot be reached meanwhile, it says so and goes on.
 			if !slices.Contains(orders, l.sort) {
 				return usagef("--sort %s: want %s", text.Quote(l.sort), strings.Join(orders, ", "))
 			}
-			if cmd.Flags().Changed("every") && !l.watch {
-				return usagef("--every is for --watch")
-			}
-			if l.every < minEvery {
-				return usagef("--every %v: want %v or more", l.every, minEvery)
-			}
 			if isTerminal(a.out) {
-				l.size = func() (int, int) { return sizeOf(a.out.(*os.File)) }
+				l.width = widthOf(a.out.(*os.File))
 			}
 			return a.withClient(cmd, l.run)
 		},
@@ -82,51 +70,27 @@ with the time. If the store cannot be reached meanwhile, it says so and goes on.
 	f.BoolVar(&l.json, "json", false, "print JSON, an object on each line")
 	f.StringVar(&l.sort, "sort", orders[0], "order of the keys: `ORDER` is "+strings.Join(orders, ", ")+"; the oldest hold or the most waiters come first")
 	f.BoolVar(&l.waiting, "waiting", false, "list only keys that callers wait for")
-	f.BoolVar(&l.watch, "watch", false, "list again and again")
-	f.DurationVar(&l.every, "every", 2*time.Second, "rest between two lists of --watch")
 	return cmd
 }
 
 // orders are the values of --sort.
 var orders = []string{"key", "age", "waiters"}
 
-const minEvery = 100 * time.Millisecond
-
-// sizeOf returns the size of a terminal. If the size is not known, it returns 80 by 24.
-func sizeOf(f *os.File) (width, height int) {
-	width, height, err := term.GetSize(int(f.Fd()))
-	if err != nil || width <= 0 || height <= 0 {
-		return 80, 24
+// widthOf returns the width of a terminal. If it is not known, widthOf returns 80.
+func widthOf(f *os.File) int {
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil || width <= 0 {
+		return 80
 	}
-	return width, height
+	return width
 }
 
-// run lists once. With --watch it lists until ctx ends.
 func (l *ls) run(ctx context.Context, client *hasp.Client) error {
-	first, outage := true, false
-	for {
-		all, err := l.list(ctx, client)
-		switch {
-		case err == nil:
-			if err := printed(l.print(all, time.Now(), first)); err != nil || !l.watch {
-				return err
-			}
-			if outage {
-				l.warn("the store answers again")
-			}
-			first, outage = false, false
-		case first || !errors.Is(err, hasp.ErrUnavailable):
-			return err
-		case !outage:
-			outage, l.drawn = true, 0 // so the next table is below the warning
-			l.warn("%v; --watch goes on", err)
-		}
-		select {
-		case <-time.After(l.every):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	all, err := l.list(ctx, client)
+	if err != nil {
+		return err
 	}
+	return printed(l.print(all, time.Now()))
 }
 
 // list returns the entries in the order of --sort. If List yields a key twice, it returns the last
@@ -167,35 +131,13 @@ func unknown(e hasp.Entry) int {
 	return 0
 }
 
-func (l *ls) print(all []hasp.Entry, now time.Time, first bool) error {
-	width, stamp := 0, ""
-	switch {
-	case l.json:
-		return l.printJSON(all, now)
-	case l.size != nil && l.watch:
-		return l.draw(all, now)
-	case l.size != nil:
-		width, _ = l.size()
-	case l.watch:
-		stamp = now.Format(time.TimeOnly)
-	}
-	lines := table(all, now, stamp, width, first)
-	if len(lines) == 0 {
-		return nil
-	}
-	_, err := io.WriteString(l.out, strings.Join(lines, "\n")+"\n")
-	return err
-}
-
-func (l *ls) printJSON(all []hasp.Entry, now time.Time) error {
-	if !l.watch {
-		now = time.Time{}
+func (l *ls) print(all []hasp.Entry, now time.Time) error {
+	if !l.json {
+		_, err := io.WriteString(l.out, strings.Join(table(all, now, l.width), "\n")+"\n")
+		return err
 	}
 	for _, e := range all {
-		b, err := json.Marshal(struct {
-			At time.Time `json:"at,omitzero"` // the time of the list, with --watch
-			hasp.Entry
-		}{now, e})
+		b, err := json.Marshal(e)
 		if err != nil {
 			return err
 		}
@@ -206,39 +148,14 @@ func (l *ls) printJSON(all []hasp.Entry, now time.Time) error {
 	return nil
 }
 
-// draw draws the table over the last table, with as many rows as the terminal has room for.
-func (l *ls) draw(all []hasp.Entry, now time.Time) error {
-	width, height := l.size()
-	head := fmt.Sprintf("%s  %s", now.Format(time.TimeOnly), text.Count(len(all), "key", "keys"))
-	room := max(height-3, 1) // 3 lines for the head, the column names and the cursor
-	if len(all) > room {
-		all = all[:max(room-1, 1)]
-		head += fmt.Sprintf(", the first %d shown", len(all))
-	}
-	lines := append([]string{head}, table(all, now, "", width, true)...)
-
-	var b strings.Builder
-	if l.drawn > 0 {
-		fmt.Fprintf(&b, "\x1b[%dA", l.drawn)
-	}
-	for _, line := range lines {
-		// Cut the line, because a narrow terminal would wrap it.
-		fmt.Fprintf(&b, "\r%s\x1b[K\n", line[:min(len(line), width)])
-	}
-	b.WriteString("\x1b[J")
-	l.drawn = len(lines)
-	_, err := io.WriteString(l.out, b.String())
-	return err
-}
-
 const gap = "  "
 
 // minCell is the shortest width to which a key or an owner is cut.
 const minCell = 8
 
-// table returns the lines of a table. Each row begins with stamp. If width is not 0, keys and
-// owners are cut so that the lines fit. All cells are printable ASCII.
-func table(all []hasp.Entry, now time.Time, stamp string, width int, names bool) (lines []string) {
+// table returns the lines of a table. If width is not 0, keys and owners are cut so that the lines
+// fit. All cells are printable ASCII.
+func table(all []hasp.Entry, now time.Time, width int) (lines []string) {
 	rows := [][]string{{"KEY", "OWNER", "AGE", "LEFT", "FENCE", "WAITERS"}}
 	for _, e := range all {
 		rows = append(rows, []string{label(e.Key), holder(e), age(e, now), left(e), number(e.Fence), number(uint64(len(e.Waiters)))})
@@ -265,17 +182,8 @@ func table(all []hasp.Entry, now time.Time, stamp string, width int, names bool)
 		}
 	}
 
-	for i, r := range rows {
-		if i == 0 && !names {
-			continue
-		}
+	for _, r := range rows {
 		var cells []string
-		if stamp != "" {
-			cells = append(cells, stamp)
-			if i == 0 {
-				cells[0] = fmt.Sprintf("%-*s", len(stamp), "TIME")
-			}
-		}
 		for j, cell := range r {
 			pad := widths[j]
 			if j < 2 {

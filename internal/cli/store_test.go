@@ -154,8 +154,6 @@ func TestBadInput(t *testing.T) {
 		"lead, grace":         {[]string{"lead", "key", "--grace", "-1s", "--", "true"}, exitUsage, "--grace cannot be negative"},
 		"lead, short ttl":     {[]string{"lead", "key", "--ttl", "1ms", "--", "true"}, exitUsage, "ttl 1ms is below 100ms"},
 		"ls, order":           {[]string{"ls", "--sort", "size"}, exitUsage, `--sort "size": want key, age, waiters`},
-		"ls, too often":       {[]string{"ls", "--watch", "--every", "1ms"}, exitUsage, "--every 1ms: want 100ms"},
-		"ls, often":           {[]string{"ls", "--every", "1s"}, exitUsage, "--every is for --watch"},
 		"ui, all addresses":   {[]string{"ui", "--listen", "0.0.0.0:0"}, exitUsage, "needs --token"},
 		"ui, no address":      {[]string{"ui", "--listen", ":0"}, exitUsage, "needs --token"},
 		"ui, IPv6":            {[]string{"ui", "--listen", "[::]:0"}, exitUsage, "needs --token"},

@@ -61,18 +61,18 @@ func TestRunOnATerminal(t *testing.T) {
 	}
 }
 
-func TestLsWatchOnATerminal(t *testing.T) {
+func TestLsFitsTheTerminal(t *testing.T) {
 	t.Parallel()
-	url := store(t)
-	p := hold(t, url)
-	s := startSession(t, url, false, "ls", "--watch", "--every", "100ms")
-	s.expect("1 key")
-	s.expect("/hasp run")
-	s.expect("\x1b[3A") // the cursor moves up over the last table
-	p.in.Close()
-	s.expect("0 keys")
-	s.types("\x03")
-	s.report.expect("exited 130")
+	url, key := store(t), strings.Repeat("k", 100)
+	runHasp(t, url, "lock", key, "--ttl", "10m").want(t, 0)
+	s := startSession(t, url, false, "ls")
+	s.report.expect("exited 0")
+	for line := range strings.Lines(s.String()) {
+		if len(strings.TrimSpace(line)) > 100 {
+			t.Errorf("%q is too long", line)
+		}
+	}
+	s.expect("k..k")
 }
 
 func TestCtrlCEndsTheCommandAndHaspAndTheScriptAroundIt(t *testing.T) {
