@@ -103,7 +103,7 @@ func (a *app) root() *cobra.Command {
 	a.store.register(root)
 	_ = root.RegisterFlagCompletionFunc("url", completeURL)
 	root.AddCommand(a.runCommand(), a.leadCommand(), a.lockCommand(), a.renewCommand(), a.unlockCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
-		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.manCommand(), a.versionCommand())
+		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.manCommand())
 	for _, cmd := range root.Commands() {
 		if _, arg, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arg, "KEY") {
 			cmd.ValidArgsFunction = a.completeKey
@@ -164,18 +164,6 @@ func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, r
 		watch.Wait()
 		return context.Cause(ctx)
 	})
-}
-
-func (a *app) versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(a.out, "hasp", version())
-			return printed(err)
-		},
-	}
 }
 
 func (a *app) manCommand() *cobra.Command {
