@@ -6,14 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/text"
@@ -27,7 +26,6 @@ type ls struct {
 	json    bool
 	sort    string
 	waiting bool
-	width   int // of the terminal; 0 if out is not a terminal
 }
 
 func (a *app) lsCommand() *cobra.Command {
@@ -48,8 +46,7 @@ program holds, use "hasp inspect". On a Redis, ls reads the names of
 all keys, a few hundred at a time, with rests in between. So the list is no
 snapshot.
 
-On a terminal, ls shortens keys and owners to fit. To follow the locks, use
-"watch hasp ls" or "hasp ui".`,
+To follow the locks, use "watch hasp ls" or "hasp ui".`,
 		Example: `  hasp ls
   hasp ls mail: --sort age
   hasp ls --waiting --url fairlock+redis://localhost:6379
@@ -59,9 +56,6 @@ On a terminal, ls shortens keys and owners to fit. To follow the locks, use
 			l.prefix = strings.Join(args, "") // there is at most one argument
 			if !slices.Contains(orders, l.sort) {
 				return usagef("--sort %s: want %s", text.Quote(l.sort), strings.Join(orders, ", "))
-			}
-			if isTerminal(a.out) {
-				l.width = widthOf(a.out.(*os.File))
 			}
 			return a.withClient(cmd, l.run)
 		},
@@ -75,15 +69,6 @@ On a terminal, ls shortens keys and owners to fit. To follow the locks, use
 
 // orders are the values of --sort.
 var orders = []string{"key", "age", "waiters"}
-
-// widthOf returns the width of a terminal. If it is not known, widthOf returns 80.
-func widthOf(f *os.File) int {
-	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil || width <= 0 {
-		return 80
-	}
-	return width
-}
 
 func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 	all, err := l.list(ctx, client)
@@ -133,8 +118,7 @@ func unknown(e hasp.Entry) int {
 
 func (l *ls) print(all []hasp.Entry, now time.Time) error {
 	if !l.json {
-		_, err := io.WriteString(l.out, strings.Join(table(all, now, l.width), "\n")+"\n")
-		return err
+		return table(l.out, all, now)
 	}
 	for _, e := range all {
 		b, err := json.Marshal(e)
@@ -148,63 +132,14 @@ func (l *ls) print(all []hasp.Entry, now time.Time) error {
 	return nil
 }
 
-const gap = "  "
-
-// minCell is the shortest width to which a key or an owner is cut.
-const minCell = 8
-
-// table returns the lines of a table. If width is not 0, keys and owners are cut so that the lines
-// fit. All cells are printable ASCII.
-func table(all []hasp.Entry, now time.Time, width int) (lines []string) {
-	rows := [][]string{{"KEY", "OWNER", "AGE", "LEFT", "FENCE", "WAITERS"}}
+// table prints a table. All cells are printable ASCII.
+func table(out io.Writer, all []hasp.Entry, now time.Time) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "KEY\tOWNER\tAGE\tLEFT\tFENCE\tWAITERS")
 	for _, e := range all {
-		rows = append(rows, []string{label(e.Key), holder(e), age(e, now), left(e), number(e.Fence), number(uint64(len(e.Waiters)))})
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", label(e.Key), holder(e), age(e, now), left(e), number(e.Fence), number(uint64(len(e.Waiters))))
 	}
-
-	widths := make([]int, len(rows[0]))
-	total := (len(widths) - 1) * len(gap)
-	for i := range widths {
-		for _, r := range rows {
-			widths[i] = max(widths[i], len(r[i]))
-		}
-		total += widths[i]
-	}
-	if total > width && width > 0 {
-		room := width - (total - widths[0] - widths[1])
-		half := max(room/2, minCell)
-		switch {
-		case widths[0] <= half:
-			widths[1] = max(room-widths[0], minCell)
-		case widths[1] <= half:
-			widths[0] = max(room-widths[1], minCell)
-		default:
-			widths[0], widths[1] = half, max(room-half, minCell)
-		}
-	}
-
-	for _, r := range rows {
-		var cells []string
-		for j, cell := range r {
-			pad := widths[j]
-			if j < 2 {
-				pad = -pad // aligned to the left
-			}
-			cells = append(cells, fmt.Sprintf("%*s", pad, shorten(cell, widths[j])))
-		}
-		lines = append(lines, strings.Join(cells, gap))
-	}
-	return lines
-}
-
-// If a cell is too long, shorten cuts out its middle. It keeps the end, which may be the number of
-// a slot.
-func shorten(cell string, width int) string {
-	if len(cell) <= width {
-		return cell
-	}
-	const dots = ".."
-	end := (width - len(dots)) / 3
-	return cell[:width-len(dots)-end] + dots + cell[len(cell)-end:]
+	return w.Flush()
 }
 
 func label(s string) string { return text.Label(s, '~') }

@@ -61,20 +61,6 @@ func TestRunOnATerminal(t *testing.T) {
 	}
 }
 
-func TestLsFitsTheTerminal(t *testing.T) {
-	t.Parallel()
-	url, key := store(t), strings.Repeat("k", 100)
-	runHasp(t, url, "lock", key, "--ttl", "10m").want(t, 0)
-	s := startSession(t, url, false, "ls")
-	s.report.expect("exited 0")
-	for line := range strings.Lines(s.String()) {
-		if len(strings.TrimSpace(line)) > 100 {
-			t.Errorf("%q is too long", line)
-		}
-	}
-	s.expect("k..k")
-}
-
 func TestCtrlCEndsTheCommandAndHaspAndTheScriptAroundIt(t *testing.T) {
 	t.Parallel()
 	url := store(t)
