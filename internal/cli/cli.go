@@ -18,18 +18,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/internal/cli/demo"
 	"github.com/hasplock/hasp/internal/cli/job"
 	"github.com/hasplock/hasp/internal/cli/text"
-	"github.com/hasplock/hasp/internal/crew"
 )
 
 // Main runs the command hasp and returns the exit code. The command has the strategies of this
 // module and those that more describes. The program must import the packages of the latter.
 func Main(more ...Strategy) int {
 	described = append(described, more...)
-	if role, _ := crew.Role(); role == demo.Role {
-		return exitCode(demo.Work(context.Background()))
+	if os.Getenv(workerEnv) != "" {
+		return workDemo(context.Background())
 	}
 	return execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 }
@@ -105,7 +103,7 @@ func (a *app) root() *cobra.Command {
 	a.store.register(root)
 	_ = root.RegisterFlagCompletionFunc("url", completeURL)
 	root.AddCommand(a.runCommand(), a.leadCommand(), a.lockCommand(), a.renewCommand(), a.unlockCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
-		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.manCommand(), a.versionCommand())
+		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.manCommand())
 	for _, cmd := range root.Commands() {
 		if _, arg, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arg, "KEY") {
 			cmd.ValidArgsFunction = a.completeKey
@@ -166,18 +164,6 @@ func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, r
 		watch.Wait()
 		return context.Cause(ctx)
 	})
-}
-
-func (a *app) versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(a.out, "hasp", version())
-			return printed(err)
-		},
-	}
 }
 
 func (a *app) manCommand() *cobra.Command {

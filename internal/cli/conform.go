@@ -21,19 +21,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// clause is a conformance.Result as JSON.
-type clause struct {
-	Name   string  `json:"name"`
-	Status string  `json:"status"`
-	Millis float64 `json:"ms"`
-	Why    string  `json:"why"`
-	Reason string  `json:"reason,omitempty"`
-	Error  string  `json:"error,omitempty"`
-}
-
 func (a *app) conformCommand() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
+	return &cobra.Command{
 		Use:   "conform",
 		Short: "Check whether a strategy keeps its promises on your store",
 		Long: `conform runs hasp's conformance suite on the strategy and the store that --url
@@ -56,38 +45,23 @@ or if the check would have to stop the store or move its clock. The exit code is
 			if err != nil {
 				return err
 			}
-			return a.conform(cmd.Context(), c, asJSON)
+			return a.conform(cmd.Context(), c)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	return cmd
 }
 
 // conform runs the suite. Some clauses start this program again with the same arguments. In such a
 // child process, Check does not return.
-func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
-	var all []clause
-	began := time.Now()
-	counts := map[string]int{}
+func (a *app) conform(ctx context.Context, c hasp.Config) error {
+	began, counts := time.Now(), map[string]int{}
 	err := conformance.Check(ctx, harness(c), func(r conformance.Result) {
-		c := clause{r.Name, r.Status, float64(r.Elapsed.Microseconds()) / 1000, r.Why, r.Reason, ""}
-		if r.Err != nil {
-			c.Error = a.store.redact(r.Err.Error())
-		}
-		counts[c.Status]++
-		all = append(all, c)
-		if !asJSON {
-			a.printClause(c, r.Elapsed)
-		}
+		counts[r.Status]++
+		a.printClause(r)
 	})
 
 	switch {
-	case len(all) == 0 && err != nil: // the suite did not begin
+	case len(counts) == 0 && err != nil: // the suite did not begin
 		return cmp.Or(errors.Unwrap(err), err)
-	case asJSON:
-		if perr := a.printJSON(all); perr != nil {
-			return perr
-		}
 	case ctx.Err() == nil:
 		fmt.Fprintf(a.out, "\n%s: %d passed, %d failed, %d skipped in %s\n", c.Strategy,
 			counts["pass"], counts["fail"], counts["skip"], text.Duration(time.Since(began)))
@@ -100,16 +74,16 @@ func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 }
 
 // printClause prints one line, and two more for a failure.
-func (a *app) printClause(c clause, elapsed time.Duration) {
+func (a *app) printClause(r conformance.Result) {
 	took := ""
-	if elapsed > 0 {
-		took = text.Duration(elapsed)
+	if r.Elapsed > 0 {
+		took = text.Duration(r.Elapsed)
 	}
 
-	line := fmt.Sprintf("%s  %-34s %8s  %s", c.Status, text.Plain(c.Name), took, text.Plain(c.Reason))
+	line := fmt.Sprintf("%s  %-34s %8s  %s", r.Status, text.Plain(r.Name), took, text.Plain(r.Reason))
 	fmt.Fprintln(a.out, strings.TrimRight(line, " "))
-	if c.Error != "" {
-		fmt.Fprintf(a.out, "      want: %s\n      got:  %s\n", text.Plain(c.Why), text.Plain(c.Error))
+	if r.Err != nil {
+		fmt.Fprintf(a.out, "      want: %s\n      got:  %s\n", text.Plain(r.Why), text.Plain(a.store.redact(r.Err.Error())))
 	}
 }
 

@@ -12,21 +12,14 @@ import (
 // The strategy unfenced claims fewer abilities than its store has, so clauses fail.
 func TestConformFails(t *testing.T) {
 	t.Parallel()
-	o := runHasp(t, "", "conform", "--url", "unfenced://", "--json").want(t, exitFailed)
+	o := runHasp(t, "", "conform", "--url", "unfenced://").want(t, exitFailed)
 	contains(t, o.err, "clauses failed: ")
-	var all []clause
-	o.decode(t, &all)
-	failed := 0
-	for _, c := range all {
-		if c.Status == "fail" {
-			failed++
-			if c.Error == "" || c.Why == "" || !strings.Contains(o.err, c.Name) {
-				t.Errorf("%+v", c)
-			}
-		}
+	failed := regexp.MustCompile(`(?m)^fail  (\S+) .*\n      want: .+\n      got:  .+$`).FindAllStringSubmatch(o.out, -1)
+	for _, c := range failed {
+		contains(t, o.err, c[1])
 	}
-	if failed == 0 || failed == len(all) {
-		t.Errorf("%d of %d clauses failed", failed, len(all))
+	if len(failed) == 0 || len(failed) != strings.Count(o.out, "\nfail  ") || !strings.Contains(o.out, "pass  ") {
+		t.Errorf("%d clauses failed:\n%s", len(failed), o.out)
 	}
 }
 
@@ -63,11 +56,6 @@ func TestStrategies(t *testing.T) {
 	t.Parallel()
 	contains(t, call("strategies").want(t, 0).out,
 		"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://", "redlock+redis://")
-	var all []Strategy
-	call("strategies", "--json").want(t, 0).decode(t, &all)
-	if len(all) < 3 {
-		t.Errorf("%+v", all)
-	}
 }
 
 func TestStrategiesAreAsDescribed(t *testing.T) {
@@ -98,11 +86,7 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 
 func TestVersionAndHelp(t *testing.T) {
 	t.Parallel()
-	version := call("version").want(t, 0).out
-	contains(t, version, "hasp ")
-	if got := call("--version").want(t, 0).out; got != version {
-		t.Errorf("--version prints %q, version %q", got, version)
-	}
+	contains(t, call("--version").want(t, 0).out, "hasp ")
 	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
 	contains(t, call("lead", "--help").want(t, 0).out, "75     hasp lead runs inside a hasp that holds the key")
 	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")

@@ -1,11 +1,20 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -14,31 +23,39 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/cli/demo"
+	"github.com/hasplock/hasp/internal/cli/text"
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
-// These bound the flags of the demo, so that a person can follow it.
-const (
-	maxWorkers    = 64
-	maxIncrements = 100_000
-)
+// demo is a call of hasp demo. Its workers get it as JSON.
+type demo struct {
+	Increments int           // how many each worker makes
+	TTL        time.Duration // the term of the lock
+	Work       time.Duration // about how long an increment takes
+	NoLock     bool
+	Store      hasp.Config
+	Key        string
+	File       string // the file with the number
+	Began      time.Time
+}
+
+// In the demo, worker number victim is killed.
+const demoWorkers, victim = 5, 2
 
 func (a *app) demoCommand() *cobra.Command {
-	var d demo.Demo
-	var asJSON, page bool
+	var d demo
+	var page bool
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Watch several processes take turns at one lock",
-		Long: `demo starts worker processes that increment a number in a file. Each of them
+		Long: `demo starts five worker processes that increment a number in a file. Each of them
 reads the number, pauses, and writes it back. Two workers that do so at the same
 time overwrite each other's increments, and the lock prevents that.
 
-On the way, demo kills one worker with SIGKILL while it holds the lock. The key
+On the way, a worker is killed with SIGKILL while it holds the lock. The key
 stays locked until its term ends; then another worker takes over. A new process
 makes the increments that the killed worker had left. At the end the number must
-be right. demo prints a line for each increment; the page of --ui has a picture of
-the same. If the strategy serves waiters in order, demo shows who is next.
+be right. The workers print a line for each increment.
 
 Without --url, --config or HASP_URL the lock is a file in a temporary directory.
 With --no-lock there is no lock, and the number goes wrong.
@@ -52,119 +69,335 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
   hasp demo --ui
   hasp demo --url spinlock+redis://localhost:6379`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd, &d, asJSON, page) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// A person can follow holds of this length on the page.
+			if d.Work = 20 * time.Millisecond; page {
+				d.Work = 300 * time.Millisecond
+			}
+			if page && !cmd.Flag("increments").Changed {
+				d.Increments = 8
+			}
+			return a.demo(cmd, &d, page)
+		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&d.Workers, "workers", 5, "number of worker processes")
 	f.IntVar(&d.Increments, "increments", 20, "increments that each worker makes")
 	f.DurationVar(&d.TTL, "ttl", 1500*time.Millisecond, "term of the lock: how long the key stays locked after the kill")
-	f.DurationVar(&d.Work, "work", 20*time.Millisecond, "about how long each increment takes")
 	f.BoolVar(&d.NoLock, "no-lock", false, "use no lock, and see the number go wrong")
 	f.BoolVar(&page, "ui", false, "show the lock on a web page, as hasp ui does")
-	f.BoolVar(&asJSON, "json", false, "print only a summary, as JSON")
 	cmd.MarkFlagsMutuallyExclusive("ui", "no-lock")
-	cmd.MarkFlagsMutuallyExclusive("ui", "json")
 	return cmd
 }
 
-func (a *app) demo(cmd *cobra.Command, d *demo.Demo, asJSON, page bool) error {
-	if err := a.checkDemo(cmd, d); err != nil {
-		return err
+func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
+	if d.Increments < 1 {
+		return usagef("--increments %d: want 1 or more", d.Increments)
 	}
-	if page {
-		a.demoPage(cmd, d)
-	}
-	// In "hasp demo | head", a write raises SIGPIPE. Catch it, so that the write returns an error
-	// and the demo cleans up. Otherwise the signal would end hasp and leave its workers and files
-	// behind.
+	// In "hasp demo | head", a write raises SIGPIPE. Catch it, so that the demo cleans up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	out := a.out
-	if asJSON {
-		out = io.Discard
+	dir, err := os.MkdirTemp("", "hasp-demo-")
+	if err != nil {
+		return printed(err)
+	}
+	defer os.RemoveAll(dir)
+	d.Key, d.File = "hasp-demo-"+rand.Text(), filepath.Join(dir, "number")
+	if err := writeNumber(d.File, 0); err != nil {
+		return printed(err)
 	}
 
-	s, err := d.Run(cmd.Context(), out)
-	if err != nil {
+	ctx, place := cmd.Context(), "no lock at all"
+	if !d.NoLock {
+		d.Store = hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}
+		if a.store.given(cmd) {
+			if d.Store, err = a.config(cmd); err != nil {
+				return err
+			}
+		}
+		place = d.Store.Strategy
+		if describe(place).Reach == backend.Process {
+			return usagef("%s excludes the callers of one process, and the demo starts several; name another strategy, or no store", place)
+		}
+		// Use the store once, to report its errors before a process is started.
+		client, err := d.Store.Open(ctx, &hasp.Options{Owner: ownerOf(d.Store, cmd.CommandPath())})
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		if err := hasp.Do(ctx, client, d.Key, func(context.Context, *hasp.Lease) error { return nil }, hasp.WithTTL(d.TTL)); err != nil {
+			return err
+		}
+		if page {
+			end, err := a.demoPage(ctx, d, client)
+			if err != nil {
+				return err
+			}
+			defer end()
+		}
+	}
+
+	fmt.Fprintf(a.out, "%d processes, one number in a file, %s\n", demoWorkers, place)
+	d.Began = time.Now()
+	if err := a.runWorkers(ctx, d); err != nil {
 		return err
 	}
-	if !s.OK {
-		a.code = exitFailed
+	number, err := readNumber(d.File)
+	if err != nil {
+		return printed(err)
 	}
-	if asJSON {
-		return a.printJSON(s)
+	a.reportDemo(d, number)
+	if page {
+		fmt.Fprintln(a.out, "the page stays until Ctrl-C")
+		<-ctx.Done()
 	}
 	return nil
 }
 
-// checkDemo returns an error for flags that the demo does not support. It also sets the store.
-func (a *app) checkDemo(cmd *cobra.Command, d *demo.Demo) (err error) {
+func (a *app) reportDemo(d *demo, number int) {
+	want := demoWorkers * d.Increments
+	say := func(format string, args ...any) { fmt.Fprintf(a.out, "  "+format+"\n", args...) }
+	if number != want {
+		a.code = exitFailed
+		say("WRONG: the number is %d, and %d increments were made.", number, want)
+	}
 	switch {
-	case d.Workers < 1 || d.Workers > maxWorkers:
-		return usagef("--workers %d: want 1 to %d", d.Workers, maxWorkers)
-	case d.Increments < 1 || d.Increments > maxIncrements:
-		return usagef("--increments %d: want 1 to %d", d.Increments, maxIncrements)
-	case d.TTL < backend.MinTTL:
-		return usagef("--ttl %v: want %v or more", d.TTL, backend.MinTTL)
-	case d.Work < 0:
-		return usagef("--work %v: want 0 or more", d.Work)
-	case d.NoLock || !a.store.given(cmd):
+	case d.NoLock && number == want:
+		say("ok: %d of %d, by luck: no lock kept the workers apart. Try it again.", number, want)
+	case d.NoLock:
+		say("Workers overwrote increments of each other. A lock prevents that: hasp demo")
+	case number == want:
+		say("ok: the number is %d after %d increments by %d processes, in %.1fs.", number, want, demoWorkers, time.Since(d.Began).Seconds())
+		say("Worker %d was killed while it held the lock. Another one took over when its term of %s had ended.", victim, text.Duration(d.TTL))
+		say("The same without the lock: hasp demo --no-lock")
+	}
+}
+
+// demoPage serves the page of hasp ui until the caller calls end. It returns when a browser has
+// opened the page.
+func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end func(), err error) {
+	ln, err := listenAt(ctx, "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	// List often enough to show each hold.
+	s := ui.New(client, ui.Options{Store: d.Store.Strategy, Ordered: describe(d.Store.Strategy).Order == InOrder, Prefix: d.Key,
+		Every: 100 * time.Millisecond, Listen: ln.Addr().String(), Redact: a.store.redact})
+	serving, cancel := context.WithCancel(ctx)
+	var page sync.WaitGroup
+	page.Go(func() { _ = s.Serve(serving, ln) }) // if Serve fails, the browser shows that
+	end = func() { cancel(); page.Wait() }
+
+	_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n", ln.Addr(), ui.ID(d.Key))
+	if err = printed(err); err == nil {
+		err = s.AwaitBrowser(ctx)
+	}
+	if err != nil {
+		end()
+	}
+	return end, err
+}
+
+// workerEnv has the number of a worker process, from 1, how many increments it makes, and, unless 0,
+// the turn in which it is killed.
+const workerEnv = "HASP_DEMO_WORKER"
+
+// runWorkers returns when the workers have made all increments, or with the error of the first one
+// that failed. Then no worker runs any more.
+func (a *app) runWorkers(ctx context.Context, d *demo) error {
+	self, err := os.Executable()
+	if err != nil {
+		return printed(err)
+	}
+	settings, err := json.Marshal(d)
+	if err != nil {
+		return printed(err)
+	}
+	running, cancel := context.WithCancel(ctx)
+	var live sync.WaitGroup
+	defer live.Wait()
+	defer cancel() // kills the workers
+
+	ended := make(chan error, demoWorkers+1)
+	start := func(number, turns, dies int) error {
+		cmd := exec.CommandContext(running, self)
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", workerEnv, number, turns, dies))
+		var said strings.Builder
+		cmd.Stdout, cmd.Stderr = a.out, &said
+		in, err := cmd.StdinPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			return printed(err)
+		}
+		live.Go(func() {
+			_, _ = in.Write(settings) // an error means that the worker has ended
+			ended <- workerError(cmd, cmd.Wait(), number, said.String())
+		})
 		return nil
 	}
 
-	if d.Store, err = a.config(cmd); err != nil {
-		return err
+	dies := d.Increments/3 + 1
+	if d.NoLock {
+		dies = 0
 	}
-	s := describe(d.Store.Strategy)
-	if s.Reach == backend.Process {
-		return usagef("%s excludes the callers of one process, and the demo starts several; name another strategy, or no store", s.Name)
+	for i := range demoWorkers {
+		if err := start(i+1, d.Increments, map[bool]int{true: dies}[i+1 == victim]); err != nil {
+			return err
+		}
 	}
-	d.Ordered = s.Order == InOrder
+	for left := demoWorkers; left > 0; left-- {
+		err := <-ended
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, errKilled):
+			fmt.Fprintf(a.out, "%s  worker %d starts in its place\n", d.clock(), demoWorkers+1)
+			left++
+			err = start(demoWorkers+1, d.Increments-dies+1, 0)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// These are defaults with --ui. A person can follow holds of this length, and the page lists often
-// enough to show each of them.
-const (
-	pageWork       = 300 * time.Millisecond
-	pageIncrements = 8
-	pageEvery      = 100 * time.Millisecond
-)
+var errKilled = errors.New("killed, as it should be")
 
-func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) {
-	if !cmd.Flag("work").Changed {
-		d.Work = pageWork
+// workerError returns the error of a worker. said is what the worker wrote to stderr.
+func workerError(cmd *exec.Cmd, err error, number int, said string) error {
+	ws, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	switch {
+	case err == nil:
+		return nil
+	case said == "" && number == victim: // a worker that fails says why
+		return errKilled
+	case said == "" && ws.Signaled(): // SIGPIPE, if no process reads the output any more
+		return endedBy(ws.Signal())
 	}
-	if !cmd.Flag("increments").Changed {
-		d.Increments = pageIncrements
+	code := exitFailed
+	if n := cmd.ProcessState.ExitCode(); n > 0 {
+		code = n
 	}
+	return codeError{code, fmt.Errorf("worker %d: %s", number, strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: "))}
+}
 
-	d.Page = func(ctx context.Context, d *demo.Demo) (end func(), err error) {
-		src, err := d.Store.Open(ctx, &hasp.Options{Owner: ownerOf(d.Store, cmd.CommandPath())})
-		if err != nil {
-			return nil, err
-		}
-		ln, err := listenAt(ctx, "127.0.0.1:0")
-		if err != nil {
-			src.Close()
-			return nil, err
-		}
-		s := ui.New(src, ui.Options{Store: d.Store.Strategy, Ordered: d.Ordered, Prefix: d.Key, Every: pageEvery,
-			Listen: ln.Addr().String(), Redact: a.store.redact})
+// clock returns the time since the start of the demo for a line of output.
+func (d *demo) clock() string { return fmt.Sprintf("%8.3fs", time.Since(d.Began).Seconds()) }
 
-		serving, cancel := context.WithCancel(ctx)
-		var page sync.WaitGroup
-		page.Go(func() {
-			defer src.Close()
-			_ = s.Serve(serving, ln) // if Serve fails, the browser shows that
-		})
-		end = func() { cancel(); page.Wait() }
-		_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n", ln.Addr(), ui.ID(d.Key))
-		if err = printed(err); err == nil {
-			err = s.AwaitBrowser(ctx)
-		}
-		if err != nil {
-			end()
-		}
-		return end, err
+// worker is one process of the demo. To increment the number in a file, it reads, pauses, and
+// writes. Only the lock prevents two workers from writing the same number. A worker prints a line
+// while it holds the lock, so that the lines are in order.
+type worker struct {
+	demo
+	number, turns, dies int
+}
+
+// workDemo is the main function of a worker. It returns the exit code.
+func workDemo(ctx context.Context) int {
+	// Ctrl-C reaches the whole process group. Ignore it, because the parent ends its workers.
+	signal.Ignore(os.Interrupt, syscall.SIGQUIT)
+	err := new(worker).work(ctx)
+	if err != nil {
+		fmt.Fprint(os.Stderr, err)
 	}
+	return exitCode(err)
+}
+
+func (w *worker) work(ctx context.Context) error {
+	if _, err := fmt.Sscan(os.Getenv(workerEnv), &w.number, &w.turns, &w.dies); err != nil {
+		return printed(err)
+	}
+	if err := json.NewDecoder(os.Stdin).Decode(&w.demo); err != nil {
+		return printed(err)
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent has ended
+		os.Exit(exitFailed)
+	}()
+	var client *hasp.Client
+	if !w.NoLock {
+		var err error
+		if client, err = w.Store.Open(ctx, nil); err != nil {
+			return err
+		}
+		defer client.Close()
+	}
+	for i := range w.turns {
+		time.Sleep(about(w.Work)) // stands for work that needs no lock
+		if err := w.turn(ctx, client, i+1 == w.dies); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// turn makes one increment under the lock. If the lock is lost before the number is written, it
+// tries again.
+func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error {
+	if w.NoLock {
+		return w.increment(func() error { return nil }, "")
+	}
+	for {
+		wrote, began := false, time.Now()
+		err := hasp.Do(ctx, client, w.Key, func(_ context.Context, lease *hasp.Lease) error {
+			if dies {
+				fmt.Printf("%s  worker %d (pid %d) is killed while it holds the lock; the key stays locked until its term ends\n",
+					w.clock(), w.number, os.Getpid())
+				self, _ := os.FindProcess(os.Getpid())
+				_ = self.Kill()
+				select {} // until the signal has arrived
+			}
+			err := w.increment(lease.Err, " after waiting "+text.Duration(time.Since(began)))
+			wrote = err == nil
+			return err
+		}, hasp.WithTTL(w.TTL))
+
+		// The lease may be lost after increment has checked it and written. Do not repeat such a
+		// turn.
+		if !errors.Is(err, hasp.ErrLost) {
+			return err
+		} else if wrote {
+			return nil
+		}
+	}
+}
+
+// increment reads, pauses and writes. Just before it writes, it calls valid, because the lease may
+// be lost during the pause.
+func (w *worker) increment(valid func() error, how string) error {
+	n, err := readNumber(w.File)
+	if err != nil {
+		return printed(err)
+	}
+	time.Sleep(about(w.Work))
+	if err := valid(); err != nil {
+		return err
+	}
+	if err := writeNumber(w.File, n+1); err != nil {
+		return printed(err)
+	}
+	_, err = fmt.Printf("%s  worker %d writes %d of %d%s\n", w.clock(), w.number, n+1, demoWorkers*w.Increments, how)
+	return printed(err)
+}
+
+// about returns a random duration between d/2 and 3d/2.
+func about(d time.Duration) time.Duration { return d/2 + mathrand.N(d+1) }
+
+func readNumber(file string) (n int, err error) {
+	b, err := os.ReadFile(file)
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &n)
+	}
+	return n, err
+}
+
+// writeNumber replaces the file in one step. So a worker without the lock never reads half a
+// number.
+func writeNumber(file string, n int) error {
+	tmp := fmt.Sprintf("%s.%d", file, os.Getpid())
+	if err := os.WriteFile(tmp, []byte(strconv.Itoa(n)+"\n"), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, file)
 }

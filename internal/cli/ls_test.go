@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -31,89 +30,26 @@ func someEntries(now time.Time) []backend.Entry {
 
 func TestTableOfLocks(t *testing.T) {
 	now := time.Now()
-	got := strings.Join(table(someEntries(now)[:5], now, "", 80, true), "\n")
-	contains(t, got, "KEY     OWNER", "AGE    LEFT             FENCE  WAITERS\n",
-		"1m15s     29s  1795458000123456        2\n", "mail#0  web1/12/mailer", "3.0s    8.0s                 -        -\n",
-		"report  (2 shared) r1, r2", "-    1m0s", "wanted  (free)", "java    (not of this strategy)", "no end")
-	if t.Failed() {
-		t.Log("\n" + got)
-	}
-}
-
-func TestTableFits(t *testing.T) {
-	now := time.Now()
-	long := strings.Repeat("long", 30)
-	for _, e := range [][]backend.Entry{
-		someEntries(now),
-		{{Key: long + "#7", Status: backend.Status{Held: true, Owner: long}}},
-		{{Key: "short", Status: backend.Status{Held: true, Owner: long, Fence: 1 << 63}}},
-		{{Key: long, Status: backend.Status{Held: true, Owner: "short"}}},
-		nil,
-	} {
-		for _, width := range []int{80, 100, 300} {
-			for _, line := range table(e, now, "", width, true) {
-				if len(line) > width {
-					t.Errorf("%d columns, want %d: %s", len(line), width, line)
-				}
-			}
-		}
-	}
-	last := table([]backend.Entry{{Key: long + "#7", Status: backend.Status{Held: true, Owner: long}}}, now, "", 80, true)[1]
-	if !strings.Contains(last, "#7 ") {
-		t.Errorf("the number of the slot is cut off: %s", last)
-	}
-	if line := table([]backend.Entry{{Key: long, Status: backend.Status{Held: true, Owner: long}}}, now, "", 0, true)[1]; strings.Count(line, long) != 2 {
-		t.Errorf("cut, although there is no terminal: %s", line)
-	}
+	var b strings.Builder
+	must(t, table(&b, someEntries(now)[:5], now))
+	contains(t, b.String(), "KEY     OWNER", "AGE    LEFT    FENCE             WAITERS\n", "1m15s  29s     1795458000123456  2\n",
+		"mail#0  web1/12/mailer", "3.0s   8.0s    -                 -\n",
+		"report  (2 shared) r1, r2", "-      1m0s", "wanted  (free)", "java    (not of this strategy)", "no end")
 }
 
 // A key or an owner may be any bytes. Only printable ones reach the terminal.
 func TestLsShowsNothingRaw(t *testing.T) {
 	now := time.Now()
-	for _, l := range []*ls{{}, {json: true}, {watch: true}, {json: true, watch: true},
-		{watch: true, size: func() (int, int) { return 80, 24 }}, {size: func() (int, int) { return 80, 24 }}} {
+	for _, l := range []*ls{{}, {json: true}} {
 		var b bytes.Buffer
 		l.out = &b
-		for _, first := range []bool{true, false} {
-			must(t, l.print(someEntries(now), now, first))
-		}
+		must(t, l.print(someEntries(now), now))
 		shown := b.String()
-		if l.watch && l.size != nil && !l.json {
-			for _, ours := range []string{"\x1b[K", "\x1b[J", fmt.Sprintf("\x1b[%dA", l.drawn), "\r"} {
-				if !strings.Contains(shown, ours) {
-					t.Errorf("%q is missing", ours)
-				}
-				shown = strings.ReplaceAll(shown, ours, "")
-			}
-		}
 		raw := func(c rune) bool { return c != '\n' && (c < ' ' || c > '~') }
 		if strings.ContainsFunc(shown, raw) || strings.Contains(shown, "\nhasp:") {
 			t.Errorf("raw: %q", shown)
 		}
 	}
-}
-
-func TestLsWatchFitsTheTerminal(t *testing.T) {
-	now := time.Now()
-	var all []backend.Entry
-	for i := range 100 {
-		all = append(all, backend.Entry{Key: fmt.Sprint("key ", i), Status: backend.Status{Held: true, Owner: "me"}})
-	}
-	var b bytes.Buffer
-	l := &ls{out: &b, watch: true, size: func() (int, int) { return 40, 10 }}
-	for range 2 {
-		b.Reset()
-		must(t, l.print(all, now, false))
-		if n := strings.Count(b.String(), "\n"); n > 9 {
-			t.Errorf("%d lines on a terminal of 10", n)
-		}
-		for line := range strings.Lines(strings.ReplaceAll(b.String(), "\x1b[K", "")) {
-			if len(strings.Trim(line, "\r\n")) > 40 && !strings.Contains(line, "\x1b[") {
-				t.Errorf("%q is too long", line)
-			}
-		}
-	}
-	contains(t, b.String(), "100 keys, the first 6 shown", "\x1b[8A")
 }
 
 func rowsOf(t *testing.T, out string) (all []backend.Entry) {
@@ -146,11 +82,5 @@ func TestLs(t *testing.T) {
 		if all := rowsOf(t, runHasp(t, url, append([]string{"ls", "--json"}, args...)...).want(t, 0).out); len(all) != 0 {
 			t.Errorf("%q: got %+v", args, all)
 		}
-	}
-
-	s := startHasp(t, url, "ls", "--watch", "--every", "100ms")
-	s.out.expect("TIME      KEY")
-	for range 3 {
-		s.out.expect("/hasp run sh ")
 	}
 }

@@ -9,21 +9,6 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// ls --watch goes on through an outage, and reports it once.
-func TestWatchThroughAnOutage(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t, &redistest.Options{Own: true})
-	url := redisURL(t, s)
-	w := startHasp(t, url, "ls", "--watch", "--every", "100ms")
-	hold(t, url)
-	w.out.expect("/hasp run sh ")
-	s.Kill()
-	w.err.expect("--watch goes on")
-	s.Restart()
-	startHasp(t, url, "run", "later", "--", "cat")
-	w.out.expect("later")
-}
-
 // If the server hangs, a command prints one line of error within the timeout.
 func TestServerHangs(t *testing.T) {
 	t.Parallel()

@@ -17,12 +17,12 @@ import (
 
 // Strategy describes a strategy.
 type Strategy struct {
-	Name  string        `json:"name"`
-	Reach backend.Reach `json:"reach,omitempty"` // process, host or network
-	Order string        `json:"order,omitempty"` // "arrival", "usually arrival" or "none"
-	Fence bool          `json:"fence"`
-	URL   string        `json:"url"` // an example
-	About string        `json:"about,omitempty"`
+	Name  string
+	Reach backend.Reach // process, host or network
+	Order string        // "arrival", "usually arrival" or "none"
+	Fence bool
+	URL   string // an example
+	About string
 }
 
 // InOrder is the Order of a strategy that serves waiters in order of arrival.
@@ -49,8 +49,7 @@ func describe(name string) Strategy {
 }
 
 func (a *app) strategiesCommand() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
+	return &cobra.Command{
 		Use:   "strategies",
 		Short: "List the strategies that --url can name",
 		Long: `strategies lists the strategies that --url can name. The columns are:
@@ -63,9 +62,6 @@ func (a *app) strategiesCommand() *cobra.Command {
   URL     an example`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if asJSON {
-				return a.printJSON(described)
-			}
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "STRATEGY\tREACH\tORDER\tFENCE\tURL\tABOUT")
 			for _, s := range described {
@@ -75,6 +71,4 @@ func (a *app) strategiesCommand() *cobra.Command {
 			return printed(w.Flush())
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	return cmd
 }

@@ -61,20 +61,6 @@ func TestRunOnATerminal(t *testing.T) {
 	}
 }
 
-func TestLsWatchOnATerminal(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	p := hold(t, url)
-	s := startSession(t, url, false, "ls", "--watch", "--every", "100ms")
-	s.expect("1 key")
-	s.expect("/hasp run")
-	s.expect("\x1b[3A") // the cursor moves up over the last table
-	p.in.Close()
-	s.expect("0 keys")
-	s.types("\x03")
-	s.report.expect("exited 130")
-}
-
 func TestCtrlCEndsTheCommandAndHaspAndTheScriptAroundIt(t *testing.T) {
 	t.Parallel()
 	url := store(t)

@@ -46,7 +46,7 @@ func get(t *testing.T, want int, at string, headers ...string) (body string) {
 func TestUIServesThePageUntilCtrlC(t *testing.T) {
 	t.Parallel()
 	p, at := page(t, store(t), "ui", "--listen", "127.0.0.1:0")
-	for path, want := range map[string]string{"": "<title>hasp</title>", "page.js": "EventSource", "page.css": "light-dark(", "icon.svg": "<svg", "key?id=YQ": `"row":null`} {
+	for path, want := range map[string]string{"": "<title>hasp</title>", "page.js": "fetch(", "page.css": "light-dark(", "icon.svg": "<svg", "key?id=YQ": `"row":null`, "locks": `"rows":[]`} {
 		contains(t, get(t, 200, at+path), want)
 	}
 	get(t, 404, at+"other")
@@ -54,7 +54,7 @@ func TestUIServesThePageUntilCtrlC(t *testing.T) {
 	get(t, 403, at, "Origin: http://evil.example")
 
 	// hasp ends although a browser is connected.
-	answer, err := http.Get(at + "events")
+	answer, err := http.Get(at + "locks")
 	must(t, err)
 	defer answer.Body.Close()
 	p.signal(syscall.SIGINT)
@@ -92,8 +92,8 @@ func TestUIOnAPortThatIsTaken(t *testing.T) {
 }
 
 func TestDemoOnThePage(t *testing.T) {
-	p, at := page(t, "", "demo", "--ui", "--workers", "2", "--increments", "1", "--work", "10ms")
-	answer, err := http.Get(at + "events")
+	p, at := page(t, "", "demo", "--ui", "--increments", "1")
+	answer, err := http.Get(at + "locks")
 	must(t, err)
 	defer answer.Body.Close()
 	p.out.expect("the page stays until Ctrl-C")

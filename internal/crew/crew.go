@@ -1,5 +1,5 @@
 // Package crew starts the binary of the running program again, in a role. It exchanges messages
-// with the new processes. Tests, the demo and the tools in lab use it.
+// with the new processes. Tests and the tools in lab use it.
 //
 // A program that starts such processes begins its main or TestMain with a call of [Main], or asks
 // [Role].

@@ -13,13 +13,12 @@ import (
 // These are the messages to the browsers. A time is in milliseconds since 1970, by this process's
 // clock; 0 means that there is no time. Text is printable, and the page shows it unchanged.
 
-// changes is a message of the stream.
-type changes struct {
+// table is the answer to a request for the next list.
+type table struct {
 	Now    int64      `json:"now"`
-	Whole  bool       `json:"whole,omitempty"` // Set has all keys, and replaces the table
-	Store  *store     `json:"store,omitempty"`
-	Set    []tableRow `json:"set,omitempty"`
-	Gone   []string   `json:"gone,omitempty"` // the IDs of keys that are gone
+	Number int        `json:"number"` // of the list
+	Store  store      `json:"store"`
+	Rows   []tableRow `json:"rows"`
 	Status status     `json:"status"`
 }
 
@@ -83,14 +82,6 @@ func rowOf(l *lock) tableRow {
 	r.Foreign = Foreign(l.Status)
 	r.Since, r.Seen, r.Until, r.Late = ms(l.Since), ms(l.first), ms(l.until()), l.unrenewed()
 	return r
-}
-
-// like reports whether the page would show no difference between r and s. Until may differ a
-// little, because it is computed from the time when the answer arrived.
-func (r tableRow) like(s tableRow) bool {
-	d := r.Until - s.Until
-	r.Until, r.Seen = s.Until, s.Seen
-	return r == s && -300 <= d && d <= 300
 }
 
 // detail has all that the page can show about one key.

@@ -1,10 +1,10 @@
 // Package ui is the web page of "hasp ui". The page has a live table of the locks in a store, and
 // for each key a timeline and its queue. It changes no lock.
 //
-// One watcher lists the store for all browsers, so the cost for the store does not depend on their
-// number. It lists only while a browser is connected. If a list takes long, it lists less often. It
-// compares each list with the one before, and sends the differences to the browsers as server-sent
-// events. It records the holders and waiters of each key, in a bounded amount of memory.
+// A browser asks for the next list when it has got one. One list serves all browsers, so the cost
+// for the store does not depend on their number. Without a browser there is no list. If a list takes
+// long, the next one comes later. A watcher compares each list with the one before. It records the
+// holders and waiters of each key, in a bounded amount of memory.
 package ui
 
 import (
@@ -14,6 +14,7 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -61,7 +62,7 @@ type Server struct {
 //go:embed page
 var files embed.FS
 
-// New returns a Server. It lists nothing before Run.
+// New returns a Server.
 func New(src Source, o Options) *Server {
 	if o.Every == 0 {
 		o.Every = Every
@@ -87,7 +88,7 @@ func New(src Source, o Options) *Server {
 			_, _ = w.Write(text)
 		})
 	}
-	s.mux.HandleFunc("/events", s.serveEvents)
+	s.mux.HandleFunc("/locks", s.serveLocks)
 	s.mux.HandleFunc("/key", s.serveKey)
 	return s
 }
@@ -99,17 +100,17 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// writeTimeout is the longest time for the write of an answer.
+const writeTimeout = 10 * time.Second
+
 // Serve serves the page on ln until ctx ends, and then returns nil. If the listener fails, Serve
 // returns its error. Serve closes ln.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watched := make(chan struct{})
-	go func() { defer close(watched); s.Run(ctx) }()
-
 	srv := &http.Server{
 		Handler:           s,
-		BaseContext:       func(net.Listener) context.Context { return ctx }, // ctx ends all streams
+		BaseContext:       func(net.Listener) context.Context { return ctx }, // ctx ends requests that wait
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       5 * time.Second,
 		WriteTimeout:      writeTimeout,
@@ -129,9 +130,18 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 			srv.Close() // a request is still being answered
 		}
 	}
-	cancel()
-	<-watched
 	return err
+}
+
+// serveLocks answers with the table when there is a list that the browser does not have.
+func (s *Server) serveLocks(w http.ResponseWriter, r *http.Request) {
+	has, _ := strconv.Atoi(r.URL.Query().Get("has")) // a list that there never was: any will do
+	out := http.NewResponseController(w)
+	_ = out.SetReadDeadline(time.Time{}) // a list may take longer than the server's ReadTimeout
+	s.await(r.Context(), has)
+	_ = out.SetWriteDeadline(time.Now().Add(writeTimeout))
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.table()) // an error means that the browser has gone
 }
 
 // serveKey answers with the detail of one key.

@@ -2,7 +2,6 @@ package ui
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -26,6 +25,7 @@ type source struct {
 	err     error
 	took    time.Duration // how long a list takes
 	lists   int
+	busy    time.Duration // how long all lists have taken
 }
 
 func (s *source) List(ctx context.Context, _ string) iter.Seq2[backend.Entry, error] {
@@ -34,6 +34,12 @@ func (s *source) List(ctx context.Context, _ string) iter.Seq2[backend.Entry, er
 		entries, err, took := s.entries, s.err, s.took
 		s.lists++
 		s.mu.Unlock()
+		began := time.Now()
+		defer func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.busy += time.Since(began)
+		}()
 		select {
 		case <-time.After(took):
 		case <-ctx.Done():
@@ -68,38 +74,18 @@ func held(key, owner string, left time.Duration, waiters ...string) backend.Entr
 	return backend.Entry{Key: key, Status: backend.Status{Held: true, Owner: owner, TTL: left, Waiters: waiters}}
 }
 
-// runs starts a Server over src. The end of the test stops it.
-func runs(t *testing.T, src Source, o Options) *Server {
-	t.Helper()
-	s := New(src, o)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); s.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-ended })
-	return s
+// browser is a page that asks a Server for lists.
+type browser struct {
+	*Server
+	has int
 }
 
-// next waits for the next message to a browser.
-func next(t *testing.T, sub subscriber) changes {
-	t.Helper()
-	select {
-	case m, ok := <-sub:
-		if !ok {
-			t.Fatal("the browser was dropped")
-		}
-		return decode(t, m)
-	case <-time.After(time.Minute):
-		t.Fatal("no message")
-	}
-	return changes{}
-}
-
-func decode(t *testing.T, data []byte) (c changes) {
-	t.Helper()
-	if err := json.Unmarshal(data, &c); err != nil {
-		t.Fatalf("%v in %s", err, data)
-	}
-	return c
+// next waits for the next list.
+func (b *browser) next(ctx context.Context) table {
+	b.await(ctx, b.has)
+	t := b.table()
+	b.has = t.Number
+	return t
 }
 
 // A name that was cut must not keep the whole text in memory.
@@ -205,7 +191,7 @@ func TestTokenBecomesACookie(t *testing.T) {
 		}
 		return w.Result()
 	}
-	for _, path := range []string{"/", "/?token=", "/?token=" + token[1:], "/events", "/key?id=YQ", "/icon.svg"} {
+	for _, path := range []string{"/", "/?token=", "/?token=" + token[1:], "/locks", "/key?id=YQ", "/icon.svg"} {
 		get(401, path, "")
 	}
 
@@ -218,40 +204,24 @@ func TestTokenBecomesACookie(t *testing.T) {
 	get(401, "/", c.Name+"="+strings.ToUpper(c.Value))
 }
 
-// One list serves all browsers. Without a browser there is no list.
+// One list serves all browsers. After they have left, there are no lists.
 func TestListsOnlyWhileABrowserWatches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		src := &source{}
-		s := runs(t, src, Options{})
-		time.Sleep(time.Minute)
-		if n := src.count(); n != 0 {
-			t.Fatalf("%d lists for nobody", n)
-		}
-
-		var subs []subscriber
+		s := New(src, Options{})
+		ctx, leave := context.WithTimeout(t.Context(), 10*time.Second+Every/2)
+		defer leave()
 		for range 10 {
-			sub, _ := s.subscribe()
-			subs = append(subs, sub)
 			go func() {
-				for range sub {
+				for b := (&browser{Server: s}); ctx.Err() == nil; {
+					b.next(ctx)
 				}
 			}()
 		}
-		time.Sleep(10*time.Second + Every/2)
+		time.Sleep(time.Hour)
 		if n := src.count(); n < 19 || n > 21 {
 			t.Errorf("%d lists in 10 s for 10 browsers, want 20", n)
-		}
-
-		for _, sub := range subs {
-			s.unsubscribe(sub)
-			close(sub)
-		}
-		time.Sleep(Every)
-		before := src.count()
-		time.Sleep(time.Hour)
-		if n := src.count() - before; n > 0 {
-			t.Errorf("%d lists for nobody", n)
 		}
 	})
 }
@@ -260,16 +230,19 @@ func TestListsOnlyWhileABrowserWatches(t *testing.T) {
 func TestLongListsAreFollowedByLongRests(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		src := &source{took: 4 * time.Second}
-		s := runs(t, src, Options{})
-		for range 120 {
-			sub, _ := s.subscribe()
-			time.Sleep(time.Second / 2)
-			s.unsubscribe(sub)
-			time.Sleep(time.Second / 2)
-		}
-		if n := src.count(); n < 9 || n > 11 { // each list takes 12 s with its rest
-			t.Errorf("%d lists in two minutes, want 10", n)
+		for _, stay := range []time.Duration{2 * time.Minute, time.Second / 2} {
+			src := &source{took: 4 * time.Second}
+			s := New(src, Options{})
+			for began := time.Now(); time.Since(began) < 2*time.Minute; time.Sleep(time.Second / 2) {
+				ctx, leave := context.WithTimeout(t.Context(), stay)
+				for b := (&browser{Server: s}); ctx.Err() == nil; {
+					b.next(ctx)
+				}
+				leave()
+			}
+			if src.busy < 20*time.Second || src.busy > 44*time.Second {
+				t.Errorf("browsers that stay for %v: the lists take %v of two minutes, want a third", stay, src.busy)
+			}
 		}
 	})
 }
@@ -279,74 +252,34 @@ func TestOutageIsShownAndEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := &source{}
 		src.set(nil, held("k", "owner", time.Hour))
-		s := runs(t, src, Options{Redact: func(s string) string { return strings.ReplaceAll(s, "hunter2", "xxxxx") }})
-		sub, first := s.subscribe()
-		if c := decode(t, first); !c.Whole || c.Status.Listed != 0 || c.Status.Error != "" {
-			t.Errorf("at first: %+v", c)
-		}
-		if c := next(t, sub); len(c.Set) != 1 || c.Status.Error != "" {
+		s := New(src, Options{Redact: func(s string) string { return strings.ReplaceAll(s, "hunter2", "xxxxx") }})
+		b := &browser{Server: s}
+		if c := b.next(t.Context()); len(c.Rows) != 1 || c.Status.Error != "" || c.Status.Listed == 0 {
 			t.Errorf("before: %+v", c)
 		}
 
 		src.set(errors.New("refused hunter2\n\x1b[2J"))
-		c := next(t, sub)
+		c := b.next(t.Context())
 		for range 6 {
-			c = next(t, sub)
+			c = b.next(t.Context())
 		}
-		if c.Status.Error != `refused xxxxx; \x1b[2J` || time.Since(time.UnixMilli(c.Status.Since)) < 6*Every-time.Millisecond || len(c.Gone) > 0 {
+		if c.Status.Error != `refused xxxxx; \x1b[2J` || time.Since(time.UnixMilli(c.Status.Since)) < 6*Every-time.Millisecond || len(c.Rows) != 1 {
 			t.Errorf("during the outage: %+v", c)
 		}
 		if d := s.detail("k"); d.Row == nil || len(d.Gaps) != 1 || d.Gaps[0].To != 0 {
 			t.Errorf("the key during the outage: %+v", d)
 		}
-		other, all := s.subscribe()
-		if c := decode(t, all); c.Status.Error == "" || len(c.Set) != 1 {
-			t.Errorf("a browser that comes during the outage: %s", all)
-		}
-		s.unsubscribe(other)
-
 		src.set(nil, held("k", "owner", time.Hour))
-		c = next(t, sub)
 		for c.Status.Error != "" {
-			c = next(t, sub)
+			c = b.next(t.Context())
 		}
 		if d := s.detail("k"); len(d.Gaps) != 1 || d.Gaps[0].Why != "outage" || d.Gaps[0].To == 0 || len(d.Lanes) != 1 || len(d.Lanes[0].Spans) != 1 {
 			t.Errorf("the key after the outage: %+v", d)
 		}
 
 		src.set(nil)
-		if c = next(t, sub); !slices.Equal(c.Gone, []string{ID("k")}) {
+		if c = b.next(t.Context()); len(c.Rows) > 0 {
 			t.Errorf("when the key is free: %+v", c)
-		}
-	})
-}
-
-// The other browsers go on.
-func TestSlowBrowserIsDropped(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		src := &source{}
-		s := runs(t, src, Options{})
-		slow, _ := s.subscribe()
-		well, _ := s.subscribe()
-		for range pending + 1 {
-			next(t, well)
-		}
-		for range pending {
-			next(t, slow)
-		}
-		if _, ok := <-slow; ok {
-			t.Fatal("the slow browser is still served")
-		}
-		next(t, well)
-
-		for range maxBrowsers {
-			s.subscribe()
-		}
-		w := httptest.NewRecorder()
-		s.serveEvents(w, httptest.NewRequest("GET", "/events", nil))
-		if w.Code != 503 {
-			t.Errorf("one browser too many: %d", w.Code)
 		}
 	})
 }
@@ -396,17 +329,11 @@ func TestTimeline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		src := &source{}
-		s := runs(t, src, Options{Ordered: true})
-		sub, _ := s.subscribe()
-		go func() {
-			for range sub {
-			}
-		}()
-		defer func() { s.unsubscribe(sub); close(sub) }()
+		s := New(src, Options{Ordered: true})
+		b := &browser{Server: s}
 		at := func(entries ...backend.Entry) {
 			src.set(nil, entries...)
-			time.Sleep(Every)
-			synctest.Wait()
+			b.next(t.Context())
 		}
 		spans := func() (all []string) {
 			for _, l := range s.detail("k").Lanes {
@@ -428,18 +355,18 @@ func TestTimeline(t *testing.T) {
 		a.Since = since
 		at(a)
 		want("held", "a holds ", "b waits ", "c waits ")
-		b := held("k", "b", 3*time.Second)
-		b.Since = time.Now().Add(100 * time.Millisecond)
-		at(b)
+		second := held("k", "b", 3*time.Second)
+		second.Since = time.Now().Add(100 * time.Millisecond)
+		at(second)
 		want("handed over", "a holds released", "b waits got", "b holds ", "c waits left")
-		if l := s.detail("k").Lanes; l[0].Spans[0].To != ms(b.Since) || l[1].Spans[0].To != ms(b.Since) {
-			t.Errorf("the hand-over is not at %d: %+v", ms(b.Since), l)
+		if l := s.detail("k").Lanes; l[0].Spans[0].To != ms(second.Since) || l[1].Spans[0].To != ms(second.Since) {
+			t.Errorf("the hand-over is not at %d: %+v", ms(second.Since), l)
 		}
 
 		// b no longer renews.
 		for left := 3 * time.Second; left > 0; left -= Every {
-			b.TTL = left
-			at(b)
+			second.TTL = left
+			at(second)
 		}
 		if l := s.detail("k").Lanes; l[1].Spans[1].Stale == 0 || !s.detail("k").Row.Late {
 			t.Errorf("b is not shown as late: %+v", l)
@@ -466,15 +393,13 @@ func TestTimeWithoutBrowsersIsAGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := &source{}
 		src.set(nil, held("k", "a", time.Minute), held("long", "a", time.Hour))
-		s := runs(t, src, Options{})
-		sub, _ := s.subscribe()
-		next(t, sub)
-		s.unsubscribe(sub)
+		s := New(src, Options{})
+		b := &browser{Server: s}
+		b.next(t.Context())
 		time.Sleep(10 * time.Minute)
 
 		src.set(nil, held("k", "b", time.Minute), held("long", "a", time.Hour))
-		sub, _ = s.subscribe()
-		next(t, sub)
+		b.next(t.Context())
 		d := s.detail("k")
 		if len(d.Gaps) != 1 || d.Gaps[0].Why != "unwatched" || d.Lanes[0].Spans[0].How != ended {
 			t.Errorf("got %+v", d)

@@ -2,7 +2,6 @@ package ui
 
 import (
 	"context"
-	"encoding/json"
 	"strings"
 	"sync"
 	"time"
@@ -27,17 +26,20 @@ const restFactor = 2
 type watcher struct {
 	src  Source
 	o    Options
-	wake chan struct{} // gets a signal when a browser has come; capacity 1
 	came chan struct{} // closed when the first browser has come
 
 	first sync.Once // closes came
 
-	// mu guards the fields below. It is not held during a call to the store. Only the goroutine of
-	// Run changes known and history.
+	// listing has a value while a request lists, or waits until it may. Its holder alone changes
+	// known, history and next.
+	listing chan struct{}
+
+	// mu guards the fields below. It is not held during a call to the store.
 	mu      sync.Mutex
-	subs    map[subscriber]bool
 	known   map[string]*lock // the last list, by key
 	more    int              // keys of the last list that are not in known
+	lists   int              // how many lists have ended, also those that failed
+	next    time.Time        // when the next list may begin
 	listed  time.Time        // when the last list that succeeded began; zero before the first
 	took    time.Duration    // the duration of that list
 	rest    time.Duration    // the time from the last list to the next
@@ -53,45 +55,50 @@ type lock struct {
 	first time.Time     // when a list first had this hold
 	most  time.Duration // the largest TTL that lists have shown for this hold
 	size  int           // the length of its strings in bytes
-	sent  tableRow      // the row that the browsers have
 	open  []span        // the spans that have not ended
 	wait  int           // how many waiters there are; Waiters has the first of them
 	share int           // how many owners of shared holds there are; Shared has the first of them
 }
 
 func newWatcher(src Source, o Options) *watcher {
-	return &watcher{
-		src: src, o: o, wake: make(chan struct{}, 1), came: make(chan struct{}),
-		subs: map[subscriber]bool{}, known: map[string]*lock{},
-	}
+	return &watcher{src: src, o: o, came: make(chan struct{}), listing: make(chan struct{}, 1), known: map[string]*lock{}}
 }
 
-// Run lists the store while a browser is connected, until ctx ends.
-func (w *watcher) Run(ctx context.Context) {
-	for idle := true; ctx.Err() == nil; {
-		if !w.watched() {
-			idle = true
-			select {
-			case <-w.wake:
-			case <-ctx.Done():
-			}
-			continue
-		}
+// If a list begins later than it might, by more than unwatchedAfter, no browser has asked for it.
+const unwatchedAfter = 2 * time.Second
 
-		began := time.Now()
-		w.look(ctx, idle)
-		idle = false
-		took := time.Since(began)
-		rest := max(w.o.Every-took, restFactor*took)
-		w.mu.Lock()
-		w.rest = rest
-		w.mu.Unlock()
-		// Rest even if all browsers leave and come back meanwhile.
-		select {
-		case <-time.After(rest):
-		case <-ctx.Done():
-		}
+// await returns when there is a list that a browser does not have, which has the list number has. If
+// need be, it lists the store. If ctx ends first, it returns as well.
+func (w *watcher) await(ctx context.Context, has int) {
+	w.first.Do(func() { close(w.came) })
+	select {
+	case w.listing <- struct{}{}:
+		defer func() { <-w.listing }()
+	case <-ctx.Done():
+		return
 	}
+	w.mu.Lock()
+	lists, next := w.lists, w.next
+	w.mu.Unlock()
+	idle := time.Since(next) > unwatchedAfter
+	if lists != has && !idle {
+		return // another browser's request has listed
+	}
+
+	select {
+	case <-time.After(time.Until(next)):
+	case <-ctx.Done():
+		return
+	}
+	began := time.Now()
+	w.look(ctx, idle)
+	took := time.Since(began)
+
+	// Rest even if the browser has left, because it may come back at once.
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rest = max(w.o.Every-took, restFactor*took)
+	w.next = time.Now().Add(w.rest)
 }
 
 // AwaitBrowser waits until the first browser has connected or ctx is done.
@@ -104,14 +111,7 @@ func (w *watcher) AwaitBrowser(ctx context.Context) error {
 	}
 }
 
-func (w *watcher) watched() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.subs) > 0
-}
-
-// look lists the store once, and sends the changes to the browsers. idle says that no browser has
-// been connected since the last list.
+// look lists the store once. idle says that no browser has been there since the last list.
 func (w *watcher) look(ctx context.Context, idle bool) {
 	began := time.Now()
 	next, more, err := w.list(ctx)
@@ -122,12 +122,12 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
+	w.lists++
 	if err != nil {
 		if w.failed == "" {
 			w.since = now
 		}
 		w.failed = text.Plain(w.o.Redact(err.Error()))
-		w.broadcast(w.change(nil, nil))
 		return
 	}
 
@@ -143,9 +143,8 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	if gap != "" {
 		w.history.addGap(gap, w.listed, now)
 	}
-	set, gone := w.compare(next, now)
+	w.compare(next, now)
 	w.listed, w.took, w.more, w.failed = began, now.Sub(began), more, ""
-	w.broadcast(w.change(set, gone))
 }
 
 // list returns the locks of the store by key. more is how many keys are beyond the bounds.
@@ -198,9 +197,8 @@ func (l *lock) until() time.Time {
 // a term, so less than half of the term means that a renewal is overdue.
 func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/2 }
 
-// compare replaces known by next. It returns the rows that have changed, and the IDs of the keys
-// that are gone. The caller holds mu.
-func (w *watcher) compare(next map[string]*lock, now time.Time) (set []tableRow, gone []string) {
+// compare replaces known by next. The caller holds mu.
+func (w *watcher) compare(next map[string]*lock, now time.Time) {
 	for key, l := range next {
 		l.first, l.most = l.seen, l.TTL
 		old := w.known[key]
@@ -208,22 +206,13 @@ func (w *watcher) compare(next map[string]*lock, now time.Time) (set []tableRow,
 			l.first, l.most = old.first, max(old.most, l.TTL)
 		}
 		w.history.follow(old, l)
-
-		l.sent = rowOf(l)
-		if old != nil && l.sent.like(old.sent) {
-			l.sent = old.sent
-			continue
-		}
-		set = append(set, l.sent)
 	}
 	for key, old := range w.known {
 		if next[key] == nil {
 			w.history.follow(old, &lock{Entry: backend.Entry{Key: key}, seen: now})
-			gone = append(gone, ID(key))
 		}
 	}
 	w.known = next
-	return set, gone
 }
 
 func (w *watcher) detail(key string) detail {
@@ -233,7 +222,8 @@ func (w *watcher) detail(key string) detail {
 	d := detail{Key: shown(key), Now: ms(now), Listed: ms(w.listed), Waiters: []string{}, Shared: []string{}}
 	l := w.known[key]
 	if l != nil {
-		d.Row = &l.sent
+		row := rowOf(l)
+		d.Row = &row
 		for _, s := range l.Waiters {
 			d.Waiters = append(d.Waiters, shown(s))
 		}
@@ -248,19 +238,15 @@ func (w *watcher) detail(key string) detail {
 	return d
 }
 
-// change returns the message about changes in the last list. The caller holds mu.
-func (w *watcher) change(set []tableRow, gone []string) []byte {
-	return encode(changes{Now: ms(time.Now()), Set: set, Gone: gone, Status: w.status()})
-}
-
-// whole returns the first message to a browser, with all keys. The caller holds mu.
-func (w *watcher) whole() []byte {
-	set := make([]tableRow, 0, len(w.known))
+func (w *watcher) table() table {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := table{Now: ms(time.Now()), Number: w.lists, Store: store{w.o.Store, shown(w.o.Prefix), w.o.Ordered},
+		Rows: make([]tableRow, 0, len(w.known)), Status: w.status()}
 	for _, l := range w.known {
-		set = append(set, l.sent)
+		t.Rows = append(t.Rows, rowOf(l))
 	}
-	return encode(changes{Now: ms(time.Now()), Whole: true, Set: set, Status: w.status(),
-		Store: &store{w.o.Store, shown(w.o.Prefix), w.o.Ordered}})
+	return t
 }
 
 func (w *watcher) status() status {
@@ -269,12 +255,4 @@ func (w *watcher) status() status {
 		s.Error, s.Since = w.failed, ms(w.since)
 	}
 	return s
-}
-
-func encode(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // cannot happen, because messages consist of plain types
-	}
-	return b
 }

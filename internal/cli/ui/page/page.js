@@ -1,4 +1,4 @@
-// The page of "hasp ui". The server sends the differences between two lists of the store.
+// The page of "hasp ui". It asks the server for one list of the store after another.
 // Texts of the store are only ever set as textContent or as an attribute, never as markup.
 
 const $ = (id) => document.getElementById(id);
@@ -45,27 +45,33 @@ const clock = (ms) => new Date(ms - skew).toLocaleTimeString([], { hour12: false
 const keys = (n) => (n === 1 ? "1 key" : n.toLocaleString("en") + " keys");
 const named = (owner) => owner || "(no owner)";
 
-// The stream.
+// The lists.
 
-const stream = new EventSource("events");
-stream.onmessage = (e) => {
-  const m = JSON.parse(e.data);
-  skew = m.now - Date.now();
-  cut = false;
-  status = m.status;
-  if (m.store) store = m.store;
-  if (m.whole) known.clear();
-  for (const r of m.set ?? []) known.set(r.id, r);
-  for (const id of m.gone ?? []) known.delete(id);
-  draw();
-  if (chosen) fetchDetail();
-};
-stream.onerror = () => {
-  cut = true;
-  drawStatus();
-  // A browser gives up if it is refused. That passes, too: hasp ui may be started again.
-  if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
-};
+// follow asks for one list after another. The server answers when it has a list that this page does
+// not have. So there is no timer here, which a browser would slow down for a page in the background.
+async function follow() {
+  for (let has = 0; ; ) {
+    try {
+      const answer = await fetch("locks?has=" + has);
+      // A browser that is refused may need a token again: hasp ui may have been started again.
+      if (!answer.ok) setTimeout(() => location.reload(), 5000);
+      const m = await answer.json();
+      has = m.number;
+      skew = m.now - Date.now();
+      cut = false;
+      status = m.status;
+      store = m.store;
+      known.clear();
+      for (const r of m.rows) known.set(r.id, r);
+      draw();
+      if (chosen) fetchDetail();
+    } catch {
+      cut = true;
+      drawStatus();
+      await new Promise((wake) => setTimeout(wake, 1000));
+    }
+  }
+}
 
 function drawStatus() {
   const s = $("status");
@@ -262,7 +268,7 @@ async function fetchDetail() {
     detail = d;
     drawDetail();
   } catch {
-    // The stream reports that the connection is broken.
+    // follow reports that the connection is broken.
   } finally {
     fetching = false;
   }
@@ -435,3 +441,5 @@ theme.addEventListener("change", () => {
 });
 theme.value = localStorage.getItem("hasp-theme") ?? "";
 paint(theme.value);
+
+follow();
