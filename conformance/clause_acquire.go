@@ -20,10 +20,6 @@ var acquireClauses = []clause{
 		why: "Acquire of a held key returns ErrHeld, even to a token of the same driver and owner. After the release the key is granted."},
 	{name: "acquire-one-winner", says: saysOneHolder, check: acquireOneWinner,
 		why: "At most one of many simultaneous attempts is granted."},
-	{name: "acquire-one-attempt", says: saysAttempt, check: pair(acquireOneAttempt),
-		why: "Acquire makes one attempt and does not wait for the key."},
-	{name: "acquire-refused-changes-nothing", says: saysDefinite, check: pair(acquireRefusedChangesNothing),
-		why: "ErrHeld is definite: the holder, its term and its fence do not change."},
 	{name: "acquire-held-details", says: saysRetryAfter, check: pair(acquireHeldDetails),
 		why: "A HeldError has the right owner and remaining term, or leaves them empty."},
 	{name: "acquire-max-ttl", need: limited, says: saysMaxTTL, check: acquireMaxTTL,
@@ -88,31 +84,6 @@ func acquireOneWinner(e *env) {
 			(<-winners)()
 		}
 	}
-}
-
-func acquireOneAttempt(e *env, a, b *driver) {
-	c, ctx := a.hold(e.long), e.endingAfter(e.timeout)
-	err := e.within("Acquire of a held key", func() error { return errOf(b.Acquire(ctx, e.claimOf(c.Key, e.long))) })
-	must(is("acquire a held key", err, backend.ErrHeld))
-}
-
-func acquireRefusedChangesNothing(e *env, a, b *driver) {
-	c, short := e.fencedIfCan(e.claim(e.long)), a.hold(e.term)
-	g := a.take(c)
-	for range 3 {
-		must(b.refused(c.Key))
-		must(a.refused(c.Key))
-	}
-
-	if e.inspector {
-		b.shows(c, g.Fence)
-	}
-
-	mustf(a.renews(c), "renewal by the holder after attempts that were refused")
-	mustf(a.release(c), "release by the holder after attempts that were refused")
-
-	// The refused attempts ask for long terms. They must not prolong the hold.
-	mustf(b.grantedAtLast(short.Key), "the end of a hold of %v whose key others asked for with longer terms", e.term)
 }
 
 func acquireHeldDetails(e *env, a, b *driver) {

@@ -247,8 +247,6 @@ var inspectClauses = []clause{
 }
 
 var closeClauses = []clause{
-	{name: "close-keeps-holds", says: saysCloseKeeps, check: pair(closeKeepsHolds),
-		why: "Close ends what the driver has opened. It frees no key, and no other driver notices."},
 	{name: "token-any-driver", says: saysAnyDriver, check: pair(tokenAnyDriver),
 		why: "Renew and Release work from any driver, also when the driver that acquired the key is closed."},
 	{name: "close-leaves-nothing", says: saysCloseEnds, check: closeLeavesNothing,
@@ -305,15 +303,6 @@ func breakWakes(e *env, a, b *driver) {
 	w := e.queue(c.Key, 1, a, b)[0]
 	a.breakKey(c.Key)
 	w.served("Wait for a key that was broken")
-}
-
-func closeKeepsHolds(e *env, a, b *driver) {
-	mine, other := a.hold(e.long), b.hold(e.long)
-
-	must(a.Close())
-	mustf(b.refused(mine.Key), "after its holder's driver was closed")
-	b.keep(other)
-	mustf(b.release(other), "release by a driver after another was closed")
 }
 
 func tokenAnyDriver(e *env, a, b *driver) {

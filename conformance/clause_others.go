@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -16,12 +15,8 @@ import (
 var otherClauses = given(others, []clause{
 	{name: "others-exclude", says: saysShared, check: func(e *env) { e.pairs(othersExclude) },
 		why: "Strategies that share keys exclude each other. If one holds a key, another's Acquire returns ErrHeld, and its Renew and Release return ErrLost. After the hold it gets the key."},
-	{name: "others-wait", says: saysWaitGets, check: func(e *env) { e.pairs(othersWait) },
-		why: "A waiter gets a key that another strategy releases or lets expire, although no message wakes it."},
 	{name: "others-break", says: saysBreak, check: func(e *env) { e.pairs(othersBreak) },
 		why: "Inspect reports the hold of another strategy, and Break ends it. Its holder gets ErrLost, and a waiter of either strategy gets the key."},
-	{name: "others-fence", need: fenced, says: saysShared, check: othersFence,
-		why: "Strategies that share keys have fences that grow together."},
 	{name: "others-shared", need: shares, says: saysShared, check: func(e *env) { e.pairs(othersShared) },
 		why: "A shared hold excludes other strategies' claims that are not shared, and the reverse. Strategies that share one record may hold a key shared together."},
 	{name: "others-history", says: saysShared, check: othersHistory,
@@ -91,25 +86,6 @@ func (d *driver) shutOut(key string) {
 	must(d.refused(key))
 }
 
-// othersWait checks that the second strategy gets a key that the first one releases or lets expire.
-// After a release it must get the key long before the term ends.
-func othersWait(e *env, first, second other) {
-	a, b := e.openBy(first.open, e.store), e.clientBy(second.open)
-	key := e.key()
-	for _, ttl := range []time.Duration{e.long, e.long, e.term} {
-		c := e.claimOf(key, ttl)
-		a.take(c)
-
-		done := e.locks(b, key)
-		e.sleep(e.term / 8)
-		if ttl == e.long {
-			a.give(c)
-		}
-		must(e.arrives(fmt.Sprintf("Lock of a key that %s had for a term of %v", first.name, ttl), done))
-	}
-	must(a.grantedAtLast(key))
-}
-
 // othersBreak lets the second strategy break a hold of the first, while callers of both wait for
 // the key.
 func othersBreak(e *env, first, second other) {
@@ -165,21 +141,6 @@ func othersShared(e *env, first, second other) {
 		a.keep(c)
 		a.give(c)
 		b.give(b.join(key, e.long))
-	}
-}
-
-func othersFence(e *env) {
-	f := e.fences()
-	for range 3 {
-		for _, o := range e.strategies() {
-			d := e.openBy(o.open, e.store)
-			if !d.Traits().Fenced {
-				continue
-			}
-			for range 2 {
-				d.give(f.take("by "+o.name, d))
-			}
-		}
 	}
 }
 

@@ -15,8 +15,6 @@ var restartClauses = alone([]clause{
 		why: "If the store drops what it keeps only for speed, every call still works."},
 	{name: "kick-ridden-out", need: kick, says: saysAgain, check: pair(kickRiddenOut),
 		why: "If the store ends its connections, holds and leases stay, and waiters get the key. Calls in flight succeed or are of unknown outcome."},
-	{name: "restart-outage", need: restarts, says: saysAgain, check: restartOutage,
-		why: "While the store is stopped, calls report an outage. When it runs again, the same drivers work."},
 	{name: "restart-with-data", need: restarts, optional: true, says: saysKeepsData, check: pair(restartWithData),
 		why: "Holds survive a restart of a store that keeps its data: no other caller gets the key."},
 	{name: "restart-without-data", need: restarts, says: saysLostData, check: tapOn(restartWithoutData),
@@ -61,18 +59,6 @@ func (e *env) restartAnyhow(up func(data bool)) {
 		return
 	}
 	must(err)
-}
-
-func restartOutage(e *env) {
-	d := e.open()
-	held := d.hold(e.long)
-	up := e.down()
-	calls := e.outageCalls(d, held, held)
-	calls["Release of its hold"] = func(ctx context.Context) error { return d.Release(ctx, held) }
-	e.allUnknown("while the store is stopped", calls)
-
-	e.restartAnyhow(up)
-	e.recovers(d)
 }
 
 func restartWithData(e *env, a, b *driver) {

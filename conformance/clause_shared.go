@@ -19,8 +19,6 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A Wait gets a key when its last shared hold ends. A shared Wait gets it when the other hold ends."},
 	{name: "shared-terms", says: saysSharedOwn, check: sharedTerms,
 		why: "A shared hold ends with its own term, whichever of several begins first or is renewed, and the key is free when the last has ended."},
-	{name: "shared-fence", need: fenced, says: saysFence, check: pair(sharedFence),
-		why: "A shared hold has a fence of its own. Fences grow over shared holds and others."},
 	{name: "shared-writer", need: polling, says: saysSharedWaiting, check: sharedWriter,
 		why: "A claim with WillRetry that is not shared gets the key although shared claims keep coming."},
 	{name: "shared-writer-waits", need: waiter, says: saysSharedWaiting, check: sharedWriterWaits,
@@ -144,24 +142,6 @@ func (w *wanted) stillWaits(what string) {
 	case err := <-w.done:
 		fail("%s: ended with %v", what, err)
 	default:
-	}
-}
-
-func sharedFence(e *env, a, b *driver) {
-	f := e.fences()
-	for range 3 {
-		w := f.take("not shared", a)
-		a.give(w)
-
-		var readers []backend.Claim
-		for _, d := range []*driver{a, b, a} {
-			c := shared(f.claim(e.long))
-			f.add("shared", d.take(c))
-			g := d.keep(c)
-			require(g.Fence == 0 || g.Fence == f.last, "a renewal returns fence %d of a hold with fence %d", g.Fence, f.last)
-			readers = append(readers, c)
-		}
-		a.give(readers...)
 	}
 }
 

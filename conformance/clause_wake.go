@@ -23,8 +23,6 @@ var wakeClauses = given(wakes, []clause{
 		why: "The release of the last shared hold wakes a caller that listens and was refused."},
 	{name: "wake-writer-leaves", need: shares, says: saysReaped, check: pairOn(wakeWriterLeaves),
 		why: "If a caller that shared holds have refused several times gives up, the release of its last claim lets new shared claims in."},
-	{name: "wake-deaf", says: saysDeaf, check: wakeDeaf,
-		why: "A caller that cannot listen, or can listen no more, gets the key by polling."},
 	{name: "wake-missed", need: link, optional: true, says: saysMissed, check: wakeMissed,
 		why: "If the link fails, and a release may have been missed, the caller is woken, or its channel is closed."},
 	{name: "wake-down", need: link, says: saysCannotListen, check: wakeDown,
@@ -69,10 +67,7 @@ func recall(e *env, a, b *driver) {
 		})
 	}
 	if _, ok := b.Driver.(backend.Waiter); ok {
-		arrives("a Wait", func(key string) {
-			w := b.wants(key)
-			e.onEnd(func() { w.cancel() })
-		})
+		arrives("a Wait", func(key string) { b.wants(key) })
 	}
 }
 
@@ -202,27 +197,6 @@ func wakeDown(e *env) {
 		caller.refused()
 		b.give(c)
 		caller.woken(fmt.Sprintf("a release after a Listen while the link was %v", state))
-	}
-}
-
-// wakeDeaf checks that a Client gets the key even if Listen fails or returns a closed channel.
-func wakeDeaf(e *env) {
-	for _, fails := range []bool{true, false} {
-		c, t := e.tapped(hasp.Options{})
-		t.listen = func() (<-chan struct{}, error) {
-			if fails {
-				return nil, errCut
-			}
-			closed := make(chan struct{})
-			close(closed)
-			return closed, nil
-		}
-		d := e.open()
-		held := d.hold(e.long)
-		done := e.locks(c, held.Key)
-		e.sleep(e.term / 4)
-		d.give(held)
-		must(e.arrives("Lock of a key that was released, by a caller that cannot listen", done))
 	}
 }
 

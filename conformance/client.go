@@ -69,10 +69,6 @@ func isLost(lease *hasp.Lease, when string) {
 type tap struct {
 	backend.Driver
 
-	// If listen is not nil, Listen calls it instead of the driver. It is set before the Client is
-	// used.
-	listen func() (<-chan struct{}, error)
-
 	cut     atomic.Bool  // renewals do not reach the store
 	renewed atomic.Int64 // renewals begun, for all tokens together
 }
@@ -111,10 +107,6 @@ func (t *tapWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 type tapWaker struct{ *tap }
 
-func (t *tapWaker) Listen(ctx context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
-	if t.listen != nil {
-		wake, err = t.listen()
-		return wake, func() {}, err
-	}
+func (t *tapWaker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
 	return t.Driver.(backend.Waker).Listen(ctx, c)
 }

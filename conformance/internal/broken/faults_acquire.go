@@ -23,11 +23,11 @@ var acquireFaults = []Fault{
 			}
 			return x.acquire()
 		})},
-	{Name: "Acquire waits until the key is free", Clause: "acquire-one-attempt",
+	{Name: "Acquire waits until the key is free", Clause: "acquire-excludes",
 		spoil: onAcquire.by(func(_ context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 			return d.soundWait(d.way.store.ended, c)
 		})},
-	{Name: "a refused attempt prolongs the hold", Clause: "acquire-refused-changes-nothing",
+	{Name: "a refused attempt prolongs the hold", Clause: "expiry",
 		spoil: onAcquire.after(backend.ErrHeld, func(x *command) { x.accepting(anyToken).renew() })},
 	{Name: "a held key is reported as an outage", Clause: "acquire-excludes", kind: waits,
 		spoil: onAcquire.turns(backend.ErrHeld, errNoReply)},

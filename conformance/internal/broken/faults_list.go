@@ -157,7 +157,7 @@ var closeFaults = []Fault{
 				}
 			}
 		})},
-	{Name: "Close releases the holds of its driver", Clause: "close-keeps-holds",
+	{Name: "Close releases the holds of its driver", Clause: "token-any-driver",
 		spoil: closes(func(x *command) {
 			for _, c := range x.d.granted {
 				x.d.command(c, x.now).release()

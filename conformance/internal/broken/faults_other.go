@@ -35,7 +35,7 @@ var otherFaults = []Fault{
 			}
 			return nil
 		})},
-	{Name: "Wait needs messages, and another strategy sends none", Clause: "others-wait", kind: waits,
+	{Name: "Wait needs messages, and another strategy sends none", Clause: "others-break", kind: waits,
 		spoil: spoils(sleeps(untilTheEnd), func(d *driver) {
 			d.watch = func(key string) func() <-chan struct{} {
 				if token, _ := d.holder(context.Background(), key); ofOther(token) {
@@ -51,7 +51,7 @@ var otherFaults = []Fault{
 			}
 			return next(ctx, c)
 		})},
-	{Name: "each strategy counts fences of its own", Clause: "others-fence", kind: waits,
+	{Name: "each strategy counts fences of its own", Clause: "others-history", kind: waits,
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			fence, err := x.acquire()
 			if err == nil && x.c.Fenced {
@@ -74,7 +74,7 @@ func overlook(x *command) (uint64, error) {
 var outageFaults = []Fault{
 	{Name: "an outage is reported as ErrHeld", Clause: "link-outage", kind: waits, spoil: onAcquire.turns(nil, backend.ErrHeld)},
 	{Name: "an outage is reported as success", Clause: "link-outage", spoil: onRelease.turns(nil, nil)},
-	{Name: "a stopped store is reported as ErrLost", Clause: "restart-outage", kind: waits, spoil: onRelease.turns(nil, backend.ErrLost)},
+	{Name: "a stopped store is reported as ErrLost", Clause: "link-outage", kind: waits, spoil: onRelease.turns(nil, backend.ErrLost)},
 	{Name: "a call does not end while the store hangs", Clause: "link-outage", spoil: onRelease.by(byDeadline(time.Hour))},
 	{Name: "a driver does not work again after an outage", Clause: "link-outage", spoil: dieInAnOutage},
 	{Name: "a call whose reply is lost is repeated", Clause: "link-sent-once", kind: waits, spoil: onAcquire.by(again)},

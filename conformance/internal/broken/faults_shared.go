@@ -55,7 +55,7 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "the term of the key follows the newest reader, not the longest", Clause: "shared-terms", kind: waits,
 		spoil: onAcquire.after(nil, func(x *command) { x.endsNoLaterThan(x.now.Add(x.c.TTL)) })},
-	{Name: "a reader gets the fence of the writer before it", Clause: "shared-fence", kind: waits,
+	{Name: "a reader gets the fence of the writer before it", Clause: "history-shared", kind: waits,
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			last := x.fences[x.c.Key]
 			fence, err := x.acquire()

@@ -114,7 +114,7 @@ var wakeFaults = []Fault{
 			defer func() { x.asked = asked }()
 			return x.acquire()
 		})},
-	{Name: "a caller that waits gets no key", Clause: "wake-deaf", kind: wakes,
+	{Name: "a caller that waits gets no key", Clause: "wait-free wait-woken", kind: wakes,
 		spoil: onAcquire.first(func(_ context.Context, _ *driver, c backend.Claim) error {
 			if c.WillRetry {
 				return backend.ErrHeld
