@@ -120,12 +120,6 @@ func leftoversExpired(e *env) {
 		d.breakKey(broken.Key)
 	}
 
-	c, t := e.tapped(hasp.Options{Timeout: e.term})
-	t.cut.Store(true)
-	lease := e.lock(c, e.key(), hasp.WithTTL(e.term))
-	e.untilDone(lease.Context(), "the end of a lease that is not renewed")
-	must(c.Close())
-
 	if e.traits.Shared {
 		e.leaveShared(d)
 	}

@@ -17,8 +17,8 @@ var restartClauses = alone([]clause{
 		why: "If the store ends its connections, holds and leases stay, and waiters get the key. Calls in flight succeed or are of unknown outcome."},
 	{name: "restart-with-data", need: restarts, optional: true, says: saysKeepsData, check: pair(restartWithData),
 		why: "Holds survive a restart of a store that keeps its data: no other caller gets the key."},
-	{name: "restart-without-data", need: restarts, says: saysLostData, check: tapOn(restartWithoutData),
-		why: "If the store has lost its data, the holder gets ErrLost. The next lock works and is renewed."},
+	{name: "restart-without-data", need: restarts, says: saysLostData, check: pair(restartWithoutData),
+		why: "If the store has lost its data, the holder gets ErrLost. Others get the key."},
 	{name: "restart-waiter", need: all(restarts, waiter), says: saysRides, check: pair(restartWaiter),
 		why: "A waiter goes on after a restart that is shorter than its timeout, or reports the outage."},
 	{name: "fence-restart", need: all(restarts, fenced), optional: true, says: saysFenceRestart, check: func(e *env) { e.fenceOver(true) },
@@ -71,29 +71,13 @@ func restartWithData(e *env, a, b *driver) {
 	a.give(c)
 }
 
-func restartWithoutData(e *env, c *hasp.Client, t *tap, b *driver, key string) {
-	lease := e.lock(c, key, hasp.WithTTL(e.term))
-	ended := lease.Context()
+func restartWithoutData(e *env, a, b *driver) {
+	c := a.hold(e.long)
 
 	e.restart(false)
-	e.untilDone(ended, "the context of a lease whose store has lost its data")
-	isLost(lease, "when the store has lost its data")
-	must(is("Unlock of a lease whose store has lost its data", lease.Unlock(e.ctx), hasp.ErrLost))
-
-	e.retry("Lock after the store has lost its data", func() (err error) {
-		lease, err = c.Lock(e.ctx, key, hasp.WithTTL(e.term))
-		return err
-	})
-
-	e.recovers(b)
-	for range 2 {
-		b.outlast(e.term)
-	}
-
-	mustInTime(lease.Err(), "a lease locked after the store has lost its data")
-	requireInTime(t.renewed.Load() > 0, "no renewal of a lease locked after the store has lost its data")
-	b.refusedWhileRenewed(key, lease.Err)
-	e.unlockInTime(lease)
+	e.recovers(a, b)
+	a.lost(c, "a hold whose store has lost its data")
+	mustf(b.grantedAtLast(c.Key), "after the store has lost its data")
 }
 
 func restartWaiter(e *env, a, b *driver) {

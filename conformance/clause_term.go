@@ -1,12 +1,10 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
@@ -17,11 +15,6 @@ var termClauses = []clause{
 		why: "A term that the store does not count exactly is rounded up, to Traits.MinTTL and Traits.TTLUnit and no further."},
 	{name: "deadline-in-time", says: saysUntil, check: deadlineInTime,
 		why: "Grant.Until, also of a renewal, or call start + TTL − drift, has passed before another token is granted the key."},
-	{name: "lease-loss-before-others", says: saysHasp, check: tapOn(leaseLossBeforeOthers),
-		why: "A lease of a Client that cannot be renewed ends with cause ErrLost before another caller holds the key, for its context and for Err. " +
-			"Its Unlock returns ErrLost and does not affect the successor."},
-	{name: "lease-resumed", says: saysHandle, check: leaseResumed,
-		why: "A lease that a Client has detached keeps the key, also after the Close of that Client. Another Client resumes it once: then it is renewed, and its Unlock frees the key."},
 }
 
 // succession takes a key and waits until another driver gets it. If renewed is set, it renews the
@@ -85,51 +78,6 @@ func deadlineInTime(e *env) {
 		_, _, err := e.succession(renewed)
 		must(err)
 	}
-}
-
-func leaseResumed(e *env) {
-	a, b, key := e.newClient(), e.newClient(), e.key()
-	handle, err := e.lock(a, key, hasp.WithTTL(e.term)).Detach(e.ctx, e.long)
-	mustInTime(err, "Detach")
-	must(a.Close())
-	other := e.open()
-	other.outlast(e.term)
-	mustf(other.refused(key), "after Detach")
-
-	lease, err := b.Resume(e.ctx, handle)
-	mustInTime(err, "Resume")
-	for range 3 {
-		other.outlast(e.term)
-		other.refusedWhileRenewed(key, lease.Err)
-	}
-	e.unlockInTime(lease)
-	mustf(other.grantedAtLast(key), "after the Unlock of a lease that was resumed")
-	must(is("Resume after Unlock", errOf(b.Resume(e.ctx, handle)), hasp.ErrLost))
-}
-
-func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string) {
-	t.cut.Store(true)
-	lease := e.lock(c, key, hasp.WithTTL(e.term))
-	ctx := lease.Context()
-
-	next := b.succeed(key, e.long)
-
-	// The loss must show as soon as the other caller has the key.
-	require(ctx.Err() != nil, "another holds the key, and the lease's context goes on")
-	isLost(lease, "when another holds the key")
-
-	child, cancel := context.WithCancel(ctx)
-	defer cancel()
-	require(child.Err() != nil, "a context derived from the context of a lost lease goes on")
-
-	for range 2 {
-		must(is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost))
-	}
-	must(is("Extend of a lease that was lost", lease.Extend(e.ctx, e.long), hasp.ErrLost))
-
-	b.outlast(e.term) // so that calls in the background end first
-	mustf(b.renews(next), "renewal by the successor after the Unlock of a lost lease")
-	b.give(next)
 }
 
 var fenceClauses = []clause{

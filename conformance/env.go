@@ -194,11 +194,6 @@ func (e *env) arrives(what string, done <-chan error) error {
 	panic("unreachable")
 }
 
-// untilDone waits until ctx is done. If that takes too long, it ends the try.
-func (e *env) untilDone(ctx context.Context, what string) {
-	must(e.within(what, func() error { <-ctx.Done(); return nil }))
-}
-
 // each runs f for 0 to n-1 at the same time. It joins the errors of the steps that failed.
 func (e *env) each(n int, f func(i int)) error {
 	errs := make([]error, n)

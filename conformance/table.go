@@ -3,7 +3,6 @@ package conformance
 import (
 	"slices"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
@@ -12,7 +11,7 @@ import (
 //   - The table has a row for each clause. Rows and checks are in clause_*.go, and
 //     in roundtrip.go for calls that take several round trips.
 //   - A check is a list of steps. verdict.go says how a step fails. driver.go has steps on a
-//     driver. client.go has steps on a Client, and the tap between a Client and its driver.
+//     driver, and client.go on a Client.
 //   - env.go has the environment of one try of a check. child.go has both sides of child processes.
 //   - suite.go runs the table, for Check in conformance.go and for Run in run.go.
 
@@ -43,15 +42,6 @@ func pair(check func(e *env, a, b *driver)) func(e *env) {
 // pairOn is pair with a new key.
 func pairOn(check func(e *env, a, b *driver, key string)) func(e *env) {
 	return func(e *env) { check(e, e.open(), e.open(), e.key()) }
-}
-
-// tapOn returns a check that makes a Client with a tap, a driver and a key, and calls the given
-// one.
-func tapOn(check func(e *env, c *hasp.Client, t *tap, b *driver, key string)) func(e *env) {
-	return func(e *env) {
-		c, t := e.tapped(hasp.Options{})
-		check(e, c, t, e.open(), e.key())
-	}
 }
 
 // sorted returns all clauses. Those that run alone come last.

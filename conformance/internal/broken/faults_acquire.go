@@ -75,7 +75,7 @@ var termFaults = []Fault{
 		spoil: terms(func(backend.Claim) time.Duration { return 400 * time.Millisecond })},
 	{Name: "the deadline is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onAcquire.grants(halfATermLate)},
 	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onRenew.grants(halfATermLate)},
-	{Name: "a late deadline lets a lease live on", Clause: "lease-loss-before-others",
+	{Name: "a late deadline lets a lease live on", Clause: "expiry-rounded",
 		spoil: deadlines(func(c backend.Claim, called time.Time) time.Time { return called.Add(2 * c.TTL) })},
 	{Name: "the deadline counts from the reply", Clause: "link-deadline",
 		spoil: deadlines(func(c backend.Claim, _ time.Time) time.Time { return time.Now().Add(c.TTL - backend.Drift(c.TTL)) })},
