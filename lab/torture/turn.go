@@ -120,10 +120,6 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 	}
 
 	last := holds[len(holds)-1] // if the context of any hold ends, its context ends as well
-	var inner []*hasp.Lease
-	if contended(which[0]) && r.IntN(4) == 0 {
-		inner = w.nest(r, c, last.lease, ask)
-	}
 	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
 		under := []int{1, slotted}[r.IntN(2)] // always in this order, to avoid a deadlock
 		w.turn(last.lease.Context(), c, r, []int{under})
@@ -143,9 +139,6 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 		wg.Go(func() { w.unlock(h) })
 	}
 	wg.Wait()
-	for _, l := range inner {
-		_ = l.Unlock(context.Background())
-	}
 	return true
 }
 
@@ -181,19 +174,15 @@ func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []
 	return holds, planned
 }
 
-// slots returns the option of every Lock of the key with slots.
-func (w *client) slots() hasp.Option {
-	if w.Plant == oneTooMany {
-		return hasp.WithSlots(slots + 1)
-	}
-	return hasp.WithSlots(slots)
-}
-
 // options draws the options of a Lock, and returns them with the report of the call.
 func (w *client) options(r *rand.Rand, key int) (opts []hasp.Option, ask report) {
 	ask.What, ask.Key = asks, key
 	if key == slotted {
-		opts = append(opts, w.slots())
+		n := slots
+		if w.Plant == oneTooMany {
+			n++
+		}
+		opts = append(opts, hasp.WithSlots(n))
 	}
 	if ask.Fenced = r.Float64() >= w.Bare; ask.Fenced {
 		opts = append(opts, hasp.WithFence())
@@ -239,46 +228,6 @@ func (w *client) lock(ctx context.Context, c *hasp.Client, which []int, opts []h
 		return nil, err
 	}
 	return all.All(), nil
-}
-
-// nest re-enters the hold of outer, up to 30 times. ask is the report of outer. Half the time nest
-// cancels the context of one inner lease and of all leases inside it. It unlocks some inner leases
-// in random order, and returns the rest, which outlast outer.
-func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease, ask report) (rest []*hasp.Lease) {
-	var opts []hasp.Option
-	if ask.Shared {
-		opts = append(opts, hasp.WithShared())
-	}
-	if ask.Key == slotted {
-		opts = append(opts, w.slots())
-	}
-	ctx := outer.Context()
-	var cancels []context.CancelFunc
-	each := r.IntN(2) == 0 // each lease has a context of its own
-	for i := range 1 + r.IntN(30) {
-		if i == 0 || each {
-			own, cancel := context.WithCancel(ctx)
-			defer cancel()
-			ctx, cancels = own, append(cancels, cancel)
-		}
-		l, err := c.Lock(ctx, outer.Key(), opts...)
-		if err != nil {
-			break
-		}
-		rest = append(rest, l)
-		ctx = l.Context()
-	}
-	if len(rest) > 0 && r.IntN(2) == 0 {
-		cancels[r.IntN(len(cancels))]()
-		<-ctx.Done()
-	}
-	time.Sleep(time.Duration(r.IntN(10)) * time.Millisecond)
-	r.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
-	n := r.IntN(len(rest) + 1)
-	for _, l := range rest[:n] {
-		_ = l.Unlock(context.Background())
-	}
-	return rest[n:]
 }
 
 // end reports the time until which a lease was trusted. It is called just before Unlock.
