@@ -97,8 +97,6 @@ func tokenAlone(e *env, a, b *driver) {
 }
 
 var renewClauses = []clause{
-	{name: "renew-raises", says: saysProlongs, check: func(e *env) { e.renewRaises(false) },
-		why: "After a renewal at least its TTL is left, even if it is longer than the term before."},
 	{name: "renew-never-shortens", says: saysNoShorter, check: pair(renewNeverShortens),
 		why: "A renewal never shortens a term, in whatever order renewals arrive."},
 	{name: "renew-lost", says: saysNoShorter, check: func(e *env) { e.lostHolds("renewal", (*driver).renews) },
@@ -107,24 +105,6 @@ var renewClauses = []clause{
 		why: "Renew answers every claim of a batch once, each with its own outcome."},
 	{name: "renew-answers", says: saysDone, check: renewAnswers,
 		why: "Renew calls done at most once for each claim, and never after it has returned, also when its context ends."},
-}
-
-// renewRaises renews a hold for a longer term. If shared is set, the hold is shared, and another
-// token holds the key with it.
-func (e *env) renewRaises(shared bool) {
-	a, b := e.open(), e.open()
-	c := e.claim(e.term)
-	c.Shared = shared
-	a.take(c)
-	others := b.beside(c)
-	c.TTL = e.long
-	mustInTime(a.renews(c), "renewal right after the grant")
-
-	a.outlast(e.term)
-	b.give(others...)
-	mustf(b.refused(c.Key), "a term of %v after a renewal for %v", e.term, e.long)
-	a.keep(c)
-	a.give(c)
 }
 
 func renewNeverShortens(e *env, a, b *driver) {

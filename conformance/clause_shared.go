@@ -29,7 +29,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "Inspect and List name the owners of all shared holds, and the longest rest of a term."},
 	{name: "shared-break", need: inspector, says: saysBreak, check: pairOn(sharedBreak),
 		why: "Break ends all shared holds of a key."},
-	{name: "shared-renew-raises", says: saysProlongs, check: func(e *env) { e.renewRaises(true) },
+	{name: "shared-renew-raises", says: saysProlongs, check: pair(sharedRenewRaises),
 		why: "A renewal of a shared hold with a longer term prolongs it beside others."},
 	{name: "shared-keep", says: saysSharedKeep, check: pairOn(sharedKeep),
 		why: "A Release of a shared hold frees the key although KeepUntil is set."},
@@ -67,14 +67,6 @@ func (d *driver) join(key string, ttl time.Duration) backend.Claim {
 	c := shared(d.e.claimOf(key, ttl))
 	d.take(c)
 	return c
-}
-
-// If c is shared, beside takes another shared hold of its key.
-func (d *driver) beside(c backend.Claim) (others []backend.Claim) {
-	if c.Shared {
-		others = append(others, d.join(c.Key, d.e.long))
-	}
-	return others
 }
 
 // refusesShared returns an error unless a shared attempt at key returns ErrHeld.
@@ -297,6 +289,19 @@ func sharedTerms(e *env) {
 		a.give(long)
 		must(b.grantedAtLast(key))
 	}))
+}
+
+func sharedRenewRaises(e *env, a, b *driver) {
+	c := a.join(e.key(), e.term)
+	other := b.join(c.Key, e.long)
+	c.TTL = e.long
+	mustInTime(a.renews(c), "renewal right after the grant")
+
+	a.outlast(e.term)
+	b.give(other)
+	mustf(b.refused(c.Key), "a term of %v after a renewal for %v", e.term, e.long)
+	a.keep(c)
+	a.give(c)
 }
 
 func sharedKeep(e *env, a, b *driver, key string) {

@@ -37,7 +37,7 @@ var renewFaults = []Fault{
 			}
 			return next(ctx, c)
 		}))},
-	{Name: "Renew never prolongs beyond the first term", Clause: "renew-raises",
+	{Name: "Renew never prolongs beyond the first term", Clause: "renew-many",
 		spoil: onRenew.inStore(func(x *command) (uint64, error) {
 			x.c.TTL = min(x.c.TTL, x.d.granted[x.c.Token].TTL)
 			return x.renew()
