@@ -88,7 +88,7 @@ func (d *doctor) examine(ctx context.Context, c hasp.Config) error {
 		d.try(ctx, client)
 	}
 	if d.bad > 0 {
-		return failedf("%s", text.Count(d.bad, "line is bad", "lines are bad"))
+		return failedf("bad lines: %d", d.bad)
 	}
 	return printed(d.broken)
 }

@@ -72,11 +72,3 @@ func Duration(d time.Duration) string {
 	}
 	return d.Round(time.Second).String()
 }
-
-// Count returns a number with its noun: "1 process" or "3 processes".
-func Count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return strconv.Itoa(n) + " " + many
-}
