@@ -196,9 +196,9 @@ func (d *driver) put(ctx context.Context, v *view, r *record) error {
 }
 
 // update writes what edit makes of a key, and returns the error of edit. If edit returns no record,
-// update writes nothing. It lasts for timeout at most. It begins with v, or with a Get if v is nil. It reads again if edit
-// returns ErrConflict, or if another write came first. That write may also be its own, which a
-// library or a proxy has repeated.
+// update writes nothing. It lasts for timeout at most. It begins with v, or with a Get if v is nil.
+// It reads again if edit returns ErrConflict, or if another write came first. That write may also be
+// its own, which a library or a proxy has repeated.
 func (d *driver) update(ctx context.Context, key string, timeout time.Duration, v *view, edit func(v *view, now time.Time) (*record, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
