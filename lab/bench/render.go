@@ -51,8 +51,6 @@ func (r *results) parts() map[string]func() string {
 		"by-waiters":    func() string { return r.bySetting(p.contended(), "acquisitions_per_s") },
 		"held":          func() string { return r.crowded(p.held(1)[0]) },
 		"held-five":     func() string { return r.crowded(p.held(5)[0]) },
-		"held-busy":     func() string { return r.bySetting(p.held(1), "held_percent") },
-		"held-jain":     func() string { return r.bySetting(p.held(1), "jain_callers") },
 		"held-longest":  func() string { return r.bySetting(p.held(1), "longest_wait_ms") },
 		"held-commands": func() string { return r.bySetting(p.held(1), "commands_per_lock") },
 		"again":         func() string { return r.repeated(p) },
