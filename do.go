@@ -395,3 +395,18 @@ func leadOver(ctx context.Context, key string, err error) (bool, error) {
 	}
 	return errors.Is(err, ErrInvalid) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrClosed), err
 }
+
+// LeasesOf returns the lease of the innermost Lock that ctx is derived from. If ctx is derived from
+// the context of [Leases], they are all leases of that LockAll, in the order of their keys. If there
+// is no lease, LeasesOf returns nil. The leases may have ended. Package fence uses it to find the
+// fence of a write.
+func LeasesOf(ctx context.Context) []*Lease {
+	x, _ := ctx.Value(leaseKey).(*leaseContext)
+	if x == nil {
+		return nil
+	}
+	if all, ok := x.held.(*Leases); ok {
+		return all.All()
+	}
+	return []*Lease{x.lease}
+}

@@ -321,6 +321,28 @@ func (h *hold) lingerFor(r *request) time.Duration {
 	return r.linger
 }
 
+// recallLocked handles a message, if one has come: the row of its key ends sooner. The message may
+// come before the reply to the attempt that took the key.
+func (q *queue) recallLocked() {
+	var ln *line
+	select {
+	case key := <-q.recalled:
+		ln = q.lines[strings.TrimPrefix(key, q.opts.Prefix)]
+	default:
+	}
+	if ln == nil {
+		return // no message has come, or it came after the end of the hold
+	}
+	ln.recalled = true
+	if h := ln.hold; h != nil {
+		h.linger = min(h.linger, rowTime)
+		if h.lingers != 0 {
+			h.lingers = min(h.lingers, h.granted.add(rowTime))
+			h.renewer.scheduleLocked(h)
+		}
+	}
+}
+
 // lingerLocked makes the ghost keep the hold, whose last lease was unlocked. It returns false if
 // the key must be released.
 func (h *hold) lingerLocked(key string) bool {

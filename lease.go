@@ -471,21 +471,6 @@ func (x *leaseContext) Value(key any) any {
 	return x.Context.Value(key)
 }
 
-// LeasesOf returns the lease of the innermost Lock that ctx is derived from. If ctx is derived from
-// the context of [Leases], they are all leases of that LockAll, in the order of their keys. If there
-// is no lease, LeasesOf returns nil. The leases may have ended. Package fence uses it to find the
-// fence of a write.
-func LeasesOf(ctx context.Context) []*Lease {
-	x, _ := ctx.Value(leaseKey).(*leaseContext)
-	if x == nil {
-		return nil
-	}
-	if all, ok := x.held.(*Leases); ok {
-		return all.All()
-	}
-	return []*Lease{x.lease}
-}
-
 // Held reports whether key is held by a lease whose context ctx is or derives from, such as the
 // lease of a [Do] around the caller. A function that needs the lock can check that it has it. The
 // lease may be of any Client; with WithSlots it has one slot of key.

@@ -2,7 +2,6 @@ package hasp
 
 import (
 	"context"
-	"strings"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -57,28 +56,6 @@ func (r *recalls) received(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.queue.recallLocked()
-}
-
-// recallLocked handles a message, if one has come: the row of its key ends sooner. The message may
-// come before the reply to the attempt that took the key.
-func (q *queue) recallLocked() {
-	var ln *line
-	select {
-	case key := <-q.recalled:
-		ln = q.lines[strings.TrimPrefix(key, q.opts.Prefix)]
-	default:
-	}
-	if ln == nil {
-		return // no message has come, or it came after the end of the hold
-	}
-	ln.recalled = true
-	if h := ln.hold; h != nil {
-		h.linger = min(h.linger, rowTime)
-		if h.lingers != 0 {
-			h.lingers = min(h.lingers, h.granted.add(rowTime))
-			h.renewer.scheduleLocked(h)
-		}
-	}
 }
 
 // breaks ends the linger of a key that this Client breaks, because its next caller must not get the
