@@ -422,18 +422,3 @@ func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
 	}
 	return cl
 }
-
-// acquire calls the driver's Acquire, for bound at most.
-func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (backend.Grant, error) {
-	if r.prompt(ctx) { // the same choice as in call, without closures on the heap
-		g, err := direct(r.store, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
-			return r.driver.Acquire(ctx, cl)
-		})
-		if err != nil && r.traits.Reach != backend.Process {
-			r.failed(cl, err)
-		}
-		return g, err
-	}
-	f, late := r.guard(cl, r.driver.Acquire)
-	return call(r.store, ctx, bound, f, late)
-}

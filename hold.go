@@ -3,10 +3,11 @@ package hasp
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strings"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -170,17 +171,6 @@ func renewalTime(since instant, term time.Duration) instant {
 	return since.add(third - rand.N(third/10+1))
 }
 
-// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether they had.
-// If it returns true, the caller must schedule h.
-func (h *hold) resumeRenewalLocked(now instant) bool {
-	if h.renewal != paused {
-		return false
-	}
-	h.renewal, h.orphaned = renews, 0
-	h.due, h.planned = now, now
-	return true
-}
-
 // callEndedLocked records that the renewal or Extend in flight has ended.
 func (h *hold) callEndedLocked() {
 	if h.busy != nil {
@@ -260,133 +250,9 @@ func (r *renewer) unscheduleLocked(h *hold) {
 	h.index = -1
 }
 
-// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
-// false, and h must be released, if that caller cannot use h, if other Clients should get a turn,
-// or if h has left the line. A hand-over needs no call to the store, because the store knows only
-// the token of the hold, and has confirmed the hold a moment ago.
-func (h *hold) handOverLocked() bool {
-	ln, now := h.line, h.renewer.clock.now()
-	t := ln.first()
-	if ln.hold != h || ln.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
-		return false
-	}
-	ln.giveLeaseLocked(t, h.addLeaseLocked(t.ctx, t.r, now))
-	return true
-}
-
-// suitsLocked reports whether a caller with r may get h: h is what r asks for, and the store has
-// confirmed h a moment ago.
-func (h *hold) suitsLocked(r *request, now instant) bool {
-	switch {
-	case !h.passableLocked():
-		return false
-	case r.ttl != h.claim.TTL || r.noRenew || r.fenced || r.shared || r.maxHold > 0:
-		return false
-	case h.renewer.closing.Err() != nil:
-		return false
-	}
-	return time.Duration(now-h.confirmed) < max(freshEnough, h.linger) && now < instant(h.deadline.Load())
-}
-
-// passableLocked reports whether a later caller may get h: h is renewed and was not extended, and
-// no caller has asked for a fence, a max hold or a min hold.
-func (h *hold) passableLocked() bool {
-	return !h.extended && h.renewal == renews && !h.claim.Fenced && h.limit == never && h.keep == 0
-}
-
-// A key lingers if its last lease had WithLinger and was unlocked, and the Client keeps the hold
-// for its own next caller. Then the hold has one lease that belongs to no caller: the ghost. The
-// line counts the ghost as a caller. The ghost is renewed and lost as any lease, but no event names
-// it. The next caller takes its place (reuseLocked). If no caller comes in time, or the hold does
-// not suit the next caller, the hold ends, and the reaper releases its token (endLingerLocked).
-//
-// The time of WithLinger counts from the grant of the hold, not from the last Unlock. So other
-// Clients wait for that time at most, however busy this Client is, and the gap after the row lets
-// them in (endedLocked).
-
-// unrecalled is the longest linger of a key that other Clients cannot recall.
-const unrecalled = 50 * time.Millisecond
-
-// lingerFor returns how long the hold may linger after its grant for a caller with r.
-func (h *hold) lingerFor(r *request) time.Duration {
-	c := h.renewer
-	switch _, recalls := c.driver.(backend.Recaller); {
-	case c.traits.Reach == backend.Process, r.shared, r.slots > 0:
-		return 0
-	case !recalls:
-		return min(r.linger, unrecalled)
-	case h.line.recalled, h.line.sought, !strings.HasPrefix(h.claim.Token, backend.RecallMark):
-		return min(r.linger, rowTime)
-	}
-	return r.linger
-}
-
-// recallLocked handles a message, if one has come: the row of its key ends sooner. The message may
-// come before the reply to the attempt that took the key.
-func (q *queue) recallLocked() {
-	var ln *line
-	select {
-	case key := <-q.recalled:
-		ln = q.lines[strings.TrimPrefix(key, q.opts.Prefix)]
-	default:
-	}
-	if ln == nil {
-		return // no message has come, or it came after the end of the hold
-	}
-	ln.recalled = true
-	if h := ln.hold; h != nil {
-		h.linger = min(h.linger, rowTime)
-		if h.lingers != 0 {
-			h.lingers = min(h.lingers, h.granted.add(rowTime))
-			h.renewer.scheduleLocked(h)
-		}
-	}
-}
-
-// lingerLocked makes the ghost keep the hold, whose last lease was unlocked. It returns false if
-// the key must be released.
-func (h *hold) lingerLocked(key string) bool {
-	c, end := h.renewer, h.granted.add(h.linger)
-	if h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {
-		return false
-	}
-	if h.ghost == nil {
-		h.ghost = &Lease{hold: h, key: key, parent: context.Background(), since: h.granted, maxHold: never}
-	}
-	h.lingers = end
-	h.leases = append(h.leases, h.ghost)
-	h.joined++
-	c.scheduleLocked(h)
-	return true
-}
-
-// reuseLocked gives the hold, which lingers, to a caller. If the hold does not suit the caller, it
-// ends. Then the ticket says to wait for the release, and to join again.
-func (h *hold) reuseLocked(t *turn) ticket {
-	now, _ := h.renewer.clock.read() // the machine may have slept since the last lease was unlocked
-	if h.line.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
-		freed := make(chan struct{})
-		h.endLingerLocked(freed)
-		return ticket{do: joinAgain, freed: freed}
-	}
-	h.lingers = 0
-	h.leases = h.leases[:0]
-	return ticket{do: haveLease, lease: h.addLeaseLocked(t.ctx, t.r, now)}
-}
-
-// endLingerLocked ends a hold that lingers. The reaper releases the token, so that many keys need
-// few goroutines, and then closes freed, if that is not nil.
-func (h *hold) endLingerLocked(freed chan struct{}) {
-	h.ghost.state.Store(released)
-	h.lingers, h.leases = 0, nil
-	h.renewer.unscheduleLocked(h)
-	h.line.endedLocked(h)
-	h.reapLocked(&reap{freed: freed})
-}
-
-// The rest of this file ends holds that are lost: by the clock (endExpiredLocked), or by an answer
-// of the store (batch.answer in renew.go). The context of the lease and an event report the loss to
-// the program.
+// A hold that is lost ends by the clock (endExpiredLocked), or by an answer of the store
+// (batch.answer in renew.go). The context of the lease and an event report the loss to the program.
+// The reaper below releases the token.
 
 // reapLocked has the reaper release the token of h, which has ended. The fields of x say how; keep is
 // 0 if the store has reported the loss of h.
@@ -475,4 +341,233 @@ func (l *Lease) endContext(cause error) {
 	if r := l.hold.renewer; r.opts.Observe != nil {
 		r.observer.lost(l, cause)
 	}
+}
+
+// Bounds of clean-up. If the queue is full, a further token is not released, and its hold expires.
+const (
+	maxReaps   = 1 << 16 // tokens in the queue
+	maxReaping = 512     // calls in flight: many, so that releases go on while a part of the store hangs
+	maxRepeats = 64      // while this many calls are in flight, a token whose last release was not answered waits
+
+	firstRetry = 50 * time.Millisecond
+)
+
+// How often a token is released. After a late grant, one release is enough, because the store has
+// carried out the command. If the outcome is unknown, the store may carry out the command after the
+// first release. So the reaper makes a second one, a Timeout later, when the command has arrived or
+// its connection is dead.
+const (
+	reapOnce  = 1
+	reapTwice = 2
+)
+
+// reaper releases tokens that may be in the store although no caller uses them. Such tokens come
+// from calls of unknown outcome, late grants, lost holds, and places in a queue that were given up.
+// It is one goroutine, which runs while there is work, and one more for each release in flight.
+//
+// Its times are by clock.awake, because a command may reach the store only after a suspend, and
+// must still be cleaned up then.
+type reaper struct {
+	*store
+	wake chan struct{} // signals a change of the queue; has room for one signal
+
+	// All below is guarded by mu.
+	running bool    // the goroutine exists
+	queue   []*reap // by the time of the next try
+	active  int     // calls in flight
+}
+
+type reap struct {
+	claim  backend.Claim
+	keep   instant       // end of the min hold, until which the release leaves the key taken; or 0
+	at     instant       // when the next try is due, by clock.awake
+	until  instant       // when the token has expired in the store, by clock.awake
+	times  int           // number of answered releases that are still needed
+	failed int           // number of releases without an answer, since the last answer
+	freed  chan struct{} // closed when the token is not in the store any more; nil if no caller waits for that
+}
+
+// over closes freed, if a caller waits for it.
+func (x *reap) over() {
+	if x.freed != nil {
+		close(x.freed)
+		x.freed = nil
+	}
+}
+
+func (x *reap) backoff(most time.Duration) time.Duration {
+	return jitter(min(firstRetry<<min(x.failed, 10), most))
+}
+
+func (r *reaper) insert(x *reap) {
+	i, _ := slices.BinarySearchFunc(r.queue, x, func(a, x *reap) int {
+		if a.at <= x.at {
+			return -1
+		}
+		return 1
+	})
+	r.queue = slices.Insert(r.queue, i, x)
+}
+
+// add has the reaper release the token of cl: times is reapOnce or reapTwice. No caller may use the
+// token again.
+func (r *reaper) add(cl backend.Claim, times int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.addLocked(&reap{claim: cl, times: times}, cl.TTL)
+}
+
+// addLocked queues x. kept is how long the store may still keep its token.
+func (r *reaper) addLocked(x *reap, kept time.Duration) {
+	if len(r.queue) >= maxReaps {
+		x.over()
+		return
+	}
+
+	x.at = r.clock.awake()
+	x.until = x.at.add(kept + r.opts.Timeout)
+	if x.failed > 0 {
+		x.at = x.at.add(jitter(firstRetry))
+	}
+	r.insert(x)
+	if !r.running {
+		r.running = r.spawnLocked(r.run)
+	} else {
+		poke(r.wake)
+	}
+}
+
+// run serves the queue until it is empty. After Close has begun, it releases each token once,
+// without delay, and drops those whose last release was not answered.
+func (r *reaper) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		now := r.clock.awake()
+		closing := r.closing.Err() != nil
+		r.mu.Lock()
+		wait := r.startReleasesLocked(now, closing)
+		if len(r.queue) == 0 && r.active == 0 {
+			r.running = false
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+
+		done := r.closing.Done()
+		if closing {
+			done = nil // it was handled already; the loop must be able to block again
+		}
+		timer.Reset(wait)
+		select {
+		case <-timer.C:
+		case <-r.wake:
+		case <-done:
+		}
+	}
+}
+
+// startReleasesLocked starts the releases that are due, within the bounds. It returns how long to
+// wait for the next one.
+func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
+	for len(r.queue) > 0 && r.active < maxReaping {
+		// Drop a token that has expired. Once Close has begun, also drop a token whose release was
+		// not answered.
+		x := r.queue[0]
+		drop := closing && x.failed > 0 || now >= x.until
+		if x.at > now && !closing && !drop {
+			return time.Duration(x.at - now)
+		}
+		r.queue[0], r.queue = nil, r.queue[1:]
+		if drop {
+			x.over()
+			continue
+		}
+		if x.failed > 0 && r.active >= maxRepeats {
+			// Delay repeats while many calls are in flight, so that they do not delay releases that
+			// were not tried yet.
+			x.at = now.add(x.backoff(r.opts.Timeout))
+			r.insert(x)
+			continue
+		}
+
+		if r.spawnLocked(func() { r.try(x) }) {
+			r.active++
+		}
+	}
+	return time.Hour // a release that ends, or a new token, wakes the reaper
+}
+
+// try makes one call that releases the token of x.
+func (r *reaper) try(x *reap) {
+	ctx, cancel := context.WithTimeout(context.Background(), r.opts.Timeout)
+	err := r.driver.Release(ctx, r.keeping(x.claim, x.keep))
+	cancel()
+	settled := err == nil || errors.Is(err, ErrLost)
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer poke(r.wake)
+	r.active--
+
+	// After an answer, the next release that times asks for comes a Timeout later. A release
+	// without an answer does not count.
+	now := r.clock.awake()
+	if settled {
+		x.over()
+		x.times--
+		x.failed = 0
+		x.at = now.add(r.opts.Timeout)
+	} else {
+		x.at = now.add(x.backoff(r.opts.Timeout))
+		x.failed++
+	}
+	if x.times > 0 && r.closing.Err() == nil {
+		r.insert(x)
+	}
+}
+
+// acquire calls the driver's Acquire, for bound at most.
+func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (backend.Grant, error) {
+	if r.prompt(ctx) { // the same choice as in call, without closures on the heap
+		g, err := direct(r.store, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
+			return r.driver.Acquire(ctx, cl)
+		})
+		if err != nil && r.traits.Reach != backend.Process {
+			r.failed(cl, err)
+		}
+		return g, err
+	}
+	f, late := r.guard(cl, r.driver.Acquire)
+	return call(r.store, ctx, bound, f, late)
+}
+
+// failed is called if an Acquire or a Wait for cl has returned err. If the outcome is unknown and
+// the driver does not clean up, the reaper releases the token. The outcome is also unknown if err
+// joins a definite error and the error of a context.
+func (r *reaper) failed(cl backend.Claim, err error) {
+	if !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
+		r.add(cl, reapTwice)
+	}
+}
+
+// guard returns the functions f and late for call or run. f calls ask, which is the driver's
+// Acquire or Wait, and has the reaper clean up after a failure. late has the reaper release a grant
+// that comes after the caller has left.
+func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim) (backend.Grant, error)) (f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
+	f = func(ctx context.Context) (backend.Grant, error) {
+		g, err := ask(ctx, cl)
+		if err != nil {
+			r.failed(cl, err)
+		}
+		return g, err
+	}
+	late = func(g backend.Grant, err error) {
+		if err == nil {
+			granted := cl // a change of cl itself would move it to the heap
+			granted.Handle = g.Handle
+			r.add(granted, reapOnce)
+		}
+	}
+	return f, late
 }

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"container/list"
 	"context"
-	"errors"
+	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -303,68 +303,6 @@ func (ln *line) remove(t *turn) *turn {
 	return t
 }
 
-// answers is what the store has answered to the callers of a line.
-type answers struct {
-	// last says why the head, or the last head, did not get the key: the store's ErrHeld, or an
-	// outage. It is errHeldHere if the last head had the key, and nil if nothing is known.
-	last error
-
-	// Both are by clock.awake, and 0 if the store has answered since.
-	outage     instant // when the outage began
-	unanswered instant // when the first attempt after the last answer or outage began
-}
-
-// answeredLocked records that a call that began at sent, by clock.awake, failed with err: ErrHeld,
-// or an outage.
-func (ln *line) answeredLocked(err error, sent instant) {
-	ln.last, ln.unanswered = err, 0
-	if !errors.Is(err, ErrHeld) {
-		ln.outage = cmp.Or(ln.outage, sent)
-		return
-	}
-	ln.outage = 0
-	ln.q.contended.note(ln.key, ln.q.clock.now())
-}
-
-// unansweredLocked records that a call that began at sent, by clock.awake, ended with its caller's
-// context, without an answer.
-func (ln *line) unansweredLocked(sent instant) {
-	ln.unanswered = cmp.Or(ln.unanswered, sent)
-	if ln.staleLocked(ln.last) {
-		ln.last = nil
-	}
-}
-
-// outageLocked returns how long the line's outage has lasted, or 0 if there is none. The time counts
-// from the begin of the outage, or from since if that is later. since is when the caller arrived, by
-// clock.awake.
-func (ln *line) outageLocked(since instant) time.Duration {
-	if ln.outage == 0 {
-		return 0
-	}
-	return time.Duration(ln.q.clock.awake() - max(ln.outage, since))
-}
-
-// staleLocked reports whether answer is an ErrHeld that is too old to report: attempts have had no
-// answer for a third of Timeout, so the store may hang.
-func (ln *line) staleLocked(answer error) bool {
-	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && time.Duration(ln.q.clock.awake()-ln.unanswered) >= ln.q.opts.Timeout/3
-}
-
-// refusalLocked returns why a caller in line does not have the key. It is a HeldError if this
-// Client holds the key, and otherwise the store's last answer to the head. It is nil if there is no
-// answer, or if the answer is too old.
-func (ln *line) refusalLocked() error {
-	switch {
-	case ln.hold != nil:
-		left := time.Duration(instant(ln.hold.deadline.Load()) - ln.q.clock.now())
-		return &backend.HeldError{Owner: ln.q.opts.Owner, RetryAfter: max(left, 0)}
-	case ln.staleLocked(ln.last):
-		return nil
-	}
-	return ln.last
-}
-
 // A row is a sequence of holds of one key by callers of one Client, one after another. After a row
 // the Client leaves the key to other Clients for a gap.
 //
@@ -472,4 +410,128 @@ func (k *contended) set(key string, at contention) {
 		clear(*k) // keeps the memory
 	}
 	(*k)[key] = at
+}
+
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
+// false, and h must be released, if that caller cannot use h, if other Clients should get a turn,
+// or if h has left the line. A hand-over needs no call to the store, because the store knows only
+// the token of the hold, and has confirmed the hold a moment ago.
+func (h *hold) handOverLocked() bool {
+	ln, now := h.line, h.renewer.clock.now()
+	t := ln.first()
+	if ln.hold != h || ln.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
+		return false
+	}
+	ln.giveLeaseLocked(t, h.addLeaseLocked(t.ctx, t.r, now))
+	return true
+}
+
+// suitsLocked reports whether a caller with r may get h: h is what r asks for, and the store has
+// confirmed h a moment ago.
+func (h *hold) suitsLocked(r *request, now instant) bool {
+	switch {
+	case !h.passableLocked():
+		return false
+	case r.ttl != h.claim.TTL || r.noRenew || r.fenced || r.shared || r.maxHold > 0:
+		return false
+	case h.renewer.closing.Err() != nil:
+		return false
+	}
+	return time.Duration(now-h.confirmed) < max(freshEnough, h.linger) && now < instant(h.deadline.Load())
+}
+
+// passableLocked reports whether a later caller may get h: h is renewed and was not extended, and
+// no caller has asked for a fence, a max hold or a min hold.
+func (h *hold) passableLocked() bool {
+	return !h.extended && h.renewal == renews && !h.claim.Fenced && h.limit == never && h.keep == 0
+}
+
+// A key lingers if its last lease had WithLinger and was unlocked, and the Client keeps the hold
+// for its own next caller. Then the hold has one lease that belongs to no caller: the ghost. The
+// line counts the ghost as a caller. The ghost is renewed and lost as any lease, but no event names
+// it. The next caller takes its place (reuseLocked). If no caller comes in time, or the hold does
+// not suit the next caller, the hold ends, and the reaper releases its token (endLingerLocked).
+//
+// The time of WithLinger counts from the grant of the hold, not from the last Unlock. So other
+// Clients wait for that time at most, however busy this Client is, and the gap after the row lets
+// them in (endedLocked).
+
+// unrecalled is the longest linger of a key that other Clients cannot recall.
+const unrecalled = 50 * time.Millisecond
+
+// lingerFor returns how long the hold may linger after its grant for a caller with r.
+func (h *hold) lingerFor(r *request) time.Duration {
+	c := h.renewer
+	switch _, recalls := c.driver.(backend.Recaller); {
+	case c.traits.Reach == backend.Process, r.shared, r.slots > 0:
+		return 0
+	case !recalls:
+		return min(r.linger, unrecalled)
+	case h.line.recalled, h.line.sought, !strings.HasPrefix(h.claim.Token, backend.RecallMark):
+		return min(r.linger, rowTime)
+	}
+	return r.linger
+}
+
+// recallLocked handles a message, if one has come: the row of its key ends sooner. The message may
+// come before the reply to the attempt that took the key.
+func (q *queue) recallLocked() {
+	var ln *line
+	select {
+	case key := <-q.recalled:
+		ln = q.lines[strings.TrimPrefix(key, q.opts.Prefix)]
+	default:
+	}
+	if ln == nil {
+		return // no message has come, or it came after the end of the hold
+	}
+	ln.recalled = true
+	if h := ln.hold; h != nil {
+		h.linger = min(h.linger, rowTime)
+		if h.lingers != 0 {
+			h.lingers = min(h.lingers, h.granted.add(rowTime))
+			h.renewer.scheduleLocked(h)
+		}
+	}
+}
+
+// lingerLocked makes the ghost keep the hold, whose last lease was unlocked. It returns false if
+// the key must be released.
+func (h *hold) lingerLocked(key string) bool {
+	c, end := h.renewer, h.granted.add(h.linger)
+	if h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {
+		return false
+	}
+	if h.ghost == nil {
+		h.ghost = &Lease{hold: h, key: key, parent: context.Background(), since: h.granted, maxHold: never}
+	}
+	h.lingers = end
+	h.leases = append(h.leases, h.ghost)
+	h.joined++
+	c.scheduleLocked(h)
+	return true
+}
+
+// reuseLocked gives the hold, which lingers, to a caller. If the hold does not suit the caller, it
+// ends. Then the ticket says to wait for the release, and to join again.
+func (h *hold) reuseLocked(t *turn) ticket {
+	now, _ := h.renewer.clock.read() // the machine may have slept since the last lease was unlocked
+	if h.line.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
+		freed := make(chan struct{})
+		h.endLingerLocked(freed)
+		return ticket{do: joinAgain, freed: freed}
+	}
+	h.lingers = 0
+	h.leases = h.leases[:0]
+	return ticket{do: haveLease, lease: h.addLeaseLocked(t.ctx, t.r, now)}
+}
+
+// endLingerLocked ends a hold that lingers. The reaper releases the token, so that many keys need
+// few goroutines, and then closes freed, if that is not nil.
+func (h *hold) endLingerLocked(freed chan struct{}) {
+	h.ghost.state.Store(released)
+	h.lingers, h.leases = 0, nil
+	h.renewer.unscheduleLocked(h)
+	h.line.endedLocked(h)
+	h.reapLocked(&reap{freed: freed})
 }

@@ -424,6 +424,17 @@ func (h *hold) termLocked() time.Duration {
 	return min(h.claim.TTL, termFor(left))
 }
 
+// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether they had.
+// If it returns true, the caller must schedule h.
+func (h *hold) resumeRenewalLocked(now instant) bool {
+	if h.renewal != paused {
+		return false
+	}
+	h.renewal, h.orphaned = renews, 0
+	h.due, h.planned = now, now
+	return true
+}
+
 // renewedLocked records that the store has renewed h. The call was sent at start. The holder may
 // trust the renewal up to until.
 func (h *hold) renewedLocked(now, start, until instant) {

@@ -1,0 +1,71 @@
+package hasp
+
+import (
+	"cmp"
+	"errors"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// answers is what the store has answered to the callers of a line.
+type answers struct {
+	// last says why the head, or the last head, did not get the key: the store's ErrHeld, or an
+	// outage. It is errHeldHere if the last head had the key, and nil if nothing is known.
+	last error
+
+	// Both are by clock.awake, and 0 if the store has answered since.
+	outage     instant // when the outage began
+	unanswered instant // when the first attempt after the last answer or outage began
+}
+
+// answeredLocked records that a call that began at sent, by clock.awake, failed with err: ErrHeld,
+// or an outage.
+func (ln *line) answeredLocked(err error, sent instant) {
+	ln.last, ln.unanswered = err, 0
+	if !errors.Is(err, ErrHeld) {
+		ln.outage = cmp.Or(ln.outage, sent)
+		return
+	}
+	ln.outage = 0
+	ln.q.contended.note(ln.key, ln.q.clock.now())
+}
+
+// unansweredLocked records that a call that began at sent, by clock.awake, ended with its caller's
+// context, without an answer.
+func (ln *line) unansweredLocked(sent instant) {
+	ln.unanswered = cmp.Or(ln.unanswered, sent)
+	if ln.staleLocked(ln.last) {
+		ln.last = nil
+	}
+}
+
+// outageLocked returns how long the line's outage has lasted, or 0 if there is none. The time counts
+// from the begin of the outage, or from since if that is later. since is when the caller arrived, by
+// clock.awake.
+func (ln *line) outageLocked(since instant) time.Duration {
+	if ln.outage == 0 {
+		return 0
+	}
+	return time.Duration(ln.q.clock.awake() - max(ln.outage, since))
+}
+
+// staleLocked reports whether answer is an ErrHeld that is too old to report: attempts have had no
+// answer for a third of Timeout, so the store may hang.
+func (ln *line) staleLocked(answer error) bool {
+	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && time.Duration(ln.q.clock.awake()-ln.unanswered) >= ln.q.opts.Timeout/3
+}
+
+// refusalLocked returns why a caller in line does not have the key. It is a HeldError if this
+// Client holds the key, and otherwise the store's last answer to the head. It is nil if there is no
+// answer, or if the answer is too old.
+func (ln *line) refusalLocked() error {
+	switch {
+	case ln.hold != nil:
+		left := time.Duration(instant(ln.hold.deadline.Load()) - ln.q.clock.now())
+		return &backend.HeldError{Owner: ln.q.opts.Owner, RetryAfter: max(left, 0)}
+	case ln.staleLocked(ln.last):
+		return nil
+	}
+	return ln.last
+}
