@@ -168,11 +168,6 @@ func checkLongest(t backend.Traits, ttl time.Duration) error {
 	return nil
 }
 
-// termFor returns a term of which at least d is left after the drift is subtracted.
-func termFor(d time.Duration) time.Duration {
-	return max(d+d/99+3*time.Millisecond, backend.MinTTL)
-}
-
 // WithTTL sets the term of the lease instead of Options.TTL. Less than 100 ms is ErrInvalid.
 func WithTTL(ttl time.Duration) Option {
 	return func(r *request) {

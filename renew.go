@@ -424,6 +424,11 @@ func (h *hold) termLocked() time.Duration {
 	return min(h.claim.TTL, termFor(left))
 }
 
+// termFor returns a term of which at least d is left after the drift is subtracted.
+func termFor(d time.Duration) time.Duration {
+	return max(d+d/99+3*time.Millisecond, backend.MinTTL)
+}
+
 // resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether they had.
 // If it returns true, the caller must schedule h.
 func (h *hold) resumeRenewalLocked(now instant) bool {
