@@ -61,7 +61,7 @@ type line struct {
 	turns    int32   // number of holds in this row that began while other callers of this Client waited
 	hasHead  bool    // one of the callers is at the head
 	sought   bool    // the head's hold came after a refusal, so others may want the key
-	recalled bool    // another Client wants the key, so the hold lingers for rowTime at most
+	recalled bool    // another Client wants the key, so the hold lingers for wantedLinger at most
 	pace     pace    // how the key is shared with other Clients
 	gapEnds  instant // end of the last gap, which may have passed
 }
@@ -456,8 +456,10 @@ func (h *hold) passableLocked() bool {
 // Clients wait for that time at most, however busy this Client is, and the gap after the row lets
 // them in (endedLocked).
 
-// unrecalled is the longest linger of a key that other Clients cannot recall.
-const unrecalled = 50 * time.Millisecond
+const (
+	unrecalled   = 50 * time.Millisecond // the longest linger of a key that other Clients cannot recall
+	wantedLinger = 3 * time.Millisecond  // the longest linger of a key that other Clients want, or may want
+)
 
 // lingerFor returns how long the hold may linger after its grant for a caller with r.
 func (h *hold) lingerFor(r *request) time.Duration {
@@ -468,7 +470,7 @@ func (h *hold) lingerFor(r *request) time.Duration {
 	case !recalls:
 		return min(r.linger, unrecalled)
 	case h.line.recalled, h.line.sought, !strings.HasPrefix(h.claim.Token, backend.RecallMark):
-		return min(r.linger, rowTime)
+		return min(r.linger, wantedLinger)
 	}
 	return r.linger
 }
@@ -487,9 +489,9 @@ func (q *queue) recallLocked() {
 	}
 	ln.recalled = true
 	if h := ln.hold; h != nil {
-		h.linger = min(h.linger, rowTime)
+		h.linger = min(h.linger, wantedLinger)
 		if h.lingers != 0 {
-			h.lingers = min(h.lingers, h.granted.add(rowTime))
+			h.lingers = min(h.lingers, h.granted.add(wantedLinger))
 			h.renewer.scheduleLocked(h)
 		}
 	}
