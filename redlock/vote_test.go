@@ -10,6 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // last returns the verdict if no vote is pending.
@@ -48,89 +49,37 @@ func sure(acquiring bool, n int, count [5]int) verdict {
 	return so
 }
 
-// permutations calls f with every order of 0 to n-1.
-func permutations(n int, f func(order []int)) {
-	order := make([]int, n)
-	for i := range order {
-		order[i] = i
-	}
-	var from func(k int)
-	from = func(k int) {
-		if k == n {
-			f(order)
-			return
-		}
-		for i := k; i < n; i++ {
-			order[k], order[i] = order[i], order[k]
-			from(k + 1)
-			order[k], order[i] = order[i], order[k]
-		}
-	}
-	from(0)
-}
-
-// combinations calls f with every choice of one of several for each of n.
-func combinations(n, several int, f func(choice []int)) {
-	choice := make([]int, n)
-	for {
-		f(choice)
-		i := 0
-		for ; i < n; i++ {
-			if choice[i]++; choice[i] < several {
-				break
-			}
-			choice[i] = 0
-		}
-		if i == n {
-			return
-		}
-	}
-}
-
+// Every sequence of votes decides a ballot at the first vote after which the others cannot change
+// the verdict.
 func TestABallotIsDecidedOnceByTheDecidingVote(t *testing.T) {
 	t.Parallel()
-	for n := range 6 {
-		if n == 0 {
-			continue
-		}
-		for _, taken := range []bool{true, false} {
-			r := holdRule
-			if taken {
-				r = acquireRule
-			}
-			known := map[[5]int]verdict{}
-			want := func(count [5]int) verdict {
-				v, ok := known[count]
-				if !ok {
-					v = sure(taken, n, count)
-					known[count] = v
-				}
-				return v
-			}
-			combinations(n, 4, func(choice []int) {
-				permutations(n, func(order []int) {
-					b := newBallot(make([]*node, n), r)
-					count := [5]int{pending: n}
-					for _, i := range order {
-						v := yes + vote(choice[i])
-						before := b.result()
-						now := b.cast(i, v, nil)
-						got := b.result()
-						count[pending]--
-						count[v]++
-						over := false
-						select {
-						case <-b.done:
-							over = true
-						default:
-						}
-						if w := want(count); got != w || now != (before == undecided && w != undecided) || over != (w != undecided) || before != undecided && got != before {
-							t.Fatalf("%d nodes, acquiring %v, votes %v in order %v: verdict %d after vote of %d, decided now %v, done %v; want %d",
-								n, taken, choice, order, got, i, now, over, w)
-						}
+	rules := map[bool]rule{true: acquireRule, false: holdRule}
+	for n := 1; n <= 5; n++ {
+		for acquiring, r := range rules {
+			for sequence := range 1 << (2 * n) { // two bits for each vote
+				b, count, want := newBallot(make([]*node, n), r), [5]int{pending: n}, undecided
+				for i := range n {
+					v := yes + vote(sequence>>(2*i)&3)
+					count[pending]--
+					count[v]++
+					before := want
+					if before == undecided {
+						want = sure(acquiring, n, count)
 					}
-				})
-			})
+
+					now := b.cast(i, v, nil)
+					over := false
+					select {
+					case <-b.done:
+						over = true
+					default:
+					}
+					if got := b.result(); got != want || now != (before != want) || over != (want != undecided) {
+						t.Fatalf("%d nodes, acquiring %v, sequence %b: verdict %d after vote %d, decided now %v, done %v; want %d",
+							n, acquiring, sequence, got, i, now, over, want)
+					}
+				}
+			}
 		}
 	}
 }
@@ -188,12 +137,8 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		tr.vs[2].Proxy.Delay(200 * time.Millisecond) // until then the late vote is not released
 		tr.vs[2].Proxy.Release()
 		tr.want(t, "the late vote", c, "x-x")
-		if err := renewOne(tr.d, c, time.Second); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("renew: got %v, want ErrLost", err)
-		}
-		if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("release again: got %v, want ErrLost", err)
-		}
+		strategytest.Want(t, "renew", renewOne(tr.d, c, time.Second), backend.ErrLost)
+		strategytest.Want(t, "release again", tr.d.Release(t.Context(), c), backend.ErrLost)
 		tr.vs[0].Proxy.Release()
 		time.Sleep(5 * time.Second)
 		tr.want(t, "afterwards", c, "---")
