@@ -2,15 +2,16 @@
 package browser
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,23 +19,18 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/hasplock/hasp"
+	_ "github.com/hasplock/hasp/fairlock"
+	_ "github.com/hasplock/hasp/filelock"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/cli"
 	"github.com/hasplock/hasp/internal/cli/ui"
 	"github.com/hasplock/hasp/internal/redistest"
 )
-
-// If the environment variable role is set, the test binary is the command hasp.
-const role = "HASP_TEST_ROLE"
 
 // chromium is the context of the browser that all tests share. It is nil if no Chromium is
 // installed.
 var chromium context.Context
 
 func TestMain(m *testing.M) {
-	if os.Getenv(role) != "" {
-		os.Exit(cli.Main())
-	}
 	os.Exit(run(m))
 }
 
@@ -82,34 +78,22 @@ func needChromium(t *testing.T) {
 	}
 }
 
-// serve starts hasp ui until the end of the test. It returns the address of the page, and a
-// function that ends hasp ui as Ctrl-C does.
-func serve(t *testing.T, store, listen string, env ...string) (url string, stop func()) {
+// serve serves the page of a store, as hasp ui does, until the end of the test or a call of stop.
+func serve(t *testing.T, store, listen, token string) (url string, stop func()) {
 	t.Helper()
 	needChromium(t)
-	program, err := os.Executable()
+	ln, err := net.Listen("tcp", listen)
 	must(t, err)
-	cmd := exec.Command(program, "ui", "--listen", listen)
-	cmd.Env = append(append(os.Environ(), role+"=hasp", "HASP_URL="+store), env...)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	stop = func() {
-		_ = cmd.Process.Signal(os.Interrupt)
-		_ = cmd.Wait()
-	}
+	ctx, end := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	server := ui.New(client(t, store, ""), ui.Options{Ordered: true, Token: token, Listen: ln.Addr().String()})
+	go func() { ended <- server.Serve(ctx, ln) }()
+	stop = sync.OnceFunc(func() {
+		end()
+		must(t, <-ended)
+	})
 	t.Cleanup(stop)
-
-	line, err := bufio.NewReader(out).ReadString('\n')
-	must(t, err)
-	for word := range strings.FieldsSeq(line) {
-		if strings.HasPrefix(word, "http://") {
-			return word, stop
-		}
-	}
-	t.Fatalf("hasp ui prints no address: %s", line)
-	return "", nil
+	return "http://" + ln.Addr().String() + "/", stop
 }
 
 // redisStore returns the URL of fairlock on a Redis that no other test uses.
@@ -119,10 +103,10 @@ func redisStore(t *testing.T) string {
 	return "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
 }
 
-// show starts hasp ui on a free port, and returns the address of the page.
+// show serves the page of a store on a free port, and returns its address.
 func show(t *testing.T, store string) string {
 	t.Helper()
-	url, _ := serve(t, store, "127.0.0.1:0")
+	url, _ := serve(t, store, "127.0.0.1:0", "")
 	return url
 }
 
@@ -287,11 +271,11 @@ func TestPageShowsAnOutageAndRecovers(t *testing.T) {
 	b.until(`!document.body.classList.contains("stale")`)
 }
 
-// When hasp ui ends and starts again, the page goes on with its token.
+// When the server ends and starts again, the page goes on with its token.
 func TestPageConnectsAgainWithItsToken(t *testing.T) {
 	const token = "a-token-of-some-length"
-	store, env := "filelock://"+t.TempDir(), "HASP_UI_TOKEN="+token
-	page, stop := serve(t, store, "127.0.0.1:0", env)
+	store := "filelock://" + t.TempDir()
+	page, stop := serve(t, store, "127.0.0.1:0", token)
 	b := open(t, page)
 	if got := eval[string](b, "document.body.innerText"); !strings.Contains(got, "a token is needed") {
 		t.Errorf("without the token: %q", got)
@@ -306,7 +290,7 @@ func TestPageConnectsAgainWithItsToken(t *testing.T) {
 
 	stop()
 	b.shows("status", "not connected")
-	serve(t, store, strings.Trim(page, "htp:/"), env)
+	serve(t, store, strings.Trim(page, "htp:/"), token)
 	b.shows("status", "live")
 }
 

@@ -1,11 +1,11 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +24,6 @@ type ls struct {
 	out     io.Writer
 	prefix  string
 	json    bool
-	sort    string
 	waiting bool
 }
 
@@ -48,27 +47,20 @@ snapshot.
 
 To follow the locks, use "watch hasp ls" or "hasp ui".`,
 		Example: `  hasp ls
-  hasp ls mail: --sort age
+  hasp ls mail:
   hasp ls --waiting --url fairlock+redis://localhost:6379
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.prefix = strings.Join(args, "") // there is at most one argument
-			if !slices.Contains(orders, l.sort) {
-				return usagef("--sort %s: want %s", text.Quote(l.sort), strings.Join(orders, ", "))
-			}
 			return a.withClient(cmd, l.run)
 		},
 	}
 	f := cmd.Flags()
 	f.BoolVar(&l.json, "json", false, "print JSON, an object on each line")
-	f.StringVar(&l.sort, "sort", orders[0], "order of the keys: `ORDER` is "+strings.Join(orders, ", ")+"; the oldest hold or the most waiters come first")
 	f.BoolVar(&l.waiting, "waiting", false, "list only keys that callers wait for")
 	return cmd
 }
-
-// orders are the values of --sort.
-var orders = []string{"key", "age", "waiters"}
 
 func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 	all, err := l.list(ctx, client)
@@ -78,8 +70,8 @@ func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 	return printed(l.print(all, time.Now()))
 }
 
-// list returns the entries in the order of --sort. If List yields a key twice, it returns the last
-// entry of the key.
+// list returns the entries in the order of their keys. If List yields a key twice, it returns the
+// last entry of the key.
 func (l *ls) list(ctx context.Context, client *hasp.Client) ([]hasp.Entry, error) {
 	byKey := map[string]hasp.Entry{}
 	for e, err := range client.List(ctx, l.prefix) {
@@ -91,29 +83,9 @@ func (l *ls) list(ctx context.Context, client *hasp.Client) ([]hasp.Entry, error
 		}
 	}
 
-	all := make([]hasp.Entry, 0, len(byKey))
-	for _, e := range byKey {
-		all = append(all, e)
-	}
-	slices.SortFunc(all, func(a, b hasp.Entry) int {
-		order := 0
-		switch l.sort {
-		case "age":
-			order = cmp.Or(cmp.Compare(unknown(a), unknown(b)), a.Since.Compare(b.Since))
-		case "waiters":
-			order = cmp.Compare(len(b.Waiters), len(a.Waiters))
-		}
-		return cmp.Or(order, cmp.Compare(a.Key, b.Key))
-	})
+	all := slices.Collect(maps.Values(byKey))
+	slices.SortFunc(all, func(a, b hasp.Entry) int { return strings.Compare(a.Key, b.Key) })
 	return all, nil
-}
-
-// unknown returns 1 if Since is not known, and otherwise 0, for a sort that puts such entries last.
-func unknown(e hasp.Entry) int {
-	if e.Since.IsZero() {
-		return 1
-	}
-	return 0
 }
 
 func (l *ls) print(all []hasp.Entry, now time.Time) error {

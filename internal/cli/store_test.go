@@ -157,7 +157,6 @@ func TestBadInput(t *testing.T) {
 		"fence, unsupported":  {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, "unsupported"},
 		"lead, grace":         {[]string{"lead", "key", "--grace", "-1s", "--", "true"}, exitUsage, "--grace cannot be negative"},
 		"lead, short ttl":     {[]string{"lead", "key", "--ttl", "1ms", "--", "true"}, exitUsage, "ttl 1ms is below 100ms"},
-		"ls, order":           {[]string{"ls", "--sort", "size"}, exitUsage, `--sort "size": want key, age, waiters`},
 		"ui, all addresses":   {[]string{"ui", "--listen", "0.0.0.0:0"}, exitUsage, "needs --token"},
 		"ui, no address":      {[]string{"ui", "--listen", ":0"}, exitUsage, "needs --token"},
 		"ui, IPv6":            {[]string{"ui", "--listen", "[::]:0"}, exitUsage, "needs --token"},

@@ -178,7 +178,7 @@ const heapSlack = 4 << 20
 // poolSlack is by how many descriptors a client may grow. go-redis keeps the connections of the
 // largest burst, up to ten for each CPU and server. Slow links make bursts larger.
 func (s *store) poolSlack() float64 {
-	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(s.size(), 1))
+	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(len(s.addrs), 1))
 }
 
 // checkGrowth compares the last quarter of the run with the second one. It reports a violation if

@@ -16,28 +16,22 @@ import (
 
 // cluster is an etcd of three members.
 type cluster struct {
+	*redistest.Lab
 	members []*etcdtest.Server
 	client  *clientv3.Client
 }
 
-func startEtcd(l *redistest.Lab) *other {
-	c := &cluster{members: etcdtest.Start(l, 3, "--snapshot-count=1000")}
-	var addrs []string
+func (s *store) openEtcd() {
+	c := &cluster{Lab: s.Lab, members: etcdtest.Start(s.Lab, 3, "--snapshot-count=1000")}
 	for _, m := range c.members {
-		addrs = append(addrs, m.Client)
+		s.addrs = append(s.addrs, m.Client)
 	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
-	l.Check(err)
+	client, err := clientv3.New(clientv3.Config{Endpoints: s.addrs, Logger: zap.NewNop()})
+	s.Check(err)
 	c.client = client
-	l.Cleanup(func() { client.Close() })
-	return &other{
-		what:    "three members",
-		servers: addrs,
-		url:     func(addrs []string) string { return "etcdlock+etcd://" + strings.Join(addrs, ",") },
-		left:    c.left,
-		faults:  c.faults,
-		ready:   c.healthy,
-	}
+	s.Cleanup(func() { client.Close() })
+	s.what, s.left, s.faults, s.ready = "three members", c.left, c.faults, c.healthy
+	s.openWays(func(addrs []string) string { return "etcdlock+etcd://" + strings.Join(addrs, ",") })
 }
 
 // leaderIndex returns the index of the leader, or -1 during an election.
@@ -45,24 +39,20 @@ func (c *cluster) leaderIndex() int {
 	return slices.IndexFunc(c.members, (*etcdtest.Server).IsLeader)
 }
 
-func (c *cluster) left(ctx context.Context) (all []string, err error) {
+func (c *cluster) left(ctx context.Context) (all []string) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	r, err := c.client.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
-	if err != nil {
-		return nil, err
-	}
+	c.Check(err)
 	for _, kv := range r.Kvs {
 		all = append(all, "entry "+string(kv.Key))
 	}
 	leases, err := c.client.Leases(ctx)
-	if err != nil {
-		return nil, err
-	}
+	c.Check(err)
 	for _, l := range leases.Leases {
 		all = append(all, fmt.Sprintf("lease %x", l.ID))
 	}
-	return all, nil
+	return all
 }
 
 func (c *cluster) faults(all *catalog, losing bool) {
@@ -71,6 +61,8 @@ func (c *cluster) faults(all *catalog, losing bool) {
 		all.add(server, 0.2, 0.5, "every lease revoked", requested(c.revoked))
 		return
 	}
+	all.processes()
+	all.links()
 	kill, start := func(_ *nemesis, i int) { c.members[i].Kill() }, c.each((*etcdtest.Server).Start)
 	pause, resume := c.each((*etcdtest.Server).Pause), c.each((*etcdtest.Server).Resume)
 	for _, k := range []int{1, 2} {

@@ -34,32 +34,6 @@ func (c *catalog) add(class string, least, most float64, name string, inject inj
 	return f
 }
 
-// faults returns the faults of a strategy's store and clients. If losing is set, they are the
-// faults that take locks away, otherwise the faults that do not.
-func (s *store) faults(losing bool) (all catalog) {
-	switch {
-	case s.other != nil:
-		if !losing {
-			all.processes()
-			all.links()
-		}
-		s.other.faults(&all, losing)
-	case losing && s.dir == "":
-		all.losses(s)
-	case losing:
-	case s.dir != "":
-		all.processes()
-	case s.sentinel != nil, s.cluster != nil:
-		all.processes()
-		all.set(s)
-	default:
-		all.processes()
-		all.links()
-		all.servers(s)
-	}
-	return all
-}
-
 func (c *catalog) processes() {
 	c.add(process, 0, 0.2, "holder killed", killed(holders))
 	c.add(process, 0, 0.2, "waiter killed", killed(waiters))
@@ -95,11 +69,18 @@ const (
 	enoughMemory = "config set maxmemory 0; config set maxmemory-policy noeviction"
 )
 
-// servers adds the faults of a single server. If there are several servers, each fault disturbs a
-// minority or a majority of them.
-func (c *catalog) servers(s *store) {
-	n := len(s.servers)
-	minority, majority := halves(n)
+// servers adds the faults of n independent servers. Each fault disturbs a minority or a majority of
+// them.
+func (c *catalog) servers(n int, losing bool) {
+	minority, majority := (n-1)/2, n/2+1
+	if losing {
+		c.add(server, 0.5, 1, of(n, majority, "emptied by FLUSHALL"), ordered(majority, "flushall", ""))
+		c.add(server, 0.2, 1, of(n, majority, "restarted without data"), restarted(majority, false))
+		c.add(server, 0.6, 2, of(n, majority, "evicting keys"), ordered(majority, evictKeys, enoughMemory))
+		return
+	}
+	c.processes()
+	c.links()
 	for _, k := range []int{minority, majority} {
 		if k == 0 {
 			continue
@@ -134,32 +115,23 @@ func (c *catalog) commands(n, k int) {
 }
 
 // set adds the faults of servers that form one Redis.
-func (c *catalog) set(s *store) {
+func (c *catalog) set(s *store, losing bool) {
+	switch {
+	case losing && s.sentinel != nil:
+		c.add(server, 0.5, 1, "Sentinel fails over", failedOver(false))
+		c.add(server, 0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))
+		return
+	case losing:
+		c.add(server, 0.5, 1, "the key's master is killed and its replica takes over", takenOver(true))
+		return
+	}
+	c.processes()
 	c.commands(len(s.servers), len(s.servers))
 	if s.cluster != nil {
 		c.add(server, 0.5, 1, "the key's master hands over to its replica", takenOver(false))
 		c.add(server, 0.5, 2, "the key's slot moves to another master", resharded)
 	}
 }
-
-// losses adds the faults that take locks away.
-func (c *catalog) losses(s *store) {
-	switch n := len(s.servers); {
-	case s.sentinel != nil:
-		c.add(server, 0.5, 1, "Sentinel fails over", failedOver(false))
-		c.add(server, 0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))
-	case s.cluster != nil:
-		c.add(server, 0.5, 1, "the key's master is killed and its replica takes over", takenOver(true))
-	default:
-		_, majority := halves(n)
-		c.add(server, 0.5, 1, of(n, majority, "emptied by FLUSHALL"), ordered(majority, "flushall", ""))
-		c.add(server, 0.2, 1, of(n, majority, "restarted without data"), restarted(majority, false))
-		c.add(server, 0.6, 2, of(n, majority, "evicting keys"), ordered(majority, evictKeys, enoughMemory))
-	}
-}
-
-// halves returns the sizes of the largest minority and of the smallest majority of n servers.
-func halves(n int) (minority, majority int) { return (n - 1) / 2, n/2 + 1 }
 
 // of returns the name of a fault of k servers out of n.
 func of(n, k int, what string) string {

@@ -12,7 +12,7 @@ import (
 // onServers is a fault of k servers. fail disturbs each of them, and heal ends it.
 func onServers(k int, fail, heal func(n *nemesis, i int)) inject {
 	return func(n *nemesis) *injection {
-		servers := n.rand.Perm(n.store.size())[:k]
+		servers := n.rand.Perm(len(n.store.addrs))[:k]
 		for _, i := range servers {
 			fail(n, i)
 		}

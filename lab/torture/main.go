@@ -80,10 +80,6 @@ func main() {
 		return err
 	})
 	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, wake-up, slots or reply")
-	flag.Func("history", "write all reports of the clients to a `file`, as lines of JSON", func(path string) (err error) {
-		o.history, err = os.Create(path)
-		return err
-	})
 	page := flag.String("results", "", "write a table of the runs to a `file`, and name the commit")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -162,7 +158,7 @@ func (o options) carryOut(names []string, parallel int) (kept bool, results map[
 	}
 	for _, name := range names {
 		o := o
-		o.strategy, o.term = name, cmp.Or(others[name].term, term)
+		o.strategy, o.term = name, cmp.Or(terms[name], term)
 		runs.Go(func() error { return single(o) })
 		losing := o
 		losing.losing = true

@@ -95,7 +95,9 @@ func (n *nemesis) strike(ctx context.Context, f, extra *fault) {
 
 	// Wait until the servers work, which the second fault may have delayed. This time does not
 	// count as recovery of the clients.
-	n.store.ready()
+	if n.store.ready != nil {
+		n.Check(n.store.ready())
+	}
 	if second != nil {
 		n.recover(ctx, extra, second)
 	}

@@ -20,16 +20,8 @@ func plant(bug string, d backend.Driver) (backend.Driver, error) {
 	switch bug {
 	case "", oneTooMany:
 		return d, nil
-	case "release":
-		switch d := d.(type) {
-		case backend.Waiter:
-			return buggyWaiter{b, d.Wait}, nil
-		case backend.Waker:
-			return buggyWaker{b, d}, nil
-		}
+	case "release", "wake-up", "reply":
 		return b, nil
-	case "wake-up", "reply":
-		return buggyWaiter{b, b.poll}, nil
 	}
 	return nil, fmt.Errorf("unknown bug %q", bug)
 }
@@ -80,27 +72,9 @@ func (b buggy) Traits() backend.Traits {
 	return t
 }
 
-type buggyWaiter struct {
-	buggy
-	wait func(context.Context, backend.Claim) (backend.Grant, error)
-}
-
-func (w buggyWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return w.wait(ctx, c)
-}
-
-type buggyWaker struct {
-	buggy
-	waker backend.Waker
-}
-
-func (w buggyWaker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
-	return w.waker.Listen(ctx, c)
-}
-
-// poll asks for the key until it gets it. With the bug "wake-up" it sometimes stops asking, like a
+// Wait asks for the key until it gets it. With the bug "wake-up" it sometimes stops asking, like a
 // waiter that misses a release between its check and its subscription.
-func (b buggy) poll(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (b buggy) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	for {
 		again := time.After(5 * time.Millisecond)
 		if b.bug == "wake-up" && rand.IntN(100) == 0 {

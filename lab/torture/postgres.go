@@ -17,21 +17,17 @@ import (
 )
 
 type database struct {
+	*redistest.Lab
 	server *pgtest.Server
 	data   string // its directory
 }
 
-func startPostgres(l *redistest.Lab) *other {
-	server := pgtest.Start(l, "max_connections=150")
-	d := &database{server: server, data: filepath.Dir(server.File("PG_VERSION"))}
-	l.Check(d.each("CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app"))
-	return &other{
-		what:    "one PostgreSQL",
-		servers: []string{d.server.Addr},
-		url:     func(addrs []string) string { return "pglock+" + "postgres://app@" + addrs[0] + "/postgres" },
-		left:    d.left,
-		faults:  d.faults,
-	}
+func (s *store) openPostgres() {
+	server := pgtest.Start(s.Lab, "max_connections=150")
+	d := &database{s.Lab, server, filepath.Dir(server.File("PG_VERSION"))}
+	s.Check(d.each("CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app"))
+	s.what, s.addrs, s.left, s.faults = "one PostgreSQL", []string{server.Addr}, d.left, d.faults
+	s.openWays(func(addrs []string) string { return "pglock+" + "postgres://app@" + addrs[0] + "/postgres" })
 }
 
 // withConn calls f with a connection of the harness.
@@ -49,16 +45,16 @@ func (d *database) withConn(f func(context.Context, *pgx.Conn) error) error {
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
 // because it has the fence. The empty key is the sweeper's. It is not counted, because its term
 // ends within a minute.
-func (d *database) left(context.Context) (all []string, err error) {
-	err = d.withConn(func(ctx context.Context, c *pgx.Conn) error {
+func (d *database) left(context.Context) (all []string) {
+	d.Check(d.withConn(func(ctx context.Context, c *pgx.Conn) error {
 		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''
 			UNION ALL SELECT 'listener ' || pid FROM pg_stat_activity WHERE query ~* '^listen' AND pid <> pg_backend_pid()`)
 		if err == nil {
 			all, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		}
 		return err
-	})
-	return all, err
+	}))
+	return all
 }
 
 // kick ends the connections of all clients.
@@ -74,6 +70,8 @@ func (d *database) faults(all *catalog, losing bool) {
 		add(0.5, 1, "killed, and started with data of some seconds ago", d.restarted(true))
 		return
 	}
+	all.processes()
+	all.links()
 	add(0.2, 2, "killed, and started again", d.restarted(false))
 	add(0.6, 3, "stopped", d.stopped)
 	add(0.5, 0.5, "connections of all clients ended", d.sends(kick, ""))

@@ -2,9 +2,7 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -51,7 +49,6 @@ type turnID struct {
 // protect.
 type record struct {
 	mu      sync.Mutex           // guards all below
-	history *os.File             // gets all reports, or nil
 	open    map[turnID]*lockCall // turns that have not ended
 	turns   []*lockCall          // turns that were granted, in the order of the reports
 	highest map[int]uint64       // the largest fence that the resource has seen, by key
@@ -60,8 +57,8 @@ type record struct {
 	refused int                  // uses of the resource with an old fence
 }
 
-func newRecord(history *os.File) *record {
-	return &record{history: history, open: map[turnID]*lockCall{}, highest: map[int]uint64{}, written: map[int]uint64{}}
+func newRecord() *record {
+	return &record{open: map[turnID]*lockCall{}, highest: map[int]uint64{}, written: map[int]uint64{}}
 }
 
 // take records a report. For a use of the resource, it returns whether the
@@ -69,14 +66,6 @@ func newRecord(history *os.File) *record {
 func (r *record) take(p *proc, e report) (refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.history != nil {
-		// Each line is one write, so lines of two runs do not mix.
-		_ = json.NewEncoder(r.history).Encode(struct {
-			Client string
-			report
-		}{p.String(), e})
-	}
-
 	id := turnID{p, e.ID}
 	t := r.open[id]
 	switch {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"regexp"
 	"slices"
 	"time"
@@ -27,7 +26,6 @@ type options struct {
 	plant    string        // a bug, or empty
 	term     time.Duration
 	patience time.Duration // the longest wait for a grant
-	history  *os.File      // gets all reports of clients; may be nil
 }
 
 const (
@@ -93,7 +91,7 @@ func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
 
 // run makes a run. A Check of l may end it early.
 func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *nemesis {
-	r := &run{options: o, Lab: l, rec: newRecord(o.history)}
+	r := &run{options: o, Lab: l, rec: newRecord()}
 	for k := range keys + cold {
 		r.all = append(r.all, fmt.Sprintf("torture-%03d", k))
 	}
@@ -103,7 +101,9 @@ func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *neme
 		stored = append(stored, fmt.Sprint(slottedName, "#", i))
 	}
 	r.store = o.openStore(l, stored)
-	for _, f := range r.store.faults(o.losing) {
+	var all catalog
+	r.store.faults(&all, o.losing)
+	for _, f := range all {
 		if o.only == nil || o.only.MatchString(f.name) {
 			r.faults = append(r.faults, f)
 		}

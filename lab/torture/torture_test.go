@@ -76,7 +76,7 @@ func findPlanted(t *testing.T, o options, promises []string) {
 
 // history returns a run with turns of one key.
 func history(all ...lockCall) *nemesis {
-	r := newRecord(nil)
+	r := newRecord()
 	for _, t := range all {
 		t.proc, t.fenced = &proc{}, t.fence != 0
 		t.expires = max(t.expires, t.end)
@@ -171,7 +171,7 @@ func TestCheckAfterALoss(t *testing.T) {
 }
 
 func TestResourceRefusesAnOldFence(t *testing.T) {
-	r := newRecord(nil)
+	r := newRecord()
 	p := &proc{}
 	for id, c := range []struct {
 		fence  uint64

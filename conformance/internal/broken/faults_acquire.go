@@ -27,10 +27,6 @@ var acquireFaults = []Fault{
 		spoil: onAcquire.by(func(_ context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 			return d.soundWait(d.way.store.ended, c)
 		})},
-	{Name: "a refused attempt prolongs the hold", Clause: "expiry",
-		spoil: onAcquire.after(backend.ErrHeld, func(x *command) { x.accepting(anyToken).renew() })},
-	{Name: "a held key is reported as an outage", Clause: "acquire-excludes", kind: waits,
-		spoil: onAcquire.turns(backend.ErrHeld, errNoReply)},
 	{Name: "RetryAfter is in the wrong unit", Clause: "acquire-held-details",
 		spoil: onAcquire.fails(func(err error) error {
 			var he *backend.HeldError
@@ -43,8 +39,6 @@ var acquireFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.MaxTTL = time.Hour })},
 	{Name: "TTLUnit is claimed, but terms are not rounded up", Clause: "expiry-rounded",
 		spoil: claims(func(t *backend.Traits) { t.TTLUnit = 300 * time.Millisecond })},
-	{Name: "MinTTL is claimed, but shorter terms are granted", Clause: "expiry-rounded",
-		spoil: claims(func(t *backend.Traits) { t.MinTTL = 2 * time.Second })},
 	{Name: "terms are rounded up by more than the traits say", Clause: "expiry-rounded",
 		spoil: terms(func(c backend.Claim) time.Duration { return max(c.TTL, time.Minute) })},
 	{Name: "a context that has ended is reported as ErrHeld", Clause: "acquire-dead-context",
@@ -87,22 +81,10 @@ func releaseAny(x *command) (uint64, error) { return x.accepting(anyToken).relea
 var releaseFaults = []Fault{
 	{Name: "Release ignores the token", Clause: "token-whole",
 		spoil: onRelease.inStore(releaseAny)},
-	{Name: "Release by a foreign token is reported as an outage", Clause: "token-whole",
-		spoil: onRelease.turns(backend.ErrLost, errNoReply)},
 	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
 		spoil: spoils(onRelease.inStore((*command).breakKey), onRelease.firstSends(checkIsOwn))},
 	{Name: "Release of a hold that has ended is not an error", Clause: "release-lost break-frees", kind: waits,
 		spoil: onRelease.turns(backend.ErrLost, nil)},
-	{Name: "Release of an expired hold is not an error", Clause: "release-lost",
-		spoil: onRelease.inStore(func(x *command) (uint64, error) {
-			defer delete(x.d.granted, x.c.Token)
-			_, own := x.d.granted[x.c.Token]
-			_, err := x.release()
-			if errors.Is(err, backend.ErrLost) && own && x.r.token == "" {
-				return 0, nil
-			}
-			return 0, err
-		})},
 	{Name: "the timer of a hold outlives it and ends the next hold", Clause: "release-for-good",
 		spoil: onAcquire.grants(func(d *driver, c backend.Claim, _ *backend.Grant) {
 			time.AfterFunc(c.TTL, func() { d.breakKey(context.Background(), c) })
@@ -111,34 +93,14 @@ var releaseFaults = []Fault{
 		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool {
 			return strings.HasPrefix(token, c.Token) || strings.HasPrefix(c.Token, token)
 		})},
-	{Name: "tokens are compared without case", Clause: "token-whole",
-		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool { return strings.EqualFold(c.Token, token) })},
-	{Name: "the owner is the proof", Clause: "token-whole",
-		spoil: accepts(func(d *driver, c backend.Claim, token string) bool {
-			return token == c.Token || d.granted[token].Owner == c.Owner
-		})},
 }
 
 var keyFaults = []Fault{
 	{Name: "keys end at a NUL", Clause: "keys-odd",
 		spoil: names(func(key string) string { k, _, _ := strings.Cut(key, "\x00"); return k })},
-	{Name: "keys are made valid UTF-8", Clause: "keys-odd",
-		spoil: names(func(key string) string { return strings.ToValidUTF8(key, "\ufffd") })},
-	{Name: "only the part of a key in braces counts", Clause: "keys-odd",
-		spoil: names(func(key string) string {
-			_, rest, ok := strings.Cut(key, "{")
-			tag, _, closed := strings.Cut(rest, "}")
-			if ok && closed && tag != "" {
-				return tag
-			}
-			return key
-		})},
 	{Name: "long keys are truncated", Clause: "keys-long",
 		spoil: names(func(key string) string { return key[:min(len(key), 255)] })},
 	{Name: "keys are compared without case", Clause: "keys-apart", kind: waits, spoil: names(strings.ToLower)},
-	{Name: "white space around keys is dropped", Clause: "keys-apart", spoil: names(strings.TrimSpace)},
-	{Name: "a key with a colon collides with its prefix", Clause: "keys-apart",
-		spoil: names(func(key string) string { return strings.TrimSuffix(strings.TrimSuffix(key, ":a"), ":") })},
 	{Name: "the fence counter is kept under a name that may be a key", Clause: "keys-derived", kind: waits,
 		spoil: spoils(changes(countByOne), onRelease.after(nil, func(x *command) {
 			if of, ok := strings.CutSuffix(x.c.Key, ":fence"); ok {

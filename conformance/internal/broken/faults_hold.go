@@ -30,13 +30,6 @@ func wholeSeconds(c backend.Claim) time.Duration {
 var renewFaults = []Fault{
 	{Name: "Renew needs the handle", Clause: "token-alone", spoil: spoils(givesHandles, onRenew.by(withoutHandle))},
 	{Name: "Release needs the handle", Clause: "token-alone", spoil: spoils(givesHandles, onRelease.by(withoutHandle))},
-	{Name: "Release goes by the handle and not by the token", Clause: "release-lost",
-		spoil: spoils(givesHandles, onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-			if c.Handle != nil {
-				return d.send(ctx, c, releaseAny)
-			}
-			return next(ctx, c)
-		}))},
 	{Name: "Renew never prolongs beyond the first term", Clause: "renew-many",
 		spoil: onRenew.inStore(func(x *command) (uint64, error) {
 			x.c.TTL = min(x.c.TTL, x.d.granted[x.c.Token].TTL)
@@ -69,17 +62,6 @@ var renewFaults = []Fault{
 	{Name: "Renew compares the token in one command and prolongs in another", Clause: "link-late-renew", cost: twice,
 		spoil: spoils(onRenew.inStore(renewAny), onRenew.firstSends(checkIsOwn))},
 	{Name: "Renew prolongs any hold of the key", Clause: "token-whole", spoil: onRenew.inStore(renewAny)},
-	{Name: "only the first claim of a batch is renewed", Clause: "renew-many",
-		spoil: renews(func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error)) {
-			for i, c := range cs {
-				if token, _ := d.holder(ctx, c.Key); token == c.Token && i > 0 {
-					done(i, backend.Grant{}, nil)
-					continue
-				}
-				g, err := d.renewOne(ctx, c)
-				done(i, g, err)
-			}
-		})},
 	{Name: "one lost claim fails its batch", Clause: "renew-many",
 		spoil: renews(func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error)) {
 			var all error

@@ -2,7 +2,6 @@ package broken
 
 import (
 	"context"
-	"errors"
 	"path"
 	"slices"
 	"strings"
@@ -30,12 +29,6 @@ var listFaults = []Fault{
 			token, err := d.holder(context.Background(), e.Key)
 			return err != nil || token != keptToken
 		})},
-	{Name: "List yields the waiters in reverse order", Clause: "inspect-waiters", kind: orders,
-		spoil: lists(reverseWaiters)},
-	{Name: "List yields one holder of a shared key", Clause: "shared-inspect", kind: waits,
-		spoil: lists(oneReader)},
-	{Name: "List yields the holder of a shared key as its owner", Clause: "shared-inspect", kind: waits,
-		spoil: lists(readerAsOwner)},
 	{Name: "List takes the prefix for a pattern", Clause: "list-prefix", kind: waits,
 		spoil: listsBy(func(ctx context.Context, _ *driver, prefix string, next func(context.Context, string) seq) seq {
 			return func(yield yield) {
@@ -44,10 +37,6 @@ var listFaults = []Fault{
 					return err == nil && !ok || yield(e, err)
 				})
 			}
-		})},
-	{Name: "List ignores the prefix", Clause: "list-prefix", kind: waits,
-		spoil: listsBy(func(ctx context.Context, _ *driver, _ string, next func(context.Context, string) seq) seq {
-			return next(ctx, "")
 		})},
 	{Name: "List yields the hold of another strategy without its owner", Clause: "list-foreign", kind: waits,
 		spoil: yields(func(d *driver, e *backend.Entry) bool {
@@ -82,29 +71,10 @@ var listFaults = []Fault{
 		spoil: yieldsBy(func(_ *driver, yield yield) yield {
 			return func(e backend.Entry, err error) bool { return yield(e, err) && (err == nil || yield(e, err)) }
 		})},
-	{Name: "List says that an outage is definite", Clause: "list-outage", kind: waits,
-		spoil: yieldsBy(func(_ *driver, yield yield) yield {
-			return func(e backend.Entry, err error) bool {
-				if err != nil {
-					err = errors.ErrUnsupported
-				}
-				return yield(e, err)
-			}
-		})},
 	{Name: "List waits for a store that does not answer", Clause: "list-outage", kind: waits,
 		spoil: listsBy(func(ctx context.Context, d *driver, prefix string, _ func(context.Context, string) seq) seq {
 			return d.soundList(ctx, prefix, time.Hour)
 		})},
-}
-
-func reverseWaiters(st *backend.Status) { slices.Reverse(st.Waiters) }
-
-func oneReader(st *backend.Status) { st.Shared = st.Shared[:min(1, len(st.Shared))] }
-
-func readerAsOwner(st *backend.Status) {
-	if len(st.Shared) > 0 {
-		st.Owner = st.Shared[0]
-	}
 }
 
 var inspectFaults = []Fault{
@@ -132,7 +102,7 @@ var inspectFaults = []Fault{
 	{Name: "Inspect and List return a negative term", Clause: "inspect-holder list-held", kind: waits,
 		spoil: shows(func(st *backend.Status) { st.TTL = -st.TTL })},
 	{Name: "Inspect returns the waiters in reverse order", Clause: "inspect-waiters", kind: orders,
-		spoil: inspects(reverseWaiters)},
+		spoil: inspects(func(st *backend.Status) { slices.Reverse(st.Waiters) })},
 	{Name: "Break does nothing", Clause: "break-frees", kind: waits,
 		spoil: onBreak.inStore(doNothing)},
 	{Name: "Break wakes no waiter", Clause: "break-wakes", kind: waits,
@@ -143,20 +113,8 @@ var inspectFaults = []Fault{
 }
 
 var closeFaults = []Fault{
-	{Name: "Close leaves a goroutine", Clause: "close-leaves-nothing", spoil: leak},
-	{Name: "a Wait leaves a goroutine", Clause: "close-leaves-nothing", kind: waits,
-		spoil: onWait.first(func(_ context.Context, d *driver, _ backend.Claim) error {
-			leak(d)
-			return nil
-		})},
-	{Name: "a hold of a closed driver cannot be released", Clause: "token-any-driver",
-		spoil: closes(func(x *command) {
-			for token, c := range x.d.granted {
-				if r := x.get(c.Key, x.now); r.token == token {
-					r.token = "orphan of " + token
-				}
-			}
-		})},
+	{Name: "Close leaves a goroutine", Clause: "close-leaves-nothing",
+		spoil: func(d *driver) { go func() { <-d.way.store.ended.Done() }() }},
 	{Name: "Close releases the holds of its driver", Clause: "token-any-driver",
 		spoil: closes(func(x *command) {
 			for _, c := range x.d.granted {
@@ -164,5 +122,3 @@ var closeFaults = []Fault{
 			}
 		})},
 }
-
-func leak(d *driver) { go func() { <-d.way.store.ended.Done() }() }

@@ -24,26 +24,8 @@ func ofOther(token string) bool { return strings.HasPrefix(token, otherType) }
 
 var otherFaults = []Fault{
 	{Name: "Acquire ignores a record of another type", Clause: "others-exclude others-shared", kind: waits, spoil: onAcquire.firstSends(overlook)},
-	{Name: "the lock is kept under a name that other strategies do not use", Clause: "others-exclude",
-		spoil: names(func(key string) string { return "lock:" + key })},
 	{Name: "any token releases a record of another type", Clause: "others-exclude",
 		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool { return token == c.Token || ofOther(token) })},
-	{Name: "a record of another type is reported as an outage", Clause: "others-exclude",
-		spoil: onAcquire.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			if token, _ := d.holder(ctx, c.Key); ofOther(token) {
-				return errWrongType
-			}
-			return nil
-		})},
-	{Name: "Wait needs messages, and another strategy sends none", Clause: "others-break", kind: waits,
-		spoil: spoils(sleeps(untilTheEnd), func(d *driver) {
-			d.watch = func(key string) func() <-chan struct{} {
-				if token, _ := d.holder(context.Background(), key); ofOther(token) {
-					return func() <-chan struct{} { return nil }
-				}
-				return d.soundWatch(key)
-			}
-		})},
 	{Name: "Break does not remove a record of another type", Clause: "others-break", kind: waits,
 		spoil: onBreak.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 			if token, _ := d.holder(ctx, c.Key); ofOther(token) {

@@ -9,15 +9,6 @@ import (
 )
 
 var waitFaults = []Fault{
-	{Name: "Wait sleeps before its first attempt", Clause: "wait-free", kind: waits,
-		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			select {
-			case <-d.way.store.watch(d.key(c.Key)):
-				return nil
-			case <-ctx.Done():
-				return backend.ErrHeld
-			}
-		})},
 	{Name: "Wait makes its attempt before it listens, and misses wake-ups", Clause: "wait-woken", kind: waits,
 		spoil: spoils(sleeps(untilTheEnd), watchesLate)},
 	{Name: "a hold by Wait lasts an hour", Clause: "wait-deadline", kind: waits,
@@ -78,18 +69,6 @@ var wakeFaults = []Fault{
 		spoil: onRelease.inStore(func(x *command) (uint64, error) {
 			defer x.unheard()()
 			return x.release()
-		})},
-	{Name: "a release with KeepUntil wakes no caller that listens", Clause: "wake-change", kind: wakes,
-		spoil: onRelease.inStore(func(x *command) (uint64, error) {
-			if !x.c.KeepUntil.IsZero() {
-				defer x.unheard()()
-			}
-			return x.release()
-		})},
-	{Name: "a Break wakes no caller that listens", Clause: "wake-change", kind: wakes,
-		spoil: onBreak.inStore(func(x *command) (uint64, error) {
-			defer x.unheard()()
-			return x.breakKey()
 		})},
 	{Name: "only the first shared release wakes", Clause: "wake-shared", kind: wakes,
 		spoil: onRelease.inStore(func(x *command) (uint64, error) {

@@ -190,13 +190,10 @@ func yields(f func(d *driver, e *backend.Entry) bool) spoil {
 	})
 }
 
-// lists lets f change the status of each key in a list.
-func lists(f func(st *backend.Status)) spoil {
-	return yields(func(_ *driver, e *backend.Entry) bool { f(&e.Status); return true })
-}
-
 // shows lets f change each status that Inspect and List return.
-func shows(f func(st *backend.Status)) spoil { return spoils(inspects(f), lists(f)) }
+func shows(f func(st *backend.Status)) spoil {
+	return spoils(inspects(f), yields(func(_ *driver, e *backend.Entry) bool { f(&e.Status); return true }))
+}
 
 func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error))) spoil {
 	return func(d *driver) {

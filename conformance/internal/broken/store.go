@@ -455,9 +455,8 @@ func (w *way) now() (conformance.LinkState, <-chan struct{}) {
 }
 
 var (
-	errRefused   = errors.New("broken: connection refused")
-	errNoReply   = errors.New("broken: connection lost before the reply")
-	errWrongType = errors.New("broken: a record of another type")
+	errRefused = errors.New("broken: connection refused")
+	errNoReply = errors.New("broken: connection lost before the reply")
 )
 
 // call makes the store run f, and returns when the reply arrives. If it returns an error, the
