@@ -399,4 +399,6 @@ func TestLightDarkAndNarrow(t *testing.T) {
 	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(500, 900)))
 	b.until(`document.querySelectorAll("#rows tr").length === 1`)
 	b.until(`[...document.querySelectorAll("#locks th, #locks td")].every((e) => e.getBoundingClientRect().right <= 500 && e.scrollWidth <= e.clientWidth)`)
+	eval[any](b, `document.querySelector("#rows button").click()`)
+	b.until(`[...document.querySelectorAll("#timeline text")].some((e) => e.textContent === "now" && e.getBoundingClientRect().right <= 500 && e.getScreenCTM().a > 0.99)`)
 }

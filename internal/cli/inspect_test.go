@@ -122,9 +122,10 @@ func TestSameHold(t *testing.T) {
 	renewed.TTL = 9
 	for b, want := range map[*backend.Status]bool{
 		&renewed: true,
-		{Held: true, Owner: "b", Since: now, Fence: 1}:        false,
-		{Held: true, Owner: "a", Since: now.Add(1), Fence: 1}: false,
-		{Held: true, Owner: "a", Since: now, Fence: 2}:        false,
+		{Held: true, Owner: "b", Since: now, Fence: 1}:                            false,
+		{Held: true, Owner: "a", Since: now.Add(2 * time.Millisecond), Fence: 1}:  true,
+		{Held: true, Owner: "a", Since: now.Add(20 * time.Millisecond), Fence: 1}: false,
+		{Held: true, Owner: "a", Since: now, Fence: 2}:                            false,
 		{}: false,
 	} {
 		if got := ui.SameHold(a, *b); got != want {

@@ -1,7 +1,8 @@
 // Command torture injects faults into everything that locks depend on, and checks whether the
 // promises of hasp hold. Run it in the directory lab:
 //
-//	go run ./torture [-strategy A,B] [-seed N] [-time 60s] [-on STORE] [-faults REGEXP] [-plant BUG]
+//	go run ./torture [-strategy A,B] [-seed N] [-time 60s] [-on STORE] [-faults REGEXP] [-plant BUG] [-history FILE]
+//	go run ./torture -check FILE
 //
 // Client processes lock, use a resource that refuses an old fence, and unlock.
 // Meanwhile processes are killed and stopped, connections cut and stalled, replies
@@ -80,10 +81,23 @@ func main() {
 		return err
 	})
 	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, wake-up, slots or reply")
+	flag.Func("history", "write all reports of the clients to a `file`, as lines of JSON for -check", func(path string) (err error) {
+		o.history, err = os.Create(path)
+		return err
+	})
+	again := flag.String("check", "", "check a `file` of -history again, and do nothing else")
 	page := flag.String("results", "", "write a table of the runs to a `file`, and name the commit")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		exit(2, fmt.Errorf("unknown argument %q", flag.Arg(0)))
+	}
+	if *again != "" {
+		file, err := os.Open(*again)
+		kept := false
+		if err == nil {
+			kept, err = replay(file, os.Stdout)
+		}
+		exit(one(!kept), err)
 	}
 	names := strings.FieldsFunc(*list, func(r rune) bool { return r == ',' })
 	if len(names) == 0 && o.place == onServer {

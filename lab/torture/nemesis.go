@@ -135,9 +135,11 @@ func (n *nemesis) heal(f *fault, in *injection) {
 	span := [2]int64{in.at, in.healed}
 	if n.losing {
 		n.losses = append(n.losses, span)
+		n.write("", report{What: lossy, T: in.at, End: in.healed})
 	}
 	if f.thins {
 		n.thinned = append(n.thinned, span)
+		n.write("", report{What: thinned, T: in.at, End: in.healed})
 	}
 }
 

@@ -48,6 +48,7 @@ type turnID struct {
 // record is the history of a run. It is also the resource that the locks
 // protect.
 type record struct {
+	of      options
 	mu      sync.Mutex           // guards all below
 	open    map[turnID]*lockCall // turns that have not ended
 	turns   []*lockCall          // turns that were granted, in the order of the reports
@@ -57,8 +58,8 @@ type record struct {
 	refused int                  // uses of the resource with an old fence
 }
 
-func newRecord() *record {
-	return &record{open: map[turnID]*lockCall{}, highest: map[int]uint64{}, written: map[int]uint64{}}
+func newRecord(of options) *record {
+	return &record{of: of, open: map[turnID]*lockCall{}, highest: map[int]uint64{}, written: map[int]uint64{}}
 }
 
 // take records a report. For a use of the resource, it returns whether the
@@ -66,6 +67,11 @@ func newRecord() *record {
 func (r *record) take(p *proc, e report) (refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if e.What == touch && e.T == 0 {
+		e.T = hostclock.Now()
+	}
+	r.of.write(p.String(), e)
+
 	id := turnID{p, e.ID}
 	t := r.open[id]
 	switch {
@@ -75,7 +81,7 @@ func (r *record) take(p *proc, e report) (refused bool) {
 		r.open[id] = &lockCall{proc: p, key: e.Key, asked: e.T, fenced: e.Fenced, shared: e.Shared}
 	case t == nil:
 	case e.What == touch:
-		refused = r.touchLocked(t)
+		refused = r.touchLocked(t, e.T)
 	default:
 		r.noteLocked(t, e)
 	}
@@ -88,15 +94,15 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	return refused
 }
 
-// touchLocked uses the resource, and reports whether the resource refused it. A read may have a
+// touchLocked uses the resource at a time, and reports whether the resource refused it. A read may have a
 // smaller fence than another read, but not than a write.
-func (r *record) touchLocked(t *lockCall) (refused bool) {
+func (r *record) touchLocked(t *lockCall, at int64) (refused bool) {
 	least := r.highest[t.key]
 	if t.shared {
 		least = r.written[t.key]
 	}
 	if t.fenced && t.fence < least {
-		t.mistaken = hostclock.Now()
+		t.mistaken = at
 		r.refused++
 		return true
 	}
@@ -130,6 +136,7 @@ func (r *record) noteLocked(t *lockCall, e report) {
 func (r *record) died(p *proc, at int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.of.write(p.String(), report{What: died, T: at})
 	for id, t := range r.open {
 		if id.proc == p {
 			if t.holding() {

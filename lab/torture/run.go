@@ -26,6 +26,7 @@ type options struct {
 	plant    string        // a bug, or empty
 	term     time.Duration
 	patience time.Duration // the longest wait for a grant
+	history  io.Writer     // gets all reports of clients; may be nil
 }
 
 const (
@@ -91,7 +92,7 @@ func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
 
 // run makes a run. A Check of l may end it early.
 func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *nemesis {
-	r := &run{options: o, Lab: l, rec: newRecord()}
+	r := &run{options: o, Lab: l, rec: newRecord(o)}
 	for k := range keys + cold {
 		r.all = append(r.all, fmt.Sprintf("torture-%03d", k))
 	}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"regexp"
 	"slices"
@@ -74,9 +76,28 @@ func findPlanted(t *testing.T, o options, promises []string) {
 	t.Errorf("%s: not found in 20 runs, the last of which was\n%s", o.plant, b.String())
 }
 
+func TestHistoryIsCheckedAgain(t *testing.T) {
+	var file strings.Builder
+	r := newRecord(options{strategy: "spinlock", history: &file})
+	for i := range int64(2) {
+		p := &proc{gen: int(i)}
+		for _, e := range []report{{What: asks, T: 1}, {What: got, T: 100*i + 2}, {What: ended, End: 100*i + 50}, {What: freed, T: 100*i + 60}} {
+			r.take(p, e)
+		}
+	}
+	whole := file.String()
+	overlap := strings.Replace(whole, `"End":50`, `"End":110`, 1)
+	for text, want := range map[string]string{whole: "true <nil>", overlap: "false <nil>", whole[:len(whole)-9]: "false unexpected EOF", "": "false the history has no run"} {
+		kept, err := replay(strings.NewReader(text), io.Discard)
+		if got := fmt.Sprint(kept, " ", err); got != want {
+			t.Errorf("%s, want %s, of\n%s", got, want, text)
+		}
+	}
+}
+
 // history returns a run with turns of one key.
 func history(all ...lockCall) *nemesis {
-	r := newRecord()
+	r := newRecord(options{})
 	for _, t := range all {
 		t.proc, t.fenced = &proc{}, t.fence != 0
 		t.expires = max(t.expires, t.end)
@@ -171,7 +192,7 @@ func TestCheckAfterALoss(t *testing.T) {
 }
 
 func TestResourceRefusesAnOldFence(t *testing.T) {
-	r := newRecord()
+	r := newRecord(options{})
 	p := &proc{}
 	for id, c := range []struct {
 		fence  uint64

@@ -273,6 +273,6 @@ func expires(l *hasp.Lease) int64 {
 func (w *client) use(id int64, lease *hasp.Lease) {
 	w.using.Lock()
 	defer w.using.Unlock()
-	w.report(report{What: touch, ID: id, T: hostclock.Now(), Fence: lease.Fence(), Expires: expires(lease)})
+	w.report(report{What: touch, ID: id, Fence: lease.Fence(), Expires: expires(lease)})
 	<-w.touched
 }

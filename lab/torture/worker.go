@@ -40,7 +40,7 @@ type report struct {
 	What string // the kind: one of the constants below
 	ID   int64  `json:",omitempty"` // the turn's number within the process
 	Key  int    `json:",omitempty"`
-	T    int64  `json:",omitempty"` // the time, by hostclock
+	T    int64  `json:",omitempty"` // the time, by hostclock; of a touch, when the resource is used
 
 	Fenced  bool   `json:",omitempty"` // asks
 	Shared  bool   `json:",omitempty"` // asks
@@ -48,11 +48,11 @@ type report struct {
 	Fence   uint64 `json:",omitempty"` // got, touch
 	Plan    int64  `json:",omitempty"` // got: when the caller plans to unlock
 	Expires int64  `json:",omitempty"` // got, touch, ended, freed: until when the lease is trusted without a renewal
-	End     int64  `json:",omitempty"` // ended: when the caller stopped trusting the lease
+	End     int64  `json:",omitempty"` // ended: when the caller stopped trusting the lease; lossy, thinned: the end of the fault
 	Lost    bool   `json:",omitempty"` // ended, freed: the lease was lost
 	Err     string `json:",omitempty"` // failed, freed
 
-	Goroutines, Files [2]int // closed: before and after
+	Goroutines, Files [2]int `json:",omitzero"`  // closed: before and after
 	Use               *use   `json:",omitempty"` // used
 }
 
@@ -76,6 +76,11 @@ const (
 	idle   = "idle"   // all callers have ended
 	closed = "closed" // the client is closed
 	broke  = "broke"  // the harness failed
+
+	// These are not from a client.
+	died    = "died"    // the process was killed
+	lossy   = "lossy"   // a fault may have taken locks away
+	thinned = "thinned" // a fault may have taken locks away on a minority
 )
 
 // client is one process.

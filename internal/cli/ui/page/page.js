@@ -347,7 +347,7 @@ function drawStory() {
 
 // The timeline.
 
-const WIDTH = 1100, LEFT = 260, TOP = 22, LANE = 26;
+const TOP = 22, LANE = 26;
 
 function shape(name, attributes, tip) {
   const e = document.createElementNS(SVG, name);
@@ -368,6 +368,9 @@ function label(s, attributes) {
 
 function drawTimeline() {
   if (!detail) return;
+  const WIDTH = Math.max($("timeline").parentElement.clientWidth, 320);
+  const LEFT = Math.min(260, WIDTH / 3);
+  const fits = Math.floor(LEFT / 7.6); // characters before the lines
   const span = Number($("window").value) * 1000;
   const end = cut || status?.error ? Math.max(detail.now, detail.listed) : now();
   const begin = end - span;
@@ -395,7 +398,7 @@ function drawTimeline() {
     if (row < 0) return;
     const y = TOP + row * LANE + LANE / 2;
     const owner = named(lane.owner);
-    const short = owner.length > 34 ? owner.slice(0, 22) + "…" + owner.slice(-11) : owner;
+    const short = owner.length > fits ? owner.slice(0, fits - 12) + "…" + owner.slice(-11) : owner;
     const head = label(short, { x: 4, y: y + 4 });
     head.append(shape("title", {}));
     head.lastChild.textContent = owner;
