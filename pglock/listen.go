@@ -35,7 +35,7 @@ type listener struct {
 	d *driver
 
 	mu      sync.Mutex                        // guards all below
-	waits   map[string]map[chan struct{}]bool // by message
+	waits   map[string]map[chan struct{}]bool // the wake channels of callers, by message
 	last    time.Time                         // when a wait began or ended
 	running bool
 	deaf    bool               // the last attempt to listen failed, so callers that wait poll
@@ -94,7 +94,7 @@ func (l *listener) wakeLocked(m string) {
 	for wake := range l.waits[m] {
 		select {
 		case wake <- struct{}{}:
-		default: // a signal waits already, so the next attempt begins after this release as well
+		default: // the channel has a signal already, and its attempt will begin after this release
 		}
 	}
 }
@@ -117,8 +117,8 @@ func (l *listener) set(deaf bool) {
 	}
 }
 
-// idle reports whether no caller has waited for the time lingers. If so, and ends is true, the run
-// must end: a wait that begins later starts another one.
+// idle reports whether no caller has waited during the last 5 s (lingers). If so, and ends is true,
+// the run must end: a wait that begins later starts another run.
 func (l *listener) idle(ends bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
