@@ -193,7 +193,7 @@ func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 		return false, 0, nil
 	}
 	e.queue.Remove(w.place)
-	s.advanceLocked(e, now) // w may have kept shared waiters from a shared key
+	s.advanceLocked(e, now) // shared waiters behind w may join the readers now
 	return false, 0, err
 }
 
