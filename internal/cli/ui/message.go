@@ -61,7 +61,7 @@ func Foreign(s backend.Status) bool {
 }
 
 // SameHold reports whether two entries of a key seem to show the same hold. If the store does not
-// record when holds began, they may show two holds of one owner.
+// record when holds began, SameHold may take two holds of one owner for one.
 func SameHold(a, b backend.Status) bool {
 	return a.Held == b.Held && a.Owner == b.Owner && len(a.Shared) > 0 == (len(b.Shared) > 0) &&
 		a.Since.Equal(b.Since) && a.Fence == b.Fence
