@@ -56,9 +56,9 @@ var shared struct {
 	tests int
 }
 
-// Shared makes a new database on a server that other tests use as well, because to start a server
-// takes seconds of a processor. Settings are settings of the database, such as "lock_timeout =
-// 100".
+// Shared makes a new database on a server that other tests use as well, because the start of a
+// server takes seconds of processor time. Settings are settings of the database, such as
+// "lock_timeout = 100".
 func Shared(t testing.TB, settings ...string) *Server {
 	t.Helper()
 	Need(t)
