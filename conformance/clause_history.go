@@ -51,7 +51,7 @@ type visit struct {
 	*ledger
 	kind   int    // see kindOf
 	others int    // claims that could refuse the attempt when it began
-	begun  int    // attempts that could refuse it, when it began
+	begun  int    // how many attempts that could refuse it had begun by then
 	least  uint64 // the largest fence when it began
 }
 
