@@ -178,7 +178,7 @@ func (b *bounds) try(c *client) {
 
 // start describes the moment when a call began. The field here means that the call's Client had one
 // of the keys then, or shortly before. The field others means that other callers of the Client were
-// asking for one.
+// asking for one of the keys.
 type start struct {
 	at           time.Time
 	here, others bool

@@ -181,8 +181,8 @@ func (s *store) poolSlack() float64 {
 	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(s.size(), 1))
 }
 
-// checkGrowth compares the last quarter of the run with the second one. It reports a violation if
-// the process that lived through the run used over 25 % more in the last one.
+// checkGrowth compares the last quarter of the run with the second quarter. It reports a violation
+// if the process that lived through the run used over 25 % more in the last quarter.
 func (r *run) checkGrowth() {
 	all := r.rec.uses
 	if len(all) < enough {
