@@ -122,9 +122,9 @@ type Options struct {
 }
 
 // New returns a Client whose locks are in the etcd of conf. The Client makes etcd clients of its
-// own, each for one endpoint, with the user and the connection settings of conf. If
-// conf has neither a Logger nor a LogConfig, these clients log nothing. If conf has no endpoints or
-// o is out of range, the error is hasp.ErrInvalid.
+// own, each for one endpoint, with the user and the connection settings of conf. If conf has
+// neither a Logger nor a LogConfig, these clients log nothing. If conf has no endpoints or o is out
+// of range, the error is hasp.ErrInvalid.
 func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(conf, o)

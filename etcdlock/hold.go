@@ -21,7 +21,7 @@ type hold struct {
 	entry   *mvccpb.KeyValue // as this driver has written it
 	lease   *lease
 	granted time.Time
-	over    atomic.Bool // released, lost or perhaps moved; only the call that sets it ends lease
+	over    atomic.Bool // released, lost or maybe moved; the call that sets it ends or reuses lease
 
 	mu     sync.Mutex // guards both
 	others []*lease   // leases that may have the entry, after moves of unknown outcome

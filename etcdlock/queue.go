@@ -31,7 +31,7 @@ type queue struct {
 
 // view is what is known since a watch was confirmed. Earlier deletions may have been missed.
 type view struct {
-	known   int64              // order has all existing entries that were created up to here
+	known   int64              // order has all existing entries created up to this revision
 	order   []*mvccpb.KeyValue // the entries, in order of their creation
 	reading int                // reads under way
 	gone    map[string]int64   // the revisions of deletions during these reads, by name

@@ -233,7 +233,7 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		if unchanged(err) {
 			d.pool.give(l)
 		}
-		return err // if the outcome is unknown, a repeated Release finds out; the leases just end
+		return err // outcome unknown: a repeated Release finds out; the leases end by themselves
 	}
 	d.bury(d.foreign(kv.Lease))
 

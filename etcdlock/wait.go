@@ -92,8 +92,7 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 		case errors.Is(err, errGone):
 			w.abandon()
 		case ctx.Err() == nil: // otherwise ended returns the error, and an earlier failure still counts
-			// Keep an earlier error if this one is a deadline, because ctx may have been about to
-			// end.
+			// Keep an earlier error if err is a deadline, because ctx may have been about to end.
 			if w.err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 				w.err = err
 			}

@@ -45,7 +45,7 @@ type listener struct {
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
 // Listen registers a caller to be woken by the next release, which sends a message because the
-// caller's refused attempt has left a mark. A new connection wakes all callers once it listens.
+// caller's refused attempt has marked the row. A new connection wakes all callers once it listens.
 func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	return d.listener.add(message(c.Key))
 }
