@@ -33,7 +33,7 @@ func historyShared(e *env) {
 // number for the others; see kindOf.
 type ledger struct {
 	mu      sync.Mutex // guards the fields below
-	claims  [2]int     // claims that may be in the store: from before an attempt to its refusal or after its release
+	claims  [2]int     // claims that may be in the store: not yet refused, and not yet released
 	begun   [2]int     // attempts so far
 	holders [2]int     // callers that have the key
 	fence   uint64     // the largest fence so far

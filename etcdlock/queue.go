@@ -13,7 +13,7 @@ import (
 )
 
 // queue is what the waiters of this driver for one key know about the key's entries. The driver's
-// mu guards its fields, and those of view and entryState.
+// mu guards the fields of queue, view and entryState.
 //
 // A watch reports deletions only. New entries come from the reads of the waiters: each waiter reads
 // the entries that were created since the last read. So a lost event only delays a waiter.

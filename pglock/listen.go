@@ -22,7 +22,7 @@ const (
 )
 
 // message returns the message of a release of key. Two keys may have the same message. Then a
-// release of one makes waiters of the other try too early, which is harmless.
+// release of one key makes waiters of the other key try too early, which is harmless.
 func message(key string) string {
 	h := fnv.New64a()
 	h.Write([]byte(key))

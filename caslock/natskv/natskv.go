@@ -90,7 +90,7 @@ func (s *Store) age(ctx context.Context, created time.Time) time.Duration {
 	return st.CachedInfo().TimeStamp.Sub(created)
 }
 
-// Put writes a message that must follow the one of this version.
+// Put writes a message if the last message of key has this version.
 func (s *Store) Put(ctx context.Context, key string, value []byte, at string) (string, error) {
 	var next uint64
 	var err error

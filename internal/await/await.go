@@ -81,9 +81,9 @@ func Success(t testing.TB, what string, f func() error) {
 }
 
 // Undisturbed calls f. If f returns a text, something is wrong, and the test fails. But if this
-// process stood still for longer than limit while f ran, Undisturbed tries again. It does so too if
-// probe, such as a call to a server, took longer than limit. If the machine always stands still,
-// the test is skipped.
+// process stood still for longer than limit while f ran, Undisturbed tries again. It also tries
+// again if probe, such as a call to a server, took longer than limit. If the machine always stands
+// still, the test is skipped.
 func Undisturbed(t testing.TB, limit time.Duration, probe func(), f func() (wrong string)) {
 	t.Helper()
 	for range 20 {

@@ -170,7 +170,7 @@ func credential() *syscall.Credential {
 }
 
 // find returns the path of a program. Debian keeps the programs of PostgreSQL in a directory that
-// is not on the PATH. It has wrappers of them on the PATH, so find looks there last.
+// is not on the PATH. It has wrappers of the programs on the PATH, so find searches the PATH last.
 func find(name string) (string, error) {
 	installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	if len(installed) > 0 {

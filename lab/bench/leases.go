@@ -83,7 +83,7 @@ type prober struct {
 	term time.Duration
 }
 
-// spell is what the lone caller measured, and what all cost meanwhile.
+// spell is what the lone caller measured, and the cost of all callers meanwhile.
 type spell struct {
 	pairs        []time.Duration
 	seconds, cpu float64

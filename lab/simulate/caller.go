@@ -244,9 +244,9 @@ func (a *caller) checkHeld(what string, start start, err error) {
 		return
 	}
 
-	// The call may repeat the answer that this other caller got up to a Timeout ago. If that caller
-	// is in a driver's Wait, the answer may be older: a Wait polls the store, and ends when the
-	// store has not answered for a Timeout.
+	// The call may repeat an answer that another caller of the Client got up to a Timeout ago. If
+	// that caller is in a driver's Wait, the answer may be older: a Wait polls the store, and ends
+	// when the store has not answered for a Timeout.
 	since := start.at
 	if start.others {
 		since = since.Add(-a.c.timeout - 2*late)

@@ -107,7 +107,7 @@ func (l *latest) add(t *lockCall) {
 // void lease counts, but the lease excludes no other.
 func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 	var any, alone latest              // any is for all holds so far, alone for the exclusive ones
-	top := make([]*lockCall, len(all)) // for each hold, the one with the largest fence so far
+	top := make([]*lockCall, len(all)) // for each hold, the hold with the largest fence so far
 	drawn := map[uint64]*lockCall{}
 	for i, t := range all {
 		excluded := any
