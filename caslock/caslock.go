@@ -36,8 +36,8 @@ type driver struct {
 	store  Store
 	limits Limits
 
-	// doubts has the tokens that this driver has sent a Put for, until they are known to hold
-	// nothing: a Put of unknown outcome may still arrive. See lost.
+	// doubts has the tokens that this driver has sent a Put for, because a Put of unknown outcome
+	// may still arrive. A Release that is answered removes its token. See lost.
 	doubts sync.Map
 
 	position atomic.Value // a string: where the next part of a sweep begins
@@ -173,7 +173,7 @@ func (d *driver) look(ctx context.Context, key string) (*view, error) {
 	return v, err
 }
 
-// put writes r if the key is as v shows it.
+// put writes r if the key still has the version of v.
 func (d *driver) put(ctx context.Context, v *view, r *record) error {
 	key := string(r.Key)
 	value, err := json.Marshal(r)
@@ -197,8 +197,8 @@ func (d *driver) put(ctx context.Context, v *view, r *record) error {
 
 // update writes what edit makes of a key, and returns the error of edit. If edit returns no record,
 // update writes nothing. It lasts for timeout at most. It begins with v, or with a Get if v is nil.
-// It reads again if edit returns ErrConflict, or if another write came first. That write may also be
-// its own, which a library or a proxy has repeated.
+// It reads again if edit returns ErrConflict, or if another write came first. The other write may
+// be update's own Put, if a library or a proxy has sent the Put twice.
 func (d *driver) update(ctx context.Context, key string, timeout time.Duration, v *view, edit func(v *view, now time.Time) (*record, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -226,7 +226,7 @@ func (d *driver) update(ctx context.Context, key string, timeout time.Duration, 
 }
 
 // Acquire makes one attempt: a Put on the version that it has seen, so that one Put per version
-// wins. It saves the Get if the last view shows a free key.
+// wins. If the last view shows a free key, Acquire makes no Get.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 	if d.limits.MaxTTL > 0 && c.TTL > d.limits.MaxTTL {
 		return g, fmt.Errorf("%w: ttl %v is above %v", backend.ErrInvalid, c.TTL, d.limits.MaxTTL)
@@ -291,8 +291,8 @@ func grant(c *backend.Claim, fence uint64, start time.Time) backend.Grant {
 	return g
 }
 
-// Renew writes each hold with a new number and at least its TTL. A term never gets shorter: what
-// this driver thinks is left is never less than what the holder was granted.
+// Renew writes each hold with a new number and at least its TTL. A term never gets shorter, because
+// this driver never counts less of the term as left than the holder does.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 		err = d.change(ctx, &c, func(it *item, r *record, now time.Time) bool {
@@ -325,7 +325,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 }
 
 // change writes the hold of c.Token as edit leaves it, or removes it if edit returns false. If the
-// last view has the hold, that saves the Get.
+// last view has the hold, change makes no Get before.
 func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *item, r *record, now time.Time) bool) error {
 	last := d.last(c.Key)
 	err := d.update(ctx, c.Key, c.Timeout, last, func(v *view, now time.Time) (*record, error) {
@@ -350,11 +350,11 @@ func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *ite
 	return err
 }
 
-// lost returns what to write before ErrLost for a token that v, whose live items are items, does
-// not hold. There are three doubts: a Put of unknown outcome may still arrive and bring the token
-// back, v may be stale, and another driver may have renewed a hold that has died for this one. A
-// write on top of v ends all three, because each of these writes expects an earlier version. If
-// there is no doubt, lost returns nil.
+// lost is called if c.Token holds nothing in v. It returns what to write before ErrLost, or nil if
+// there is no doubt. items are the live items of v. There are three doubts: a Put of unknown
+// outcome may still arrive and bring the token back, v may be stale, and another driver may have
+// renewed a hold that has died for this driver. A new version ends all three doubts, because a
+// write that expects an earlier version is refused.
 func (d *driver) lost(c *backend.Claim, v *view, items []item, now time.Time) *record {
 	_, doubt := d.doubts.Load(c.Token)
 	rest := without(items, func(it *item) bool { return it.Kind == intent && it.Token == c.Token })

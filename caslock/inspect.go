@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// A sweep is spread over the releases: of sweepOneIn releases, one looks at sweepPage entries. So
-// it looks at more entries than releases can leave.
+// One release in sweepOneIn, at random, sweeps sweepPage entries. So sweeps read more entries than
+// releases can leave behind.
 const (
 	sweepOneIn = 100
 	sweepPage  = 200
@@ -29,7 +29,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 }
 
 // status is for people, so a hold also ends by the wall clock of its holder. Otherwise Inspect
-// would report a hold of a dead process as long as no other process looks twice.
+// would report the hold of a dead process until this process has seen the hold for a whole term.
 func (v *view) status(now time.Time) backend.Status {
 	s := backend.Status{Fence: v.rec.Fence}
 	for _, it := range v.live(now) {
@@ -111,9 +111,9 @@ func (d *driver) page(ctx context.Context, l Lister, prefix, position string, n 
 	return views, next, err
 }
 
-// sweep looks at one page of records. It removes the items that have died, which an earlier sweep
-// or call has seen for their whole term, and the records that have had none for an hour. A new
-// record then begins with the clock as its number, which is ahead of the old one.
+// sweep reads one page of records. It removes items that died: this driver has seen them for their
+// whole term. It also removes records without items for an hour. A new record then begins with the
+// clock as its number, which is larger than the old number.
 func (d *driver) sweep(ctx context.Context) error {
 	l, ok := d.store.(Lister)
 	if !ok {

@@ -15,11 +15,11 @@ type record struct {
 	Key []byte `json:"key"`
 
 	// Write is the number of the write that made this value. It grows with each write of the key:
-	// it is the last one plus one, or the writer's clock in microseconds if that is more. So no two
-	// values are equal, and numbers also grow after the store has lost the record.
+	// it is the last number plus one, or the writer's clock in microseconds if that is larger. So
+	// no two values are equal, and numbers also grow after the store has lost the record.
 	Write uint64 `json:"write"`
 
-	Fence uint64 `json:"fence,omitempty"` // the last one that a claim asked for
+	Fence uint64 `json:"fence,omitempty"` // the last fence that a claim asked for
 	Items []item `json:"items,omitempty"`
 }
 
@@ -34,9 +34,9 @@ type item struct {
 	Fence  uint64        `json:"fence,omitempty"`
 	Waited time.Duration `json:"waited,omitempty"`
 	Since  time.Time     `json:"since"` // by the writer's clock, as Ends
-	Ends   time.Time     `json:"ends"`  // for people, unless the kind guards no work: see rest
+	Ends   time.Time     `json:"ends"`  // for people; it also ends kept and intent items: see rest
 
-	seen time.Time // when this process has seen Token and N first
+	seen time.Time // when this process first saw Token and N
 }
 
 type kind string
@@ -57,8 +57,8 @@ type view struct {
 var errForeign = errors.New("the value was written by another program: remove it, or choose another key")
 
 // newView returns the view of an entry. before is the last view, or nil. The caller reads now after
-// the reply has come. That is after the write, and so after the writer began to count its term. A
-// time from before the call would be too early if the request was slow.
+// the reply, which is after the write, and so after the writer began to count its term. A time from
+// before the call could be earlier than the write.
 func newView(key string, e Entry, before *view, now time.Time) (*view, error) {
 	v := &view{version: e.Version}
 	if e.Version == "" {
@@ -88,7 +88,7 @@ func (v *view) observe(before *view, now time.Time) {
 	}
 }
 
-// rest returns how long it still lives, as far as this process can tell. A min hold and an intent
+// rest returns how long the item lives, as far as this process can tell. A min hold and an intent
 // guard no work, so they also end by the wall clock, for callers that ask only once.
 func (it *item) rest(now time.Time) time.Duration {
 	rest := it.TTL - now.Sub(it.seen)
@@ -142,8 +142,8 @@ func (r *record) add(c *backend.Claim, k kind, ttl time.Duration, now time.Time)
 	return &r.Items[len(r.Items)-1]
 }
 
-// Holder returns an owner and the longest term of the holds in a value that a driver has written, for
-// a store that shows them; a ttl of zero if there are none.
+// Holder returns an owner and the longest term of the holds in a value that a driver has written.
+// If there are no holds, ttl is zero. It is for a store that shows its holds to other programs.
 func Holder(value []byte) (owner string, ttl time.Duration) {
 	var r record
 	_ = json.Unmarshal(value, &r)
@@ -153,9 +153,9 @@ func Holder(value []byte) (owner string, ttl time.Duration) {
 	return owner, ttl
 }
 
-// Foreign returns a value for Get that shows a driver the hold of another program, or none if ttl is
-// zero. last is what a driver has written last, or nil. id is another one after each renewal. The
-// driver takes the key when it has seen the same id for ttl.
+// Foreign returns a value for Get that shows a driver the hold of another program, or no hold if
+// ttl is zero. last is the value that a driver has written last, or nil. id must change with each
+// renewal: the driver takes the key when it has seen the same id for ttl.
 func Foreign(key string, last []byte, id, owner string, ttl time.Duration) []byte {
 	var r record
 	_ = json.Unmarshal(last, &r)

@@ -15,8 +15,8 @@ var ErrConflict = errors.New("version conflict")
 // Store is a key-value store that replaces a value only if its version is the expected one. An
 // adapter implements it. Many goroutines may call its methods at the same time. It sends each call
 // once: an adapter switches off the retries of its client library. If a Put is repeated
-// nevertheless and gets ErrConflict, the driver notices that by more calls. A Store that implements
-// io.Closer is closed with its driver.
+// nevertheless and gets ErrConflict, the driver finds that out by more calls. A Store that
+// implements io.Closer is closed with its driver.
 type Store interface {
 	// Get returns the value of key with its version, or an empty Version if the key is absent. It
 	// sees every Put that was answered before. A stale answer breaks no lock, but makes the driver
@@ -24,7 +24,7 @@ type Store interface {
 	Get(ctx context.Context, key string) (Entry, error)
 
 	// Put replaces the value of key if the key has this version, or creates the key if version is
-	// empty and the key is absent. It returns the new version. Otherwise it returns ErrConflict.
+	// empty and the key is absent. It returns the new version, or ErrConflict if neither applies.
 	Put(ctx context.Context, key string, value []byte, version string) (newVersion string, err error)
 
 	// Delete removes key if it has this version. Otherwise it returns ErrConflict.
@@ -40,8 +40,8 @@ type Entry struct {
 	Value   []byte
 	Version string
 
-	// Age is how long ago at least the value was written, by a clock that no client sets; zero if
-	// the store does not know. It saves a new caller the wait for the term of a dead holder.
+	// Age is the least time since the value was written, by a clock that no client sets; zero if it
+	// is not known. With it, a new caller need not wait for a whole term of a dead holder.
 	Age time.Duration
 }
 

@@ -33,7 +33,7 @@ func historyShared(e *env) {
 // number for the others; see kindOf.
 type ledger struct {
 	mu      sync.Mutex // guards the fields below
-	claims  [2]int     // claims that may be in the store: from before an attempt to its refusal or after its release
+	claims  [2]int     // claims that may be in the store: not yet refused, and not yet released
 	begun   [2]int     // attempts so far
 	holders [2]int     // callers that have the key
 	fence   uint64     // the largest fence so far
@@ -51,7 +51,7 @@ type visit struct {
 	*ledger
 	kind   int    // see kindOf
 	others int    // claims that could refuse the attempt when it began
-	begun  int    // attempts that could refuse it, when it began
+	begun  int    // how many attempts that could refuse it had begun by then
 	least  uint64 // the largest fence when it began
 }
 

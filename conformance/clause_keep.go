@@ -45,7 +45,7 @@ func (d *driver) taken(key string, rest time.Duration) {
 	}
 }
 
-// endsAt waits until d gets key. If that is before end, it ends the try.
+// endsAt waits until d gets key. If d gets key before end, endsAt ends the try.
 func (d *driver) endsAt(key string, end time.Time) {
 	c := d.succeed(key, d.e.long)
 	d.e.notBefore(end, time.Now())

@@ -32,7 +32,7 @@ var listClauses = given(lister, []clause{
 		why: "Client.List takes Options.Prefix off the keys. Each slot is a key of its own."},
 })
 
-// listing begins a list. Each of its calls has ten timeouts of time, because it may read hundreds
+// listing begins a list. Each of its calls may take ten timeouts, because a call may read hundreds
 // of records.
 func (d *driver) listing(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return d.Driver.(backend.Lister).List(ctx, prefix, 10*d.e.timeout)

@@ -80,8 +80,8 @@ func processExclusion(e *env) {
 			return
 		}
 
-		// Do not use arrives, because the request may take longer than arrives waits. It ends after
-		// its term.
+		// Do not use arrives, because the request may take longer than arrives waits. The request
+		// ends after its term.
 		must(<-children[i].begin(request{Op: "turns", Claim: e.claimOf(key, e.long), Dir: dir, Times: times}))
 	}))
 }

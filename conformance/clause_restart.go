@@ -27,8 +27,8 @@ var restartClauses = alone([]clause{
 		why: "Fences still grow after a restart of a store that has lost its data."},
 })
 
-// down stops the store, and up starts it again. If up was not called, the store is started at the
-// end of the try.
+// down stops the store. A call of up starts the store again. If up was not called, the end of the
+// try starts the store.
 func (e *env) down() (up func(data bool)) {
 	hooked(e.h.Stop(e.ctx, e.store))
 	stopped := true

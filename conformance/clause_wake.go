@@ -39,7 +39,7 @@ func recall(e *env, a, b *driver) {
 	mustf(a.Driver.(backend.Recaller).Recalls(ctx, id, func(key string) {
 		select {
 		case asked <- key:
-		default: // asked has enough of them
+		default: // asked is full
 		}
 	}), "receive recalls")
 

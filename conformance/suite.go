@@ -31,9 +31,9 @@ type allowance struct {
 	promptly time.Duration // the time for the return of a call whose context has ended
 }
 
-// paceOf returns the allowance of try n; the first try is 0. With each try term grows fourfold, and
-// the other times double. long stays below Traits.MaxTTL, and term is at most an eighth of long,
-// unless Harness.Term is more.
+// paceOf returns the allowance of try n; the first try is 0. From try to try, term grows fourfold,
+// and the other times double. long stays below Traits.MaxTTL, and term is at most an eighth of
+// long, unless Harness.Term is more.
 func (s *suite) paceOf(n int) allowance {
 	p := allowance{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
 		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}

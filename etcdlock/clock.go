@@ -8,7 +8,7 @@ import (
 )
 
 // clock measures the ages of leases, which grow even while the machine is suspended. So it adds the
-// time of suspends to Go's monotonic clock, which leaves it out.
+// time of suspends, which Go's monotonic clock leaves out.
 type clock struct {
 	base      time.Time
 	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
@@ -23,7 +23,7 @@ func newClock() *clock {
 
 // now returns the time since some moment in the past.
 func (k *clock) now() time.Duration {
-	// Keep the largest reading: one during which the process pauses is too small.
+	// Keep the largest reading, because a reading is too small if the process pauses during it.
 	return time.Duration(raise(&k.slept, int64(k.suspended()))) + time.Since(k.base)
 }
 

@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// After a silence of liveness, the driver searches for a member that answers. While callers
-	// wait, it asks the member in use this often whether it lives.
+	// If calls have no answer for this long, the driver searches for a member that answers. While
+	// callers wait, the driver sends a read to the member in use at this interval.
 	liveness = time.Second
 
-	// A search asks a silent member this much earlier than the others. Otherwise another member
-	// would replace one that is only slow, and the calls in flight would fail.
+	// A search asks the member in use this much earlier than the others. Otherwise another member
+	// would replace a member that is only slow, and the calls in flight would fail.
 	headStart = time.Second
 
 	searchTime = 3 * time.Second        // for one search for a member
@@ -66,7 +66,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			return v, nil
 		}
 
-		// After a refused token, the client has another one by now.
+		// If etcd has refused the token, the client has fetched another token by now.
 		notSent := isUnsent(err)
 		if try == 0 && (notSent || is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)) {
 			continue
@@ -107,8 +107,8 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 	}
 }
 
-// asked records that a call is sent. If the call has no answer for liveness, or if shorter calls
-// before it had none, a search begins. A member that is only slow stays in use: see find.
+// asked records that a call is sent. A search begins when this call, or the calls since c.silent,
+// have had no answer for liveness. A member that is only slow stays in use: see find.
 func (c *cluster) asked() *time.Timer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,9 +135,9 @@ func (c *cluster) silentLocked() {
 	}
 }
 
-// answered records the end of a call to m. Without an answer, etcd counts as silent until another
-// call has one. The member is given up if its connection has failed, if it has no leader, or if it
-// refuses the password.
+// answered records the end of a call to m. If the call had no answer, etcd counts as silent until
+// another call has an answer. The driver gives the member up if its connection has failed, if it
+// has no leader, or if it refuses the password.
 func (c *cluster) answered(m *member, err error) {
 	// Keep a member that says that a request timed out: it has answered, and if it were given up,
 	// the calls of all other callers would fail.
@@ -187,7 +187,7 @@ func (c *cluster) searchLocked() <-chan struct{} {
 
 		c.rest, c.silent = 0, time.Time{}
 		if m == old {
-			return // and stays given up, if its connection has failed meanwhile
+			return // if its connection has failed meanwhile, it stays given up
 		}
 		if c.current != nil {
 			c.wg.Go(c.current.close) // its calls fail, with unknown outcomes
@@ -248,7 +248,7 @@ func (c *cluster) find(old *member) (*member, error) {
 	return nil, first
 }
 
-// close waits for the goroutines, and ends the connection. The cluster's context has ended.
+// close waits for the goroutines, and ends the connection. The caller has ended c.ctx before.
 func (c *cluster) close() {
 	c.mu.Lock()
 	c.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
@@ -278,8 +278,8 @@ type member struct {
 	refusals atomic.Int64   // of watches: see watch
 }
 
-// connect returns a member. With a user its connection is established, because the client has
-// fetched a token. Without one it may not be.
+// connect returns a member. If conf has a user, the member is connected already, because the client
+// has fetched an auth token. Otherwise it may not be connected yet.
 func (c *cluster) connect(endpoint string) (*member, error) {
 	conf := c.conf
 	conf.Endpoints = []string{endpoint}
@@ -326,9 +326,9 @@ func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 	return b
 }
 
-// stream is for one keep-alive at a time, because a member that is not the leader answers those of
-// one stream one after another. Streams are reused, because etcd checks the password for each new
-// one.
+// stream carries one keep-alive at a time, because a member that is not the leader answers the
+// keep-alives of a stream one after another. Streams are reused, because etcd checks the password
+// for each new stream.
 type stream struct {
 	pb.Lease_LeaseKeepAliveClient
 	cancel context.CancelFunc

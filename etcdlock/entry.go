@@ -32,8 +32,8 @@ var unescaper = strings.NewReplacer("%25", "%", "%2F", "/")
 // b, so List can search for names by a prefix.
 func escape(s string) string { return escaper.Replace(s) }
 
-// queueOf returns the prefix of the entries of key, and of no other key, because an escaped key has
-// no slash.
+// queueOf returns the prefix of the entries of key. Entries of other keys do not have this prefix,
+// because an escaped key has no slash.
 func queueOf(key string) string { return root + escape(key) + "/" }
 
 // entryName returns the name of an entry.

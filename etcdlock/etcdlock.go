@@ -9,11 +9,11 @@
 // smaller fences than before. TryLock does not pass waiters. Shared claims that follow one another
 // in the queue hold the key together.
 //
-// A term ends up to half a second late, and never early, because etcd looks for leases that have
-// ended twice a second. After a change of the leader all terms begin anew.
+// A term ends up to half a second late, and never early, because etcd checks twice a second which
+// leases have ended. After a change of the leader all terms begin anew.
 //
-// A waiter that died, or is cut off, keeps its place for the parameter window, 5 s by default,
-// and up to half a second more.
+// A waiter that died, or is cut off, keeps its place in the queue for the time in the parameter
+// window, 5 s by default, and up to half a second more.
 //
 // A hold lasts while etcd has its lease and its entry. A renewal keeps the lease alive and reads
 // the entry. To end a hold by hand, use hasp's Break or revoke the lease. The holder learns of the
@@ -21,11 +21,11 @@
 //
 // # Cost
 //
-// To lock a free key takes one transaction. If the driver has no fresh lease left from an earlier
-// hold, it also takes a keep-alive, or a call that makes a lease. To unlock takes one call. A
-// waiter takes one transaction, and a release wakes it by an event. A renewal is a message on
-// streams that all renewals share, and one read for up to 100 holds. docs/etcdlock.md has the whole
-// table.
+// A lock of a free key takes one transaction. If the driver has no fresh lease left from an earlier
+// hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one call. A
+// waiter takes one transaction, and a release wakes the waiter by an event. A renewal is a message
+// on streams that all renewals share, and one read for up to 100 holds. docs/etcdlock.md has the
+// whole table.
 //
 // # URL
 //
@@ -91,8 +91,8 @@ type driver struct {
 	window  int64 // Options.Window in seconds
 	clock   *clock
 	turns   chan struct{}      // has room for the callers that may ask for a lease or a place at once
-	burials chan struct{}      // has room for the clean-ups that may be under way at once
-	active  atomic.Int64       // counts the Waits and clean-ups under way
+	burials chan struct{}      // has room for the revocations that may be under way at once
+	active  atomic.Int64       // counts the Waits and revocations under way
 	cancel  context.CancelFunc // ends the cluster's context
 	open    context.Context    // ends when Close begins
 	shut    context.CancelFunc // ends open
@@ -116,15 +116,15 @@ type Options struct {
 	Client hasp.Options
 
 	// Window is how long a waiter keeps its place in the queue without a sign of life from its
-	// process, and so delays the waiters behind it after it has died or was cut off. It is rounded
-	// up to whole seconds. The default is 5 s, the minimum 2 s.
+	// process. A waiter that died or is cut off delays the waiters behind it for this long. Window
+	// is rounded up to whole seconds. The default is 5 s, the minimum 2 s.
 	Window time.Duration
 }
 
-// New returns a Client whose locks are in the etcd of conf. It makes its own etcd clients, one at a
-// time, each for one of the endpoints, with the user and the settings of connections in conf. If
-// conf has neither a Logger nor a LogConfig, these clients log nothing. If conf has no endpoints or
-// o is out of range, the error is hasp.ErrInvalid.
+// New returns a Client whose locks are in the etcd of conf. The Client makes etcd clients of its
+// own, each for one endpoint, with the user and the connection settings of conf. If conf has
+// neither a Logger nor a LogConfig, these clients log nothing. If conf has no endpoints or o is out
+// of range, the error is hasp.ErrInvalid.
 func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(conf, o)
@@ -185,16 +185,15 @@ func settings(conf clientv3.Config) clientv3.Config {
 	return conf
 }
 
-// failFast makes a call fail at once if there is no connection. By default a call waits for one,
-// and if it times out meanwhile, the driver cannot know that the call was not sent.
+// failFast makes a call fail at once if there is no connection. By default a call waits for a
+// connection. If it times out meanwhile, the driver cannot know that the call was not sent.
 func failFast(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	return call(ctx, method, req, reply, conn, append(opts, grpc.WaitForReady(false))...)
 }
 
-// Traits reports that the driver serves waiters in order of arrival, that it grants fences
-// and shared holds, obeys KeepUntil, and cleans up after calls that fail, that terms are whole
-// seconds of 2 or more, that it excludes all clients of the same etcd, and that its calls end
-// promptly.
+// Traits reports that the driver serves waiters in order of arrival, grants fences and shared
+// holds, obeys KeepUntil, and cleans up after calls that fail. Terms are whole seconds, 2 or more.
+// The driver excludes all clients of the same etcd, and its calls end promptly.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Cleans: true,
 		MinTTL: minTTL, TTLUnit: ttlUnit, MaxTTL: maxTTL, Reach: backend.Network, Cancellation: backend.CancelPrompt}
@@ -213,7 +212,7 @@ func (d *driver) check(ctx context.Context, c backend.Claim) error {
 	return d.checkKey(ctx, c.Key)
 }
 
-// checkKey returns an error if a call about key makes no sense.
+// checkKey returns an error if key is too long, Close has begun, or ctx is done.
 func (d *driver) checkKey(ctx context.Context, key string) error {
 	if n := len(queueOf(key)); n > maxName {
 		return fmt.Errorf("%w: the key is too long: it may have %d bytes, and this one has %d", backend.ErrInvalid, maxName, n)
@@ -228,12 +227,12 @@ func (d *driver) checkKey(ctx context.Context, key string) error {
 func (d *driver) isClosed() bool { return d.open.Err() != nil }
 
 // Close ends all waits, revokes the leases that no hold uses, and closes the connections.
-// It waits for etcd for a second at most: what is left then ends with its term.
+// It waits for etcd for a second at most. The leases that are left then end with their terms.
 func (d *driver) Close() error {
 	d.shut()
 	d.pool.prune(0)
 
-	// Wait a moment, because Waits that end now, and the pool, revoke leases.
+	// Wait until the Waits that end now, and the pool, have revoked their leases.
 	for end := time.Now().Add(closing); d.active.Load() > 0 && time.Now().Before(end); {
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -21,7 +21,7 @@ type hold struct {
 	entry   *mvccpb.KeyValue // as this driver has written it
 	lease   *lease
 	granted time.Time
-	over    atomic.Bool // it was released, lost or moved to another lease; the call that sets it ends the lease
+	over    atomic.Bool // released, lost or maybe moved; the call that sets it ends or reuses lease
 
 	mu     sync.Mutex // guards both
 	others []*lease   // leases that may have the entry, after moves of unknown outcome
@@ -32,8 +32,8 @@ func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hol
 	return &hold{d: d, token: c.Token, entry: entry, lease: l, granted: time.Now()}
 }
 
-// grant returns the grant of h. The holder may trust it for ttl, counted from when the term of the
-// lease last began.
+// grant returns the grant of h. The holder may trust the hold for ttl, counted from when the term
+// of the lease last began.
 func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
 	// Read Go's clock first: then a suspend in between makes the end too early, which is safe.
 	now, age := time.Now(), h.d.age(h.lease)
@@ -53,8 +53,8 @@ func (d *driver) ownHold(c backend.Claim) *hold {
 	return h
 }
 
-// A hold that will be renewed may begin without a keep-alive on a pooled lease that is younger than
-// maxAge and a tenth of the term.
+// A hold that will be renewed may begin on a pooled lease without a keep-alive, if the lease is
+// younger than maxAge and younger than a tenth of the term.
 const maxAge = time.Second
 
 // Acquire takes a key whose queue is empty. A shared claim also takes a key whose queue has
@@ -86,8 +86,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 // acquire makes an attempt with a lease. It returns errGone if the lease has ended.
 func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Duration) (backend.Grant, error) {
-	// Part of the term of a pooled lease has passed. If that is little, and the hold will be
-	// renewed, go on. Otherwise send a keep-alive beside the put, which begins the term anew.
+	// Part of the term of a pooled lease has passed. If that part is small, and the hold will be
+	// renewed, go on. Otherwise send a keep-alive beside the put. It begins the term anew.
 	var renewed chan beat
 	if age := called - time.Duration(l.began.Load()); age > 0 && !(c.Renewed && age < min(c.TTL/10, maxAge)) {
 		renewed = make(chan beat, 1)
@@ -98,7 +98,7 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	if c.Shared {
 		rivals += "x"
 	}
-	r, err := d.txn(ctx, clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix(), // passes if the queue is empty
+	r, err := d.txn(ctx, clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix(), // passes if no rival is there
 		[]clientv3.Op{put(string(entry.Key), entry.Value, l.id)}, clientv3.OpGet(queueOf(c.Key), clientv3.WithFirstCreate()...))
 	var late error
 	if renewed != nil {
@@ -134,8 +134,8 @@ func refusal(kvs []*mvccpb.KeyValue) error {
 	return he
 }
 
-// Renew begins the terms of the leases anew, and reads the entries: see prove. A hold that needs
-// a longer term than its lease has moves to another lease.
+// Renew begins the terms of the leases anew, and reads the entries: see prove. If a hold needs a
+// longer term than its lease has, it moves to another lease.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	var open []*renewal
 	var others []int // the claims to renew by the token or by a move
@@ -175,9 +175,9 @@ type renewal struct {
 }
 
 // prove sends keep-alives for the leases of holds, then reads the entries, and calls done for each
-// hold, with errGone if it is lost. If a keep-alive has no answer in half of the time, its renewal
-// fails, so that it does not delay the others for longer. The read may still show that the hold is
-// lost.
+// hold, with errGone if the hold is lost. If a keep-alive has no answer in half of the time that
+// ctx leaves, its renewal fails, so that the other renewals wait no longer. The read may still show
+// that the hold is lost.
 func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if end, ok := ctx.Deadline(); ok {
@@ -238,9 +238,9 @@ func (r *renewal) outcome() error {
 // outcome returns nil, and records the new begin of the lease's term, if the keep-alive counts.
 // Term is the raft term in which a later read, or a put, of the entry was answered.
 //
-// A keep-alive alone proves nothing. A leader that was deposed may answer it, and so may the
-// leader while it revokes the lease. The read proves that the lease was alive after the answer. If
-// both answers are from the same raft term, the leader has begun the lease's term anew.
+// A keep-alive alone proves nothing. A deposed leader may answer it, and so may the leader while it
+// revokes the lease. The read proves that the lease was alive after that answer. If both answers
+// are from the same raft term, the leader has begun the lease's term anew.
 func (b beat) outcome(l *lease, term uint64) error {
 	switch {
 	case b.err != nil:
@@ -252,15 +252,15 @@ func (b beat) outcome(l *lease, term uint64) error {
 	return nil
 }
 
-// abandon ends the lease of a hold whose entry is not under that lease, unless a Release or a move
-// ends it.
+// abandon ends the lease of h, whose entry is not under that lease any more. It does nothing if
+// another call has set over.
 func (h *hold) abandon() {
 	if !h.over.Swap(true) {
 		h.d.bury(h.lease)
 	}
 }
 
-// Release removes the entry of the hold or of the place in the queue.
+// Release removes the entry that has c's token: a hold, or a place in the queue.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if d.isClosed() {
 		return errClosed

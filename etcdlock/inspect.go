@@ -21,8 +21,8 @@ const (
 	pageSize = 1000 // entries in one answer of a list
 )
 
-// Inspect returns the holder and the queue. It takes one call, and one for each holder's rest of
-// the term.
+// Inspect returns the holder and the queue. It takes one call for the queue, and one call for the
+// rest of each holder's term.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	kvs, err := d.entries(ctx, key)
 	if err != nil {
@@ -78,8 +78,8 @@ func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 				})
 				switch {
 				case err == nil && r.GrantedTTL > 0:
-					// Add 1, because etcd rounds down. Return at least 1, because a term that has
-					// ended goes on until etcd notices that.
+					// Add 1, because etcd rounds down. Return at least 1, because a lease outlives
+					// its term until etcd notices the end.
 					l.left[n] = time.Duration(max(min(r.TTL+1, r.GrantedTTL), 1)) * time.Second
 				case err != nil && !isGone(err):
 					once.Do(func() { failed = err })
@@ -91,8 +91,8 @@ func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 	return failed
 }
 
-// status returns what Inspect and List report. If the lease of an entry has ended, the entry was
-// removed after it was read.
+// status returns what Inspect and List report. It skips a holder whose lease has ended, because the
+// entry was removed after it was read.
 func (l *listed) status() (st backend.Status) {
 	for n, left := range l.left {
 		kv := l.kvs[n]

@@ -17,7 +17,7 @@ type lease struct {
 	asked int64 // the term that was asked for, in seconds
 	ttl   int64 // the term that etcd has granted, in seconds
 
-	// began is the time of sending of the last request that began the term anew, by the driver's
+	// began is when the driver sent the last request that began the term anew, by the driver's
 	// clock. The lease does not end before began + ttl.
 	began atomic.Int64
 
@@ -29,7 +29,7 @@ type lease struct {
 	since time.Time // when it was given back to the pool
 }
 
-// foreign returns a lease that this driver only ends. Its term is not known.
+// foreign returns the lease with this id, which this driver only revokes. Its term is not known.
 func (d *driver) foreign(id int64) *lease {
 	l := &lease{id: id, ttl: 1}
 	l.began.Store(int64(d.clock.now()))
@@ -57,7 +57,7 @@ func seconds(ttl time.Duration) int64 {
 // term returns the term of a lease.
 func (l *lease) term() time.Duration { return time.Duration(l.ttl) * time.Second }
 
-// age returns the longest time that may have passed of l's term.
+// age returns how much of l's term has passed, at most.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
 // old reports whether less than a third of l's term may be left.

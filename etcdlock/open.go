@@ -121,7 +121,7 @@ func parse(node string) (conf clientv3.Config, err error) {
 		return conf, invalid("node: want %s", form)
 	}
 
-	// A password may have an @, so the last one ends it.
+	// A password may contain @, so the last @ ends the password.
 	hosts := rest
 	if i := strings.LastIndex(rest, "@"); i >= 0 {
 		hosts = rest[i+1:]

@@ -13,10 +13,10 @@ import (
 )
 
 // queue is what the waiters of this driver for one key know about the key's entries. The driver's
-// mu guards its fields, and those of view and entryState.
+// mu guards the fields of queue, view and entryState.
 //
-// A watch reports deletions only. New entries come from the reads of the waiters: each reads those
-// that were created since the last read. So a lost event only delays a waiter.
+// A watch reports deletions only. New entries come from the reads of the waiters: each waiter reads
+// the entries that were created since the last read. So a lost event only delays a waiter.
 //
 // The watch has no start revision, so a waiter reads the queue only after the watch is confirmed. A
 // watch from a past revision would have to wait for a loop of etcd that runs ten times a second.
@@ -29,9 +29,9 @@ type queue struct {
 	changed chan struct{} // closed and replaced when there is a view again
 }
 
-// view is what is known since a watch was confirmed. Deletions before that may have been missed.
+// view is what is known since a watch was confirmed. Earlier deletions may have been missed.
 type view struct {
-	known   int64              // order has all entries that were created up to this revision and exist
+	known   int64              // order has all existing entries created up to this revision
 	order   []*mvccpb.KeyValue // the entries, in order of their creation
 	reading int                // reads under way
 	gone    map[string]int64   // the revisions of deletions during these reads, by name
@@ -195,8 +195,8 @@ func (q *queue) run(ctx context.Context) {
 // watch records deletions until the watch ends. It reports whether etcd has confirmed the watch.
 func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 	// The client has a stream for each set of metadata. After etcd has refused or ended a watch,
-	// use another stream: if the token of the old one has expired, etcd would refuse all further
-	// watches on it.
+	// use another stream. If the auth token of the old stream has expired, etcd refuses all further
+	// watches on that stream.
 	refusals := m.refusals.Load()
 	ctx = metadata.AppendToOutgoingContext(ctx, "hasp-refusals", strconv.FormatInt(refusals, 10))
 	for r := range m.client.Watch(ctx, q.prefix, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {

@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the calls that find a hold by its token, because another driver made it or its
-// state is not known, and the calls that move a hold to another lease.
+// This file has the calls that find a hold by its token, because another driver made the hold or
+// its state is not known. It also has the calls that move a hold to another lease.
 
 // renewOther moves a hold to a new lease, because the hold needs a longer term than its lease has,
 // or this driver does not know its lease.
@@ -82,11 +82,11 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	return n.grant(c, c.TTL), nil
 }
 
-// doubt records that the entry of h may be under h's lease or under other, so that neither is
-// revoked. The next renewal or release finds the entry by the token, changes it, and settles h.
+// doubt records that the entry of h may be under h's lease or under other, so that neither lease is
+// revoked. The next renewal or release finds the entry by the token, changes it, and calls settle.
 func (h *hold) doubt(other *lease) {
 	if h == nil {
-		return // the lease serves the hold, or ends by itself
+		return // the lease other serves the hold, or ends by itself
 	}
 	h.over.Store(true)
 	h.mu.Lock()
@@ -99,8 +99,8 @@ func (h *hold) doubt(other *lease) {
 }
 
 // settle ends the leases that h does not use any more; h may be nil. It is called after the entry
-// was moved to another lease, or removed. So a put of h that arrives late has no effect: its lease
-// has ended, or the entry has changed.
+// was moved to another lease, or removed. So a late put of h has no effect: its lease has ended, or
+// the entry has changed.
 func (h *hold) settle(ended bool) {
 	if h == nil {
 		return
@@ -122,8 +122,8 @@ func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte,
 	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: at}, err
 }
 
-// change applies op to an entry, and returns the revision at which that happened. It returns
-// errGone if the entry has changed since it was read.
+// change applies op to an entry, and returns the revision of this change. It returns errGone if the
+// entry has changed since it was read.
 func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op) (int64, error) {
 	r, err := d.txn(ctx, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision), []clientv3.Op{op})
 	switch {
@@ -202,9 +202,9 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 // evict removes an entry of any driver, and ends its lease. It returns errGone if the entry
 // has changed since it was read.
 //
-// The entry is removed first, because before that its driver may end the hold and reuse the lease.
-// If this process dies before the lease is revoked, the holder's next renewal, which reads the
-// entry, still finds that the hold is lost.
+// The entry is removed before the lease is revoked, because until then the entry's driver may end
+// the hold and reuse the lease. If this process dies between the two, the holder's next renewal
+// reads the entry, and so finds that the hold is lost.
 //
 // After the removal, the entry's driver finds no entry at its Release, and does not reuse the
 // lease. So the revocation affects no other hold.
@@ -233,7 +233,7 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		if unchanged(err) {
 			d.pool.give(l)
 		}
-		return err // if the outcome is unknown, the repeat of the Release finds out; the leases end by themselves
+		return err // outcome unknown: a repeated Release finds out; the leases end by themselves
 	}
 	d.bury(d.foreign(kv.Lease))
 

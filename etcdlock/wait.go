@@ -92,8 +92,7 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 		case errors.Is(err, errGone):
 			w.abandon()
 		case ctx.Err() == nil: // otherwise ended returns the error, and an earlier failure still counts
-			// Keep an earlier error if this one is a deadline, because ctx may have been about to
-			// end.
+			// Keep an earlier error if err is a deadline, because ctx may have been about to end.
 			if w.err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 				w.err = err
 			}
@@ -154,8 +153,8 @@ func pause(ctx context.Context, d time.Duration) {
 	<-ctx.Done()
 }
 
-// sleep waits for the waiter's wake, for signal, for room in turns, or for d. It reports whether it
-// has taken room.
+// sleep waits for a signal, for room in turns, or for d. It reports whether it has taken a place in
+// turns.
 func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struct{}, turns chan<- struct{}) bool {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -179,8 +178,8 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 }
 
 // ready waits for a watch, and then for this waiter's turn to enter the queue. The watch comes
-// first, so that it reports every deletion after the entry. After a short sleep without both, ready
-// returns false, so that the caller can check whether the Wait must end.
+// first, so that it reports every deletion after the put of the entry. Without both after 100 ms,
+// ready returns false, so that the caller can check whether the Wait must end.
 func (w *waiter) ready(ctx context.Context) (watched, ready bool) {
 	w.keepAlive()
 	w.d.mu.Lock()

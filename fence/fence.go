@@ -5,14 +5,14 @@
 //
 // The caller takes its lease with [hasp.WithFence] and passes the lease's context to the guard,
 // which finds the fence there. A check protects only a write that belongs to it, because a program
-// may be stopped between the two. So each guard has the write in its hands: [SQL] in the
-// transaction, package redisfence in a transaction of Redis, package filefence under a lock of the
-// file, [Memory] under a mutex. [Transport] and [Handler] carry the fence to the service that has
-// the resource.
+// may be stopped between the two. So each guard makes the write itself: [SQL] in the transaction,
+// package redisfence in a transaction of Redis, package filefence under a lock of the file,
+// [Memory] under a mutex. [Transport] and [Handler] carry the fence to the service that has the
+// resource.
 //
 // All writers of a resource use the same guard and the same key. With [hasp.WithSlots], each slot
 // has fences of its own, and so needs a resource of its own. The guards refuse a shared lease
-// ([hasp.WithShared]): a resource with readers needs two numbers, as described there.
+// ([hasp.WithShared]): a resource with readers needs two numbers, as WithShared describes.
 package fence
 
 import (
@@ -48,8 +48,8 @@ func (e *StaleError) Error() string {
 // Is reports whether target is [ErrStale] or [hasp.ErrLost].
 func (e *StaleError) Is(target error) bool { return target == ErrStale || target == hasp.ErrLost }
 
-// Compare returns a [*StaleError] if the fence f is smaller than seen. It is for guards of other
-// stores, which compare and write in one step.
+// Compare returns a [*StaleError] if the fence f is smaller than seen. Use it in a guard of another
+// store. That guard must compare and write in one step.
 func Compare(resource string, f, seen uint64) error {
 	if f < seen {
 		return &StaleError{resource, f, seen}
@@ -58,10 +58,10 @@ func Compare(resource string, f, seen uint64) error {
 }
 
 // Of returns the fence of the innermost lease that ctx is derived from, or the fence of [With] if
-// that is further in. If there is none, the error is [ErrNone].
+// With was called further in. If there is no fence, the error is [ErrNone].
 //
 // If the innermost lease is shared, or one of several leases of a LockAll, the error is
-// [hasp.ErrInvalid]. Of several or nested leases, pass [hasp.Lease.Context] of the one whose key
+// [hasp.ErrInvalid]. If there are several leases, pass [hasp.Lease.Context] of the lease whose key
 // protects the resource.
 func Of(ctx context.Context) (uint64, error) {
 	leases := hasp.LeasesOf(ctx)

@@ -10,9 +10,9 @@ import (
 // the resource has seen.
 const Header = "Fence"
 
-// Handler puts the fence of a request into the context of next, for the guard of the resource. A
-// request without a fence gets the status 428, and one whose fence is no number above zero 400. The
-// guard's error goes to [Refuse], which answers 412 if the fence is stale.
+// Handler puts the fence of a request into the context of next, for the guard of the resource. It
+// answers 428 if the request has no fence, and 400 if the fence is not a number above zero. Pass
+// the guard's error to [Refuse], which answers 412 if the fence is stale.
 func Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		values := r.Header.Values(Header)

@@ -41,7 +41,7 @@
 // filelock://../locks by a path relative to the working directory. Nothing is percent-decoded.
 // filelock:// alone is $XDG_STATE_HOME/hasp or ~/.local/state/hasp of this user.
 //
-//	mode   permissions of the directory if it has to be created, in octal; 0700
+//	mode   permissions of the directory if it has to be created, in octal (default 0700)
 //
 // # Files
 //
@@ -193,7 +193,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	ctx, cancel := withTimeout(ctx, c.Timeout)
 	defer cancel()
-	d.sweepOften(ctx) // before the grant, because then the term runs
+	d.sweepOften(ctx) // before the grant, because the term runs after it
 	var grant backend.Grant
 	err := d.guarded(ctx, c.Key, c.Timeout, func(g *guard) (err error) {
 		grant, err = g.acquire(c)

@@ -222,7 +222,7 @@ func (d *driver) createDir() error {
 	err = os.Chmod(temp, mode)
 	if err == nil {
 		// Put a file into each new directory. A rename replaces an empty directory, and so could
-		// replace one that another process has just created.
+		// replace the directory that another process has just created.
 		err = createEmpty(filepath.Join(temp, filepath.Base(d.guardFile("guard", 0))))
 	}
 	if err == nil {

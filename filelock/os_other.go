@@ -7,7 +7,7 @@ import "errors"
 // openFlags is 0, so openFile checks the file before it opens it.
 const openFlags = 0
 
-// readsNeedNoGuard is false, because it may not be true on this platform.
+// readsNeedNoGuard is false, because a read may need the guard on this platform.
 const readsNeedNoGuard = false
 
 var (

@@ -2,9 +2,9 @@
 // says when the store fails, when a lease is lost, and when another program holds a key. In a
 // bubble of testing/synctest the time is virtual, so a test of four nights takes milliseconds.
 //
-// The engine is the one of every strategy, so a service meets the same errors, events and times as
-// with a store in a network. Everything else is in memory: the order of arrival, min holds, shared
-// leases and slots work as with memlock.
+// The engine is the same as with every strategy, so a service meets the same errors, events and
+// times as with a store in a network. The order of arrival, min holds, shared leases and slots work
+// as with memlock.
 package hasptest
 
 import (
@@ -22,7 +22,7 @@ import (
 )
 
 // Locker is the Client of one process of a service, with switches for the test. Several goroutines
-// may use them, also while calls of the Client are in flight.
+// may use the switches, also while calls of the Client are in flight.
 type Locker struct {
 	*hasp.Client
 	store *memlock.Store
@@ -34,8 +34,8 @@ type Locker struct {
 // invalid make it panic.
 func New(o *hasp.Options) *Locker { return newLocker(new(memlock.Store), o) }
 
-// Another returns the Locker of another process on the same store. The switches of the two are
-// apart, so a test can cut off one of them.
+// Another returns the Locker of another process on the same store. It has switches of its own, so a
+// test can cut off one of the two processes.
 func (l *Locker) Another(o *hasp.Options) *Locker { return newLocker(l.store, o) }
 
 func newLocker(s *memlock.Store, o *hasp.Options) *Locker {
@@ -108,8 +108,8 @@ func newLink(timeout time.Duration) *link {
 	return l
 }
 
-// set changes the link. When it returns, the waiters that are cut off have left the queue: they
-// would get the key without learning of it, and keep it from the others.
+// set changes the link. When it returns, the waiters that are cut off have left the queue.
+// Otherwise they would get the key without learning of it, and keep the key from the others.
 func (l *link) set(down bool, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,7 +151,7 @@ func answer[T any](ctx context.Context, d *driver, call func() (T, error)) (v T,
 	return v, err
 }
 
-// store is what the drivers of memlock are.
+// store has the methods of memlock's drivers.
 type store interface {
 	backend.Waiter
 	backend.Inspector

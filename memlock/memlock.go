@@ -7,8 +7,8 @@
 //
 // A call costs no round trip. A key without a holder or a waiter takes no memory, unless its last
 // hold expired without a release. The store removes such a hold when a caller wants the key. It
-// removes all such holds when it has at least 1,024 keys, and at least twice as many as were left
-// the last time.
+// removes all such holds when it has at least 1,024 keys, and at least twice as many keys as the
+// last removal left.
 //
 // URL: memlock:// or memlock://NAME is a store that all Clients of the process with that URL share;
 // [New] makes a private one. There are no parameters.
@@ -193,7 +193,7 @@ func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 		return false, 0, nil
 	}
 	e.queue.Remove(w.place)
-	s.advanceLocked(e, now) // w may have kept shared waiters from a shared key
+	s.advanceLocked(e, now) // shared waiters behind w may join the readers now
 	return false, 0, err
 }
 

@@ -35,10 +35,10 @@
 // invalid, unsupported and _OTHER. If several of them apply, the value is the first of
 // unavailable, closed, invalid, unsupported, canceled, held, deadline_exceeded and lost.
 //
-// Each call of Lock, TryLock or Resume has a span "hasp wait", unless it re-entered. With [WithHoldSpans],
-// each hold has a span "hasp hold". Both are children of the span in the context of that call. They
-// are not in the context of the lease, so spans that are made under the lease are children of the
-// caller's span. Spans and metrics have the key only if [WithKey] asks for it.
+// Each call of Lock, TryLock, Resume or Lead has a span "hasp wait", unless it re-entered. With
+// [WithHoldSpans], each hold has a span "hasp hold". Both are children of the span in the context
+// of that call. They are not in the context of the lease, so spans that are made under the lease
+// are children of the caller's span. Spans and metrics have the key only if [WithKey] asks for it.
 //
 // [OpenTelemetry]: https://opentelemetry.io
 package otelhasp

@@ -33,8 +33,8 @@ func oneLine(err error) error {
 }
 
 // badConfig returns the error of a URL or a parameter that pgx cannot use. The text of pgx begins
-// with the URL, between backquotes. So badConfig shows only the rest, and only if that has none of
-// the secrets.
+// with the URL, between backquotes. So badConfig shows only the text after the URL, and not even
+// that if it contains a secret.
 func badConfig(err error, secrets ...string) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {

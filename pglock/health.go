@@ -22,12 +22,12 @@ const (
 	// these would time out before the server has begun their sessions.
 	maxDials = 2
 
-	// After the server has refused a connection, none is asked for during a pause, which is about
-	// scarcePause if the server grants no further connection.
+	// After the server has refused a connection, the driver asks for none during a pause of about
+	// refusedPause, or of about scarcePause if the server has no connection left.
 	refusedPause = 200 * time.Millisecond
 	scarcePause  = time.Second
 
-	look = 5 * time.Millisecond // between looks for a connection that was made or given back
+	look = 5 * time.Millisecond // between checks for a connection that was made or given back
 )
 
 // health records which connections may be dead, and when another one may be made.
@@ -40,13 +40,13 @@ type health struct {
 	answered time.Time  // the last answer on any connection
 	doubt    time.Time  // connections without an answer since then are in doubt
 	dialing  int        // callers that may be making a connection
-	refusal  error      // the last one of a connection
+	refusal  error      // why the server last refused a connection
 	resumes  time.Time  // the end of the pause
 }
 
 // lastAnswer returns where a connection keeps the time of its last answer. Only the goroutine that
 // has acquired the connection uses it. The first call counts as an answer: in the driver's own
-// pool, it comes when the connection is made.
+// pool, the first call comes when the connection is made.
 func lastAnswer(c *pgx.Conn) *time.Time {
 	const name = "hasp: last answer"
 	data := c.PgConn().CustomData()
@@ -78,7 +78,7 @@ func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err erro
 	}
 }
 
-// last returns the times of the last answer, and since when connections are in doubt.
+// last returns the time of the last answer, and the time since which connections are in doubt.
 func (h *health) last() (answered, doubt time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,8 +86,8 @@ func (h *health) last() (answered, doubt time.Time) {
 }
 
 // mayAsk reports whether a caller may ask the pool for a connection now, and whether the pool may
-// have to make one. Then the caller must call asked. Otherwise the caller must wait, unless there is
-// no connection to wait for, so that err is the server's refusal.
+// have to dial. If dials is true, the caller must call asked. If ask is false, the caller must
+// wait. If there is no connection to wait for, err is the server's refusal.
 func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	if s.IdleConns() > 0 || s.TotalConns() == s.MaxConns() {
 		return true, false, nil // the pool makes no connection, unless another caller is faster

@@ -22,7 +22,7 @@ const (
 )
 
 // message returns the message of a release of key. Two keys may have the same message. Then a
-// release of one makes waiters of the other try too early, which is harmless.
+// release of one key makes waiters of the other key try too early, which is harmless.
 func message(key string) string {
 	h := fnv.New64a()
 	h.Write([]byte(key))
@@ -35,7 +35,7 @@ type listener struct {
 	d *driver
 
 	mu      sync.Mutex                        // guards all below
-	waits   map[string]map[chan struct{}]bool // by message
+	waits   map[string]map[chan struct{}]bool // the wake channels of callers, by message
 	last    time.Time                         // when a wait began or ended
 	running bool
 	deaf    bool               // the last attempt to listen failed, so callers that wait poll
@@ -45,7 +45,7 @@ type listener struct {
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
 // Listen registers a caller to be woken by the next release, which sends a message because the
-// caller's refused attempt has left a mark. A new connection wakes all callers once it listens.
+// caller's refused attempt has marked the row. A new connection wakes all callers once it listens.
 func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	return d.listener.add(message(c.Key))
 }
@@ -94,7 +94,7 @@ func (l *listener) wakeLocked(m string) {
 	for wake := range l.waits[m] {
 		select {
 		case wake <- struct{}{}:
-		default: // a signal waits already, so the next attempt begins after this release as well
+		default: // the channel has a signal already, and its attempt will begin after this release
 		}
 	}
 }
@@ -117,8 +117,8 @@ func (l *listener) set(deaf bool) {
 	}
 }
 
-// idle reports whether no caller has waited for the time lingers. If so, and ends is true, the run
-// must end: a wait that begins later starts another one.
+// idle reports whether no caller has waited during the last 5 s (lingers). If so, and ends is true,
+// the run must end: a wait that begins later starts another run.
 func (l *listener) idle(ends bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -53,8 +53,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	cfg.ConnConfig.Tracer = tracer
 	cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
 		// Use the library's check, which takes a millisecond and no round trip. It notices that a
-		// server has ended the connection, but not that a server is silent, and is deprecated for
-		// that.
+		// server has ended the connection. It is deprecated because it does not notice a silent
+		// server.
 		return p.IdleDuration > checkIdle && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}
 	var d *driver
@@ -133,9 +133,9 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 }
 
 // timeoutPerHost returns the default of connect_timeout. Hosts are tried one after another, so each
-// gets a part of the Timeout, and a host that does not answer leaves time for the next one. It is
-// short also because a connection that is begun in an outage takes up a place in the pool for this
-// time.
+// gets a part of the Timeout, and a host that does not answer leaves time for the next one. A short
+// default is good also because a connection attempt in an outage takes up a place in the pool for
+// this time.
 func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
 	hosts := map[string]bool{fmt.Sprint(cfg.Host, ":", cfg.Port): true}
 	for _, f := range cfg.Fallbacks {

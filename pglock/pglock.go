@@ -22,8 +22,8 @@
 // leases of a Client, and one to unlock. A release wakes waiters by NOTIFY. Waiters also try once a
 // second, and when the holder's term ends. A Client makes one more connection while its callers
 // wait. Each call for a shared lease rewrites the row of its key, which has all shared leases of
-// the key. So a key should have tens of them, not thousands. While a transaction in the same
-// database stays open for long, as in pg_dump, calls on a busy key get slower: see docs/pglock.md.
+// the key. So a key should have tens of shared leases, not thousands. While a transaction stays
+// open for long, as in pg_dump, calls on a busy key of that database slow down: see docs/pglock.md.
 //
 // # URL
 //
@@ -45,14 +45,14 @@
 // If there are several hosts, target_session_attrs is read-write unless it is given, so that
 // the primary is found after a failover.
 //
-// Through a PgBouncer, which a Client notices, nothing is prepared, and waiters poll, because
-// LISTEN does not work.
+// A Client notices a PgBouncer. Then it prepares no statements, and waiters poll, because LISTEN
+// does not work through a PgBouncer.
 //
 // # Table
 //
-// Each key has a row. The first Client creates the table. If it may not, the error has the
-// statement for someone who may. The row of a key that was not used for an hour is deleted. Keys
-// may have up to 2,000 bytes.
+// Each key has a row. The first Client creates the table. If its user may not create tables, the
+// error has the statements that another user must run. The row of a key that was not used for an
+// hour is deleted. Keys may have up to 2,000 bytes.
 //
 // PostgreSQL 13 or later.
 package pglock
@@ -100,7 +100,7 @@ type driver struct {
 	own     bool    // Close closes the pool
 	options Options // as they were passed
 	sql     *statements
-	channel string      // of the messages of releases
+	channel string      // of the NOTIFY messages that releases send
 	bouncer atomic.Bool // a pooler shares sessions, so nothing may be left in them
 
 	// takes bounds the attempts in flight, so that releases get a connection even if attempts wait
@@ -181,8 +181,8 @@ func (d *driver) Traits() backend.Traits {
 // closeGrace is how long Close waits for the server, which may not answer.
 const closeGrace = time.Second
 
-// Close closes the driver's connections: all that it has opened, and none of a pool that was
-// passed to New. If the server does not answer, some of them are closed up to 15 s later.
+// Close closes the connections that the driver has opened. A pool that was passed to New stays
+// open. If the server does not answer, some connections are closed up to 15 s later.
 func (d *driver) Close() error {
 	d.stop()
 	if d.own {
@@ -201,12 +201,12 @@ func (d *driver) Close() error {
 }
 
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a writer
-// waits for their end. If this caller will wait, Acquire leaves a mark, so that a release wakes it.
+// waits for their end. If this caller will wait, Acquire marks the row, so that a release wakes it.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began := time.Now()
 	if err := takeSlot(ctx, d.takes); err != nil {
 		if answered, _ := d.health.last(); c.WillRetry && time.Since(began) >= c.Timeout/2 && answered.After(began) {
-			err = &backend.HeldError{} // no outage: the queue is long, and the server answers others
+			err = &backend.HeldError{} // no outage: slots are scarce, and the server answers others
 		}
 		return backend.Grant{}, err
 	}
@@ -216,7 +216,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		g, last, err := d.take(ctx, c)
 		if err == backend.ErrHeld && c.WillRetry {
 			// Try again: another caller has taken the key during the attempt, as often happens
-			// after a release. A second attempt shows whether there is a mark already, and who
+			// after a release. A second attempt shows whether the row is marked already, and who
 			// holds the key.
 			g, last, err = d.take(ctx, c)
 		}
@@ -224,8 +224,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			return g, err
 		}
 
-		// Leave the mark before the caller sleeps. If a release has come before the mark, the error
-		// of the mark is errNoRow, because the key is free.
+		// Mark the row before the caller sleeps. If a release has come before the mark, markErr is
+		// errNoRow, because the key is free.
 		switch markErr := d.mark(ctx, c, last.marked, err); {
 		case markErr == nil:
 			return g, err
@@ -238,9 +238,9 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 }
 
-// mark makes the next release wake the callers that wait. If c is a writer that waits for readers,
-// mark also keeps out new readers, until a Release of c's token. Marked says that the row has a
-// mark already.
+// mark makes each release in the next 3 s wake the callers that wait. If c is a writer that waits
+// for readers, mark also keeps out new readers for this time, or until a Release of c's token.
+// Marked says that the row is marked already.
 func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
 	var held *backend.HeldError
 	intends := errors.As(refusal, &held) && held.Shared && !c.Shared
@@ -263,7 +263,7 @@ func takeSlot(ctx context.Context, slots chan struct{}) error {
 
 // refusal is what a refused attempt reports besides its HeldError.
 type refusal struct {
-	marked  bool // there is a mark, for another second at least, so a release wakes the callers that wait
+	marked  bool // the row stays marked for 1.5 s at least, so a release wakes the waiting callers
 	blocked bool // another transaction has locked the row of a free key
 }
 
@@ -289,8 +289,8 @@ func heldError(owner string, shared bool, left *int64) *backend.HeldError {
 	return &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
 }
 
-// unhex returns the bytes of an owner or a key, which the statements encode. It returns text if
-// that is no hexadecimal, because someone may have changed the value by hand.
+// unhex returns the bytes of an owner or a key, which the statements encode. If text is not
+// hexadecimal, unhex returns it as it is, because someone may have changed the value by hand.
 func unhex(text string) string {
 	b, err := hex.DecodeString(text)
 	if err != nil {
@@ -299,7 +299,7 @@ func unhex(text string) string {
 	return string(b)
 }
 
-// term returns the rest of a term, given in microseconds, or -1 if left is nil: it has no end.
+// term returns the rest of a term, given in microseconds, or -1 if left is nil, which means no end.
 func term(left *int64) time.Duration {
 	if left == nil {
 		return -1
@@ -333,7 +333,7 @@ func (g *guards) forget(key string) {
 }
 
 // refusal records that key is guarded. RetryAfter makes the caller ask again, because the end of a
-// guard wakes no caller. It grows with the time for which the guard has lasted.
+// guard wakes no caller. RetryAfter grows with the time for which the guard has lasted.
 func (g *guards) refusal(key string) *backend.HeldError {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -370,8 +370,8 @@ func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 	}
 }
 
-// joinable reports whether err is about a shared hold that c can join. Then only a caller that
-// joins or leaves has locked the row, until its commit.
+// joinable reports whether err is about a shared hold that c can join. Then the row is locked only
+// by callers that join or leave, until they commit.
 func joinable(c backend.Claim, err error) bool {
 	var held *backend.HeldError
 	return c.Shared && errors.As(err, &held) && held.Shared
@@ -415,8 +415,8 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 // nothing. If another transaction has locked the row, row is true: the key counts as held. If a
 // statement such as CREATE INDEX locks the whole table, the error is an outage, because no lock can
 // be taken or renewed. A table lock ends an attempt only if the server, the role or the database
-// has a lock_timeout: the attempt sets its own after PostgreSQL has locked the table. If the lock
-// was another one, or is gone, blocked returns false and nil, and the caller must try again.
+// has a lock_timeout, because the attempt sets its own only after PostgreSQL has locked the table.
+// If the lock was another one, or is gone, blocked returns false and nil: the caller must retry.
 func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
 	var (
 		held, shared, table bool
@@ -441,8 +441,8 @@ func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row b
 	return false, nil
 }
 
-// Renew raises the term of each hold to at least its claim's TTL, all in one statement, and
-// all shared ones in another.
+// Renew raises the term of each hold to at least its claim's TTL. One statement renews all
+// exclusive holds, and another one all shared holds.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var exclusive, shared []int
 	for i, c := range cs {
@@ -488,8 +488,8 @@ func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 	}
 }
 
-// Release frees c.Key and wakes the callers that wait for it. With c.KeepUntil the key stays taken
-// until then. A release of a shared hold leaves the others.
+// Release frees c.Key and wakes the callers that wait for it. If c.KeepUntil is set, the key stays
+// taken until that time. A release of a shared hold leaves the other shared holds.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if checkKey(c.Key) != nil {
 		return backend.ErrLost
@@ -506,12 +506,12 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		err = d.exec(ctx, d.sql.release, key, c.Token, while, d.channel, message, wait)
 
-		// Remove the mark, which keeps readers out, if the token belongs to a writer that has
-		// waited.
+		// The token may belong to a writer that has waited. Then remove its mark, which keeps
+		// readers out.
 		if errors.Is(err, errNoRow) {
 			err = d.exec(ctx, d.sql.unmark, key, c.Token, d.channel, message, wait)
 			if err == nil {
-				err = errNoRow // it was no hold
+				err = errNoRow // the token did not hold the key
 			}
 		}
 	}

@@ -73,7 +73,7 @@ func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
 			conflicts++
 		case code(err) == undefinedTable && !made && ctx.Err() == nil:
-			// Make the table again: the database has lost it, or another one answers now.
+			// Make the table again: the database has lost it, or another database answers now.
 			made = true
 			if d.makeTable(ctx) != nil {
 				return err
@@ -84,7 +84,7 @@ func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 	}
 }
 
-// exec is query, without the values of the rows.
+// exec is query, but ignores the values of the rows.
 func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
 	return d.query(ctx, sql, func(pgx.Rows) error { return nil }, args...)
 }
@@ -150,8 +150,8 @@ func (d *driver) failed(c *pgx.Conn, err error) error {
 }
 
 // lockWait is how long a statement may wait for locks of PostgreSQL. It is the statement's last
-// argument. When the statement has a connection, lockWait is cut at the caller's deadline.
-// Otherwise the statement could be carried out long after the caller has left.
+// argument. When the statement gets a connection, lockWait is cut at the caller's deadline. Without
+// this cut, the statement could be carried out long after the caller has left.
 type lockWait time.Duration
 
 // timeout returns the value of lock_timeout.

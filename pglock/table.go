@@ -13,7 +13,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// minVersion is the oldest PostgreSQL, as server_version_num has it.
+// minVersion is the oldest PostgreSQL, in the form of server_version_num.
 const minVersion = 130000
 
 // columns are the columns of the table, with their types.
@@ -150,7 +150,7 @@ func (d *driver) makeTable(ctx context.Context) error {
 	return err
 }
 
-// check returns an error if the table is not one of hasp, or may not be used.
+// check returns an error if the table is not one of hasp's locks, or if the user may not use it.
 func (f found) check(table string) error {
 	name := pgx.Identifier{f.schema, table}.Sanitize()
 	switch {
@@ -166,10 +166,10 @@ func (f found) check(table string) error {
 }
 
 // notice finds out whether a connection pooler is in between: then the server process is not the
-// one that the connection began with. If there is no pooler and own is set, notice gives the
-// session the isolation level without conflicts, and a lock_timeout of 0. With another
-// lock_timeout, a wait for a table lock could end with the same error as a wait for a row: see
-// blocked.
+// one that the connection began with. If there is no pooler and own is set, notice sets the
+// session's isolation level to read committed, which has fewest conflicts, and its lock_timeout
+// to 0. With another lock_timeout, a wait for a table lock could end with the same error as a wait
+// for a row: see blocked.
 func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
 		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) END`

@@ -35,7 +35,7 @@ type Store struct {
 }
 
 // New returns a store in a namespace of the API server at server, such as https://10.0.0.1. client
-// adds the credentials: rest.HTTPClientFor of client-go makes one. It sends each request once.
+// adds the credentials: rest.HTTPClientFor of client-go makes such a client.
 func New(client *http.Client, server, namespace string) *Store {
 	return &Store{client, strings.TrimSuffix(server, "/") + "/apis/coordination.k8s.io/v1/namespaces/" + url.PathEscape(namespace) + "/leases"}
 }
@@ -47,7 +47,7 @@ func (s *Store) Limits() caslock.Limits {
 
 const (
 	record = "hasplock.github.io/record" // annotation: the value that the driver has written
-	wrote  = "hasplock.github.io/wrote"  // annotation: the spec that was written with it; see entry
+	wrote  = "hasplock.github.io/wrote"  // annotation: the id of the record's spec; see entry
 	label  = "hasplock.github.io/lock"
 )
 
@@ -117,7 +117,7 @@ func (s *Store) call(ctx context.Context, method, path string, in, out any) erro
 }
 
 // entry returns the entry of a Lease. If its spec is not the one that was written with the record,
-// another program has written it: client-go leaves annotations as they are.
+// another program has written the spec, because client-go leaves annotations as they are.
 func (l *lease) entry(key string) caslock.Entry {
 	e := caslock.Entry{Value: []byte(l.Metadata.Annotations[record]), Version: l.Metadata.ResourceVersion}
 	if at, ours := l.Metadata.Annotations[wrote]; !ours || at != l.Spec.id() {

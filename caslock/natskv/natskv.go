@@ -3,8 +3,8 @@
 // server.
 //
 // By default the store has no clock: see package caslock for what TryLock means then. If the clocks
-// of all servers agree within backend.Drift, as by NTP, New may use them: then the age of a record
-// is the time of the stream less that of the message, and a read of a held key takes two calls.
+// of all servers agree within backend.Drift, as by NTP, New can use them: then the age of a record
+// is the stream's time minus the message's time, and a read of a held key takes two calls.
 package natskv
 
 import (
@@ -31,10 +31,10 @@ type Store struct {
 	clock  bool
 }
 
-// New returns a store in a bucket of js, and creates the bucket unless it exists, also after the
-// server has lost its data. clock says that the clocks of the servers agree. The connection remains
-// the caller's. Let it reconnect for ever (nats.MaxReconnects(-1)) and keep nothing while it is
-// down (nats.ReconnectBufSize(-1)), so that no request is sent after its caller has left.
+// New returns a store in a bucket of js. The store creates the bucket if there is none, also after
+// the server has lost its data. clock says that the clocks of the servers agree. The connection
+// remains the caller's. Let it reconnect for ever (nats.MaxReconnects(-1)) and keep nothing while
+// it is down (nats.ReconnectBufSize(-1)), so that no request is sent after its caller has left.
 func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock bool) (*Store, error) {
 	kv, err := js.KeyValue(ctx, bucket.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
@@ -77,7 +77,7 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	return caslock.Entry{Value: e.Value(), Version: version(e.Revision()), Age: s.age(ctx, e.Created())}, nil
 }
 
-// age returns how long ago the server has stored a message, by its own clock, or less. It asks for
+// age returns how long ago the server stored a message, by the server's clock, or less. It asks for
 // the time of the stream after the message was read.
 func (s *Store) age(ctx context.Context, created time.Time) time.Duration {
 	if !s.clock {
@@ -90,7 +90,7 @@ func (s *Store) age(ctx context.Context, created time.Time) time.Duration {
 	return st.CachedInfo().TimeStamp.Sub(created)
 }
 
-// Put writes a message that must follow the one of this version.
+// Put writes a message if the last message of key has this version.
 func (s *Store) Put(ctx context.Context, key string, value []byte, at string) (string, error) {
 	var next uint64
 	var err error

@@ -2,8 +2,8 @@
 // PostgreSQL use package pglock, whose fences can be checked in a transaction.
 //
 // The clock of the server, or with SQLite of the host, tells the age of a row. So a TryLock of a new
-// process gets the key of a dead holder when its term has run out. The server's clock must not step
-// forward by more than backend.Drift.
+// process gets the key of a dead holder when the holder's term is over. The server's clock must not
+// step forward by more than backend.Drift.
 //
 // All clients must use the primary server. Without innodb_flush_log_at_trx_commit=1, the default, a
 // crash may lose locks. An SQLite file excludes the processes of one host, must be on a local disk,
@@ -29,7 +29,7 @@ import (
 // Dialect says which database it is.
 type Dialect struct {
 	table, insert, now string
-	clock              func() int64 // in microseconds, a part of now
+	clock              func() int64 // in microseconds: the argument of now
 	limits             caslock.Limits
 }
 
@@ -89,7 +89,7 @@ func (s *Store) Limits() caslock.Limits { return s.dialect.limits }
 const maxPlain = 1000 // bytes
 
 // name returns the name of key, which has at most 1,024 bytes. The name of a long key ends with a
-// hash, and is longer than that of any other.
+// hash, and is longer than the name of any short key.
 func name(key string) []byte {
 	if len(key) <= maxPlain {
 		return []byte(key)
@@ -99,7 +99,7 @@ func name(key string) []byte {
 }
 
 // entry reads an entry from a row. A row from before the last boot of the host may have a time that
-// is ahead. Then the age is not known.
+// is ahead of the clock. Then the age is not known.
 func entry(scan func(...any) error) (e caslock.Entry, name string, err error) {
 	var age int64
 	err = scan(&e.Value, &e.Version, &age, &name)
@@ -141,7 +141,7 @@ func (s *Store) Delete(ctx context.Context, key, version string) error {
 	return s.exec(ctx, s.remove, name(key), version)
 }
 
-// exec runs a statement that changes one row. If it finds none, the version was another one.
+// exec runs a statement that changes one row. If no row changes, the key has another version.
 func (s *Store) exec(ctx context.Context, statement string, args ...any) error {
 	result, err := s.db.ExecContext(ctx, statement, args...)
 	if err != nil {

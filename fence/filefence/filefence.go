@@ -26,9 +26,9 @@ import (
 // cancelled.
 const poll = 5 * time.Millisecond
 
-// Do calls write, unless a larger fence than the one of ctx was seen for the path, which names a file
-// or a directory. No two writes for a path run at the same time. If ctx ends before the writes of
-// others have ended, Do returns its error. A write that fails also raises the fence.
+// Do calls write, unless a larger fence than that of ctx was seen for path: a file or a directory.
+// No two writes for a path run at the same time. If ctx ends before the writes of others have
+// ended, Do returns ctx's error. A write that fails also raises the fence.
 func Do(ctx context.Context, path string, write func(context.Context) error) error {
 	f, err := fence.Of(ctx)
 	if err != nil {

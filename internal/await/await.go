@@ -29,8 +29,8 @@ func Value[T any](v T, err error) T {
 	return v
 }
 
-// Crowd skips a test with many goroutines if -short is set, because in virtual time the race
-// detector makes it up to a hundred times as slow.
+// Crowd skips a test with many goroutines if -short is set, because the race detector makes such a
+// test in virtual time up to a hundred times as slow.
 func Crowd(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -80,10 +80,10 @@ func Success(t testing.TB, what string, f func() error) {
 	}
 }
 
-// Undisturbed calls f, which returns a text if something is wrong. Then the test fails, unless this
-// process stood still for longer than limit while f ran, or probe, such as a call to a server, took
-// longer than that. In that case Undisturbed tries again. If the machine always stands still, the
-// test is skipped.
+// Undisturbed calls f. If f returns a text, something is wrong, and the test fails. But if this
+// process stood still for longer than limit while f ran, Undisturbed tries again. It also tries
+// again if probe, such as a call to a server, took longer than limit. If the machine always stands
+// still, the test is skipped.
 func Undisturbed(t testing.TB, limit time.Duration, probe func(), f func() (wrong string)) {
 	t.Helper()
 	for range 20 {

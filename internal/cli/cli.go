@@ -23,7 +23,7 @@ import (
 )
 
 // Main runs the command hasp and returns the exit code. The command has the strategies of this
-// module and those that more describes. The program must import the packages of the latter.
+// module and those that more describes. The program must import the packages of more's strategies.
 func Main(more ...Strategy) int {
 	described = append(described, more...)
 	if os.Getenv(workerEnv) != "" {
@@ -122,7 +122,7 @@ func completeURL(*cobra.Command, []string, string) (urls []string, _ cobra.Shell
 // completeKey returns keys that begin with prefix and are held or waited for. It must not print.
 func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (keys []string, _ cobra.ShellCompDirective) {
 	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveDefault // a command
+		return nil, cobra.ShellCompDirectiveDefault // complete a command, not a key
 	}
 	const most, patience = 100, 2 * time.Second
 	ctx, cancel := context.WithTimeout(cmd.Context(), patience)

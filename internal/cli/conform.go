@@ -87,8 +87,8 @@ func (a *app) printClause(r conformance.Result) {
 	}
 }
 
-// harness returns a harness that opens drivers of c. If the only node is a server on plain TCP, it
-// also has links, which the suite can disturb. The suite does not disturb the server itself.
+// harness returns a harness that opens drivers of c. If the only node is a server on plain TCP, the
+// harness also has a Link: a proxy, so that the suite can disturb connections, but not the server.
 func harness(c hasp.Config) conformance.Harness {
 	server := serverOf(c)
 	h := conformance.Harness{Open: func(ctx context.Context, link string) (backend.Driver, error) {

@@ -196,8 +196,8 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 	return end, err
 }
 
-// workerEnv has the number of a worker process, from 1, how many increments it makes, and, unless 0,
-// the turn in which it is killed.
+// workerEnv has three numbers for a worker process: its own number, from 1, how many increments it
+// makes, and the turn in which it is killed, or 0.
 const workerEnv = "HASP_DEMO_WORKER"
 
 // runWorkers returns when the workers have made all increments, or with the error of the first one

@@ -66,8 +66,8 @@ func failedf(format string, args ...any) error {
 	return codeError{exitFailed, fmt.Errorf(format, args...)}
 }
 
-// printed returns err, the error of a write to stdout, with the exit code exitFailed. Otherwise it
-// would look like an error of the store.
+// printed returns err, the error of a write to stdout, with the exit code exitFailed. Without this
+// code, err would look like an error of the store.
 func printed(err error) error {
 	if err == nil {
 		return nil

@@ -61,7 +61,7 @@ slots are held, and 1 if a caller could get it.`,
 				if n > 0 || !status.Held && !check {
 					slots, err = heldSlots(ctx, client, args[0], cmp.Or(n, maxSlots))
 				}
-				if err != nil && n > 0 { // without --slots, leave out those for which the store does not answer
+				if err != nil && n > 0 { // without --slots, leave out slots without an answer
 					return err
 				}
 				switch {

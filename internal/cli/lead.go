@@ -22,7 +22,7 @@ import (
 type lead struct {
 	run
 	down   atomic.Bool // the last attempt could not reach the store
-	quiet  func()      // prevents the notice that hasp waits
+	quiet  func()      // suppresses the notice "waiting for KEY"
 	ended  bool        // a command has ended
 	result job.Result  // the result of the last command
 
@@ -106,7 +106,7 @@ func (l *lead) lead(cmd *cobra.Command) error {
 		return err // the wait or the start of the command has failed
 	}
 
-	// Do not return err: if a signal has ended hasp, an error from here would be replaced by that
+	// Do not return err: if a signal has ended hasp, execute replaces an error from here by the
 	// signal.
 	l.finish(client, l.result, err)
 	return nil

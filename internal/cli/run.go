@@ -142,7 +142,7 @@ func (w *waitTime) Set(text string) error {
 // Type returns the name of the type in the help text.
 func (w *waitTime) Type() string { return "duration" }
 
-// String returns the default for the help text, which has no default.
+// String returns "", so that the help text shows no default.
 func (w *waitTime) String() string { return "" }
 
 func (r *run) graceFlag(cmd *cobra.Command) {

@@ -37,8 +37,8 @@ func (c *Child) Line(t *testing.T) (line string) {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// Finish closes the child's standard input, for which a child may wait, and waits until the child
-// has ended. If the child has an error, the test fails.
+// Finish closes the child's standard input, because the child may wait for that. It then waits
+// until the child has ended. If the child has an error, the test fails.
 func (c *Child) Finish(t *testing.T) {
 	t.Helper()
 	c.stdin.Close()

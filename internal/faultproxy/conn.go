@@ -25,7 +25,7 @@ type conn struct {
 
 	forgotten atomic.Bool // set by Proxy.Forget
 
-	part []byte // the beginning of a place, if the last read ended within it; only replies uses it
+	part []byte // the beginning of a promise's place, if the last read ended within that place
 
 	more     chan struct{} // gets a signal when queue has grown; capacity 1
 	mu       sync.Mutex    // guards the fields below
@@ -33,8 +33,8 @@ type conn struct {
 	promised []promise
 }
 
-// promise is an answer by the proxy. The proxy has asked the server to echo place. Where place
-// comes in the order of replies, the client gets reply.
+// promise is an answer that the proxy itself gives. The server echoes place, a random text. The
+// client gets reply instead of that echo, so the answer comes in the order of replies.
 type promise struct {
 	reply string
 	place string
@@ -167,8 +167,8 @@ func (c *conn) requests(client io.Reader) {
 	}
 }
 
-// replies reads all replies without delay, even if the client must not get them, because miniredis
-// holds locks while it writes.
+// replies reads all replies without delay, even those that the client must not get, because
+// miniredis holds locks while it writes.
 func (c *conn) replies() {
 	buf := make([]byte, 32<<10)
 	for {
@@ -203,7 +203,7 @@ func (c *conn) promise(r rule) (place string) {
 	return p.place
 }
 
-// kept returns the bytes from the server, with each place replaced by its answer.
+// kept returns the bytes from the server, with each promised place replaced by its reply.
 func (c *conn) kept(read []byte) (all []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -38,7 +38,7 @@ const (
 // State is how a [Proxy] treats all connections. The zero State carries everything.
 type State struct {
 	Delay   time.Duration // by how much each reply is late
-	Deaf    bool          // replies are lost; a connection that has lost one ends with the state
+	Deaf    bool          // replies are lost; the end of the state closes connections that lost one
 	Stalled bool          // no bytes pass, as with [Proxy.Stall]
 	Down    bool          // there are no connections, as with [Proxy.Down]
 }

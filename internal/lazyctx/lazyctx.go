@@ -13,7 +13,7 @@ import (
 type Context struct {
 	parent, quit context.Context
 	deadline     time.Time
-	parents      bool // deadline is the parent's: when it passes, the parent ends and says so
+	parents      bool // deadline is the parent's, so the parent reports when it passes
 
 	mu     sync.Mutex // guards all below
 	native *native    // made when a caller first asks for Done; nil until then

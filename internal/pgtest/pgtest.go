@@ -56,9 +56,9 @@ var shared struct {
 	tests int
 }
 
-// Shared makes a new database on a server that other tests use as well, because to start a server
-// takes seconds of a processor. Settings are settings of the database, such as "lock_timeout =
-// 100".
+// Shared makes a new database on a server that other tests use as well, because the start of a
+// server takes seconds of processor time. Settings are settings of the database, such as
+// "lock_timeout = 100".
 func Shared(t testing.TB, settings ...string) *Server {
 	t.Helper()
 	Need(t)
@@ -170,7 +170,7 @@ func credential() *syscall.Credential {
 }
 
 // find returns the path of a program. Debian keeps the programs of PostgreSQL in a directory that
-// is not on the PATH. It has wrappers of them on the PATH, so find looks there last.
+// is not on the PATH. It has wrappers of the programs on the PATH, so find searches the PATH last.
 func find(name string) (string, error) {
 	installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	if len(installed) > 0 {

@@ -108,7 +108,7 @@ func (c *Cluster) complete(ctx context.Context) error {
 	return nil
 }
 
-// URL returns the URL of the cluster for hasp, which needs Params as well.
+// URL returns the URL of the cluster for hasp. hasp also needs the parameters of Params.
 func (c *Cluster) URL() string { return c.url("cluster", c.Servers, "") }
 
 // node is a master of a cluster.

@@ -131,13 +131,13 @@ func (v *VirtualServer) Client() *redis.Client {
 }
 
 // Link returns a client of the server and a new Proxy. The client connects through the new Proxy,
-// and that through the server's Proxy.
+// and the new Proxy through the server's Proxy.
 func (v *VirtualServer) Link() (*redis.Client, *faultproxy.Proxy) {
 	return v.Named(func() *VirtualServer { return v })
 }
 
-// Named is Link, but each new connection leads to the server that now returns. So it is like a DNS
-// name whose address changes.
+// Named is Link, but each new connection leads to the server that a call of now returns. So the
+// Link is like a DNS name whose address changes.
 func (v *VirtualServer) Named(now func() *VirtualServer) (*redis.Client, *faultproxy.Proxy) {
 	link := faultproxy.New(func() (net.Conn, error) {
 		to := now()
@@ -259,7 +259,7 @@ func (p *inProcess) kill() error   { p.Kill(); return nil }
 
 func (p *inProcess) restart(data bool) error { return p.start(data && p.keep) }
 
-// identity adds a run ID and a clock that can be set to miniredis.
+// identity gives miniredis a run ID, and a clock that a test can set.
 type identity struct {
 	mu   sync.Mutex // guards the fields below
 	run  string

@@ -7,7 +7,7 @@
 //	redis://…     a running server; tests write keys of their own into it
 //	container     as if unset, but the tests of internal/acceptance use containers
 //
-// If it is unset, tests use redis-server if that is installed, and miniredis otherwise. If the
+// Without HASP_TEST_REDIS, tests use redis-server if installed, and otherwise miniredis. If the
 // selected kind is not available, the test fails. The first Start of a test binary prints the kind.
 //
 // HASP_TEST_REDIS_SERVER is the path of the server program, such as a newer Redis or a Valkey. The

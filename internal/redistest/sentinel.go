@@ -122,7 +122,7 @@ const (
 	failoverTimeout = 10000
 )
 
-// URL returns the URL of the set for hasp, which needs Params as well.
+// URL returns the URL of the set for hasp. hasp also needs the parameters of Params.
 func (s *Sentinel) URL() string { return s.url("sentinel", s.Sentinels, "/"+s.Name+"/0") }
 
 // Master returns the present master. It waits until all running sentinels agree.

@@ -43,7 +43,7 @@ func (s *Server) Real() bool {
 	return !mini
 }
 
-// URL returns the URL of the server for hasp, which needs Params as well.
+// URL returns the URL of the server for hasp. hasp also needs the parameters of Params.
 func (s *Server) URL() string {
 	user := userinfo(s.o.User, s.o.Password)
 	switch {

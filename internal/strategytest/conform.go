@@ -45,7 +45,7 @@ func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis
 		h.Link = links.link
 		if n > 1 {
 			// After a restart, each idle connection of a node fails once, and the node does not
-			// vote before redlock has tried them all.
+			// vote before redlock has tried all these connections.
 			h.Stop, h.Start = nil, nil
 		}
 		passed := 0

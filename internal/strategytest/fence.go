@@ -61,8 +61,8 @@ func (s Strategy) FenceCounter(t *testing.T) {
 }
 
 // ForeignFenceCounterIsRefused proves that a value of another program under the counter's key is
-// neither used nor overwritten. Until it is removed, a fenced claim neither gets the key nor waits
-// for it.
+// neither used nor overwritten. Until that value is removed, a fenced claim neither gets the key
+// nor waits for the key.
 func (s Strategy) ForeignFenceCounterIsRefused(t *testing.T) {
 	r := s.setup(t, nil)
 	ctx := t.Context()

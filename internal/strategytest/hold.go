@@ -107,7 +107,7 @@ func Kept(c backend.Claim, d time.Duration) backend.Claim {
 	return c
 }
 
-// sortedSet returns a function that writes a sorted set with one member, which makes no shared
+// sortedSet returns a function that writes a sorted set with one member. Such a set is not a shared
 // record.
 func sortedSet(member string, end time.Duration) func(ctx context.Context, rdb *redis.Client, key string) error {
 	return func(ctx context.Context, rdb *redis.Client, key string) error {

@@ -105,8 +105,8 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 		if got := r.Redis.Get(t.Context(), intent).Val(); got != w.Token {
 			t.Fatalf("%s: the intent is %q", kind, got)
 		}
-		// spinlock adds twice the time of its last round trip, rounded up to a millisecond. That
-		// round trip began after the test did, so the time since then is a bound.
+		// spinlock prolongs the intent by twice the time of its last round trip, rounded up to a
+		// millisecond. That round trip began after began, so the time since began is a bound.
 		if left > s.Intents+2*time.Since(began)+time.Millisecond {
 			t.Errorf("%s: the intent lasts for %v", kind, left)
 		}
@@ -125,8 +125,8 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 		r.Release(t, w)
 	}
 
-	// A user without the right to hasp's own keys can leave no intent. Readers refuse it, and it
-	// gets the key when they have left.
+	// A user without the right to hasp's own keys can leave no intent. While there are readers, the
+	// user's writer is refused. When they have left, the writer gets the key.
 	reader, w := Shared("k"), Claim("k")
 	r.Acquire(t, reader)
 	r.Forbid(t, "resetkeys", "~k")

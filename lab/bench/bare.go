@@ -205,7 +205,7 @@ func openRenewing(ctx context.Context, s stores, term time.Duration) (locker, er
 	b.end = func() error { cancel(); return end() }
 	go func() {
 		for range time.Tick(term / 3) {
-			_, _ = b.rdb.Pipelined(ctx, b.renew) // Unlock tells of locks that were lost
+			_, _ = b.rdb.Pipelined(ctx, b.renew) // Unlock reports the locks that were lost
 			if ctx.Err() != nil {
 				return
 			}

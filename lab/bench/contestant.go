@@ -58,7 +58,7 @@ type contestant struct {
 	nodes int    // how many Redis servers it takes; 0 means an etcd
 	waits bool   // takes part in the scenario of a contended key
 	fair  bool   // takes part in the scenario of a contended key that is held
-	alike bool   // the same as another if there is no contention
+	alike bool   // the same as another contestant if there is no contention
 	again bool   // takes part in the scenario of one key that is locked again and again
 	most  int    // the most leases that it is measured with; 0 if it does not renew by itself
 	open  opener // nil for the ring

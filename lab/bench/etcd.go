@@ -13,7 +13,7 @@ import (
 )
 
 // etcdCaller is a session. One session is enough for distinct keys. Callers that
-// want the same key need one each, because a mutex excludes sessions.
+// want the same key need one each, because etcd's mutex excludes only other sessions.
 type etcdCaller struct {
 	c       *etcd.Client
 	s       *concurrency.Session

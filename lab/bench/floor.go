@@ -128,8 +128,8 @@ func (f *floor) close() {
 // token.
 type template [][]string
 
-// The sample key and token are what the places for others are found by. A place is a part that is
-// one of these.
+// The recorded commands have the sample key and token. A part that equals one of these two is a
+// place for another key or token.
 const sampleKey, sampleToken = "bench:sample-key", "bench-sample-token"
 
 func templateOf(args []any) (t template) {

@@ -83,7 +83,7 @@ type prober struct {
 	term time.Duration
 }
 
-// spell is what the lone caller measured, and what all cost meanwhile.
+// spell is what the lone caller measured, and the cost of all callers meanwhile.
 type spell struct {
 	pairs        []time.Duration
 	seconds, cpu float64
@@ -144,7 +144,7 @@ func acquire(ctx context.Context, l locker, name string, s crowd) (all []held, e
 	return all, err
 }
 
-// release unlocks them, and returns how many were lost.
+// release unlocks all leases, and returns how many were lost.
 func release(ctx context.Context, all []held) int64 {
 	var lost atomic.Int64
 	_ = together(len(all), func(i int) error {

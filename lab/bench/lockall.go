@@ -62,7 +62,7 @@ func (b *bench) lockAll(ctx context.Context, c contestant, s several) (figures, 
 			return nil, err
 		}
 	}
-	// The first of each opened connections and loaded scripts.
+	// Leave out the first of each, which opened connections and loaded scripts.
 	return figures{"all_ms": percentile(all[1:], 50) / 1e3, "each_ms": percentile(each[1:], 50) / 1e3}, nil
 }
 

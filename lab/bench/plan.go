@@ -21,8 +21,8 @@ type plan struct {
 }
 
 // distinct is a setting of the scenario without contention. In each round every
-// contestant has several short turns: with few processors the figures depend on
-// the processor that a server happens to run on, and it stays there for a while.
+// contestant has several short turns: with few processors the figures depend on the
+// processor that a server happens to run on, and the server stays there for a while.
 type distinct struct {
 	goroutines int
 	length     time.Duration
@@ -42,8 +42,8 @@ type contest struct {
 // warmup is the longest time before the part of a contest that counts, without queueing.
 const warmup = 400 * time.Millisecond
 
-// queueing is how much longer it is for each caller, because thousands that arrive
-// at once take a while to queue.
+// queueing is how much longer the warmup is for each caller, because thousands that
+// arrive at once take a while to queue.
 const queueing = 200 * time.Microsecond
 
 // includes reports whether the setting is for a contestant.

@@ -163,8 +163,8 @@ func (w *worker) run(ctx context.Context) (r report) {
 	return r
 }
 
-// arrival is the time within which the callers start. It mixes those of all
-// processes in a queue.
+// arrival is the time within which the callers start, so that a queue mixes the
+// callers of all processes.
 const arrival = 20 * time.Millisecond
 
 // take is one caller. It counts the calls that failed without an excuse, and

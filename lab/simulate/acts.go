@@ -55,8 +55,8 @@ func (a *caller) lock() {
 	}
 }
 
-// hold acts as a holder of group n. It returns l and the leases taken under it; if it has detached
-// l, it returns the lease that it has resumed, or none. cancel ends the contexts of the calls that
+// hold acts as a holder of group n. It returns l and the leases taken under l. If hold has detached
+// l, it returns the resumed lease instead, or none. cancel ends the contexts of the calls that
 // under made.
 func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, cancel func()) {
 	leases = append(leases, l)

@@ -178,7 +178,7 @@ func (b *bounds) try(c *client) {
 
 // start describes the moment when a call began. The field here means that the call's Client had one
 // of the keys then, or shortly before. The field others means that other callers of the Client were
-// asking for one.
+// asking for one of the keys.
 type start struct {
 	at           time.Time
 	here, others bool
@@ -244,9 +244,9 @@ func (a *caller) checkHeld(what string, start start, err error) {
 		return
 	}
 
-	// The call may repeat the answer that this other caller got up to a Timeout ago. If that caller
-	// is in a driver's Wait, the answer may be older: a Wait polls the store, and ends when the
-	// store has not answered for a Timeout.
+	// The call may repeat an answer that another caller of the Client got up to a Timeout ago. If
+	// that caller is in a driver's Wait, the answer may be older: a Wait polls the store, and ends
+	// when the store has not answered for a Timeout.
 	since := start.at
 	if start.others {
 		since = since.Add(-a.c.timeout - 2*late)

@@ -46,7 +46,7 @@ type World struct {
 	breaks bool
 
 	suspends bool         // the host of the Clients sleeps now and then
-	asleep   atomic.Int64 // how long it has slept, as a time.Duration
+	asleep   atomic.Int64 // how long the host has slept, as a time.Duration
 
 	mu      sync.Mutex // guards all below
 	clients int

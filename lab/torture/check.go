@@ -107,7 +107,7 @@ func (l *latest) add(t *lockCall) {
 // void lease counts, but the lease excludes no other.
 func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 	var any, alone latest              // any is for all holds so far, alone for the exclusive ones
-	top := make([]*lockCall, len(all)) // for each hold, the one with the largest fence so far
+	top := make([]*lockCall, len(all)) // for each hold, the hold with the largest fence so far
 	drawn := map[uint64]*lockCall{}
 	for i, t := range all {
 		excluded := any
@@ -181,8 +181,8 @@ func (s *store) poolSlack() float64 {
 	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(len(s.addrs), 1))
 }
 
-// checkGrowth compares the last quarter of the run with the second one. It reports a violation if
-// the process that lived through the run used over 25 % more in the last one.
+// checkGrowth compares the last quarter of the run with the second quarter. It reports a violation
+// if the process that lived through the run used over 25 % more in the last quarter.
 func (r *run) checkGrowth() {
 	all := r.rec.uses
 	if len(all) < enough {

@@ -1,7 +1,7 @@
--- blocked tells why an attempt has waited too long for a lock of PostgreSQL. That may be a lock
--- of the row or of the table, or a short one, such as for more room in the table's file.
+-- blocked tells why an attempt has waited too long for a lock of PostgreSQL. The lock may be on
+-- the row or the table, or be short and internal, such as the lock to extend the table's file.
 -- $1 key, $2 the table's name in quotes, $3 lock_timeout
--- Returns one row: about the hold as take does, if there is one; whether another statement
+-- Returns one row: whether the key is held, and the hold as in take; whether another statement
 -- locks the whole table against writes, or waits to do so; whether the row is locked.
 WITH setting AS MATERIALIZED (
     SELECT set_config('lock_timeout', $3, true), set_config('synchronous_commit', 'off', true)

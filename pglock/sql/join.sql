@@ -1,13 +1,13 @@
 -- join takes a key that is free, or that has shared holds only, for a shared hold.
 -- $1 key, $2 token, $3 owner, $4 term in µs, $5 whether a fence was asked for, $6 lock_timeout
--- Returns as take does. A caller that waits for the end of the shared holds refuses new ones.
+-- Returns what take returns. While a writer waits, no new shared hold is granted.
 WITH setting AS MATERIALIZED (
     SELECT set_config('lock_timeout', $6, true)
 ), seen AS MATERIALIZED (
     SELECT owner, readers, expires, wanted > clock_timestamp() + interval '1500 ms' AS marked
     FROM {table} WHERE key = $1
         AND (readers IS NULL AND expires > clock_timestamp()
-            -- No mark is for more than 3 s. A later one comes from a clock that was wrong.
+            -- A mark lasts 3 s at most. A later time comes from a clock that was wrong.
             OR writer_until > clock_timestamp() AND writer_until <= clock_timestamp() + interval '3 s')
 ), taken AS (
     INSERT INTO {table} AS l (key, readers, since, expires, fence, fenced)

@@ -1,4 +1,4 @@
--- mark makes the next release wake those who wait for a key.
+-- mark makes each release in the next 3 s wake the callers that wait for the key.
 -- $1 key, $2 token, $3 whether the caller wants a shared hold, $4 lock_timeout
 -- Returns a row if the key is still held. If not, the release came before the mark, so
 -- nothing wakes the caller, who must attempt again.
@@ -16,5 +16,5 @@ WITH setting AS MATERIALIZED (
             AND writer_until <= clock_timestamp() + interval '3 s') -- see join
     RETURNING 1
 )
--- If a crash loses the mark, that costs a second at most, because those who wait try once a second.
+-- If a crash loses the mark, that costs a second at most, because waiters try once a second.
 SELECT set_config('synchronous_commit', 'off', true) FROM marked

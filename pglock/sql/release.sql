@@ -1,11 +1,11 @@
--- release gives a key back, or leaves it taken by nobody for another while. It wakes those who
--- wait for the key, so that they try, or learn when the while ends.
--- $1 key, $2 token, $3 the while in µs or NULL, $4 channel, $5 message, $6 lock_timeout
+-- release frees a key, or keeps it taken without a holder for a period. It wakes the callers that
+-- wait for the key, so that they try again, or learn when the period ends.
+-- $1 key, $2 token, $3 the period in µs or NULL, $4 channel, $5 message, $6 lock_timeout
 -- Returns a row if the token held the key.
 WITH setting AS MATERIALIZED (
     SELECT set_config('lock_timeout', $6, true)
 ), freed AS (
-    -- The row stays, because it has the fence. Others see its key free in the same moment.
+    -- The row stays, because it has the fence. At the commit, others see that the key is free.
     UPDATE {table} SET token = NULL, expires = clock_timestamp() + $3::bigint * interval '1 us',
         owner = CASE WHEN $3 IS NULL THEN '' ELSE owner END,
         since = CASE WHEN $3 IS NULL THEN clock_timestamp() ELSE since END

@@ -12,6 +12,6 @@ WITH setting AS MATERIALIZED (
 UPDATE {table} l
 SET expires = greatest(l.expires, clock_timestamp() + c.ttl * interval '1 us')
 FROM locked, unnest($1::bytea[], $2::text[], $3::bigint[]) WITH ORDINALITY AS c (key, token, ttl, n)
--- If the row has changed since the statement began, this is checked again on its last version.
+-- If the row has changed since the statement began, PostgreSQL checks its last version again.
 WHERE l.key = locked.key AND c.key = l.key AND l.token = c.token AND l.expires > clock_timestamp()
 RETURNING c.n

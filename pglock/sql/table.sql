@@ -2,7 +2,7 @@
 -- hour: its row keeps the fence.
 CREATE TABLE IF NOT EXISTS {table} (
     key          bytea PRIMARY KEY,
-    token        text,                      -- the holder's proof; NULL if there is no such holder
+    token        text,                      -- the exclusive holder's proof; NULL if there is none
     owner        bytea NOT NULL DEFAULT '', -- the holder's label
     readers      jsonb,                     -- of shared holds: {token: {"owner": hex, "end": time}}
     since        timestamptz NOT NULL,      -- when the key was taken or given back

@@ -18,7 +18,7 @@ WITH setting AS MATERIALIZED (
         (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, $5
     FROM setting WHERE NOT EXISTS (SELECT FROM seen)
     ON CONFLICT (key) DO UPDATE SET
-        -- Setting the key has PostgreSQL lock the row FOR UPDATE. So this waits for a
+        -- Setting the key makes PostgreSQL lock the row FOR UPDATE. So this waits for a
         -- transaction that guards a write of the last holder by FOR KEY SHARE.
         key = excluded.key,
         token = excluded.token, owner = excluded.owner, readers = NULL,
@@ -29,7 +29,7 @@ WITH setting AS MATERIALIZED (
         fence = greatest(l.fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
         fenced = excluded.fenced,
         writer = NULL, writer_until = NULL
-    -- This is the decision. It sees the last version of the row, unlike seen.
+    -- This condition decides. Unlike seen, it sees the last version of the row.
     WHERE l.expires IS NULL OR l.expires <= clock_timestamp()
     RETURNING fence
 )

@@ -26,7 +26,7 @@ type Server struct {
 	http     *http.Server
 }
 
-// Start starts the server, with its data or without.
+// Start starts the server. If data is false, the server has lost its data.
 func (s *Server) Start(data bool) error {
 	if s.Addr == "" {
 		s.Addr = "127.0.0.1:0"

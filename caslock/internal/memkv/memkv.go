@@ -48,7 +48,7 @@ func New() *Store {
 	return &Store{entries: map[string]caslock.Entry{}, before: map[string]caslock.Entry{}, watchers: map[chan struct{}]string{}}
 }
 
-// Limits says that calls end promptly, and that all processes that could reach the store are one.
+// Limits says that calls end promptly, and that only this process reaches the store.
 func (s *Store) Limits() caslock.Limits {
 	return caslock.Limits{Reach: backend.Process, Cancellation: backend.CancelPrompt}
 }

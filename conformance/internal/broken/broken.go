@@ -51,8 +51,8 @@ func Sound() []Fault {
 }
 
 // Harness returns a harness for the driver with the fault, on a new store. It has all hooks. All
-// these drivers wrongly claim to reach other processes. So of the clauses over several processes,
-// only "reach" has faults.
+// these drivers wrongly claim to reach other processes. So only one clause over several processes,
+// "reach", has faults.
 func (f Fault) Harness() conformance.Harness {
 	s := newStore()
 	return conformance.Harness{

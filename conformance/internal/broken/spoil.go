@@ -53,7 +53,7 @@ func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) erro
 	})
 }
 
-// firstSends is like first. What it does before the call is to send a command to the store.
+// firstSends is first with an f that sends a command to the store.
 func (p part) firstSends(f func(x *command) (uint64, error)) spoil {
 	return p.first(func(ctx context.Context, d *driver, c backend.Claim) error {
 		_, err := d.send(ctx, c, f)

@@ -253,8 +253,8 @@ func (x *command) acquire() (fence uint64, err error) {
 }
 
 // look is a poll of a Wait. It grants the key if no token holds it and no place is before the
-// claim's. Otherwise, if the driver keeps the order, the claim takes or keeps its place. A repeat
-// of a look that was granted the key is granted it again.
+// claim's. Otherwise, if the driver keeps the order, the claim takes or keeps its place. If a look
+// was granted the key, its repeat is granted the key again.
 func (x *command) look() (fence uint64, err error) {
 	r, c, inQueue := x.r, x.c, x.d.kind == orders
 	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {

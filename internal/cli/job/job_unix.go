@@ -62,7 +62,7 @@ func Start(path string, argv, env []string) (*Job, error) {
 	return j, nil
 }
 
-// fork starts the command. If hasp's group is in the foreground, it puts the command there.
+// fork starts the command, in the foreground if hasp's group is there and interactive is true.
 func (j *Job) fork(path string, argv, env []string) error {
 	sys := &syscall.SysProcAttr{Setpgid: true}
 	crew.DieWithParent(sys)
@@ -197,8 +197,8 @@ func (j *Job) kill() {
 }
 
 // sweep blocks until the group is empty. At the deadline it kills the group and returns. It does
-// not wait for the killed processes: if the process that has adopted one never waits for it, it
-// stays in the group for ever.
+// not wait for the killed processes, because a killed process stays in the group for ever if its
+// parent never waits for it.
 func (j *Job) sweep() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()

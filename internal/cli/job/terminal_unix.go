@@ -9,8 +9,8 @@ import (
 	"golang.org/x/term"
 )
 
-// terminal is the controlling terminal of hasp. It is nil if there is none. All methods but
-// foreground and lend accept nil.
+// terminal is the controlling terminal of hasp. It is nil if there is none. All methods except
+// foreground accept nil.
 //
 // A terminal has one foreground process group. That group may read from it, and
 // receives the signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the
@@ -18,7 +18,7 @@ import (
 // as a shell does, and takes it back.
 type terminal struct {
 	fd   int
-	lent bool // hasp has lent it to the command's group, which may have lent it to another
+	lent bool // hasp has lent it to the command's group, which may have lent it to another group
 }
 
 // openTerminal returns the controlling terminal, or nil. It does not use standard input, which may
@@ -49,7 +49,7 @@ func (t *terminal) lentTo(pgrp int) bool {
 	return t != nil && t.foreground() == pgrp
 }
 
-// If hasp's group is in the foreground, lend puts pgrp there.
+// If hasp's group is in the foreground, lend puts pgrp into the foreground instead.
 func (t *terminal) lend(pgrp int) {
 	if t.ours() {
 		t.lent = unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, pgrp) == nil

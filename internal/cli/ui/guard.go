@@ -127,8 +127,8 @@ func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-// pass returns the value of the cookie, which is a hash. The value is another one for another
-// token, and does not reveal the token.
+// pass returns the value of the cookie, a hash of the token. Each token has another value. The
+// value does not reveal the token.
 func (g *guard) pass() string {
 	m := hmac.New(sha256.New, []byte(g.token))
 	m.Write([]byte("hasp ui cookie"))

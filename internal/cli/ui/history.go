@@ -62,8 +62,8 @@ type history struct {
 }
 
 // follow compares the entries of one key in two lists. It sets the open spans of l, the later
-// entry. It adds the spans of old that have ended to the history. If the key was not in the earlier
-// list, old is nil.
+// entry. It adds to the history those spans of old that have ended. If the key was not in the
+// earlier list, old is nil.
 func (h *history) follow(old, l *lock) {
 	var before []span
 	same := false

@@ -61,8 +61,8 @@ func Foreign(s backend.Status) bool {
 }
 
 // SameHold reports whether two entries of a key seem to show the same hold. If the store does not
-// record when holds began, they may show two holds of one owner. A store may compute Since from the
-// rest of the term, which it rounds to milliseconds.
+// record when holds began, SameHold may take two holds of one owner for one. A store may compute
+// Since from the rest of the term, which it rounds to milliseconds.
 func SameHold(a, b backend.Status) bool {
 	return a.Held == b.Held && a.Owner == b.Owner && len(a.Shared) > 0 == (len(b.Shared) > 0) &&
 		a.Since.Sub(b.Since).Abs() < 10*time.Millisecond && a.Fence == b.Fence

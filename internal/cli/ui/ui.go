@@ -135,7 +135,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 
 // serveLocks answers with the table when there is a list that the browser does not have.
 func (s *Server) serveLocks(w http.ResponseWriter, r *http.Request) {
-	has, _ := strconv.Atoi(r.URL.Query().Get("has")) // a list that there never was: any will do
+	has, _ := strconv.Atoi(r.URL.Query().Get("has")) // 0 if the browser has no list
 	out := http.NewResponseController(w)
 	_ = out.SetReadDeadline(time.Time{}) // a list may take longer than the server's ReadTimeout
 	s.await(r.Context(), has)

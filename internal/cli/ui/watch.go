@@ -30,8 +30,8 @@ type watcher struct {
 
 	first sync.Once // closes came
 
-	// listing has a value while a request lists, or waits until it may. Its holder alone changes
-	// known, history and next.
+	// listing is a semaphore with one place. A request takes the place to list the store, or to
+	// wait until it may list. Only this request changes known, history and next.
 	listing chan struct{}
 
 	// mu guards the fields below. It is not held during a call to the store.
@@ -64,11 +64,11 @@ func newWatcher(src Source, o Options) *watcher {
 	return &watcher{src: src, o: o, came: make(chan struct{}), listing: make(chan struct{}, 1), known: map[string]*lock{}}
 }
 
-// If a list begins later than it might, by more than unwatchedAfter, no browser has asked for it.
+// If a list begins more than unwatchedAfter after next, no browser has asked for it meanwhile.
 const unwatchedAfter = 2 * time.Second
 
-// await returns when there is a list that a browser does not have, which has the list number has. If
-// need be, it lists the store. If ctx ends first, it returns as well.
+// await returns when there is another list than the list number has, which the browser has, or when
+// ctx ends. If need be, await lists the store.
 func (w *watcher) await(ctx context.Context, has int) {
 	w.first.Do(func() { close(w.came) })
 	select {

@@ -4,9 +4,9 @@
 // It imitates only the requests that etcdlock makes. Any other request ends the program, or is
 // answered with Unimplemented. All members share one state, which stands for their consensus. A
 // member that is cut off from the others reports no new events until it is back. TestLikeEtcd
-// compares the answers with those of a real etcd. It has no users, no disks and no old revisions,
-// and its members do not change. A leader that is cut off confirms no keep-alives, as in etcd since
-// 3.4.25 and 3.5.8.
+// compares the answers with those of a real etcd. memetcd has no users, no disks and no old
+// revisions, and its members do not change. A leader that is cut off confirms no keep-alives, as in
+// etcd since 3.4.25 and 3.5.8.
 package memetcd
 
 import (

@@ -168,7 +168,7 @@ function newLine(r) {
   button.append(element("bdi", r.key));
   head.append(button);
   line.addEventListener("click", (e) => {
-    // A text that was selected, to copy it, is no choice.
+    // If the user has selected text, to copy it, the click chooses no key.
     if (e.target.closest("button") || getSelection().isCollapsed) choose(r.id);
   });
   line.append(head);
@@ -191,7 +191,7 @@ function fill(line, r) {
   });
 }
 
-// Times go on between two messages.
+// Update the times between two messages.
 setInterval(() => {
   if (document.hidden) return;
   for (const [id, line] of lines) {
@@ -206,7 +206,7 @@ setInterval(() => {
 for (const button of document.querySelectorAll("button[data-sort]")) {
   button.addEventListener("click", () => {
     const by = button.dataset.sort;
-    // Of ages and waiters, the largest are the first to be looked at.
+    // For ages and waiters, the first click shows the largest first.
     sort = { by, down: sort.by === by ? !sort.down : by === "age" || by === "waiting" };
     for (const b of document.querySelectorAll("button[data-sort]")) b.closest("th").removeAttribute("aria-sort");
     button.closest("th").setAttribute("aria-sort", sort.down ? "descending" : "ascending");
@@ -323,8 +323,8 @@ const endings = {
   left: "gives up after waiting ",
 };
 
-// drawStory lists what happened, the latest first. At one time, a hold ends before the next
-// begins: the third value of an item is its place among those of the same time.
+// drawStory lists what happened, the latest first. The third value of an item sorts items of the
+// same time: a hold ends before the next one begins.
 function drawStory() {
   const items = [];
   for (const lane of detail.lanes) {
