@@ -106,8 +106,8 @@ type driver struct {
 	fenceTTL string // Options.FenceTTL in ms
 
 	// crowds holds how many connections received the message of this driver's last release of a
-	// key. One is probably this driver's own. The driver lets the Clients at the others get the key
-	// first.
+	// key. One is probably this driver's own. The driver lets the Clients at the other connections
+	// get the key first.
 	crowds memory[int]
 
 	// intents holds the keys at which this driver may have stored an intent.
