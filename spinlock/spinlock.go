@@ -50,8 +50,8 @@
 //
 // A shared lock is a sorted set under the key itself. Each holder has a member token#owner, whose
 // score is the end of its term in ms by the server's clock. The time to live of the key is the
-// longest term. pubsublock and fairlock store a shared lock in the same way, so readers of these
-// three share a key. If a sorted set has no end, or its first member has another form, it is a
+// longest term. pubsublock and fairlock store a shared lock in the same way, so readers with these
+// strategies share a key. If a sorted set has no end, or its first member has another form, it is a
 // foreign value that holds the key. On a shared lock, a registry of Spring receives WRONGTYPE, an
 // exception instead of "held".
 //
