@@ -2,9 +2,9 @@
 // names, sends commands, scripts and batches, and names keys.
 //
 // This package never repeats a command that a server may have executed, even if the caller passed a
-// client that retries by itself: a second command to take a key would find it held, by the caller's
-// own token. A command that was redirected, or whose script the server does not know, was not
-// executed, so it is sent again.
+// client that retries by itself. A second command to take a key would find the key held, by the
+// caller's own token. A command that was redirected, or whose script the server does not know, was
+// not executed, so it is sent again.
 //
 // # Connections
 //
@@ -50,7 +50,7 @@
 // and holds its mutex while it dials. hasp does not subscribe to the sentinels' messages, which
 // show a switch sooner only if the old master still takes writes.
 //
-// On a cluster, the reload of go-redis 9.23 calls one server after another without a deadline, so a
+// On a cluster, the reload of go-redis 9.23 calls one server after another without a deadline. So a
 // server that hangs stops the reload, and callers cannot wait for the end of the reload. A WAIT in
 // a pipeline of that client may go to another server than the write.
 package redisstore

@@ -146,8 +146,8 @@ func worst(errs []error, kind string) error {
 	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, errs[0])
 }
 
-// mayHaveMoved reports whether another server may have replaced the one that was asked: there was
-// no reply, though the call was not cancelled, or the reply says so.
+// mayHaveMoved reports whether another server may have replaced the one that was asked. Either the
+// reply says so, or there was no reply, and the call was not cancelled.
 func mayHaveMoved(err error) bool {
 	switch {
 	case errors.Is(err, context.Canceled):

@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// maxShared is the most bytes of arguments that a command on a wire may have, because a server
-// closes the connection if it finds an argument too long.
+// maxShared is the most bytes of arguments that a command on a wire may have. A server closes the
+// connection if an argument is too long for it.
 const maxShared = 64 << 10
 
 // isLarge reports whether commands must have a connection of their own.

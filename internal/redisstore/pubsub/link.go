@@ -163,7 +163,7 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 	b.mu.Lock()
 	var to []*Listener
 	again := false
-	// Deliver without mu, because receive may call the Subscriber, but before the next read, so
+	// Deliver without mu, because receive may call the Subscriber. Deliver before the next read, so
 	// that a Listener learns that messages may be missing before it receives the first message of
 	// the new subscription.
 	defer func() {
