@@ -21,7 +21,7 @@ import (
 
 // A node is suspect if a call to it has timed out, if it refuses connections, or if it closes each
 // connection. A suspect node that hangs is asked once in probeEvery, so that callers do not queue
-// for it. A suspect node that refuses is asked as rarely if the others are a quorum, because a
+// for it. A suspect node that refuses is asked as rarely while the others are a quorum, because a
 // refusal takes longer than an answer.
 const probeEvery = 200 * time.Millisecond
 
