@@ -3,8 +3,8 @@
 -- ARGV[2..]: token, owner, term in ms, flags as in an entry
 -- Returns what redisstore.Store.Granted decodes.
 
--- The usual claim needs none of the functions below, which Lua would make anew in each run. This
--- writes the same record as grant.lua.
+-- The usual claim needs none of the functions below, which Lua would create in each run. This
+-- branch writes the same record as grant.lua.
 if ARGV[5] == '0' and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
 	redis.call('SET', KEYS[1], 'fairlock- 0000000000000 ' .. ARGV[2] .. ' 0 ' .. ARGV[4] .. ' ' .. ARGV[3], 'PX', ARGV[4])
 	return 1

@@ -1,9 +1,9 @@
--- Queues a token, or grants it the key if that has no queue and is free. A shared hold may join a shared
--- record.
+-- Queues a token, or grants it the key if the key is free and has no queue. A shared hold may join
+-- a shared record.
 -- KEYS: see record.lua
--- ARGV[2..]: the entry, whole term in ms, window in ms, until when an earlier call has kept the client's
--- places or 0 if the client needs a full report, and the entry's command or - if the client has no
--- subscription
+-- ARGV[2..]: the entry, whole term in ms, window in ms, the time until which an earlier call has
+-- kept the client's places (0 if the client needs a full report), the entry's command (- if the
+-- client has no subscription)
 -- Returns what report returns.
 -- include fence shared record queue grant offer handover prolong report
 local entry, whole, window, till, command = unpack(ARGV, 2, 6)
@@ -24,7 +24,7 @@ if (not has or shared and isShared(flags)) and redis.call('EXISTS', queue) == 0 
 	fence = grant(token, owner, term, flags, '-')
 	return report(token, '', command, channel, {fence and 1 or -1, token, round, fence or '0'})
 end
--- The mark comes first, because the release of a hold without a mark does not read the queue.
+-- Set the mark to + first, because the release of a hold with the mark - does not read the queue.
 if mark == '-' then redis.call('SETRANGE', lock, 8, '+') end
 local full = till == '0'
 if full then
@@ -36,7 +36,7 @@ till = timeout(till, command)
 local new = redis.call('ZADD', timeouts, till, token) == 1
 local ok, err = pcall(function()
 	if new and redis.call('RPUSH', queue, entry) == 1 then
-		-- The list is new. If an older one was lost, its places must go, too.
+		-- The list is new. If an older list was lost, its places must go as well.
 		redis.call('DEL', timeouts)
 		redis.call('ZADD', timeouts, till, token)
 		keepQueue()

@@ -3,22 +3,21 @@
 //
 // # Guarantees
 //
-// A key has one holder at a time, as long as the Redis keeps its data and its
-// clock does not step by more than backend.Drift. Beyond that, the fence protects
-// the resource. A Redis that fails over to a replica may lose its newest writes. If
-// it loses a place in the queue, the waiter takes a new one. It may also lose a
-// lock; replicas=N makes that rarer. See docs/redis.md.
+// A key has one holder at a time, as long as the Redis keeps its data and its clock does not step
+// by more than backend.Drift. Otherwise, the fence protects the resource. A Redis that fails over
+// to a replica may lose its newest writes. If a place in the queue is lost, the waiter takes a new
+// one. A lock may also be lost; replicas=N makes that rarer. See docs/redis.md.
 //
 // The script that releases a key also hands it to the first waiter that can receive it, so other
 // callers cannot take it in between, and TryLock does not pass a queue. A waiter keeps its place
 // while its process is alive, however long the holder takes. Places and terms depend on the
 // server's clock only.
 //
-// A waiter whose connection is closed is skipped at once, and removed when its window has passed.
-// If more than 500 such waiters are at the head of the queue, the others wait until these windows
-// have passed. A waiter that is stopped, or cut off without a closed connection, looks alive. The
-// key is handed to the first such waiter, and is unused for a window at most. After that the
-// windows of all such waiters have passed.
+// A waiter whose connection is closed is skipped at once, and removed when its window (see below)
+// has passed. If more than 500 such waiters are at the head of the queue, the others wait until
+// these windows have passed. A waiter that is stopped, or cut off without a closed connection,
+// looks alive. The key is handed to the first such waiter, and is unused for a window at most.
+// After that the windows of all such waiters have passed.
 //
 // # Shared holds
 //
@@ -28,18 +27,16 @@
 //
 // # Cost
 //
-// It takes one round trip to lock a free key, one to find that a key is held, and
-// one to unlock. A contended acquisition takes two scripts, however many callers
-// wait: one takes a place in the queue, and the release before hands the key over.
-// A third script confirms the hold in three cases: the lease is WithoutRenewal and
-// its term is above the window; the term is below the window and half of it has
-// passed since the last poll; or replicas must confirm the hold.
+// It takes one round trip to lock a free key, one to find that a key is held, and one to unlock. A
+// contended acquisition takes two scripts, however many callers wait: one takes a place in the
+// queue, and the holder's release hands the key over. A third script confirms the hold in three
+// cases: the lease is WithoutRenewal and its term is above the window; the term is below the window
+// and half of it has passed since the last poll; or replicas must confirm the hold.
 //
-// While callers wait for a key, their Client polls it every third of the window. One script
-// keeps their places alive and checks whether the key is free. A key that another strategy
-// holds is polled once a second, because that strategy's release sends no message. Renewals
-// travel in batches. hasp.Client.List scans the names of all keys of the Redis: see
-// docs/redis.md.
+// While callers wait for a key, their Client polls it every third of the window. One script keeps
+// their places alive and checks whether the key is free. A key that another strategy holds is
+// polled once a second, because that strategy's release sends no message. Renewals travel in
+// batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
 //
 // A Client subscribes to one channel, on a cluster to one for each slot, over one
 // more connection to each server. If it cannot subscribe, it polls four times a
@@ -59,12 +56,12 @@
 //
 // # Keys
 //
-// A lock is a string under the key itself. It has a mark, and the start, token,
-// fence, term and owner of the hold. Its time to live is the term. If
-// hasp.WithMinHold keeps the key after an Unlock, the token begins with kept-, and a
-// message asks the first waiter to look for the new end. A key with any other value
-// counts as held. The record of shared holds is a sorted set under the key itself. It has
-// token#owner for each holder, and the end of its term as the score. In the same cluster slot are
+// A lock is a string under the key itself. It has a mark, and the start, token, fence, term and
+// owner of the hold. Its time to live is the term. If hasp.WithMinHold keeps the key after an
+// Unlock, the token begins with kept-, and a message asks the first waiter to look for the new end.
+// A key with any other value counts as held. The record of shared holds is a sorted set under the
+// key itself. It has a member token#owner for each holder, with the end of the holder's term as
+// score. In the same cluster slot are
 //
 //	hasp:{tag}:queue:key     list of the waiters, in order of arrival
 //	hasp:{tag}:timeouts:key  sorted set of their tokens, by when their places end
@@ -74,7 +71,7 @@
 // hasp:{tag}:lock:key instead. The channels are hasp:grant:ID, on a cluster
 // hasp:{tag}:grant:ID, with an ID for each Client.
 //
-// Redis 6.2 or later.
+// The driver needs Redis 6.2 or later.
 package fairlock
 
 import (
@@ -108,15 +105,15 @@ type Options struct {
 	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Window is how long a waiter keeps its place in the queue without a poll by its process, which
-	// polls every third of it. A key is handed over for a window at most, until its first renewal.
-	// So Window is also how long stopped waiters can delay the others. The default is 5 s, the
-	// minimum 300 ms.
+	// Window is how long a waiter keeps its place in the queue without a poll. Its process polls
+	// every third of Window. A hand-over grants the key for Window at most, and the first renewal
+	// raises the term. So Window is also how long stopped waiters can delay the others. The default
+	// is 5 s, the minimum 300 ms.
 	Window time.Duration
 
 	// FenceTTL is how long the fence counter of a key is kept after its last
-	// fenced hold began. Fences after that still grow as long as the server's
-	// clock advances. The default is 30 days, the minimum is a millisecond.
+	// fenced hold began. When the counter is gone, fences still grow as long as the server's clock
+	// advances. The default is 30 days, the minimum is a millisecond.
 	FenceTTL time.Duration
 }
 
@@ -192,7 +189,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// Check the options before this, because newDriver does not close s if it refuses them.
+	// Check options above this line, because newDriver does not close s if it refuses an option.
 	s, err := redisstore.OpenOne(ctx, "fairlock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err
@@ -236,8 +233,8 @@ const closing = time.Second
 // Close ends all waits and the driver's background work. If the driver was opened
 // by URL, it closes the connections too.
 func (d *driver) Close() error {
-	// After shut, begin refuses new activities. Only those that have begun may add others, so Wait
-	// below covers all.
+	// After shut, begin refuses new activities. Only activities that have begun may add more, so
+	// Wait below covers all.
 	d.mu.Lock()
 	d.shut()
 	for _, g := range d.groups {

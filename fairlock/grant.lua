@@ -10,8 +10,9 @@ local function quit(member)
 end
 
 -- Grants a key that is free, or whose record is given up. With flags for a shared hold, the key may
--- also have a shared record. If the token is a member of that already, its term is prolonged, and never
--- shortened. Returns the fence, which is '0' if none is wanted, or nil if there can be none.
+-- also have a shared record. If the token is a member of that record already, its term is
+-- prolonged, and never shortened. Returns the fence, which is '0' if none is wanted, or nil if
+-- there can be none.
 local function grant(token, owner, term, flags, mark)
 	local fence, refused = '0', nil
 	if flags % 2 == 1 then fence, refused = nextFence(counter, ARGV[1]) end

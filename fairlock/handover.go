@@ -9,8 +9,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// received handles a message. About a grant, it has token, round, and fence, with - in place of
-// the fence if there can be none. If it has a token and "look", the holder's term has a new end.
+// received handles a message. A message about a grant has token, round, and fence, with - in place
+// of the fence if there can be none. A message with a token and "look" asks the Client to poll.
 func (d *driver) received(payload string) {
 	f := strings.Fields(payload)
 	d.mu.Lock()
@@ -29,8 +29,8 @@ func (d *driver) received(payload string) {
 		// hold because an enqueue of this round was not answered. The reply schedules another poll
 		// for the end of the term.
 		w.group.pollByLocked(time.Now())
-		// A poll does not ask for a waiter whose enqueue is in flight. Its script may have run
-		// before this message, so it compares gaps when the reply comes.
+		// A poll does not ask about a waiter whose enqueue is in flight. That enqueue may have run
+		// before this message, so enqueued compares gaps.
 		w.group.sub.gaps++
 	case f[2] == "-":
 		// The script has removed the place, and has offered the key to the next waiter.

@@ -1,7 +1,8 @@
--- Hands a key to the first waiter that can receive it. If that one wants a shared hold, those behind
--- it get one, too, up to the first that wants the key alone. This part follows offer.lua.
+-- Hands a key to the first waiter that can receive it. If that waiter wants a shared hold, the
+-- waiters behind it get one as well, up to the first that wants an exclusive hold. This part
+-- follows offer.lua.
 
--- Asks the first waiter that has a subscription to poll. Its client runs the next script then.
+-- Asks the client of the first waiter that has a subscription to poll.
 local function wakeFirst()
 	for _, entry in ipairs(redis.pcall('LRANGE', queue, 0, 31)) do
 		local waiter, command, channel = parse(entry)
@@ -10,8 +11,9 @@ local function wakeFirst()
 	end
 end
 
--- The key must be free or have a shared record, and shared must say which. The client with the
--- channel own receives a key in the reply, without a message. If handed is given, this adds to it.
+-- The key must be free or have a shared record, and the variable shared must say which. The client
+-- with the channel own receives a key in the reply, without a message. If handed is given, handOver
+-- adds to it.
 -- Returns {1, token, round, fence} for each grant to that client, and {-1, token, round, 0} for
 -- each of its waiters that cannot have a fence, all in one list.
 local function handOver(own, handed)

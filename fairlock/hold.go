@@ -60,14 +60,13 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	d.store.Renew(ctx, renewScript, cs, "", done)
 }
 
-// Recalls is that of [backend.Recaller].
+// Recalls implements [backend.Recaller].
 func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
 	return d.store.Recalls(ctx, id, f)
 }
 
-// Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a
-// place in the queue, Release gives up that place. With c.KeepUntil, the next waiter
-// gets the key at that time.
+// Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a place in the queue,
+// Release gives up that place. With c.KeepUntil, the next waiter gets the key at that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	// An enqueue of the token may arrive after this release, and take a new place: see Wait. So
 	// repeat the release.

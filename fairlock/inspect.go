@@ -23,8 +23,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return s, err
 }
 
-// status decodes the reply of inspect.lua. It reports whether the record is fairlock's, or
-// shared.
+// status decodes the reply of inspect.lua. It reports whether the record is fairlock's, or shared.
 func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 	var pttl, shared int64
 	var since, fence string
@@ -59,8 +58,8 @@ var records = redisstore.Listing{Type: "string", Peek: []string{"getrange", "0",
 	return begin == "fairlock- " || begin == "fairlock+ "
 }}
 
-// List returns the keys with a record of fairlock, with shared holds, or with waiters. A key with
-// waiters that another strategy or program holds has no Owner.
+// List returns the keys with a record of fairlock, with shared holds, or with waiters. If another
+// strategy or program holds a key with waiters, the key has no Owner.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	call := func(c redisstore.Candidate) redisstore.Call {
 		keys := keysOf(c.Key)
@@ -73,8 +72,7 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	})
 }
 
-// Break removes whatever is stored under key, and hands the key to the next
-// waiter.
+// Break removes whatever is stored under key, and hands the key to the next waiter.
 func (d *driver) Break(ctx context.Context, key string) error {
 	// Ignore the reply, because the hold is gone in any case.
 	_, err := d.run(ctx, breakScript, key)

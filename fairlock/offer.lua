@@ -13,8 +13,8 @@ local function remove(entry, token)
 end
 
 -- Returns 'stale' if the entry has no place, 'removed' if its place is removed without a grant, 'kept' if
--- the waiter gets no message and keeps its place, 'stop' if it waits for the end of a shared record, and
--- 'granted'. It adds to handed what the calling client must learn: see handOver.
+-- the waiter gets no message and keeps its place, 'stop' if the waiter must wait for the end of a
+-- shared record, and 'granted'. It adds to handed what the calling client must learn: see handOver.
 local function offer(entry, own, handed)
 	local token, command, channel, round, term, flags, owner = parse(entry)
 	local till = token and redis.call('ZSCORE', timeouts, token)
@@ -30,7 +30,7 @@ local function offer(entry, own, handed)
 	local mine, joins, silent = channel == own, isShared(flags), string.find(till, '.5', 1, true)
 	if not mine and not silent and unsubscribed(command, channel) then return 'kept' end
 	if shared and not joins then return 'stop' end
-	-- Others may wait behind this one. If none do, the mark only costs the release a command.
+	-- Others may wait behind this one. If none do, the mark + only costs the release a command.
 	local fence = grant(token, owner, term, flags, '+')
 	local count = not mine and redis.pcall(command, channel, table.concat({token, round, fence or '-'}, ' '))
 	-- A user that may not use PUBSUB learns here that the channel has no subscriber.

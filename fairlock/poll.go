@@ -40,8 +40,8 @@ type group struct {
 	outage      error              // the error of the last poll, if outageSince is set
 }
 
-// join adds w to the group of its key, after it has waited for the confirmation of the
-// subscription, if there can be one.
+// join adds w to the group of its key. Before that, it waits for the confirmation of the
+// subscription, as subscribe says.
 func (d *driver) join(ctx context.Context, w *waiter) {
 	s := d.subscribe(ctx, w.c) // may call the server, so not with mu held
 
@@ -103,9 +103,9 @@ func (g *group) pollByLocked(at time.Time) {
 	}
 }
 
-// nextPoll returns when to poll after a call that was sent at the given time and reported r: in
-// time to keep the places, when the holder's term ends, and earlier if no message will announce the
-// release.
+// nextPoll returns when to poll after a call that was sent at the given time and reported r. The
+// poll keeps the places, is not after the end of the holder's term, and is earlier if no message
+// will announce the release.
 func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	after := g.d.window / 3
 	if r.foreign {
@@ -113,7 +113,7 @@ func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	}
 	if r.pttl == -2 || g.sub.receives() == noCommand {
 		// Poll soon, because no release will hand over a free key: no waiter could receive it, or
-		// the script has not reached one that could.
+		// the script has not reached a waiter that could.
 		after = min(after, unsubscribedEvery)
 	}
 
@@ -187,10 +187,10 @@ func (g *group) send(command string, places []polled, timeout time.Duration) {
 
 	ctx, cancel := context.WithTimeout(d.calls, timeout)
 	defer cancel()
-	sent := time.Now() // before the call, so that a hold does not count as later than it is
+	sent := time.Now() // before the call, so that notBefore is before the beginning of a hold
 	reply, err := d.store.Run(ctx, pollScript, d.call(g.keys[:], args...))
 	g.polled(places, reply, err, sent)
-	if r, ok := reportOf(reply); ok { // an earlier message may have asked an earlier holder
+	if r, ok := reportOf(reply); ok { // the holder may be new, and not asked for the key yet
 		d.store.Recall(ctx, r.token, g.key)
 	}
 }
@@ -238,8 +238,7 @@ func (g *group) keptLocked(r report, sent time.Time) {
 	}
 }
 
-// updateLocked handles the result for one place of a poll that was sent at the
-// given time.
+// updateLocked handles the result for one place of a poll that was sent at the given time.
 func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	w := pl.w
 	switch {

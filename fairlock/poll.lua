@@ -1,7 +1,7 @@
 -- Keeps places of a client alive, reports them, and hands over a key that is free or has a shared
 -- record.
 -- KEYS: see record.lua
--- ARGV[2..]: the command in the client's entries, or - if the client has no subscription, channel,
+-- ARGV[2..]: the command in the client's entries (- if the client has no subscription), channel,
 -- window in ms, the client's tokens
 -- Returns what report returns.
 -- include fence shared record queue grant offer handover report

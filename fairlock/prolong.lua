@@ -8,6 +8,6 @@ local function prolong(term, since, lasts)
 	-- Replicas confirm only what was written. So PEXPIRE runs even if the term is longer already.
 	redis.call('PEXPIRE', lock, math.max(left, term))
 	-- From here on, the start does not follow from the PTTL. Without memory, Redis refuses SETRANGE
-	-- before a script has written anything, so it comes after PEXPIRE.
+	-- before a script has written anything, so SETRANGE comes after PEXPIRE.
 	if tonumber(since) == 0 then redis.pcall('SETRANGE', lock, 10, start(left, lasts)) end
 end

@@ -1,7 +1,7 @@
 -- Keeps the queue. This part follows record.lua. A place is an entry of the list whose token has a
--- timeout: the server's time in ms until which the waiter counts as alive, and half a millisecond more if
--- its client has no subscription. A place ends with its timeout. Its entry stays until it reaches the head
--- of the list, or until most entries have no place.
+-- timeout. That is the server's time in ms until which the waiter counts as alive, and half a
+-- millisecond more if its client has no subscription. A place ends with its timeout. Its entry
+-- stays until it reaches the head of the list, or until most entries have no place.
 
 -- Returns the timeout of a place as text. Till is in whole ms.
 local function timeout(till, command) return string.format('%.0f', tonumber(till)) .. (command == '-' and '.5' or '') end

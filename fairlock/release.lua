@@ -4,8 +4,8 @@
 -- taken or ''
 -- Returns 1, or 0 if the token does not hold the key.
 
--- A hold that no caller waits for needs none of the functions below, which Lua would make anew in
--- each run.
+-- A hold that no caller waits for needs none of the functions below, which Lua would create in each
+-- run.
 local record = redis.pcall('GETRANGE', KEYS[1], '0', '4095')
 if ARGV[3] == '' and type(record) == 'string' and string.match(record, '^fairlock%- %d+ (%S+) %d+ %d+ ') == ARGV[2] then
 	redis.call('DEL', KEYS[1])
@@ -33,11 +33,11 @@ if member then
 end
 if ARGV[3] ~= '' then
 	if tonumber(since) == 0 then since = start(redis.call('PTTL', lock), lasts) end
-	-- No claim has the new token, so no late command finds its own. Without memory, Redis refuses SET
-	-- before a script has written anything, so PEXPIRE comes first.
+	-- No claim has the new token, so no late command changes this record. Without memory, Redis
+	-- refuses SET before a script has written anything, so PEXPIRE comes first.
 	redis.call('PEXPIRE', lock, ARGV[3])
 	redis.call('SET', lock, 'fairlock' .. mark .. ' ' .. table.concat({since, 'kept-' .. token, fence, ARGV[3], whose}, ' '), 'PX', ARGV[3])
-	-- The client that learns of the end hands the key over then, to whichever waiter is first.
+	-- That waiter's client polls again at the end of the term, and this poll hands the key over.
 	if mark == '+' then wakeFirst() end
 	return 1
 end

@@ -9,13 +9,12 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// noCommand replaces the publishing command in the calls of a client without a subscription,
-// because its user may not subscribe or the server accepts no more connections. Its waiters keep
+// noCommand replaces the publishing command in the calls of a client without a subscription: its
+// user may not subscribe, or the server accepts no more connections. The client's waiters keep
 // their places, and the client polls.
 const noCommand = "-"
 
-// subscribeWithin bounds how long a waiter without a place waits for a
-// subscription.
+// subscribeWithin bounds how long a waiter without a place waits for a subscription.
 const subscribeWithin = time.Second
 
 // subscription is a channel of this driver. Scripts publish on it for all keys
@@ -114,8 +113,8 @@ func (d *driver) messagesMissed(s *subscription) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// Count the gap for waiters whose enqueue is in flight: no poll asks for them, and they compare
-	// gaps when the reply comes.
+	// Count the gap for waiters whose enqueue is in flight: no poll asks about them, so enqueued
+	// compares gaps.
 	s.gaps++
 	now := time.Now()
 	for _, g := range d.groups {

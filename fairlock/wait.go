@@ -75,7 +75,7 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 // wait calls the store and sleeps in turn, until w has the key or cannot go on.
 func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 	for try := 0; ; {
-		// Check for a grant before the end of ctx, because the key is then handed over already.
+		// Check for a grant before ctx, because the key may be handed over when ctx ends.
 		if g, ok, err := w.outcome(); ok || err != nil {
 			return g, err
 		}
@@ -147,7 +147,7 @@ func (w *waiter) endError(ctx context.Context) error {
 	defer w.d.mu.Unlock()
 	switch {
 	case w.outage != nil:
-		// The outage is newer than every answer, because an answer to an enqueue clears it.
+		// The outage is newer than every answer, because an answer to an enqueue clears outage.
 		return &backend.UnavailableError{Since: w.outageSince, Err: w.outage}
 	case ctx.Err() == nil:
 		return errClosed
@@ -191,8 +191,8 @@ func (w *waiter) newRoundLocked() {
 }
 
 // grantLocked returns the grant of the hold that was handed over, and whether Wait may
-// return it. For that, the replicas must have confirmed it, at least half of its term must be
-// left, and the term must be the whole TTL, unless a renewal will raise it.
+// return it. It may if the replicas have confirmed the hold, at least half of its term is left, and
+// the term is the whole TTL or a renewal will raise it.
 func (w *waiter) grantLocked() (backend.Grant, bool) {
 	g := backend.Grant{Until: w.handed.until}
 	if w.c.Fenced {
@@ -261,8 +261,8 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	return w.enqueued(ctx, reply, sent, gaps)
 }
 
-// enqueued handles the reply to an enqueue that was sent at the given time. Gaps is the
-// number of gaps that the subscription had then.
+// enqueued handles the reply to an enqueue that was sent at the given time. gaps is what sub.gaps
+// was at that time.
 func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps int) error {
 	d, g := w.d, w.group
 	r, ok := reportOf(reply)
@@ -270,7 +270,7 @@ func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps i
 		return d.store.Unexpected(reply)
 	}
 	d.deliver(r.handed, sent) // takes mu, and may set handed or failed
-	if r.token != w.c.Token { // else the key was free, and the claim has it now
+	if r.token != w.c.Token { // otherwise the claim has the key now
 		d.store.Recall(ctx, r.token, w.c.Key)
 	}
 

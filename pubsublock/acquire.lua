@@ -2,8 +2,7 @@
 -- script also stores or removes the intent.
 -- KEYS: the lock, its fence counter if a fence is wanted, the intent if readers refused
 -- ARGV: the field of the record, the term in ms, the counter's own term in ms or ''; and if
--- readers refused, the token and the term of the intent in ms, with 0 if the caller does
--- not wait
+-- readers refused, the token and the term of the intent in ms (0 if the caller does not wait)
 -- Returns what redisstore.Store.Granted decodes.
 local intent = ARGV[4] and KEYS[#KEYS]
 local left = redis.call('PTTL', KEYS[1])

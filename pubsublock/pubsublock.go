@@ -3,11 +3,10 @@
 //
 // # Guarantees
 //
-// A key has one holder at a time, as long as the Redis keeps its data and its
-// clock does not step by more than backend.Drift. Beyond that, the fence protects
-// the resource. Waiters of different processes get the key in no particular
-// order. A Redis that fails over to a replica may lose its newest writes, and a
-// lock with them; replicas=N makes that rarer. See docs/redis.md.
+// A key has one holder at a time, as long as the Redis keeps its data and its clock does not step
+// by more than backend.Drift. Otherwise, the fence protects the resource. Waiters of different
+// processes get the key in no particular order. A Redis that fails over to a replica may lose its
+// newest writes, and a lock with them; replicas=N makes such a loss rarer. See docs/redis.md.
 //
 // A release wakes the waiters. They also try once a second, and when the holder's term ends. So
 // after a lost message, with a half-open connection, or after a release without a message, they
@@ -19,8 +18,9 @@
 // It takes one round trip to lock a free key, one to find that a key is held, and one to unlock. A
 // Client uses one more connection to each server for all its subscriptions. It subscribes to the
 // channel of a key once, and stays subscribed while callers wait for the key. After a release, each
-// process that waits makes one attempt. Renewals travel in batches. hasp.Client.List scans the
-// names of all keys of the Redis: see docs/redis.md.
+// waiting Client makes one attempt for its exclusive callers, and one for each shared caller.
+// Renewals travel in batches. hasp.Client.List scans the names of all keys of the Redis: see
+// docs/redis.md.
 //
 // # URL
 //
@@ -36,11 +36,10 @@
 //
 // # Keys and channels
 //
-// A lock is a hash under the key itself, and its time to live is the term. It has
-// one field, token#owner, with the value 1. If hasp.WithMinHold keeps the key after an
-// Unlock, the field is kept-token#owner. An RLock is stored in the same way:
-// its field is id:thread, and its value counts re-entries. A key with any other
-// value counts as held.
+// A lock is a hash under the key itself, and its time to live is the term. It has one field,
+// token#owner, with the value 1. If hasp.WithMinHold keeps the key after an Unlock, the field is
+// kept-token#owner. An RLock is stored in the same way: its field is id:thread, and its value
+// counts re-entries. A key with any other value counts as held.
 //
 // A release publishes 0 to redisson_lock__channel:{key}, even if it keeps the key. If the key
 // contains an opening brace, the name has no braces around the key. On a cluster of Redis 7 or
@@ -48,17 +47,16 @@
 // another slot than the key, the channel is hasp:{tag}:channel:key. If the Redis user may not
 // publish, the key is freed without a message. If it may not subscribe, waiters poll.
 //
-// A shared lock is the sorted set that package spinlock describes, so readers of both share a key.
-// Redisson receives WRONGTYPE on such a key, an exception instead of "held". Only the release of
-// the last holder is published.
+// A shared lock is the sorted set that package spinlock describes, so readers with either strategy
+// share a key. Redisson receives WRONGTYPE on such a key, an exception instead of "held". Only the
+// release of the last holder is published.
 //
-// A writer that waits for readers stores an intent: the string hasp:{tag}:intent:key, with its
-// token, for 3 seconds. It works like the intent of spinlock, except that a writer that gives up
-// removes the intent and publishes 0, so that the readers try at once.
+// A writer that waits for readers stores an intent for 3 seconds: the string hasp:{tag}:intent:key,
+// whose value is the writer's token. The intent works like the intent of spinlock, except that a
+// writer that gives up removes the intent and publishes 0, so that the readers try at once.
 //
-// A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
-// the cluster slot of the key. A user's key that begins with "hasp:{" is stored
-// under hasp:{tag}:lock:key instead.
+// A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into the cluster slot of
+// the key. A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key instead.
 //
 // The driver needs Redis 6.2 or later.
 package pubsublock
@@ -96,8 +94,8 @@ type Options struct {
 	Channel string
 
 	// FenceTTL is how long the fence counter of a key is kept after its last fenced hold began.
-	// Later fences still grow as long as the server's clock advances. The default is 30 days, the
-	// minimum is a millisecond.
+	// When the counter is gone, fences still grow as long as the server's clock advances. The
+	// default is 30 days, the minimum is a millisecond.
 	FenceTTL time.Duration
 }
 
@@ -107,9 +105,9 @@ type driver struct {
 	channel  string // the prefix of the channels' names
 	fenceTTL string // Options.FenceTTL in ms
 
-	// crowds holds, for a key that this driver released, how many connections received the message.
-	// One is probably this driver's own. The Clients of the others have their turns before this
-	// driver's next one.
+	// crowds holds how many connections received the message of this driver's last release of a
+	// key. One is probably this driver's own. The driver lets the Clients at the other connections
+	// get the key first.
 	crowds memory[int]
 
 	// intents holds the keys at which this driver may have stored an intent.
@@ -205,7 +203,7 @@ var (
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also takes a key that readers
 // hold, unless there is an intent. If the claim is a writer that waits for readers, Acquire stores
-// an intent, the first time by one more command.
+// an intent. The first time, it needs a second command for that.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Shared {
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
@@ -235,8 +233,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return g, err
 }
 
-// ask makes one attempt of a claim that is not shared. Refused says that readers have refused this
-// driver before. Then the script also receives the intent's key.
+// ask makes one attempt of a claim that is not shared. If refused is true, readers have refused
+// this driver at the key before, and the script also receives the intent's key.
 func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backend.Grant, error) {
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
@@ -295,7 +293,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.store.Owned(reply, err)
 }
 
-// Recalls is that of [backend.Recaller].
+// Recalls implements [backend.Recaller].
 func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
 	return d.store.Recalls(ctx, id, f)
 }

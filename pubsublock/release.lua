@@ -3,8 +3,8 @@
 -- KEYS: the lock, and the intent if the token may have left one
 -- ARGV: the token and '#', the owner, the rest of the term in ms or '', the channel, the
 -- command that publishes
--- Returns 0 if the token does not hold the key, or one more than the number of connections
--- that the message has reached.
+-- Returns 0 if the token does not hold the key, even if the script removed the token's intent.
+-- Otherwise it returns one more than the number of connections that the message has reached.
 local keep = ARGV[3] ~= ''
 local gone = keep and 0 or redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
 local held = gone == 1
@@ -17,7 +17,7 @@ if not held then
 	if type(gone) ~= 'number' and not string.find(gone.err, 'WRONGTYPE', 1, true) then
 		return gone
 	elseif held and keep then
-		-- No claim has the new token, so no late command finds its own. PEXPIRE comes first,
+		-- No claim has the new token, so no late command changes this record. PEXPIRE comes first,
 		-- because a Redis that is out of memory refuses HSET unless the script has written before.
 		redis.call('PEXPIRE', KEYS[1], ARGV[3])
 		redis.call('HSET', KEYS[1], 'kept-' .. field, 1)

@@ -9,22 +9,22 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A writer that waits for readers stores an intent, which keeps out new readers. The driver sends
-// the intent's key only after readers have refused it at that key, so that keys without readers
-// cost no more.
+// A writer that waits for readers stores an intent, which keeps out new readers. The driver passes
+// the intent's key to a script only if readers have refused the driver at that key before. So keys
+// without readers cost no more.
 const (
 	intentTTL  = 3 * time.Second         // the writer repeats the intent once a second
-	intendsFor = intentTTL + time.Second // how long the driver sends the intent's key
+	intendsFor = intentTTL + time.Second // how long after a refusal the driver passes the intent's key
 )
 
-// These bound how long a message is held back so that other Clients have their turns.
+// These bound how long published holds back a message, so that other Clients get the key first.
 const (
 	minDelay = 200 * time.Microsecond // a shorter delay is not worth a timer
-	oneDelay = 10 * time.Millisecond  // at most, for one turn of another Client
-	maxDelay = 100 * time.Millisecond // for all of them
+	oneDelay = 10 * time.Millisecond  // the most for one turn of another Client
+	maxDelay = 100 * time.Millisecond // the most for all turns together
 
-	crowdFor = 250 * time.Millisecond // how long after a release its count delays new listeners
-	maxAlone = 2                      // if one Client waits, a message reaches so many connections: its own, and perhaps this Client's
+	crowdFor = 250 * time.Millisecond // how long after a release its count can delay this driver's next caller
+	maxAlone = 2                      // if only one Client waits, a message reaches at most its connection and this driver's own
 )
 
 // listening is one caller that listens.
@@ -34,7 +34,7 @@ type listening struct {
 	mu    sync.Mutex  // guards all below
 	timer *time.Timer // signals wake after a delay; nil if no message was held back
 	woken time.Time   // when the last message came, or when Listen began
-	ahead int         // how many Clients have their turns first, as far as is known
+	ahead int         // how many other Clients get the key first, by the count of a release
 }
 
 // Listen subscribes to the channel on which releases of c.Key are published. If the connection is
@@ -51,7 +51,7 @@ func (d *driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struc
 		return nil, nil, err
 	}
 
-	return l.wake, s.Close, nil // even after stop, a message that is held back signals wake
+	return l.wake, s.Close, nil // a message that is held back may signal wake even after stop
 }
 
 // published runs for each message, and when messages may have been missed. It ignores its
@@ -72,7 +72,7 @@ func (l *listening) published(string, bool) {
 func (l *listening) signal() {
 	select {
 	case l.wake <- struct{}{}:
-	default: // a signal waits already; its attempt begins after this release as well
+	default: // wake has a signal already, and the attempt that it causes begins after this release too
 	}
 }
 

@@ -36,10 +36,10 @@ type attempt struct {
 	began   time.Time
 	ballot  *ballot
 
-	commands [][]string // those of sendPlain
+	commands [][]string // the commands of sendPlain
 
 	lead      int           // the node that is asked first, or noLead
-	place     *queueState   // what the lead learns about the caller, and its answer
+	place     *queueState   // what the lead learns about the caller, and the lead's answer
 	leadVoted chan struct{} // closed when the lead has voted
 	leadYes   bool          // the lead has voted yes; set before leadVoted is closed
 
@@ -127,9 +127,9 @@ func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 var errLate = fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
 
 // won reports whether redsync has counted a quorum of votes within the term. It returns false if
-// the ballot is decided, redsync gives up, or ctx ends. won also gives up if a quorum has voted, but
-// could say yes only with the vote of a node that is silent for longer than usual. Otherwise the
-// votes for this attempt would block other callers while that node hangs.
+// the ballot is decided, redsync gives up, or ctx ends. won also refuses the attempt if a quorum
+// has voted, but a win would need a node that is silent for longer than usual. Otherwise the votes
+// for this attempt would block other callers while that node hangs.
 func (a *attempt) won(ctx context.Context) bool {
 	counted := make(chan error, 1) // has room, because won may return first
 	// Do not pass ctx, because a call that ctx ends could not learn whether it has taken the key.
@@ -209,7 +209,8 @@ func (a *attempt) askLead(ctx context.Context) bool {
 		if n.needed() {
 			break // there is no quorum without this node
 		}
-		// Do not let the ballot wait for this vote, because rivals may split the others.
+		// Do not let the ballot wait for this vote, because rivals may split the votes of the
+		// others.
 		a.ballot.cast(a.lead, unknown, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 	case <-ctx.Done():
 		a.ballot.decide(abandoned)
@@ -290,9 +291,9 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 	}
 }
 
-// forgetLocked records that a's token holds nothing. The driver itself answers renewals and
-// releases of the token while commands in flight may still write and remove records, so that the
-// token could seem to hold the key.
+// forgetLocked records that a's token holds nothing. Commands in flight may still write and remove
+// records, so the token could seem to hold the key. So the driver itself answers renewals and
+// releases of the token meanwhile.
 func (a *attempt) forgetLocked() {
 	a.d.attempts[a.c.Token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
 }
@@ -325,8 +326,7 @@ func (a *attempt) cleanUp() {
 	}
 }
 
-// cleanUpLocked starts a goroutine that releases the record on node i, if the node may
-// have it.
+// cleanUpLocked starts a goroutine that releases the record on node i, if the node may have it.
 func (a *attempt) cleanUpLocked(i int) {
 	if !a.on[i].mayHold {
 		return
@@ -344,8 +344,8 @@ func (a *attempt) cleanUpLocked(i int) {
 	}
 }
 
-// takeRecordLocked prepares r to release the record on node i. It returns false if the node has
-// no record, or if it has returned true before, so that a record is released at most once.
+// takeRecordLocked prepares r to release the record on node i. It returns false if the node has no
+// record, or if an earlier call has returned true. So a record is released at most once.
 func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
 	on := &a.on[i]
 	r.answers, r.until = 1, a.expiry

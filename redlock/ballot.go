@@ -63,8 +63,7 @@ func holdRule(n, quorum int, count *[5]int) verdict {
 	return undecided
 }
 
-// ballot counts votes. It has a verdict as soon as the pending votes cannot change
-// it.
+// ballot counts votes. It has a verdict as soon as the pending votes cannot change it.
 type ballot struct {
 	rule   rule
 	nodes  []*node
@@ -143,7 +142,7 @@ func (b *ballot) result() verdict {
 
 // poll asks all nodes at once about a hold, and returns the error of the verdict. It also waits for
 // the lead, if there is one, as long as an attempt waits for its vote. The caller must count as
-// work. If ctx ends, the calls go on.
+// work: see beginWork. If ctx ends, the calls go on.
 func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, error)) error {
 	b := newBallot(d.nodes, holdRule)
 	gather(ctx, d, func(n *node) int {

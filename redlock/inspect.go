@@ -19,7 +19,7 @@ const forever = time.Duration(math.MaxInt64)
 
 // gather asks all nodes at once, and returns their answers. After each answer it calls more, which
 // returns how long to wait for the others at most. It also stops waiting when ctx is done. The
-// caller must count as work.
+// caller must count as work: see beginWork.
 func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -105,7 +105,7 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
 type survey struct {
 	d       *driver
 	reader  bool                // the claim is shared, so shared records are not in its way
-	on      []*redisstore.Found // by node; nil if it has not answered, or only with an error
+	on      []*redisstore.Found // by node; nil if the node has not answered, or only with an error
 	errs    []error             // by node
 	reports int                 // how many nodes have answered, or failed
 	holder  *redisstore.Found   // what a quorum has, with the rest of the quorum's term; or nil
@@ -133,7 +133,7 @@ func (d *driver) sum(all []report, key int, reader bool) survey {
 		}
 	}
 
-	// A record has a quorum until its copies that have not expired are no quorum.
+	// A record has a quorum until the copies that have not expired are too few.
 	var members []string // of a shared record, on a quorum
 	for record, fs := range byRecord {
 		switch {
@@ -158,7 +158,7 @@ func (d *driver) sum(all []report, key int, reader bool) survey {
 	return s
 }
 
-// maxShared is how many holders of a shared hold a status names.
+// maxShared is the most shared holders that a status names.
 const maxShared = 1000
 
 func longestFirst(a, b redisstore.Found) int { return -cmp.Compare(remaining(a), remaining(b)) }
@@ -303,8 +303,8 @@ func (d *driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 }
 
 // Inspect reports the holder of key, whose record a quorum of the nodes has. Status
-// has no Since and no waiters, because the record does not contain them. A holder
-// that is not a program of hasp has no Owner.
+// has no Since and no waiters, because the record does not contain them. If the holder does not use
+// hasp, it has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	s := d.sum(d.query(ctx, []string{key}, inspectTimeout, func(all []report) time.Duration {
 		switch s := d.sum(all, 0, false); {
@@ -327,8 +327,8 @@ func (s survey) status() (st backend.Status) {
 		st = s.holder.Status()
 	}
 
-	// Take the largest: a granted fence is on a majority, so one of these nodes has it, unless it
-	// has lost its counter.
+	// Take the largest: a granted fence is on a majority, so one of these nodes has it, unless that
+	// node has lost its counter.
 	for _, f := range s.on {
 		if f != nil {
 			st.Fence = max(st.Fence, f.Status().Fence)

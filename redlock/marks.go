@@ -28,7 +28,7 @@ const (
 	// servers' clocks.
 	newSetTTL = 5 * time.Second
 
-	// unknownRun is the run of a server that names none.
+	// unknownRun is the run of a server whose INFO names no run.
 	unknownRun = "unknown"
 )
 
@@ -109,7 +109,7 @@ func (n *node) refreshInBackground(timeout time.Duration) {
 }
 
 // refreshMark asks for the node's standing and marks the node, unless another caller has asked
-// after since. One caller asks at a time. Close cancels the call, which takes no lock.
+// after since. One caller asks at a time. Close cancels the call, because it takes no key.
 func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -190,8 +190,8 @@ func runOfMark(mark string) string {
 	return run
 }
 
-// raiseLongestTTL raises d.longestTTL to longest, in ms. The driver learns longer terms from marks,
-// for which a node that has lost its own mark must also wait.
+// raiseLongestTTL raises d.longestTTL to longest, in ms. The driver learns longer terms from marks.
+// A node that has lost its own mark must wait for these terms as well.
 func (d *driver) raiseLongestTTL(longest int64) {
 	for {
 		old := d.longestTTL.Load()
@@ -228,9 +228,9 @@ func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceU
 		Args: []string{strconv.FormatInt(n.d.longestTTL.Load(), 10), durable, s.run, strconv.FormatInt(atOnceUntil, 10), waited, which},
 	}
 
-	// Try once more than there can be connections: after a restart all earlier ones are dead,
-	// although the node answers on new ones. If the script runs twice, the second run keeps the
-	// mark.
+	// Try once more than there can be connections: after a restart all earlier connections are
+	// dead, although the node answers on new ones. If the script runs twice, the second run keeps
+	// the mark.
 	for tries := 1; ; tries++ {
 		began := time.Now()
 		reply, err := n.store.Run(ctx, markScript, call)
@@ -246,7 +246,7 @@ func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceU
 
 // completeStanding fills in s from a reply of mark.lua.
 func (n *node) completeStanding(s *standing, reply any) error {
-	// Count the wait from after the reply: it may be too long by the trip, but never too short.
+	// Count the wait from now: it may then be too long by the reply's trip, but never too short.
 	now := time.Now()
 	parts, _ := reply.([]any)
 	if len(parts) != 3 {
@@ -287,8 +287,8 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 	defer cancel()
 
 	for first := true; ; first = false {
-		// A node that does not answer in half of the time that is left, or with an error, counts as
-		// silent. Its element stays nil.
+		// A node counts as silent if it answers with an error, or not within half of the time that
+		// is left. Its element stays nil.
 		end, _ := ctx.Deadline()
 		within, stop := context.WithTimeout(ctx, time.Until(end)/2)
 		all := make([]*standing, len(d.nodes))
@@ -318,8 +318,8 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 			return
 		}
 		// A majority of nodes, all with marks, has voted for each live lock. So if a majority
-		// answers without any mark, there is no live lock, or some of its voters have lost their
-		// data.
+		// answers without any mark, there is no live lock, or some of the lock's voters have lost
+		// their data.
 		if unmarked >= d.quorum() && marked == 0 {
 			gather(ctx, d, func(n *node) error {
 				if s := all[n.i]; s != nil {
@@ -342,8 +342,8 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 	}
 }
 
-// impostor returns a node other than n that is known to have that run, or whose mark names it, or
-// nil. If there is one, n's address leads to its server, whose answers count for that node only.
+// impostor returns another node that is known to have that run, or whose mark names that run. If
+// there is one, n's address leads to the server of that node, and its answers must not count for n.
 func (d *driver) impostor(n *node, run string) *node {
 	if d.opts.AllowUnsafeNodes || run == "" || run == unknownRun {
 		return nil

@@ -52,7 +52,7 @@ func (n *node) admit() error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Set probed with mu held, so that one caller of many gets the probe.
+	// Set probed while mu is held, so that only one of many callers asks the suspect node.
 	if now := time.Now(); now.Sub(n.probed) >= probeEvery {
 		n.probed = now
 		return nil
@@ -77,7 +77,7 @@ func (n *node) healthy() bool {
 	return why == nil
 }
 
-// needed reports whether, without this node, too few healthy nodes may vote for a quorum.
+// needed reports whether the other nodes that are healthy and may vote are too few for a quorum.
 func (n *node) needed() bool {
 	voting := 0
 	for _, other := range n.d.nodes {
@@ -165,8 +165,7 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 
 	err := n.admit()
 	if err == nil && n.marks.current.Load() == nil {
-		// Load the mark before the vote, because checkVote compares with it. Any earlier answer
-		// will do.
+		// Load the mark before the vote, because checkVote compares with it. An old mark will do.
 		_, err = n.refreshMark(ctx, time.Time{})
 	}
 	if err == nil && !a.active() {
@@ -180,8 +179,8 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 	began := time.Now()
 	v, fence, id, err := n.sendAcquire(ctx, a)
 	n.observe(ctx, began, err)
-	// Settle before the mark is checked, because a Release may wait for it, and the check may call
-	// the node again.
+	// Settle before the mark is checked, because a Release may wait for the outcome, and the check
+	// may call the node again.
 	a.settle(n.i, v, fence)
 
 	switch {
@@ -234,6 +233,6 @@ func voteAfter(err error) vote {
 		return failed
 	}
 
-	// The node may have executed the command, which may have been sent.
+	// The command may have been sent, so the node may have executed it.
 	return unknown
 }

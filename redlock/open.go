@@ -26,8 +26,7 @@ const (
 	// votes for a slow node do not queue for a connection.
 	connections = 256
 
-	// openGrace is how long Open waits for the other nodes once a quorum has
-	// answered.
+	// openGrace is how long Open waits for the other nodes once a quorum has answered.
 	openGrace = 250 * time.Millisecond
 )
 

@@ -22,11 +22,12 @@ import (
 // it has waited.
 //
 // Without a queue, a release woke all waiters: 100 to 180 commands a hold with 64 Clients. Queues on
-// several nodes could disagree on the first waiter. One channel for all waiters halved the rate.
+// several nodes could disagree on the first waiter. One channel for all waiters halved the rate of
+// holds.
 
 // lookEvery is the longest time between two looks of a waiter. A look is an attempt that asks the
-// lead, and keeps the waiter's place. A waiter that has not looked for a second, the window of
-// turns.lua, counts as gone.
+// lead, and keeps the waiter's place. If a waiter has not looked for a second, it counts as gone
+// (see window in turns.lua).
 const lookEvery = 300 * time.Millisecond
 
 // queueKeys returns the keys of the queue: when each waiter arrived, when it last looked, and a sign
@@ -41,7 +42,7 @@ type queueState struct {
 	since  time.Time // when the waiter arrived
 
 	answer atomic.Int32 // of the lead
-	intent atomic.Int64 // the rest, in ms, of an intent because of which a node has refused a reader
+	intent atomic.Int64 // if an intent made a node refuse this reader, how long it lasts, in ms; or 0
 }
 
 // Answers of the lead. For a refused caller, queue.lua returns the number minus one.
@@ -55,7 +56,7 @@ const (
 )
 
 // sendPlain asks for a vote by plain commands, which cost the server less than a script. They are
-// sent together over one connection, so one run of one server executes them in this order: if the
+// sent together over one connection, so one run of one server executes them in this order. If the
 // node loses its data after the SET, the GET does not find the mark that the driver knows.
 func (n *node) sendPlain(ctx context.Context, a *attempt) (v vote, id identity, err error) {
 	commands := a.commands
@@ -87,7 +88,7 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	if !a.c.Fenced && !a.c.Shared && n.i != a.lead {
 		v, id, err = n.sendPlain(ctx, a)
 		// A server that may not write, for example without memory, refuses SET even if the key is
-		// held. Only the script can tell.
+		// held. Only the script shows the difference.
 		if v != failed || !resp.IsReply(err) {
 			return v, 0, id, err
 		}

@@ -29,11 +29,11 @@
 // # Cost
 //
 // Each call goes to all nodes at once. It takes one round trip to lock a free key, and one to
-// unlock it. For both together, each node executes five commands, with those inside scripts, or six
-// if the program passed its own clients. If others wanted the key within the last second, one node
-// is asked first, which takes one more round trip. A fence takes one more, and so does finding the
-// holder of a held key. All waiters of a Client share one more connection to each node. Renewals
-// travel in batches.
+// unlock it. For both together, each node executes five commands, counting those inside scripts, or
+// six if the program passed its own clients. If others wanted the key within the last second, one
+// node is asked first, which takes one more round trip. A fence takes one more round trip, and so
+// does finding the holder of a held key. All waiters of a Client share one more connection to each
+// node. Renewals travel in batches.
 //
 // # URL
 //
@@ -60,21 +60,21 @@
 // A lock is a string on each node, under the key itself. Its value is token#owner,
 // or token~n#owner for a later attempt. If hasp.WithMinHold keeps the key after an
 // Unlock, kept- comes before the token. A shared lock is a sorted set. Each holder has a member
-// like that value, and its score is the end of the term in ms by the node's clock. hasp and redsync
+// like that value, whose score is the end of the term in ms by the node's clock. hasp and redsync
 // exclude each other on the same nodes. A key with any other value counts as held on its node, and
 // so does a set that never expires. A user's key that begins with "hasp:{" is stored under
 // hasp:{tag}:lock:key instead. The other keys, and the channels that a release publishes to, are
 //
 //	hasp:{tag}:fence:key           the fence counter, a string
 //	hasp:{tag}:intent:key          the intent of a waiting writer: the node refuses new readers
-//	hasp:{tag}:turns:key           the queue of waiters, two sorted sets that expire
-//	hasp:{tag}:looks:key             two seconds after any waiter last looked
-//	hasp:{tag}:waits:key           a sign that callers wait, which expires as these sets do
+//	hasp:{tag}:turns:key           the queue: the waiters by arrival, a sorted set
+//	hasp:{tag}:looks:key           when each waiter last asked, a sorted set
+//	hasp:{tag}:waits:key           a sign that callers wait; all three expire 2 s after a waiter asked
 //	hasp:{tag}:channel:key:driver  the channel of the first waiter's driver
 //	hasp:{tag}:channel:key         the channel of the readers
 //	hasp:{redlock}:mark            the node's mark, which shows whether it has kept its data
 //
-// Redis 6.2 or later.
+// The driver needs Redis 6.2 or later.
 package redlock
 
 import (
@@ -111,12 +111,12 @@ type Options struct {
 
 	// MaxTTL is the longest term that any caller may ask for. Lock and Extend refuse a longer one.
 	// A node that was restarted or has lost its data does not vote for this time. The default is
-	// two minutes, the minimum backend.MinTTL. If a min hold is longer, the key is free early if a
-	// majority of the nodes lose their data during it, even one after another.
+	// two minutes, the minimum backend.MinTTL. A min hold may be longer. If a majority of the nodes
+	// lose their data during such a min hold, even one after another, the key is free early.
 	MaxTTL time.Duration
 
 	// FenceTTL is how long a node keeps the fence counter of a key after the last
-	// fenced hold was taken or renewed. Later fences still grow as long as the
+	// fenced hold was taken or renewed. When the counter is gone, fences still grow as long as the
 	// servers' clocks advance. The default is 30 days, the minimum a millisecond.
 	FenceTTL time.Duration
 
@@ -277,10 +277,10 @@ func (d *driver) checkTTL(ttl time.Duration) error {
 }
 
 // Acquire takes c.Key if on a quorum of the nodes it is free or, for a shared claim, has a shared
-// record. It asks all nodes at once, or, if this driver has met other callers of the key within the
-// last second, one node first, which also refuses a free key if others wait for it. Acquire does
-// not wait for the key, but asks again, a few times, if only the queue has refused it, or if the
-// nodes have refused a key that no caller seems to hold.
+// record. If this driver has met other callers of the key within the last second, it asks one node
+// first, the lead. The lead also refuses a free key if others wait for it. Otherwise it asks all
+// nodes at once. Acquire does not wait for the key. It asks again, a few times, if only the queue
+// refused the claim, or no caller seems to hold the key.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	// Rivals that ask the same node first do not split the votes. Readers need not, because they do
 	// not exclude each other.
@@ -363,8 +363,8 @@ func (d *driver) beginWork() bool {
 }
 
 // Close waits at most 3 s for the commands in flight, and for the release of the records that they
-// leave on a node, which would block their keys for a term. Close then closes the connections of
-// waiters, and all connections of a driver that was opened by URL.
+// leave on a node. Otherwise these records would block their keys for a term. Close then closes the
+// connections of waiters, and all connections of a driver that was opened by URL.
 func (d *driver) Close() error {
 	d.mu.Lock()
 	d.beginClose() // from now on, only goroutines that count as work add to work

@@ -21,8 +21,8 @@ const (
 )
 
 // Release removes the record of c.Token from all nodes, and publishes the release. It returns as
-// soon as a quorum has answered, and, after a hold of half a second or more, the lead as well. The
-// calls to the other nodes go on. With c.KeepUntil, each node keeps a record without the token
+// soon as a quorum has answered. After a hold of half a second or more, it also waits for the lead.
+// The calls to the other nodes go on. With c.KeepUntil, each node keeps a record without the token
 // until then. On a node that does not answer, the old record stays for its term.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	a, err := d.beginRelease(c)
@@ -33,9 +33,9 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 	lead := noLead
 	if a != nil && time.Since(a.began) >= wantedFor/2 {
-		// Also wait for the lead, whose reply says whether callers wait: what this driver knew may
-		// have expired during the hold, and a caller that locks again at once could overtake
-		// waiters each time.
+		// Also wait for the lead, whose reply says whether callers wait. What this driver knew
+		// about waiters may have expired during the hold, and a caller that locks again at once
+		// could overtake waiters each time.
 		lead = d.leader(c.Key)
 	}
 	prefix := c.Token
@@ -47,8 +47,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	// on, so that all nodes release the record.
 	err = d.poll(ctx, lead, func(n *node) (vote, error) { return n.releaseHold(c, a, call) })
 	if err == nil && a != nil && a.again {
-		// Renewals of the token must fail from now on: a late vote for an earlier attempt, and a
-		// node that has not answered yet, could make a quorum for them.
+		// Renewals of the token must fail from now on. Otherwise a late vote for an earlier attempt
+		// and a node that has not answered yet could be a quorum for one.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		a.forgetLocked()
@@ -109,8 +109,8 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 }
 
 // cleanup is the release of one record on one node. A command of unknown outcome may write the
-// record after the first release. A Timeout later its connection is dead, so a second release that
-// the node answers then removes the record for good.
+// record after the first release. A Timeout later that command's connection is dead. So a second
+// release that the node answers then removes the record for good.
 type cleanup struct {
 	c       backend.Claim
 	call    redisstore.Call // of the script

@@ -1,10 +1,10 @@
--- Releases a hold on this node, if the token has it, and publishes that the key is free. With a
--- rest of the term, the key stays taken, by no token that any client knows.
+-- Releases a hold on this node, if the token has it, and publishes that the key is free. If a rest
+-- of the term is given, the key stays taken, by a token that no client knows.
 -- KEYS: the lock, the queue's turns and looks, the sign that callers wait
 -- ARGV: the record's prefix, as in own.lua; the channel, or ''; the message; the rest of the term
 -- in ms if the key stays taken, or ''; the owner if the hold is shared
--- Returns 0 if the token does not hold the key, 1 if nobody is known to wait for it,
--- else a larger number.
+-- Returns 0 if the token does not hold the key, 1 if no caller is known to wait, and otherwise a
+-- larger number.
 if not ARGV[5] and ARGV[4] == '' then
 	-- Usually the first attempt of the token has the key, and nobody is known to wait. MGET replies
 	-- nil for a set, and it may need a right that this user lacks.
@@ -22,7 +22,7 @@ if ARGV[5] then
 	for _, member in ipairs(members) do redis.call('ZREM', KEYS[1], member) end
 	removed = members[1] and 1 or 0
 	if left > #members then
-		-- The key ends with the longest of the others.
+		-- The key ends with the longest term of the other members.
 		if removed == 1 then pcall(fit, KEYS[1], now) end
 		return removed
 	end

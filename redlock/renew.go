@@ -21,7 +21,7 @@ type renewal struct {
 }
 
 // flaw says why a node does not count for a renewal: it lacks the record, or its record does not
-// count. It is zero if the node counts, or has not answered.
+// count. The flaw is zero if the node counts, or has not answered.
 type flaw struct {
 	r     *renewal
 	clock int64     // the node's time in ms if it lacks the record; 0 if its record does not count
@@ -31,21 +31,22 @@ type flaw struct {
 // proof says whether the record on a node counts for a renewal: the node's vote counted, and the
 // node has had the record ever since.
 //
-// A record that is there may not count: after the first one has expired, the node may have voted
-// for another caller, lost that vote with its data, and stored this record from a late command.
-// Then both callers would count the node: see RENEW_ANYWHERE in lab/model/redlock.pml.
+// A record that is there may not count: after the first record has expired, the node may have voted
+// for another caller, and lost that vote with its data. Then a late command may have stored this
+// record. Then both callers would count the node: see RENEW_ANYWHERE in lab/model/redlock.pml.
 //
 // Such a record counts from the next renewal on, if the node had it at least one Timeout before the
-// end of a term that a quorum has granted. Another caller's attempt with an earlier vote of this
-// node lasts at most one Timeout, so it ends before the other nodes of that quorum are free.
+// end of a term that a quorum has granted. If the node voted for another caller earlier, that
+// caller's attempt lasts at most one Timeout. So it ends before the other nodes of the quorum are
+// free.
 type proof struct {
 	until time.Time // the record is there until then, if the node keeps its data
 	lost  time.Time // when the last renewal that did not find the record began
 }
 
 // Renew asks all nodes to prolong the holds, with one batch for each node. A hold is renewed if a
-// quorum has records of it that count: see proof. If this driver took the hold, it then repairs the
-// nodes that lack it.
+// quorum has records of it that count: see proof. If this driver took the hold, Renew then repairs
+// the nodes that lack it.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var renewals []*renewal
 	for i, c := range cs {
@@ -233,8 +234,8 @@ func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisst
 
 // decodeRenewal decodes a reply of renew.lua to a call for c: whether the node has the hold,
 // and, if it does not, its time in ms. If the mark in the reply names another run than the known
-// mark of the node, it returns an error, because the node's address may lead to the server of
-// another node, which would then count twice. It does not notice a new run that has the old mark.
+// mark of the node, it returns an error. The node's address may lead to the server of another node,
+// which would then count twice. It does not notice a new run that has the old mark.
 func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64, err error) {
 	parts, _ := reply.([]any)
 	if len(parts) == 1 && parts[0] == int64(-1) {

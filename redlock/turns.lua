@@ -19,14 +19,14 @@ local function head(turns, looks, now)
 		now = now or clock()
 		local looked = tonumber(redis.call('ZSCORE', looks, first[1]) or 0)
 		-- If a look is in the future, the clock was set back after it. 50 ms are
-		-- allowed, because clocks are also adjusted by little.
+		-- allowed, because clocks are often adjusted a little.
 		if now - looked < window and looked <= now + 50 then return first[1], tonumber(first[2]) end
 		remove(turns, looks, first[1])
 	end
 end
 
 -- wake publishes that the key is free: to the first waiter, and to the readers, who share a
--- channel. It returns 0 if nobody is known to wait for it, else a larger number. A waiter is
+-- channel. It returns 0 if no caller is known to wait, and otherwise a larger number. A waiter is
 -- named driver~waiter, and each driver has a channel of its own. If this user may not publish,
 -- waiters find the key free at their next look.
 local function wake(turns, looks, channel, message)

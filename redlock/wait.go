@@ -14,7 +14,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// Sleeps of a waiter between two looks. lookEvery is the longest.
+// Sleeps of a waiter between two calls of look. lookEvery is the longest.
 const (
 	minSleep   = time.Millisecond
 	maxPoll    = 100 * time.Millisecond // the longest if the waiter is not subscribed
@@ -29,20 +29,20 @@ type waiting struct {
 
 	waiter string           // the name in the queue
 	began  time.Time        // when Wait began
-	queue  int              // the node on whose queue the waiter stands, or noLead
+	queue  int              // the node in whose queue the waiter stands, or noLead
 	ear    *pubsub.Listener // the subscription there, which may not be confirmed yet; or nil
 
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
 	answer int32              // the lead's answer to the last attempt
 	barred time.Duration      // how much longer the intent that refused this reader lasts, or 0
-	intent bool               // it has left some intents
+	intent bool               // the waiter has stored intents
 	vain   int                // looks without success since the waiter was last woken
 	held   *backend.HeldError // the last refusal; it names the holder only if all nodes were asked
 	trip   time.Duration      // how long the last look took
 
 	surveyed  time.Time // when all nodes were last asked
-	leftover  string    // the lead's record at that time; or says that the holder's is missing there; or empty
+	leftover  string    // the lead's record at that time, or a text that says that the lead lacks the holder's record, or empty
 	seenSince time.Time // since when leftover has been the same
 }
 
@@ -85,8 +85,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return backend.Grant{}, ctx.Err()
 }
 
-// look makes one attempt. If it is refused, look asks all nodes who holds the key, unless it has
-// done so recently. If no caller holds it, look tries once more.
+// look makes one attempt. If the nodes refuse, look asks all of them for the holder, unless it has
+// done so recently. If there is no holder, look tries once more.
 func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
 	lead := w.lead(ctx)
@@ -189,10 +189,10 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	})
 }
 
-// strayed reports whether the lead has had a leftover for leadTimeout or longer: a record that
-// cannot have a quorum, or no record although it has voted yes and another caller holds the key. If
-// so, strayed lets the next node lead. It does not act at once, because a rival may be about to ask
-// the other nodes, or may have written its record after the lead answered.
+// strayed reports whether the lead has had a leftover for leadTimeout or longer. A leftover is a
+// record that cannot have a quorum, or no record although the lead has voted yes and another caller
+// holds the key. If so, strayed lets the next node lead. It does not act at once, because a rival
+// may be about to ask the other nodes, or may have written its record after the lead answered.
 func (w *waiting) strayed(lead int, s survey) bool {
 	seen, odd := "", false
 	if record, most := s.record(lead); record != "" {
@@ -268,7 +268,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		longest = backend.SharedRetryEvery // each look repeats the intent
 	}
 
-	d := longest - rand.N(longest/6) // at random; only looks keep the place in the queue
+	d := longest - rand.N(longest/6) // at random, but no longer, because only looks keep the place in the queue
 	if w.answer != behind {
 		first := firstSleep
 		if w.answer == leadYes || w.c.Shared {
@@ -291,8 +291,8 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		}
 	}
 
-	// Make a last attempt before ctx ends, in case a release was not published. Then ask all nodes,
-	// because the last answer names the holder.
+	// Make a last attempt before ctx ends, in case a release was not published. That look asks all
+	// nodes, because the last answer names the holder.
 	if end, ok := ctx.Deadline(); ok {
 		if left := time.Until(end) - w.trip*3/2 - minSleep; left >= minSleep && left <= d {
 			d, w.surveyed = left, time.Time{}
@@ -318,8 +318,8 @@ func (w *waiting) leaveIntent() {
 	w.onNodes("set", redisstore.IntentKey(w.c.Key), w.c.Token, "px", redisstore.Millis(ttl))
 }
 
-// endIntent removes the intents when Wait ends. It may remove those of another writer, which
-// repeats them. An intent that arrives later expires.
+// endIntent removes the intents when Wait ends. It may also remove intents of another writer, but
+// that writer repeats them. An intent that arrives later expires.
 func (w *waiting) endIntent() {
 	if w.intent {
 		w.onNodes("del", redisstore.IntentKey(w.c.Key))

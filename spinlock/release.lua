@@ -10,8 +10,8 @@ if type(record) ~= 'string' then
 end
 if string.sub(record, 1, #ARGV[1]) ~= ARGV[1] then return 0 end
 if ARGV[3] ~= '' then
-	-- No claim has the new token, so no late command finds its own. PEXPIRE comes first, because a
-	-- Redis that is out of memory refuses SET unless the script has written before.
+	-- No claim has the new token, so no late command changes this record. PEXPIRE comes first,
+	-- because a Redis that is out of memory refuses SET unless the script has written before.
 	record = redis.call('GETRANGE', KEYS[1], '0', '-1')
 	redis.call('PEXPIRE', KEYS[1], ARGV[3])
 	redis.call('SET', KEYS[1], 'kept-' .. record, 'PX', ARGV[3])

@@ -3,11 +3,10 @@
 //
 // # Guarantees
 //
-// A key has one holder at a time, as long as the Redis keeps its data and its
-// clock does not step by more than backend.Drift. Beyond that, the fence protects
-// the resource. Waiters of different processes get the key in no particular
-// order. A Redis that fails over to a replica may lose its newest writes, and a
-// lock with them; replicas=N makes that rarer. See docs/redis.md.
+// A key has one holder at a time, as long as the Redis keeps its data and its clock does not step
+// by more than backend.Drift. Otherwise, the fence protects the resource. Waiters of different
+// processes get the key in no particular order. A Redis that fails over to a replica may lose its
+// newest writes, and a lock with them; replicas=N makes such a loss rarer. See docs/redis.md.
 //
 // # Cost
 //
@@ -17,10 +16,10 @@
 // refused attempt takes one more, which asks the holder for the key. Renewals travel in batches.
 // hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
 //
-// All Clients that wait for a key together make about eight attempts for each hold, however many
-// they are, and the key is free for about an eighth of the time. Each process asks at least three
-// times a second, so spinlock is for up to some hundred processes that want the same key. With the
-// other strategies on Redis, a release sends a message to the waiters.
+// All Clients together make about eight attempts per hold, however many wait, and the key is free
+// for about an eighth of the time. Each process asks at least three times a second, so spinlock is
+// for up to some hundred processes that want the same key. With the other strategies on Redis, a
+// release sends a message to the waiters.
 //
 // # URL
 //
@@ -38,11 +37,11 @@
 // # Keys
 //
 // A lock is a string under the key itself. Its value is token~n#owner, and its time to live is the
-// term. The Client waited for the key for n microseconds, by which Clients that wait now choose
-// their pace. If hasp.WithMinHold keeps the key after an Unlock, the value is kept-token~n#owner.
-// Spring's RedisLockRegistry stores its locks in the same way. For keys with the prefix
-// "registry:", hasp and new RedisLockRegistry(connectionFactory, "registry") exclude each other. A
-// key with any other value counts as held.
+// term. n is how long the holder's Client waited for the key, in microseconds; Clients that wait
+// choose their pace by it. If hasp.WithMinHold keeps the key after an Unlock, the value is
+// kept-token~n#owner. Spring's RedisLockRegistry stores its locks in the same way. For keys with
+// the prefix "registry:", hasp and new RedisLockRegistry(connectionFactory, "registry") exclude
+// each other. A key with any other value counts as held.
 //
 // With registry=registry, a release or a Break also publishes the key to registry-channel:KEY,
 // where registries of the type PUB_SUB_LOCK listen. Without the parameter, the threads of such a
@@ -51,15 +50,15 @@
 //
 // A shared lock is a sorted set under the key itself. Each holder has a member token#owner, whose
 // score is the end of its term in ms by the server's clock. The time to live of the key is the
-// longest term. pubsublock and fairlock store a shared lock in the same way, so readers of these
-// three share a key. To hasp, a sorted set without an end, or whose first member has another form,
-// is a foreign value that holds the key. On a shared lock, a registry of Spring receives WRONGTYPE,
-// an exception instead of "held".
+// longest term. pubsublock and fairlock store a shared lock in the same way, so readers with these
+// strategies share a key. If a sorted set has no end, or its first member has another form, it is a
+// foreign value that holds the key. On a shared lock, a registry of Spring receives WRONGTYPE, an
+// exception instead of "held".
 //
-// A writer that waits for readers stores an intent: the string hasp:{tag}:intent:key, with its
-// token, for 300 ms and twice the last round trip. While it exists, new readers are refused, except
-// those of fairlock. The writer repeats the intent with each attempt, and its grant removes it. If
-// the writer gives up, the intent expires.
+// A writer that waits for readers stores an intent: the string hasp:{tag}:intent:key, whose value
+// is the writer's token. It lasts for 300 ms and twice the last round trip. While it exists, new
+// readers are refused, except those of fairlock. The writer repeats the intent with each attempt,
+// and its grant removes it. If the writer gives up, the intent expires.
 //
 // The driver needs Redis 6.2 or later.
 package spinlock
@@ -94,8 +93,8 @@ type Options struct {
 	Registry string
 
 	// FenceTTL is how long the fence counter of a key is kept after its last fenced hold began.
-	// Later fences still grow as long as the server's clock advances. The default is 30 days, the
-	// minimum is a millisecond.
+	// When the counter is gone, fences still grow as long as the server's clock advances. The
+	// default is 30 days, the minimum is a millisecond.
 	FenceTTL time.Duration
 }
 
@@ -148,7 +147,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// Check the parameters before this, because OpenOne calls the servers.
+	// Check parameters above this line, because OpenOne calls the servers.
 	s, err := redisstore.OpenOne(ctx, "spinlock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err
@@ -229,7 +228,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // take runs the script that takes the key. The same script makes the fence, so that later holds get
-// larger ones. If the caller waits and readers hold the key, the script stores an intent. If the
+// larger fences. If the caller waits and readers hold the key, the script stores an intent. If the
 // key is free, it removes any intent, even another caller's.
 func (d *driver) take(ctx context.Context, c backend.Claim, key, record string) (backend.Grant, error) {
 	call := redisstore.Call{Keys: []string{key}, Args: []string{record, redisstore.Millis(c.TTL), ""}}
@@ -290,11 +289,10 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	}))
 }
 
-// channel returns the channel on which Spring's registry listens for a release of
-// key.
+// channel returns the channel on which Spring's registry listens for a release of key.
 func (d *driver) channel(key string) string { return d.registry + "-channel:" + key }
 
-// Recalls is that of [backend.Recaller].
+// Recalls implements [backend.Recaller].
 func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
 	return d.store.Recalls(ctx, id, f)
 }

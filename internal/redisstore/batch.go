@@ -10,7 +10,7 @@ import (
 
 // DoAll sends commands, each once, over one connection. The Store must have a single server. The
 // server executes the commands in this order, but may execute commands of other clients in between.
-// If Prepare made the Store, each reply names the run of the server that gave it.
+// If Prepare made the Store, each reply has the run ID of the server that sent it.
 func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 	at, err := s.servers.find(ctx, "")
 	if err != nil {
@@ -98,9 +98,9 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers c
 	}
 }
 
-// runGroup runs the calls with the indexes that which has. It first sends the hash of the script.
-// If the server does not know the script, runGroup sends the calls that it refused again, with the
-// source. If the server redirects a call, Run runs that call alone on the other server.
+// runGroup runs calls[i] for each i in which. It first sends the hash of the script. If the server
+// does not know the script, runGroup sends the refused calls again, with the source. If the server
+// redirects a call, Run runs that call alone on the other server.
 func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Call, which []int, answers chan<- answer) {
 	for _, whole := range []bool{false, true} {
 		commands := make([][]string, len(which))

@@ -98,9 +98,9 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 	return nil, false
 }
 
-// moved records that the server at addr has the slot of key now.
+// moved records that the slot of key is now on the server at addr, and returns that server.
 func (c *cluster) moved(at *server, key, addr string) *server {
-	// Search for all slots, because others may have moved as well.
+	// Search for all slots, because other slots may have moved as well.
 	c.searches.request()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,8 +157,7 @@ func (c *cluster) failed(_ *server, err error) {
 	}
 }
 
-// The rest of this file asks the servers of a cluster which slots they have, and whether they can be
-// used.
+// The rest of this file asks the servers of a cluster for the map of slots, and checks the servers.
 
 // span is a range of slots and the address of their server.
 type span struct {
@@ -166,8 +165,8 @@ type span struct {
 	addr        string
 }
 
-// search queries the servers for the slots until one answers. It queries the next server if one has
-// failed or is slow.
+// search queries the servers for the slots until one answers. If a server has failed or is slow, it
+// queries the next one.
 func (c *cluster) search(ctx context.Context, timeout time.Duration) error {
 	answers, errs := askAll(ctx, c.nodes(), hedgeAfter, 0, func(ctx context.Context, s *server) ([]span, error) {
 		return c.ask(ctx, s, timeout)

@@ -34,7 +34,7 @@ func lockHints(a address) hints {
 
 // diagnose returns an error that says in one line why a server cannot be used, and what to do about
 // it. took is how long the attempt lasted. Only the error of a timeout shows took, so a search may
-// pass its timeout instead. The hint has nothing of the server's replies.
+// pass its timeout instead. The hint contains no text of the server's replies.
 func diagnose(err error, h hints, took time.Duration) error {
 	var (
 		reply redis.Error

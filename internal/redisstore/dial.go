@@ -25,7 +25,7 @@ type dialer struct {
 	tls     *tls.Config        // nil without TLS
 	timeout atomic.Int64       // how long a dial or a search may take, as a time.Duration
 	size    int                // the most connections to a server for commands
-	asksRun bool               // each connection asks for its server's run: others may lead to another server
+	asksRun bool               // each connection asks for its server's run ID, because connections may lead to different servers
 	open    context.Context    // ends with the Store
 	end     context.CancelFunc // ends open
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -57,7 +57,7 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 func (d *dialer) spawn(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Because close ends open with mu held before it waits, wg does not grow during that wait.
+	// close ends open with mu held before it waits, so wg does not grow during the wait.
 	if d.open.Err() != nil {
 		return false
 	}
@@ -128,7 +128,8 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 			case setup[i][0] == "role" && r.Err == nil && !isMaster(r.Value):
 				err = errNotMaster
 			case setup[i][0] == "info" && r.Err == nil:
-				// Refuse a reply to another command. A server may name no run, but it names something.
+				// Refuse a reply to another command. A reply to INFO may lack run_id, but has some
+				// field.
 				if text, _ := r.Value.(string); !strings.Contains(text, ":") {
 					err = resp.Unexpected(r.Value)
 				}

@@ -2,27 +2,27 @@
 // names, sends commands, scripts and batches, and names keys.
 //
 // This package never repeats a command that a server may have executed, even if the caller passed a
-// client that retries by itself: a second command to take a key would find it held, by the caller's
-// own token. A command that was redirected, or whose script the server does not know, was not
-// executed, so it is sent again.
+// client that retries by itself. A second command to take a key would find the key held, by the
+// caller's own token. A command that was redirected, or whose script the server does not know, was
+// not executed, so it is sent again.
 //
 // # Connections
 //
 // A Store that was opened by a URL makes its own connections (package resp), because a read of
 // go-redis ends at its deadline, but not when its caller is cancelled. go-redis is used only for a
 // client that the caller passed. A pool keeps the connections of its largest burst, so a connection
-// takes less than 10 KiB.
+// is kept small: it takes less than 10 KiB.
 //
 // A caller that uses a server alone uses a connection of the pool. Several callers together share
 // one connection, the wire, which gives 20 to 60 % more throughput. Nothing on the wire is sent
-// twice: if a reply is lost, the outcome is unknown. If commands on the wire stay unanswered, it
-// takes no more, so that a connection that dies in silence fails only the calls of about 75 ms: at
-// 500 calls a second 48 calls, where a limit of one to three seconds failed 646. These commands do
-// not use a wire: holds that replicas confirm, commands after an ASK, batches, commands of more
-// than 64 KiB, and all commands over a client that the caller passed, because its hooks and
-// settings apply to them.
+// twice: if a reply is lost, the outcome is unknown. If commands on the wire stay unanswered, the
+// wire takes no more commands. So a connection that dies in silence fails only the calls of about
+// 75 ms: 48 calls at 500 calls a second. With a limit of one to three seconds, 646 calls failed.
+// These commands do not use a wire: holds that replicas confirm, commands after an ASK, batches,
+// commands of more than 64 KiB, and all commands over a client that the caller passed, because its
+// hooks and settings apply to them.
 //
-// The AutoPipeline of go-redis cannot replace the wire yet. A caller can leave only its
+// The AutoPipeline of go-redis cannot replace the wire yet. A caller can stop waiting only with its
 // asynchronous form, and even then the command is still sent. If a later go-redis reaches 90 % of
 // the wire's throughput, it shall replace the wire.
 //
@@ -50,7 +50,7 @@
 // and holds its mutex while it dials. hasp does not subscribe to the sentinels' messages, which
 // show a switch sooner only if the old master still takes writes.
 //
-// On a cluster, the reload of go-redis 9.23 calls one server after another without a deadline, so a
-// server that hangs stops the reload, and callers cannot wait for its end. A WAIT in a pipeline of
-// that client may go to another server than the write.
+// On a cluster, the reload of go-redis 9.23 calls one server after another without a deadline. So a
+// server that hangs stops the reload, and callers cannot wait for the end of the reload. A WAIT in
+// a pipeline of that client may go to another server than the write.
 package redisstore

@@ -16,9 +16,9 @@ const (
 )
 
 // Examine calls found for properties of each server that a URL names: of the master that sentinels
-// name, or of all masters of a cluster. text says the state, what it may cost, and what to set.
-// Examine accepts servers that Open refuses. It leaves out what the user may not ask for. Unless
-// alone is set, other nodes vote on each lock, so the loss of the server's data costs none.
+// name, or of all masters of a cluster. text says the state, what the state may cost, and what to
+// set. Examine accepts servers that Open refuses. It leaves out what the user may not ask for.
+// If alone is false, other nodes vote on each lock, so the loss of one server's data costs no lock.
 func Examine(ctx context.Context, node string, params map[string]string, alone bool, found func(level, what, text string)) error {
 	s, _, err := prepare(node, params, 0, false)
 	if err != nil {

@@ -31,7 +31,7 @@ const (
 	recordsAtOnce = 25    // records in a pipeline
 )
 
-// rest sleeps for as long as the call took that began at began, so that the server can serve other
+// rest sleeps for as long as a call took, which began at began, so that the server can serve other
 // clients. It returns early if ctx ends.
 func rest(ctx context.Context, began time.Time) {
 	select {
@@ -45,12 +45,12 @@ type Listing struct {
 	// Type is the Redis type of a record that is not shared.
 	Type string
 
-	// Peek is a command that reads a little of a value of this type. The key is inserted after its
-	// first element. Ours reports whether a value with that reply may be a record.
+	// Peek is a command that reads a little of a value of this type. The key is inserted after
+	// Peek's first element. Ours reports whether a value with that reply may be a record.
 	Peek []string
 	Ours func(reply any) bool
 
-	// Queue is the kind of the derived key that exists while callers wait, or empty.
+	// Queue is the kind (see DerivedKey) of the key that exists while callers wait, or empty.
 	Queue string
 }
 
@@ -86,8 +86,8 @@ type Candidate struct {
 	Queued bool // found by its queue; otherwise by its record
 }
 
-// List yields the keys whose records sc reports. The keys of the script are the lock and the fence
-// counter, and its reply is as [Found] describes.
+// List yields the keys that have records. It reads the records with sc, whose keys are the lock and
+// the fence counter, and whose reply is as [Found] describes.
 func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script) iter.Seq2[backend.Entry, error] {
 	call := func(c Candidate) Call {
 		return Call{Keys: []string{LockKey(c.Key), DerivedKey("fence", c.Key)}}
@@ -296,8 +296,8 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 			var v any
 			var err error
 			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
-				// Send the command by the slot of its key: the slot is being moved, or this server
-				// is no master any more.
+				// Let Send find the right server: the slot is being moved, or this server is no
+				// longer a master.
 				v, err = sc.s.Send(within, some[i], false, commands[i]...)
 			} else {
 				v, err = sc.s.outcome(sc.at, r)

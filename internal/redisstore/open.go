@@ -31,13 +31,13 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 
 // Prepare is Open without a call to a server: the caller runs probe, which finds the servers and
 // runs the script. Prepare is for servers that may be down now and up later. connections is the
-// most connections to each server that the Store uses for commands; subscriptions use one more. Each
-// connection first asks for the run of its server.
+// most connections to each server that the Store uses for commands; subscriptions use one more.
+// Each connection first asks for the run ID of its server.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
 	return prepare(node, params, connections, true)
 }
 
-// NamesRun reports whether the replies of DoAll name the run of the server.
+// NamesRun reports whether the replies of DoAll have the run ID of the server.
 func (s *Store) NamesRun() bool { return s.dialer != nil && s.dialer.asksRun }
 
 func prepare(node string, params map[string]string, connections int, asksRun bool) (s *Store, probe func(context.Context) error, err error) {

@@ -44,9 +44,9 @@ func (s *Store) pipeline(ctx context.Context, at *server, kept bool, commands ..
 // longest bounds the wait for replicas, even if the call has a later deadline.
 const longest = 3 * time.Second
 
-// patience returns how long the server waits for its replicas, in milliseconds: less than the time
-// until ctx's deadline, so that the server can still reply that too few have confirmed, and never
-// 0, which WAIT takes for no limit.
+// patience returns how long the server waits for its replicas, in milliseconds. It is less than the
+// time until ctx's deadline, so that the server can still reply that too few have confirmed. It is
+// never 0, because WAIT 0 has no limit.
 func patience(ctx context.Context) int64 {
 	left := longest
 	if end, ok := ctx.Deadline(); ok {
@@ -93,7 +93,7 @@ type waitBatch struct {
 type item struct {
 	ctx  context.Context // of the caller
 	args []string
-	done chan Reply // has room for one, so that a caller that has left blocks no one
+	done chan Reply // has room for one, so that move does not block if the caller has left
 }
 
 // hold sends a command, and has the replicas of the server confirm it.

@@ -93,8 +93,9 @@ func (s *searcher) search(k *search, pause time.Duration) {
 const grace = time.Second
 
 // askAll calls ask for each of servers, and returns the answers and errors in the order in which
-// they came. Each call begins pause after the one before it, or as soon as one has failed. When
-// grace has passed since the first answer, askAll cancels the calls that are still running.
+// they came. Each call begins pause after the one before it. Each failure lets the next call begin
+// at once. When grace has passed since the first answer, askAll cancels the calls that are still
+// running.
 func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Duration, ask func(context.Context, *server) (T, error)) (answers []T, errs []error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -145,8 +146,8 @@ func worst(errs []error, kind string) error {
 	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, errs[0])
 }
 
-// mayHaveMoved reports whether another server may have replaced the one that was asked: there was
-// no reply, though the call was not cancelled, or the reply says so.
+// mayHaveMoved reports whether another server may have replaced the one that was asked. Either the
+// reply says so, or there was no reply, and the call was not cancelled.
 func mayHaveMoved(err error) bool {
 	switch {
 	case errors.Is(err, context.Canceled):

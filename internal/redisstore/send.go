@@ -26,8 +26,8 @@ import (
 const ours = "hasp:{"
 
 // LockKey returns the Redis key of the lock on key, for all strategies: key itself, so that the
-// strategies exclude each other and other programs. A key that looks like a derived key, such as a
-// fence, gets a derived name instead.
+// strategies exclude each other and other programs. If a key looks like a derived key, it gets a
+// derived name instead.
 func LockKey(key string) string {
 	if strings.HasPrefix(key, ours) {
 		return DerivedKey("lock", key)
@@ -43,7 +43,7 @@ func DerivedKey(kind, key string) string {
 }
 
 // Channel returns the name of one of hasp's channels, on which scripts on key can publish. On a
-// cluster each slot has its own.
+// cluster each slot has its own channel.
 func (s *Store) Channel(name, key string) string {
 	if s.isCluster {
 		return ours + slot.Number(slot.Of(LockKey(key))) + "}:" + name
@@ -72,8 +72,8 @@ const maxHops = 8
 //
 // kept is true for a command that takes or extends a hold. If the Store waits for replicas, and too
 // few of them confirm the command in time, Send returns an error, and the outcome is unknown.
-// Replicas need not confirm a command that took nothing, whose reply is nil, or 0 or less, or an
-// array that begins with one of these.
+// Replicas need not confirm a command that took nothing. The reply of such a command is nil, a
+// number up to 0, or an array that begins with one of these.
 func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string) (any, error) {
 	at, err := s.servers.find(ctx, key)
 	if err != nil {
@@ -102,8 +102,8 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 	}
 }
 
-// sendTo sends a command over the right connection: that of waits if replicas must confirm it, the
-// wire if there are other callers, or one of the pool.
+// sendTo sends a command over the connection of waits if replicas must confirm it. Otherwise it
+// uses the wire if there are other callers, and one of the pool if there are none.
 func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []string) Reply {
 	if at.pool == nil {
 		return resp.Do(ctx, at.rdb, args)
@@ -153,8 +153,8 @@ func (s *Store) outcome(at *server, r Reply) (any, error) {
 
 	s.servers.failed(at, err)
 	if resp.IsReadOnly(err) {
-		// Let the Subscriber connect again: the address leads to another master now, or soon will,
-		// and its messages do not arrive on a connection to the old one.
+		// Let the Subscriber connect again: the address leads to another master now or soon, and
+		// the new master's messages do not arrive on the old connection.
 		s.Demoted(at.Server)
 	}
 
@@ -187,9 +187,9 @@ var parts embed.FS
 
 // Source returns the text of some parts of a script. A part is a file of the strategy, or one of
 // this package that strategies share. In a part, the line "-- include NAME" stands for another
-// part. Lua makes the functions of a part anew in each run. So that the usual case needs none, a
-// part stands where it is needed first. The usual case also has texts in place of numbers, which
-// Redis would format.
+// part. Lua creates the functions of a part in each run. So a script includes a part where it is
+// first needed, and the usual case creates none. The usual case also passes texts to Redis, because
+// Redis would have to format numbers.
 func Source(files embed.FS, names ...string) string {
 	var text strings.Builder
 	for _, name := range names {
@@ -216,8 +216,8 @@ func NewScript(src string) *Script {
 	return &Script{src: src, sha: hex.EncodeToString(sum[:])}
 }
 
-// NewHold returns a script that takes or extends a hold, so that replicas confirm it: see kept at
-// [Store.Send].
+// NewHold returns a script that takes or extends a hold, and that replicas must confirm: see kept
+// at [Store.Send].
 func NewHold(src string) *Script {
 	sc := NewScript(src)
 	sc.kept = true

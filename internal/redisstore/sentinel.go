@@ -28,7 +28,7 @@ type sentinels struct {
 
 	mu     sync.Mutex // guards the fields below
 	master *server    // nil if it is not known
-	epoch  int64      // the epoch of the answer that named it
+	epoch  int64      // the epoch of the answer that named the master
 }
 
 // searchEvery bounds how long hasp uses a master that was demoted, but has not learned of it yet
@@ -55,7 +55,7 @@ func (t *sentinels) find(ctx context.Context, _ string) (*server, error) {
 	if at := t.known(); at != nil {
 		return at, nil
 	}
-	// Since the search, the server that it found has replied that it is not the master.
+	// After the search, the server that it had found replied that it is not the master.
 	return nil, errors.New("the master is being replaced")
 }
 
@@ -114,7 +114,7 @@ func (t *sentinels) search(ctx context.Context, timeout time.Duration) error {
 
 // ask queries one sentinel. It asks for the epoch first, so that the address is not older than the
 // epoch. A separate command asks for the address, because during a failover the reply with the
-// epoch still contains the old master's.
+// epoch still contains the old master's address.
 func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (claimed, error) {
 	var replies [2][]any
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
@@ -175,7 +175,7 @@ func (t *sentinels) newMaster(addr string) *server {
 	return newServerOf(t.d.pool(t.a, addr, setup))
 }
 
-// isMaster reports whether a reply to ROLE is that of a master.
+// isMaster reports whether a reply to ROLE comes from a master.
 func isMaster(role any) bool {
 	parts, _ := role.([]any)
 	return slices.Index(parts, any("master")) == 0

@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// maxShared is the most bytes of arguments that a command on a wire may have, because a server
-// closes the connection if it finds an argument too long.
+// maxShared is the most bytes of arguments that a command on a wire may have. A server closes the
+// connection if an argument is too long for it.
 const maxShared = 64 << 10
 
 // isLarge reports whether commands must have a connection of their own.
@@ -23,12 +23,12 @@ func isLarge(commands ...[]string) bool {
 }
 
 // hesitation is how long a caller may take to make a wire before the others stop waiting for it. If
-// they did not wait, many would take connections from the pool at once.
+// the others did not wait, many would take connections from the pool at once.
 const hesitation = 20 * time.Millisecond
 
-// share sends commands over the server's wire, and stores their replies. If there is none, it sends
-// the commands over a connection of the pool, and then makes that connection the wire. If there is
-// no wire in time, it only uses the pool.
+// share sends commands over the server's wire, and stores their replies. If there is no wire, share
+// sends them over a connection of the pool, and makes that connection the wire. If another caller
+// takes too long to make a wire, share only uses the pool.
 func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands ...[]string) {
 	// Try a second time if a wire was given up before it sent the command.
 	for range 2 {
@@ -82,8 +82,8 @@ func (s *Store) sendAndShare(ctx context.Context, at *server, replies []Reply, c
 }
 
 // startWire makes a wire of a connection that a call has used. took is how long the call lasted. If
-// the Store is being closed, startWire returns false. The new wire replaces another one, which ends
-// when its callers have their replies.
+// the Store is being closed, startWire returns false. If the server has a wire already, the new
+// wire replaces it, and the old one ends when its callers have their replies.
 func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool {
 	w := resp.NewWire(conn, took, s.always, func(ok bool) { at.pool.Put(conn, ok) })
 	reads := s.dialer.spawn(func() {

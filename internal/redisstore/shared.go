@@ -6,8 +6,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the shared holds of spinlock and pubsublock. fairlock writes the same
-// record, so readers of the three hold a key together. redlock writes it to each node.
+// This file has the shared holds of spinlock and pubsublock. fairlock writes the same record, so
+// readers with these three strategies hold a key together. redlock writes the record to each node.
 
 // IntentTTL is how long an intent keeps out new readers, unless the writer repeats the intent. It
 // is three times as long as the writer sleeps between attempts.
@@ -41,7 +41,7 @@ func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL str
 }
 
 // ReleaseShared releases a shared hold. If the release is to be published, publish is the message,
-// the channel, and the command that publishes. Otherwise it is empty.
+// the channel, and the command that publishes. Otherwise publish is empty.
 func (s *Store) ReleaseShared(ctx context.Context, c backend.Claim, publish ...string) error {
 	return s.Owned(s.Run(ctx, sharedReleaseScript, Call{
 		Keys: []string{LockKey(c.Key)},

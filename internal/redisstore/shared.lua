@@ -10,9 +10,9 @@ local function clock()
 	return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- readers removes the members of a shared record whose term has ended, and returns how many are
--- left. It returns 0 if the key is free, and nil if it has another value. A set is a shared record
--- only if it has an end and its first member begins with a token and '#'.
+-- readers removes from a shared record the members whose term has ended, and returns how many are
+-- left. It returns 0 if the key is free, and nil if the key has another value. A set is a shared
+-- record only if it has an end and its first member begins with a token and '#'.
 local function readers(lock, now)
 	local first = redis.pcall('ZRANGE', lock, '0', '0')
 	if first.err then
@@ -25,7 +25,7 @@ local function readers(lock, now)
 	return redis.call('ZCARD', lock)
 end
 
--- fit sets the time to live of a shared record, which has members, to its latest term.
+-- fit lets a shared record, which has at least one member, expire with its latest term.
 local function fit(lock, now)
 	local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
 	redis.call('PEXPIRE', lock, string.format('%.0f', math.max(tonumber(last[2]) - now, 1)))

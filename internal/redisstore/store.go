@@ -30,8 +30,8 @@ type Store struct {
 	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
 	dialer    *dialer  // nil if the caller of hasp passed the client
 
-	// recalled has the record of the last hold of each key for which Recall has sent a message. One
-	// message for a hold is enough, and a refused caller may ask very often.
+	// recalled has, for each key, the record of the last hold for which Recall has sent a message.
+	// One message for a hold is enough, and a refused caller may ask very often.
 	mu       sync.Mutex // guards recalled
 	recalled map[string]string
 
@@ -70,11 +70,11 @@ type server struct {
 	waits   waitBatch                 // for holds that replicas must confirm
 	wire    atomic.Pointer[resp.Wire] // the shared connection; nil if there is none
 
-	// making is the context of the caller that makes a wire. It ends when that caller has made one,
-	// or has failed, or after hesitation. It is nil if no caller makes a wire.
+	// making is the context of the caller that makes a wire. It ends after hesitation, or earlier,
+	// when that caller has made the wire or has failed. making is nil if no caller makes a wire.
 	making atomic.Pointer[context.Context]
 
-	unused time.Time // when it was first found without slots, or zero; its cluster's mu guards it
+	unused time.Time // when the server was first found without slots, or zero; the cluster's mu guards unused
 }
 
 // newServer returns a server without connections.
@@ -122,8 +122,8 @@ func New(rdb redis.UniversalClient) *Store {
 	return s
 }
 
-// subscribe makes the Subscriber. reload makes the Store find out soon where the channels are; it
-// is nil if they cannot move.
+// subscribe makes the Subscriber. reload starts a search for the servers of the channels; it is nil
+// if channels cannot move.
 func (s *Store) subscribe(reload func()) {
 	s.Subscriber = pubsub.New(pubsub.Config{
 		Server: func(ctx context.Context, slotKey string) (resp.Server, error) {

@@ -20,8 +20,7 @@ const Mark = "#"
 // Owner returns the owner in a record. If the value is not a record of hasp's, it
 // returns an empty string.
 func Owner(record string) string {
-	// A value of another program may contain Mark. It is a record only if a token
-	// precedes Mark.
+	// A value of another program may contain Mark. It is a record only if a token precedes Mark.
 	if token, owner, ok := strings.Cut(record, Mark); ok && isToken(token) {
 		return owner
 	}
@@ -42,7 +41,7 @@ func isToken(text string) bool {
 // Found is a script's report on a key: {PTTL, start of the record, fence}. If the record is
 // shared, members of it follow, and the start of the record is empty.
 type Found struct {
-	Record  string   // its start; empty if the key is free
+	Record  string   // its start; empty if the key is free or the record is shared
 	Members []string // the starts of the members of a shared record
 	pttl    int64
 	fence   string
@@ -156,7 +155,7 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 // Granted decodes the reply of a script that takes a hold. If the key is held and may linger,
 // Granted asks the holder for it. The reply is one of these:
 //
-//   - 1 is a grant without a fence, and a text is the fence of a grant that wants one.
+//   - 1 is a grant without a fence. A text is a grant with that fence.
 //   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
 //     a member of it follows.
 //   - {-1} means that the value of the fence counter is not a number that hasp wrote.
@@ -182,8 +181,9 @@ func (s *Store) Granted(ctx context.Context, reply any, c backend.Claim) (backen
 	return backend.Grant{}, s.Unexpected(reply)
 }
 
-// Recalls is that of [backend.Recaller]. Each Client has a channel of its own. On a cluster the
-// channel's slot follows from the Client's ID, because no script publishes on it.
+// Recalls implements [backend.Recaller]. Each Client has a channel of its own. On a cluster the
+// Client's ID decides the channel's slot. It need not be the slot of a lock, because no script
+// publishes on the channel.
 func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) error {
 	channel := DerivedKey("recall", id)
 	_, err := s.Listen(ctx, channel, channel, func(key string, again bool) {
@@ -197,9 +197,9 @@ func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) erro
 // maxRecalled is the most keys in Store.recalled; when there are more, all are forgotten.
 const maxRecalled = 256
 
-// Recall asks the Client that holds key for it, if the holder's token says that the key may linger.
-// record begins with the token. If the user may not publish, or the message is lost, the caller
-// waits for the end of the linger.
+// Recall asks the Client that holds key to release it, if the holder's token says that the key may
+// linger. record begins with the token. If the user may not publish, or the message is lost, the
+// caller waits for the end of the linger.
 func (s *Store) Recall(ctx context.Context, record, key string) {
 	id, ok := backend.RecallID(record)
 	if !ok || !isToken(id) {

@@ -13,9 +13,9 @@ import (
 // lingering is how long a channel without listeners is kept.
 const lingering = time.Second
 
-// keep moves each channel to the server that has its slot now, and ends when there are no channels.
-// It runs once a second, which is enough because waiters poll meanwhile, and spares a server that
-// cannot be used.
+// keep moves each channel, once a second, to the server that has its slot now. It ends when there
+// are no channels. Waiters poll meanwhile, and more searches would burden a server that cannot be
+// used.
 func (b *Subscriber) keep() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
@@ -68,7 +68,7 @@ func (b *Subscriber) removeUnused() []*channel {
 }
 
 // find moves ch to the server that has its slot now. Otherwise ch could stay at a server that has
-// become a replica, whose subscribers a PUBLISH on the master does not count.
+// become a replica. A PUBLISH on the master does not count the subscribers of a replica.
 func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	// Do not hold mu, because this may need a call.
 	server, err := b.server(ctx, ch.slotKey)
@@ -85,9 +85,9 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	case lost || ch.link.server != server || ch.state == isRefused:
 		b.placeLocked(ch, server)
 		if lost {
-			// Search again: when the channel lost its link, the store may have asked a server that
-			// did not know yet that the slot has moved. The old server, now a replica, confirms the
-			// subscription, so nothing else would show the mistake.
+			// Search again, because the store may have asked a server that did not know yet that
+			// the slot has moved. The old server, now a replica, confirms the subscription, so
+			// nothing else would show the mistake.
 			b.reload()
 		}
 	}
@@ -116,7 +116,7 @@ func (b *Subscriber) movedLocked(ch *channel) {
 	b.reload()
 }
 
-// reload makes the store find out where the channels are. It does not wait for that.
+// reload makes the store search for the servers of the channels, and does not wait.
 func (b *Subscriber) reload() {
 	if b.store.Reload != nil {
 		b.store.Reload()
@@ -124,22 +124,22 @@ func (b *Subscriber) reload() {
 }
 
 // server returns the server that has the slot of slotKey, on which scripts publish. On a cluster it
-// also asks that server whether channels are in slots, and sets that once, because all clients that
-// publish and subscribe must agree.
+// also asks that server whether channels are in slots, and keeps the first answer, because all
+// clients that publish and subscribe must agree.
 func (b *Subscriber) server(ctx context.Context, slotKey string) (resp.Server, error) {
 	server, err := b.store.Server(ctx, slotKey)
 	if err != nil || !b.store.Cluster || b.sharded.Load() != nil {
 		return server, err
 	}
 
-	// The command lacks its arguments, so it has no effect, and is answered even by a server that
-	// loads its data. Without a reply the kind stays unknown, and the next call asks again.
+	// The command lacks its arguments, so it has no effect, and even a server that loads its data
+	// answers it. Without a reply sharded stays nil, and the next call asks again.
 	err = server.Pipeline(ctx, []string{"spublish"})[0].Err
 	if err != nil && !resp.IsReply(err) {
 		return server, err
 	}
 	sharded := err == nil || !strings.Contains(err.Error(), "unknown command")
-	// While a cluster is upgraded, two callers may learn different kinds. The first counts.
+	// While a cluster is upgraded, two callers may get different answers. The first one counts.
 	b.sharded.CompareAndSwap(nil, &sharded)
 	return server, nil
 }
@@ -149,7 +149,7 @@ func (b *Subscriber) server(ctx context.Context, slotKey string) (resp.Server, e
 // has slotKey. If that fails, Sharded returns false, and a message may be lost.
 func (b *Subscriber) Sharded(ctx context.Context, slotKey string) bool {
 	if b.store.Cluster && b.sharded.Load() == nil {
-		_, _ = b.server(ctx, slotKey) // only learns the kind; without it, isSharded reports false
+		_, _ = b.server(ctx, slotKey) // if this fails, isSharded reports false
 	}
 	return b.isSharded()
 }

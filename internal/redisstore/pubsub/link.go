@@ -88,8 +88,8 @@ func (k *link) run() {
 }
 
 // write sends commands until the link ends, and then closes the connection, which ends the read in
-// progress. Only the writer may close it: Close of a PubSub takes the same lock as a write, and
-// could block.
+// progress. Only the writer closes the connection, because Close of a PubSub takes the same lock as
+// a write, and could block.
 func (k *link) write() {
 	defer k.conn.Close()
 	ticker := time.NewTicker(tickEvery)
@@ -147,8 +147,8 @@ func (k *link) read() error {
 			return err
 		}
 
-		// Replies come in the order of the commands, so after one that does not fit, later ones
-		// cannot be assigned either.
+		// Replies come in the order of the commands, so after a reply that does not fit, later
+		// replies cannot be assigned either.
 		if !k.handle(kind, name, payload, err) {
 			return errOutOfStep
 		}
@@ -157,13 +157,13 @@ func (k *link) read() error {
 
 // handle processes a message, the answer to a command, or, on a cluster, the end of a subscription
 // whose slot has moved. If the server has refused the command, refusal is its reply, and name is
-// empty. handle reports false if it is none of these.
+// empty. For anything else, handle reports false.
 func (k *link) handle(kind, name, payload string, refusal error) bool {
 	b := k.b
 	b.mu.Lock()
 	var to []*Listener
 	again := false
-	// Not under mu, because receive may call the Subscriber. But deliver before the next read, so
+	// Deliver without mu, because receive may call the Subscriber. Deliver before the next read, so
 	// that a Listener learns that messages may be missing before it receives the first message of
 	// the new subscription.
 	defer func() {

@@ -1,8 +1,7 @@
-// Package pubsub subscribes to channels of a Redis, over one connection to each
-// server.
+// Package pubsub subscribes to channels of a Redis, over one connection to each server.
 //
 // A Subscriber has a channel for each name, and a link for each server that has channels. Each
-// subscription is a command of its own. Replies come in the order of the commands, so each tells
+// subscription is a command of its own. Replies come in the order of the commands, so each reply is
 // about one channel.
 package pubsub
 
@@ -24,8 +23,7 @@ type Config struct {
 	// Server returns the server that has the slot of a key.
 	Server func(ctx context.Context, slotKey string) (resp.Server, error)
 
-	// Cluster reports whether the servers are a cluster, whose channels may be in
-	// slots.
+	// Cluster reports whether the servers are a cluster, whose channels may be in slots.
 	Cluster bool
 
 	// Reload makes the store find out soon which server has which slot, or which server
@@ -108,9 +106,8 @@ func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receiv
 	return l, nil
 }
 
-// Subscribe is Listen for a caller that can work without a subscription. If it
-// returns an error, the Listener retries until it is closed, and receive("", true)
-// reports each confirmation.
+// Subscribe is Listen for a caller that can work without a subscription. If it returns an error,
+// the Listener retries until it is closed, and receive("", true) reports each confirmation.
 func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
 	l := &Listener{receive: receive, sub: b, settled: make(chan error, 1)}
 	b.join(ctx, l, channel, slotKey)
@@ -131,9 +128,8 @@ func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, rec
 	return l, err
 }
 
-// Command returns the command that publishes to the Listener, PUBLISH or
-// SPUBLISH. It returns an empty string unless the subscription is confirmed, on
-// a connection that is not known to be lost.
+// Command returns the command that publishes to the Listener, PUBLISH or SPUBLISH. It returns an
+// empty string unless the subscription is confirmed, on a connection that is not known to be lost.
 func (l *Listener) Command() string {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
@@ -204,8 +200,8 @@ func (b *Subscriber) Close() {
 	}
 }
 
-// join adds l to the channel of a name, and subscribes to the channel if it is new. If its server
-// is not found, keep goes on searching.
+// join adds l to the channel of a name, and subscribes to the channel if it is new. If the
+// channel's server is not found, keep goes on searching.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) {
 	// Do not hold mu, because this may need a call. Ignore an error if the channel already has a
 	// subscription, or waits for one.
@@ -249,7 +245,7 @@ func (l *Listener) settleLocked(err error) {
 	}
 }
 
-// settleLocked ends the calls of Listen that wait for ch. They return err. It returns the other
+// settleLocked makes the calls of Listen that wait for ch return err, and returns the other
 // Listeners.
 func (ch *channel) settleLocked(err error) (others []*Listener) {
 	for _, l := range ch.listeners {

@@ -33,7 +33,7 @@ type Pool struct {
 
 	mu   sync.Mutex     // guards the fields below
 	idle []*Conn        // the one that was used last is at the end
-	all  map[*Conn]bool // those in use and idle, and those of Connect
+	all  map[*Conn]bool // the connections in use and idle, and those that Connect made
 }
 
 // NewPool returns a Pool of up to size connections. dial makes one. The Pool ends with ctx. The
@@ -208,7 +208,7 @@ type Conn struct {
 	net.Conn              // is read and written
 	base      net.Conn    // the connection below the TLS, or Conn itself
 	addr      string      // of the server
-	Run       string      // the run of the server, if the dialer has asked for it
+	Run       string      // the run ID of the server, if the dialer has asked for it
 	isQuiet   func() bool // reports whether base is open and has no bytes to read; nil if that is not known
 	interrupt func()      // ends a read or a write at once
 	in        *reader
@@ -241,15 +241,15 @@ func (c *Conn) Close() error { return c.base.Close() }
 type Reply struct {
 	Value any
 	Err   error
-	Run   string // Conn.Run of the connection, which leads to one run of one server
+	Run   string // Conn.Run of the connection on which the reply arrived
 }
 
 // past is a deadline that ends a read or a write at once.
 var past = time.Unix(1, 0)
 
-// Do sends commands in one write, and stores their replies. If ctx ends first, the error is
-// os.ErrDeadlineExceeded, and the outcome is unknown. good is false if the connection must not be
-// used again.
+// Do sends commands in one write, and stores their replies. The outcome of a command without a
+// reply is unknown. If ctx ends first, its error is os.ErrDeadlineExceeded. good is false if the
+// connection must not be used again.
 func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (good bool) {
 	// The connection enforces the deadline. Set it before an interrupt can set another one.
 	parent, quit, deadline := lazyctx.Split(ctx)
@@ -293,8 +293,8 @@ func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (g
 	return good
 }
 
-// leadsAstray reports whether the error of a reply means that another server has taken over the
-// address, to which only a new connection leads.
+// leadsAstray reports whether the error of a reply means that the address now leads to another
+// server, which only a new connection reaches.
 func (c *Conn) leadsAstray(err error) bool {
 	to, moved := redis.IsMovedError(err)
 	return moved && to == c.addr || IsReadOnly(err)

@@ -4,5 +4,5 @@ package resp
 
 import "syscall"
 
-// quietOf returns nil, because this system does not tell.
+// quietOf returns nil, because this system cannot report that.
 func quietOf(syscall.RawConn) func() bool { return nil }

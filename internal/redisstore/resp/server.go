@@ -93,8 +93,8 @@ type passed struct{ rdb redis.UniversalClient }
 // Passed returns the Server of a client that the caller passed.
 func Passed(rdb redis.UniversalClient) Server { return passed{rdb} }
 
-// Pipeline makes a pipeline even of one command, because a client has a second pool for pipelines,
-// in which a renewal does not queue behind callers that want locks.
+// Pipeline makes a pipeline even of one command. A client has a second pool for pipelines, where a
+// renewal does not queue behind callers that want locks.
 func (s passed) Pipeline(ctx context.Context, commands ...[]string) []Reply {
 	pipe := s.rdb.Pipeline()
 	cmds := make([]Command, len(commands))

@@ -17,8 +17,8 @@ import (
 // together, and the replies are read together. When no caller uses the wire any more, the
 // connection goes back to its pool.
 //
-// A caller leaves when its context ends, without an effect on others. If its command is not written
-// yet, it is not sent. If it is written, its reply is dropped. No caller blocks in a read or a
+// A caller leaves when its context ends, without an effect on others. If the caller's command is
+// not written yet, it is not sent. Otherwise the reply is dropped. No caller blocks in a read or a
 // write: one goroutine writes while there are commands, and one reads as long as the wire exists.
 //
 // A wire that is over takes no more commands, and ends when no caller waits for a reply any more.
@@ -76,7 +76,7 @@ type request struct {
 	name  string          // of the command
 	out   []byte          // the command, encoded
 	until time.Time       // when the caller leaves; zero if it has no deadline
-	quit  context.Context // the caller leaves within a tick of its end
+	quit  context.Context // when quit ends, the caller leaves within a tick
 	sent  time.Time       // when the command was written
 	met   atomic.Bool     // set by the reply and by a caller that leaves
 	done  chan Reply      // has room for one, so that answer never blocks
@@ -130,10 +130,10 @@ func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (se
 // receive returns the reply to a request. If the wire is over, it returns ErrUnsent.
 func (w *Wire) receive(parent context.Context, r *request) Reply {
 	// The reader ends the request at its deadline, and soon after the end of quit. So the caller needs
-	// no timer, and callers of one Client do not all wait for one more channel.
+	// no timer, and does not wait for quit, which all callers of a Client share.
 	select {
 	case reply := <-r.done:
-		if reply.Err != ErrNoReply { // after which the wire still has r in the place of its reply
+		if reply.Err != ErrNoReply { // after ErrNoReply, the wire still keeps r for a late reply
 			*r = request{done: r.done, out: r.out[:0]}
 			w.requests.Put(r)
 		}

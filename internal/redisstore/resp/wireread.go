@@ -27,11 +27,10 @@ const (
 	silence    = 3 * time.Second
 )
 
-// wireBuffer is the size of the buffer for replies. It holds those of hundreds of callers.
+// wireBuffer is the size of the buffer for replies. It holds the replies of hundreds of callers.
 const wireBuffer = 32 << 10
 
-// Read passes replies to their callers until the wire ends. One goroutine calls
-// Read, and then End.
+// Read passes replies to their callers until the wire ends. One goroutine calls Read, and then End.
 func (w *Wire) Read() {
 	_ = w.checkTime() // replaces the deadline that the last call on the connection set
 	in := newReader(wireReader{w}, wireBuffer)
@@ -66,7 +65,7 @@ func (w *Wire) readNext(in *reader) (Reply, error) {
 		return Reply{}, err
 	}
 	w.inReply = true
-	// Look at begin before reply overwrites the buffer that begin is a part of.
+	// Read begin before reply overwrites the buffer that begin is a part of.
 	isStatus := begin[0] == '+'
 
 	reply, err := in.reply()
@@ -93,7 +92,7 @@ func canReply(name string, status any) bool {
 	return true
 }
 
-// replyIsDue reports whether a command is outstanding. The reply is that of due[answered].
+// replyIsDue reports whether a command is outstanding. If so, the reply belongs to due[answered].
 func (w *Wire) replyIsDue() bool {
 	if w.answered < len(w.due) {
 		return true
@@ -213,8 +212,8 @@ func (w *Wire) End() {
 	}
 	w.back(good)
 
-	// Wait until the writer has ended, because only then w.sent changes no more. If the writer
-	// hangs in a write, the closed connection ends it.
+	// Wait until the writer has ended, because until then w.sent may change. If the writer hangs in
+	// a write, the closed connection ends it.
 	w.writers.Wait()
 	for _, r := range append(w.due[w.answered:], w.sent...) {
 		r.answer(Reply{Err: w.over})
