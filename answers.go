@@ -50,8 +50,8 @@ func (ln *line) outageLocked(since instant) time.Duration {
 	return time.Duration(ln.q.clock.awake() - max(ln.outage, since))
 }
 
-// staleLocked reports whether answer is an ErrHeld that is too old to report: attempts have had no
-// answer for a third of Timeout, so the store may hang.
+// staleLocked reports whether answer is an ErrHeld that is too old to report. It is if attempts
+// have had no answer for a third of Timeout, because the store may hang.
 func (ln *line) staleLocked(answer error) bool {
 	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && time.Duration(ln.q.clock.awake()-ln.unanswered) >= ln.q.opts.Timeout/3
 }

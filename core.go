@@ -265,7 +265,7 @@ type store struct {
 //
 // The Traits decide how f runs. If Reach is Process, nothing interrupts f, so direct runs f and
 // waits. If the driver's calls end with their context (Cancellation), direct runs f on the caller's
-// goroutine, and the context of f ends when call must return. Otherwise the function run starts f
+// goroutine. Then the context of f ends when call must return. Otherwise the function run starts f
 // on a goroutine of its own, and leaves that goroutine behind if call must return first.
 func call[T any](s *store, ctx context.Context, bound time.Duration,
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {

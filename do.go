@@ -340,10 +340,10 @@ const (
 // two calls of fn run at the same time. After an outage, Lead tries again after a pause of up to a
 // second. Options.Observe reports outages and losses, and [Client.Inspect] shows who leads.
 //
-// fn's context ends when ctx ends, and when the lease is lost, at the lease's deadline at the
+// fn's context ends when ctx ends. It also ends when the lease is lost, at its deadline at the
 // latest. lease.Err tells the two apart: it returns ErrLost after a loss, and nil if only ctx has
 // ended. As with [Do], the lease is renewed until fn has returned, so that no successor starts
-// while fn cleans up, and the key is unlocked if fn panics. If the lease is lost while fn cleans up
+// while fn cleans up. If fn panics, the key is unlocked. If the lease is lost while fn cleans up
 // after the end of ctx, the error matches ErrLost. If fn ignores its context after a loss, it runs
 // beside the next leader, and only a fence stops its writes.
 func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {

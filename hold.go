@@ -90,8 +90,8 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now instant, 
 	h := &hold{renewer: r, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
 
 	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
-	// a Waiter has granted less than a whole term, the start of the term is not known, so the time
-	// until the renewal counts from now. If the driver is Ordered, it handed the key over by a
+	// a Waiter has granted less than a whole term, the start of the term is not known. Then the
+	// time until the renewal counts from now. If the driver is Ordered, it handed the key over by a
 	// message, which also confirms the hold now.
 	began := until.add(-term)
 	since := min(max(start, began), now)

@@ -125,9 +125,9 @@ func (l *Lease) expire() {
 func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
 
 // Context returns the context of the lease, a child of Lock's context. When the lease is lost, the
-// context ends with a [*LostError] as its cause: at the lease's deadline at the latest, whether or
-// not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's Close with
-// cause ErrClosed. When Lock's context ends, this context ends with the same cause.
+// context ends with a [*LostError] as its cause. It ends at the lease's deadline at the latest,
+// whether or not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's
+// Close with cause ErrClosed. When Lock's context ends, this context ends with the same cause.
 //
 // If Lock's context was derived from the context of another lease, the end of that lease ends this
 // context too, with the same cause. [Lease.Err] says whether this lease itself has ended.
@@ -188,10 +188,10 @@ func (l *Lease) countMinHold() {
 //
 // ErrLost, which is a [*LostError] with the reason, means that the lease was lost before: another
 // caller may have held the key since. ErrReleased means that Unlock has succeeded before. After
-// ErrUnavailable the outcome is unknown: the lease has ended and is no longer renewed, and until
-// Close the Client repeats the release in the background. Call Unlock again, before the term ends,
-// to learn the outcome. ErrClosed means that Close had stopped waiting for the holder: the key is
-// free when its term ends, at the latest.
+// ErrUnavailable the outcome is unknown: the lease has ended and is no longer renewed. Until Close,
+// the Client repeats the release in the background. Call Unlock again, before the term ends, to
+// learn the outcome. ErrClosed means that Close had stopped waiting for the holder: the key is free
+// when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
 	if ends && l.hold.renewer.opts.Observe != nil {
@@ -470,9 +470,9 @@ func (x *leaseContext) Value(key any) any {
 	return x.Context.Value(key)
 }
 
-// Held reports whether key is held by a lease whose context ctx is or derives from, such as the
-// lease of a [Do] around the caller. A function that needs the lock can check that it has it. The
-// lease may be of any Client; with WithSlots it has one slot of key.
+// Held reports whether a lease holds key whose context is ctx or a parent of ctx, such as the lease
+// of a [Do] around the caller. A function that needs the lock can check that it has it. The lease
+// may be of any Client; with WithSlots it has one slot of key.
 func Held(ctx context.Context, key string) bool {
 	x, _ := ctx.Value(leaseKey).(*leaseContext)
 	if x == nil {

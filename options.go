@@ -204,11 +204,11 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner, so that a
-// short job runs once per tick although clocks differ. Unlock does not wait: the lease ends, but
-// the store keeps the key until d is over, even if the process ends. Meanwhile others get ErrHeld
-// as a [HeldError] whose RetryAfter is the rest of d, and whose Owner is the last holder. Break
-// frees the key sooner.
+// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner. So a short
+// job runs once per tick although clocks differ. Unlock does not wait: the lease ends, but the
+// store keeps the key until d is over, even if the process ends. Meanwhile others get ErrHeld as a
+// [HeldError] whose RetryAfter is the rest of d, and whose Owner is the last holder. Break frees
+// the key sooner.
 //
 // The min hold has no effect until Unlock reaches the store. If the holder dies before Unlock, if
 // the lease is lost, or if the store cannot be reached until the term ends, the key is free after
@@ -262,9 +262,9 @@ func WithoutRenewal() Option {
 }
 
 // WithoutReentry makes the caller wait for the key even if its context derives from a lease that
-// holds the key, so that goroutines started under a lease exclude one another. The call cannot get
-// the key before the outer lease is unlocked, so do not put that Unlock after the call. The end of
-// the outer lease also ends the context of the new one, unless you pass context.WithoutCancel(ctx).
+// holds the key. So goroutines started under a lease exclude one another. The call cannot get the
+// key before the outer lease is unlocked, so do not put that Unlock after the call. The end of the
+// outer lease also ends the context of the new one, unless you pass context.WithoutCancel(ctx).
 func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }

@@ -126,9 +126,9 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
-	// The first caller asks the store. If the driver is Ordered, the others ask as well, except a
-	// TryLock: one of the other callers in the line has the key or waits for it. But in an outage a
-	// TryLock asks too.
+	// The first caller asks the store. If the driver is Ordered, the others ask as well. A TryLock
+	// does not: another caller in the line has the key or waits for it. But in an outage a TryLock
+	// asks too.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0
@@ -381,7 +381,7 @@ func (ln *line) lastLeavesLocked() {
 // contended holds the keys that the store has refused lately.
 //
 // With an Ordered driver, a caller that wants such a key joins the driver's queue without an
-// attempt, because callers of other Clients could join the queue during the attempt. With another
+// attempt. During an attempt, callers of other Clients could join the queue first. With another
 // driver, a caller that comes back right after its Unlock leaves the key to other Clients for a
 // gap. Otherwise it would take the key before the Clients that the release has woken, or that poll.
 type contended map[string]contention

@@ -119,9 +119,9 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 }
 
 // look makes one attempt at each slot, from the slot first on, until it gets one. If all slots are
-// held, retry is the shortest rest of a holder's term, or 0 if no rest is known, and err is the
-// answer for that slot. If there is no answer for one slot, look goes on. If there is no answer for
-// a second slot, look ends.
+// held, retry is the shortest rest of a holder's term, and err is the answer for that slot. If no
+// rest is known, retry is 0. If there is no answer for one slot, look goes on. If there is no
+// answer for a second slot, look ends.
 func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
 	var outage error  // the error for the first slot without an answer
@@ -158,8 +158,8 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// looks records that a caller looks for a slot of key, or, if on is false, that it does so no longer.
-// freed receives a slot that may have become free.
+// looks records that a caller looks for a slot of key. If on is false, the caller does so no
+// longer. freed receives a slot that may have become free.
 func (q *queue) looks(key string, freed chan int, on bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -167,7 +167,7 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 	return nil, err
 }
 
-// over records the outcome of a call that returned err, and reports whether the wait is over, and
+// over records the outcome of a call that returned err. It reports whether the wait is over, and
 // with which error. sent is when the call began, by clock.awake; for a driver's Wait, it is the
 // result of outageOf. last is true if the call was meant to be the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
