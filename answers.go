@@ -10,8 +10,8 @@ import (
 
 // answers is what the store has answered to the callers of a line.
 type answers struct {
-	// last says why the head, or the last head, did not get the key: the store's ErrHeld, or an
-	// outage. It is errHeldHere if the last head had the key, and nil if nothing is known.
+	// last says why the head, or the head before it, did not get the key: the store's ErrHeld, or
+	// an outage. It is errHeldHere if the head before had the key, and nil if nothing is known.
 	last error
 
 	// Both are by clock.awake, and 0 if the store has answered since.
@@ -20,7 +20,7 @@ type answers struct {
 }
 
 // answeredLocked records that a call that began at sent, by clock.awake, failed with err: ErrHeld,
-// or an outage.
+// or an outage, such as a broken connection or a timeout.
 func (ln *line) answeredLocked(err error, sent instant) {
 	ln.last, ln.unanswered = err, 0
 	if !errors.Is(err, ErrHeld) {
@@ -31,8 +31,8 @@ func (ln *line) answeredLocked(err error, sent instant) {
 	ln.q.contended.note(ln.key, ln.q.clock.now())
 }
 
-// unansweredLocked records that a call that began at sent, by clock.awake, ended with its caller's
-// context, without an answer.
+// unansweredLocked records that the end of its caller's context ended a call before an answer. The
+// call began at sent, by clock.awake.
 func (ln *line) unansweredLocked(sent instant) {
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
 	if ln.staleLocked(ln.last) {
@@ -40,9 +40,9 @@ func (ln *line) unansweredLocked(sent instant) {
 	}
 }
 
-// outageLocked returns how long the line's outage has lasted, or 0 if there is none. The time counts
-// from the begin of the outage, or from since if that is later. since is when the caller arrived, by
-// clock.awake.
+// outageLocked returns how long the line's outage has lasted, or 0 if there is no outage. The time
+// counts from the start of the outage, or from since if since is later. since is when the caller
+// arrived, by clock.awake.
 func (ln *line) outageLocked(since instant) time.Duration {
 	if ln.outage == 0 {
 		return 0
@@ -50,15 +50,15 @@ func (ln *line) outageLocked(since instant) time.Duration {
 	return time.Duration(ln.q.clock.awake() - max(ln.outage, since))
 }
 
-// staleLocked reports whether answer is an ErrHeld that is too old to report: attempts have had no
-// answer for a third of Timeout, so the store may hang.
+// staleLocked reports whether answer is an ErrHeld that is too old to report. It is if attempts
+// have had no answer for a third of Timeout, because the store may hang.
 func (ln *line) staleLocked(answer error) bool {
 	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && time.Duration(ln.q.clock.awake()-ln.unanswered) >= ln.q.opts.Timeout/3
 }
 
-// refusalLocked returns why a caller in line does not have the key. It is a HeldError if this
-// Client holds the key, and otherwise the store's last answer to the head. It is nil if there is no
-// answer, or if the answer is too old.
+// refusalLocked returns why a caller in line does not have the key. If this Client holds the key,
+// the reason is a HeldError, and otherwise the store's last answer to the head. If there is no
+// answer, or it is too old, refusalLocked returns nil.
 func (ln *line) refusalLocked() error {
 	switch {
 	case ln.hold != nil:

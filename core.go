@@ -36,7 +36,7 @@ type core struct {
 	mu      sync.Mutex
 	calls   int        // goroutines of this Client, plus calls in flight other than Lock and TryLock
 	stopped bool       // Close has stopped waiting and closes the driver, so no goroutine may start
-	changed *sync.Cond // signals when a count or a state changes that Close or an Unlock waits for
+	changed *sync.Cond // signals the change of a count or a state for which Close or an Unlock waits
 }
 
 func newCore(opts Options, traits backend.Traits) *core {
@@ -70,8 +70,7 @@ func (c *core) leave() {
 	c.changed.Broadcast()
 }
 
-// spawn runs f on a goroutine that Close waits for. If Close has stopped waiting, spawn returns
-// false instead.
+// spawn runs f on a goroutine that Close waits for. If Close has stopped waiting, it returns false.
 func (c *core) spawn(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -90,10 +89,9 @@ func (c *core) spawnLocked(f func()) bool {
 	return true
 }
 
-// noteTrip records that a call that was answered took d.
+// noteTrip records that an answered call took d.
 func (c *core) noteTrip(d time.Duration) {
-	// If a call lasted longer than Timeout, ignore it: the machine or the process was stopped
-	// meanwhile.
+	// Ignore a call that lasted longer than Timeout: the machine or the process was stopped.
 	if d > c.opts.Timeout {
 		return
 	}
@@ -104,7 +102,7 @@ func (c *core) noteTrip(d time.Duration) {
 	c.trip.Store(trip)
 }
 
-// roundTrip returns about how long one call takes, or 0 if there was none.
+// roundTrip returns about how long one call takes, or 0 if no call was answered yet.
 func (c *core) roundTrip() time.Duration { return time.Duration(c.trip.Load()) }
 
 // answerTime returns how long a healthy store may take to answer.
@@ -115,8 +113,7 @@ func (c *core) answerTime() time.Duration {
 // settle waits until cond returns true, but not past end. It calls cond with mu held.
 func (c *core) settle(end time.Time, cond func() bool) {
 	timer := time.AfterFunc(time.Until(end), func() {
-		// Hold mu, so that the signal does not come between the check of the time and the Wait
-		// below.
+		// Hold mu, so that the signal cannot come after the check of the time and before the Wait.
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.changed.Broadcast()
@@ -174,9 +171,9 @@ func (t instant) add(d time.Duration) instant {
 // clock is Go's monotonic clock plus the time for which the machine has slept. Inside a synctest
 // bubble, Go's clock is virtual.
 //
-// Only the method read reads the time of sleep, and at most once a millisecond, because that takes
-// system calls. The engine calls read around calls that acquire or renew a hold, in Lease.Err, and
-// once a second while leases are held. The method now uses the last reading.
+// Only the method read reads the time of sleep, and at most once a millisecond, because a reading
+// takes system calls. The engine calls read around calls that acquire or renew a hold, in
+// Lease.Err, and once a second while leases are held. The method now uses the last reading.
 type clock struct {
 	base      time.Time            // just before the clock was created
 	suspended func() time.Duration // returns how long the machine has slept since its boot; only the growth counts
@@ -208,7 +205,7 @@ func (k *clock) now() instant {
 // awake returns the present time without the time of sleep.
 func (k *clock) awake() instant { return instant(time.Since(k.base)) }
 
-// minSuspend is the shortest suspend that counts, because readings of two clocks may differ by less
+// minSuspend is the shortest suspend that counts. Readings of two clocks may differ by less even
 // without a suspend.
 const minSuspend = int64(time.Millisecond)
 
@@ -222,14 +219,14 @@ func (k *clock) read() (now instant, slept int64) {
 	}
 
 	seen := int64(k.suspended() - k.before)
-	// Store only a larger value, because instants must not go back, and another goroutine may store
-	// one meanwhile.
+	// Store seen only if it is larger, because instants must not go back, and another goroutine may
+	// have stored a larger value meanwhile.
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
-	k.nextCheck.Store(awake + int64(checkInterval)) // after slept is stored, because another goroutine would use the old value
+	k.nextCheck.Store(awake + int64(checkInterval)) // only after slept is stored; otherwise another goroutine would use the old slept
 	slept = k.slept.Load()
-	return instant(int64(time.Since(k.base)) + slept), slept // the same slept in both
+	return instant(int64(time.Since(k.base)) + slept), slept // both results include the same slept
 }
 
 // at converts t, a time by this process's clock, to an instant. slept is how long the machine had
@@ -254,23 +251,22 @@ const grace = 10 * time.Millisecond
 // errLeft is run's error if leave was closed before the call ended.
 var errLeft = errors.New("left")
 
-// store calls the driver. It bounds each call, so that the call ends even if the store does not
-// answer.
+// store calls the driver. It bounds each call, so that the call ends even if no answer comes.
 type store struct {
 	*core
 	driver backend.Driver
 	waiter backend.Waiter // driver, or nil if it is no Waiter
-	waker  backend.Waker  // driver, or nil if it is no Waker
+	waker  backend.Waker  // driver, or nil if it is no Waker or is a Waiter
 }
 
 // call runs f, which makes one call to the store, with the values of ctx. It returns when f
 // returns, when bound has passed, or when ctx ends, whichever is first. If late is not nil, call
 // also returns when Close begins. If call returns before f does, late receives the outcome of f.
 //
-// The Traits decide how. If Reach is Process, nothing interrupts f, so direct runs it and waits. If
-// the driver's calls end with their context (Cancellation), direct runs f on the caller's goroutine,
-// and the context of f ends when call must return. Otherwise the function run starts f on a
-// goroutine of its own. If call must return before f does, it leaves that goroutine behind.
+// The Traits decide how f runs. If Reach is Process, nothing interrupts f, so direct runs f and
+// waits. If the driver's calls end with their context (Cancellation), direct runs f on the caller's
+// goroutine. Then the context of f ends when call must return. Otherwise the function run starts f
+// on a goroutine of its own, and leaves that goroutine behind if call must return first.
 func call[T any](s *store, ctx context.Context, bound time.Duration,
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
 	var closing context.Context
@@ -295,8 +291,8 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 	return v, err
 }
 
-// prompt reports whether direct can make a call of the driver: the call ends with its context, if
-// that is ctx with a deadline, or the store is in this process.
+// prompt reports whether direct can make a call of the driver. It can if the store is in this
+// process, or if a call whose context is ctx with a deadline ends with that context.
 func (s *store) prompt(ctx context.Context) bool {
 	ends := s.traits.Cancellation
 	return ends == backend.CancelPrompt || ends == backend.CancelByDeadline && ctx.Done() == nil || s.traits.Reach == backend.Process
@@ -329,13 +325,14 @@ func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f f
 	return v, err
 }
 
-// run calls f on a goroutine of its own, with a context that ends with ctx and after bound, if
-// bound is above 0. It returns when f has returned, when leave or quit is closed, or a moment after
-// the context has ended. If f returns after run, late receives its outcome, unless late is nil. If
-// Close has stopped waiting, run returns ErrClosed instead.
+// run calls f with a context that ends with ctx, and after bound if bound is above 0. If
+// Cancellation is CancelPrompt, or Reach is Process, f runs on the caller's goroutine, and run
+// returns when f returns.
 //
-// If Cancellation is CancelPrompt, or Reach is Process, run calls f on the caller's goroutine and
-// waits until f returns. Then it never calls late.
+// Otherwise f runs on a goroutine of its own. Then run returns when f has returned, when leave or
+// quit is closed, or a moment after the context has ended. If f returns after run, late receives
+// the outcome, unless late is nil. If Close has stopped waiting, run returns ErrClosed without
+// calling f.
 func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit <-chan struct{},
 	f func(context.Context) (T, error), late func(T, error)) (v T, err error) {
 	end := func() {}
@@ -347,8 +344,8 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 		return f(ctx)
 	}
 
-	// The caller swaps decided when it stops waiting, and the call swaps it when it ends. Whichever
-	// swaps second handles the outcome.
+	// The caller swaps decided when the caller stops waiting, and the call swaps it when the call
+	// ends. The second of the two handles the outcome.
 	var decided atomic.Bool
 	var answer T
 	var failure error

@@ -18,7 +18,7 @@ import (
 // or through a pipe, and not in arguments or logs. Package fmt prints only its key.
 //
 // Its times are by the wall clock. If the clocks of two hosts differ, the min hold and the max hold
-// end earlier or later by as much.
+// end earlier or later by the difference.
 type Handle struct {
 	Key     string        `json:"key"`               // as it was given to Lock
 	Token   string        `json:"token"`             // the proof of ownership
@@ -35,10 +35,11 @@ type Handle struct {
 // Format prints the handle without its token.
 func (x Handle) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "hasp.Handle(%q)", x.Key) }
 
-// Detach ends the lease and leaves the key taken for [Client.Resume]. First it extends the lease, in
-// one call to the store. So the key stays taken for at least ttl from now, with no renewals. The
-// lease then counts as unlocked. Another process can resume the handle while this one runs, after
-// its Close, and after its end. With memlock, only a Client on the same Store can.
+// Detach ends the lease and leaves the key taken for [Client.Resume]. First it extends the lease,
+// in one call to the store. So the key stays taken for at least ttl from now, with no renewals. The
+// lease then counts as unlocked. Another process can resume the handle while this process runs,
+// after the Client's Close, or after this process has ended. With memlock, only a Client on the
+// same Store can.
 //
 // After an error the lease goes on, perhaps with a longer term, and the caller must still unlock it.
 // The errors are those of [Lease.Extend]. ErrInvalid also says that another lease shares the hold by
@@ -109,20 +110,20 @@ func (l *Lease) detachableLocked() error {
 
 // Resume returns a lease on the hold of a handle, in one call to the store, which renews the hold.
 // From then on the lease is like one that Lock has returned for ctx: the Client renews it, and its
-// Unlock releases the key. The Client needs the strategy, the store and the prefix of the one that
-// has detached the lease.
+// Unlock releases the key. The Client needs the strategy, the store and the prefix of the Client
+// that has detached the lease.
 //
 // If the store does not have the hold, the error is ErrLost: the key was unlocked, the term has
 // ended, or the handle is of another store. After ErrUnavailable, ErrClosed or an error of ctx the
 // hold is as before or renewed, and Resume may be called again.
 //
 // Only one caller may resume a handle. A second Resume on the same Client returns ErrInvalid. The
-// store cannot tell two Clients apart, so both would get a lease; when one unlocks, the other loses
-// the lease at its next renewal.
+// store cannot tell two Clients apart, so both would get a lease. When one Client unlocks, the
+// other loses its lease at the next renewal.
 //
-// The lease has the term, the fence, the slot, the min hold and the max hold of the first one. Of
-// the options, Resume takes WithTTL, WithoutRenewal and WithMaxHold, which counts from now and
-// cannot prolong the first one; others are ErrInvalid.
+// The lease has the term, the fence, the slot, the min hold and the max hold of the detached lease.
+// Of the options, Resume takes WithTTL, WithoutRenewal and WithMaxHold; others are ErrInvalid. The
+// max hold counts from now, and cannot end later than that of the detached lease.
 func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, error) {
 	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: never}
 	w.r.apply(opts)
@@ -171,7 +172,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	w.tries = 1
 	// If the outcome is unknown, release nothing: the hold belongs to whoever has the handle.
 	g, err := call(&c.store, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
-		err = noAnswer(c.opts.Timeout) // unless Renew calls done, which it does not after it has returned
+		err = noAnswer(c.opts.Timeout) // stays unless Renew calls done, which it never does after it has returned
 		c.store.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 		return g, err
 	}, nil)
@@ -206,8 +207,8 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 		}
 	}
 
-	// The hold has a line of its own, as a shared one has, so it is never handed over. Callers of
-	// this Client that want the key ask the store.
+	// The hold has a line of its own, as a shared hold has, so the hold is never handed over.
+	// Callers of this Client that want the key ask the store.
 	ln := &line{q: &c.queue, key: r.key, callers: 1, hasHead: true}
 	c.queue.callers++
 	l := h.startLocked(ctx, r, ln, 0, false)

@@ -86,8 +86,8 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 // one attempt at every key, as TryLock does, up to 64 at the same time. So free keys take one round
 // trip. It keeps the keys before the first one that it did not get, and unlocks the later ones.
 // With WithMaxWait(0), or with less time than some round trips take, LockAll makes no such
-// attempts, and locks one key after another. So if the keys of two such calls overlap, one of the
-// calls succeeds.
+// attempts, and locks one key after another. So if the keys of two such calls overlap, one call
+// succeeds.
 //
 // While LockAll waits for a key, the leases that it already has are renewed, unless WithoutRenewal
 // is among opts. In that case choose a TTL much longer than all the waits and calls to the store
@@ -135,9 +135,8 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 		wait = ls.joint.Context
 		opts = append(opts, func(r *request) { r.parent = ctx })
 
-		// Try all keys together only if there is time to wait after a refusal: another LockAll may
-		// hold a key only until it unlocks its later keys. Without that time, both calls might
-		// fail.
+		// Try all keys together only if there is time to wait after a refusal. Otherwise two calls
+		// that try their keys together might refuse each other a key, and both fail.
 		free := c.queue.unused(keys)
 		if len(free) > 1 && c.traits.Reach != backend.Process && (!r.bounded || r.maxWait >= c.answerTime()) {
 			if err := ls.tryAtOnce(ctx, c, free, opts); err != nil {
@@ -192,7 +191,7 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 
 	atOnce(len(keys), func(i int) bool {
 		if refused.Load() {
-			return true // a key was refused, so tryAtOnce would probably unlock another lease
+			return true // a key was refused, so a further lease would probably be unlocked again
 		}
 		began := time.Now()
 		l, err := c.TryLock(ctx, keys[i], opts...)
@@ -237,7 +236,7 @@ func atOnce(n int, f func(i int) (answered bool)) {
 				}
 				select {
 				case <-flying:
-				default: // this call took no place, because an outage was known when it began
+				default: // this call put nothing into flying, because an outage was known when it began
 				}
 			}()
 			if !f(i) {
@@ -257,7 +256,7 @@ func atOnce(n int, f func(i int) (answered bool)) {
 	}
 }
 
-// Leases are the leases that LockAll returned, at least one. The zero value has none.
+// Leases are the leases that LockAll returned, at least one. The zero value has no lease.
 type Leases struct {
 	leases []*Lease
 	joint  *leaseContext // ends when any of the leases ends; nil if their contexts are derived from one another
@@ -288,8 +287,8 @@ func (ls *Leases) Context() context.Context {
 	case n == 1:
 		return ls.leases[0].Context()
 	default:
-		// The context of the last lease ends with all others. The new one also names them all, for
-		// LeasesOf.
+		// The context of the last lease ends when any of the leases ends. The new context also
+		// names all leases, for LeasesOf.
 		last := ls.leases[n-1]
 		return newLeaseContext(last.Context(), last, ls)
 	}
@@ -333,18 +332,18 @@ const (
 // returns
 //   - fn's error, joined with Unlock's, if the key was held until fn returned;
 //   - the error of Lock, if ctx ended or the Client was closed during the wait;
-//   - immediately ErrInvalid or errors.ErrUnsupported, for Lock's reasons, or because fn is nil or
-//     opts have WithMaxWait or WithShared.
+//   - immediately ErrInvalid or errors.ErrUnsupported, as Lock does, and also ErrInvalid if fn is
+//     nil or opts have WithMaxWait or WithShared.
 //
 // After a loss, Lead waits until fn has returned, and discards the result, even if it is nil. It
 // competes again after a pause of up to 100 ms. So fn must be safe to run again. In one Lead, no
 // two calls of fn run at the same time. After an outage, Lead tries again after a pause of up to a
 // second. Options.Observe reports outages and losses, and [Client.Inspect] shows who leads.
 //
-// fn's context ends when ctx ends, and when the lease is lost, at the lease's deadline at the
+// fn's context ends when ctx ends. It also ends when the lease is lost, at its deadline at the
 // latest. lease.Err tells the two apart: it returns ErrLost after a loss, and nil if only ctx has
 // ended. As with [Do], the lease is renewed until fn has returned, so that no successor starts
-// while fn cleans up, and the key is unlocked if fn panics. If the lease is lost while fn cleans up
+// while fn cleans up. If fn panics, the key is unlocked. If the lease is lost while fn cleans up
 // after the end of ctx, the error matches ErrLost. If fn ignores its context after a loss, it runs
 // beside the next leader, and only a fence stops its writes.
 func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
@@ -397,9 +396,9 @@ func leadOver(ctx context.Context, key string, err error) (bool, error) {
 }
 
 // LeasesOf returns the lease of the innermost Lock that ctx is derived from. If ctx is derived from
-// the context of [Leases], they are all leases of that LockAll, in the order of their keys. If there
-// is no lease, LeasesOf returns nil. The leases may have ended. Package fence uses it to find the
-// fence of a write.
+// the context of [Leases], it returns all leases of that LockAll, in the order of their keys. If
+// there is no lease, it returns nil. The leases may have ended. Package fence finds the fence of a
+// write by LeasesOf.
 func LeasesOf(ctx context.Context) []*Lease {
 	x, _ := ctx.Value(leaseKey).(*leaseContext)
 	if x == nil {

@@ -34,17 +34,17 @@ var (
 	ErrInvalid = backend.ErrInvalid
 
 	// ErrUnavailable says that the store failed or did not answer. The call may or may not have
-	// taken effect. If a failed Lock may have left a hold or a place in the store, the Client
+	// taken effect. If a failed Lock may have left a hold or a queue entry in the store, the Client
 	// releases it in the background.
 	//
 	// Its reasons are refused and broken connections, timeouts, a lost quorum, and an unknown
-	// outcome of an Unlock or an Extend. Every error that the server itself reports is another (no
-	// memory, no permission, read only, loading). It wraps the driver's error. It matches none of
-	// the other errors here, except where LockAll or Do joins several errors.
+	// outcome of an Unlock or an Extend. An error that the server reports is a reason too (no
+	// memory, no permission, read only, loading). The error wraps the driver's error. It matches
+	// none of the other errors here, except where LockAll or Do joins several errors.
 	//
 	// If the caller's context ends before any call has failed, the error matches only the context's
-	// error: a short deadline is not an outage. If a call has failed before, the error matches
-	// both. So test for the context's error first.
+	// error: a short deadline is not an outage. If a call has failed before, the error matches both
+	// errors. So test for the context's error first.
 	ErrUnavailable = backend.ErrUnavailable
 )
 
@@ -54,7 +54,7 @@ type HeldError = backend.HeldError
 // LostError is ErrLost with the reason of the loss.
 type LostError struct {
 	Reason string // one of the constants below
-	Err    error  // why the last renewal failed, if Reason is LostUnanswered and that is known
+	Err    error  // details, or nil: why the last renewal failed, or what a refused Resume can mean
 }
 
 // Reasons of a [LostError].
@@ -171,8 +171,8 @@ func withContextEnd(ctx context.Context, err error) error {
 	return &waitError{err, cause}
 }
 
-// noAnswer returns the error of an outage. It does not match context.DeadlineExceeded, which is for
-// the caller's own deadline.
+// noAnswer returns the error of an outage. The error does not match context.DeadlineExceeded, which
+// is for the caller's own deadline.
 func noAnswer(d time.Duration) error {
 	return fmt.Errorf("no answer from the store within %v: %w", d, os.ErrDeadlineExceeded)
 }
@@ -202,8 +202,8 @@ func isOutage(err error) bool {
 	if err == nil || backend.Definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
 		return false
 	}
-	// If a context ended the wait, err.err decides, which is the error from before. Outages never
-	// match the error of a context, because plain has wrapped them.
+	// If a context ended the wait, the error from before that end decides. An outage never matches
+	// the error of a context, because plain has wrapped it.
 	if w, ok := err.(*waitError); ok {
 		err = w.err
 	}

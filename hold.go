@@ -21,7 +21,7 @@ import (
 // is released, when the store reports that it is lost (loseLocked), when its deadline or its max
 // hold passes (endExpiredLocked), or when the Client is closed (Close).
 type hold struct {
-	renewer  *renewer      // keeps the hold, and leads to the other parts of the Client
+	renewer  *renewer      // renews the hold, and has pointers to the other parts of the Client
 	claim    backend.Claim // the claim of renewals and of the release; its TTL is guarded by mu
 	fence    uint64        // 0 unless a fence was asked for
 	granted  instant       // when the grant was received
@@ -33,7 +33,7 @@ type hold struct {
 
 	// The state in the store, as far as this Client can tell.
 	kept      instant // latest end of all requested terms, answered or not; the store may keep the hold until then
-	confirmed instant // start of the last call that confirmed it; see newHold for a Waiter's grant
+	confirmed instant // start of the last call that confirmed the hold; see newHold for a Waiter's grant
 	raised    instant // when a re-entry raised the term that renewals ask for; earlier calls asked for less
 	limit     instant // the end of WithMaxHold, or never; renewals ask for a term that ends just after it
 	keep      instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
@@ -52,7 +52,7 @@ type hold struct {
 	extended bool          // Extend was called, so the hold is not handed over
 	lapsed   bool          // its deadline or its max hold has ended it, so the store may still keep it
 
-	// See "A key lingers" below.
+	// See "A key lingers" in queue.go.
 	linger  time.Duration // how long it may linger after its grant, by the option of the caller that has it or had it last
 	lingers instant       // when it stops lingering; 0 if it does not linger
 	ghost   *Lease        // nil until it lingers for the first time
@@ -90,8 +90,8 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now instant, 
 	h := &hold{renewer: r, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
 
 	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
-	// a Waiter has granted less than a whole term, the start of the term is not known, so the time
-	// until the renewal counts from now. If the driver is Ordered, it handed the key over by a
+	// a Waiter has granted less than a whole term, the start of the term is not known. Then the
+	// time until the renewal counts from now. If the driver is Ordered, it handed the key over by a
 	// message, which also confirms the hold now.
 	began := until.add(-term)
 	since := min(max(start, began), now)
@@ -180,8 +180,8 @@ func (h *hold) callEndedLocked() {
 }
 
 // holdHeap is a binary heap of holds, by when the renewer must serve them. Its entries contain
-// these times, because a comparison that reads the holds waits for memory. With 30,000 leases, that
-// was a quarter of the cost of a renewal.
+// these times, because a comparison that reads the holds waits for memory. With 30,000 leases, this
+// wait was a quarter of the cost of a renewal.
 type holdHeap []scheduled
 
 type scheduled struct {
@@ -252,10 +252,11 @@ func (r *renewer) unscheduleLocked(h *hold) {
 
 // A hold that is lost ends by the clock (endExpiredLocked), or by an answer of the store
 // (batch.answer in renew.go). The context of the lease and an event report the loss to the program.
-// The reaper below releases the token.
+// After an answer, the reaper releases the token. After an end by the clock, it does so when the
+// holder calls Unlock (beginUnlock).
 
-// reapLocked has the reaper release the token of h, which has ended. The fields of x say how; keep is
-// 0 if the store has reported the loss of h.
+// reapLocked has the reaper release the token of h, which has ended. It sets claim and times of x;
+// the caller may have set the other fields.
 func (h *hold) reapLocked(x *reap) {
 	x.claim, x.times = h.claim, reapOnce
 	h.renewer.reaper.addLocked(x, max(time.Duration(h.kept-h.renewer.clock.now()), 0))
@@ -347,15 +348,15 @@ func (l *Lease) endContext(cause error) {
 const (
 	maxReaps   = 1 << 16 // tokens in the queue
 	maxReaping = 512     // calls in flight: many, so that releases go on while a part of the store hangs
-	maxRepeats = 64      // while this many calls are in flight, a token whose last release was not answered waits
+	maxRepeats = 64      // while this many calls are in flight, a token whose last release failed waits
 
 	firstRetry = 50 * time.Millisecond
 )
 
-// How often a token is released. After a late grant, one release is enough, because the store has
-// carried out the command. If the outcome is unknown, the store may carry out the command after the
-// first release. So the reaper makes a second one, a Timeout later, when the command has arrived or
-// its connection is dead.
+// How often a token is released. If the store has answered the Acquire or the Wait, one release is
+// enough. If the outcome is unknown, the store may carry out the command after the first release.
+// So the reaper makes a second release a Timeout later. By then the command has arrived, or its
+// connection is dead.
 const (
 	reapOnce  = 1
 	reapTwice = 2
@@ -382,8 +383,8 @@ type reap struct {
 	keep   instant       // end of the min hold, until which the release leaves the key taken; or 0
 	at     instant       // when the next try is due, by clock.awake
 	until  instant       // when the token has expired in the store, by clock.awake
-	times  int           // number of answered releases that are still needed
-	failed int           // number of releases without an answer, since the last answer
+	times  int           // number of releases still needed that free the token or find it gone
+	failed int           // number of releases in a row that failed in another way
 	freed  chan struct{} // closed when the token is not in the store any more; nil if no caller waits for that
 }
 
@@ -417,7 +418,7 @@ func (r *reaper) add(cl backend.Claim, times int) {
 	r.addLocked(&reap{claim: cl, times: times}, cl.TTL)
 }
 
-// addLocked queues x. kept is how long the store may still keep its token.
+// addLocked queues x. kept is how long the store may still keep the token.
 func (r *reaper) addLocked(x *reap, kept time.Duration) {
 	if len(r.queue) >= maxReaps {
 		x.over()
@@ -438,7 +439,7 @@ func (r *reaper) addLocked(x *reap, kept time.Duration) {
 }
 
 // run serves the queue until it is empty. After Close has begun, it releases each token once,
-// without delay, and drops those whose last release was not answered.
+// without delay, and drops tokens whose last release failed.
 func (r *reaper) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -471,8 +472,8 @@ func (r *reaper) run() {
 // wait for the next one.
 func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 	for len(r.queue) > 0 && r.active < maxReaping {
-		// Drop a token that has expired. Once Close has begun, also drop a token whose release was
-		// not answered.
+		// Drop a token that has expired. If Close has begun, also drop one whose last release
+		// failed.
 		x := r.queue[0]
 		drop := closing && x.failed > 0 || now >= x.until
 		if x.at > now && !closing && !drop {
@@ -510,8 +511,8 @@ func (r *reaper) try(x *reap) {
 	defer poke(r.wake)
 	r.active--
 
-	// After an answer, the next release that times asks for comes a Timeout later. A release
-	// without an answer does not count.
+	// A release counts if it freed the token or found it gone. The next one that times asks for
+	// comes a Timeout later.
 	now := r.clock.awake()
 	if settled {
 		x.over()

@@ -11,7 +11,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the calls that report what is in the store.
+// The methods Inspect, Break and List of Client, in locker.go, call these functions.
 
 // inspect calls f with the driver, which must be an Inspector, and with Options.Prefix and key.
 func inspect[T any](s *store, ctx context.Context, key string, f func(backend.Inspector, context.Context, string) (T, error)) (v T, err error) {

@@ -22,7 +22,7 @@ type Lease struct {
 	id      uint64                       // ID of its events
 	op      string                       // Op of its events
 	parent  context.Context              // Lock's context
-	around  *Lease                       // the innermost lease around the caller of Lock, or nil
+	around  *Lease                       // the innermost lease in the context of Lock's caller, or nil
 	since   instant                      // when the caller got it
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0
@@ -125,9 +125,9 @@ func (l *Lease) expire() {
 func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
 
 // Context returns the context of the lease, a child of Lock's context. When the lease is lost, the
-// context ends with a [*LostError] as its cause: at the lease's deadline at the latest, whether or
-// not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's Close with
-// cause ErrClosed. When Lock's context ends, this context ends with the same cause.
+// context ends with a [*LostError] as its cause. It ends at the lease's deadline at the latest,
+// whether or not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's
+// Close with cause ErrClosed. When Lock's context ends, this context ends with the same cause.
 //
 // If Lock's context was derived from the context of another lease, the end of that lease ends this
 // context too, with the same cause. [Lease.Err] says whether this lease itself has ended.
@@ -136,8 +136,8 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 // they end when a timer fires, which may be late.
 func (l *Lease) Context() context.Context { return l.context(nil) }
 
-// context returns the context of l. If it makes the context and joint is not nil, the end of l also
-// calls joint.
+// context returns the context of l. If this call makes the context, and joint is not nil, the end
+// of l also calls joint.
 func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
 	if x := l.ctx.Load(); x != nil {
 		return x
@@ -175,8 +175,8 @@ func (l *Lease) renewUntilUnlock() {
 	}
 }
 
-// countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it last: if the call
-// unlocks the lease before it returns, the key must not stay taken.
+// countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it last, because a
+// call that fails unlocks the lease, and then the key must not stay taken.
 func (l *Lease) countMinHold() {
 	l.hold.renewer.mu.Lock()
 	defer l.hold.renewer.mu.Unlock()
@@ -188,10 +188,10 @@ func (l *Lease) countMinHold() {
 //
 // ErrLost, which is a [*LostError] with the reason, means that the lease was lost before: another
 // caller may have held the key since. ErrReleased means that Unlock has succeeded before. After
-// ErrUnavailable the outcome is unknown: the lease has ended and is no longer renewed, and the
-// Client repeats the release in the background. Call Unlock again, before the term ends, to learn
-// the outcome. ErrClosed means that Close had stopped waiting for the holder: the key is free when
-// its term ends, at the latest.
+// ErrUnavailable the outcome is unknown: the lease has ended and is no longer renewed. Until Close,
+// the Client repeats the release in the background. Call Unlock again, before the term ends, to
+// learn the outcome. ErrClosed means that Close had stopped waiting for the holder: the key is free
+// when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
 	if ends && l.hold.renewer.opts.Observe != nil {
@@ -246,8 +246,8 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	return ends, err
 }
 
-// beginUnlock ends the lease, if it is held or was ended by Close. It returns the state from
-// before. If the state is now releasing, or was unknown, the caller must call the store's release,
+// beginUnlock ends the lease, if it is held or was ended by Close. It returns the state before the
+// call. If the state is now releasing, or was unknown, the caller must call the store's release,
 // and Close waits for that call. If beginUnlock returns an error, Unlock must return that error.
 func (l *Lease) beginUnlock() (was int32, err error) {
 	r, h := l.hold.renewer, l.hold
@@ -260,8 +260,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	switch was = l.state.Load(); {
 	case was == lost:
 		if h.lapsed {
-			// Release the hold, because the store may keep it until the term ends by the store's
-			// clock.
+			// Release the hold, which may last longer by the store's clock.
 			h.lapsed = false
 			h.reapLocked(&reap{keep: h.keep})
 		}
@@ -380,8 +379,8 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Cla
 	}
 }
 
-// tryExtend is beginExtend, unless a renewal is in flight. Then it returns a channel that is closed
-// when the renewal ends.
+// tryExtend does the work of beginExtend, unless a renewal is in flight. Then it only returns a
+// channel that is closed when that renewal ends.
 func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
 	r, h := l.hold.renewer, l.hold
 	r.mu.Lock()
@@ -399,7 +398,7 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 	cl = h.claim
 	cl.TTL = termFor(ttl)
 	if err := checkLongest(r.traits, cl.TTL); err != nil {
-		// Refuse it here, because a refusal of the store would count as a failed renewal.
+		// Refuse the term here, because a refusal of the store would count as a failed renewal.
 		return cl, 0, nil, err
 	}
 
@@ -471,9 +470,9 @@ func (x *leaseContext) Value(key any) any {
 	return x.Context.Value(key)
 }
 
-// Held reports whether key is held by a lease whose context ctx is or derives from, such as the
-// lease of a [Do] around the caller. A function that needs the lock can check that it has it. The
-// lease may be of any Client; with WithSlots it has one slot of key.
+// Held reports whether a lease holds key whose context is ctx or a parent of ctx, such as the lease
+// of a [Do] around the caller. A function that needs the lock can check that it has it. The lease
+// may be of any Client; with WithSlots it has one slot of key.
 func Held(ctx context.Context, key string) bool {
 	x, _ := ctx.Value(leaseKey).(*leaseContext)
 	if x == nil {

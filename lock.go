@@ -13,9 +13,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has Lock and TryLock of a key that is free: arguments, the line of this Client's
-// callers, attempts, and re-entry. wait.go has the waits of a caller that is not the first in line,
-// or that the store has refused.
+// This file has Lock and TryLock: their arguments, the loop of attempts, and re-entry. wait.go has
+// the waits of a caller that is not the first in line, or that the store has refused.
 
 // wait is one call of Lock or TryLock, from its arguments to a hold.
 type wait struct {
@@ -181,8 +180,8 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 		return nil, tk.err
 	}
 
-	// This caller is the head now, and takes over the last head's answer. The line counts the
-	// caller until its hold has ended, or until it gives up below.
+	// This caller is the head now, and takes over the answer that the last head got. The line
+	// counts the caller until its hold has ended, or until it gives up below.
 	w.lastAnswer = tk.lastAnswer
 	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.oneOfAll) { // a TryLock waits for a gap only if LockAll makes it
 		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
@@ -213,8 +212,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 }
 
 // askUntilHeld asks the store until the caller has the key or the wait is over. Between two
-// attempts the caller waits in the driver, or sleeps until the driver wakes it or the next poll is
-// due.
+// attempts the caller waits in the driver, or sleeps until a wake-up or the next poll.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	mayWait := w.c.store.waiter != nil && !w.once
 	_, timed := ctx.Deadline()
@@ -229,8 +227,8 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 			return nil, w.endErr(ctx)
 		}
 
-		// Decide before the call whether it is the last one, so that its outcome does not extend
-		// the wait.
+		// Decide before the call whether it is the last one, so that its outcome cannot prolong the
+		// wait.
 		last := w.once || timed && w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
 		start, slept := w.c.clock.read() // before the call, because a term, and the time until Grant.Until, begin during it
@@ -279,22 +277,21 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 		left = min(left, time.Until(d))
 	}
 
-	// Allow one and a half round trips for the answer, because now and then an answer takes that
-	// long.
+	// Allow one and a half round trips, because now and then an answer takes that long.
 	trip := w.c.roundTrip()
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
 // attempt makes one attempt, which begins at start. By then the machine has slept for slept. If the
-// outcome is unknown, the reaper releases the token. With a driver of Reach Process, the outcome is
-// always known. If last is true, no attempt follows.
+// outcome is unknown, reaper.acquire has the token released. With a driver of Reach Process, the
+// outcome is always known. If last is true, no attempt follows.
 func (w *wait) attempt(ctx context.Context, start instant, slept int64, last bool) (*hold, error) {
 	c, ln, sent := w.c, w.line, start-instant(slept)
 	cl := w.claim()
 	cl.WillRetry = !last
 
 	// The call may last for Timeout, but not past the end of the wait, and in an outage only for
-	// the rest of Timeout. It may always last as long as a healthy store may take to answer.
+	// the rest of Timeout. But it may always last as long as a healthy store may take to answer.
 	bound := min(c.opts.Timeout, time.Duration(w.end-start))
 	c.mu.Lock()
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
@@ -340,15 +337,15 @@ func (w *wait) claim() backend.Claim {
 
 	ttl := r.ttl
 	if 0 < r.maxHold && r.maxHold < ttl {
-		// Ask for little more than the max hold, so that the key is free soon after it if the
-		// holder dies.
+		// Ask for little more than the max hold, so that the key of a holder that died is free soon
+		// after the max hold.
 		ttl = min(ttl, termFor(r.maxHold))
 	}
 	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner, TTL: ttl,
 		Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
 }
 
-// waitedLocked returns how long the Client has waited for the key, for a caller that has waited.
+// waitedLocked returns how long the Client has waited for the key. The caller itself has waited.
 func (w *wait) waitedLocked(now instant) time.Duration {
 	return min(max(time.Duration(now-max(w.line.pace.ended, w.start)), 1), longestWait)
 }
@@ -358,7 +355,7 @@ var errNoneAround = errors.New("no lease around the caller holds the key")
 
 // reenter finds the innermost lease around the caller that holds the key, or a slot of the key if
 // the call has slots. It adds a lease to the hold of that lease. A lease is around the caller if
-// the caller's context is derived from the lease's. Without such a lease, the error is
+// the caller's context derives from the lease's. If there is no such lease, the error is
 // errNoneAround.
 func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	r := &w.r

@@ -1,7 +1,8 @@
 // Package hasp provides named locks that processes share, behind one [Locker] interface. A strategy
 // decides where locks are kept and how callers wait: in one process (memlock), on one host
-// (filelock), on Redis (spinlock, pubsublock, fairlock, redlock), in PostgreSQL (pglock) or in etcd
-// (etcdlock). Configuration names the strategy, so a change of strategy is a change of one string.
+// (filelock), on Redis (spinlock, pubsublock, fairlock, redlock), in PostgreSQL (pglock), in etcd
+// (etcdlock), or in any store that compares and sets (caslock). A URL names each of them but
+// caslock, so a change of strategy is a change of one string.
 //
 //	c, err := hasp.Open(ctx, "spinlock+redis://localhost:6379", nil)
 //	…
@@ -42,7 +43,8 @@ import (
 //	redlock.New(masters, options)      // several Redis masters, by quorum
 //	pglock.New(ctx, pool, options)     // PostgreSQL
 //	etcdlock.New(config, options)      // etcd
-//	hasp.Open(ctx, "spinlock+redis://localhost:6379", options) // any of them, by URL
+//	caslock.New(ctx, store, options)   // any store that compares and sets
+//	hasp.Open(ctx, "spinlock+redis://localhost:6379", options) // any but caslock, by URL
 //
 // In your own functions, take a Locker and not a Client, so that a wrapper can add traces or
 // metrics. A wrapper returns the leases of the Locker inside it.
@@ -141,7 +143,7 @@ type Entry = backend.Entry
 
 // List yields the keys that begin with prefix and are held or waited for, in no particular order.
 // Each slot of WithSlots is a key of its own: KEY#0, KEY#1 and so on. While a caller waits for a
-// slot, KEY#queue is held too. List puts Options.Prefix before prefix, and removes it from the
+// slot, KEY#queue is held too. List prepends Options.Prefix to prefix, and removes it from the
 // keys.
 //
 // The list is no snapshot: a key that is taken or freed meanwhile may be missing, and a key may
@@ -156,8 +158,8 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error
 // renewing. Then it waits up to Options.Timeout for the holders to Unlock and for calls in flight.
 // It never frees a key while its holder still runs: the remaining holds expire, and Close returns
 // an error that names their keys. Finally Close closes the driver, and waits up to a second for the
-// calls that are still in flight. All goroutines of the Client have ended then, except those in
-// calls of the driver or of Observe that do not end. A second Close waits for the first.
+// calls that are still in flight. All goroutines of the Client have ended then, except those in a
+// call of the driver or of Observe that does not return. A second Close waits for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closing.Err() != nil {
@@ -167,8 +169,7 @@ func (c *Client) Close() error {
 	}
 
 	// Call close and closeLocked under one lock of mu, so that no hold escapes: a caller that gets
-	// a hold later finds that the Client is closing. The leases that end here can still be
-	// unlocked.
+	// a hold later finds that the Client is closing. The leases that end here can be unlocked.
 	c.close(ErrClosed)
 	c.changed.Broadcast()
 	ended := c.renewer.closeLocked()

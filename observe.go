@@ -45,8 +45,8 @@ func (o *observer) call(ctx context.Context, e Event) {
 	}
 }
 
-// acquired reports that a caller got l after waited and tries calls to the store. If the lease has
-// ended already, acquired then also reports that end.
+// acquired reports that a caller got l, after a wait as long as waited and after tries calls to the
+// store. If the lease has ended already, acquired then also reports that end.
 func (o *observer) acquired(ctx context.Context, l *Lease, waited time.Duration, tries int) {
 	e := l.event(EventAcquired, nil)
 	e.Wait, e.Tries = waited, tries
@@ -123,8 +123,8 @@ func (o *observer) renewFailedLocked(leases []*Lease, err error) {
 // overdueTerms is the number of terms after which EventStillHeld reports a lease.
 const overdueTerms = 10
 
-// reportStillHeldLocked queues EventStillHeld, once, if l, the outermost lease of its hold, has been
-// held for long and its caller must unlock it.
+// reportStillHeldLocked queues EventStillHeld, once, if l has been held for long and its caller
+// must unlock it. l is the outermost lease of its hold.
 func (o *observer) reportStillHeldLocked(l *Lease, now instant) {
 	if o.opts.Observe == nil || !l.reported || l.stillHeld || l.untilUnlock || time.Duration(now-l.since) < max(overdueTerms*l.hold.claim.TTL, time.Minute) {
 		return
@@ -155,8 +155,7 @@ func (o *observer) run() {
 		}
 		o.mu.Unlock()
 
-		// Call Observe, and the methods of the context, without mu, because they are the user's
-		// code.
+		// Call Observe and the methods of the context without mu, because they are users' code.
 		for _, u := range events {
 			o.call(context.WithoutCancel(u.ctx), u.e)
 		}

@@ -53,10 +53,10 @@ type Options struct {
 	// Observe that writes a log.
 	//
 	// EventRequested, EventAcquired, EventRefused, EventReleased and EventDetached come on the
-	// goroutine that made the call, with the context of that call. LockAll and Leases.Unlock call Observe
-	// on goroutines of their own. If Observe panics there, the caller of LockAll or Unlock panics
-	// as well. EventAcquired comes while the key is held, so a slow Observe makes others wait, and
-	// may outlast a term that is not renewed. If Observe panics on EventAcquired, or ends the
+	// goroutine that made the call, with the context of that call. LockAll and Leases.Unlock call
+	// Observe on goroutines of their own. If Observe panics there, the caller of LockAll or Unlock
+	// panics as well. EventAcquired comes while the key is held, so a slow Observe makes others
+	// wait, and may outlast a term without renewal. If Observe panics on EventAcquired, or ends the
 	// goroutine, the key is unlocked, and no other event of that lease comes. A panic is not
 	// recovered.
 	//
@@ -204,15 +204,15 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner, so that a
-// short job runs once per tick although clocks differ. Unlock does not wait: the lease ends, but
-// the store keeps the key until d is over, even if the process ends. Meanwhile others get ErrHeld
-// as a [HeldError] whose RetryAfter is the rest of d, and whose Owner is the last holder. Break
-// frees the key sooner.
+// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner. So a short
+// job runs once per tick although clocks differ. Unlock does not wait: the lease ends, but the
+// store keeps the key until d is over, even if the process ends. Meanwhile others get ErrHeld as a
+// [HeldError] whose RetryAfter is the rest of d, and whose Owner is the last holder. Break frees
+// the key sooner.
 //
-// The min hold has no effect until Unlock reaches the store. If the holder dies before Unlock, the
-// lease is lost, or the store cannot be reached until the term ends, the key is free after the
-// term. Then another process can do the job.
+// The min hold has no effect until Unlock reaches the store. If the holder dies before Unlock, if
+// the lease is lost, or if the store cannot be reached until the term ends, the key is free after
+// the term. Then another process can do the job.
 //
 // Under re-entry the latest end counts. Zero means no minimum. A d below zero or above 36 years is
 // ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is errors.ErrUnsupported,
@@ -230,7 +230,7 @@ func WithMinHold(d time.Duration) Option {
 // store's grant. Until then, a Lock or TryLock of this Client for the same term gets the key
 // without a call to the store. So one process that locks a key again and again is a hundred times
 // as fast. The lease ends with Unlock all the same, and its events come as usual. The Client
-// releases the key when d is over, when its next caller needs another hold, and at a Break or
+// releases the key when d is over, when its next caller cannot use the hold, and at a Break or
 // Close. Then it leaves the key to other Clients for a moment.
 //
 // So other Clients wait longer for the key, by d at most. On Redis (spinlock, pubsublock, fairlock)
@@ -262,9 +262,9 @@ func WithoutRenewal() Option {
 }
 
 // WithoutReentry makes the caller wait for the key even if its context derives from a lease that
-// holds the key, so that goroutines started under a lease exclude one another. The call cannot get
-// the key before the outer lease is unlocked, so do not put that Unlock after the call. The end of
-// the outer lease also ends the context of the new one, unless you pass context.WithoutCancel(ctx).
+// holds the key. So goroutines started under a lease exclude one another. The call cannot get the
+// key before the outer lease is unlocked, so do not put that Unlock after the call. The end of the
+// outer lease also ends the context of the new one, unless you pass context.WithoutCancel(ctx).
 func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }
@@ -302,14 +302,14 @@ const maxSlots = 100
 
 // WithSlots lets up to n leases hold the key at the same time. Each has a slot, from 0 to n-1
 // ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that key. Inspect
-// of KEY itself says that it is free; hasp inspect KEY also shows its slots. All callers of a key
-// must use the same n; while a deployment changes n, up to the larger n leases may hold the key.
-// The slot of a holder that died is free after its term. WithSlots(1) and a lock without WithSlots
-// do not exclude each other.
+// of KEY itself says that KEY is free; the command hasp inspect KEY also shows its slots. All
+// callers of a key must use the same n; while a deployment changes n, up to the larger n leases may
+// hold the key. The slot of a holder that died is free after its term. WithSlots(1) and a lock
+// without WithSlots do not exclude each other.
 //
-// Lock first locks the key KEY#queue. Its callers get that key in the order of the strategy. Then
-// it asks for each slot in turn, except those that this Client knows to be held. It asks again when
-// a lease of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So it costs a
+// Lock first locks the key KEY#queue, which callers get in the order of the strategy. Then Lock
+// asks for each slot in turn, except those that this Client knows to be held. It asks again when a
+// lease of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So Lock costs a
 // lock and an unlock of KEY#queue, and one call for each slot that it tries. TryLock asks for each
 // slot once, unless a Lock of this Client waits for one. It may get a slot before a Lock of another
 // Client that waits.
@@ -340,12 +340,10 @@ const (
 	// EventRefused: a caller did not get a lease. Err says why.
 	EventRefused EventKind = "refused"
 
-	// EventReleased: a lease was unlocked. Err is nil, or the error of the Unlock if its outcome is
-	// unknown.
+	// EventReleased: a lease was unlocked. Err is nil, or Unlock's error if the outcome is unknown.
 	EventReleased EventKind = "released"
 
-	// EventDetached: a lease ended by Detach. The key stays taken. The lease of Resume has another
-	// ID.
+	// EventDetached: a lease ended by Detach. The key stays taken. Resume's lease has another ID.
 	EventDetached EventKind = "detached"
 
 	// EventLost: a lease ended before it was unlocked. Err is a *LostError or ErrClosed.

@@ -6,13 +6,13 @@ import (
 )
 
 // A Client that polls sleeps for a ninth of the mean wait for the key. So all Clients together make
-// about eight attempts for each hold, however many they are. The record of a hold says how long its
-// Client waited, so all Clients know the same mean, and make the same number of attempts. If each
-// Client knew only its own waits, a lucky Client would poll more often, and so be lucky again.
+// about eight attempts for each hold, however many Clients there are. The record of a hold says how
+// long its Client waited, so all Clients know the same mean. If each Client knew only its own
+// waits, a lucky Client would poll more often, and so be lucky again.
 const (
 	sleepsInWait = 9
 	meanOver     = 4                      // the weight of a new wait in the mean is 1/meanOver
-	longestWait  = 2 * time.Second        // a longer wait counts as this, because long holds have caused it
+	longestWait  = 2 * time.Second        // a longer wait counts as two seconds, because long holds have caused it
 	maxSleep     = 250 * time.Millisecond // the longest sleep, before it varies at random
 
 	// A Client sleeps for at least min(age of the hold/partOfHold, longSleep), so that a long hold
@@ -22,7 +22,7 @@ const (
 )
 
 // pace decides how the callers of one Client share a key with other Clients. It belongs to a line.
-// If the key is contended, the next line of the key continues it.
+// If the key is contended, the next line of the key takes over the pace.
 type pace struct {
 	began instant       // when the row began; 0 between two rows
 	ended instant       // when the last head's hold ended: waits count from then
@@ -47,9 +47,9 @@ func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 }
 
 // sleep returns how long to sleep. waited is how long the Client has waited for the key, and age is
-// how long it has known the present hold. A Client that has waited for longer sleeps for less, so
-// that no wait is much longer than the others. A Client that has waited for the mean sleeps for a
-// ninth of the mean.
+// how long it has known the present hold. A Client that has waited for the mean sleeps for a ninth
+// of it. One that has waited for longer sleeps for less, so that no wait is much longer than the
+// others.
 func (p *pace) sleep(waited, age time.Duration) time.Duration {
 	d := minSleep
 	if p.mean > 0 {

@@ -58,7 +58,7 @@ type line struct {
 	answers           // what the store has answered to the head
 
 	callers  int32   // number of callers, including the head
-	turns    int32   // number of holds in this row that began while other callers of this Client waited
+	turns    int32   // number of holds in this row that were handed over, or began while other callers waited
 	hasHead  bool    // one of the callers is at the head
 	sought   bool    // the head's hold came after a refusal, so others may want the key
 	recalled bool    // another Client wants the key, so the hold lingers for wantedLinger at most
@@ -126,9 +126,9 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
-	// The first caller asks the store. If the driver is Ordered, the others ask as well, except a
-	// TryLock: one of the other callers in the line has the key or waits for it. But in an outage a
-	// TryLock asks too.
+	// The first caller asks the store. If the driver is Ordered, the others ask as well. A TryLock
+	// does not: another caller in the line has the key or waits for it. But in an outage a TryLock
+	// asks too.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0
@@ -137,9 +137,9 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 	case t.r.shared:
 		return ln, ticket{do: mayAsk}
 	case asks:
-		// If the key's last line has begun a gap (lastLeavesLocked), this caller waits for its end.
-		// promoteLocked does the same for callers that wait in a line. An Ordered driver needs no
-		// gaps.
+		// If the key's last line has begun a gap (lastLeavesLocked), this caller waits for the end
+		// of the gap. promoteLocked does the same for callers that wait in a line. An Ordered
+		// driver needs no gaps.
 		ln.hasHead = true
 		return ln, ticket{do: mayAsk, after: max(time.Duration(q.contended[key].gapEnds-now), 0)}
 	case once:
@@ -228,8 +228,8 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	}
 }
 
-// giveLeaseLocked sends t the lease l of the line's hold. As the head, t replaces the caller that
-// unlocks.
+// giveLeaseLocked sends t the lease l of the line's hold. t replaces the caller that unlocks as the
+// head.
 func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 	ln.remove(t)
 	ln.turns++
@@ -254,7 +254,7 @@ func (ln *line) endedLocked(h *hold) {
 		ln.lastLeavesLocked()
 	case !ln.q.traits.Ordered: // the next caller in line becomes the head
 		ln.promoteLocked()
-	case ln.hold == h: // the others wait in the driver; if one of them has a newer hold already, ln.hold is that
+	case ln.hold == h: // the others wait in the driver; if one of them has a newer hold already, ln.hold is that hold
 		ln.hold = nil
 	}
 	ln.leaveLocked()
@@ -306,18 +306,18 @@ func (ln *line) remove(t *turn) *turn {
 // A row is a sequence of holds of one key by callers of one Client, one after another. After a row
 // the Client leaves the key to other Clients for a gap.
 //
-// A row ends after freshEnough, or after rowTurns holds and max(rowTime, rowTrips round trips). If
-// no caller waits when a hold ends, the row goes on with the next caller, unless it has lasted for
-// briefRow. A caller that locks in a loop may sleep between two holds, and even a short sleep often
-// lasts for a millisecond.
+// A row ends when it has lasted for freshEnough. It ends earlier if it has had rowTurns holds and
+// has lasted for max(rowTime, rowTrips round trips). If no caller waits when a hold ends, the row
+// goes on with the next caller, unless the row has lasted for briefRow. A caller that locks in a
+// loop may sleep between two holds, and even a short sleep often lasts for a millisecond.
 const (
 	rowTime  = 10 * time.Millisecond
 	rowTrips = 10
 	rowTurns = 5
 	briefRow = 2 * time.Millisecond
 
-	// min(row/partOfRow, rowTime) is a part of the gap, so that a Client that has just come finds
-	// the key free.
+	// min((length of the row)/partOfRow, rowTime) is a part of the gap, so that a Client that has
+	// just come finds the key free.
 	partOfRow = 24
 	maxGap    = 100 * time.Millisecond // bounds the gap, so that slow answers do not leave a free key unused for seconds
 )
@@ -339,7 +339,7 @@ func (ln *line) rowOverLocked(now instant) bool {
 // is at least as long as this Client's first sleep.
 func (ln *line) endRowLocked(now instant, contended bool) instant {
 	p := &ln.pace
-	d := jitter(min(time.Duration(now-p.began)/partOfRow, rowTime)) // at random, because refused tells two holds apart by their Clients' waits
+	d := jitter(min(time.Duration(now-p.began)/partOfRow, rowTime)) // at random, because pace.refused recognises a new hold by how long its Client waited
 	p.began, ln.turns = 0, 0
 	if contended {
 		d += max(2*ln.q.roundTrip(), minSleep)
@@ -352,10 +352,10 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 }
 
 // lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap,
-// even if the store has not refused this Client lately: other Clients may wait that have always
-// come during a hold. If this one took the key again immediately, they would never find it free.
-// But if the row was brief, there is no gap unless the hold came after a refusal, and the next
-// caller goes on with the row.
+// even if the store has not refused this Client lately: each attempt of another Client may have
+// come during a hold. If this Client took the key again immediately, that Client would never find
+// the key free. But after a brief row there is no gap. If the key is contended, the next caller
+// then goes on with the row.
 func (ln *line) lastLeavesLocked() {
 	q := ln.q
 	if q.traits.Ordered {
@@ -381,7 +381,7 @@ func (ln *line) lastLeavesLocked() {
 // contended holds the keys that the store has refused lately.
 //
 // With an Ordered driver, a caller that wants such a key joins the driver's queue without an
-// attempt, because callers of other Clients could join the queue during the attempt. With another
+// attempt. During an attempt, callers of other Clients could join the queue first. With another
 // driver, a caller that comes back right after its Unlock leaves the key to other Clients for a
 // gap. Otherwise it would take the key before the Clients that the release has woken, or that poll.
 type contended map[string]contention
@@ -412,10 +412,10 @@ func (k *contended) set(key string, at contention) {
 	(*k)[key] = at
 }
 
-// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
-// false, and h must be released, if that caller cannot use h, if other Clients should get a turn,
-// or if h has left the line. A hand-over needs no call to the store, because the store knows only
-// the token of the hold, and has confirmed the hold a moment ago.
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. If that caller
+// cannot use h, if other Clients should get a turn, or if h has left the line, it returns false,
+// and h must be released. A hand-over needs no call to the store, because the store knows only the
+// token of the hold, and has confirmed the hold a moment ago.
 func (h *hold) handOverLocked() bool {
 	ln, now := h.line, h.renewer.clock.now()
 	t := ln.first()
@@ -449,8 +449,8 @@ func (h *hold) passableLocked() bool {
 // A key lingers if its last lease had WithLinger and was unlocked, and the Client keeps the hold
 // for its own next caller. Then the hold has one lease that belongs to no caller: the ghost. The
 // line counts the ghost as a caller. The ghost is renewed and lost as any lease, but no event names
-// it. The next caller takes its place (reuseLocked). If no caller comes in time, or the hold does
-// not suit the next caller, the hold ends, and the reaper releases its token (endLingerLocked).
+// it. The next caller replaces the ghost (reuseLocked). If no caller comes in time, or the next
+// caller cannot use the hold, the hold ends, and the reaper releases its token (endLingerLocked).
 //
 // The time of WithLinger counts from the grant of the hold, not from the last Unlock. So other
 // Clients wait for that time at most, however busy this Client is, and the gap after the row lets
@@ -475,8 +475,8 @@ func (h *hold) lingerFor(r *request) time.Duration {
 	return r.linger
 }
 
-// recallLocked handles a message, if one has come: the row of its key ends sooner. The message may
-// come before the reply to the attempt that took the key.
+// recallLocked handles a message, if one has come: its key lingers for rowTime at most. The message
+// may come before the reply to the attempt that took the key.
 func (q *queue) recallLocked() {
 	var ln *line
 	select {
@@ -514,8 +514,8 @@ func (h *hold) lingerLocked(key string) bool {
 	return true
 }
 
-// reuseLocked gives the hold, which lingers, to a caller. If the hold does not suit the caller, it
-// ends. Then the ticket says to wait for the release, and to join again.
+// reuseLocked gives the hold, which lingers, to a caller. If the caller cannot use the hold, the
+// hold ends. Then the ticket says to wait for the release, and to join again.
 func (h *hold) reuseLocked(t *turn) ticket {
 	now, _ := h.renewer.clock.read() // the machine may have slept since the last lease was unlocked
 	if h.line.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
@@ -528,8 +528,8 @@ func (h *hold) reuseLocked(t *turn) ticket {
 	return ticket{do: haveLease, lease: h.addLeaseLocked(t.ctx, t.r, now)}
 }
 
-// endLingerLocked ends a hold that lingers. The reaper releases the token, so that many keys need
-// few goroutines, and then closes freed, if that is not nil.
+// endLingerLocked ends a hold that lingers. The reaper releases the token, because it needs few
+// goroutines for many keys. Then it closes freed, unless freed is nil.
 func (h *hold) endLingerLocked(freed chan struct{}) {
 	h.ghost.state.Store(released)
 	h.lingers, h.leases = 0, nil

@@ -6,8 +6,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// recalls receives the messages by which callers of other Clients ask this Client for keys that may
-// linger.
+// recalls receives the messages by which other Clients ask this Client for keys that may linger.
 type recalls struct {
 	*store
 	queue *queue
@@ -18,9 +17,9 @@ type recalls struct {
 	askNext instant // when to call Recalls again, after it has failed
 }
 
-// mark returns the token of a claim whose hold may linger. The ID in its mark says which Client a
-// refused caller asks for the key. If this Client does not receive messages yet, the token has no
-// mark, and mark begins to receive them.
+// mark returns the token of a claim whose hold may linger, with a mark. The mark has this Client's
+// ID, so that refused callers know which Client to ask for the key. If this Client does not receive
+// messages yet, mark adds no mark, and begins to receive them.
 func (r *recalls) mark(token string) string {
 	d, ok := r.driver.(backend.Recaller)
 	if !ok {
@@ -52,7 +51,7 @@ func (r *recalls) mark(token string) string {
 // use the key in a busy loop, received may wait long for mu. So it leaves the key where the next
 // Unlock of the loop finds it.
 func (r *recalls) received(key string) {
-	r.queue.recalled <- key // if there is a key, the call that left it handles it soon
+	r.queue.recalled <- key // if the channel is full, the call that filled it empties it soon
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.queue.recallLocked()

@@ -35,7 +35,7 @@ type Config struct {
 	Params map[string]string `json:"params,omitempty" yaml:"params,omitempty"`
 }
 
-// String returns the strategy and the number of nodes. It omits the nodes, because they may contain
+// String returns the strategy and the number of nodes. It omits the nodes, which may contain
 // passwords.
 func (c Config) String() string {
 	if len(c.Nodes) == 1 {
@@ -84,7 +84,8 @@ func ParseURL(rawURL string) (Config, error) {
 	}
 
 	// A password with a question mark would be cut in two, and errors that show parameters would
-	// show the rest of it. Then the "@" that follows the password is in the query, so refuse that.
+	// show a part of it. In that case the "@" after the password is in the query, so refuse it
+	// there.
 	if strings.Contains(query, "@") {
 		return Config{}, fmt.Errorf("%w: url: an @ after the question mark: in a password, write a question mark as %%3F; in a parameter, write @ as %%40", ErrInvalid)
 	}
@@ -149,9 +150,8 @@ func positive(name, s string) (time.Duration, error) {
 }
 
 // Open opens the driver that c names, and returns a Client over it. The parameters of c override o.
-// Open calls the store once, within Options.Timeout, and returns ErrUnavailable if it cannot be
-// reached. If c is wrong, or the TTL is above the longest term that the store grants, the error is
-// ErrInvalid.
+// Open calls the store once, within Options.Timeout, and returns ErrUnavailable if it cannot reach
+// the store. If c is wrong, or the TTL is longer than the store grants, it returns ErrInvalid.
 func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	d, opts, err := c.open(ctx, o)
 	if err != nil {
@@ -164,9 +164,9 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	return client, nil
 }
 
-// Driver opens the driver that c names, without a Client. The conformance suite needs that, and so
-// does a wrapper that is passed to New. The parameter timeout bounds the opening. The engine's
-// other parameters are checked and have no effect.
+// Driver opens the driver that c names, without a Client. The conformance suite uses Driver, and so
+// does a program that passes a wrapper of the driver to New. The parameter timeout bounds the
+// opening. The engine's other parameters are checked and have no effect.
 func (c Config) Driver(ctx context.Context) (backend.Driver, error) {
 	d, _, err := c.open(ctx, nil)
 	return d, err

@@ -23,9 +23,8 @@ const (
 )
 
 // renewer keeps the leases of a Client alive, and ends those whose deadline has passed. It is one
-// goroutine, which runs while there are holds and a moment longer. It never calls the driver, so
-// that a store that hangs does not delay the end of a context. Each batch of renewals has its own
-// goroutine.
+// goroutine, which runs while there are holds and a moment longer. It never calls the driver, so a
+// store that hangs does not delay the end of a context. Each batch has a goroutine of its own.
 type renewer struct {
 	*store
 	reaper   *reaper
@@ -209,8 +208,7 @@ func (b *batch) run() {
 	r.dispatchLocked()
 }
 
-// prepare makes the claims. It drops holds that have ended, and holds that must not be renewed any
-// more.
+// prepare makes the claims. It drops holds that have ended or must not be renewed any more.
 func (b *batch) prepare() {
 	r, all := b.r, b.holds
 	leases, joined := make([][]*Lease, len(all)), make([]int32, len(all))
@@ -276,7 +274,7 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		h.orphaned = now
 	case time.Duration(now-h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
 		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go on for two
-		// thirds of TTL more. So the last one comes within a term.
+		// thirds of TTL more. So the last renewal comes within a term.
 		h.renewal = paused
 		return cl, false
 	}
@@ -367,7 +365,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		h.failed = 0
 		gone = h.loseLocked(&LostError{Reason: LostRevoked})
 		// Release the token as well. A minority of a quorum's nodes may still have the hold, and
-		// would refuse the key to the next holder.
+		// would refuse the key to the next caller.
 		h.reapLocked(&reap{})
 	default:
 		h.failed++
@@ -395,8 +393,8 @@ func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound t
 }
 
 // soonDueLocked reports whether the next renewal may begin. To share a batch with others, it may
-// begin before it is due, by a window at most, and by a quarter of the time since it was planned at
-// most. Without the second bound, renewals of a short term would run in a tight loop against a
+// begin before it is due: by a window at most, and by a quarter of the time from h.planned to h.due
+// at most. Without the second bound, renewals of a short term would run in a tight loop against a
 // store that immediately refuses connections.
 func (h *hold) soonDueLocked(now instant) bool {
 	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
@@ -418,7 +416,7 @@ func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 
 // termLocked returns the term that h has now. It may be much shorter than the term that renewals
 // ask for, after a re-entry that wants a longer term, or after a hand-over by the store. The length
-// of a try depends on it, because several tries must fit before it ends.
+// of a try depends on the term that h has now, because several tries must fit into it.
 func (h *hold) termLocked() time.Duration {
 	left := time.Duration(instant(h.deadline.Load()) - max(h.confirmed, h.granted))
 	return min(h.claim.TTL, termFor(left))

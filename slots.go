@@ -15,17 +15,17 @@ import (
 // So a dead holder blocks only its own slot, and a resource can tell old holders from new ones.
 //
 // Only the holder of one more key, the queue, looks for a free slot. So callers get slots in the
-// order of the strategy, and the store answers one looker instead of all waiters.
+// order of the strategy, and the store answers one caller instead of all waiters.
 
 const (
-	// With n slots, the pauses between two looks grow from n·firstLook to max(n·lastLook,
-	// slowLook). A release by this Client ends a pause.
+	// With n slots, the pauses between two rounds of attempts grow from n·firstLook to
+	// max(n·lastLook, slowLook). A release by this Client ends a pause.
 	firstLook = time.Millisecond
 	lastLook  = 10 * time.Millisecond
 	slowLook  = 80 * time.Millisecond
 
-	// queueTTL is the term of the queue. A looker that has died delays the next one for that long
-	// at most.
+	// queueTTL is the term of the queue. If its holder dies, the next caller waits for so long at
+	// most.
 	queueTTL = 5 * time.Second
 )
 
@@ -33,7 +33,7 @@ const (
 func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if w.once {
 		if w.c.queue.looked(w.r.name) {
-			return nil, errHeldHere // TryLocks in a loop could take each free slot before the caller that looks for one
+			return nil, errHeldHere // otherwise TryLocks in a loop could take each free slot before the caller that looks for one
 		}
 		l, _, err := w.look(ctx, rand.N(w.r.slots))
 		return l, err
@@ -98,7 +98,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 		if retry > 0 {
 			d = min(d, retry+minSleep) // if its holder has died, the slot is free then
 		}
-		c.queue.looks(w.r.name, freed, true) // not before the first look, so that a Lock that finds a slot there does not make TryLocks fail
+		c.queue.looks(w.r.name, freed, true) // only after the first look, so that a Lock that gets a slot immediately does not make TryLocks fail
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
@@ -119,9 +119,9 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 }
 
 // look makes one attempt at each slot, from the slot first on, until it gets one. If all slots are
-// held, retry is the shortest rest of a holder's term, or 0 if no rest is known, and err is the
-// answer for that slot. If there is no answer for one slot, look goes on. If there is none for a
-// second slot, look ends.
+// held, retry is the shortest rest of a holder's term, and err is the answer for that slot. If no
+// rest is known, retry is 0. If there is no answer for one slot, look goes on. If there is no
+// answer for a second slot, look ends.
 func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
 	var outage error  // the error for the first slot without an answer
@@ -158,8 +158,8 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// looks records that a caller looks for a slot of key, or, if on is false, that it does so no longer.
-// freed receives a slot that may have become free.
+// looks records that a caller looks for a slot of key. If on is false, the caller does so no
+// longer. freed receives a slot that may have become free.
 func (q *queue) looks(key string, freed chan int, on bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

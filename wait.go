@@ -45,8 +45,7 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 
-// quitLine takes the caller, which waits, out of the line. It returns why the caller does not have
-// the key.
+// quitLine takes the waiting caller out of the line, and returns why it does not have the key.
 func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	w.c.mu.Lock()
 	refusal = w.line.refusalLocked()
@@ -61,8 +60,8 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	return refusal
 }
 
-// awaitFreed waits until a hold that lingered, and did not suit the caller, was released. It
-// returns an error as soon as the wait is over.
+// awaitFreed waits for the release of a hold that lingered and that the caller could not use. If
+// the caller's wait ends before, it returns an error.
 func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	c := w.c
 	left := time.Duration(w.end - c.clock.now())
@@ -115,9 +114,8 @@ func (w *wait) abandon(l *Lease) {
 }
 
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire, because Acquire would
-// probably be refused: the store has just refused this caller. With an Ordered Waiter there are two
-// more reasons: other callers of this Client want the key, or the driver has refused the key
-// lately.
+// probably be refused: the store has just refused this caller. An Ordered Waiter adds two reasons:
+// other callers of this Client want the key, or the driver has refused it lately.
 func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
@@ -128,8 +126,7 @@ func (w *wait) shouldWait() bool {
 
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
-	// In an outage make an attempt first, because the answer ends the outage. A Wait may return
-	// much later.
+	// In an outage make an attempt, whose answer ends the outage. A Wait may return much later.
 	if w.line.outage != 0 {
 		return false
 	}
@@ -170,7 +167,7 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 	return nil, err
 }
 
-// over records the outcome of a call that returned err, and reports whether the wait is over, and
+// over records the outcome of a call that returned err. It reports whether the wait is over, and
 // with which error. sent is when the call began, by clock.awake; for a driver's Wait, it is the
 // result of outageOf. last is true if the call was meant to be the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
@@ -186,7 +183,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	case w.once, outage >= w.c.opts.Timeout:
 		return true, err
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
-		// If ctx ends before the wait does, let it end, so that the error reports that.
+		// If the deadline of ctx comes first, wait for it, so that the error reports it.
 		if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
 			rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 		}
@@ -284,9 +281,8 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	switch {
 	case !errors.Is(err, ErrHeld):
-		// In an outage, least bounds the sleep from below, so that calls that fail immediately do
-		// not keep a processor busy. Shorten a long Backoff to the time for which Lock still
-		// retries.
+		// In an outage sleep at least for least, so that calls that fail immediately do not keep a
+		// processor busy. Shorten a long Backoff to the time that is left for retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
 		rest := c.opts.Timeout - w.line.outageLocked(w.began)

@@ -45,12 +45,12 @@
 //
 // # Stores without a clock
 //
-// Some stores only compare and set. Their driver ends the hold of a dead process by its own clock:
-// when it has seen the record unchanged for a whole term, counted from after the reply that showed
-// it first. Such a store may refuse a key whose term has run out to each caller, for one term from
-// that caller's first attempt. RetryAfter and Status.TTL are then upper bounds, and Inspect and List
-// may go by the clock of the holder. The documentation of the driver says what an attempt of a new
-// process means. Package caslock is such a driver.
+// Some stores only compare and set. Their driver ends the hold of a dead process by its own clock,
+// when the record has not changed for a whole term. It starts to count when it has the first reply
+// that shows the record. When a term has run out, such a store may still refuse the key to each
+// caller, for one term from that caller's first attempt. RetryAfter and Status.TTL are then upper
+// bounds, and Inspect and List may go by the clock of the holder. The documentation of the driver
+// says what an attempt of a new process means. Package caslock is such a driver.
 //
 // # Errors
 //
@@ -95,9 +95,8 @@ import (
 // over an ordinary network.
 const MinTTL = 100 * time.Millisecond
 
-// SharedRetryEvery is the longest time until an exclusive caller with Claim.WillRetry asks again,
-// after a shared hold was the reason of its refusal. If the caller listens (see [Waker]), the bound
-// is a second instead.
+// SharedRetryEvery is the longest sleep of an exclusive caller with Claim.WillRetry after a shared
+// hold has refused it. If the caller listens (see [Waker]), the bound is a second instead.
 const SharedRetryEvery = 100 * time.Millisecond
 
 var (
@@ -152,7 +151,7 @@ func (e *HeldError) Error() string {
 // Is reports whether target is [ErrHeld], which every HeldError matches.
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// UnavailableError is an outage that began at Since. [Waiter.Wait] returns it. It matches
+// UnavailableError is an outage that began at Since. A Waiter may return it. It matches
 // [ErrUnavailable].
 type UnavailableError struct {
 	// Since is when the store stopped answering; zero if that is not known.
@@ -192,7 +191,8 @@ type Driver interface {
 	// engine calls Acquire with a context that ends after c.Timeout at the latest. If
 	// Traits.Cancellation is CancelPrompt, that context also ends when the caller gives up. If ctx
 	// has caused the error, the outcome is unknown: unless Traits.Cleans is set, the engine
-	// releases c.Token, immediately and again after c.Timeout.
+	// releases c.Token, immediately and again after c.Timeout. It does so after every error that is
+	// not definite. c.Timeout counts from the first release that was answered.
 	//
 	// If Acquire returns before all its commands have ended, as a quorum does, the driver cleans up
 	// after them, also if it is closed immediately.
@@ -260,7 +260,7 @@ type Waiter interface {
 
 // Waker is a [Driver] that says when it is time to ask again. If Acquire refuses a caller, the
 // engine calls Listen, makes another attempt immediately, and then sleeps until the driver wakes
-// it. It also asks when the holder's term ends, and once a second. The engine makes the attempts,
+// it. The engine also asks when the holder's term ends, and once a second. It makes the attempts,
 // bounds them, and cleans up after them, as for a driver that polls. If shared holds have refused a
 // caller, and the caller gives up, the engine releases the token of its last claim with WillRetry.
 // So new shared claims need not wait for that caller. An Ordered driver cannot be a Waker.
@@ -280,8 +280,7 @@ type Waker interface {
 	// Traits.Cancellation says when Listen returns after the end of ctx. Listen sends nothing with
 	// a token, and reads only Key, Shared and Timeout of c.
 	//
-	// The engine calls stop once to end the listening, also after wake was closed. It does not
-	// block.
+	// To end the listening, the engine calls stop once, even if wake was closed. stop never blocks.
 	Listen(ctx context.Context, c Claim) (wake <-chan struct{}, stop func(), err error)
 }
 
@@ -306,8 +305,8 @@ type Recaller interface {
 	Driver
 
 	// Recalls begins to receive the messages to id, and calls f with the key in each of them. f
-	// does not block. The driver may call f too often, also after the hold has ended. When the
-	// driver is closed, it calls f no more.
+	// does not block. The driver may call f too often, also after the hold has ended. A closed
+	// driver calls f no more.
 	Recalls(ctx context.Context, id string, f func(key string)) error
 }
 
@@ -382,8 +381,7 @@ type Traits struct {
 	Reach Reach
 
 	// Cancellation says when a call returns at the latest if the store does not answer. The zero
-	// value is safe for every driver. The other values save two switches between threads in each
-	// call.
+	// value is safe for every driver. The others save two switches between threads in each call.
 	Cancellation Cancellation
 }
 
@@ -473,12 +471,12 @@ type Claim struct {
 	// term at the latest. So Acquire and Wait may grant less than TTL.
 	Renewed bool
 
-	// Waited is how long the Client had waited for the key when this attempt began, since its last
-	// hold of the key. It is zero for the first attempt of a caller, and if the driver is a Waiter
-	// or a Waker. Another driver should store it with the hold, and return it in
-	// [HeldError.Waited]. Clients that poll for a key then learn how long others wait for it, and
-	// poll at the same pace. Without Waited they poll more often, and some get the key more often
-	// than others.
+	// Waited is how long the Client had waited for the key when this attempt began: since its last
+	// hold of the key, or since the caller came if that is later. It is zero if the caller has not
+	// waited, and if the driver is a Waiter or a Waker. Another driver should store it with the
+	// hold, and return it in [HeldError.Waited]. Clients that poll for a key then learn how long
+	// others wait for it, and poll at the same pace. Without Waited they poll more often, and some
+	// get the key more often than others.
 	Waited time.Duration
 
 	// KeepUntil is zero if Release is to free the key. Only Release reads it. If KeepUntil is set
@@ -508,7 +506,7 @@ type Grant struct {
 	// store grants the key to another token only after Until. The zero value means: the moment at
 	// which the call began + TTL − [Drift](TTL). That is right for every store that starts the
 	// whole term during the call. The first renewal is due after a third of the term at the latest.
-	// If less than TTL was granted, it is due after a third of the rest at the latest.
+	// If the grant is shorter than TTL, it is due after a third of the rest at the latest.
 	Until time.Time
 }
 

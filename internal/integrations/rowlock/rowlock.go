@@ -113,8 +113,8 @@ func (d *Driver) change(ctx context.Context, statement string, args ...any) erro
 	return err
 }
 
-// The clock is ahead of the fence of every row that a sweep removes, because no key is taken
-// more often than a million times a second.
+// No fence of a removed row comes again. A new row starts at the clock in microseconds, and the
+// clock is ahead of each old fence, because no key is taken a million times a second.
 const sweep = `DELETE FROM rowlock WHERE expires < clock_timestamp() - interval '1 hour'`
 
 // micros rounds a term up.
