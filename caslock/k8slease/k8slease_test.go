@@ -47,3 +47,13 @@ func TestConformance(t *testing.T) {
 		},
 	})
 }
+
+func ExampleNew() {
+	var api *http.Client // rest.HTTPClientFor of client-go makes one
+	store := k8slease.New(api, "https://10.0.0.1", "default")
+	locks, err := caslock.New(context.Background(), store, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer locks.Close()
+}

@@ -119,3 +119,17 @@ func TestConformance(t *testing.T) {
 		})
 	}
 }
+
+func ExampleNew() {
+	ctx := context.Background()
+	var js jetstream.JetStream // its connection has MaxReconnects(-1) and ReconnectBufSize(-1)
+	store, err := natskv.New(ctx, js, jetstream.KeyValueConfig{Bucket: "locks", Replicas: 3}, false)
+	if err != nil {
+		panic(err)
+	}
+	locks, err := caslock.New(ctx, store, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer locks.Close()
+}

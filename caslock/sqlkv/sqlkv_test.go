@@ -177,3 +177,17 @@ func TestNewIsChecked(t *testing.T) {
 		}
 	}
 }
+
+func ExampleNew() {
+	ctx := context.Background()
+	var db *sql.DB // of a MariaDB or a MySQL
+	store, err := sqlkv.New(ctx, db, sqlkv.MySQL, "hasp_locks")
+	if err != nil {
+		panic(err)
+	}
+	locks, err := caslock.New(ctx, store, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer locks.Close()
+}
