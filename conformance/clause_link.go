@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/hasplock/hasp/backend"
 )
 
 // linkClauses disturb a link to the store. Each clause makes a link of its own.
@@ -40,16 +38,16 @@ func (e *env) cable() *Link {
 	return l
 }
 
-// outageCalls returns calls of d of each kind, by their names. Driver d holds mine, and another
-// driver holds other.
-func (e *env) outageCalls(d *driver, mine, other backend.Claim) map[string]func(context.Context) error {
+func linkOutage(e *env) {
+	l := e.cable()
+	d, b := e.openAt(l.Store), e.open()
+	held, other := d.hold(e.long), b.hold(e.long)
 	calls := map[string]func(context.Context) error{
 		"Acquire of a free key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claim(e.long))) },
 		"Acquire of a held key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claimOf(other.Key, e.long))) },
-		"Release":               func(ctx context.Context) error { return d.Release(ctx, e.claimOf(mine.Key, e.long)) },
-		"Renew":                 func(ctx context.Context) error { return errOf(renewBy(ctx, d, mine)) },
+		"Release":               func(ctx context.Context) error { return d.Release(ctx, e.claimOf(held.Key, e.long)) },
+		"Renew":                 func(ctx context.Context) error { return errOf(renewBy(ctx, d, held)) },
 	}
-
 	if e.waiter {
 		calls["Wait"] = func(ctx context.Context) error {
 			c := e.claim(e.long)
@@ -57,25 +55,14 @@ func (e *env) outageCalls(d *driver, mine, other backend.Claim) map[string]func(
 			return errOf(wait(ctx, d.Driver, c))
 		}
 	}
-	return calls
-}
 
-// allUnknown ends the try unless each call reports an unknown outcome.
-func (e *env) allUnknown(during string, calls map[string]func(context.Context) error) {
-	ctx := e.endingAfter(2 * e.term)
-	for what, call := range calls {
-		what += " " + during
-		must(unknown(what, e.within(what, func() error { return call(ctx) })))
-	}
-}
-
-func linkOutage(e *env) {
-	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
-	held, other := d.hold(e.long), b.hold(e.long)
 	for _, state := range []LinkState{Down, Hung} {
 		l.Set(state)
-		e.allUnknown(fmt.Sprintf("over a link that is %v", state), e.outageCalls(d, held, other))
+		ctx := e.endingAfter(2 * e.term)
+		for what, call := range calls {
+			what = fmt.Sprintf("%s over a link that is %v", what, state)
+			must(unknown(what, e.within(what, func() error { return call(ctx) })))
+		}
 		l.Set(Up)
 		e.recovers(d)
 	}

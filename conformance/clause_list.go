@@ -276,7 +276,10 @@ func inspectHolder(e *env, a, b *driver) {
 
 func inspectWaiters(e *env, a, b *driver) {
 	c := a.hold(e.long)
-	owners := e.ownersInLine(c.Key, a, b)
+	var owners []string
+	for _, w := range e.queue(c.Key, 3, a, b) {
+		owners = append(owners, w.c.Owner)
+	}
 	for call, s := range a.statuses(c.Key) {
 		require(slices.Equal(s.Waiters, owners), "%s: waiters %q, want %q", call, s.Waiters, owners)
 	}

@@ -91,7 +91,9 @@ func processKilledHolder(e *env) {
 	held := e.claim(e.term)
 	must(p.do("lock", held))
 	b.outlast(e.term)
-	b.refusedWhileRenewed(held.Key, func() error { return p.do("err", held) })
+	err := b.refused(held.Key)
+	requireInTime(err == nil || p.do("err", held) == nil, "no renewal for a term of %v", e.term)
+	mustf(err, "while the holder renews")
 
 	done := e.locks(c, held.Key)
 	p.Kill()

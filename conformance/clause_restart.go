@@ -50,17 +50,6 @@ func (e *env) down() (up func(data bool)) {
 
 func (e *env) restart(data bool) { e.down()(data) }
 
-// restartAnyhow starts the store by a call of up, with its data if the hook supports that.
-func (e *env) restartAnyhow(up func(data bool)) {
-	err := e.try(func() { up(true) })
-	var skip *skipError
-	if errors.As(err, &skip) {
-		up(false)
-		return
-	}
-	must(err)
-}
-
 func restartWithData(e *env, a, b *driver) {
 	c := a.hold(e.long)
 
@@ -87,7 +76,12 @@ func restartWaiter(e *env, a, b *driver) {
 	// Keep the outage shorter than the timeout of the Wait.
 	up := e.down()
 	e.sleep(e.term)
-	e.restartAnyhow(up)
+	err := e.try(func() { up(true) })
+	var skip *skipError
+	if errors.As(err, &skip) { // the hook cannot keep the data
+		err = e.try(func() { up(false) })
+	}
+	must(err)
 	e.recovers(a)
 
 	// If the restart kept the data, the token of c still holds the key. From here on, only the
@@ -179,5 +173,5 @@ func kickRiddenOut(e *env, a, b *driver) {
 	}
 
 	mustInTime(lease.Err(), "a lease whose Client's connections ended")
-	e.unlockInTime(lease)
+	mustInTime(lease.Unlock(e.ctx), "Unlock")
 }

@@ -206,13 +206,6 @@ func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted 
 	return ws
 }
 
-func (e *env) ownersInLine(key string, a, b *driver) (owners []string) {
-	for _, w := range e.queue(key, 3, a, b) {
-		owners = append(owners, w.c.Owner)
-	}
-	return owners
-}
-
 // inOrder ends the try unless the waiters got the key in the order in which they began.
 func (e *env) inOrder(got []int) {
 	verdict := require

@@ -37,9 +37,6 @@ func (e *env) lock(c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease 
 	return lease
 }
 
-// unlockInTime unlocks a lease with a short term or a short timeout.
-func (e *env) unlockInTime(lease *hasp.Lease) { mustInTime(lease.Unlock(e.ctx), "Unlock") }
-
 func (e *env) lockOnce(c *hasp.Client, key string, opts ...hasp.Option) error {
 	lease, err := c.Lock(e.ctx, key, opts...)
 	if err != nil {

@@ -188,15 +188,6 @@ func (d *driver) refuses(c backend.Claim) error {
 	return is(fmt.Sprintf("acquire %.60q, which is held", c.Key), errOf(d.acquire(c)), backend.ErrHeld)
 }
 
-// refusedWhileRenewed ends the try unless d is refused key, while another caller holds and renews
-// it. On a slow machine that hold may end. Then lease returns an error, and the failure counts as
-// slow.
-func (d *driver) refusedWhileRenewed(key string, lease func() error) {
-	err := d.refused(key)
-	requireInTime(err == nil || lease() == nil, "no renewal for a term of %v", d.e.term)
-	mustf(err, "while the holder renews")
-}
-
 // granted makes one attempt at key and releases it. It returns an error if one of these calls
 // fails.
 func (d *driver) granted(key string) error {

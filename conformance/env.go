@@ -29,10 +29,6 @@ type env struct {
 	cleanup []func()
 }
 
-func newEnv(ctx context.Context, s *suite, p allowance) *env {
-	return &env{suite: s, allowance: p, ctx: ctx, held: map[string]func(ctx context.Context){}}
-}
-
 // try runs f. If a step of f fails, it returns the error of that step.
 func (e *env) try(f func()) (err error) {
 	defer func() {

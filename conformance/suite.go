@@ -232,7 +232,7 @@ func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err er
 func (s *suite) once(ctx context.Context, c *clause, p allowance) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	e := newEnv(ctx, s, p)
+	e := &env{suite: s, allowance: p, ctx: ctx, held: map[string]func(context.Context){}}
 	label := fmt.Sprintf("%s %s %d", s.id, c.name, s.serial.Add(1))
 	done := make(chan error, 1)
 	go pprof.Do(ctx, pprof.Labels(labelName, label), func(context.Context) {

@@ -189,23 +189,18 @@ func (s *Server) Kill() {
 	s.cmd = nil
 }
 
-// Pid returns the process id. The process must run.
-func (s *Server) Pid() int {
+// process returns the process, which must run.
+func (s *Server) process() *os.Process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.cmd.Process.Pid
+	return s.cmd.Process
 }
+
+// Pid returns the process id. The process must run.
+func (s *Server) Pid() int { return s.process().Pid }
 
 // Pause is [crew.Pause] of the process. Its connections stay.
-func (s *Server) Pause() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return crew.Pause(s.cmd.Process)
-}
+func (s *Server) Pause() error { return crew.Pause(s.process()) }
 
 // Resume undoes Pause.
-func (s *Server) Resume() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return crew.Resume(s.cmd.Process)
-}
+func (s *Server) Resume() error { return crew.Resume(s.process()) }

@@ -46,15 +46,21 @@ var goBlock = regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
 // Each block of Go code on the pages is in the source. Each page has at least the expected number
 // of blocks.
 func TestPagesShowTheCode(t *testing.T) {
-	for name, least := range map[string]int{"integrations": 6, "recipes": 5, "telemetry": 3, "drivers": 8, "testing": 2} {
+	pages := map[string]int{"integrations": 6, "recipes": 5, "telemetry": 3, "drivers": 8, "testing": 2}
+	for _, from := range []string{"etcd", "redislock", "redisson", "redsync", "rueidislock", "shedlock", "spring"} {
+		pages["from/"+from] = 1
+	}
+	for name, least := range pages {
 		page, err := os.ReadFile("../../docs/" + name + ".md")
 		must(t, err)
 		files := []string{name + ".go"}
-		switch name {
-		case "drivers":
+		switch {
+		case name == "drivers":
 			files = []string{"rowlock/rowlock.go", "rowlock/rowlock_test.go"}
-		case "testing":
+		case name == "testing":
 			files = []string{"../../hasptest/example_test.go"}
+		case strings.HasPrefix(name, "from/"):
+			files = []string{"../../lab/from/from.go"}
 		}
 		var code string
 		for _, file := range files {

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -60,17 +59,13 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 		return nil, err
 	}
 
-	n := float64(s.leases)
-	if s.leases == 0 {
-		n = math.NaN() // no figure per lease
-	}
 	each := without.server.scripts / float64(len(without.pairs)) // scripts of a lone pair
 	renewals := (with.server.scripts - each*float64(len(with.pairs))) / float64(len(b.meter.redises(c)))
 	return figures{
 		"renewals_per_s":         max(renewals, 0) / with.seconds,
 		"client_keeping_percent": (with.cpu/with.seconds - without.cpu/without.seconds) * 100,
 		"server_keeping_percent": (with.server.cpu/with.seconds - without.server.cpu/without.seconds) * 100,
-		"client_bytes_per_lease": memory / n,
+		"client_bytes_per_lease": memory / float64(s.leases),
 		"p50_us":                 percentile(with.pairs, 50),
 		"p99_us":                 percentile(with.pairs, 99),
 	}, nil

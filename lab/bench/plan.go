@@ -132,7 +132,6 @@ func planOf(quick bool) plan {
 				{waiters: 8, processes: 2, hold: ms, length: 100 * ms, nodes: 5},
 			},
 			crowds: []crowd{
-				{leases: 0, term: 3 * s, length: alone},
 				{leases: 100, term: 3 * s, length: 1200 * ms},
 				{leases: 100, term: 3 * s, length: 1200 * ms, five: true},
 			},
@@ -149,8 +148,6 @@ func planOf(quick bool) plan {
 		},
 		// Each length is longer than the interval between renewals, a third of the term.
 		crowds: []crowd{
-			{leases: 0, term: 3 * s, length: alone},
-			{leases: 0, term: 3 * s, length: alone, five: true},
 			{leases: 10_000, term: 6 * s, length: 6 * s},
 			{leases: 10_000, term: 30 * s, length: 10 * s, five: true},
 			{leases: 100_000, term: 30 * s, length: 10 * s},

@@ -44,19 +44,17 @@ func (r *results) fillPages(root string, write bool) error {
 func (r *results) parts() map[string]func() string {
 	p := planOf(r.Quick)
 	return map[string]func() string{
-		"ratios":        func() string { return r.ratios(p) },
-		"free":          func() string { return r.free(p, 1) },
-		"free-five":     func() string { return r.free(p, 5) },
-		"contended":     func() string { return r.crowded(p.contended()[0]) },
-		"by-waiters":    func() string { return r.bySetting(p.contended(), "acquisitions_per_s") },
-		"held":          func() string { return r.crowded(p.held(1)[0]) },
-		"held-five":     func() string { return r.crowded(p.held(5)[0]) },
-		"held-longest":  func() string { return r.bySetting(p.held(1), "longest_wait_ms") },
-		"held-commands": func() string { return r.bySetting(p.held(1), "commands_per_lock") },
-		"again":         func() string { return r.repeated(p) },
-		"lockall":       func() string { return r.atOnce(p) },
-		"leases":        func() string { return r.kept(p, false) },
-		"leases-none":   func() string { return r.kept(p, true) },
+		"ratios":       func() string { return r.ratios(p) },
+		"free":         func() string { return r.free(p, 1) },
+		"free-five":    func() string { return r.free(p, 5) },
+		"contended":    func() string { return r.crowded(p.contended()[0]) },
+		"by-waiters":   func() string { return r.bySetting(p.contended(), "acquisitions_per_s") },
+		"held":         func() string { return r.crowded(p.held(1)[0]) },
+		"held-five":    func() string { return r.crowded(p.held(5)[0]) },
+		"held-longest": func() string { return r.bySetting(p.held(1), "longest_wait_ms") },
+		"again":        func() string { return r.repeated(p) },
+		"lockall":      func() string { return r.atOnce(p) },
+		"leases":       func() string { return r.kept(p) },
 	}
 }
 
@@ -330,16 +328,14 @@ func (r *results) bySetting(settings []section, metric string) string {
 	return r.table(rows, columns...)
 }
 
-// kept is the table of many leases, or of none.
-func (r *results) kept(p plan, none bool) string {
+// kept is the table of many leases.
+func (r *results) kept(p plan) string {
 	var rows []row
 	for _, c := range slices.Backward(p.crowds) {
 		s := section{leases, c.String()}
 		for _, x := range r.rows(s, 0) {
-			if none == (c.leases == 0) {
-				x.name += ", " + c.String()
-				rows = append(rows, x)
-			}
+			x.name += ", " + c.String()
+			rows = append(rows, x)
 		}
 	}
 	return r.table(rows,

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
 	"time"
 
@@ -111,28 +108,4 @@ func TestJava(t *testing.T) {
 	jobs := await.Value(spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "jobs:", TTL: time.Minute}}))
 	shed := func(ctx context.Context, do work) error { return shedlockAfter(ctx, jobs, do) }
 	check(t, jobs, true, shed)
-}
-
-// Each block of Go code on the pages is in the source.
-func TestPagesShowTheCode(t *testing.T) {
-	code, err := os.ReadFile("from.go")
-	must(t, err)
-	names, err := filepath.Glob("../../docs/from/*.md")
-	must(t, err)
-	for _, name := range names {
-		page, err := os.ReadFile(name)
-		must(t, err)
-		blocks := regexp.MustCompile("(?ms)^```go\n(.*?)^```$").FindAllSubmatch(page, -1)
-		if len(blocks) == 0 {
-			t.Errorf("%s has no code", name)
-		}
-		for _, b := range blocks {
-			if !strings.Contains(string(code), string(b[1])) {
-				t.Errorf("%s: this block is not in from.go:\n%s", name, b[1])
-			}
-		}
-	}
-	if len(names) != 7 {
-		t.Errorf("%d pages", len(names))
-	}
 }

@@ -101,21 +101,13 @@ func (f *fault) figures(broken int) string {
 	text := fmt.Sprintf("%d×", len(f.at))
 	if n := len(f.recovery); n > 0 {
 		slices.Sort(f.recovery)
-		text += fmt.Sprintf(": %s / %s", millis(f.recovery[(n-1)/2]), millis(f.recovery[n-1]))
+		ms := func(i int) int64 { return f.recovery[i].Milliseconds() }
+		text += fmt.Sprintf(": %d / %d", ms((n-1)/2), ms(n-1))
 	}
 	if broken > 0 {
 		text += fmt.Sprintf(", **broken %d×**", broken)
 	}
 	return text
-}
-
-// millis returns milliseconds, with two digits at least.
-func millis(d time.Duration) string {
-	digits := 0
-	if d < 10*time.Millisecond {
-		digits = 1
-	}
-	return fmt.Sprintf("%.*f", digits, float64(d)/1e6)
 }
 
 // pair is the run of a strategy without faults that take locks away, and the run with them.
