@@ -150,8 +150,8 @@ func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, 
 	return l, err
 }
 
-// errNoHold is the Err of the LostError that Resume returns.
-var errNoHold = errors.New("or the key was unlocked, its term has ended, or the handle is of another store")
+// errNoHold is the Err of the LostError that Resume returns, and the whole reason in its text.
+var errNoHold = errors.New("this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store: lock the key again if you still need it")
 
 func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	c, r := w.c, &w.r

@@ -77,7 +77,9 @@ var lossTexts = map[string]string{
 // Error says why the lease was lost.
 func (e *LostError) Error() string {
 	why := cmp.Or(lossTexts[e.Reason], e.Reason)
-	if e.Err != nil {
+	if e.Err == errNoHold {
+		why = errNoHold.Error()
+	} else if e.Err != nil {
 		why += " (" + e.Err.Error() + ")"
 	}
 	return ErrLost.Error() + ": " + why

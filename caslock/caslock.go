@@ -49,7 +49,7 @@ type driver struct {
 var _ backend.Inspector = (*driver)(nil)
 
 // New returns a Client whose locks are in store. It creates and deletes a key to probe the store,
-// and tries two writes that the store must refuse.
+// and tries three calls that the store must refuse.
 func New(ctx context.Context, store Store, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(ctx, store, o)
@@ -92,7 +92,7 @@ func NewDriver(ctx context.Context, store Store, _ *Options) (backend.Driver, er
 	return d, nil
 }
 
-// probe checks that the store refuses a write of a wrong version.
+// probe checks that the store refuses a Put and a Delete of a wrong version.
 func (d *driver) probe(ctx context.Context) error {
 	key := "caslock-probe-" + rand.Text()
 	one, err := d.store.Put(ctx, key, []byte("1"), "")
@@ -103,8 +103,12 @@ func (d *driver) probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, version := range []string{"", one} {
-		if _, err := d.store.Put(ctx, key, []byte("3"), version); err == nil || one == two {
+	put := func(version string) error {
+		_, err := d.store.Put(ctx, key, []byte("3"), version)
+		return err
+	}
+	for _, err := range []error{put(""), put(one), d.store.Delete(ctx, key, one)} {
+		if err == nil || one == two {
 			return fmt.Errorf("%w: the store does not compare versions, so it cannot keep locks", backend.ErrInvalid)
 		} else if !errors.Is(err, ErrConflict) {
 			return err

@@ -20,6 +20,8 @@ var waitClauses = given(waiter, []clause{
 		why: "A waiter gets the key at whatever moment it is released: no release falls between Wait's signal and its attempt."},
 	{name: "wait-deadline", says: saysUntil, check: pair(waitDeadline),
 		why: "The deadline of a grant by Wait is after the release before it, and has passed before another waiter is granted the key."},
+	{name: "wait-seen", says: saysUntil, check: waitSeen,
+		why: "A driver that has seen a caller wait for longer than a term does not take the key before the deadline of that caller's hold."},
 	{name: "wait-cancelled", says: saysWaitHeld, check: pair(waitCancelled),
 		why: "If its context ends, a Wait returns ErrHeld. After a release of its token, as after an unknown outcome, no hold and no place in a queue is left."},
 	{name: "wait-dead-context", says: saysWaitCtx, check: waitDeadContext,
@@ -69,6 +71,26 @@ func waitDeadline(e *env, a, b *driver) {
 	next.granted("Wait for a key whose holder got it by waiting and died")
 	require(!deadline.After(time.Now()), "the deadline of a hold by Wait is %v after the grant to the next waiter", time.Until(deadline))
 	next.use()
+}
+
+// waitSeen lets a driver see a waiter once, and lets the waiter get the key when that was more than a
+// term ago. A driver that knows holds and waiters by what it has seen must then count a new term.
+func waitSeen(e *env) {
+	must(e.each(2, func(i int) {
+		a, b, observer := e.open(), e.open(), e.open()
+		c := e.claim(e.long)
+		c.Shared = i == 1 && e.traits.Shared
+		a.take(c)
+		called := time.Now()
+		w := b.want(e.claimOf(c.Key, e.term))
+		e.queued(observer, c.Key, 1)
+		must(observer.refused(c.Key))
+
+		e.sleep(e.term)
+		a.give(c)
+		mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
+		must(errOf(observer.succeedsAfter(until(w.grant, w.c, called), c.Key)))
+	}))
 }
 
 func waitCancelled(e *env, a, b *driver) {

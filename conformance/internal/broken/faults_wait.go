@@ -23,6 +23,19 @@ var waitFaults = []Fault{
 	{Name: "the deadline counts from the beginning of the Wait", Clause: "wait-deadline", kind: waits,
 		spoil: onWait.grants(func(_ *driver, _ backend.Claim, g *backend.Grant) { g.Until = time.Time{} })},
 	{Name: "the deadline of a hold by Wait is half a term late", Clause: "wait-deadline", kind: waits, spoil: onWait.grants(halfATermLate)},
+	{Name: "a driver counts the term of a hold from when it saw the caller wait", Clause: "wait-seen", kind: waits,
+		spoil: func(d *driver) {
+			seen := map[string]time.Time{}
+			onAcquire.inStore(func(x *command) (uint64, error) {
+				if at, ok := seen[x.r.token]; ok && x.now.Sub(at) >= x.r.until.Sub(x.r.since) {
+					x.r.hold = hold{}
+				}
+				if _, ok := seen[x.r.writer.token]; !ok && x.r.writer.token != "" {
+					seen[x.r.writer.token] = x.now
+				}
+				return x.acquire()
+			})(d)
+		}},
 	{Name: "a cancelled Wait continues, and its grant has no owner", Clause: "wait-cancelled", kind: waits,
 		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 			g, err := next(ctx, c)

@@ -1,0 +1,160 @@
+// Package s3kv lets caslock keep locks in objects of an S3 bucket. It takes a client of the AWS SDK,
+// which signs requests for any endpoint, and which brings no modules but those of AWS.
+//
+// The store must obey If-None-Match and If-Match in PUT, and If-Match in DELETE, as general purpose
+// buckets of Amazon S3 do. caslock.New refuses a store that ignores one of them or answers 501 to
+// it: a DELETE without a condition could remove a new hold.
+//
+// Waiters poll, and each call costs money: set hasp.Options.Backoff to some seconds. The program
+// needs s3:GetObject, s3:PutObject, s3:DeleteObject, and s3:ListBucket, without which S3 answers 403
+// for a missing object. A rule of the bucket may remove old versions of objects, but no current one.
+//
+// By default the store has no clock: see package caslock for what TryLock means then. If the clocks
+// of the store's servers agree within a second, New may use them: then the age of a record is the
+// Date of the reply less Last-Modified, less two seconds.
+package s3kv
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+)
+
+// Client is what a Store needs of an [s3.Client].
+type Client interface {
+	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
+	PutObject(context.Context, *s3.PutObjectInput, ...func(*s3.Options)) (*s3.PutObjectOutput, error)
+	DeleteObject(context.Context, *s3.DeleteObjectInput, ...func(*s3.Options)) (*s3.DeleteObjectOutput, error)
+	ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error)
+}
+
+// Store is the objects of a bucket whose names begin with a prefix. It is safe for concurrent use.
+type Store struct {
+	client         Client
+	bucket, prefix string
+	clock          bool
+}
+
+const maxPlain = 700     // bytes of an escaped key; a name has 1,024 at most, with a prefix of 200
+const maxValue = 4 << 20 // bytes; no record has so many, so the rest of an object is not read
+
+// New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such as
+// "locks/". clock says that the clocks of the servers agree. The retries of client are not used.
+func New(client Client, bucket, prefix string, clock bool) (*Store, error) {
+	if client == nil || bucket == "" || len(prefix) > 200 {
+		return nil, fmt.Errorf("s3kv: %w: want a client, a bucket and a prefix of 200 bytes at most", backend.ErrInvalid)
+	}
+	return &Store{client, bucket, prefix, clock}, nil
+}
+
+// once switches off the retries of one call.
+func once(o *s3.Options) { o.Retryer = aws.NopRetryer{} }
+
+// Limits says that calls end promptly.
+func (s *Store) Limits() caslock.Limits { return caslock.Limits{Cancellation: backend.CancelPrompt} }
+
+// name returns the name of key. That of a long key has a hash, and is longer than any other.
+func (s *Store) name(key string) *string {
+	escaped := url.QueryEscape(key)
+	if len(escaped) > maxPlain {
+		escaped = fmt.Sprintf("%s.%x", escaped[:maxPlain], sha256.Sum256([]byte(key)))
+	}
+	return aws.String(s.prefix + escaped + ".json") // so that ".." is no part of a path
+}
+
+// answer returns ErrConflict for an answer that the object has another version or does not exist, or
+// that this write has changed nothing because of another one in flight (409).
+func answer(err error) error {
+	var api interface{ ErrorCode() string }
+	if !errors.As(err, &api) {
+		return err
+	}
+	switch api.ErrorCode() { // the SDK makes one from the status of an empty answer
+	case "PreconditionFailed", "NoSuchKey", "NotFound", "ConditionalRequestConflict", "OperationAborted":
+		return caslock.ErrConflict
+	case "NotImplemented":
+		return fmt.Errorf("s3kv: %w: the store lacks a condition, so it cannot keep locks: %w", backend.ErrInvalid, err)
+	}
+	return err
+}
+
+// Get reads the object of key.
+func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
+	return s.get(ctx, s.name(key))
+}
+
+func (s *Store) get(ctx context.Context, name *string) (e caslock.Entry, err error) {
+	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: name}, once)
+	if err = answer(err); errors.Is(err, caslock.ErrConflict) {
+		return e, nil // there is no object
+	} else if err != nil {
+		return e, err
+	}
+	defer out.Body.Close()
+	e.Version = aws.ToString(out.ETag)
+	if now, known := middleware.GetServerTime(out.ResultMetadata); s.clock && known && out.LastModified != nil {
+		e.Age = now.Sub(*out.LastModified) - 2*time.Second // both are whole seconds
+	}
+	e.Value, err = io.ReadAll(io.LimitReader(out.Body, maxValue))
+	return e, err
+}
+
+// Put writes the object of key if it has this ETag, which is a hash of the value.
+func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
+	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: s.name(key), Body: bytes.NewReader(value), IfMatch: &version}
+	if version == "" {
+		in.IfMatch, in.IfNoneMatch = nil, aws.String("*")
+	}
+	out, err := s.client.PutObject(ctx, in, once)
+	if err != nil {
+		return "", answer(err)
+	}
+	return aws.ToString(out.ETag), nil
+}
+
+// Delete deletes the object of key if it has this ETag.
+func (s *Store) Delete(ctx context.Context, key, version string) error {
+	_, err := s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: s.name(key), IfMatch: &version}, once)
+	return answer(err)
+}
+
+// Scan lists objects in the order of their names, and reads some of them at a time.
+func (s *Store) Scan(ctx context.Context, prefix, position string, n int) (es []caslock.Entry, next string, err error) {
+	prefix = url.QueryEscape(prefix)
+	in := &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: aws.String(s.prefix + prefix[:min(len(prefix), maxPlain)]), MaxKeys: aws.Int32(int32(n))}
+	if position != "" {
+		in.StartAfter = &position
+	}
+	out, err := s.client.ListObjectsV2(ctx, in, once)
+	if err != nil {
+		return nil, "", err
+	}
+	es, errs := make([]caslock.Entry, len(out.Contents)), make([]error, len(out.Contents))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 16)
+	for i, o := range out.Contents {
+		slots <- struct{}{}
+		wg.Go(func() {
+			es[i], errs[i] = s.get(ctx, o.Key)
+			<-slots
+		})
+		if aws.ToBool(out.IsTruncated) {
+			next = aws.ToString(o.Key)
+		}
+	}
+	wg.Wait()
+	return es, next, errors.Join(errs...)
+}
