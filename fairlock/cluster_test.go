@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -20,42 +21,28 @@ func TestSubscriberAtAReplicaReceivesNoGrant(t *testing.T) {
 	master := cluster.Master("k")
 	replica := cluster.Servers[slices.Index(cluster.Servers, master)+len(cluster.Servers)/2]
 	d, err := hasp.Config{Strategy: "fairlock", Nodes: []string{cluster.URL()}}.Driver(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	defer d.Close()
 	c := claim("k")
-	if _, err := d.Acquire(ctx, c); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, errOf(d.Acquire(ctx, c)))
 
 	const channel = "hasp:{k}:grant:elsewhere"
 	rdb := master.Client()
 	pipe := rdb.Pipeline()
 	pipe.RPush(ctx, queueKey, "waiter SPUBLISH "+channel+" 1 60000 0 elsewhere")
 	pipe.ZAdd(ctx, timeoutsKey, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: "waiter"})
-	if _, err := pipe.Exec(ctx); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, errOf(pipe.Exec(ctx)))
 	sub := replica.Client().SSubscribe(ctx, channel)
 	defer sub.Close()
-	if _, err := sub.Receive(ctx); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, errOf(sub.Receive(ctx)))
 
-	if err := d.Release(ctx, c); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, d.Release(ctx, c))
 	if n := rdb.Exists(ctx, "k").Val(); n != 0 {
 		t.Error("the key was handed to a subscriber that the master does not count")
 	}
-	if err := rdb.SPublish(ctx, channel, "the end").Err(); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, rdb.SPublish(ctx, channel, "the end").Err())
 	m, err := sub.ReceiveMessage(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	if m.Payload != "the end" {
 		t.Errorf("received %q", m.Payload)
 	}

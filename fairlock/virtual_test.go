@@ -677,23 +677,15 @@ func TestTermOfAHandOver(t *testing.T) {
 func TestClocksApart(t *testing.T) {
 	for _, apart := range []time.Duration{30 * time.Second, -30 * time.Second} {
 		inWorld(t, func(w *world) {
-			stop := make(chan struct{})
-			ticked := make(chan struct{})
+			ctx, stop := context.WithCancel(w.Context())
+			var clock sync.WaitGroup
 			w.v.Mini.SetTime(time.Now().Add(apart))
-			go func() {
-				defer close(ticked)
-				tick := time.NewTicker(5 * time.Millisecond)
-				defer tick.Stop()
-				for {
-					select {
-					case now := <-tick.C:
-						w.v.Mini.SetTime(now.Add(apart))
-					case <-stop:
-						return
-					}
+			clock.Go(func() {
+				for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+					w.v.Mini.SetTime(time.Now().Add(apart))
 				}
-			}()
-			defer func() { close(stop); <-ticked }()
+			})
+			defer func() { stop(); clock.Wait() }()
 			c, ps := w.procs(4)
 			for _, p := range ps {
 				p.proxy.Commands()
