@@ -12,6 +12,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/spinlock"
 )
 
@@ -55,12 +56,8 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 		if !errors.As(err, &held) || held.RetryAfter < 30*time.Second || held.RetryAfter > time.Minute {
 			t.Errorf("held by spring: got %v", err)
 		}
-		if err := r.Renew(t, c); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("renew of spring's hold: %v", err)
-		}
-		if err := r.Driver.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("release of spring's hold: %v", err)
-		}
+		strategytest.Want(t, "renew of spring's hold", r.Renew(t, c), backend.ErrLost)
+		strategytest.Want(t, "release of spring's hold", r.Driver.Release(t.Context(), c), backend.ErrLost)
 	}
 	// The id of a registry is no token, even if another program knows it.
 	if err := r.Driver.Release(t.Context(), backend.Claim{Key: key, Token: java.id}); !errors.Is(err, backend.ErrLost) {
@@ -78,12 +75,8 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 		if java.renew(t, key, time.Minute) || java.unlock(t, key) {
 			t.Error("spring renews or frees what hasp holds")
 		}
-		if err := r.Renew(t, c); err != nil {
-			t.Error(err)
-		}
-		if err := r.Driver.Release(t.Context(), c); err != nil {
-			t.Error(err)
-		}
+		strategytest.Want(t, "renew", r.Renew(t, c), nil)
+		strategytest.Want(t, "release", r.Driver.Release(t.Context(), c), nil)
 		if !java.obtain(t, key, time.Minute) || !java.unlock(t, key) {
 			t.Error("spring cannot take what hasp freed")
 		}
@@ -101,9 +94,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	byURL, err := hasp.Config{Strategy: "spinlock", Nodes: []string{r.Server.URL()}, Params: map[string]string{"registry": "registry"}}.Driver(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	defer byURL.Close()
 	heard := func(want bool, what string) {
 		t.Helper()
@@ -114,9 +105,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 		var all []*redis.Message
 		for {
 			m, err := sub.ReceiveMessage(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			if m.Payload == "end" {
 				break
 			}
@@ -138,15 +127,18 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 			t.Error(err)
 		}
 		heard(false, name+": release of another's hold")
-		if err := d.Release(t.Context(), c); err != nil {
-			t.Error(err)
-		}
+		strategytest.Want(t, "release", d.Release(t.Context(), c), nil)
 		heard(asked, name+": release")
+		one, two := shared(key), shared(key)
+		r.Acquire(t, one)
+		r.Acquire(t, two)
+		strategytest.Want(t, "release", d.Release(t.Context(), one), nil)
+		heard(false, name+": release of the first of two readers")
+		strategytest.Want(t, "release", d.Release(t.Context(), two), nil)
+		heard(asked, name+": release of the last reader")
 		r.Acquire(t, claim(key))
 		for i := range 2 {
-			if err := d.(backend.Inspector).Break(t.Context(), key); err != nil {
-				t.Error(err)
-			}
+			strategytest.Want(t, "break", d.(backend.Inspector).Break(t.Context(), key), nil)
 			heard(asked && i == 0, name+": break")
 		}
 	}
@@ -155,9 +147,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 	r.Redis.Do(t.Context(), "acl", "setuser", "default", "-publish")
 	c := claim(key)
 	r.Acquire(t, c)
-	if err := handedIn.Release(t.Context(), c); err != nil {
-		t.Error(err)
-	}
+	strategytest.Want(t, "release", handedIn.Release(t.Context(), c), nil)
 	if n := r.Redis.Exists(t.Context(), key).Val(); n != 0 {
 		t.Error("the key is not free")
 	}
