@@ -9,7 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // redisson is one thread of one Redisson. It does with plain commands what RLock does in
@@ -27,9 +29,7 @@ func (j redisson) lock(t *testing.T, ttl time.Duration) time.Duration {
 	if j.Redis.Exists(ctx, j.key).Val() != 0 && !j.Redis.HExists(ctx, j.key, j.field).Val() {
 		return j.Left(t, j.key)
 	}
-	if err := j.Redis.HIncrBy(ctx, j.key, j.field, 1).Err(); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, j.Redis.HIncrBy(ctx, j.key, j.field, 1).Err())
 	j.Redis.PExpire(ctx, j.key, ttl)
 	return 0
 }
@@ -76,12 +76,8 @@ func TestRedissonAndHaspExcludeEachOther(t *testing.T) {
 			if !errors.As(err, &held) || held.RetryAfter < term/2 || held.RetryAfter > time.Minute || held.Owner != "" {
 				t.Errorf("held by redisson: got %v", err)
 			}
-			if err := r.Renew(t, c); !errors.Is(err, backend.ErrLost) {
-				t.Errorf("renew of redisson's hold: %v", err)
-			}
-			if err := r.Driver.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-				t.Errorf("release of redisson's hold: %v", err)
-			}
+			strategytest.Want(t, "renew of redisson's hold", r.Renew(t, c), backend.ErrLost)
+			strategytest.Want(t, "release of redisson's hold", r.Driver.Release(t.Context(), c), backend.ErrLost)
 		}
 		// The name of a thread is no token, even if another program knows it.
 		if err := r.Driver.Release(t.Context(), backend.Claim{Key: java.key, Token: java.field}); !errors.Is(err, backend.ErrLost) {
@@ -105,9 +101,7 @@ func TestRedissonAndHaspExcludeEachOther(t *testing.T) {
 			if java.renew(t, time.Minute) || java.unlock(t) {
 				t.Error("redisson renews or frees what hasp holds")
 			}
-			if err := r.Renew(t, c); err != nil {
-				t.Error(err)
-			}
+			strategytest.Want(t, "renew", r.Renew(t, c), nil)
 			r.Release(t, c)
 			if java.lock(t, time.Minute) != 0 || !java.unlock(t) {
 				t.Error("redisson cannot take what hasp freed")
@@ -150,16 +144,12 @@ func TestRedissonAndHaspWakeEachOther(t *testing.T) {
 			}
 			c := claim(java.key)
 			a.Acquire(t, c)
-			if err := a.Driver.Break(t.Context(), java.key); err != nil {
-				t.Error(err)
-			}
+			strategytest.Want(t, "break", a.Driver.Break(t.Context(), java.key), nil)
 			// A release that released nothing publishes nothing.
 			if err := a.Driver.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
 				t.Error(err)
 			}
-			if err := a.Driver.Break(t.Context(), java.key); err != nil {
-				t.Error(err)
-			}
+			strategytest.Want(t, "break", a.Driver.Break(t.Context(), java.key), nil)
 			synctest.Wait()
 			if len(heard) != 1 || (<-heard).Payload != "0" {
 				t.Errorf("redisson has heard of a break %d times", len(heard))

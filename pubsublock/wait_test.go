@@ -2,6 +2,7 @@ package pubsublock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -195,9 +196,7 @@ func TestClientsOfACrowdTakeTurns(t *testing.T) {
 				if !c.atOnce {
 					wait(last)
 				}
-				if err := all[holder].err; err != nil {
-					t.Fatal(err)
-				}
+				await.Must(t, all[holder].err)
 				wins[holder]++
 				lease = all[holder].lease
 			}
@@ -228,9 +227,7 @@ func TestReleasesOnAClusterArePublishedSharded(t *testing.T) {
 	defer rdb.Close()
 	sharded := rdb.SSubscribe(t.Context(), name)
 	defer sharded.Close()
-	if _, err := sharded.Receive(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, strategytest.ErrOf(sharded.Receive(t.Context())))
 
 	d := await.Value(pubsublock.NewDriver(rdb, &pubsublock.Options{Channel: "free"})).(Driver)
 	for _, free := range []func(backend.Claim) error{
@@ -238,12 +235,8 @@ func TestReleasesOnAClusterArePublishedSharded(t *testing.T) {
 		func(c backend.Claim) error { return d.Break(t.Context(), c.Key) },
 	} {
 		c := claim(key)
-		if _, err := d.Acquire(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		if err := free(c); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, strategytest.ErrOf(d.Acquire(t.Context(), c)))
+		await.Must(t, free(c))
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		if m, err := sharded.ReceiveMessage(ctx); err != nil || m.Channel != name || m.Payload != "0" {
 			t.Errorf("got %v, %v", m, err)
@@ -293,83 +286,39 @@ func TestCommandsPerContendedAcquisition(t *testing.T) {
 	}
 }
 
-// waitOn makes a caller wait for the key, and returns when it waits. The outcome comes
-// later.
-func waitOn(t *testing.T, r rig, c *hasp.Client) <-chan error {
-	t.Helper()
-	const channel = "redisson_lock__channel:{k}"
-	done := make(chan error, 1)
-	go func() {
-		lease, err := c.Lock(t.Context(), "k")
-		if err == nil {
-			err = lease.Unlock(t.Context())
-		}
-		done <- err
-	}()
-	eventually(t, "a waiter listens", func() bool { return r.Redis.PubSubNumSub(t.Context(), channel).Val()[channel] > 0 })
-	return done
-}
-
-func arrives(t *testing.T, what string, done <-chan error) {
-	t.Helper()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-	case <-time.After(time.Minute):
-		t.Fatalf("%s: still waiting", what)
-	}
-}
-
-func byURL(t *testing.T, srv *redistest.Server) *hasp.Client {
-	t.Helper()
-	c, err := hasp.Open(t.Context(), "pubsublock+"+srv.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	return c
-}
-
-// A user without the right to the channels can lock, wait and unlock.
+// A user without the right to the channels can lock, wait and unlock. It wakes no caller, and no
+// message wakes it.
 func TestUserWithoutChannels(t *testing.T) {
 	t.Parallel()
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	if err := r.Redis.Do(t.Context(), "acl", "setuser", "ann", "on", ">pw", "~*", "resetchannels", "+@all").Err(); err != nil {
-		t.Fatal(err)
-	}
+	r.Do(t, "acl", "setuser", "ann", "on", ">pw", "~*", "resetchannels", "+@all")
 	p := r.Server.Proxy()
-	o := r.Server.ClientOptions()
-	o.Addr, o.Username, o.Password, o.ContextTimeoutEnabled = p.Addr(), "ann", "pw", true
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	ann := await.Value(pubsublock.New(rdb, nil))
-	defer ann.Close()
-	other := byURL(t, r.Server)
-
-	lease := lock(t, ann)
-	done := waitOn(t, r, other)
-	unlock(t, lease) // tells nobody
-	arrives(t, "behind ann", done)
-	for _, free := range []func(c *hasp.Client, lease *hasp.Lease) error{
-		func(_ *hasp.Client, lease *hasp.Lease) error { return lease.Unlock(t.Context()) },
-		func(c *hasp.Client, _ *hasp.Lease) error { return c.Break(t.Context(), "k") },
+	client := func(user, password string) *hasp.Client {
+		o := r.Server.ClientOptions()
+		o.Addr, o.Username, o.Password = p.Addr(), user, password
+		rdb := redis.NewClient(o)
+		t.Cleanup(func() { rdb.Close() })
+		return over(t, rdb).client
+	}
+	both := []*hasp.Client{client("ann", "pw"), client("", "")}
+	for what, free := range map[string]func(c *hasp.Client, l *hasp.Lease) error{
+		"Unlock": func(_ *hasp.Client, l *hasp.Lease) error { return l.Unlock(t.Context()) },
+		"Break":  func(c *hasp.Client, _ *hasp.Lease) error { return c.Break(t.Context(), "k") },
 	} {
-		lease = lock(t, other)
-		done, asked := make(chan error, 1), p.Count()
-		go func() {
-			lease, err := ann.Lock(t.Context(), "k")
-			if err == nil {
-				err = ann.Break(t.Context(), "k")
-				lease.Unlock(t.Context())
+		for i, holder := range both {
+			held := lock(t, holder)
+			asked, done := p.Count(), make(chan error, 1)
+			go func() {
+				lease, err := both[1-i].Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))
+				if err == nil {
+					err = lease.Unlock(t.Context())
+				}
+				done <- err
+			}()
+			eventually(t, "the other asks", func() bool { return p.Count() > asked+1 })
+			if err := errors.Join(free(holder, held), <-done); err != nil {
+				t.Errorf("%s, holder %d: %v", what, i, err)
 			}
-			done <- err
-		}()
-		eventually(t, "ann asks", func() bool { return p.Count() > asked+1 })
-		if err := free(other, lease); err != nil {
-			t.Error(err)
 		}
-		arrives(t, "ann", done)
 	}
 }
