@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -176,18 +177,14 @@ func TestNodesRefusesWithoutShowingSecrets(t *testing.T) {
 func TestPrepareCallsNoServer(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true, Password: "hunter2"})
-	if err := srv.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, srv.Stop())
 	s, probe := prepared(t, srv.URL(), nil, 0)
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	if err := probe(ctx); err == nil || !strings.HasPrefix(err.Error(), s.Name()) || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("a node that is away: %v", err)
 	}
-	if err := srv.Start(true); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, srv.Start(true))
 	if err := probe(ctx); err != nil {
 		t.Errorf("a node that is there again: %v", err)
 	}

@@ -72,9 +72,7 @@ func TestCallsEndWhileThePoolIsExhausted(t *testing.T) {
 	pool := s.servers.(single).pool
 	for range size {
 		conn, err := pool.Get(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 		defer pool.Put(conn, true)
 	}
 	for _, e := range redistest.Endings {
@@ -190,9 +188,7 @@ func TestAConnectionWithoutACommandIsUsed(t *testing.T) {
 	pool := s.servers.(single).pool
 	get := func() *resp.Conn {
 		c, err := pool.Get(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 		return c
 	}
 	used := get() // by Open

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -35,9 +36,7 @@ func open(t *testing.T, node string, params map[string]string) (*Store, error) {
 func opened(t *testing.T, node string, params map[string]string) *Store {
 	t.Helper()
 	s, err := open(t, node, params)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	return s
 }
 
@@ -45,9 +44,7 @@ func opened(t *testing.T, node string, params map[string]string) *Store {
 func prepared(t *testing.T, node string, params map[string]string, connections int) (*Store, func(context.Context) error) {
 	t.Helper()
 	s, probe, err := Prepare(node, params, connections)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s, probe
 }
@@ -199,9 +196,7 @@ func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
 
 func TestOpenRefusesBadFiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "empty.pem")
-	if err := os.WriteFile(file, bytes.Repeat([]byte{'x'}, 10), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, os.WriteFile(file, bytes.Repeat([]byte{'x'}, 10), 0o600))
 	for _, params := range []map[string]string{
 		{"ca": file}, {"ca": file + ".not"}, {"cert": file, "key": file}, {"cert": file},
 	} {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -28,9 +29,7 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 	locked := redistest.Start(t, &redistest.Options{Password: "other"})
 	empty := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}})
 	partly := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}})
-	if err := partly.Client().ClusterAddSlots(t.Context(), 7).Err(); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, partly.Client().ClusterAddSlots(t.Context(), 7).Err())
 	broken := redistest.Serve(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") })
 	half := plain.Proxy()
 	half.Answer("sentinel", "*1\r\n$12\r\nconfig-epoch\r\n")
@@ -110,9 +109,7 @@ func TestSentinelsThatDoNotAnswer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s, err := Open(ctx, set.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	s.Close()
 }
 
@@ -129,9 +126,7 @@ func openWithout(t *testing.T, url string) (s *Store) {
 	}()
 	select {
 	case err := <-opened:
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 	case <-time.After(time.Minute):
 		t.Fatal("Open waits for a server that hangs")
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -195,14 +196,10 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	s, probe := prepared(t, set.URL(), map[string]string{"replicas": "2"}, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := probe(ctx); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, probe(ctx))
 	master, replica := set.Master().Client(), set.Servers[2]
 	s.RunEach(ctx, taking, []Call{{[]string{"known"}, []string{"v"}}}, func(_ int, _ any, err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 	})
 
 	replica.Pause()
@@ -218,9 +215,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	}
 	hold(0)
 	at, err := s.servers.find(ctx, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	eventually(t, "the hold waits for the replica", func(ctx context.Context) error {
 		if info := master.Info(ctx, "clients").Val(); !strings.Contains(info, "blocked_clients:1\r") {
 			return errors.New(info)

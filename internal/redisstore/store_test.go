@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -27,9 +28,7 @@ func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *fa
 		"plain": func(o *redis.Options) redis.UniversalClient { return redis.NewClient(o) },
 		"autopipeline": func(o *redis.Options) redis.UniversalClient {
 			a, err := redis.NewClient(o).AutoPipeline()
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			return a
 		},
 		"cluster": func(o *redis.Options) redis.UniversalClient {
@@ -73,9 +72,7 @@ func TestSentOnce(t *testing.T) {
 				},
 			}
 			for name, way := range ways {
-				if err := way("warm"); err != nil {
-					t.Fatal(err)
-				}
+				await.Must(t, way("warm"))
 				key := fmt.Sprint(name, fault)
 				p.Fail(key, fault)
 				if err := way(key); err == nil {
@@ -228,18 +225,6 @@ func TestCloseClosesOnlyConnectionsOfOpen(t *testing.T) {
 	}
 }
 
-// A hook that stops a batch before it is sent returns one error for all of its commands.
-func TestRunEachReportsTheErrorOfAHook(t *testing.T) {
-	rdb := redistest.Start(t, nil).Client()
-	stop := errors.New("circuit open")
-	rdb.AddHook(hook{stop})
-	New(rdb).RunEach(t.Context(), counting, []Call{{[]string{"a"}, []string{"1"}}}, func(_ int, v any, err error) {
-		if !errors.Is(err, stop) {
-			t.Errorf("got %v, %v", v, err)
-		}
-	})
-}
-
 // Callers that want locks may use all connections of a client that was passed. A
 // renewal does not wait for one of them.
 func TestRenewalThroughAClientWhosePoolIsInUse(t *testing.T) {
@@ -250,9 +235,7 @@ func TestRenewalThroughAClientWhosePoolIsInUse(t *testing.T) {
 	defer rdb.Close()
 	conn := rdb.Conn() // the only connection of the pool
 	defer conn.Close()
-	if err := conn.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, conn.Ping(t.Context()).Err())
 	s := New(rdb)
 	if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrPoolTimeout) {
 		t.Fatalf("a command: %v, want %v", err, redis.ErrPoolTimeout)
@@ -299,14 +282,6 @@ func TestErrorsOfAPassedClientHaveNoPassword(t *testing.T) {
 			t.Errorf("%T: got %v", rdb, err)
 		}
 	}
-}
-
-type hook struct{ err error }
-
-func (hook) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (h hook) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(context.Context, []redis.Cmder) error { return h.err }
 }
 
 // A time to live can be longer than a Duration.
@@ -420,27 +395,5 @@ func TestEnds(t *testing.T) {
 	defer cluster.Close()
 	if got := New(cluster).Cancellation(); got != backend.CancelNone {
 		t.Errorf("cluster: got %v", got)
-	}
-}
-
-// A call over a client that the caller passed ends as Cancellation says.
-func TestPassedClientEndsByDeadline(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	o := srv.ClientOptions()
-	o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout, o.PoolSize = true, time.Hour, time.Hour, 1
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	s := New(rdb)
-	pings(t, s)
-	srv.Pause()
-	defer srv.Resume()
-	for _, what := range []string{"a read", "a new connection"} {
-		returns(t, what, func() {
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			defer cancel()
-			if _, err := s.Do(ctx, "ping"); err == nil {
-				t.Errorf("%s: no error", what)
-			}
-		})
 	}
 }

@@ -210,9 +210,7 @@ func TestCluster(t *testing.T) {
 	one.always = true                                       // over wires, which get every redirection
 	expect(t, one, "by one node", "v", "get", "k")
 	n, err := s.Do(t.Context(), "get", "{k}n") // callsEnd has counted it, or not
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	if n != nil {
 		expect(t, s, "reset", int64(1), "del", "{k}n")
 	}

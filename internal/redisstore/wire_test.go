@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -111,16 +112,12 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	set := func() error { _, err := s.Do(t.Context(), "set", "k", "v"); return err }
 	var w *resp.Wire
 	until(t, "a wire", func() bool {
-		if err := set(); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, set())
 		w = at.wire.Load()
 		return w != nil
 	})
 	direct := srv.Client()
-	if err := direct.ReplicaOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, direct.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
 	for range 3 { // over the wire, and twice over the pool
 		if err := set(); !redis.HasErrorPrefix(err, "READONLY") {
 			t.Errorf("got %v", err)
@@ -134,9 +131,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	if err := set(); !redis.HasErrorPrefix(err, "READONLY") || at.wire.Load() != nil {
 		t.Errorf("got %v, and the wire %p", err, at.wire.Load())
 	}
-	if err := direct.ReplicaOf(t.Context(), "no", "one").Err(); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, direct.ReplicaOf(t.Context(), "no", "one").Err())
 	if err := set(); err != nil || at.wire.Load() == nil {
 		t.Errorf("got %v, and the wire %p", err, at.wire.Load())
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -22,9 +23,7 @@ func TestListenersFollowTheMaster(t *testing.T) {
 	failover := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: set.Name, SentinelAddrs: addrs})
 	defer failover.Close()
 	byURL, err := open(t, set.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	handedIn := redisstore.New(failover)
 	defer handedIn.Close()
 	both := []*recorder{listenTo(t, byURL, "ch"), listenTo(t, handedIn, "ch")}
@@ -61,9 +60,7 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
 	defer cluster.Close()
 	byURL, err := open(t, set.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	both := []*redisstore.Store{byURL, redisstore.New(cluster)}
 	nodes := map[string]*redis.Client{}
 	for _, s := range set.Servers {
@@ -136,9 +133,7 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 func TestShardedWhileAnotherServerHangs(t *testing.T) {
 	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
 	s, err := open(t, set.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	hangs := set.Master("") // has the slot of the empty key
 	key := ""
 	for i := 0; key == "" || set.Master(key) == hangs; i++ {

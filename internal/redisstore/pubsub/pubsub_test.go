@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"runtime"
 	"slices"
 	"strings"
@@ -14,13 +13,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 
 	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -37,31 +36,15 @@ type listening struct {
 	t      *testing.T
 	srv    *redistest.VirtualServer
 	direct *redis.Client
-	dials  atomic.Int64
 }
 
 // virtually runs f in virtual time. When the Store has been closed, no goroutine may be
 // left.
-func virtually(t *testing.T, protocol int, f func(t *testing.T, s *listening)) {
+func virtually(t *testing.T, f func(t *testing.T, s *listening)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &listening{t: t, srv: redistest.Virtual(t)}
-		s.direct = s.srv.Direct()
-		dial := s.srv.Proxy.Dialer()
-		rdb := redis.NewClient(&redis.Options{
-			Addr: "virtual:6379", Protocol: protocol, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
-			DialerRetries: 1, MaxRetries: -1, DisableIdentity: true,
-			PoolSize:                 10_000, // no caller may wait for a connection: see redistest.VirtualServer
-			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-			Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-				if ctx.Err() != nil {
-					return nil, ctx.Err() // as a net.Dialer does
-				}
-				s.dials.Add(1)
-				return dial(ctx, network, addr)
-			},
-		})
-		s.Store = redisstore.New(rdb)
+		srv := redistest.Virtual(t)
+		s := &listening{redisstore.New(srv.Client()), t, srv, srv.Direct()}
 		f(t, s)
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -70,7 +53,6 @@ func virtually(t *testing.T, protocol int, f func(t *testing.T, s *listening)) {
 		if left := goroutines(); left != "" {
 			t.Errorf("after Close:\n%s", left)
 		}
-		rdb.Close()
 	})
 }
 
@@ -128,9 +110,7 @@ func listen(t *testing.T, b *pubsub.Subscriber, name string) *recorder {
 	t.Helper()
 	e := &recorder{}
 	l, err := b.Listen(t.Context(), name, name, e.record)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	e.Listener = l
 	return e
 }
@@ -167,12 +147,6 @@ func (s *listening) publish(name, payload string) {
 	synctest.Wait()
 }
 
-// hook makes the server call f before each command.
-func (s *listening) hook(f func(c *mini.Peer, cmd string, args ...string) bool) {
-	s.direct.Ping(s.t.Context()) // starts the server
-	s.srv.Mini.Server().SetPreHook(f)
-}
-
 func (s *listening) wants(e *recorder, want string) {
 	s.t.Helper()
 	synctest.Wait()
@@ -194,34 +168,30 @@ func (s *listening) commands() string {
 }
 
 func TestListenReceivesLaterMessages(t *testing.T) {
-	for _, protocol := range []int{2, 3} {
-		virtually(t, protocol, func(t *testing.T, s *listening) {
-			a, b := s.listen("a"), s.listen("b")
-			s.publish("a", "one")
-			s.publish("b", "two")
-			s.publish("a", "three")
-			s.wants(a, "one three")
-			s.wants(b, "two")
-			a.Close()
-			s.publish("a", "four")
-			s.wants(a, "")
-			c := s.listen("c")
-			last, err := s.Listen(t.Context(), "c", "c", func(string, bool) { t.Error("a closed Listener got a message") })
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.also = last.Close
-			s.publish("c", "x")
-			s.wants(c, "x")
-			s.connected(1, 1)
-		})
-	}
+	virtually(t, func(t *testing.T, s *listening) {
+		a, b := s.listen("a"), s.listen("b")
+		s.publish("a", "one")
+		s.publish("b", "two")
+		s.publish("a", "three")
+		s.wants(a, "one three")
+		s.wants(b, "two")
+		a.Close()
+		s.publish("a", "four")
+		s.wants(a, "")
+		c := s.listen("c")
+		last, err := s.Listen(t.Context(), "c", "c", func(string, bool) { t.Error("a closed Listener got a message") })
+		await.Must(t, err)
+		c.also = last.Close
+		s.publish("c", "x")
+		s.wants(c, "x")
+		s.connected(1, 1)
+	})
 }
 
 // The Listeners of a channel share its subscription. A Listener that comes when it is
 // confirmed sends nothing.
 func TestSubscriptionsAreShared(t *testing.T) {
-	virtually(t, 3, func(t *testing.T, s *listening) {
+	virtually(t, func(t *testing.T, s *listening) {
 		s.srv.Proxy.Commands()
 		first := s.listen("ch")
 		s.srv.Proxy.Stall()
@@ -255,7 +225,7 @@ func (s *listening) subscribed(want ...string) {
 // connected tests how often the Store has connected since the last call.
 func (s *listening) connected(least, most int64) {
 	s.t.Helper()
-	if n := s.dials.Swap(0); n < least || n > most {
+	if n := s.srv.Dials.Swap(0); n < least || n > most {
 		s.t.Errorf("%d connections, want %d to %d", n, least, most)
 	}
 }
@@ -263,7 +233,7 @@ func (s *listening) connected(least, most int64) {
 // The channel of a contended key is subscribed to once, if there is a Listener most of the
 // time. After the last Listener the subscription ends, and so does the connection.
 func TestSubscriptionsAreDroppedLazily(t *testing.T) {
-	virtually(t, 3, func(t *testing.T, s *listening) {
+	virtually(t, func(t *testing.T, s *listening) {
 		s.srv.Proxy.Commands()
 		other := s.listen("other")
 		for range 100 {
@@ -298,7 +268,7 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 
 // A connection on which nothing arrives is replaced, even if writes to it succeed.
 func TestPongIsDemanded(t *testing.T) {
-	virtually(t, 3, func(t *testing.T, s *listening) {
+	virtually(t, func(t *testing.T, s *listening) {
 		a, b := s.listen("a"), s.listen("b")
 		time.Sleep(time.Minute)
 		s.wants(a, "") // a connection that works is not replaced
@@ -321,7 +291,7 @@ func TestPongIsDemanded(t *testing.T) {
 // After a connection was lost, a channel is confirmed again before its Listeners learn of
 // the gap.
 func TestReconnect(t *testing.T) {
-	virtually(t, 3, func(t *testing.T, s *listening) {
+	virtually(t, func(t *testing.T, s *listening) {
 		a, b := s.listen("a"), s.listen("b")
 		b.record("", false)
 		b.take()
@@ -365,11 +335,11 @@ func TestAttemptsToConnectAreRare(t *testing.T) {
 	} {
 		for _, listens := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, others %t", name, listens), func(t *testing.T) {
-				virtually(t, 3, func(t *testing.T, s *listening) {
+				virtually(t, func(t *testing.T, s *listening) {
 					if listens {
 						s.listen("a")
 					}
-					s.dials.Store(0)
+					s.srv.Dials.Store(0)
 					fault(s.srv.Proxy)
 					for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -393,7 +363,7 @@ func TestAttemptsToConnectAreRare(t *testing.T) {
 func ignore(string, bool) {}
 
 func TestListenEndsWithItsContext(t *testing.T) {
-	virtually(t, 3, func(t *testing.T, s *listening) {
+	virtually(t, func(t *testing.T, s *listening) {
 		s.listen("a")
 		s.srv.Proxy.Fail("subscribe", faultproxy.HoldRequest)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
@@ -421,14 +391,9 @@ func TestConnectionIsReplaced(t *testing.T) {
 		"script":   "ERR Error running script (call to f_0): @user_script:1: @user_script: 1: -" + readOnly,
 	} {
 		t.Run(name, func(t *testing.T) {
-			virtually(t, 3, func(t *testing.T, s *listening) {
+			virtually(t, func(t *testing.T, s *listening) {
 				a, b := s.listen("a"), s.listen("b")
-				s.hook(func(c *mini.Peer, cmd string, _ ...string) bool {
-					if cmd == "SET" {
-						c.Block(func(w *mini.Writer) { w.WriteError(text) })
-					}
-					return cmd == "SET"
-				})
+				s.srv.Proxy.Answer("set k", "-"+text+"\r\n")
 				s.srv.Proxy.Commands()
 				for range 3 {
 					for range 10 {
@@ -469,7 +434,7 @@ func TestSubscribeGoesOn(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			virtually(t, 3, func(t *testing.T, s *listening) {
+			virtually(t, func(t *testing.T, s *listening) {
 				mend := fault(s.srv.Proxy)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
@@ -497,7 +462,7 @@ func TestSubscribeGoesOn(t *testing.T) {
 }
 
 func TestCloseEndsListening(t *testing.T) {
-	virtually(t, 3, func(t *testing.T, s *listening) {
+	virtually(t, func(t *testing.T, s *listening) {
 		a := s.listen("a")
 		s.srv.Proxy.Stall()
 		ended := make(chan error)
@@ -518,7 +483,7 @@ func TestCloseEndsListening(t *testing.T) {
 		s.srv.Proxy.Flow()
 		s.wants(a, "")
 	})
-	virtually(t, 3, func(t *testing.T, s *listening) { // a Store that was never used
+	virtually(t, func(t *testing.T, s *listening) { // a Store that was never used
 		s.Close()
 		if _, err := s.Listen(t.Context(), "a", "a", ignore); !errors.Is(err, redis.ErrClosed) {
 			t.Errorf("got %v", err)
@@ -529,16 +494,10 @@ func TestCloseEndsListening(t *testing.T) {
 // A user without the right to PING or UNSUBSCRIBE receives messages: a refusal is an
 // answer as well.
 func TestListenNeedsOnlySubscribe(t *testing.T) {
-	virtually(t, 3, func(t *testing.T, s *listening) {
-		s.hook(func(c *mini.Peer, cmd string, _ ...string) bool {
-			refuse := cmd == "PING" || cmd == "UNSUBSCRIBE"
-			if refuse {
-				c.Block(func(w *mini.Writer) {
-					w.WriteError("NOPERM this user has no permissions to run the '" + cmd + "' command")
-				})
-			}
-			return refuse
-		})
+	virtually(t, func(t *testing.T, s *listening) {
+		for _, command := range []string{"ping", "unsubscribe"} {
+			s.srv.Proxy.Answer(command, "-NOPERM this user has no permissions to run the '"+command+"' command\r\n")
+		}
 		a := s.listen("a")
 		for range 10 {
 			s.listen("b").Close()
@@ -556,57 +515,55 @@ func TestListenNeedsOnlySubscribe(t *testing.T) {
 // If the server refuses one channel of many, the others are subscribed to. The refused one
 // is tried again, because the user's rights may change.
 func TestOneRefusedChannelOfMany(t *testing.T) {
-	for _, protocol := range []int{2, 3} {
-		virtually(t, protocol, func(t *testing.T, s *listening) {
-			var allowed atomic.Bool
-			s.hook(func(c *mini.Peer, cmd string, args ...string) bool {
-				refuse := cmd == "SUBSCRIBE" && slices.Contains(args, "bad") && !allowed.Load()
-				if refuse {
-					c.Block(func(w *mini.Writer) {
-						w.WriteError("NOPERM this user has no permissions to access one of the channels")
-					})
-				}
-				return refuse
-			})
-			bad := func() {
-				_, err := s.Listen(t.Context(), "bad", "bad", ignore)
-				if !redis.HasErrorPrefix(err, "NOPERM") || !strings.HasPrefix(err.Error(), `redis virtual:6379: channel "bad": NOPERM`) {
-					t.Errorf("got %v", err)
-				}
+	virtually(t, func(t *testing.T, s *listening) {
+		var allowed atomic.Bool
+		s.srv.Mini.Server().SetPreHook(func(c *mini.Peer, cmd string, args ...string) bool {
+			refuse := cmd == "SUBSCRIBE" && slices.Contains(args, "bad") && !allowed.Load()
+			if refuse {
+				c.Block(func(w *mini.Writer) {
+					w.WriteError("NOPERM this user has no permissions to access one of the channels")
+				})
 			}
-			var wg sync.WaitGroup
-			recorders := make([]*recorder, 50)
-			for i := range recorders {
-				wg.Go(func() { recorders[i] = s.listen(fmt.Sprint("good", i)) })
-				if i%10 == 0 {
-					wg.Go(bad)
-				}
-			}
-			wg.Wait()
-			bad() // again, and not only at the first time
-			allowed.Store(true)
-			last := s.listen("bad")
-			for range 2 {
-				for i, e := range append(recorders, last) {
-					s.publish([]string{fmt.Sprint("good", i), "bad"}[i/50], "x")
-					s.wants(e, "x")
-				}
-
-				allowed.Store(false) // the Listener that exists learns it at the next connection
-				s.srv.Proxy.Cut()
-				time.Sleep(soon)
-				for _, e := range recorders {
-					s.wants(e, "again")
-				}
-				s.wants(last, "")
-				bad()
-				allowed.Store(true)
-				time.Sleep(2 * pubsub.TickEvery)
-				s.wants(last, "again")
-			}
-			s.connected(3, 3)
+			return refuse
 		})
-	}
+		bad := func() {
+			_, err := s.Listen(t.Context(), "bad", "bad", ignore)
+			if !redis.HasErrorPrefix(err, "NOPERM") || !strings.HasPrefix(err.Error(), `redis virtual:6379: channel "bad": NOPERM`) {
+				t.Errorf("got %v", err)
+			}
+		}
+		var wg sync.WaitGroup
+		recorders := make([]*recorder, 50)
+		for i := range recorders {
+			wg.Go(func() { recorders[i] = s.listen(fmt.Sprint("good", i)) })
+			if i%10 == 0 {
+				wg.Go(bad)
+			}
+		}
+		wg.Wait()
+		bad() // again, and not only at the first time
+		allowed.Store(true)
+		last := s.listen("bad")
+		for range 2 {
+			for i, e := range append(recorders, last) {
+				s.publish([]string{fmt.Sprint("good", i), "bad"}[i/50], "x")
+				s.wants(e, "x")
+			}
+
+			allowed.Store(false) // the Listener that exists learns it at the next connection
+			s.srv.Proxy.Cut()
+			time.Sleep(soon)
+			for _, e := range recorders {
+				s.wants(e, "again")
+			}
+			s.wants(last, "")
+			bad()
+			allowed.Store(true)
+			time.Sleep(2 * pubsub.TickEvery)
+			s.wants(last, "again")
+		}
+		s.connected(5, 5) // three, and after each Cut one of go-redis, whose context has ended
+	})
 }
 
 // moving is a Subscriber over several servers in virtual time. Its channels are where the test
@@ -674,7 +631,6 @@ func TestChannelThatMovesLeavesItsOldServer(t *testing.T) {
 // A server of a cluster that has given its slot away refuses the subscription with MOVED.
 func TestListenGoesOnAtTheNewServer(t *testing.T) {
 	movingBetween(t, 2, true, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
-		servers[0].Direct().Ping(t.Context()) // starts the server
 		servers[0].Proxy.Answer("subscribe", "-MOVED 7 node2:6379\r\n")
 		s.put("a", servers[0].Client())
 		time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", servers[1].Client()) })
@@ -724,7 +680,7 @@ func TestListenWhileNoServerIsFound(t *testing.T) {
 // A server that accepts a connection and does not answer ends Listen with an error, also if its
 // context lasts longer. The next connection may work.
 func TestServerThatHangsAsItConnects(t *testing.T) {
-	virtually(t, 3, func(t *testing.T, s *listening) {
+	virtually(t, func(t *testing.T, s *listening) {
 		s.srv.Proxy.Fail("hello", faultproxy.HangReply)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()

@@ -19,9 +19,7 @@ import (
 func getsSoon(t *testing.T, rdb redis.UniversalClient, e *recorder, name string) {
 	t.Helper()
 	until(t, "a message on "+name, func() bool {
-		if err := rdb.Publish(t.Context(), name, "x").Err(); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, rdb.Publish(t.Context(), name, "x").Err())
 		return strings.Contains(e.take(), "x")
 	})
 }
@@ -45,16 +43,12 @@ func TestListenByAnyClient(t *testing.T) {
 		"none":    with(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = -2, -2 }),
 		"autopipeline": func(t *testing.T) *redisstore.Store {
 			rdb, err := srv.Client().AutoPipeline()
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			return redisstore.New(rdb)
 		},
 		"URL": func(t *testing.T) *redisstore.Store {
 			s, err := open(t, srv.URL(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			return s
 		},
 	} {
@@ -141,9 +135,7 @@ var (
 func stores(t *testing.T, f func(t *testing.T, s *redisstore.Store, srv *redistest.Server)) {
 	redistest.EachURL(t, func(t *testing.T, srv *redistest.Server, params map[string]string) {
 		s, err := open(t, srv.URL(), params)
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 		f(t, s, srv)
 	})
 }

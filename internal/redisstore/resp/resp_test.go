@@ -14,6 +14,8 @@ import (
 	"testing/iotest"
 	"testing/synctest"
 	"time"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 func TestReply(t *testing.T) {
@@ -214,9 +216,7 @@ func TestConnectionOutlastsItsLogin(t *testing.T) {
 			return c, nil
 		})
 		c, err := p.Subscribe(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 		ended := make(chan error, 1)
 		go func() {
 			var err error

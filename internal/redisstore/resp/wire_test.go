@@ -77,9 +77,7 @@ func TestCommandOfACallerThatLeftIsNotSent(t *testing.T) {
 	got := make([]byte, len(want))
 	for n := 0; n < len(got); {
 		m, err := server.Read(got[n:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 		n += m
 	}
 	if string(got) != want {
