@@ -13,6 +13,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // crowd is clients, each with a driver of its own, that contend for one key.
@@ -137,9 +138,7 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 				time.Sleep(time.Second) // so that the votes after the quorum arrive
 				spoil(c)
 			}, func(c *crowd) {
-				if err := c.drivers[1].Release(c.t.Context(), claim); err != nil {
-					t.Errorf("release: %v", err)
-				}
+				strategytest.Want(t, "release", c.drivers[1].Release(c.t.Context(), claim), nil)
 				for _, v := range c.vs {
 					v.Proxy.Flow()
 				}
@@ -175,9 +174,7 @@ func TestARefusedSubscriptionIsNotRepeatedAtEachLook(t *testing.T) {
 			t.Errorf("asked %d times in 10 s", asked)
 		}
 
-		if err := c.drivers[1].Release(t.Context(), holder); err != nil {
-			t.Error(err)
-		}
+		strategytest.Want(t, "release", c.drivers[1].Release(t.Context(), holder), nil)
 		began := time.Now()
 		if <-w.done; w.err != nil || time.Since(began) > 2*maxPoll {
 			t.Errorf("had after %v: %v", time.Since(began), w.err)
@@ -283,40 +280,16 @@ func TestAnOutageEndsAWait(t *testing.T) {
 	})
 }
 
-// Each Break wakes the waiters, although no release came between. Now and then, waiters that
-// wake at the same moment split the votes, and look again later.
-func TestEachBreakWakesTheWaiters(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		holder := aClaim("k")
-		holder.TTL = time.Minute
-		tr.acquire(t, tr.d, holder)
-		waits := map[*aWait]bool{}
-		for range 8 {
-			c := aClaim("k")
-			c.TTL = time.Minute
-			waits[startWait(t.Context(), tr.direct(t, nil), c)] = true
-		}
-		breaks, late := 0, 0
-		for ; len(waits) > 0; breaks++ {
-			time.Sleep(4 * time.Second) // a waiter looks several times
-			if err := tr.d.Break(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(100 * time.Millisecond)
-			before := len(waits)
-			for w := range waits {
-				select {
-				case <-w.done:
-					delete(waits, w)
-				default:
-				}
-			}
-			if len(waits) == before {
-				late++
-			}
-		}
-		if late > 2 {
-			t.Errorf("after %d of %d Breaks no waiter had the key soon", late, breaks)
+// A Break wakes the waiters as a release does.
+func TestABreakWakesTheWaiters(t *testing.T) {
+	late := waits(t, func(c *crowd) {
+		take(c.t, c.drivers[1], c.claim())
+	}, func(c *crowd) {
+		if err := c.drivers[1].Break(c.t.Context(), "k"); err != nil {
+			c.t.Error(err)
 		}
 	})
+	if late > 25*time.Millisecond {
+		t.Errorf("had %v after the Break", late)
+	}
 }

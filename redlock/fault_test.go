@@ -18,6 +18,7 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // trial is a set of nodes in virtual time, and a driver that reaches them through
@@ -87,9 +88,7 @@ func (tr trial) acquire(t *testing.T, d *driver, c backend.Claim) {
 // release frees c.Key, or fails the test.
 func (tr trial) release(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
-	if err := d.Release(t.Context(), c); err != nil {
-		t.Errorf("release: %v", err)
-	}
+	strategytest.Want(t, "release", d.Release(t.Context(), c), nil)
 }
 
 // warm takes c.Key and releases it on all nodes, so that d knows them.
@@ -110,8 +109,8 @@ func renewOne(d *driver, c backend.Claim, within time.Duration) error {
 	return err
 }
 
-// holds returns a letter for each node: x if it has c's record, ? if it has another
-// value under the key, and - if the key is free.
+// holds returns a letter for each node: x if it has c's record, k if it has a record that was kept
+// for c, ? if it has another value under the key, and - if the key is free.
 func (tr trial) holds(c backend.Claim) string {
 	var on []byte
 	for _, v := range tr.vs {
@@ -121,6 +120,8 @@ func (tr trial) holds(c backend.Claim) string {
 			on = append(on, '-')
 		case strings.HasPrefix(record, c.Token+"#"), strings.HasPrefix(record, c.Token+"~"):
 			on = append(on, 'x')
+		case strings.HasPrefix(record, "kept-"+c.Token):
+			on = append(on, 'k')
 		default:
 			on = append(on, '?')
 		}
@@ -207,9 +208,7 @@ func TestTheFastestQuorumDecides(t *testing.T) {
 				c := kind("k")
 				tr.acquire(t, tr.d, c)
 				took(t, "a grant", began, 0)
-				if err := renewOne(tr.d, c, time.Second); err != nil {
-					t.Errorf("renew: %v", err)
-				}
+				strategytest.Want(t, "renew", renewOne(tr.d, c, time.Second), nil)
 				took(t, "a renewal", began, 0)
 				if _, err := late.Acquire(t.Context(), aClaim("k")); !errors.Is(err, backend.ErrHeld) {
 					t.Errorf("acquire what is held: %v", err)
@@ -217,9 +216,7 @@ func TestTheFastestQuorumDecides(t *testing.T) {
 				took(t, "a refusal", began, 0)
 				tr.release(t, tr.d, c)
 				took(t, "a release", began, 0)
-				if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-					t.Errorf("release again: %v", err)
-				}
+				strategytest.Want(t, "release again", tr.d.Release(t.Context(), c), backend.ErrLost)
 				took(t, "a release in vain", began, 0)
 
 				c = kind("j")
@@ -263,9 +260,7 @@ func stall(p *faultproxy.Proxy, d time.Duration) {
 // elsewhere stores another program's value under the key.
 func elsewhere(t *testing.T, v *redistest.VirtualServer, key string) {
 	t.Helper()
-	if err := v.Mini.Set(key, "another"); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, v.Mini.Set(key, "another"))
 }
 
 // hold makes the proxy hold the next command that matches, for a while.
@@ -352,9 +347,7 @@ func TestLostReplies(t *testing.T) {
 					time.Sleep(5 * time.Second)
 					lose(c)
 					check("renew", renewOne(tr.d, c, 2*time.Second))
-					if err := renewOne(tr.d, c, 2*time.Second); err != nil {
-						t.Errorf("renew again: %v", err)
-					}
+					strategytest.Want(t, "renew again", renewOne(tr.d, c, 2*time.Second), nil)
 					synctest.Wait()
 					for i, v := range tr.vs {
 						if left := v.Mini.TTL("k"); left < 8*time.Second {
@@ -366,9 +359,7 @@ func TestLostReplies(t *testing.T) {
 					check("release", tr.d.Release(t.Context(), c))
 					time.Sleep(4 * time.Second)
 					tr.want(t, "after release", c, "---")
-					if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-						t.Errorf("release again: got %v, want ErrLost", err)
-					}
+					strategytest.Want(t, "release again", tr.d.Release(t.Context(), c), backend.ErrLost)
 				})
 			})
 		}
@@ -381,9 +372,7 @@ func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 	try(t, 5, nil, func(t *testing.T, tr trial) {
 		tr.warm(t, tr.d, aClaim("k"))
 		tr.each("01", func(v *redistest.VirtualServer) {
-			if err := v.Direct().Set(t.Context(), "k", "stranger", time.Minute).Err(); err != nil {
-				t.Error(err)
-			}
+			strategytest.Want(t, "set", v.Direct().Set(t.Context(), "k", "stranger", time.Minute).Err(), nil)
 		})
 		tr.vs[4].Kill()
 		tr.each("23", func(v *redistest.VirtualServer) { v.Proxy.Delay(20 * time.Millisecond) }) // what they have is given back late
@@ -399,9 +388,7 @@ func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 		if a == nil || !a.failed {
 			t.Error("the driver does not know that the token holds nothing")
 		}
-		if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("release: got %v, want ErrLost", err)
-		}
+		strategytest.Want(t, "release", tr.d.Release(t.Context(), c), backend.ErrLost)
 		tr.d.Renew(t.Context(), []backend.Claim{c}, func(_ int, _ backend.Grant, err error) {
 			if !errors.Is(err, backend.ErrLost) {
 				t.Errorf("renew: got %v, want ErrLost", err)

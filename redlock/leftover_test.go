@@ -50,9 +50,7 @@ func TestBreakWaitsForVotesInFlight(t *testing.T) {
 		c.TTL = keepsTerms
 		tr.acquire(t, d, c)
 		tr.vs[2].Proxy.Delay(0)
-		if err := d.Break(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, d.Break(t.Context(), "k"))
 		time.Sleep(5 * time.Second)
 		nothingLeft(t, "after Break", tr.vs)
 	})

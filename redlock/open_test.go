@@ -26,9 +26,7 @@ func TestOpenByURL(t *testing.T) {
 			t.Parallel()
 			nodes := redistest.StartNodes(t, 3, o)
 			c, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?ttl=20s&prefix=app:&fence_ttl=2h&max_ttl=1m&timeout=20s", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			defer c.Close()
 			lease := strategytest.Lock(t, c, hasp.WithFence())
 			eventually(t, "all nodes have the key for 20 s and a fence for 2 h", func() error {
@@ -111,13 +109,9 @@ func TestOpenByConfig(t *testing.T) {
 		}
 	}
 	c, err := hasp.Config{Strategy: "redlock", Nodes: nodes, Params: params}.Open(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	strategytest.Unlock(t, strategytest.Lock(t, c))
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	strategytest.Want(t, "close", c.Close(), nil)
 }
 
 func TestOpenReportsWhatIsWrong(t *testing.T) {
@@ -203,9 +197,7 @@ func TestNewTakesNodesThatSentinelsName(t *testing.T) {
 		defer rdb.Close()
 		all = append(all, rdb)
 	}
-	if err := await.Value(redlock.NewDriver(all, nil)).Close(); err != nil {
-		t.Error(err)
-	}
+	strategytest.Want(t, "close", await.Value(redlock.NewDriver(all, nil)).Close(), nil)
 }
 
 // With two names of one server, one vote would count twice.
@@ -230,14 +222,10 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 		})
 	}
 	client, err := hasp.Open(t.Context(), "redlock+redis://"+addr+"?allow_unsafe_nodes=true&timeout=20s", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	defer client.Close()
 	lease, err := client.TryLock(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	strategytest.Unlock(t, lease)
 }
 

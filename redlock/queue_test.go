@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // line is waiters of one key that arrive one after another, each with a driver of its
@@ -106,9 +108,7 @@ func TestAWaiterThatLeavesLetsTheNextPass(t *testing.T) {
 		l.cancels[0]()
 		l.cancels[1]() // as the engine does before it closes a driver
 		synctest.Wait()
-		if err := l.drivers[2].Close(); err != nil {
-			t.Error(err)
-		}
+		strategytest.Want(t, "close", l.drivers[2].Close(), nil)
 		time.Sleep(time.Millisecond)
 		if took := l.release(); took > 10*time.Millisecond || !slices.Equal(l.served, []int{3}) {
 			t.Errorf("served %v after %v", l.served, took)
@@ -192,9 +192,7 @@ func TestAcquireLetsWaitersPass(t *testing.T) {
 		l := newLine(t, 3, 1)
 		time.Sleep(time.Second)
 		l.vs[0].Proxy.Delay(10 * trip)
-		if err := l.drivers[0].Release(t.Context(), l.holder); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, l.drivers[0].Release(t.Context(), l.holder))
 		_, err := l.drivers[0].Acquire(t.Context(), l.claim())
 		l.mu.Lock()
 		served := len(l.served) == 1 // then the waiter has released the key already
@@ -257,9 +255,7 @@ func TestAWaiterLeavesALeadWithoutTheHolder(t *testing.T) {
 		if len(had) > 0 {
 			t.Fatalf("the wait for a key that is held has ended: %v", <-had)
 		}
-		if err := l.drivers[0].Release(t.Context(), l.holder); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, l.drivers[0].Release(t.Context(), l.holder))
 		began := time.Now()
 		if err := <-had; err != nil || time.Since(began) > 10*time.Millisecond {
 			t.Errorf("after %v: %v", time.Since(began), err)

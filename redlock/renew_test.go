@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // held runs f with n nodes that all have c's record, and that know the scripts of
@@ -26,9 +28,7 @@ func held(t *testing.T, n int, f func(t *testing.T, tr trial, c backend.Claim)) 
 			t.Fatalf("renew: %v", err)
 		}
 		for _, v := range tr.vs {
-			if err := v.Direct().ScriptLoad(t.Context(), source("repair")).Err(); err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, v.Direct().ScriptLoad(t.Context(), source("repair")).Err())
 		}
 		synctest.Wait()
 		tr.release(t, tr.d, w)
@@ -253,31 +253,6 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 	})
 }
 
-// A node that accepts connections and closes each of them is left alone like one
-// that refuses them, and is used again once it answers.
-func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		tr.vs[1].Proxy.Down()
-		for range connections + 1 {
-			tr.use(t, "without a node", "x-x")
-		}
-
-		before := tr.vs[1].Dials.Load()
-		for range 1000 {
-			tr.use(t, "without a node", "x-x")
-			time.Sleep(time.Millisecond)
-		}
-		if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 {
-			t.Errorf("%d connections in 1 s, want one in %v", n, probeEvery)
-		}
-
-		tr.vs[1].Proxy.Up()
-		time.Sleep(probeEvery)
-		tr.use(t, "the node is back", "xxx")
-		tr.use(t, "the node stays", "xxx")
-	})
-}
-
 // A node that hangs and is asked whether it is back does not delay what the other
 // nodes decide.
 func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
@@ -361,20 +336,14 @@ func TestReleaseAfterALossRemovesWhatIsLeft(t *testing.T) {
 			longer := c
 			longer.TTL = time.Minute
 			if renewed {
-				if err := renewOne(tr.d, longer, time.Second); err != nil {
-					t.Errorf("renew: %v", err)
-				}
+				strategytest.Want(t, "renew", renewOne(tr.d, longer, time.Second), nil)
 				synctest.Wait()
 			}
 			tr.each("234", func(v *redistest.VirtualServer) { v.Mini.Del("k") })
-			if err := renewOne(tr.d, longer, time.Second); !errors.Is(err, backend.ErrLost) {
-				t.Errorf("renew: got %v, want ErrLost", err)
-			}
+			strategytest.Want(t, "renew", renewOne(tr.d, longer, time.Second), backend.ErrLost)
 			tr.want(t, "after the loss", c, "xx---")
 			tr.vs[1].Proxy.Down()
-			if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-				t.Errorf("release: got %v, want ErrLost", err)
-			}
+			strategytest.Want(t, "release", tr.d.Release(t.Context(), c), backend.ErrLost)
 			tr.want(t, "released", c, "-x---")
 			time.Sleep(30 * time.Second)
 			tr.vs[1].Proxy.Up()

@@ -29,9 +29,7 @@ func TestScripts(t *testing.T) {
 	s := redistest.Start(t, &redistest.Options{Own: true, Real: true})
 	rdb := s.Client()
 	info, err := rdb.Info(t.Context(), "server").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	do := func(t *testing.T, command string) any {
 		t.Helper()
 		var args []any

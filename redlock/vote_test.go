@@ -10,6 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // last returns the verdict if no vote is pending.
@@ -136,12 +137,8 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		tr.vs[2].Proxy.Delay(200 * time.Millisecond) // until then the late vote is not released
 		tr.vs[2].Proxy.Release()
 		tr.want(t, "the late vote", c, "x-x")
-		if err := renewOne(tr.d, c, time.Second); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("renew: got %v, want ErrLost", err)
-		}
-		if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("release again: got %v, want ErrLost", err)
-		}
+		strategytest.Want(t, "renew", renewOne(tr.d, c, time.Second), backend.ErrLost)
+		strategytest.Want(t, "release again", tr.d.Release(t.Context(), c), backend.ErrLost)
 		tr.vs[0].Proxy.Release()
 		time.Sleep(5 * time.Second)
 		tr.want(t, "afterwards", c, "---")
