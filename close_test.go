@@ -76,6 +76,7 @@ func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
 		if err := c.Close(); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("got %v", err)
 		}
+		wantOnly(t, "Unlock after Close, of unknown outcome", unlocked.Unlock(t.Context()), hasp.ErrClosed)
 	})
 }
 
@@ -155,21 +156,6 @@ func (d *closable) Renew(ctx context.Context, cs []backend.Claim, done func(int,
 func (d *closable) Close() error {
 	d.set(func(*faulty) { d.closed = true })
 	return nil
-}
-
-func TestCloseDuringAnOutage(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		f.set(down)
-		want(t, "Unlock", l.Unlock(t.Context()), errNet)
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "other")), errNet)
-		start := time.Now()
-		c.Close()
-		within(t, "Close", start, 2*hasp.DefaultTimeout)
-		// After Close, an Unlock also returns ErrClosed if the outcome of an earlier Unlock was
-		// unknown.
-		want(t, "Unlock after Close", l.Unlock(t.Context()), hasp.ErrClosed)
-	})
 }
 
 func TestIdleClientLeavesNoGoroutine(t *testing.T) {

@@ -20,18 +20,14 @@ func detachNow(t *testing.T, l *hasp.Lease, ttl time.Duration) (x hasp.Handle) {
 	t.Helper()
 	made, err := l.Detach(t.Context(), ttl)
 	text, err2 := json.Marshal(made)
-	if err := errors.Join(err, err2, json.Unmarshal(text, &x)); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, errors.Join(err, err2, json.Unmarshal(text, &x)))
 	return x
 }
 
 func resumeNow(t *testing.T, c *hasp.Client, x hasp.Handle, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	l, err := c.Resume(t.Context(), x, opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	return l
 }
 

@@ -91,9 +91,7 @@ func TestLockAll(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		keys := []string{"c", "a", "b", "a"}
 		ls, err := hasp.LockAll(t.Context(), c, keys)
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 		var got []string
 		for _, l := range ls.All() {
 			got = append(got, l.Key())
@@ -130,9 +128,7 @@ func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
 			keys[i] = fmt.Sprint(i)
 		}
 		ls, err := hasp.LockAll(t.Context(), c, keys)
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 		hung := make(chan struct{})
 		f.set(func(f *faulty) { f.release = func(backend.Claim, func() error) error { <-hung; return errNet } })
 		start := time.Now()

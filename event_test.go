@@ -231,7 +231,8 @@ func TestLogEvents(t *testing.T) {
 	r := &records{least: slog.LevelDebug}
 	withClient(t, &hasp.Options{TTL: 10 * time.Second, Observe: hasp.LogEvents(slog.New(r))}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.acquire = slowAcquire(time.Second)
-		l := lockNow(t, c, "a b", hasp.WithFence())
+		type keyOf struct{}
+		l := lockIn(t, c, context.WithValue(t.Context(), keyOf{}, "trace"), "a b", hasp.WithFence())
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "a b")), hasp.ErrHeld)
 		time.Sleep(2 * time.Second)
 		unlock(t, l)
@@ -247,6 +248,11 @@ func TestLogEvents(t *testing.T) {
 		f.set(up)
 		c.Close()
 
+		for _, ctx := range r.ctxs[:2] {
+			if ctx.Value(keyOf{}) != "trace" {
+				t.Error("the handler did not get the context of the call")
+			}
+		}
 		got := slices.DeleteFunc(r.lines, func(line string) bool { return strings.Contains(line, "requested") })
 		for i, want := range []string{
 			fmt.Sprintf(`DEBUG hasp: acquired key=a b op=lock wait=1s fence=%d`, l.Fence()),
@@ -287,23 +293,6 @@ func TestLogEventsOfALeaseThatIsNotUnlocked(t *testing.T) {
 			t.Errorf("got %q", r.lines)
 		}
 	})
-}
-
-// The handler gets only records of an enabled level, and the context, which may have a trace.
-func TestLogEventsPassesOnWhatIsEnabled(t *testing.T) {
-	type keyOf struct{}
-	r := &records{least: slog.LevelWarn}
-	observe := hasp.LogEvents(slog.New(r))
-	ctx := context.WithValue(t.Context(), keyOf{}, "trace")
-	observe(ctx, hasp.Event{Kind: hasp.EventAcquired})
-	observe(ctx, hasp.Event{Kind: hasp.EventLost, Err: hasp.ErrClosed})
-	if len(r.lines) != 0 {
-		t.Errorf("got %q below the level", r.lines)
-	}
-	observe(ctx, hasp.Event{Kind: hasp.EventLost, ID: 1, Op: "lock", Key: "k", Err: hasp.ErrLost})
-	if len(r.lines) != 1 || r.lines[0] != "ERROR hasp: lost key=k op=lock hold=0s err=lease lost" || r.ctxs[0].Value(keyOf{}) != "trace" {
-		t.Errorf("got %q, want the loss", r.lines)
-	}
 }
 
 // Without a logger, LogEvents uses the default logger, even if that is set later.

@@ -13,7 +13,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/fence"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -133,33 +132,6 @@ func ExampleLease_Extend() {
 	// Output:
 	// copy true
 	// index true
-}
-
-// A fence stops what the lock alone cannot: a write that is in flight when its writer loses the
-// lock. Package fence has guards for databases, services and files.
-func ExampleWithFence() {
-	var account fence.Memory
-	write := func(ctx context.Context) error {
-		return account.Do(ctx, "account/7", func(context.Context) error { return nil })
-	}
-
-	ctx := context.Background()
-	c, err := memlock.New(nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer c.Close()
-	first, _ := c.Lock(ctx, "account/7", hasp.WithFence())
-	c.Break(ctx, "account/7") // as if the holder had been stopped until after its term
-	second, _ := c.Lock(ctx, "account/7", hasp.WithFence())
-
-	fmt.Println(write(second.Context()))
-	fmt.Println(errors.Is(write(first.Context()), hasp.ErrLost))
-	second.Unlock(ctx)
-	first.Unlock(ctx) // its error is ErrLost
-	// Output:
-	// <nil>
-	// true
 }
 
 // Two schedulers reach the same tick, one a little later than the other. The job runs once.

@@ -226,9 +226,7 @@ func lockNow(t *testing.T, l hasp.Locker, key string, opts ...hasp.Option) *hasp
 func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	lease, err := l.Lock(ctx, key, opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	return lease
 }
 
@@ -286,9 +284,7 @@ func within(t *testing.T, what string, start time.Time, most time.Duration) {
 func free(t *testing.T, f *faulty, key string) bool {
 	t.Helper()
 	st, err := f.Inspect(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	return !st.Held
 }
 

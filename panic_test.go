@@ -138,31 +138,24 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 func TestErrorOfAContextThatCannotBeCompared(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
-		done := make(chan struct{})
-		time.AfterFunc(time.Second, func() { close(done) })
-		_, err := c.Lock(oddContext{context.Background(), done}, "k")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.Lock(oddContext{ctx}, "k")
 		want(t, "Lock", err, hasp.ErrHeld)
 		unlock(t, l)
 	})
 }
 
 // oddContext ends with an error that is a slice.
-type oddContext struct {
-	context.Context
-	done chan struct{}
-}
+type oddContext struct{ context.Context }
 
 type oddError []string
 
 func (oddError) Error() string { return "odd" }
 
-func (c oddContext) Done() <-chan struct{} { return c.done }
-
 func (c oddContext) Err() error {
-	select {
-	case <-c.done:
+	if c.Context.Err() != nil {
 		return oddError{}
-	default:
-		return nil
 	}
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // Each step says what a caller of the line does, and, after ->, what callers learn from it. A
@@ -69,9 +70,7 @@ func TestLineOfCallers(t *testing.T) {
 // follow makes the steps, and compares what the callers learn from each of them.
 func follow(t *testing.T, ordered bool, steps []string) {
 	opts, err := (&Options{}).withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	q := &queue{core: newCore(opts, backend.Traits{Ordered: ordered}), lines: map[string]*line{}}
 	does := map[step]string{mayAsk: "asks", mustWait: "waits", haveLease: "has", giveUp: "gone"}
 	turns, lines, holds, tickets := map[string]*turn{}, map[string]*line{}, map[string]*hold{}, map[string]ticket{}
@@ -126,9 +125,7 @@ func follow(t *testing.T, ordered bool, steps []string) {
 			}
 		case "sleep":
 			d, err := time.ParseDuration(who)
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			time.Sleep(d)
 		}
 

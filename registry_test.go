@@ -146,14 +146,10 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	var got []hasp.Event
 	c, err := hasp.Open(t.Context(), "memlock://?owner=m%40e&prefix=a:&ttl=1h&timeout=1s",
 		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) { got = append(got, e) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	defer c.Close()
 	other, err := hasp.Open(t.Context(), "memlock://", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	defer other.Close()
 	l := lockNow(t, c, "k")
 	defer l.Unlock(t.Context())
@@ -267,38 +263,25 @@ func TestEventsOfACall(t *testing.T) {
 		unlock(t, lockIn(t, c, l.Context(), "k"))
 		time.Sleep(time.Second)
 		l.Unlock(t.Context())
-		got := s.all
-		if len(got) != 8 {
-			t.Fatalf("got %v", got)
+
+		var got []string
+		for _, e := range s.all {
+			got = append(got, fmt.Sprint(e.ID-s.all[0].ID, " ", e.Op, " ", e.Key, " ", e.Kind, " ", e.Wait, " ", e.Tries,
+				" re-entry ", e.Reentry, " fence ", e.Fence == l.Fence(), " ", e.Hold, " held ", errors.Is(e.Err, hasp.ErrHeld)))
 		}
-		for i, e := range got {
-			op, id := "lock", got[0].ID
-			switch i {
-			case 2, 3:
-				op, id = "trylock", id+1
-			case 4, 5, 6:
-				id += 2
+		for i, want := range []string{
+			"0 lock k requested 0s 0 re-entry false fence false 0s held false",
+			"0 lock k acquired 1ms 1 re-entry false fence true 0s held false",
+			"1 trylock k requested 0s 0 re-entry false fence false 0s held false",
+			"1 trylock k refused 0s 0 re-entry false fence false 0s held true",
+			"2 lock k requested 0s 0 re-entry false fence false 0s held false",
+			"2 lock k acquired 0s 0 re-entry true fence true 0s held false",
+			"2 lock k released 0s 0 re-entry true fence true 0s held false",
+			"0 lock k released 0s 0 re-entry false fence true 1s held false",
+		} {
+			if len(got) != 8 || got[i] != want {
+				t.Fatalf("event %d: got %q, want %q", i, got, want)
 			}
-			if e.ID != id || e.Op != op || e.Key != "k" || e.Reentry != (i == 5 || i == 6) {
-				t.Errorf("got %+v, want the ID %d of a %s", e, id, op)
-			}
-		}
-		for _, e := range []hasp.Event{got[0], got[2], got[4]} {
-			if e.Kind != hasp.EventRequested || e.Wait != 0 || e.Err != nil || string(e.Kind) != "requested" {
-				t.Errorf("got %+v", e)
-			}
-		}
-		if e := got[1]; e.Kind != hasp.EventAcquired || e.Tries != 1 || e.Fence == 0 || e.Wait != time.Millisecond {
-			t.Errorf("got %+v", e)
-		}
-		if e := got[3]; e.Kind != hasp.EventRefused || e.Tries != 0 || !errors.Is(e.Err, hasp.ErrHeld) {
-			t.Errorf("got %+v", e)
-		}
-		if e := got[5]; e.Kind != hasp.EventAcquired || e.Tries != 0 {
-			t.Errorf("got %+v", e)
-		}
-		if e := got[7]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold != time.Second || e.Fence != got[1].Fence || string(e.Kind) != "released" {
-			t.Errorf("got %+v", e)
 		}
 	})
 }

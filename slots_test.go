@@ -223,9 +223,7 @@ func TestEventsOfSlots(t *testing.T) {
 	withSlots(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
 		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(2))
 		want(t, "refused", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(2), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
-		if err := c.Break(t.Context(), "k#queue"); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, c.Break(t.Context(), "k#queue"))
 		time.Sleep(5 * time.Second)
 		unlock(t, taken[0])
 		unlock(t, <-got)

@@ -20,9 +20,7 @@ import (
 func heldByAnother(t *testing.T, f *faulty, ttl time.Duration) *faulty {
 	t.Helper()
 	stranger := backend.Claim{Key: "k", Token: "stranger", Owner: "stranger", TTL: ttl}
-	if _, err := f.Driver.Acquire(t.Context(), stranger); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, errOf(f.Driver.Acquire(t.Context(), stranger)))
 	return f
 }
 
@@ -178,35 +176,16 @@ func TestErrorsOfAWait(t *testing.T) {
 
 // If the key is freed a moment before the wait ends, the caller still gets it.
 func TestLastAttemptARoundTripBeforeTheEnd(t *testing.T) {
-	for name, lock := range map[string]func(t *testing.T, c *hasp.Client) (*hasp.Lease, error){
-		"max wait": func(t *testing.T, c *hasp.Client) (*hasp.Lease, error) {
-			return c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))
-		},
-		"deadline": func(t *testing.T, c *hasp.Client) (*hasp.Lease, error) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			time.AfterFunc(time.Hour, cancel)
-			return c.Lock(ctx, "k")
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			o := &hasp.Options{Backoff: func(int) time.Duration { return 40 * time.Second }}
-			withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
-				heldByAnother(t, f, time.Hour)
-				const trip = 10 * time.Millisecond
-				f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-					time.Sleep(trip / 2)
-					defer time.Sleep(trip / 2)
-					return send()
-				}
-				time.AfterFunc(time.Minute-3*trip, func() { f.Break(context.Background(), "k") })
-				l, err := lock(t, c)
-				if err != nil {
-					t.Fatal(err)
-				}
-				l.Unlock(t.Context())
-				c.Close()
-				time.Sleep(2 * time.Hour)
-			})
+	for deadline, opts := range map[time.Duration][]hasp.Option{time.Minute: nil, time.Hour: {hasp.WithMaxWait(time.Minute)}} {
+		o := &hasp.Options{Backoff: func(int) time.Duration { return 40 * time.Second }}
+		withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+			heldByAnother(t, f, time.Hour)
+			const trip = 10 * time.Millisecond
+			far(f, func() time.Duration { return trip })
+			time.AfterFunc(time.Minute-3*trip, func() { f.Break(context.Background(), "k") })
+			ctx, cancel := context.WithTimeout(t.Context(), deadline)
+			defer cancel()
+			unlock(t, lockIn(t, c, ctx, "k", opts...))
 		})
 	}
 }
