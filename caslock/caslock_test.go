@@ -15,6 +15,7 @@ import (
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/internal/memkv"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // TestConformance is with Watch. TestConformanceHash is without, and a version is a hash of the
@@ -109,9 +110,7 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 func open(t *testing.T, s caslock.Store) backend.Driver {
 	t.Helper()
 	d, err := caslock.NewDriver(t.Context(), s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	return d
 }
 
@@ -161,9 +160,7 @@ func TestSweep(t *testing.T) {
 		d := open(t, mem)
 		acquire := func(token string) uint64 {
 			g, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: token, TTL: time.Minute, Timeout: time.Minute, Fenced: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			return g.Fence
 		}
 		entries := func() int {
@@ -178,9 +175,7 @@ func TestSweep(t *testing.T) {
 			n     int
 		}{{0, true, 1}, {59 * time.Second, true, 1}, {2 * time.Second, false, 1}, {time.Minute, false, 1}, {time.Hour, false, 0}} {
 			time.Sleep(want.sleep)
-			if err := caslock.Sweep(ctx, other); err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, caslock.Sweep(ctx, other))
 			e, _ := mem.Get(ctx, "key")
 			if held := strings.Contains(string(e.Value), "dead"); held != want.held || entries() != want.n {
 				t.Errorf("sweep %d: held %v and %d entries, want %v and %d", i, held, entries(), want.held, want.n)

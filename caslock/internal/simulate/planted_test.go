@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // planted are edits of the driver. Each brings back a bug that a prototype had or was tried with. The
@@ -35,13 +37,9 @@ func TestPlantedBugs(t *testing.T) {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
 			file, err := filepath.Abs(filepath.Join("..", "..", b.file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			source, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			if strings.Count(string(source), b.code) != 1 {
 				t.Fatalf("%s does not have %q once: change the bug", b.file, b.code)
 			}
@@ -49,9 +47,7 @@ func TestPlantedBugs(t *testing.T) {
 			edited, overlay := filepath.Join(dir, b.file), filepath.Join(dir, "overlay.json")
 			files, _ := json.Marshal(map[string]map[string]string{"Replace": {file: edited}})
 			for name, text := range map[string]string{edited: strings.Replace(string(source), b.code, b.bug, 1), overlay: string(files)} {
-				if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				await.Must(t, os.WriteFile(name, []byte(text), 0o600))
 			}
 			out, err := exec.Command("go", "test", "-overlay", overlay, "-vet=off", "-short", "-count=1", "-seeds", "2000", "-run", "^TestSimulation$", ".").CombinedOutput()
 			if err == nil || !strings.Contains(string(out), "broken: ") {

@@ -17,6 +17,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/internal/memkv"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 var (
@@ -253,9 +254,7 @@ func run(t *testing.T, seed uint64) int {
 	w.store.Fault, w.store.Written = w.fault, w.written
 	open := func() backend.Driver {
 		d, err := caslock.NewDriver(context.Background(), w.store, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 		return d
 	}
 	for range 4 {
