@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // This file has Lock and TryLock: their arguments, the loop of attempts, and re-entry. wait.go has
@@ -175,6 +176,9 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	}
 	switch tk.do {
 	case haveLease:
+		if tk.yield {
+			hostclock.Yield()
+		}
 		return tk.lease, nil
 	case giveUp:
 		return nil, tk.err

@@ -35,6 +35,7 @@ type queue struct {
 	contended contended           // keys that other Clients may want
 	lookers   map[string]chan int // by key: the channel of the caller that looks for a slot; it receives slots that may be free
 	callers   int                 // number of callers in all lines
+	yields    instant             // when a caller that reuses a key yields its processor next
 	open      int                 // number of holds that are trusted or being released, or that Close ended before their Unlock
 }
 
@@ -78,6 +79,7 @@ type turn struct {
 type ticket struct {
 	do    step
 	lease *Lease          // for haveLease
+	yield bool            // for haveLease: the caller may be a busy loop
 	freed <-chan struct{} // for joinAgain
 	err   error           // for giveUp
 
@@ -458,6 +460,7 @@ func (h *hold) passableLocked() bool {
 
 const (
 	unrecalled   = 50 * time.Millisecond // the longest linger of a key that other Clients cannot recall
+	yieldEvery   = 50 * time.Microsecond // how often a loop that reuses such a key yields its processor
 	wantedLinger = 3 * time.Millisecond  // the longest linger of a key that other Clients want, or may want
 )
 
@@ -525,7 +528,15 @@ func (h *hold) reuseLocked(t *turn) ticket {
 	}
 	h.lingers = 0
 	h.leases = h.leases[:0]
-	return ticket{do: haveLease, lease: h.addLeaseLocked(t.ctx, t.r, now)}
+
+	// A loop that gets the key again and again never blocks. If it did not yield its processor, the
+	// programs that carry a message of another Client would wait for that processor, for
+	// milliseconds each.
+	q, yield := h.line.q, false
+	if now >= q.yields {
+		q.yields, yield = now.add(yieldEvery), true
+	}
+	return ticket{do: haveLease, lease: h.addLeaseLocked(t.ctx, t.r, now), yield: yield}
 }
 
 // endLingerLocked ends a hold that lingers. The reaper releases the token, because it needs few
