@@ -306,12 +306,12 @@ func TestRecall(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		wantFree(t, d, true)
 
-		// A hold that was granted just now lingers until 3 ms after its grant, in spite of the
+		// A hold that was granted just now lingers until 2 ms after its grant, in spite of the
 		// message.
 		time.Sleep(time.Minute)
 		unlock(t, lockNow(t, c, "k", hasp.WithLinger(hour)))
 		d.recall("k")
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(1 * time.Millisecond)
 		unlock(t, lockNow(t, c, "k", hasp.WithLinger(hour)))
 		wantFree(t, d, false)
 		time.Sleep(2 * time.Millisecond)
@@ -340,7 +340,7 @@ func TestRecall(t *testing.T) {
 	})
 }
 
-// While the Client does not receive messages yet, a hold lingers for 3 ms, because its token has
+// While the Client does not receive messages yet, a hold lingers for 2 ms, because its token has
 // no mark.
 func TestLingerBeforeRecallsArrive(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, _ *hasp.Client) {
@@ -349,7 +349,7 @@ func TestLingerBeforeRecallsArrive(t *testing.T) {
 		defer c.Close()
 		for range 3 {
 			unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
-			time.Sleep(2 * time.Millisecond)
+			time.Sleep(1 * time.Millisecond)
 			wantFree(t, d, false)
 			time.Sleep(2 * time.Millisecond)
 			wantFree(t, d, true)

@@ -234,7 +234,7 @@ func WithMinHold(d time.Duration) Option {
 // Close. Then it leaves the key to other Clients for a moment.
 //
 // So other Clients wait longer for the key, by d at most. On Redis (spinlock, pubsublock, fairlock)
-// a refused caller of another Client sends a message. Then the key is released when 3 ms have
+// a refused caller of another Client sends a message. Then the key is released when 2 ms have
 // passed since the grant, or d if that is shorter. If the message is lost, the caller waits for d.
 // With other strategies, d counts as 50 ms at most.
 //

@@ -242,7 +242,6 @@ func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 // endedLocked removes the caller whose hold h has ended. The next caller may ask the store.
 func (ln *line) endedLocked(h *hold) {
 	ln.q.open--
-	ln.recalled = false
 	ln.sought = ln.sought || h.ghost != nil // others may have waited while the key lingered, so a gap follows
 	if h.first.slot > 0 {
 		select {
@@ -259,6 +258,7 @@ func (ln *line) endedLocked(h *hold) {
 	case ln.hold == h: // the others wait in the driver; if one of them has a newer hold already, ln.hold is that hold
 		ln.hold = nil
 	}
+	ln.recalled = false
 	ln.leaveLocked()
 }
 
@@ -349,6 +349,9 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	d = min(d, maxGap)
 	if contended && ln.q.polls {
 		d = max(d, p.sleep(0, 0))
+	}
+	if ln.recalled {
+		d = max(d, wantedLinger) // because a short sleep, or the wait for a processor, lasts for a millisecond or two
 	}
 	return now.add(d)
 }
@@ -461,7 +464,7 @@ func (h *hold) passableLocked() bool {
 const (
 	unrecalled   = 50 * time.Millisecond // the longest linger of a key that other Clients cannot recall
 	yieldEvery   = 50 * time.Microsecond // how often a loop that reuses such a key yields its processor
-	wantedLinger = 3 * time.Millisecond  // the longest linger of a key that other Clients want, or may want
+	wantedLinger = 2 * time.Millisecond  // the longest linger of a key that other Clients want, or may want
 )
 
 // lingerFor returns how long the hold may linger after its grant for a caller with r.

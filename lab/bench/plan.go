@@ -140,7 +140,7 @@ func planOf(quick bool) plan {
 		}
 	}
 	p := plan{
-		rounds: 3, budget: 720 * s, again: repetition{3 * s, 30 * ms},
+		rounds: 3, budget: 720 * s, again: repetition{4 * s, 20 * ms},
 		contests: []contest{ // shares need time to show
 			{waiters: 64, processes: 4, length: 400 * ms},
 			{waiters: 512, processes: 4, length: 400 * ms},
