@@ -318,6 +318,10 @@ const (
 	rowTurns = 5
 	briefRow = 2 * time.Millisecond
 
+	// recallGap is the shortest gap after a recall. It includes the release, and then a sleep of the
+	// caller that asked, which lasts for a millisecond or two at least.
+	recallGap = 3 * time.Millisecond
+
 	// min((length of the row)/partOfRow, rowTime) is a part of the gap, so that a Client that has
 	// just come finds the key free.
 	partOfRow = 24
@@ -351,7 +355,7 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 		d = max(d, p.sleep(0, 0))
 	}
 	if ln.recalled {
-		d = max(d, wantedLinger) // because a short sleep, or the wait for a processor, lasts for a millisecond or two
+		d = max(d, recallGap)
 	}
 	return now.add(d)
 }
