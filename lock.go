@@ -177,6 +177,10 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	switch tk.do {
 	case haveLease:
 		if tk.yield {
+			// The loop's thread may have been the one that polls the network for the runtime. The
+			// runtime wakes another one for a new goroutine. Otherwise a message may wait for the
+			// runtime's own check, which comes every 10 ms.
+			go func() {}()
 			hostclock.Yield()
 		}
 		return tk.lease, nil
