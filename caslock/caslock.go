@@ -40,6 +40,8 @@ type driver struct {
 	// may still arrive. A Release that is answered removes its token. See lost.
 	doubts sync.Map
 
+	intents sync.Map // by key: the token of the last intent that this driver has sent a Put for
+
 	position atomic.Value // a string: where the next part of a sweep begins
 
 	mu    sync.Mutex // guards views
@@ -262,8 +264,13 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 			if !c.WillRetry || c.Shared || !held.Shared {
 				return nil, held
 			}
-			r.add(&c, intent, intentTTL, now) // the intent of a writer that shared holds refuse
-			d.doubts.Store(c.Token, true)
+			// This is a writer that shared holds refuse. If the record has a fresh intent, write
+			// nothing: a Watcher reports each write, also to this writer, which would ask again.
+			if i := slices.IndexFunc(items, func(it item) bool { return isIntent(&it) }); i >= 0 && items[i].rest(now) > intentTTL/2 {
+				return nil, held
+			}
+			r.add(&c, intent, intentTTL, now)
+			d.intents.Store(c.Key, c.Token)
 			return r, held
 		}
 
@@ -276,6 +283,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 			r.Fence = it.Fence
 		}
 		d.doubts.Store(c.Token, true)
+		d.intents.Delete(c.Key) // r has no intent
 		sent[it.N] = now
 		g = grant(&c, it.Fence, now)
 		return r, nil
@@ -322,6 +330,9 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if err == nil || errors.Is(err, backend.ErrLost) {
 		d.doubts.Delete(c.Token)
 	}
+	if errors.Is(err, backend.ErrLost) {
+		d.intents.Delete(c.Key) // lost has removed it
+	}
 	if mathrand.N(sweepOneIn) == 0 {
 		_ = d.sweep(ctx) // a later sweep does what this one has not done
 	}
@@ -361,8 +372,10 @@ func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *ite
 // write that expects an earlier version is refused.
 func (d *driver) lost(c *backend.Claim, v *view, items []item, now time.Time) *record {
 	_, doubt := d.doubts.Load(c.Token)
-	rest := without(items, func(it *item) bool { return it.Kind == intent && it.Token == c.Token })
-	if doubt || len(rest) < len(items) || find(v.rec.Items, c.Token) >= 0 {
+	// A writer that gives up releases its last claim. Its intent may be of an earlier one.
+	written, waits := d.intents.Load(c.Key)
+	rest := without(items, func(it *item) bool { return isIntent(it) && it.Token == written })
+	if doubt || waits || len(rest) < len(items) || find(v.rec.Items, c.Token) >= 0 {
 		return v.next(rest, now)
 	}
 	return nil

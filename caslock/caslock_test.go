@@ -114,6 +114,23 @@ func open(t *testing.T, s caslock.Store) backend.Driver {
 	return d
 }
 
+// A writer that waits for readers does not wake itself by the writes of its intent.
+func TestAWriterThatWaitsWritesSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memkv.New()
+		c := await.Value(caslock.New(t.Context(), mem, nil))
+		reader := await.Value(c.Lock(t.Context(), "key", hasp.WithShared()))
+		before := mem.Calls.Load()
+		_, err := c.Lock(t.Context(), "key", hasp.WithMaxWait(5*time.Second))
+		if calls := mem.Calls.Load() - before; !errors.Is(err, hasp.ErrHeld) || calls > 40 {
+			t.Errorf("%v after %d calls in 5 s", err, calls)
+		}
+		synctest.Wait() // the end of the wait removes the intent
+		second := await.Value(c.TryLock(t.Context(), "key", hasp.WithShared()))
+		await.Must(t, errors.Join(second.Unlock(t.Context()), reader.Unlock(t.Context()), c.Close()))
+	})
+}
+
 // A value that another program has written is never replaced.
 func TestForeignValue(t *testing.T) {
 	for _, value := range []string{"", "hello", `"text"`, "{}", `{"key":"b3RoZXI=","write":1}`} {
