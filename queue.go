@@ -467,7 +467,7 @@ func (h *hold) passableLocked() bool {
 
 const (
 	unrecalled   = 50 * time.Millisecond // the longest linger of a key that other Clients cannot recall
-	yieldEvery   = 50 * time.Microsecond // how often a loop that reuses such a key yields its processor
+	yieldEvery   = 300 * time.Microsecond // how often a loop that reuses such a key yields its processor
 	wantedLinger = 2 * time.Millisecond  // the longest linger of a key that other Clients want, or may want
 )
 
