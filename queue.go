@@ -466,9 +466,9 @@ func (h *hold) passableLocked() bool {
 // them in (endedLocked).
 
 const (
-	unrecalled   = 50 * time.Millisecond // the longest linger of a key that other Clients cannot recall
-	yieldEvery   = 50 * time.Microsecond // how often a loop that reuses such a key yields its processor
-	wantedLinger = 2 * time.Millisecond  // the longest linger of a key that other Clients want, or may want
+	unrecalled   = 50 * time.Millisecond  // the longest linger of a key that other Clients cannot recall
+	yieldEvery   = 300 * time.Microsecond // how often a loop that reuses such a key yields its processor
+	wantedLinger = 2 * time.Millisecond   // the longest linger of a key that other Clients want, or may want
 )
 
 // lingerFor returns how long the hold may linger after its grant for a caller with r.

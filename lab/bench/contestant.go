@@ -77,6 +77,7 @@ func contestants() []contestant {
 		{name: "bare-floor-pubsublock", group: bare, nodes: 1, open: openFloor(pubsublock.NewDriver)},
 		{name: "bare-floor-fairlock", group: bare, nodes: 1, open: openFloor(fairlock.NewDriver)},
 		{name: "bare-pipeline", group: bare, nodes: 1, alike: true, most: few, open: openRenewing},
+		{name: "bare-linger", group: bare, nodes: 1, again: true, alike: true, open: openKeeper},
 		{name: "bare-quorum", group: bare, nodes: 5, open: openQuorum},
 		{name: "hasp-spinlock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: all, open: openHasp("spinlock")},
 		{name: "hasp-pubsublock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: few, open: openHasp("pubsublock")},
