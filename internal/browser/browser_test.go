@@ -82,8 +82,7 @@ func needChromium(t *testing.T) {
 func serve(t *testing.T, store, listen, token string) (url string, stop func()) {
 	t.Helper()
 	needChromium(t)
-	ln, err := net.Listen("tcp", listen)
-	must(t, err)
+	ln := await.Value(net.Listen("tcp", listen))
 	ctx, end := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	server := ui.New(client(t, store, ""), ui.Options{Ordered: true, Token: token, Listen: ln.Addr().String()})
@@ -166,10 +165,9 @@ func (b tab) press(keys string) {
 // prefer sets the colour scheme of the system to light or dark.
 func (b tab) prefer(scheme string) {
 	b.Helper()
-	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+	await.Value(chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
-	})
-	must(b.T, err)
+	}))
 }
 
 func quote(s string) string {
@@ -186,16 +184,14 @@ var must = await.Must
 
 func client(t *testing.T, store, owner string) *hasp.Client {
 	t.Helper()
-	c, err := hasp.Open(t.Context(), store, &hasp.Options{Owner: owner})
-	must(t, err)
+	c := await.Value(hasp.Open(t.Context(), store, &hasp.Options{Owner: owner}))
 	t.Cleanup(func() { c.Close() })
 	return c
 }
 
 func lock(t *testing.T, c *hasp.Client, key string, o ...hasp.Option) *hasp.Lease {
 	t.Helper()
-	l, err := c.Lock(t.Context(), key, o...)
-	must(t, err)
+	l := await.Value(c.Lock(t.Context(), key, o...))
 	// Unlock before the Client's Close, which waits for holders. Ignore the error, because the test
 	// may have unlocked or lost the lease.
 	t.Cleanup(func() { _ = l.Unlock(context.Background()) })

@@ -52,12 +52,6 @@ func TestServerOf(t *testing.T) {
 	}
 }
 
-func TestStrategies(t *testing.T) {
-	t.Parallel()
-	contains(t, call("strategies").want(t, 0).out,
-		"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://", "redlock+redis://")
-}
-
 func TestStrategiesAreAsDescribed(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, nil).URL()
@@ -84,8 +78,10 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 	}
 }
 
-func TestVersionAndHelp(t *testing.T) {
+func TestCommandsThatNeedNoStore(t *testing.T) {
 	t.Parallel()
+	contains(t, call("strategies").want(t, 0).out,
+		"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://", "redlock+redis://")
 	contains(t, call("--version").want(t, 0).out, "hasp ")
 	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
 	contains(t, call("lead", "--help").want(t, 0).out, "75     hasp lead runs inside a hasp that holds the key")

@@ -9,14 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // The password must not be shown wherever it comes from and whatever is wrong with the server.
 func TestNoCommandShowsThePassword(t *testing.T) {
-	clear, err := url.PathUnescape(secret)
-	must(t, err)
-
+	clear := await.Value(url.PathUnescape(secret))
 	refuses := redistest.Start(t, &redistest.Options{Own: true, Password: "another"})
 	for name, addr := range map[string]string{
 		"refuses": refuses.Addr, "is down": "127.0.0.1:1",

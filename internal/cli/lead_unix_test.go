@@ -19,9 +19,7 @@ func TestLeadIsRunOfTheLeader(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	o := runHasp(t, url, "lead", "key", "--fence", "--", "sh", "-c", `echo "$HASP_KEY ${HASP_FENCE:+fence}"; exit 7`).want(t, 7)
-	if o.out != "key fence\n" {
-		t.Errorf("got %q", o.out)
-	}
+	o.prints(t, "key fence\n")
 	contains(t, o.err, `leads "key"`)
 	lock(t, url, 0, "--no-wait") // the key is free
 
@@ -100,8 +98,7 @@ func TestSignalBeforeTheCommandBegins(t *testing.T) {
 	t.Parallel()
 	client := await.Value(memlock.New(nil))
 	defer client.Close()
-	lease, err := client.Lock(t.Context(), "key")
-	must(t, err)
+	lease := await.Value(client.Lock(t.Context(), "key"))
 	defer lease.Unlock(t.Context())
 
 	cancelled := false

@@ -46,18 +46,16 @@ func careless(args []string) int {
 // that may never happen.
 func TestLossEndsInAContainer(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ as, script, grace string }{
-		"whose first process is hasp": {
-			"adopter", `sleep 600 & echo ready; wait`, "10m"},
-		"whose first process is hasp, and the command ignores SIGTERM": {
-			"adopter", `trap '' TERM; sleep 600 & echo ready; wait`, "200ms"},
-		"that waits for no process, and the command ignores SIGTERM": {
-			"careless", `trap '' TERM; sleep 600 & echo ready; wait`, "200ms"},
+	const ignores = `trap '' TERM; `
+	for name, c := range map[string]struct{ as, trap, grace string }{
+		"whose first process is hasp":                                  {"adopter", "", "10m"},
+		"whose first process is hasp, and the command ignores SIGTERM": {"adopter", ignores, "200ms"},
+		"that waits for no process, and the command ignores SIGTERM":   {"careless", ignores, "200ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url := store(t)
-			p := start(t, self(t, c.as, url, "run", "key", "--ttl", soonLost, "--grace", c.grace, "--", "sh", "-c", c.script))
+			p := start(t, self(t, c.as, url, "run", "key", "--ttl", soonLost, "--grace", c.grace, "--", "sh", "-c", c.trap+"sleep 600 & echo ready; wait"))
 			p.out.expect("ready")
 			runHasp(t, url, "break", "key", "--force").want(t, 0)
 			endsSoon(t, p, exitLost)

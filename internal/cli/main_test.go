@@ -63,9 +63,7 @@ func file(t *testing.T, name, content string, mode os.FileMode) string {
 // executable returns the path of the test binary.
 func executable(t *testing.T) string {
 	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
-	return exe
+	return await.Value(os.Executable())
 }
 
 // self returns a command that runs the test binary in a role. If url is not empty, HASP_URL is url.
@@ -113,6 +111,14 @@ func (o outcome) want(t *testing.T, code int) outcome {
 		t.Fatalf("exit code %d, want %d\nstdout: %s\nstderr: %s", o.code, code, o.out, o.err)
 	}
 	return o
+}
+
+// prints checks the standard output.
+func (o outcome) prints(t *testing.T, out string) {
+	t.Helper()
+	if o.out != out {
+		t.Errorf("stdout %q, want %q\nstderr: %s", o.out, out, o.err)
+	}
 }
 
 func (o outcome) decode(t *testing.T, v any) {
@@ -167,9 +173,7 @@ func start(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
 	p := &running{t: t, cmd: cmd, out: &stream{t: t}, err: &stream{t: t}, ended: make(chan struct{})}
 	if cmd.Stdin == nil {
-		in, err := cmd.StdinPipe()
-		must(t, err)
-		p.in = in
+		p.in = await.Value(cmd.StdinPipe())
 	}
 	if cmd.Stdout == nil {
 		cmd.Stdout = p.out

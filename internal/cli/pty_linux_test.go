@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // person is the master side of a pseudo-terminal, where a person types and reads.
@@ -21,15 +23,13 @@ type person struct {
 // slave side. The caller must close the slave side after it has started a program there.
 func openPTY(t *testing.T) (*person, *os.File) {
 	t.Helper()
-	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	must(t, err)
+	fd := await.Value(unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0))
 	master := os.NewFile(uintptr(fd), "/dev/ptmx")
 	n, err1 := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 	err2 := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
 	err3 := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 100})
 	must(t, errors.Join(err1, err2, err3))
-	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	must(t, err)
+	slave := await.Value(os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0))
 	t.Cleanup(func() { slave.Close() })
 	return &person{listen(t, master), master}, slave
 }
@@ -50,6 +50,5 @@ func startOnPTY(t *testing.T, cmd *exec.Cmd) *person {
 
 func (p *person) types(text string) {
 	p.t.Helper()
-	_, err := p.master.Write([]byte(text))
-	must(p.t, err)
+	await.Value(p.master.Write([]byte(text)))
 }

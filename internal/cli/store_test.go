@@ -50,9 +50,7 @@ func (o outcome) refused(t *testing.T, code int, says string) {
 			t.Errorf("%q is in:\n%s", bad, o.err+o.out)
 		}
 	}
-	if o.out != "" {
-		t.Errorf("stdout: %s", o.out)
-	}
+	o.prints(t, "")
 }
 
 // unwritable returns a path below a file. Not even root can create a file there.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 var address = regexp.MustCompile(`http://[^\s/]+/`)
@@ -25,18 +27,15 @@ func page(t *testing.T, url string, args ...string) (*running, string) {
 // the body.
 func get(t *testing.T, want int, at string, headers ...string) (body string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), "GET", at, nil)
-	must(t, err)
+	r := await.Value(http.NewRequestWithContext(t.Context(), "GET", at, nil))
 	for _, h := range headers {
 		name, value, _ := strings.Cut(h, ": ")
 		r.Header.Set(name, value)
 	}
 	r.Host = r.Header.Get("Host")
-	answer, err := http.DefaultClient.Do(r)
-	must(t, err)
+	answer := await.Value(http.DefaultClient.Do(r))
 	defer answer.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<16))
-	must(t, err)
+	text := await.Value(io.ReadAll(io.LimitReader(answer.Body, 1<<16)))
 	if answer.StatusCode != want {
 		t.Errorf("%s with %q: got %d, want %d", at, headers, answer.StatusCode, want)
 	}
@@ -54,8 +53,7 @@ func TestUIServesThePageUntilCtrlC(t *testing.T) {
 	get(t, 403, at, "Origin: http://evil.example")
 
 	// hasp ends although a browser is connected.
-	answer, err := http.Get(at + "locks")
-	must(t, err)
+	answer := await.Value(http.Get(at + "locks"))
 	defer answer.Body.Close()
 	p.signal(syscall.SIGINT)
 	p.wait().want(t, 0)
@@ -64,19 +62,14 @@ func TestUIServesThePageUntilCtrlC(t *testing.T) {
 func TestUIWantsATokenOffThisHost(t *testing.T) {
 	t.Parallel()
 	const token = "the-token-of-this-test"
-	_, named := page(t, store(t), "ui", "--listen", "0.0.0.0:0", "--token", token)
-	u, err := url.Parse(named)
-	must(t, err)
+	p, named := page(t, "", "ui", "--url", store(t), "--listen", "0.0.0.0:0", "--token", token)
+	u := await.Value(url.Parse(named))
 	at := "http://127.0.0.1:" + u.Port() + "/"
 	get(t, 401, at, "Host: "+u.Host) // like a browser on another host
 	get(t, 401, at)
 	get(t, 200, at, "Authorization: Bearer "+token)
-}
 
-func TestUIWarnsOfATokenThatOthersCanRead(t *testing.T) {
-	t.Parallel()
-	const token = "the-token-of-this-test"
-	p, _ := page(t, "", "ui", "--url", store(t), "--listen", "127.0.0.1:0", "--token", token)
+	// Other users can read the token in the list of processes.
 	p.err.expect("put the token into " + uiToken)
 	if got := p.out.String() + p.err.String(); strings.Contains(got, token) || strings.Contains(got, "holds a password") {
 		t.Errorf("got %s", got)
@@ -84,8 +77,7 @@ func TestUIWarnsOfATokenThatOthersCanRead(t *testing.T) {
 }
 
 func TestUIOnAPortThatIsTaken(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	ln := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	defer ln.Close()
 	o := call("ui", "--url", store(t), "--listen", ln.Addr().String()).want(t, exitFailed)
 	contains(t, o.err, "another program has this port")
@@ -93,8 +85,7 @@ func TestUIOnAPortThatIsTaken(t *testing.T) {
 
 func TestDemoOnThePage(t *testing.T) {
 	p, at := page(t, "", "demo", "--ui", "--increments", "1")
-	answer, err := http.Get(at + "locks")
-	must(t, err)
+	answer := await.Value(http.Get(at + "locks"))
 	defer answer.Body.Close()
 	p.out.expect("the page stays until Ctrl-C")
 	contains(t, get(t, 200, at), "<title>hasp")

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // For any text, a terminal gets only printable text in one line, and JSON keeps its meaning.
@@ -13,10 +15,7 @@ func FuzzPlain(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		text, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := await.Value(json.Marshal(s))
 		for how, shown := range map[string]string{"quote": Quote(s), "plain": Plain(s), "label": Label(s, utf8.MaxRune), "JSON": string(JSON(text))} {
 			for _, r := range shown {
 				if !strconv.IsPrint(r) {

@@ -64,12 +64,6 @@ func (s *source) set(err error, entries ...backend.Entry) {
 	s.entries, s.err = entries, err
 }
 
-func (s *source) count() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.lists
-}
-
 func held(key, owner string, left time.Duration, waiters ...string) backend.Entry {
 	return backend.Entry{Key: key, Status: backend.Status{Held: true, Owner: owner, TTL: left, Waiters: waiters}}
 }
@@ -220,7 +214,8 @@ func TestListsOnlyWhileABrowserWatches(t *testing.T) {
 			}()
 		}
 		time.Sleep(time.Hour)
-		if n := src.count(); n < 19 || n > 21 {
+		synctest.Wait()
+		if n := src.lists; n < 19 || n > 21 {
 			t.Errorf("%d lists in 10 s for 10 browsers, want 20", n)
 		}
 	})
@@ -335,17 +330,15 @@ func TestTimeline(t *testing.T) {
 			src.set(nil, entries...)
 			b.next(t.Context())
 		}
-		spans := func() (all []string) {
-			for _, l := range s.detail("k").Lanes {
-				for _, sp := range l.Spans {
-					all = append(all, l.Owner+" "+sp.State+" "+sp.How)
-				}
-			}
-			return all
-		}
 		want := func(what string, want ...string) {
 			t.Helper()
-			if got := spans(); !slices.Equal(got, want) {
+			var got []string
+			for _, l := range s.detail("k").Lanes {
+				for _, sp := range l.Spans {
+					got = append(got, l.Owner+" "+sp.State+" "+sp.How)
+				}
+			}
+			if !slices.Equal(got, want) {
 				t.Errorf("%s: got %q, want %q", what, got, want)
 			}
 		}
@@ -382,9 +375,7 @@ func TestTimeline(t *testing.T) {
 		at(shared)
 		shared.Shared = []string{"e"}
 		at(shared)
-		if got := spans()[4:]; !slices.Equal(got, []string{"d shares released", "e shares "}) {
-			t.Errorf("shared: %q", got)
-		}
+		want("shared", "a holds released", "b waits got", "b holds expired", "c waits left", "d shares released", "e shares ")
 	})
 }
 
