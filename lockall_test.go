@@ -92,8 +92,7 @@ func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 		if free(t, f, "a") {
 			t.Error("a is free")
 		}
-		freed(t, f, "c is held", "c")
-		freed(t, f, "d is held", "d")
+		freed(t, f, "it is held", "c", "d")
 
 		began := time.Now()
 		want(t, "Break", f.Break(t.Context(), "a"), nil)
