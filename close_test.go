@@ -46,9 +46,7 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 				if err := c.Close(); err == nil || err.Error() != left {
 					t.Errorf("Close: got %v, want %s", err, left)
 				}
-				if took := time.Since(start); took != hasp.DefaultTimeout {
-					t.Errorf("Close took %v with a holder that does not unlock, want %v", took, hasp.DefaultTimeout)
-				}
+				equal(t, "time of Close with a holder that does not unlock", time.Since(start), hasp.DefaultTimeout)
 				wg.Wait()
 				want(t, "Unlock after Close", bad.Unlock(t.Context()), hasp.ErrClosed)
 				want(t, "Extend after Close", bad.Extend(t.Context(), time.Minute), hasp.ErrClosed)

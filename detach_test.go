@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -57,15 +56,12 @@ func TestDetachAndResume(t *testing.T) {
 		}
 		time.Sleep(5 * time.Minute)
 		want(t, "a lease that is renewed", l2.Err(), nil)
-		inner, err := c.TryLock(l2.Context(), "k")
-		want(t, "re-entry", err, nil)
-		_, before, _ := f.calls()
+		inner := await.Value(c.TryLock(l2.Context(), "k"))
+		before := f.renewals()
 		for _, both := range []*hasp.Lease{l2, inner} {
 			want(t, "Detach of a hold with two leases", errOf(both.Detach(t.Context(), time.Minute)), hasp.ErrInvalid)
 		}
-		if _, after, _ := f.calls(); after != before {
-			t.Error("a Detach that was refused has extended the hold")
-		}
+		equal(t, "renewals, of which none by a Detach that was refused", f.renewals(), before)
 		unlock(t, inner)
 
 		// A caller of the same Client waits for the key.
@@ -103,10 +99,7 @@ func TestResumeKeepsTheSettings(t *testing.T) {
 		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var s memlock.Store
-				a, b := await.Value(hasp.New(s.Driver(), nil)), await.Value(hasp.New(s.Driver(), nil))
-				defer b.Close()
+			withTwo(t, nil, func(t *testing.T, _ *faulty, a, b *hasp.Client) {
 				x := detachNow(t, lockNow(t, a, "k", tc.opts...), time.Minute)
 				want(t, "Close", a.Close(), nil)
 				time.Sleep(20 * time.Second)
@@ -160,12 +153,10 @@ func TestResumeOfUnknownOutcome(t *testing.T) {
 					want(t, "Resume with a context that has ended", errOf(c.Resume(ctx, x)), context.Canceled)
 					f.set(up)
 					time.Sleep(10 * time.Second)
-					if _, _, releases := f.calls(); releases != 0 {
-						t.Errorf("%d releases", releases)
-					}
+					equal(t, "releases", f.releases(), 0)
 					nothingLeft(t, c)
 					unlock(t, resumeNow(t, c, x))
-					freed(t, f, "k", "the key is held after Unlock")
+					freed(t, f, "the key is held after Unlock", "k")
 				})
 			})
 		}
@@ -181,7 +172,7 @@ func TestUnlockOfAResumedLeaseDuringAnOutage(t *testing.T) {
 		time.Sleep(30 * time.Minute)
 		f.set(up)
 		time.Sleep(10 * time.Second)
-		freed(t, f, "k", "the key is held after the outage")
+		freed(t, f, "the key is held after the outage", "k")
 	})
 }
 
@@ -206,7 +197,7 @@ func TestDetachOfUnknownOutcome(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		want(t, "Err", l.Err(), nil)
 		unlock(t, l)
-		freed(t, f, "k", "the key is held after Unlock")
+		freed(t, f, "the key is held after Unlock", "k")
 	})
 }
 
@@ -264,11 +255,7 @@ func TestHandleOfAnotherStoreOrAClosedClient(t *testing.T) {
 
 // A second resumer gets an error, at once on the same Client, and later on another one.
 func TestTwoResumers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var s memlock.Store
-		a, b := await.Value(hasp.New(s.Driver(), nil)), await.Value(hasp.New(s.Driver(), nil))
-		defer a.Close()
-		defer b.Close()
+	withTwo(t, nil, func(t *testing.T, _ *faulty, a, b *hasp.Client) {
 		x := detachNow(t, lockNow(t, a, "k"), time.Minute)
 		l1 := resumeNow(t, a, x)
 		want(t, "Resume by the same Client", errOf(a.Resume(t.Context(), x)), hasp.ErrInvalid)
@@ -320,7 +307,7 @@ func TestObserverThatPanicsInResumeUnlocks(t *testing.T) {
 			_, _ = c.Resume(t.Context(), x)
 			t.Error("Resume has returned")
 		}()
-		freed(t, f, "k", "the key is held")
+		freed(t, f, "the key is held", "k")
 		nothingLeft(t, c)
 	})
 }
@@ -338,12 +325,9 @@ func TestHeld(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "outer")
 		inner := lockIn(t, c, outer.Context(), "inner")
-		all, err := hasp.LockAll(inner.Context(), c, []string{"a", "b"})
-		want(t, "LockAll", err, nil)
+		all := await.Value(hasp.LockAll(inner.Context(), c, []string{"a", "b"}))
 		for key, held := range map[string]bool{"outer": true, "inner": true, "a": true, "b": true, "": false, "inn": false} {
-			if hasp.Held(all.Context(), key) != held {
-				t.Errorf("Held of %q: %v, want %v", key, !held, held)
-			}
+			equal(t, "Held of "+key, hasp.Held(all.Context(), key), held)
 		}
 		unlock(t, all)
 		unlock(t, inner)

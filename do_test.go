@@ -90,8 +90,7 @@ func TestResultsOfAFunctionUnderLock(t *testing.T) {
 func TestLockAll(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		keys := []string{"c", "a", "b", "a"}
-		ls, err := hasp.LockAll(t.Context(), c, keys)
-		await.Must(t, err)
+		ls := await.Value(hasp.LockAll(t.Context(), c, keys))
 		var got []string
 		for _, l := range ls.All() {
 			got = append(got, l.Key())
@@ -99,23 +98,17 @@ func TestLockAll(t *testing.T) {
 		if !slices.Equal(got, []string{"a", "b", "c"}) || keys[0] != "c" {
 			t.Errorf("locked %v of %v", got, keys)
 		}
-		again, err := hasp.LockAll(ls.Context(), c, []string{"b", "a"})
-		if err != nil {
-			t.Fatal("re-entry:", err)
-		}
-		unlock(t, again)
+		unlock(t, await.Value(hasp.LockAll(ls.Context(), c, []string{"b", "a"})))
 
 		want(t, "one is held", errOf(hasp.LockAll(t.Context(), c, []string{"0", "b"}, hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
-		freed(t, f, "0", "all or none: the first is still held")
+		freed(t, f, "all or none: the first is still held", "0")
 
 		f.Break(t.Context(), "a")
 		<-ls.Context().Done()
 		want(t, "cause", context.Cause(ls.Context()), hasp.ErrLost)
 		want(t, "Err", ls.Err(), hasp.ErrLost)
 		want(t, "Unlock", ls.Unlock(t.Context()), hasp.ErrLost)
-		for _, key := range []string{"a", "b", "c"} {
-			freed(t, f, key, key+" is still held")
-		}
+		freed(t, f, "it is still held", "a", "b", "c")
 		want(t, "no keys", errOf(hasp.LockAll(t.Context(), c, nil)), hasp.ErrInvalid)
 		want(t, "an empty key", errOf(hasp.LockAll(t.Context(), c, []string{"a", ""})), hasp.ErrInvalid)
 	})
@@ -127,8 +120,7 @@ func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
 		for i := range keys {
 			keys[i] = fmt.Sprint(i)
 		}
-		ls, err := hasp.LockAll(t.Context(), c, keys)
-		await.Must(t, err)
+		ls := await.Value(hasp.LockAll(t.Context(), c, keys))
 		hung := make(chan struct{})
 		f.set(func(f *faulty) { f.release = func(backend.Claim, func() error) error { <-hung; return errNet } })
 		start := time.Now()
@@ -139,9 +131,7 @@ func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
 		close(hung)
 		f.set(up)
 		time.Sleep(2 * hasp.DefaultTimeout)
-		for _, key := range keys {
-			freed(t, f, key, key+" is still held")
-		}
+		freed(t, f, "it is still held", keys...)
 	})
 }
 
@@ -190,7 +180,7 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 				t.Errorf("%s: got %v, want %q in it", tc.name, err, tc.says)
 			}
 		}
-		if a, _, _ := f.calls(); a != 0 || time.Since(start) != 0 {
+		if a := f.attempts(); a != 0 || time.Since(start) != 0 {
 			t.Errorf("%d attempts, %v", a, time.Since(start))
 		}
 		c.Close()
@@ -271,9 +261,7 @@ func TestLeadGoesOnThroughOutages(t *testing.T) {
 			time.AfterFunc(time.Minute, func() { f.set(up) })
 			return nil
 		}), nil)
-		if runs != 2 {
-			t.Errorf("%d runs, want 2", runs)
-		}
+		equal(t, "runs", runs, 2)
 	})
 }
 
@@ -306,9 +294,7 @@ func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
 				<-ctx.Done()
 				return nil
 			}), nil)
-			if runs != 2 {
-				t.Errorf("%d runs", runs)
-			}
+			equal(t, "runs", runs, 2)
 		})
 	}
 }

@@ -88,12 +88,8 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 				})
 				want(t, "result", err, nil)
 				wg.Wait()
-				if d := got.Sub(inside); d != 0 {
-					t.Errorf("another Client got the key %v after fn had returned, want at once", d)
-				}
-				for _, key := range keys {
-					freed(t, f, key, key+" is still held")
-				}
+				equal(t, "time until another Client got the key, after fn had returned", got.Sub(inside), 0)
+				freed(t, f, "it is still held", keys...)
 				synctest.Wait()
 				nothingLeft(t, c)
 			})
@@ -117,7 +113,7 @@ func TestAfterDoItsHoldLastsOneMoreTerm(t *testing.T) {
 		want(t, "within the term", inner.Err(), nil)
 		time.Sleep(2 * hasp.DefaultTTL)
 		want(t, "after it", inner.Err(), hasp.ErrLost)
-		freed(t, f, "k", "the key is still held")
+		freed(t, f, "the key is still held", "k")
 		want(t, "Unlock", inner.Unlock(t.Context()), hasp.ErrLost)
 	})
 }
@@ -177,7 +173,7 @@ func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
 						t.Errorf("the lease lasted %v, want %v to %v", d, tc.least, tc.most)
 					}
 					time.Sleep(hasp.DefaultTTL / 10)
-					freed(t, f, "k", "the key is still held")
+					freed(t, f, "the key is still held", "k")
 					return nil
 				}, tc.opt)
 				want(t, "Do", err, hasp.ErrLost)
@@ -203,10 +199,10 @@ func TestDoResumesARenewalThatHasStopped(t *testing.T) {
 		late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 			l := lockIn(t, c, ctx, key, opts...)
 			cancel()
-			_, before, _ := f.calls()
+			before := f.renewals()
 			for quiet := 0; quiet < 45; quiet++ { // until there was no renewal for nearly half a term
 				time.Sleep(hasp.DefaultTTL / 100)
-				if _, n, _ := f.calls(); n > before {
+				if n := f.renewals(); n > before {
 					before, quiet = n, 0
 				}
 			}
@@ -272,8 +268,6 @@ func TestDoAll(t *testing.T) {
 			return nil
 		}, hasp.WithMaxWait(0)), hasp.ErrHeld)
 		unlock(t, l)
-		for _, key := range keys {
-			freed(t, f, key, key+" is still held")
-		}
+		freed(t, f, "it is still held", keys...)
 	})
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 )
 
 // An event of a call has the context of the call. The other events have the values of Lock's
@@ -39,8 +38,7 @@ func TestObserveGetsTheContext(t *testing.T) {
 
 		lost, end := context.WithCancel(named("lost"))
 		lockIn(t, c, lost, "lost")
-		_, err := c.TryLock(named("try"), "lost")
-		want(t, "TryLock", err, hasp.ErrHeld)
+		want(t, "TryLock", errOf(c.TryLock(named("try"), "lost")), hasp.ErrHeld)
 		end()
 		f.set(down)
 		time.Sleep(5 * time.Second)
@@ -51,9 +49,7 @@ func TestObserveGetsTheContext(t *testing.T) {
 			hasp.EventRequested: "try false", hasp.EventAcquired: "lost false", hasp.EventRefused: "try false",
 			hasp.EventReleased: "unlock true", hasp.EventLost: "lost false", hasp.EventRenewFailed: "lost false",
 		} {
-			if got[kind] != want {
-				t.Errorf("%v: got the context %q, want %q", kind, got[kind], want)
-			}
+			equal(t, "the context of "+string(kind), got[kind], want)
 		}
 	})
 }
@@ -68,8 +64,7 @@ func TestErrorsOfEvents(t *testing.T) {
 		f.set(func(f *faulty) { f.renew = hungRenew })
 		time.Sleep(hasp.DefaultTTL * 2 / 3)
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "other")), hasp.ErrUnavailable)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
+		ctx := timeout(t, t.Context(), time.Second)
 		wantOutage(t, "Lock", errOf(c.Lock(ctx, "other")), errNet, context.DeadlineExceeded)
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrUnavailable)
 		synctest.Wait()
@@ -126,24 +121,22 @@ func TestBlockedObserverCostsNoLease(t *testing.T) {
 		c.Close()
 		within(t, "Close", began, 2*hasp.DefaultTimeout)
 		time.Sleep(time.Minute) // until the observer returns
-		if n := told.Load(); n != 3 {
-			t.Errorf("%d losses told, want 3", n)
-		}
+		equal(t, "losses told", told.Load(), 3)
 	})
 }
 
 // While the observer lags far behind, events of failed renewals are dropped, and losses are kept.
 func TestLaggingObserverIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		block := make(chan struct{})
-		counts := map[hasp.EventKind]int{}
-		c := await.Value(hasp.New(f, &hasp.Options{TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) {
-			if e.Kind == hasp.EventLost || e.Kind == hasp.EventRenewFailed {
-				<-block
-				counts[e.Kind]++
-			}
-		}}))
+	var block chan struct{}
+	counts := map[hasp.EventKind]int{}
+	o := &hasp.Options{TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) {
+		if e.Kind == hasp.EventLost || e.Kind == hasp.EventRenewFailed {
+			<-block
+			counts[e.Kind]++
+		}
+	}}
+	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+		block = make(chan struct{}) // in the bubble
 		const n = 3000
 		for i := range n {
 			lockNow(t, c, fmt.Sprint(i))
@@ -155,7 +148,6 @@ func TestLaggingObserverIsBounded(t *testing.T) {
 		if counts[hasp.EventLost] != n || counts[hasp.EventRenewFailed] < n || counts[hasp.EventRenewFailed] > 3*n {
 			t.Errorf("%v, want %d lost and some thousand renewals", counts, n)
 		}
-		c.Close()
 	})
 }
 
@@ -249,9 +241,7 @@ func TestLogEvents(t *testing.T) {
 		c.Close()
 
 		for _, ctx := range r.ctxs[:2] {
-			if ctx.Value(keyOf{}) != "trace" {
-				t.Error("the handler did not get the context of the call")
-			}
+			equal(t, "the value in the context of the call", ctx.Value(keyOf{}), "trace")
 		}
 		got := slices.DeleteFunc(r.lines, func(line string) bool { return strings.Contains(line, "requested") })
 		for i, want := range []string{

@@ -136,6 +136,21 @@ func (f *faulty) calls() (acquires, renews, releases int) {
 	return len(f.acquired), len(f.renewed), len(f.released)
 }
 
+func (f *faulty) attempts() int {
+	n, _, _ := f.calls()
+	return n
+}
+
+func (f *faulty) renewals() int {
+	_, n, _ := f.calls()
+	return n
+}
+
+func (f *faulty) releases() int {
+	_, _, n := f.calls()
+	return n
+}
+
 type (
 	acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
 	callHook    = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
@@ -290,12 +305,29 @@ func free(t *testing.T, f *faulty, key string) bool {
 
 func errOf[T any](_ T, err error) error { return err }
 
-// freed fails the test with the text otherwise unless key is free.
-func freed(t *testing.T, f *faulty, key, otherwise string) {
+// freed fails the test with the text otherwise unless all keys are free.
+func freed(t *testing.T, f *faulty, otherwise string, keys ...string) {
 	t.Helper()
-	if !free(t, f, key) {
-		t.Error(otherwise)
+	for _, key := range keys {
+		if !free(t, f, key) {
+			t.Errorf("%s: %s", key, otherwise)
+		}
 	}
+}
+
+// equal fails the test unless got is want.
+func equal[T comparable](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// timeout returns a context inside ctx that ends after d.
+func timeout(t *testing.T, ctx context.Context, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // want fails the test unless err matches target, or is nil if target is nil.

@@ -104,9 +104,7 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 			t.Errorf("got %#v", err)
 		}
 		want(t, "Lock with no wait", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(0))), hasp.ErrHeld)
-		if a, _, _ := f.calls(); a != 1 {
-			t.Errorf("%d attempts, want none but the holder's", a-1)
-		}
+		equal(t, "attempts, of the holder only", f.attempts(), 1)
 		l.Unlock(t.Context())
 	})
 }
@@ -114,10 +112,7 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 // If a Break comes during an Unlock, the hold is not renewed afterwards, and does not end twice.
 func TestBreakDuringUnlock(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.release = func(_ backend.Claim, send func() error) error {
-			time.Sleep(time.Second)
-			return send()
-		}
+		far(f, func() time.Duration { return 2 * time.Second })
 		l := lockNow(t, c, "k")
 		done := make(chan error)
 		go func() { done <- l.Unlock(t.Context()) }()
@@ -125,9 +120,7 @@ func TestBreakDuringUnlock(t *testing.T) {
 		want(t, "Break", c.Break(t.Context(), "k"), nil)
 		want(t, "Unlock", <-done, hasp.ErrLost)
 		time.Sleep(time.Minute)
-		if _, renews, _ := f.calls(); renews != 0 {
-			t.Errorf("%d renewals after Unlock", renews)
-		}
+		equal(t, "renewals after Unlock", f.renewals(), 0)
 		start := time.Now()
 		c.Close()
 		within(t, "Close without a caller", start, 0)
@@ -163,7 +156,7 @@ func TestEventsAddUp(t *testing.T) {
 			cancel()
 			l.Unlock(t.Context())
 			synctest.Wait()
-			freed(t, f, "k", "the caller that was cancelled keeps the key")
+			freed(t, f, "the caller that was cancelled keeps the key", "k")
 		}},
 		{"handed over, then cancelled", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
 			l.Unlock(t.Context())
@@ -182,10 +175,8 @@ func TestEventsAddUp(t *testing.T) {
 		}},
 	} {
 		for range 50 { // the scheduler decides who is first
-			synctest.Test(t, func(t *testing.T) {
-				var s seen
-				f := newFaulty()
-				c := await.Value(hasp.New(f, &hasp.Options{TTL: 200 * time.Millisecond, Observe: s.observe}))
+			var s seen
+			withClient(t, &hasp.Options{TTL: 200 * time.Millisecond, Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
 				l := lockNow(t, c, "k")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()

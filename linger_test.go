@@ -87,17 +87,13 @@ func TestLinger(t *testing.T) {
 		}, 1, 1},
 		{"a caller without linger", func(t *testing.T, f *faulty, c *hasp.Client) {
 			unlock(t, lockNow(t, c, "k", lingers))
-			l, err := c.TryLock(t.Context(), "k")
-			want(t, "TryLock", err, nil)
-			unlock(t, l)
+			unlock(t, await.Value(c.TryLock(t.Context(), "k")))
 			wantFree(t, f, true)
 		}, 1, 1},
 		{"another claim", func(t *testing.T, f *faulty, c *hasp.Client) {
 			for _, o := range []hasp.Option{hasp.WithFence(), hasp.WithShared(), hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal()} {
 				unlock(t, lockNow(t, c, "k", lingers))
-				l, err := c.TryLock(t.Context(), "k", lingers, o)
-				want(t, "TryLock", err, nil)
-				unlock(t, l)
+				unlock(t, await.Value(c.TryLock(t.Context(), "k", lingers, o)))
 			}
 			time.Sleep(d)
 		}, 10, 10},
@@ -162,9 +158,7 @@ func TestLinger(t *testing.T) {
 			unlock(t, lockNow(t, c, "k", lingers))
 			want(t, "Break", c.Break(t.Context(), "k"), nil)
 			time.Sleep(time.Millisecond)
-			l, err := c.TryLock(t.Context(), "k")
-			want(t, "TryLock", err, nil)
-			unlock(t, l)
+			unlock(t, await.Value(c.TryLock(t.Context(), "k")))
 		}, 2, 2},
 		{"Close", func(t *testing.T, f *faulty, c *hasp.Client) {
 			unlock(t, lockNow(t, c, "k", lingers))
@@ -176,18 +170,15 @@ func TestLinger(t *testing.T) {
 			f.set(func(f *faulty) {
 				f.release = func(_ backend.Claim, send func() error) error { time.Sleep(time.Second); return send() }
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-			defer cancel()
+			ctx := timeout(t, t.Context(), 10*time.Millisecond)
 			unlock(t, lockNow(t, c, "k", lingers))
 			began := time.Now()
-			_, err := c.Lock(ctx, "k", hasp.WithFence())
-			want(t, "Lock", err, context.DeadlineExceeded)
+			want(t, "Lock", errOf(c.Lock(ctx, "k", hasp.WithFence())), context.DeadlineExceeded)
 			within(t, "a wait of 10 ms", began, 10*time.Millisecond)
 			time.Sleep(2 * time.Second)
 			unlock(t, lockNow(t, c, "k", lingers))
 			began = time.Now()
-			_, err = c.Lock(t.Context(), "k", hasp.WithFence(), hasp.WithMaxWait(10*time.Millisecond))
-			want(t, "Lock", err, hasp.ErrHeld)
+			want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithFence(), hasp.WithMaxWait(10*time.Millisecond))), hasp.ErrHeld)
 			within(t, "a wait of 10 ms", began, 10*time.Millisecond)
 			time.Sleep(2 * time.Second)
 		}, 2, 2},
@@ -195,8 +186,7 @@ func TestLinger(t *testing.T) {
 			unlock(t, lockNow(t, c, "k", lingers))
 			f.set(func(f *faulty) { f.release = hungRelease })
 			began := time.Now()
-			_, err := c.TryLock(t.Context(), "k", hasp.WithFence())
-			want(t, "TryLock", err, hasp.ErrUnavailable)
+			want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithFence())), hasp.ErrUnavailable)
 			within(t, "TryLock", began, hasp.DefaultTimeout)
 			f.set(func(f *faulty) { f.release = nil })
 			time.Sleep(2 * time.Hour)
@@ -219,7 +209,7 @@ func TestLinger(t *testing.T) {
 			all.Wait()
 			time.Sleep(time.Second)
 			wantFree(t, f, true)
-			a, _, _ := f.calls()
+			a := f.attempts()
 			f.set(func(f *faulty) { f.acquired, f.released = f.acquired[:1], f.released[:1] })
 			if a < 10 { // otherwise the callers have not met
 				t.Error("attempts", a)

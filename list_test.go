@@ -46,8 +46,7 @@ func TestListErrors(t *testing.T) {
 	wantOnly(t, "a context that has ended", err, context.Canceled)
 	want(t, "its cause", err, why)
 	c.Close()
-	_, err = listOf(c, t.Context(), "")
-	wantOnly(t, "a Client that is closed", err, hasp.ErrClosed)
+	wantOnly(t, "a Client that is closed", errOf(listOf(c, t.Context(), "")), hasp.ErrClosed)
 }
 
 // lister yields two entries, and then the error of next, if there is one. It counts its steps.
@@ -87,27 +86,19 @@ func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 				defer c.Close()
 				list := c.List(t.Context(), "")
 				time.Sleep(time.Second)
-				if steps != 0 {
-					t.Errorf("%d steps before the loop", steps)
-				}
+				equal(t, "steps before the loop", steps, 0)
 				for _, err := range list {
 					want(t, "list", err, nil)
 					time.Sleep(time.Second)
-					if steps != 1 {
-						t.Errorf("%d steps during the first turn", steps)
-					}
+					equal(t, "steps during the first turn", steps, 1)
 					break
 				}
 				time.Sleep(time.Second)
-				if steps != 1 {
-					t.Errorf("%d steps after the loop", steps)
-				}
+				equal(t, "steps after the loop", steps, 1)
 
 				all, err := listOf(c, t.Context(), "")
 				wantOutage(t, "list", err, down)
-				if len(all) != 2 {
-					t.Errorf("got %d entries before the error", len(all))
-				}
+				equal(t, "entries before the error", len(all), 2)
 			})
 		})
 	}
@@ -142,11 +133,8 @@ func TestListIsLeft(t *testing.T) {
 					}
 					defer cancel()
 					began := time.Now()
-					_, err := listOf(c, ctx, "")
-					wantOnly(t, "list", err, target)
-					if took := time.Since(began); took != time.Second {
-						t.Errorf("took %v", took)
-					}
+					wantOnly(t, "list", errOf(listOf(c, ctx, "")), target)
+					equal(t, "the time it took", time.Since(began), time.Second)
 					close(stuck)
 					c.Close()
 				})
@@ -171,9 +159,7 @@ func TestCloseDuringAList(t *testing.T) {
 			}
 			c.Close()
 		}
-		if turns != 2 {
-			t.Errorf("%d turns", turns)
-		}
+		equal(t, "turns", turns, 2)
 		wantOnly(t, "list", last, hasp.ErrClosed)
 	})
 }

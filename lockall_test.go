@@ -59,23 +59,14 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 			{4, 4, []hasp.Option{hasp.WithMaxWait(0)}},
 			{4, 4, []hasp.Option{hasp.WithMaxWait(10 * time.Millisecond)}}, // there is no time to wait for another LockAll
 		} {
-			before, _, _ := f.calls()
+			before := f.attempts()
 			began := time.Now()
-			ls, err := hasp.LockAll(t.Context(), c, several(tc.keys), tc.opts...)
-			want(t, "LockAll", err, nil)
-			if took := time.Since(began); took != tc.trips*10*time.Millisecond {
-				t.Errorf("LockAll of %d took %v", tc.keys, took)
-			}
-			if after, _, _ := f.calls(); after-before != tc.keys {
-				t.Errorf("%d attempts at %d keys", after-before, tc.keys)
-			}
+			ls := await.Value(hasp.LockAll(t.Context(), c, several(tc.keys), tc.opts...))
+			equal(t, fmt.Sprintf("time of LockAll of %d", tc.keys), time.Since(began), tc.trips*10*time.Millisecond)
+			equal(t, "attempts", f.attempts()-before, tc.keys)
 
 			began = time.Now()
-			again, err := hasp.LockAll(ls.Context(), c, several(tc.keys), hasp.WithMaxWait(0))
-			if err != nil {
-				t.Fatal("re-entry: ", err)
-			}
-			unlock(t, again)
+			unlock(t, await.Value(hasp.LockAll(ls.Context(), c, several(tc.keys), hasp.WithMaxWait(0))))
 			within(t, "re-entry", began, 0)
 			unlock(t, ls)
 			within(t, "Unlock", began, time.Duration((tc.keys+63)/64)*10*time.Millisecond)
@@ -93,8 +84,7 @@ func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 		b := lockNow(t, rival, "b")
 		failed := make(chan error)
 		go func() {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-			defer cancel()
+			ctx := timeout(t, t.Context(), time.Hour)
 			_, err := hasp.LockAll(ctx, c, []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
 			failed <- err
 		}()
@@ -102,8 +92,7 @@ func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 		if free(t, f, "a") {
 			t.Error("a is free")
 		}
-		freed(t, f, "c", "c is held")
-		freed(t, f, "d", "d is held")
+		freed(t, f, "it is held", "c", "d")
 
 		began := time.Now()
 		want(t, "Break", f.Break(t.Context(), "a"), nil)
@@ -111,9 +100,7 @@ func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 		within(t, "LockAll that has lost a key", began, hasp.DefaultTTL)
 		unlock(t, b)
 		time.Sleep(time.Second)
-		for _, key := range []string{"a", "b", "c", "d"} {
-			freed(t, f, key, key+" is held")
-		}
+		freed(t, f, "it is held", "a", "b", "c", "d")
 		nothingLeft(t, c)
 	})
 }
@@ -128,8 +115,7 @@ func TestUnlockOfOneOfSeveral(t *testing.T) {
 				time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
 			}
 			for i, keys := 0, []string{"a", "b", "c"}; i < len(keys); i++ {
-				ls, err := hasp.LockAll(t.Context(), c, keys)
-				want(t, "LockAll", err, nil)
+				ls := await.Value(hasp.LockAll(t.Context(), c, keys))
 				derived, cancel := context.WithCancel(ls.Context())
 				unlock(t, ls.All()[i])
 				want(t, "the joint context", context.Cause(derived), hasp.ErrReleased)
@@ -151,8 +137,7 @@ func TestUnlockOfOneOfSeveral(t *testing.T) {
 // fired.
 func TestJointContextReadsTheClockOfEachLease(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		ls, err := hasp.LockAll(t.Context(), c, []string{"a", "b"})
-		want(t, "LockAll", err, nil)
+		ls := await.Value(hasp.LockAll(t.Context(), c, []string{"a", "b"}))
 		want(t, "Extend", ls.All()[1].Extend(t.Context(), time.Hour), nil)
 		hasp.Skip(c, hasp.DefaultTTL)
 		want(t, "the joint context", ls.Context().Err(), context.Canceled)
@@ -180,17 +165,14 @@ func (c *children) AfterFunc(f func()) (stop func() bool) {
 func TestLockAllLeavesNoContext(t *testing.T) {
 	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
 		ctx := &children{Context: t.Context()}
-		ls, err := hasp.LockAll(ctx, c, several(3))
-		want(t, "LockAll", err, nil)
+		ls := await.Value(hasp.LockAll(ctx, c, several(3)))
 		if ctx.n.Load() == 0 {
 			t.Error("the context has no children")
 		}
 		unlock(t, ls)
 		l := lockNow(t, rival, "000")
 		want(t, "LockAll", errOf(hasp.LockAll(ctx, c, several(3), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
-		if n := ctx.n.Load(); n != 0 {
-			t.Errorf("%d children are left", n)
-		}
+		equal(t, "children that are left", ctx.n.Load(), 0)
 		unlock(t, l)
 	})
 }
@@ -273,8 +255,7 @@ func TestLockAllAfterALostReply(t *testing.T) {
 					}
 					return send()
 				}
-				ls, err := hasp.LockAll(t.Context(), c, several(5))
-				want(t, "LockAll", err, nil)
+				ls := await.Value(hasp.LockAll(t.Context(), c, several(5)))
 				unlock(t, ls)
 				time.Sleep(3 * hasp.DefaultTimeout) // until the lost tokens are released twice
 				nothingLeft(t, c)
@@ -308,9 +289,7 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 						within(t, "LockAll", began, hasp.DefaultTimeout+10*time.Millisecond)
 					}
 					time.Sleep(4 * hasp.DefaultTimeout) // until the late answers have come, and their tokens are released
-					for _, key := range several(5) {
-						freed(t, f, key, key+" is held")
-					}
+					freed(t, f, "it is held", several(5)...)
 					nothingLeft(t, c)
 				}
 			})
@@ -338,9 +317,7 @@ func TestSeveralKeysWithAnObserverThatPanics(t *testing.T) {
 					if v := <-recovered; v != nil && v != "oops" || v == nil && name == "panic" {
 						t.Errorf("recovered %v", v)
 					}
-					for _, key := range several(3) {
-						freed(t, f, key, key+" is held")
-					}
+					freed(t, f, "it is held", several(3)...)
 					nothingLeft(t, c)
 				})
 			})

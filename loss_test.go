@@ -174,7 +174,7 @@ func TestMaxHoldIsPassedByNoRenewal(t *testing.T) {
 		}
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		synctest.Wait()
-		freed(t, f, "k", "Unlock left the key to its term")
+		freed(t, f, "Unlock left the key to its term", "k")
 	})
 }
 
@@ -225,9 +225,7 @@ func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 
 		called := time.Now()
 		l := lockNow(t, c, "k", hasp.WithTTL(ttl))
-		if got, want := l.Expires().Sub(called), ttl-backend.Drift(ttl); got != want {
-			t.Errorf("Lock: the lease lasts %v from the call, want %v", got, want)
-		}
+		equal(t, "the time of the lease, from the call of Lock", l.Expires().Sub(called), ttl-backend.Drift(ttl))
 
 		// Extend asks for a little more, so that ttl is left when drift is off.
 		called = time.Now()
@@ -237,16 +235,14 @@ func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 		}
 
 		for range 3 {
-			_, before, _ := f.calls()
-			for renews := before; renews == before; _, renews, _ = f.calls() {
+			before := f.renewals()
+			for renews := before; renews == before; renews = f.renewals() {
 				time.Sleep(time.Millisecond)
 			}
 			time.Sleep(2*oneWay + time.Millisecond) // for the reply
 			var sent time.Time
 			f.set(func(f *faulty) { sent = f.renewed[before] })
-			if got, want := l.Expires().Sub(sent), ttl-backend.Drift(ttl); got != want {
-				t.Errorf("renewal: the lease lasts %v from the call, want %v", got, want)
-			}
+			equal(t, "the time of the lease, from the call of a renewal", l.Expires().Sub(sent), ttl-backend.Drift(ttl))
 		}
 		unlock(t, l)
 	})

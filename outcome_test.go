@@ -33,25 +33,21 @@ func TestReplyLostOnTryLock(t *testing.T) {
 			onlyOnce(f, lostReply)
 			wantOutage(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), errNet)
 			synctest.Wait()
-			freed(t, f, "k", "what the lost attempt took was not released")
+			freed(t, f, "what the lost attempt took was not released", "k")
 			time.Sleep(hasp.DefaultTimeout + time.Millisecond)
 			synctest.Wait()
-			if _, _, releases := f.calls(); releases != 2*times {
-				t.Errorf("%d releases, want one at once and one after Timeout, %d times", releases, times)
-			}
+			equal(t, "releases, at once and after Timeout", f.releases(), 2*times)
 		}
 
 		// If the driver cleans up after its calls, the Client does not.
 		f.cleans = true
 		cleans := await.Value(hasp.New(f, nil))
 		defer cleans.Close()
-		_, _, before := f.calls()
+		before := f.releases()
 		onlyOnce(f, lostReply)
 		wantOutage(t, "TryLock", errOf(cleans.TryLock(t.Context(), "k")), errNet)
 		time.Sleep(time.Minute)
-		if _, _, after := f.calls(); after != before {
-			t.Errorf("%d releases beside the driver's own", after-before)
-		}
+		equal(t, "releases, of which none beside the driver's own", f.releases(), before)
 	})
 }
 
@@ -69,9 +65,7 @@ func TestReplyLostOnRelease(t *testing.T) {
 		time.Sleep(time.Second) // the repeat in the background gets ErrLost, which counts as success
 		want(t, "Unlock called again", l.Unlock(t.Context()), nil)
 		want(t, "and again", l.Unlock(t.Context()), hasp.ErrReleased)
-		if _, _, releases := f.calls(); releases != 3 {
-			t.Errorf("%d releases, want the lost one, its repeat, and the second Unlock's", releases)
-		}
+		equal(t, "releases: the lost one, its repeat, and the second Unlock's", f.releases(), 3)
 	})
 }
 
@@ -133,7 +127,7 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 			unanswered("well")
 
 			time.Sleep(tc.most)
-			freed(t, f, "well", fmt.Sprint("the key is still held after ", tc.most))
+			freed(t, f, fmt.Sprint("the key is still held after ", tc.most), "well")
 			c.Close()
 			time.Sleep(2 * tc.hangs) // until calls that hang have ended
 		})
@@ -152,7 +146,7 @@ func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		f.set(up)
 		time.Sleep(10 * time.Second)
-		freed(t, f, "k", "the key is held 10 s after the outage")
+		freed(t, f, "the key is held 10 s after the outage", "k")
 	})
 }
 
@@ -256,7 +250,7 @@ func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
 				if len(seen) == 0 || seen[0] != tc.handle {
 					t.Errorf("releases with the handles %v, want %v", seen, tc.handle)
 				}
-				freed(t, f, "k", "the late grant was not released")
+				freed(t, f, "the late grant was not released", "k")
 			})
 		})
 	}

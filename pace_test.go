@@ -34,8 +34,7 @@ type crowd struct {
 func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 	w.shares, w.inside = make([]float64, w.callers), map[int]bool{}
 	begins := time.Now().Add(w.settles)
-	ctx, cancel := context.WithTimeout(t.Context(), w.settles+w.lasts)
-	defer cancel()
+	ctx := timeout(t, t.Context(), w.settles+w.lasts)
 	locked := func(note func()) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -229,7 +228,7 @@ func TestAttemptsAtOneHold(t *testing.T) {
 				heldByAnother(t, f, time.Hour)
 				f.acquire = tc.acquire
 				want(t, "Lock", errOf(c.Lock(t.Context(), "k", append(tc.opts, hasp.WithMaxWait(time.Minute))...)), hasp.ErrHeld)
-				if a, _, _ := f.calls(); a < tc.least || a > tc.most {
+				if a := f.attempts(); a < tc.least || a > tc.most {
 					t.Errorf("%d attempts in a minute, want %d to %d", a, tc.least, tc.most)
 				}
 			})

@@ -138,10 +138,8 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 func TestErrorOfAContextThatCannotBeCompared(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := c.Lock(oddContext{ctx}, "k")
-		want(t, "Lock", err, hasp.ErrHeld)
+		ctx := timeout(t, t.Context(), time.Second)
+		want(t, "Lock", errOf(c.Lock(oddContext{ctx}, "k")), hasp.ErrHeld)
 		unlock(t, l)
 	})
 }

@@ -128,9 +128,7 @@ func TestReentryOptions(t *testing.T) {
 		bounded := lockIn(t, c, outer.Context(), "k", hasp.WithMaxHold(3*time.Second), hasp.WithoutRenewal())
 		start := time.Now()
 		<-bounded.Context().Done()
-		if held := time.Since(start); held != 3*time.Second {
-			t.Errorf("the inner lease lasted %v, want 3s", held)
-		}
+		equal(t, "the time of the inner lease", time.Since(start), 3*time.Second)
 		want(t, "Unlock of it", bounded.Unlock(t.Context()), hasp.ErrLost)
 		if outer.Err() != nil {
 			t.Fatal("the inner max hold ended the outer lease")
@@ -151,9 +149,7 @@ func TestReentryOptions(t *testing.T) {
 		}
 		// With the context of a lease that has ended, Lock does not re-enter.
 		unlock(t, lockIn(t, c, context.WithoutCancel(outer.Context()), "k"))
-		if a, _, _ := f.calls(); a != 2 {
-			t.Errorf("%d attempts, want 2", a)
-		}
+		equal(t, "attempts", f.attempts(), 2)
 	})
 }
 
@@ -197,7 +193,7 @@ func TestLongerTermDuringARenewal(t *testing.T) {
 	withClient(t, &hasp.Options{TTL: 3 * time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.renew = renewal(slowAcquire(100 * time.Millisecond))
 		l := lockNow(t, c, "k")
-		for _, renews, _ := f.calls(); renews == 0; _, renews, _ = f.calls() {
+		for renews := f.renewals(); renews == 0; renews = f.renewals() {
 			time.Sleep(time.Millisecond)
 		}
 		inner := lockIn(t, c, l.Context(), "k", hasp.WithTTL(time.Hour))
@@ -215,10 +211,8 @@ func TestLongerTermDuringARenewal(t *testing.T) {
 func TestDeadlineInsideManyLeases(t *testing.T) {
 	c := await.Value(memlock.New(nil))
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-	defer cancel()
-	around, err := hasp.LockAll(ctx, c, []string{"a", "b", "c"})
-	want(t, "LockAll", err, nil)
+	ctx := timeout(t, t.Context(), time.Hour)
+	around := await.Value(hasp.LockAll(ctx, c, []string{"a", "b", "c"}))
 	l := lockIn(t, c, around.Context(), "k")
 	got, _ := l.Context().Deadline()
 	if all, _ := ctx.Deadline(); !got.Equal(all) {
@@ -233,8 +227,7 @@ func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 		outer := lockNow(t, c, "k")
 		want(t, "TryLock", errOf(c.TryLock(outer.Context(), "k", hasp.WithoutReentry())), hasp.ErrHeld)
 		want(t, "WithMaxWait", errOf(c.Lock(outer.Context(), "k", hasp.WithoutReentry(), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
-		ctx, cancel := context.WithTimeout(outer.Context(), time.Hour)
-		defer cancel()
+		ctx := timeout(t, outer.Context(), time.Hour)
 		start := time.Now()
 		err := errOf(c.Lock(ctx, "k", hasp.WithoutReentry()))
 		want(t, "Lock", err, context.DeadlineExceeded)
@@ -245,7 +238,7 @@ func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 		inner := lockIn(t, c, outer.Context(), "k") // without the option, Lock re-enters
 		unlock(t, inner)
 		unlock(t, outer)
-		freed(t, f, "k", "the key is still held")
+		freed(t, f, "the key is still held", "k")
 
 		reader := lockNow(t, c, "shared", hasp.WithShared())
 		want(t, "beside a shared lease", errOf(c.TryLock(reader.Context(), "shared", hasp.WithoutReentry())), hasp.ErrHeld)
@@ -261,9 +254,7 @@ func TestWithoutReentryTheLeaseIsNestedAllTheSame(t *testing.T) {
 		for _, key := range []string{"other", "k"} {
 			unlock(t, lockIn(t, c, l.Context(), key, hasp.WithMaxWait(0)))
 		}
-		if a, _, _ := f.calls(); a != 2 {
-			t.Errorf("%d attempts, want 2", a)
-		}
+		equal(t, "attempts", f.attempts(), 2)
 		unlock(t, outer)
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrReleased)
 		want(t, "Err", l.Err(), nil)
@@ -291,7 +282,7 @@ func TestWithoutReentryAHandOverWithinItsOwnContext(t *testing.T) {
 			unlock(t, outer)
 			<-done
 			synctest.Wait()
-			freed(t, f, "k", "the key is still held")
+			freed(t, f, "the key is still held", "k")
 		}
 		nothingLeft(t, c)
 	})
@@ -332,9 +323,7 @@ func TestReentryOfASharedLease(t *testing.T) {
 			unlock(t, inner)
 			unlock(t, outer)
 		}
-		if a, _, _ := f.calls(); a != 2 {
-			t.Errorf("%d attempts, want 2", a)
-		}
+		equal(t, "attempts", f.attempts(), 2)
 	})
 }
 

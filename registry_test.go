@@ -93,9 +93,8 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: the error shows the password: %v", url, err)
 		}
 	}
-	if _, err := (hasp.Config{Strategy: "memlock", Nodes: []string{"a", "b"}}).Open(t.Context(), nil); !errors.Is(err, hasp.ErrInvalid) {
-		t.Errorf("two nodes for memlock: %v", err)
-	}
+	twoNodes := hasp.Config{Strategy: "memlock", Nodes: []string{"a", "b"}}
+	want(t, "two nodes for memlock", errOf(twoNodes.Open(t.Context(), nil)), hasp.ErrInvalid)
 
 	const says = `in a Config the strategy is "short", and the node is redis://…`
 	if _, err := (hasp.Config{Strategy: "short+redis"}).Open(t.Context(), nil); !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), says) {
@@ -110,9 +109,7 @@ func TestConfigShowsNoPassword(t *testing.T) {
 			t.Errorf("%s shows %s", verb, s)
 		}
 	}
-	if s := c.String(); s != "spinlock (1 node)" {
-		t.Error(s)
-	}
+	equal(t, "String", c.String(), "spinlock (1 node)")
 	c = hasp.Config{Strategy: "fairlock+redis://:hunter2@h"}
 	if _, err := c.Open(t.Context(), nil); !errors.Is(err, hasp.ErrInvalid) || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("a URL in place of a strategy: %v", err)
@@ -123,12 +120,8 @@ func TestConfigDecodesFromYAMLAndJSON(t *testing.T) {
 	want := hasp.Config{Strategy: "x", Nodes: []string{"redis://h:1"},
 		Params: map[string]string{"ttl": "5s", "retries": "3", "ratio": "0.5", "tls": "true"}}
 	var fromYAML, fromJSON hasp.Config
-	if err := yaml.Unmarshal([]byte("strategy: x\nnodes: ['redis://h:1']\nparams: {ttl: 5s, retries: 3, ratio: 0.5, tls: true}"), &fromYAML); err != nil {
-		t.Error(err)
-	}
-	if err := json.Unmarshal([]byte(`{"strategy":"x","nodes":["redis://h:1"],"params":{"ttl":"5s","retries":"3","ratio":"0.5","tls":"true"}}`), &fromJSON); err != nil {
-		t.Error(err)
-	}
+	await.Must(t, yaml.Unmarshal([]byte("strategy: x\nnodes: ['redis://h:1']\nparams: {ttl: 5s, retries: 3, ratio: 0.5, tls: true}"), &fromYAML))
+	await.Must(t, json.Unmarshal([]byte(`{"strategy":"x","nodes":["redis://h:1"],"params":{"ttl":"5s","retries":"3","ratio":"0.5","tls":"true"}}`), &fromJSON))
 	for _, got := range []hasp.Config{fromYAML, fromJSON} {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got %q, want %q", got.Params, want.Params)
@@ -148,8 +141,7 @@ func TestConfigWinsOverOptions(t *testing.T) {
 		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) { got = append(got, e) }})
 	await.Must(t, err)
 	defer c.Close()
-	other, err := hasp.Open(t.Context(), "memlock://", nil)
-	await.Must(t, err)
+	other := await.Value(hasp.Open(t.Context(), "memlock://", nil))
 	defer other.Close()
 	l := lockNow(t, c, "k")
 	defer l.Unlock(t.Context())
@@ -183,18 +175,14 @@ func TestRegisterPanics(t *testing.T) {
 
 // If New fails, it closes the driver.
 func TestNewRefusesWhatItCannotUse(t *testing.T) {
-	if _, err := hasp.New(nil, nil); !errors.Is(err, hasp.ErrInvalid) {
-		t.Errorf("nil driver: %v", err)
-	}
+	want(t, "nil driver", errOf(hasp.New(nil, nil)), hasp.ErrInvalid)
 	for what, o := range map[string]hasp.Options{
 		"short ttl":           {TTL: time.Millisecond},
 		"negative timeout":    {Timeout: -1},
 		"more than the store": {TTL: 6 * time.Second},
 	} {
 		d := short{memlock.NewDriver().(Driver)}
-		if _, err := hasp.New(d, &o); !errors.Is(err, hasp.ErrInvalid) {
-			t.Errorf("%s: %v", what, err)
-		}
+		want(t, what, errOf(hasp.New(d, &o)), hasp.ErrInvalid)
 		if _, err := d.Acquire(t.Context(), backend.Claim{Key: "k", Token: "t", TTL: time.Second}); err == nil {
 			t.Errorf("%s: the driver is open", what)
 		}
@@ -240,17 +228,9 @@ func TestBadArguments(t *testing.T) {
 }
 
 // plainDriver has only the methods of a Driver, and no fences.
-type plainDriver struct{ d backend.Driver }
+type plainDriver struct{ backend.Driver }
 
-func (p plainDriver) Traits() backend.Traits { return backend.Traits{Reach: backend.Process} }
-func (p plainDriver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return p.d.Acquire(ctx, c)
-}
-func (p plainDriver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	p.d.Renew(ctx, cs, done)
-}
-func (p plainDriver) Release(ctx context.Context, c backend.Claim) error { return p.d.Release(ctx, c) }
-func (p plainDriver) Close() error                                       { return p.d.Close() }
+func (plainDriver) Traits() backend.Traits { return backend.Traits{Reach: backend.Process} }
 
 // The events of a lease that re-enters have Reentry set, and Tries is 0. After a hand-over Tries is
 // also 0, but Reentry is not set.

@@ -60,10 +60,8 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 		}
 		<-l.Context().Done()
 		c.Close()
-		if most != 1 {
-			t.Errorf("%d renewals under way at once", most)
-		}
-		if _, renews, _ := f.calls(); renews < 8 {
+		equal(t, "renewals under way at once", most, 1)
+		if renews := f.renewals(); renews < 8 {
 			t.Errorf("%d tries until the deadline, want one after another", renews)
 		}
 	})
@@ -101,9 +99,7 @@ func TestExtendWithoutRenewal(t *testing.T) {
 			t.Errorf("lasted %v, want an hour", held)
 		}
 		want(t, "Extend after", l.Extend(t.Context(), time.Hour), hasp.ErrLost)
-		if _, renews, _ := f.calls(); renews != 2 {
-			t.Errorf("%d renewals, want the two of Extend", renews)
-		}
+		equal(t, "renewals, all by Extend", f.renewals(), 2)
 	})
 }
 
@@ -117,9 +113,7 @@ func TestExtendByLessThanWasAskedFor(t *testing.T) {
 		}
 		l := lockNow(t, c, "k", hasp.WithoutRenewal())
 		want(t, "Extend by an hour", l.Extend(t.Context(), time.Hour), hasp.ErrUnavailable)
-		if left := time.Until(l.Expires()); left != time.Minute {
-			t.Errorf("%v left, want what was granted", left)
-		}
+		equal(t, "the rest of the term, as granted", time.Until(l.Expires()), time.Minute)
 		want(t, "Extend by what is granted", l.Extend(t.Context(), time.Minute), nil)
 		unlock(t, l)
 	})
@@ -129,8 +123,7 @@ func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.renew = renewal(slowAcquire(time.Second))
 		l := lockNow(t, c, "k")
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
+		ctx := timeout(t, t.Context(), 100*time.Millisecond)
 		start := time.Now()
 		err := l.Extend(ctx, time.Hour)
 		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 150*time.Millisecond {
@@ -163,7 +156,7 @@ func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
 			t.Errorf("last renewal %v after the end of Lock's context, want at most a term", last.Sub(ended))
 		}
 		want(t, "Err", l.Err(), hasp.ErrLost)
-		freed(t, f, "k", "the key was not freed by its term")
+		freed(t, f, "the key was not freed by its term", "k")
 	})
 }
 
@@ -289,7 +282,7 @@ func TestFailedRenewalsAreSpaced(t *testing.T) {
 			}
 		})
 		<-l.Context().Done()
-		if _, n, _ := f.calls(); n < 10 || n > 60 {
+		if n := f.renewals(); n < 10 || n > 60 {
 			t.Errorf("%d renewals in two thirds of %v", n, backend.MinTTL)
 		}
 	})
@@ -302,8 +295,7 @@ func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 		defer c.Close()
 		l := lockNow(t, c, "k")
 		want(t, "Extend", l.Extend(t.Context(), 6*time.Second), hasp.ErrInvalid)
-		_, err := c.Lock(l.Context(), "k", hasp.WithTTL(6*time.Second))
-		want(t, "re-entry", err, hasp.ErrInvalid)
+		want(t, "re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithTTL(6*time.Second))), hasp.ErrInvalid)
 		synctest.Wait()
 		if failed := s.of(hasp.EventRenewFailed); len(failed) > 0 {
 			t.Errorf("renewals failed: %+v", failed)

@@ -28,9 +28,7 @@ func TestSlotsAreShared(t *testing.T) {
 			if slices.Contains(w.shares, 0) {
 				t.Errorf("ordered %t: a caller got no slot: %v", ordered, w.shares)
 			}
-			if w.most != n {
-				t.Errorf("ordered %t: at most %d of %d slots were held", ordered, w.most, n)
-			}
+			equal(t, fmt.Sprintf("ordered %t: the slots that were held", ordered), w.most, n)
 			if float64(w.attempts) > 5*n*holds {
 				t.Errorf("ordered %t: %d attempts for %v leases", ordered, w.attempts, holds)
 			}
@@ -51,9 +49,7 @@ func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, 
 		for range 2 {
 			taken = append(taken, lockNow(t, holder, "k", append(opts, hasp.WithSlots(2))...))
 		}
-		if taken[0].Slot()+taken[1].Slot() != 1 {
-			t.Errorf("slots %d and %d", taken[0].Slot(), taken[1].Slot())
-		}
+		equal(t, "the sum of the slots", taken[0].Slot()+taken[1].Slot(), 1)
 
 		f := &faulty{Driver: store.Driver().(Driver)}
 		c := await.Value(hasp.New(f, o))
@@ -64,7 +60,7 @@ func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, 
 			c.Close()
 			nothingLeft(t, c)
 			synctest.Wait() // because the holder unlocks the queue in the background
-			freed(t, other, "k#queue", "the queue is still held")
+			freed(t, other, "the queue is still held", "k#queue")
 		}()
 		run(t, f, c, taken)
 	})
@@ -121,14 +117,10 @@ func TestTryLockLooksAtEachSlotOnce(t *testing.T) {
 			}
 		}
 		want(t, "WithMaxWait(0)", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(2), hasp.WithMaxWait(0))), hasp.ErrHeld)
-		if n, _, _ := f.calls(); n != 8 {
-			t.Errorf("%d calls, want 8", n)
-		}
+		equal(t, "attempts", f.attempts(), 8)
 		unlock(t, taken[0])
 		l := lockNow(t, c, "k", hasp.WithSlots(2), hasp.WithMaxWait(0))
-		if l.Slot() != taken[0].Slot() {
-			t.Errorf("slot %d", l.Slot())
-		}
+		equal(t, "slot", l.Slot(), taken[0].Slot())
 		unlock(t, l)
 	})
 }
@@ -148,8 +140,7 @@ func TestWaitForASlotEnds(t *testing.T) {
 		for _, err := range both(t.Context(), hasp.WithMaxWait(time.Second)) {
 			want(t, "max wait", err, hasp.ErrHeld)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
+		ctx := timeout(t, t.Context(), time.Second)
 		for _, err := range both(ctx) {
 			want(t, "deadline", err, hasp.ErrHeld)
 			want(t, "deadline", err, context.DeadlineExceeded)
@@ -176,8 +167,7 @@ func TestLookForASlotInAnOutage(t *testing.T) {
 		f.set(up)
 
 		// The context ends during an outage. An answer from before does not hide the outage.
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
+		ctx := timeout(t, t.Context(), 2*time.Second)
 		time.AfterFunc(1500*time.Millisecond, func() { f.set(down) })
 		wantOutage(t, "Lock", errOf(c.Lock(ctx, "k", hasp.WithSlots(2))), errNet, context.DeadlineExceeded)
 		f.set(up)
@@ -195,9 +185,7 @@ func TestReentryOfASlot(t *testing.T) {
 			t.Errorf("slot %d of %q in slot %d", inner.Slot(), inner.Key(), outer.Slot())
 		}
 		plain := lockIn(t, c, outer.Context(), "k")
-		if plain.Slot() != 0 {
-			t.Errorf("slot %d without WithSlots", plain.Slot())
-		}
+		equal(t, "slot without WithSlots", plain.Slot(), 0)
 		for range 20 { // slots are taken at random
 			other := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(3), hasp.WithoutReentry())
 			again := lockIn(t, c, other.Context(), "k", hasp.WithSlots(3)) // re-enters the innermost lease
@@ -213,7 +201,7 @@ func TestReentryOfASlot(t *testing.T) {
 			t.Error("the slot is free, though the outer lease holds it")
 		}
 		unlock(t, outer)
-		freed(t, f, fmt.Sprint("k#", outer.Slot()), "the slot is still held")
+		freed(t, f, "the slot is still held", fmt.Sprint("k#", outer.Slot()))
 	})
 }
 
@@ -234,9 +222,7 @@ func TestEventsOfSlots(t *testing.T) {
 			}
 		}
 		for _, e := range s.all {
-			if e.Key != "k" {
-				t.Errorf("%v of %q", e.Kind, e.Key)
-			}
+			equal(t, "the key of "+string(e.Kind), e.Key, "k")
 		}
 	})
 }
@@ -257,9 +243,7 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(2))), hasp.ErrUnavailable)
 		time.AfterFunc(10*time.Second, func() { taken[0].Unlock(t.Context()) }) // after more than Timeout
 		l := lockNow(t, c, "k", hasp.WithSlots(2))
-		if l.Slot() != taken[0].Slot() {
-			t.Errorf("slot %d", l.Slot())
-		}
+		equal(t, "slot", l.Slot(), taken[0].Slot())
 		unlock(t, l)
 		f.set(up)
 		time.Sleep(2 * time.Minute)
@@ -326,12 +310,10 @@ func TestTryLockComesAfterALockThatLooks(t *testing.T) {
 	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
 		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(2))
 		time.Sleep(time.Second)
-		before, _, _ := f.calls()
+		before := f.attempts()
 		unlock(t, taken[0])
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(2))), hasp.ErrHeld)
-		if after, _, _ := f.calls(); after != before {
-			t.Error("TryLock asked for a slot")
-		}
+		equal(t, "attempts before and after the TryLock", f.attempts(), before)
 		unlock(t, <-got)
 		synctest.Wait() // the queue is unlocked in the background
 		unlock(t, lockNow(t, c, "k", hasp.WithSlots(2), hasp.WithMaxWait(0)))
@@ -354,10 +336,10 @@ func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
 		within(t, "Lock", start, 300*time.Millisecond)
 		f.set(up)
 
-		before, _, _ := f.calls()
+		before := f.attempts()
 		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(100))
 		time.Sleep(20 * time.Second)
-		if n, _, _ := f.calls(); n-before > 4000 {
+		if n := f.attempts(); n-before > 4000 {
 			t.Errorf("%d calls in 20 s", n-before)
 		}
 		start = time.Now()

@@ -170,8 +170,7 @@ func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 						return backend.Grant{}, errNet
 					})
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), hasp.DefaultTimeout/2)
-				defer cancel()
+				ctx := timeout(t, t.Context(), hasp.DefaultTimeout/2)
 				inLine := make(chan error)
 				time.AfterFunc(time.Millisecond, func() { inLine <- errOf(c.Lock(ctx, "k")) })
 				wantOutage(t, "Lock", errOf(c.Lock(ctx, "k")), errNet, context.DeadlineExceeded)
@@ -251,8 +250,7 @@ func TestOpenOfAnUnavailableStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wantOutage(t, "refused", try(t.Context(), refuse), errNet)
 		wantOutage(t, "silent", try(t.Context(), hang))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
+		ctx := timeout(t, t.Context(), time.Millisecond)
 		wantOnly(t, "a short deadline", try(ctx, hang), context.DeadlineExceeded)
 		wantOnly(t, "a short deadline of a connection", try(ctx, func(context.Context, hasp.Config) (backend.Driver, error) {
 			return nil, fmt.Errorf("read: %w", os.ErrDeadlineExceeded)

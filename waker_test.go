@@ -157,11 +157,9 @@ func TestCallersThatListenAndLeave(t *testing.T) {
 				if fails {
 					w.listen = func(context.Context, chan struct{}) error { return errNet }
 				}
-				if _, err := w.Driver.Acquire(t.Context(), backend.Claim{Key: "k", Token: "stranger", TTL: time.Hour, Shared: shared}); err != nil {
-					t.Fatal(err)
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-				defer cancel()
+				stranger := backend.Claim{Key: "k", Token: "stranger", TTL: time.Hour, Shared: shared}
+				await.Must(t, errOf(w.Driver.Acquire(t.Context(), stranger)))
+				ctx := timeout(t, t.Context(), 10*time.Second)
 				if _, err := c.Lock(ctx, "k"); !errors.Is(err, hasp.ErrHeld) || errors.Is(err, hasp.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("got %v", err)
 				}
