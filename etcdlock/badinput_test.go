@@ -17,6 +17,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/etcdtest"
 	"github.com/hasplock/hasp/internal/testcert"
 )
@@ -50,10 +51,7 @@ func refused(t *testing.T, url string, invalid bool, words ...string) {
 // listen returns a listener that ends with the test.
 func listen(t *testing.T) net.Listener {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -125,9 +123,7 @@ func TestProxy(t *testing.T) {
 	l := listen(t)
 	l.Close()
 	proxy := exec.Command(etcdtest.Binary(), "grpc-proxy", "start", "--endpoints", s.Client, "--listen-addr", l.Addr().String())
-	if err := proxy.Start(); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, proxy.Start())
 	t.Cleanup(func() { proxy.Process.Kill(); proxy.Wait() })
 	eventually(t, "the proxy", func() error {
 		c, err := net.Dial("tcp", l.Addr().String())
@@ -177,8 +173,7 @@ func TestUsers(t *testing.T) {
 // needUsers skips the test if etcd is too old for users.
 func needUsers(t *testing.T, s *server) {
 	t.Helper()
-	status, err := plainClient(t, s.Client).Status(context.Background(), s.Client)
-	musts(t)(status, err)
+	status := await.Value(plainClient(t, s.Client).Status(context.Background(), s.Client))
 	if strings.HasPrefix(status.Version, "3.4.") {
 		t.Skipf("this etcd is %s, and users take 3.5: build one by internal/etcdtest/build.sh, and name it by HASP_TEST_ETCD", status.Version)
 	}
@@ -189,17 +184,16 @@ func enableUsers(t *testing.T, s *server) *clientv3.Client {
 	t.Helper()
 	needUsers(t, s)
 	client := plainClient(t, s.Client)
-	ctx, must := context.Background(), musts(t)
-	must(client.UserAdd(ctx, "root", "hunter2-root"))
-	must(client.UserGrantRole(ctx, "root", "root"))
-	must(client.RoleAdd(ctx, "locks"))
-	must(client.RoleGrantPermission(ctx, "locks", "hasp/", clientv3.GetPrefixRangeEnd("hasp/"), clientv3.PermissionType(clientv3.PermReadWrite)))
-	must(client.UserAdd(ctx, "joe", "hunter2"))
-	must(client.UserGrantRole(ctx, "joe", "locks"))
-	must(client.UserAdd(ctx, "guest", "hunter2"))
-	must(client.AuthEnable(ctx))
-	root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()})
-	must(nil, err)
+	ctx := context.Background()
+	await.Value(client.UserAdd(ctx, "root", "hunter2-root"))
+	await.Value(client.UserGrantRole(ctx, "root", "root"))
+	await.Value(client.RoleAdd(ctx, "locks"))
+	await.Value(client.RoleGrantPermission(ctx, "locks", "hasp/", clientv3.GetPrefixRangeEnd("hasp/"), clientv3.PermissionType(clientv3.PermReadWrite)))
+	await.Value(client.UserAdd(ctx, "joe", "hunter2"))
+	await.Value(client.UserGrantRole(ctx, "joe", "locks"))
+	await.Value(client.UserAdd(ctx, "guest", "hunter2"))
+	await.Value(client.AuthEnable(ctx))
+	root := await.Value(clientv3.New(clientv3.Config{Endpoints: []string{s.Client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()}))
 	t.Cleanup(func() { root.Close() })
 	return root
 }
@@ -237,8 +231,7 @@ func TestLongKey(t *testing.T) {
 	for i := range 5 {
 		c := claimFor("long", 5*time.Minute)
 		c.Shared, c.Owner = true, fmt.Sprint(i, strings.Repeat("o", 1_000_000))
-		_, err := acquire(d, c)
-		musts(t)(nil, err)
+		await.Value(acquire(d, c))
 	}
 	if st, err := inspect(d, "long"); err != nil || len(st.Shared) != 5 {
 		t.Errorf("inspect of a long answer: %d owners, want 5: %.300v", len(st.Shared), err)
@@ -266,14 +259,13 @@ func TestTLS(t *testing.T) {
 	t.Parallel()
 	etcdtest.Need(t)
 	cert, key, err := testcert.Write(t.TempDir(), "etcd.example")
-	musts(t)(nil, err)
-	all, err := newServers(t.TempDir(), 1)
-	musts(t)(all, err)
+	await.Must(t, err)
+	all := await.Value(newServers(t.TempDir(), 1))
 	s := all[0]
 	s.Args = append(s.Args, "--listen-client-urls", "https://"+s.Client, "--advertise-client-urls", "https://"+s.Client,
 		"--cert-file", cert, "--key-file", key, "--trusted-ca-file", cert, "--client-cert-auth")
 	t.Cleanup(s.Kill)
-	musts(t)(nil, s.Start())
+	await.Must(t, s.Start())
 
 	q := url.Values{"ca": {cert}, "cert": {cert}, "key": {key}}
 	eventually(t, "a lock over TLS", func() error {

@@ -33,8 +33,7 @@ func openDriver(tb testing.TB, hosts string) *etcdlock.Driver {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	d, err := open(ctx, hosts)
-	musts(tb)(d, err)
+	d := await.Value(open(ctx, hosts))
 	tb.Cleanup(func() { d.Close() })
 	return d.(*etcdlock.Driver)
 }
@@ -89,16 +88,6 @@ func release(d backend.Driver, c backend.Claim) error {
 
 var eventually = await.Success
 
-// musts returns a function that stops the test if the call whose results it gets has failed.
-func musts(tb testing.TB) func(any, error) {
-	return func(_ any, err error) {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-	}
-}
-
 // take acquires a key that is free.
 func take(tb testing.TB, d backend.Driver, key string, ttl time.Duration) backend.Claim {
 	tb.Helper()
@@ -135,8 +124,7 @@ func isFree(tb testing.TB, d backend.Driver, key string) {
 // linkTo returns a link that ends with the test.
 func linkTo(tb testing.TB, at string) *conformance.Link {
 	tb.Helper()
-	l, err := conformance.TCP(at)
-	musts(tb)(l, err)
+	l := await.Value(conformance.TCP(at))
 	tb.Cleanup(l.Close)
 	return l
 }
@@ -234,17 +222,14 @@ func leaderOf(tb testing.TB, servers []*server) (leader *server) {
 // pause stops the process, which keeps its connections.
 func pause(tb testing.TB, s *server) (resume func()) {
 	tb.Helper()
-	must := musts(tb)
-	must(nil, s.Pause())
-	return func() { must(nil, s.Resume()) }
+	await.Must(tb, s.Pause())
+	return func() { await.Must(tb, s.Resume()) }
 }
 
 // metric returns the sum of the metrics whose lines begin with a pattern.
 func metric(tb testing.TB, s *server, pattern string) float64 {
 	tb.Helper()
-	x, err := sum(s, pattern)
-	musts(tb)(x, err)
-	return x
+	return await.Value(sum(s, pattern))
 }
 
 func sum(s *server, pattern string) (sum float64, err error) {
@@ -278,8 +263,7 @@ func newClient(hosts string) (*clientv3.Client, error) {
 // plainClient returns a plain client of etcd, which ends with the test.
 func plainClient(tb testing.TB, hosts string) *clientv3.Client {
 	tb.Helper()
-	c, err := newClient(hosts)
-	musts(tb)(c, err)
+	c := await.Value(newClient(hosts))
 	tb.Cleanup(func() { c.Close() })
 	return c
 }

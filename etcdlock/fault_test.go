@@ -79,7 +79,7 @@ func TestMembers(t *testing.T) {
 		return func() {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			musts(t)(nil, start(ctx, s))
+			await.Must(t, start(ctx, s))
 		}
 	}
 	stopped := func(s *server) func() { return pause(t, s) }
@@ -250,15 +250,11 @@ func TestNoSpace(t *testing.T) {
 		}
 	})
 
-	r, err := client.Get(ctx, "filler")
-	if err != nil {
-		t.Fatal(err)
-	}
-	must := musts(t)
-	must(client.Compact(ctx, r.Header.Revision, clientv3.WithCompactPhysical()))
-	must(client.Delete(ctx, "filler"))
-	must(client.Defragment(ctx, servers[0].Client))
-	must(client.AlarmDisarm(ctx, &clientv3.AlarmMember{}))
+	r := await.Value(client.Get(ctx, "filler"))
+	await.Value(client.Compact(ctx, r.Header.Revision, clientv3.WithCompactPhysical()))
+	await.Value(client.Delete(ctx, "filler"))
+	await.Value(client.Defragment(ctx, servers[0].Client))
+	await.Value(client.AlarmDisarm(ctx, &clientv3.AlarmMember{}))
 	if err := renew(d, waited); err != nil {
 		t.Errorf("renewal with space again: %v", err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // nothingLeft waits until etcd has neither entries nor leases.
@@ -64,9 +65,7 @@ func TestLostCalls(t *testing.T) {
 				d, m := openMeddled(t, s.Client, nil)
 				c := claimFor(t.Name(), 30*time.Second) // a lost move may leave a lease that ends with its term
 				c.Renewed = tt.renewed
-				if err := tt.before(d, &c); err != nil {
-					t.Fatal(err)
-				}
+				await.Must(t, tt.before(d, &c))
 				var txns atomic.Int32
 				lose := func(method string) error {
 					if method == "Txn" && txns.Add(1) == tt.lost {
@@ -114,8 +113,7 @@ func TestSuspend(t *testing.T) {
 	before := beats()
 	c := claimFor("suspend", time.Minute)
 	c.Renewed = true
-	_, err := acquire(d, c)
-	musts(t)(nil, err)
+	await.Value(acquire(d, c))
 	if after := beats(); after == before {
 		t.Error("the driver trusts a lease of the pool as it was before the suspend")
 	}
@@ -240,8 +238,6 @@ func TestAgeOfAHoldThatWaited(t *testing.T) {
 		if i == 0 && !st.Since.IsZero() || i == 1 && (st.Since.Before(before.Truncate(time.Millisecond)) || st.Since.After(after)) {
 			t.Errorf("after %d renewals, the hold began at %v, want between %v and %v", i, st.Since, before, after)
 		}
-		if err := renew(d, c); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, renew(d, c))
 	}
 }

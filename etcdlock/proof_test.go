@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // A keep-alive that etcd has confirmed does not prove that the lease lives. etcd may confirm it
@@ -181,11 +182,9 @@ func TestStuckKeepAliveOfAWaiter(t *testing.T) {
 	m.silence("LeaseKeepAlive")
 	w := wants(t, d, "key")
 	queued(t, h, "key", 1)
-	before, err := entries(t.Context(), s.Client)
-	musts(t)(before, err)
+	before := await.Value(entries(t.Context(), s.Client))
 	time.Sleep(8 * time.Second) // the window is 5 s
-	after, err := entries(t.Context(), s.Client)
-	musts(t)(after, err)
+	after := await.Value(entries(t.Context(), s.Client))
 	if !slices.Equal(after, before) {
 		t.Errorf("the entries are %q, and were %q", after, before)
 	}

@@ -131,7 +131,7 @@ func TestPauses(t *testing.T) {
 		s := startServers(t, 1)[0]
 		root := enableUsers(t, s)
 		d := openDriver(t, "joe:hunter2@"+s.Client)
-		musts(t)(root.UserChangePassword(t.Context(), "joe", "another"))
+		await.Value(root.UserChangePassword(t.Context(), "joe", "another"))
 		few(t, "passwords", d, func() float64 { return metric(t, s, `grpc_server_started_total\{grpc_method="Authenticate".*`) })
 	})
 }
@@ -218,7 +218,7 @@ func TestRefusedWatch(t *testing.T) {
 	s := startServers(t, 1)[0]
 	root := enableUsers(t, s)
 	d := openDriver(t, "joe:hunter2@"+s.Client)
-	musts(t)(root.UserRevokeRole(context.Background(), "joe", "locks"))
+	await.Value(root.UserRevokeRole(context.Background(), "joe", "locks"))
 
 	const most = 24 // 20 ms, 40 ms, 80 ms and so on up to 1 s make 10 in 5 s, of two messages each
 	asked := func() float64 { return metric(t, s, `grpc_server_msg_received_total\{grpc_method="Watch".*`) }

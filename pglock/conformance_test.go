@@ -11,6 +11,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
 )
@@ -127,8 +128,7 @@ func TestBouncer(t *testing.T) {
 	c := overDriver(t, d, patient)
 	direct := client(t, s.Where(), "")
 
-	held, err := direct.Lock(ctx, "key")
-	must(t, err)
+	held := await.Value(direct.Lock(ctx, "key"))
 	got := locks(ctx, c, "key")
 	time.Sleep(300 * time.Millisecond)
 	if !d.Polls() || d.Listens() {
@@ -138,11 +138,9 @@ func TestBouncer(t *testing.T) {
 	must(t, <-got)
 
 	// The sessions of the server are as PgBouncer made them.
-	left, err := s.Rows(ctx, `SELECT l.mode FROM pg_locks l WHERE l.locktype = 'advisory'`)
-	must(t, err)
-	prepared, err := b.Rows(ctx, `SELECT name FROM pg_prepared_statements UNION ALL SELECT * FROM pg_listening_channels()
-		UNION ALL SELECT name FROM pg_settings WHERE source = 'session' AND name IN ('default_transaction_isolation', 'lock_timeout', 'synchronous_commit')`)
-	must(t, err)
+	left := await.Value(s.Rows(ctx, `SELECT l.mode FROM pg_locks l WHERE l.locktype = 'advisory'`))
+	prepared := await.Value(b.Rows(ctx, `SELECT name FROM pg_prepared_statements UNION ALL SELECT * FROM pg_listening_channels()
+		UNION ALL SELECT name FROM pg_settings WHERE source = 'session' AND name IN ('default_transaction_isolation', 'lock_timeout', 'synchronous_commit')`))
 	if len(left)+len(prepared) > 0 {
 		t.Errorf("left in the sessions of the server: %q %q", left, prepared)
 	}

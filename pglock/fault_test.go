@@ -92,8 +92,7 @@ func TestSweep(t *testing.T) {
 	s := pgtest.Shared(t)
 	ctx := t.Context()
 	c := client(t, s.Where(), "")
-	held, err := c.Lock(ctx, "held")
-	must(t, err)
+	held := await.Value(c.Lock(ctx, "held"))
 	defer held.Unlock(ctx)
 	lockOnce(t, c, "new")
 	s.Must(t, `INSERT INTO hasp_locks (key, since, expires, fence, fenced)
@@ -104,9 +103,7 @@ func TestSweep(t *testing.T) {
 
 	d := newDriver(t, s.Where(), "")
 	keys := func() []string {
-		rows, err := s.Rows(ctx, `SELECT encode(key, 'escape') FROM hasp_locks WHERE length(key) > 0 ORDER BY key`)
-		must(t, err)
-		return rows
+		return await.Value(s.Rows(ctx, `SELECT encode(key, 'escape') FROM hasp_locks WHERE length(key) > 0 ORDER BY key`))
 	}
 	d.SweepInTurn(ctx)
 	if got := fmt.Sprint(keys()); got != "[fence held new recent]" {
@@ -138,8 +135,7 @@ func TestIsolation(t *testing.T) {
 					clients = append(clients, client(t, s.Where(), ""))
 					continue
 				}
-				d, err := pglock.NewDriver(t.Context(), newPool(t, s.URL()), nil)
-				must(t, err)
+				d := await.Value(pglock.NewDriver(t.Context(), newPool(t, s.URL()), nil))
 				clients = append(clients, overDriver(t, d, patient))
 			}
 			contend(t, clients, 20)
@@ -156,8 +152,7 @@ func TestRenewalsDoNotDeadlock(t *testing.T) {
 	cs := make([]backend.Claim, 256)
 	for i := range cs {
 		cs[i] = backend.Claim{Key: fmt.Sprint("k", i), Token: fmt.Sprint("t", i), TTL: time.Hour, Timeout: time.Minute, Shared: i%4 == 0}
-		_, err := d.Acquire(ctx, cs[i])
-		must(t, err)
+		await.Value(d.Acquire(ctx, cs[i]))
 	}
 
 	var wg sync.WaitGroup
@@ -179,8 +174,7 @@ func TestRenewalsDoNotDeadlock(t *testing.T) {
 	wg.Wait()
 	// The driver repeats what a deadlock has undone, so ask the server. It counts with delay.
 	time.Sleep(time.Second)
-	rows, err := s.Rows(ctx, `SELECT deadlocks::text FROM pg_stat_database WHERE datname = current_database()`)
-	must(t, err)
+	rows := await.Value(s.Rows(ctx, `SELECT deadlocks::text FROM pg_stat_database WHERE datname = current_database()`))
 	if len(rows) != 1 || rows[0] != "0" {
 		t.Errorf("deadlocks: %v", rows)
 	}
@@ -193,8 +187,7 @@ func TestKilled(t *testing.T) {
 	s := pgtest.Start(t, "wal_writer_delay=10s") // what is not written at a commit is lost
 	ctx := t.Context()
 	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
-	lease, err := a.Lock(ctx, "key", hasp.WithFence(), hasp.WithTTL(time.Hour))
-	must(t, err)
+	lease := await.Value(a.Lock(ctx, "key", hasp.WithFence(), hasp.WithTTL(time.Hour)))
 	s.Kill()
 	if _, err := b.TryLock(ctx, "key"); !errors.Is(err, hasp.ErrUnavailable) {
 		t.Errorf("TryLock while the server is down: %v, want ErrUnavailable", err)
@@ -207,8 +200,7 @@ func TestKilled(t *testing.T) {
 	})
 	must(t, lease.Extend(ctx, time.Hour))
 	must(t, lease.Unlock(ctx))
-	next, err := b.Lock(ctx, "key", hasp.WithFence())
-	must(t, err)
+	next := await.Value(b.Lock(ctx, "key", hasp.WithFence()))
 	if next.Fence() <= lease.Fence() {
 		t.Errorf("fence %d after %d and a crash", next.Fence(), lease.Fence())
 	}
@@ -225,23 +217,20 @@ func TestFailover(t *testing.T) {
 	both := s.Addr + "," + r.Where()
 	a, b := client(t, both, ""), client(t, both, "")
 
-	old, err := a.Lock(ctx, "old", hasp.WithFence(), hasp.WithTTL(5*time.Second))
-	must(t, err)
+	old := await.Value(a.Lock(ctx, "old", hasp.WithFence(), hasp.WithTTL(5*time.Second)))
 	defer old.Unlock(ctx)
 	until(t, "the replica has the first lock", func() bool {
 		rows, err := r.Rows(ctx, `SELECT token FROM hasp_locks WHERE key = 'old' AND token IS NOT NULL`)
 		return err == nil && len(rows) == 1
 	})
 	must(t, r.Signal("walreceiver", syscall.SIGSTOP))
-	lost, err := a.Lock(ctx, "lost", hasp.WithFence(), hasp.WithTTL(5*time.Second))
-	must(t, err)
+	lost := await.Value(a.Lock(ctx, "lost", hasp.WithFence(), hasp.WithTTL(5*time.Second)))
 
 	s.Kill()
 	must(t, r.Signal("walreceiver", syscall.SIGKILL))
 	promote(t, r)
 
-	next, err := b.Lock(ctx, "lost", hasp.WithFence())
-	must(t, err)
+	next := await.Value(b.Lock(ctx, "lost", hasp.WithFence()))
 	defer next.Unlock(ctx)
 	if next.Fence() <= lost.Fence() {
 		t.Errorf("fence %d after %d and a failover", next.Fence(), lost.Fence())
@@ -266,8 +255,7 @@ func TestConnectionLimit(t *testing.T) {
 	s.Must(t, "CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app")
 	ctx := t.Context()
 	url := "postgres://app@" + s.Addr + "/postgres?sslmode=disable"
-	c, err := hasp.Open(ctx, "pglock+"+url, patient)
-	must(t, err)
+	c := await.Value(hasp.Open(ctx, "pglock+"+url, patient))
 	defer c.Close()
 	for {
 		other, err := pgx.Connect(ctx, url)
@@ -301,7 +289,7 @@ func TestConnectionLimit(t *testing.T) {
 		}
 	})
 
-	_, err = hasp.Open(ctx, "pglock+"+url, patient)
+	_, err := hasp.Open(ctx, "pglock+"+url, patient)
 	clear(t, err, "max_connections")
 
 	// It has no connection at all.
@@ -331,8 +319,7 @@ func TestTableLock(t *testing.T) {
 	b := s.Bouncer(t)
 	ctx := t.Context()
 	o := &hasp.Options{Timeout: 2 * time.Second}
-	pd, err := pglock.NewDriver(ctx, newPool(t, s.URL()), nil)
-	must(t, err)
+	pd := await.Value(pglock.NewDriver(ctx, newPool(t, s.URL()), nil))
 	clients := map[string]*hasp.Client{"own": overDriver(t, newDriver(t, s.Where(), ""), o), "pool": overDriver(t, pd, o),
 		"bouncer": overDriver(t, newDriver(t, b.Where(), ""), o)}
 
@@ -369,8 +356,7 @@ func TestOtherLocks(t *testing.T) {
 		got <- err
 	}()
 	until(t, "an attempt that waits", func() bool {
-		rows, err := s.Rows(ctx, `SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND now() - query_start > interval '100 ms'`)
-		must(t, err)
+		rows := await.Value(s.Rows(ctx, `SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND now() - query_start > interval '100 ms'`))
 		return len(rows) > 0 || len(got) > 0
 	})
 	must(t, tx.Rollback(ctx))
@@ -382,9 +368,7 @@ func TestOtherLocks(t *testing.T) {
 func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Shared(t)
-	made, err := pglock.NewDriver(t.Context(), newPool(t, s.URL()), nil)
-	must(t, err)
-	d := made.(*pglock.Driver)
+	d := await.Value(pglock.NewDriver(t.Context(), newPool(t, s.URL()), nil)).(*pglock.Driver)
 	defer d.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -396,14 +380,12 @@ func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
 		left = time.Until(end)
 		vacate()
 	})
-	text, err := d.LockTimeout(ctx, time.Hour)
-	must(t, err)
+	text := await.Value(d.LockTimeout(ctx, time.Hour))
 	if ms, err := strconv.Atoi(text); err != nil || int64(ms) > left.Milliseconds() {
 		t.Errorf("lock_timeout %s ms, and the caller leaves in %v", text, left)
 	}
-	text, err = d.LockTimeout(ctx, time.Second)
-	if err != nil || text != "1000" {
-		t.Errorf("lock_timeout %s ms, want 1000: %v", text, err)
+	if text = await.Value(d.LockTimeout(ctx, time.Second)); text != "1000" {
+		t.Errorf("lock_timeout %s ms, want 1000", text)
 	}
 }
 
@@ -412,18 +394,15 @@ func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
 func TestSilentHost(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Shared(t)
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nothing
-	must(t, err)
+	silent := await.Value(net.Listen("tcp", "127.0.0.1:0")) // it accepts nothing
 	defer silent.Close()
 	ctx := t.Context()
 	c := client(t, silent.Addr().String()+","+s.Where(), "")
-	lease, err := c.Lock(ctx, "key")
-	must(t, err)
+	lease := await.Value(c.Lock(ctx, "key"))
 
 	got := locks(ctx, client(t, silent.Addr().String()+","+s.Where(), ""), "key")
 	until(t, "listening", func() bool {
-		rows, err := s.Rows(ctx, `SELECT query FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN hasp%'`)
-		must(t, err)
+		rows := await.Value(s.Rows(ctx, `SELECT query FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN hasp%'`))
 		return len(rows) == 1
 	})
 	must(t, lease.Unlock(ctx))
@@ -438,8 +417,7 @@ func TestListensAtTheNewPrimary(t *testing.T) {
 	ctx := t.Context()
 	both := s.Addr + "," + r.Where()
 	d := newDriver(t, both, "")
-	_, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: "one", TTL: time.Hour, Timeout: time.Hour})
-	must(t, err)
+	await.Value(d.Acquire(ctx, backend.Claim{Key: "key", Token: "one", TTL: time.Hour, Timeout: time.Hour}))
 	got := locks(ctx, client(t, both, ""), "key")
 	listens := func(at *pgtest.Server) func() bool {
 		return func() bool {
@@ -469,8 +447,7 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 		t.Error("listens although nobody waits")
 	}
 	other := client(t, s.Where(), "")
-	held, err := other.Lock(ctx, "held")
-	must(t, err)
+	held := await.Value(other.Lock(ctx, "held"))
 	waiting, leave := context.WithCancel(ctx)
 	got := locks(waiting, c, "held")
 	until(t, "listening", d.Listens)

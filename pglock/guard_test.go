@@ -50,8 +50,7 @@ func TestGuard(t *testing.T) {
 	ctx, db := t.Context(), newPool(t, s.URL())
 	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
 
-	lease, err := a.Lock(ctx, "account/7", hasp.WithFence(), hasp.WithTTL(time.Hour))
-	must(t, err)
+	lease := await.Value(a.Lock(ctx, "account/7", hasp.WithFence(), hasp.WithTTL(time.Hour)))
 	inside, finished, ended := make(chan bool), make(chan bool), make(chan error, 1)
 	finish := sync.OnceFunc(func() { close(finished) })
 	defer finish()
@@ -122,8 +121,7 @@ func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) 
 	tx = begin(t, s, "SELECT 1")
 	for i := range n {
 		key := fmt.Sprint("guarded/", i)
-		g, err := d.Acquire(ctx, backend.Claim{Key: key, Token: "one", TTL: time.Hour, Timeout: time.Hour, Fenced: true})
-		must(t, err)
+		g := await.Value(d.Acquire(ctx, backend.Claim{Key: key, Token: "one", TTL: time.Hour, Timeout: time.Hour, Fenced: true}))
 		tag, err := tx.Exec(ctx, guard, []byte(key), int64(g.Fence))
 		if err != nil || tag.RowsAffected() != 1 {
 			t.Fatal(tag, err)
@@ -237,8 +235,7 @@ func TestFullQueueIsNoOutage(t *testing.T) {
 	until(t, "the key counts as held", func() bool {
 		return errors.Is(attempt(func() {
 			time.Sleep(10 * time.Millisecond) // the attempt has begun, or the next one will have
-			_, err := d.Inspect(t.Context(), "key")
-			must(t, err)
+			await.Value(d.Inspect(t.Context(), "key"))
 		}), backend.ErrHeld)
 	})
 }
@@ -290,8 +287,7 @@ func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
 	d := newDriver(t, s.Where(), "")
 	held := func(key string) backend.Claim {
 		c := backend.Claim{Key: key, Token: key, TTL: time.Hour, Timeout: time.Hour}
-		_, err := d.Acquire(ctx, c)
-		must(t, err)
+		await.Value(d.Acquire(ctx, c))
 		return c
 	}
 	mine := held("mine")
@@ -307,8 +303,7 @@ func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
 		go func() { released <- d.Release(ctx, c) }()
 	}
 	until(t, "releases that wait for rows", func() bool {
-		rows, err := s.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-		must(t, err)
+		rows := await.Value(s.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"))
 		return len(rows) >= 9 // of ten connections
 	})
 
@@ -335,8 +330,7 @@ func TestAReaderWaitsForAnotherOnesCommit(t *testing.T) {
 	reader := func(token string) backend.Claim {
 		return backend.Claim{Key: "k", Token: token, TTL: time.Hour, Timeout: time.Hour, Shared: true}
 	}
-	_, err := d.Acquire(ctx, reader("first"))
-	must(t, err)
+	await.Value(d.Acquire(ctx, reader("first")))
 
 	// An attempt that has waited for a second gives up, so the server itself looks for one, in the
 	// transaction that has locked the row. On a slow machine, another attempt is due.
@@ -347,13 +341,12 @@ func TestAReaderWaitsForAnotherOnesCommit(t *testing.T) {
 			_, err := d.Acquire(ctx, reader("second"))
 			joined <- err
 		}()
-		_, err = tx.Exec(ctx, fmt.Sprintf(`DO $$ BEGIN
+		await.Value(tx.Exec(ctx, fmt.Sprintf(`DO $$ BEGIN
 			WHILE clock_timestamp() < now() + interval '20 s' AND NOT EXISTS (SELECT FROM pg_stat_activity
 					WHERE datname = current_database() AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > interval '%d ms') LOOP
 				PERFORM pg_sleep(0.005), pg_stat_clear_snapshot();
 			END LOOP;
-		END $$`, 2*pglock.MaxBlocked.Milliseconds()))
-		must(t, err)
+		END $$`, 2*pglock.MaxBlocked.Milliseconds())))
 		must(t, tx.Rollback(ctx))
 		return <-joined
 	})

@@ -34,10 +34,9 @@ func own(t testing.TB, path string, like os.FileInfo) {
 // server may take longer than Open has, so it tries again. Params begin with &.
 func newDriver(t testing.TB, where, params string) *pglock.Driver {
 	t.Helper()
-	c, err := hasp.ParseURL(urlOf(where, params))
-	must(t, err)
+	c := await.Value(hasp.ParseURL(urlOf(where, params)))
 	var d backend.Driver
-	await.Success(t, "Open", func() error {
+	await.Success(t, "Open", func() (err error) {
 		d, err = c.Driver(t.Context())
 		return err
 	})
@@ -66,8 +65,7 @@ func overDriver(t testing.TB, d backend.Driver, o *hasp.Options) *hasp.Client {
 // newPool returns a pool that ends with the test.
 func newPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
-	p, err := pgxpool.New(t.Context(), url)
-	must(t, err)
+	p := await.Value(pgxpool.New(t.Context(), url))
 	t.Cleanup(p.Close)
 	return p
 }
@@ -75,8 +73,7 @@ func newPool(t testing.TB, url string) *pgxpool.Pool {
 // relay returns a proxy to a server.
 func relay(t *testing.T, server string) *faultproxy.Proxy {
 	t.Helper()
-	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", server) })
-	must(t, err)
+	p := await.Value(faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", server) }))
 	t.Cleanup(p.Close)
 	return p
 }
@@ -84,11 +81,9 @@ func relay(t *testing.T, server string) *faultproxy.Proxy {
 // begin begins a transaction, which the end of the test rolls back, and runs a statement in it.
 func begin(t *testing.T, s *pgtest.Server, sql string, args ...any) pgx.Tx {
 	t.Helper()
-	tx, err := newPool(t, s.URL()).Begin(t.Context())
-	must(t, err)
+	tx := await.Value(newPool(t, s.URL()).Begin(t.Context()))
 	t.Cleanup(func() { tx.Rollback(context.Background()) })
-	_, err = tx.Exec(t.Context(), sql, args...)
-	must(t, err)
+	await.Value(tx.Exec(t.Context(), sql, args...))
 	return tx
 }
 

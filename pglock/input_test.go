@@ -13,6 +13,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/testcert"
 )
@@ -65,16 +66,14 @@ func TestBadURLs(t *testing.T) {
 
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	l := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	l.Close()
-	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+l.Addr().String()+"/db", nil)
+	_, err := hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+l.Addr().String()+"/db", nil)
 	clear(t, err, "is PostgreSQL running there?")
 	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+l.Addr().String()+","+l.Addr().String()+"/db", nil)
 	clear(t, err, "is PostgreSQL running there?")
 
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	silent := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
 	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+silent.Addr().String()+"/db", &hasp.Options{Timeout: 500 * time.Millisecond})
 	clear(t, err, "no answer")
@@ -124,8 +123,7 @@ func TestBadInput(t *testing.T) {
 	ddl, _, _ = strings.Cut(ddl, " (ERROR")
 	s.Must(t, ddl)
 	s.Must(t, "GRANT USAGE ON SCHEMA locks TO guest")
-	c, err := open("app", password, "postgres?schema=locks")
-	must(t, err)
+	c := await.Value(open("app", password, "postgres?schema=locks"))
 	defer c.Close()
 	lockOnce(t, c, "key")
 	fails("guest", password, "postgres?schema=locks", "may not use the table", "GRANT SELECT, INSERT, UPDATE, DELETE")
@@ -139,12 +137,10 @@ func TestBadInput(t *testing.T) {
 	lockOnce(t, c, strings.Repeat("k", 2000))
 
 	// Tables apart have locks apart. Names are taken literally.
-	other, err := hasp.Open(ctx, "pglock+postgres://postgres@"+s.Addr+`/postgres?schema=locks&table=My%20"Locks"`, patient)
-	must(t, err)
+	other := await.Value(hasp.Open(ctx, "pglock+postgres://postgres@"+s.Addr+`/postgres?schema=locks&table=My%20"Locks"`, patient))
 	defer other.Close()
 	for _, c := range []*hasp.Client{c, other} {
-		lease, err := c.TryLock(ctx, "key")
-		must(t, err)
+		lease := await.Value(c.TryLock(ctx, "key"))
 		defer lease.Unlock(ctx)
 	}
 }
@@ -155,8 +151,7 @@ func TestOddRows(t *testing.T) {
 	s := pgtest.Shared(t)
 	ctx := t.Context()
 	c := client(t, s.Where(), "")
-	fine, err := c.Lock(ctx, "a")
-	must(t, err)
+	fine := await.Value(c.Lock(ctx, "a"))
 	defer fine.Unlock(ctx)
 
 	for _, tt := range []struct {
@@ -220,8 +215,7 @@ func TestTLS(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	info, err := os.Stat(s.File("PG_VERSION"))
-	must(t, err)
+	info := await.Value(os.Stat(s.File("PG_VERSION")))
 	cert, key, err := testcert.Write(t.TempDir(), "postgres.example")
 	must(t, err)
 	for name, file := range map[string]string{"server.crt": cert, "server.key": key} {
@@ -239,14 +233,11 @@ func TestTLS(t *testing.T) {
 	_, err = hasp.Open(ctx, strings.Replace(url, "127.0.0.1", "localhost", 1), patient)
 	clear(t, err, "name the host that the certificate is for")
 
-	c, err := hasp.Open(ctx, url, patient)
-	must(t, err)
+	c := await.Value(hasp.Open(ctx, url, patient))
 	defer c.Close()
 	for range 2 {
-		lease, err := c.Lock(ctx, "key")
-		must(t, err)
-		rows, err := s.Rows(ctx, "SELECT count(*) > 0 FROM pg_stat_ssl WHERE ssl")
-		must(t, err)
+		lease := await.Value(c.Lock(ctx, "key"))
+		rows := await.Value(s.Rows(ctx, "SELECT count(*) > 0 FROM pg_stat_ssl WHERE ssl"))
 		if len(rows) != 1 || rows[0] != "t" {
 			t.Errorf("connections with TLS: %v", rows)
 		}

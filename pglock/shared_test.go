@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
 )
@@ -22,11 +23,9 @@ func TestMarkOfAWrongClock(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Shared(t), t.Context()
 	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
-	first, err := a.Lock(ctx, "key", hasp.WithShared())
-	must(t, err)
+	first := await.Value(a.Lock(ctx, "key", hasp.WithShared()))
 	s.Must(t, `UPDATE hasp_locks SET wanted = now() + interval '1 h', writer = 'gone', writer_until = now() + interval '1 h' WHERE key = 'key'`)
-	second, err := b.TryLock(ctx, "key", hasp.WithShared())
-	must(t, err)
+	second := await.Value(b.TryLock(ctx, "key", hasp.WithShared()))
 
 	got := locks(ctx, a, "key")
 	until(t, "the mark of the caller that waits", func() bool {
@@ -44,14 +43,12 @@ func TestMarkOfAWrongClock(t *testing.T) {
 // that a statement about c is slow. It returns when c or the others end, by the server's clock.
 func sharedRace(t *testing.T, db *pgxpool.Pool, d *pglock.Driver, c backend.Claim, others int, interval, whose string) (end time.Time) {
 	t.Helper()
-	_, err := db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)
+	await.Value(db.Exec(t.Context(), fmt.Sprintf(`INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)
 		SELECT 'k', jsonb_object_agg('f' || i, jsonb_build_object('owner', '', 'end', clock_timestamp() + interval '%s')),
 			now(), clock_timestamp() + interval '5 s', 1, true
 		FROM generate_series(1, %d) i
-		ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, writer_until = NULL`, interval, others))
-	must(t, err)
-	_, err = d.Acquire(t.Context(), c)
-	must(t, err)
+		ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, writer_until = NULL`, interval, others)))
+	await.Value(d.Acquire(t.Context(), c))
 	must(t, db.QueryRow(t.Context(), `SELECT coalesce(max((r.value ->> 'end')::timestamptz), clock_timestamp())
 		FROM hasp_locks, jsonb_each(readers) r WHERE r.key LIKE $1`, whose).Scan(&end))
 	return end

@@ -12,14 +12,14 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // rules returns the rows of two tables in docs/redis.md: the rights that each strategy needs on
 // each topology, and the rights that are needed in addition in some cases.
 func rules(t *testing.T) (strategies map[string]map[string][]string, besides map[string][]string) {
-	text, err := os.ReadFile("../../docs/redis.md")
-	must(t, err)
+	text := await.Value(os.ReadFile("../../docs/redis.md"))
 	strategies, besides = map[string]map[string][]string{}, map[string][]string{}
 	_, tables, ok := strings.Cut(string(text), "\n## What the user must be allowed\n")
 	if !ok {
@@ -74,8 +74,7 @@ func (p *place) user(t *testing.T, rules []string) (name string) {
 // seconds, as on a busy machine.
 func (p *place) refused(t *testing.T, name string) (all []string) {
 	for _, srv := range p.servers {
-		entries, err := srv.Client().ACLLog(t.Context(), 10000).Result()
-		must(t, err)
+		entries := await.Value(srv.Client().ACLLog(t.Context(), 10000).Result())
 		for _, e := range entries {
 			if e.Username == name && !strings.HasSuffix(e.Object, "unsubscribe") {
 				all = append(all, e.Reason+" "+e.Object)

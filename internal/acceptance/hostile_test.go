@@ -126,9 +126,7 @@ func byURL(t testing.TB, strategy, addr string) backend.Driver {
 	if strategy == "redlock" {
 		c.Params = map[string]string{"allow_unsafe_nodes": "true", "max_ttl": "1h"}
 	}
-	d, err := c.Driver(t.Context())
-	must(t, err)
-	return d
+	return await.Value(c.Driver(t.Context()))
 }
 
 func overClient(strategy string, rdb redis.UniversalClient) backend.Driver {

@@ -44,8 +44,7 @@ func TestListOverAClusterClient(t *testing.T) {
 	t.Cleanup(func() { c.Close() })
 
 	for i := range 40 {
-		_, err := c.Lock(t.Context(), fmt.Sprint("key ", i))
-		must(t, err)
+		await.Value(c.Lock(t.Context(), fmt.Sprint("key ", i)))
 	}
 	if got, err := list(t.Context(), c, "key "); err != nil || len(got) != 40 {
 		t.Errorf("got %q, %v, want 40 keys", got, err)

@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 var update = flag.Bool("update", false, "write api.txt")
@@ -27,15 +29,10 @@ func TestAPI(t *testing.T) {
 	got := exported(t)
 	file := filepath.Join(root, "api.txt")
 	if *update {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, os.WriteFile(file, got, 0o644))
 		return
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := await.Value(os.ReadFile(file))
 	if bytes.Equal(got, want) {
 		return
 	}
@@ -111,9 +108,7 @@ func sources(t *testing.T, f func(path string, file *ast.File), without ...strin
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 }
 
 // declared returns each thing that decl declares, as one line.

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
@@ -61,26 +62,18 @@ func Start(t testing.TB, n int, args ...string) []*Server {
 	t.Helper()
 	Need(t)
 	dir, err := os.MkdirTemp("", "hasp-etcd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	all, err := New(dir, n, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	for _, s := range all {
 		t.Cleanup(s.Kill)
-		if err := s.Start(); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, s.Start())
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, s := range all {
-		if err := s.Healthy(ctx); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, s.Healthy(ctx))
 	}
 	return all
 }

@@ -51,8 +51,7 @@ func mariadb(t *testing.T) *sql.DB {
 	cmd := exec.CommandContext(context.Background(), path, "--no-defaults", "--datadir="+t.TempDir(), "--socket=s", "--skip-grant-tables",
 		"--bind-address="+host, "--port="+port, "--user="+await.Value(user.Current()).Username)
 	cmd.Stderr = &log
-	ended, err := crew.StartServer(cmd)
-	must(t, err)
+	ended := await.Value(crew.StartServer(cmd))
 	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
 	db := connect(t, "mysql", "tcp("+addr+")/")
 	await.Success(t, "the server answers", func() error {
@@ -63,8 +62,7 @@ func mariadb(t *testing.T) *sql.DB {
 		}
 		return db.PingContext(t.Context())
 	})
-	_, err = db.ExecContext(t.Context(), "CREATE DATABASE test")
-	must(t, err)
+	await.Value(db.ExecContext(t.Context(), "CREATE DATABASE test"))
 	return connect(t, "mysql", "tcp("+addr+")/test")
 }
 
@@ -83,8 +81,7 @@ func TestFence(t *testing.T) {
 				"INSERT INTO accounts VALUES (7, 100)",
 				"CREATE TABLE log (n BIGINT PRIMARY KEY, fence BIGINT NOT NULL)",
 			} {
-				_, err := db.ExecContext(t.Context(), statement)
-				must(t, err)
+				await.Value(db.ExecContext(t.Context(), statement))
 			}
 			t.Run("Order", func(t *testing.T) { testOrder(t, db, guard) })
 			t.Run("Rollback", func(t *testing.T) { testRollback(t, db, guard) })
@@ -118,8 +115,7 @@ func testOrder(t *testing.T, db *sql.DB, guard fence.SQL) {
 	}
 	all.Wait()
 
-	rows, err := db.QueryContext(t.Context(), "SELECT fence FROM log ORDER BY n")
-	must(t, err)
+	rows := await.Value(db.QueryContext(t.Context(), "SELECT fence FROM log ORDER BY n"))
 	defer rows.Close()
 	var fences []int
 	for rows.Next() {

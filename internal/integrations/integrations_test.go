@@ -30,8 +30,7 @@ var must = await.Must
 
 func open(t *testing.T, url string, o *hasp.Options) *hasp.Client {
 	t.Helper()
-	c, err := hasp.Open(t.Context(), url, o)
-	must(t, err)
+	c := await.Value(hasp.Open(t.Context(), url, o))
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -51,8 +50,7 @@ func TestPagesShowTheCode(t *testing.T) {
 		pages["from/"+from] = 1
 	}
 	for name, least := range pages {
-		page, err := os.ReadFile("../../docs/" + name + ".md")
-		must(t, err)
+		page := await.Value(os.ReadFile("../../docs/" + name + ".md"))
 		files := []string{name + ".go"}
 		switch {
 		case name == "drivers":
@@ -64,8 +62,7 @@ func TestPagesShowTheCode(t *testing.T) {
 		}
 		var code string
 		for _, file := range files {
-			text, err := os.ReadFile(file)
-			must(t, err)
+			text := await.Value(os.ReadFile(file))
 			code += string(text)
 		}
 		blocks := goBlock.FindAllStringSubmatch(string(page), -1)
@@ -85,8 +82,7 @@ func TestGocronLocker(t *testing.T) {
 	ran := make(chan bool, 2)
 	url := store(t)
 	for range 2 {
-		s, err := scheduleOnce(open(t, url, nil), func() { ran <- true })
-		must(t, err)
+		s := await.Value(scheduleOnce(open(t, url, nil), func() { ran <- true }))
 		defer s.Shutdown()
 		s.Start()
 		must(t, s.Jobs()[0].RunNow()) // do not wait for the next minute
@@ -168,8 +164,7 @@ func TestHTTP(t *testing.T) {
 
 func connect(t *testing.T, driver, url string) *sql.DB {
 	t.Helper()
-	db, err := sql.Open(driver, url)
-	must(t, err)
+	db := await.Value(sql.Open(driver, url))
 	t.Cleanup(func() { db.Close() })
 	return db
 }

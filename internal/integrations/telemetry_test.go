@@ -25,20 +25,18 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // scrape fetches /metrics as Prometheus 3 does by default, which also accepts names with dots.
 func scrape(t *testing.T, url string) map[string]*dto.MetricFamily {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	must(t, err)
+	req := await.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))
 	req.Header.Set("Accept", "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.9,text/plain;version=0.0.4;q=0.8")
-	resp, err := http.DefaultClient.Do(req)
-	must(t, err)
+	resp := await.Value(http.DefaultClient.Do(req))
 	defer resp.Body.Close()
 	p := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := p.TextToMetricFamilies(resp.Body)
-	must(t, err)
+	families := await.Value(p.TextToMetricFamilies(resp.Body))
 	return families
 }
 
@@ -82,11 +80,9 @@ func serve(t *testing.T) (map[string]*dto.MetricFamily, *tracetest.InMemoryExpor
 
 	url := store(t)
 	for _, open := range []func(context.Context, string) (*hasp.Client, error){openObserved, openWithAll} {
-		c, err := open(t.Context(), url)
-		must(t, err)
+		c := await.Value(open(t.Context(), url))
 		defer c.Close()
-		l, err := c.Lock(t.Context(), "invoices/2024-06")
-		must(t, err)
+		l := await.Value(c.Lock(t.Context(), "invoices/2024-06"))
 		if _, err = c.Lock(t.Context(), "invoices/2024-06", hasp.WithMaxWait(0)); !errors.Is(err, hasp.ErrHeld) {
 			t.Fatal(err)
 		}
@@ -95,8 +91,7 @@ func serve(t *testing.T) (map[string]*dto.MetricFamily, *tracetest.InMemoryExpor
 		}
 		must(t, l.Unlock(t.Context()))
 
-		l, err = c.Lock(t.Context(), "invoices/2024-07")
-		must(t, err)
+		l = await.Value(c.Lock(t.Context(), "invoices/2024-07"))
 		must(t, c.Break(t.Context(), "invoices/2024-07"))
 		if err := l.Unlock(t.Context()); !errors.Is(err, hasp.ErrLost) {
 			t.Fatal(err)
@@ -123,8 +118,7 @@ func TestTelemetry(t *testing.T) {
 
 	// The page lists each instrument, each alert and each type of error.
 	t.Run("Page", func(t *testing.T) {
-		page, err := os.ReadFile("../../docs/telemetry.md")
-		must(t, err)
+		page := await.Value(os.ReadFile("../../docs/telemetry.md"))
 		var listed []string
 		for _, name := range errorTypes {
 			listed = append(listed, "`"+name+"`")
@@ -219,8 +213,7 @@ var errorTypes = []string{"unavailable", "closed", "invalid", "unsupported", "ca
 // checkDashboard checks each query of the dashboard. Together the queries must use every
 // instrument.
 func checkDashboard(t *testing.T, have series) {
-	file, err := os.ReadFile("../../docs/grafana-dashboard.json")
-	must(t, err)
+	file := await.Value(os.ReadFile("../../docs/grafana-dashboard.json"))
 	var board struct {
 		Title  string
 		UID    string
@@ -275,8 +268,7 @@ type rule struct {
 // alerts returns the alerting rules in docs/telemetry.md.
 func alerts(t *testing.T) []rule {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/telemetry.md")
-	must(t, err)
+	page := await.Value(os.ReadFile("../../docs/telemetry.md"))
 	blocks := regexp.MustCompile("(?ms)^```yml\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
 	if len(blocks) != 1 {
 		t.Fatalf("%d blocks of rules, want one", len(blocks))

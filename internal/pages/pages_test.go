@@ -43,14 +43,12 @@ var must = await.Must
 func pages(t *testing.T) map[string]string {
 	texts := map[string]string{}
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "lab/*.md", "lab/*/*.md"} {
-		names, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
-		must(t, err)
+		names := await.Value(filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern))))
 		if len(names) == 0 {
 			t.Fatalf("no page is called %s", pattern)
 		}
 		for _, name := range names {
-			text, err := os.ReadFile(name)
-			must(t, err)
+			text := await.Value(os.ReadFile(name))
 			texts[strings.TrimPrefix(filepath.ToSlash(name), root+"/")] = string(text)
 		}
 	}
@@ -100,11 +98,9 @@ func TestProgramsRun(t *testing.T) {
 			// tree.
 			source, overlay := filepath.Join(dir, "main.go"), filepath.Join(dir, "overlay.json")
 			must(t, os.WriteFile(source, []byte(b.text), 0o600))
-			module, err := filepath.Abs(root)
-			must(t, err)
+			module := await.Value(filepath.Abs(root))
 			replace := map[string]map[string]string{"Replace": {filepath.Join(module, "internal", "pages", "program", "main.go"): source}}
-			text, err := json.Marshal(replace)
-			must(t, err)
+			text := await.Value(json.Marshal(replace))
 			must(t, os.WriteFile(overlay, text, 0o600))
 			program := filepath.Join(dir, "program")
 			shell(t, "go build -overlay "+overlay+" -o "+program+" ./internal/pages/program && "+program)

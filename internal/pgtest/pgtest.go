@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
@@ -66,9 +67,7 @@ func Shared(t testing.TB, settings ...string) *Server {
 	defer shared.mu.Unlock()
 	if shared.tests == 0 {
 		s, err := New("max_connections=1000")
-		if err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, err)
 		shared.s = s
 	}
 	shared.tests++
@@ -91,9 +90,7 @@ func Shared(t testing.TB, settings ...string) *Server {
 
 func endsWith(t testing.TB, s *Server, err error) *Server {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	t.Cleanup(s.Remove)
 	return s
 }

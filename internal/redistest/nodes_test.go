@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
@@ -20,9 +21,7 @@ func TestAVirtualServerWaitsForNoClient(t *testing.T) {
 			v := Virtual(t)
 			sub := v.Client().Subscribe(t.Context(), "news")
 			defer sub.Close()
-			if _, err := sub.Receive(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			await.Value(sub.Receive(t.Context()))
 			slow(v.Proxy)
 			go sub.Ping(t.Context())
 			synctest.Wait()

@@ -73,9 +73,7 @@ func (s *Server) ClientOptions() *redis.Options {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}
 	if s.o.tls() {
 		config, err := s.config(s.o.Mutual)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		must(s.t, "client", err)
 		o.TLSConfig = config
 	}
 	return o

@@ -15,8 +15,7 @@ import (
 // OpenByURL proves that the parameters of a URL take effect.
 func (s Strategy) OpenByURL(t *testing.T) {
 	r := Setup(t, &redistest.Options{User: "ann", Password: "p@ss/w%rd?&"}, s.open)
-	c, err := hasp.Open(t.Context(), s.Name+"+"+r.Server.URL()+"?ttl=2m&prefix=app:&fence_ttl=2h", nil)
-	await.Must(t, err)
+	c := await.Value(hasp.Open(t.Context(), s.Name+"+"+r.Server.URL()+"?ttl=2m&prefix=app:&fence_ttl=2h", nil))
 	defer c.Close()
 	lease := Lock(t, c, hasp.WithFence())
 	if left := r.Left(t, "app:k"); left <= time.Minute || left > 2*time.Minute {

@@ -86,9 +86,7 @@ func (r Rig[D]) Release(t *testing.T, c backend.Claim) {
 // Left returns how long the term of key still runs.
 func (r Rig[D]) Left(t *testing.T, key string) time.Duration {
 	t.Helper()
-	d, err := r.Redis.PTTL(t.Context(), key).Result()
-	await.Must(t, err)
-	return d
+	return await.Value(r.Redis.PTTL(t.Context(), key).Result())
 }
 
 // Do sends a command to the Redis.
