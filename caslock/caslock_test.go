@@ -99,9 +99,7 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 	mem.Put(t.Context(), "other", nil, "") // so that no version of the probe is 1
 	d := open(t, repeating{mem})
 	c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
-	if _, err := d.Acquire(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	await.Value(d.Acquire(t.Context(), c))
 	if err := d.Release(t.Context(), c); err == nil || backend.Definite(err) || !strings.Contains(err.Error(), "version") {
 		t.Errorf("a version that repeats: %v, want an unknown outcome that names it", err)
 	}
@@ -137,13 +135,9 @@ func TestForeignValue(t *testing.T) {
 		mem := memkv.New()
 		d, ctx := open(t, mem), t.Context()
 		c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
-		if _, err := d.Acquire(ctx, c); err != nil {
-			t.Fatal(err)
-		}
+		await.Value(d.Acquire(ctx, c))
 		e, _ := mem.Get(ctx, "key")
-		if _, err := mem.Put(ctx, "key", []byte(value), e.Version); err != nil {
-			t.Fatal(err)
-		}
+		await.Value(mem.Put(ctx, "key", []byte(value), e.Version))
 
 		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) {
 			if !errors.Is(err, backend.ErrLost) {
@@ -209,9 +203,7 @@ func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memkv.New()
 		c := backend.Claim{Key: "key", Token: "dead", TTL: time.Minute, Timeout: time.Minute}
-		if _, err := open(t, mem).Acquire(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		await.Value(open(t, mem).Acquire(t.Context(), c))
 		for _, age := range []time.Duration{0, 59 * time.Second, 61 * time.Second} {
 			_, err := open(t, aged{mem, age}).Acquire(t.Context(), backend.Claim{Key: "key", Token: "next", TTL: time.Minute, Timeout: time.Minute})
 			if free := age > c.TTL; errors.Is(err, backend.ErrHeld) == free {

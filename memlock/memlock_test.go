@@ -3,6 +3,7 @@ package memlock
 import (
 	"errors"
 	"fmt"
+	"github.com/hasplock/hasp/internal/await"
 	"math/rand/v2"
 	"runtime"
 	"testing"
@@ -183,9 +184,7 @@ func TestLastTermOfTheReaders(t *testing.T) {
 				want(t, "Release after the term", d.Release(t.Context(), c), backend.ErrLost)
 				delete(ends, c.Token)
 			case r.IntN(3) == 0:
-				if _, err := d.renew(c); err != nil {
-					t.Fatal(err)
-				}
+				await.Value(d.renew(c))
 				ends[c.Token] = later(end, time.Now().Add(c.TTL))
 			default:
 				release(t, d, c)

@@ -45,9 +45,7 @@ func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
 	c.TTL, c.Timeout = time.Minute, 10*time.Second
 	await.Must(t, strategytest.ErrOf(d.Acquire(t.Context(), c)))
 	for _, rdb := range nodes.Clients() {
-		if err := rdb.(*redis.Client).Do(t.Context(), "acl", "setuser", "default", "-getrange", "-mget").Err(); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, rdb.(*redis.Client).Do(t.Context(), "acl", "setuser", "default", "-getrange", "-mget").Err())
 	}
 	other := aFenced("other")
 	other.Timeout = c.Timeout
@@ -136,9 +134,7 @@ func TestListOfAQuorum(t *testing.T) {
 		tr.put(t, "foreign", "value", time.Minute, 0, 1, 2, 3, 4)
 		for i, members := range [][]string{{"a", "b"}, {"a", "c"}, {"a", "b", "c"}, {"d"}, {"d", "b"}} {
 			for _, m := range members {
-				if _, err := tr.vs[i].Mini.ZAdd("shared", float64(time.Now().Add(time.Minute).UnixMilli()), token+m+"~2#"+m); err != nil {
-					t.Fatal(err)
-				}
+				await.Value(tr.vs[i].Mini.ZAdd("shared", float64(time.Now().Add(time.Minute).UnixMilli()), token+m+"~2#"+m))
 			}
 			tr.vs[i].Mini.SetTTL("shared", time.Minute)
 		}

@@ -150,9 +150,7 @@ func TestAcquireDoesNotWaitForADeadWaiter(t *testing.T) {
 		l := newLine(t, 3, 0)
 		keys, now := queueKeys("k"), float64(time.Now().UnixMilli())
 		for i := range keys {
-			if _, err := l.vs[0].Mini.ZAdd(keys[i], now, "dead"); err != nil {
-				t.Fatal(err)
-			}
+			await.Value(l.vs[0].Mini.ZAdd(keys[i], now, "dead"))
 		}
 		l.drivers[0].refused("k") // so it asks the lead first
 

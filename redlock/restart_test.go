@@ -414,14 +414,10 @@ func TestAReplicaDoesNotVoteOverANewConnection(t *testing.T) {
 	for i, d := range []*driver{a, b} {
 		w := aClaim(fmt.Sprint("w", i))
 		w.Timeout = c.Timeout
-		if _, err := d.Acquire(t.Context(), w); err != nil {
-			t.Fatal(err)
-		}
+		await.Value(d.Acquire(t.Context(), w))
 	}
 	nodes.Proxies[2].Down()
-	if _, err := a.Acquire(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	await.Value(a.Acquire(t.Context(), c))
 	nodes.Proxies[2].Up()
 	nodes.Proxies[1].Down()
 
@@ -527,9 +523,7 @@ func TestADurableReplicaThatTakesOverWaits(t *testing.T) {
 	}
 	c := aClaim("w")
 	c.Timeout = 20 * time.Second
-	if _, err := open(nodes.Servers[0]).Acquire(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	await.Value(open(nodes.Servers[0]).Acquire(t.Context(), c))
 	rdb := replica.Client()
 	host, port, _ := net.SplitHostPort(nodes.Servers[0].Addr)
 	await.Must(t, rdb.Do(t.Context(), "replicaof", host, port).Err())

@@ -90,9 +90,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 	const key = "registry:orders"
 	sub := r.Redis.PSubscribe(t.Context(), "registry-channel:*")
 	defer sub.Close()
-	if _, err := sub.Receive(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	await.Value(sub.Receive(t.Context()))
 	byURL, err := hasp.Config{Strategy: "spinlock", Nodes: []string{r.Server.URL()}, Params: map[string]string{"registry": "registry"}}.Driver(t.Context())
 	await.Must(t, err)
 	defer byURL.Close()
@@ -119,9 +117,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 	for name, d := range map[string]backend.Driver{"by URL": byURL, "handed in": handedIn, "not asked": r.Driver} {
 		asked := name != "not asked"
 		c := claim(key)
-		if _, err := d.Acquire(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		await.Value(d.Acquire(t.Context(), c))
 		heard(false, name+": acquire")
 		if err := d.Release(t.Context(), claim(key)); !errors.Is(err, backend.ErrLost) {
 			t.Error(err)

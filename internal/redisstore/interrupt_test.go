@@ -95,9 +95,7 @@ func TestInterruptsEndOnlyTheirOwnCall(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		const callers, rounds = 12, 250
 		for i := range callers {
-			if _, err := s.Do(t.Context(), "set", fmt.Sprint("key", i), fmt.Sprint("value", i)); err != nil {
-				t.Fatal(err)
-			}
+			await.Value(s.Do(t.Context(), "set", fmt.Sprint("key", i), fmt.Sprint("value", i)))
 		}
 		var interrupted atomic.Int64
 		var wg sync.WaitGroup

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"errors"
 	"fmt"
+	"github.com/hasplock/hasp/internal/await"
 	"math/rand/v2"
 	"path"
 	"slices"
@@ -43,9 +44,7 @@ func TestSlotIsThatOfRedis(t *testing.T) {
 	for i, name := range names {
 		want[i] = pipe.ClusterKeySlot(t.Context(), name)
 	}
-	if _, err := pipe.Exec(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	await.Value(pipe.Exec(t.Context()))
 	for i, name := range names {
 		if got := slot.Of(name); int64(got) != want[i].Val() {
 			t.Errorf("%q: slot %d, Redis says %d", name, got, want[i].Val())
@@ -106,9 +105,7 @@ func TestListOfAMasterThatIsReplaced(t *testing.T) {
 	for i := range 1200 {
 		pipe.Set(t.Context(), fmt.Sprint("key ", i), "v", time.Hour)
 	}
-	if _, err := pipe.Exec(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	await.Value(pipe.Exec(t.Context()))
 	servers := s.servers.(*sentinels)
 	pages, last := 0, error(nil)
 	for _, err := range s.Scan(t.Context(), "", time.Second, ByToken) {

@@ -65,9 +65,7 @@ func TestOpenUsesTheDatabase(t *testing.T) {
 			node, params = srv.URL(), map[string]string{"db": "3"}
 		}
 		s := opened(t, node, params)
-		if _, err := s.Do(t.Context(), "set", "db", "three"); err != nil {
-			t.Fatal(err)
-		}
+		await.Value(s.Do(t.Context(), "set", "db", "three"))
 		other := srv.Client()
 		if n := other.Exists(t.Context(), "db").Val(); n != 0 {
 			t.Errorf("unix %v: the key is in database 0", unix)

@@ -259,9 +259,7 @@ func TestPasswordThatIsAWordOfAReply(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Password: "script"})
 	s := opened(t, srv.URL(), nil)
 	for range 2 {
-		if _, err := s.Run(t.Context(), counting, Call{[]string{"k"}, []string{"1"}}); err != nil {
-			t.Fatal(err)
-		}
+		await.Value(s.Run(t.Context(), counting, Call{[]string{"k"}, []string{"1"}}))
 		srv.Client().ScriptFlush(t.Context())
 	}
 }

@@ -146,9 +146,7 @@ func TestSwitchThatNoCallNotices(t *testing.T) {
 	name(one, 1)
 	s := opened(t, "redis-sentinel://"+sentinel.Addr()+"/m", nil)
 	topology := s.servers.(*sentinels)
-	if _, err := s.Listen(t.Context(), "news", "news", func(string, bool) {}); err != nil {
-		t.Fatal(err)
-	}
+	await.Value(s.Listen(t.Context(), "news", "news", func(string, bool) {}))
 	topology.timer.Reset(0) // the first search comes now, and the second one in time
 	for i, srv := range []*redistest.Server{other, one} {
 		name(srv, i+2)
