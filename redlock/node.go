@@ -19,9 +19,10 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// A node is suspect if a call to it has timed out, or if it refuses connections. A suspect node that
-// hangs is asked once in probeEvery, so that callers do not queue for it. A suspect node that refuses
-// is asked as rarely while the others are a quorum, because a refusal takes longer than an answer.
+// A node is suspect if a call to it has timed out, if it refuses connections, or if it closes each
+// connection. A suspect node that hangs is asked once in probeEvery, so that callers do not queue
+// for it. A suspect node that refuses is asked as rarely while the others are a quorum, because a
+// refusal takes longer than an answer.
 const probeEvery = 200 * time.Millisecond
 
 // node is one of the masters.
@@ -39,6 +40,7 @@ type node struct {
 	suspectSince time.Time  // when the first unanswered call began; zero if the node has answered since
 	refusal      error      // why a suspect node takes no connection; nil if it hangs
 	probed       time.Time  // when a suspect node was asked last
+	disconnects  int        // calls in a row whose connection was closed
 }
 
 // admit returns nil if the node may be asked now. Otherwise it returns why the node
@@ -95,13 +97,23 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	var timeout net.Error // the deadline of a connection may pass a moment before that of ctx
 	late := err != nil && (ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout())
 	refuses := err != nil && !late && notSent(err)
-	if late || refuses || disconnected(err) {
+	closed := err != nil && !late && !refuses && disconnected(err)
+	if late || refuses || closed {
 		n.latency.Store(0) // the node cannot lead until it has answered a call
 	}
 
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if closed {
+		// After a restart all connections of the pool may be dead. If more calls in a row are
+		// closed than the pool has connections, the server itself closes them.
+		n.disconnects++
+		refuses = n.disconnects > connections
+	}
 	if !late && !refuses {
+		if !closed {
+			n.disconnects = 0
+		}
 		if err == nil && n.suspectSince.IsZero() {
 			took := time.Since(began)
 			old := cmp.Or(time.Duration(n.latency.Load()), took)

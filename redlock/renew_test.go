@@ -253,6 +253,31 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 	})
 }
 
+// A node that accepts connections and closes each of them is left alone like one
+// that refuses them, and is used again once it answers.
+func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		tr.vs[1].Proxy.Down()
+		for range connections + 1 {
+			tr.use(t, "without a node", "x-x")
+		}
+
+		before := tr.vs[1].Dials.Load()
+		for range 1000 {
+			tr.use(t, "without a node", "x-x")
+			time.Sleep(time.Millisecond)
+		}
+		if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 {
+			t.Errorf("%d connections in 1 s, want one in %v", n, probeEvery)
+		}
+
+		tr.vs[1].Proxy.Up()
+		time.Sleep(probeEvery)
+		tr.use(t, "the node is back", "xxx")
+		tr.use(t, "the node stays", "xxx")
+	})
+}
+
 // A node that hangs and is asked whether it is back does not delay what the other
 // nodes decide.
 func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
