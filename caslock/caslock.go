@@ -40,7 +40,7 @@ type driver struct {
 	// may still arrive. A Release that is answered removes its token. See lost.
 	doubts sync.Map
 
-	intents sync.Map // by key: the token of the last intent that this driver has sent a Put for
+	writer string // the token of the intents of this driver
 
 	position atomic.Value // a string: where the next part of a sweep begins
 
@@ -67,7 +67,7 @@ func NewDriver(ctx context.Context, store Store, _ *Options) (backend.Driver, er
 	if store == nil {
 		return nil, fmt.Errorf("caslock: %w: store is nil", backend.ErrInvalid)
 	}
-	d := &driver{store: store, limits: store.Limits(), views: map[string]*view{}}
+	d := &driver{store: store, limits: store.Limits(), writer: rand.Text(), views: map[string]*view{}}
 	if err := d.probe(ctx); err != nil {
 		return nil, fmt.Errorf("caslock: %w", err)
 	}
@@ -241,6 +241,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 	if v != nil && len(v.live(time.Now())) > 0 {
 		v = nil
 	}
+	earlier := false               // an earlier call has got the key with this token
 	sent := map[uint64]time.Time{} // when each Put was sent, by the number of its write
 	err = d.update(ctx, c.Key, c.Timeout, v, func(v *view, now time.Time) (*record, error) {
 		items := v.live(now)
@@ -252,7 +253,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 				g = grant(&c, it.Fence, at)
 				return nil, nil
 			}
-			return nil, refusal(items[i:i+1], now) // the hold of an earlier call
+			earlier = true
+			return nil, refusal(items[i:i+1], now)
 		}
 
 		blockers := without(items, func(it *item) bool {
@@ -269,8 +271,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 			if i := slices.IndexFunc(items, func(it item) bool { return isIntent(&it) }); i >= 0 && items[i].rest(now) > intentTTL/2 {
 				return nil, held
 			}
-			r.add(&c, intent, intentTTL, now)
-			d.intents.Store(c.Key, c.Token)
+			r.add(&c, intent, intentTTL, now).Token = d.writer // so that a release of the next claim removes it
+			d.doubts.Store(c.Token, true)
 			return r, held
 		}
 
@@ -283,13 +285,15 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 			r.Fence = it.Fence
 		}
 		d.doubts.Store(c.Token, true)
-		d.intents.Delete(c.Key) // r has no intent
 		sent[it.N] = now
 		g = grant(&c, it.Fence, now)
 		return r, nil
 	})
 	if errors.Is(err, errForeign) {
 		err = fmt.Errorf("%w: %w", backend.ErrInvalid, err)
+	}
+	if errors.Is(err, backend.ErrHeld) && !earlier {
+		d.doubts.Delete(c.Token) // each Put was answered, and the store does not have the token
 	}
 	return g, err // g means nothing if there is an error
 }
@@ -329,9 +333,6 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	})
 	if err == nil || errors.Is(err, backend.ErrLost) {
 		d.doubts.Delete(c.Token)
-	}
-	if errors.Is(err, backend.ErrLost) {
-		d.intents.Delete(c.Key) // lost has removed it
 	}
 	if mathrand.N(sweepOneIn) == 0 {
 		_ = d.sweep(ctx) // a later sweep does what this one has not done
@@ -373,9 +374,8 @@ func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *ite
 func (d *driver) lost(c *backend.Claim, v *view, items []item, now time.Time) *record {
 	_, doubt := d.doubts.Load(c.Token)
 	// A writer that gives up releases its last claim. Its intent may be of an earlier one.
-	written, waits := d.intents.Load(c.Key)
-	rest := without(items, func(it *item) bool { return isIntent(it) && it.Token == written })
-	if doubt || waits || len(rest) < len(items) || find(v.rec.Items, c.Token) >= 0 {
+	rest := without(items, func(it *item) bool { return isIntent(it) && it.Token == d.writer })
+	if doubt || len(rest) < len(items) || find(v.rec.Items, c.Token) >= 0 {
 		return v.next(rest, now)
 	}
 	return nil

@@ -23,8 +23,6 @@ var planted = []struct{ name, file, code, bug string }{
 	{"a fence by the clock only", "record.go", "Fence: r.Write", "Fence: uint64(now.UnixMicro())"},
 	{"ErrLost for a dead hold without a write", "caslock.go", "			return d.lost(", "			if find(v.rec.Items, c.Token) >= 0 {\n" +
 		"				return nil, backend.ErrLost\n			}\n			return d.lost("},
-	{"a hold has the number of its writer's intent", "caslock.go", "		sent[it.N] = now\n",
-		"		for _, old := range items {\n			if old.Token == c.Token {\n				it.N = old.N\n			}\n		}\n		sent[it.N] = now\n"},
 	{"a renewal keeps the number of its hold", "caslock.go", "it.N, it.TTL = r.Write,", "it.N, it.TTL = it.N,"},
 }
 
