@@ -217,19 +217,13 @@ func TestSummaryNamesTheHooksThatAreNil(t *testing.T) {
 // contract returns all doc comments of package backend, as one line.
 func contract(t *testing.T) string {
 	t.Helper()
-	files, err := filepath.Glob("../backend/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := await.Value(filepath.Glob("../backend/*.go"))
 	var text strings.Builder
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := await.Value(parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments))
 		ast.Inspect(f, func(n ast.Node) bool {
 			var doc *ast.CommentGroup
 			if v := reflect.Indirect(reflect.ValueOf(n)); v.Kind() == reflect.Struct && v.FieldByName("Doc").IsValid() {

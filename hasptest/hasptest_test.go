@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hasplock/hasp/internal/await"
+
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
@@ -76,10 +78,7 @@ func TestSwitches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(&hasp.Options{TTL: 10 * time.Second, Timeout: time.Second, Prefix: "app:"})
 		b := a.Another(&hasp.Options{Prefix: "app:"})
-		lease, err := a.Lock(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lease := await.Value(a.Lock(t.Context(), "k"))
 		a.Down()
 		<-lease.Context().Done()
 		var lost *hasp.LostError
@@ -89,7 +88,7 @@ func TestSwitches(t *testing.T) {
 
 		a.Delay(100 * time.Millisecond)
 		began := time.Now()
-		if _, err = a.Lock(t.Context(), "m"); err != nil || time.Since(began) != 100*time.Millisecond {
+		if _, err := a.Lock(t.Context(), "m"); err != nil || time.Since(began) != 100*time.Millisecond {
 			t.Errorf("with a delay: %v after %v", err, time.Since(began))
 		}
 		a.Delay(time.Hour)

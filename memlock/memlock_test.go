@@ -3,12 +3,13 @@ package memlock
 import (
 	"errors"
 	"fmt"
-	"github.com/hasplock/hasp/internal/await"
 	"math/rand/v2"
 	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/hasplock/hasp/internal/await"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -128,10 +129,7 @@ func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
 
 func TestNamedStoresAreShared(t *testing.T) {
 	open := func(url string) *hasp.Client {
-		c, err := hasp.Open(t.Context(), url, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := await.Value(hasp.Open(t.Context(), url, nil))
 		t.Cleanup(func() { c.Close() })
 		return c
 	}

@@ -28,10 +28,7 @@ func TestMain(m *testing.M) {
 
 func run(t *testing.T, url string, args ...string) string {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := await.Value(os.Executable())
 	cmd := exec.CommandContext(t.Context(), exe, args...)
 	cmd.Env = append(os.Environ(), role+"=hasp", "HASP_URL="+url, "GORACE=atexit_sleep_ms=0")
 	out, err := cmd.CombinedOutput()
@@ -65,14 +62,8 @@ func TestOnEtcd(t *testing.T) {
 
 // holds holds a lock in this process, and checks that commands show it.
 func holds(t *testing.T, strategy, url string) {
-	config, err := hasp.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := config.Driver(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := await.Value(hasp.ParseURL(url))
+	d := await.Value(config.Driver(t.Context()))
 	c := await.Value(hasp.New(d, nil))
 	defer c.Close()
 	traits := d.Traits()
@@ -82,19 +73,14 @@ func holds(t *testing.T, strategy, url string) {
 		}
 	}
 
-	l, err := c.Lock(t.Context(), "backup")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := await.Value(c.Lock(t.Context(), "backup"))
 	if out := run(t, url, "ls"); !strings.Contains(out, "backup") {
 		t.Errorf("ls: %s", out)
 	}
 	if out := run(t, url, "inspect", "backup"); !strings.Contains(out, "held") {
 		t.Errorf("inspect: %s", out)
 	}
-	if err := l.Unlock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, l.Unlock(t.Context()))
 	if out := run(t, url, "run", "backup", "--", "echo", "locked"); out != "locked\n" {
 		t.Errorf("run: %q", out)
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp/internal/await"
+
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/hasplock/hasp/internal/crew"
@@ -64,10 +66,7 @@ func findPlanted(t *testing.T, o options, promises []string) {
 	var b strings.Builder
 	for o.seed = 1; o.seed <= 20; o.seed++ {
 		b.Reset()
-		n, err := do(t.Context(), o, &b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := await.Value(do(t.Context(), o, &b))
 		if slices.ContainsFunc(n.wrong, func(v violation) bool { return slices.Contains(promises, v.promise) }) {
 			t.Log("found with seed", o.seed)
 			return
