@@ -21,9 +21,9 @@
 //
 // # Shared holds
 //
-// Readers and writers stand in one queue. The readers at its head get the key
-// together, up to the first writer. A reader that comes while a writer waits is
-// behind it. Readers of spinlock and pubsublock may hold the key beside them.
+// Readers and writers stand in one queue. The readers at its head get the key together,
+// up to the first writer. A reader that comes while a writer waits queues behind the writer. Readers
+// of spinlock and pubsublock may hold the key together with readers of fairlock.
 //
 // # Cost
 //
@@ -266,8 +266,8 @@ func (d *driver) Close() error {
 
 var errClosed = errors.New("fairlock: driver is closed")
 
-// begin counts an activity that Close waits for until background.Done. It returns
-// false once Close has begun.
+// begin counts a new activity. Close waits until the activity calls background.Done.
+// begin returns false once Close has begun.
 func (d *driver) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

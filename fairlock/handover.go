@@ -26,11 +26,11 @@ func (d *driver) received(payload string) {
 	case w.handed != nil:
 	case len(f) != 3 || f[1] != strconv.Itoa(w.round) || w.unsure:
 		// Poll, because the message is look, is about another round, or may be about an earlier
-		// hold because an enqueue of this round was not answered. The reply schedules another poll
-		// for the end of the term.
+		// hold, if an enqueue of this round was not answered. The reply to the poll schedules
+		// another poll for the end of the term.
 		w.group.pollByLocked(time.Now())
-		// A poll does not ask about a waiter whose enqueue is in flight. That enqueue may have run
-		// before this message, so enqueued compares gaps.
+		// The poll leaves out a waiter whose enqueue is in flight. That enqueue may have run before
+		// this message was sent. So raise gaps: then (*waiter).enqueued polls when the reply arrives.
 		w.group.sub.gaps++
 	case f[2] == "-":
 		// The script has removed the place, and has offered the key to the next waiter.

@@ -18,8 +18,8 @@ const (
 	pollTokens        = 500                    // tokens in one poll
 )
 
-// group holds the waiters of this driver for one key. It exists while there are any,
-// and polls the key for all of them.
+// group holds the waiters of this driver for one key. It exists while there are such
+// waiters, and polls the key for all of them.
 type group struct {
 	d    *driver
 	key  string
@@ -31,7 +31,7 @@ type group struct {
 	timer       *time.Timer        // starts the next poll; nil before the first
 	next        time.Time          // when the next poll is due; zero if none is scheduled
 	extended    time.Time          // when the last call that kept this client's places was sent
-	kept        int64              // until when that call keeps them, by the server's clock in ms
+	kept        int64              // until when that call keeps the places, by the server's clock in ms
 	pending     int                // polls in flight; several only if there are many waiters
 	sent        time.Time          // when the polls in flight were sent; zero if none is
 	again       bool               // another poll became due while polls were pending
@@ -40,8 +40,8 @@ type group struct {
 	outage      error              // the error of the last poll, if outageSince is set
 }
 
-// join adds w to the group of its key. Before that, it waits for the confirmation of the
-// subscription, as subscribe says.
+// join subscribes to the channel of w's key, and then adds w to the group of the key. How long it
+// waits for the subscription is described at the function subscribe.
 func (d *driver) join(ctx context.Context, w *waiter) {
 	s := d.subscribe(ctx, w.c) // may call the server, so not with mu held
 
@@ -104,16 +104,16 @@ func (g *group) pollByLocked(at time.Time) {
 }
 
 // nextPoll returns when to poll after a call that was sent at the given time and reported r. The
-// poll keeps the places, is not after the end of the holder's term, and is earlier if no message
-// will announce the release.
+// time is early enough to keep the places, and not after the end of the holder's term. It is earlier
+// if no message will announce the release.
 func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	after := g.d.window / 3
 	if r.foreign {
 		after = min(after, foreignEvery)
 	}
 	if r.pttl == -2 || g.sub.receives() == noCommand {
-		// Poll soon, because no release will hand over a free key: no waiter could receive it, or
-		// the script has not reached a waiter that could.
+		// Poll soon, because no message will come: the client has no subscription, or the key is
+		// free, so no release will hand it over.
 		after = min(after, unsubscribedEvery)
 	}
 
@@ -143,8 +143,8 @@ func (g *group) poll() {
 	g.next = time.Time{}
 
 	if g.pending > 0 {
-		// Poll again afterwards: the script in flight may have run before the event that this poll
-		// is for.
+		// Poll again afterwards: the script in flight may have run before the event for which
+		// this poll was scheduled.
 		g.again = true
 		return
 	}
@@ -231,14 +231,14 @@ func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
 	}
 }
 
-// keptLocked records until when a call that was sent at the given time keeps the client's places.
+// keptLocked records until when a call keeps the client's places. The call was sent at the time sent.
 func (g *group) keptLocked(r report, sent time.Time) {
 	if r.kept > 0 && sent.After(g.extended) {
 		g.extended, g.kept = sent, r.kept
 	}
 }
 
-// updateLocked handles the result for one place of a poll that was sent at the given time.
+// updateLocked handles what a poll found for one place. The poll was sent at the time sent.
 func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	w := pl.w
 	switch {

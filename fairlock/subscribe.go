@@ -51,7 +51,7 @@ func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	ctx, cancel := context.WithTimeout(ctx, min(c.Timeout/3, subscribeWithin))
 	defer cancel()
 
-	// Ignore the error: the listener retries, and until then receives returns noCommand, so the
+	// Ignore the error: the listener retries, and until then s.receives() is noCommand, so the
 	// waiters poll.
 	s := &subscription{channel: channel, command: "PUBLISH"}
 	s.listener, _ = d.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key), func(payload string, gap bool) {
@@ -102,7 +102,7 @@ func (d *driver) unsubscribe(s *subscription) {
 	}
 	d.mu.Unlock()
 
-	// Without mu, because no waiter can find s any more.
+	// Close the listener without mu, because no waiter can find s any more.
 	if last {
 		s.listener.Close()
 	}
@@ -113,8 +113,8 @@ func (d *driver) messagesMissed(s *subscription) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// Count the gap for waiters whose enqueue is in flight: no poll asks about them, so enqueued
-	// compares gaps.
+	// The poll leaves out waiters whose enqueue is in flight. Raise gaps, so that
+	// (*waiter).enqueued polls for them when the reply arrives.
 	s.gaps++
 	now := time.Now()
 	for _, g := range d.groups {

@@ -27,7 +27,7 @@ type waiter struct {
 	// The driver's mu guards these.
 	group     *group
 	round     int                // is written into the entry; a grant counts only if its round is the same
-	notBefore time.Time          // a hold of this round began after this; its term counts from here
+	notBefore time.Time          // the earliest start of a hold of this round; its term counts from here
 	queued    bool               // the store has confirmed the place in this round
 	unsure    bool               // an enqueue of this round was not answered
 	handed    *handedOver        // the hold, once the key was handed over
@@ -39,7 +39,7 @@ type waiter struct {
 // handedOver is a hold that a message or a reply has announced.
 type handedOver struct {
 	fence     uint64
-	until     time.Time // zero if the term is that of a hand-over
+	until     time.Time // when the term ends, if an enqueue has raised it; otherwise zero
 	confirmed bool      // by as many replicas as the URL asks for
 }
 
@@ -88,8 +88,8 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			continue
 		}
 
-		// Repeat with the same token, which is safe even if the reply to the last call did not
-		// arrive.
+		// Each call has the same token, so a repeat is safe even if the last call was executed and
+		// only its reply was lost.
 		began := time.Now()
 		err := w.enqueue(ctx)
 		if err == nil {
@@ -190,8 +190,8 @@ func (w *waiter) newRoundLocked() {
 	w.notBefore, w.queued, w.unsure, w.handed = time.Time{}, false, false, nil
 }
 
-// grantLocked returns the grant of the hold that was handed over, and whether Wait may
-// return it. It may if the replicas have confirmed the hold, at least half of its term is left, and
+// grantLocked returns the grant of the hold that was handed over, and whether Wait may return it.
+// Wait may return it if the replicas have confirmed the hold, at least half of its term is left, and
 // the term is the whole TTL or a renewal will raise it.
 func (w *waiter) grantLocked() (backend.Grant, bool) {
 	g := backend.Grant{Until: w.handed.until}

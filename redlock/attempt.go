@@ -16,7 +16,7 @@ const (
 	// noLead is the lead of an attempt that asks all nodes at once.
 	noLead = -1
 
-	// leadTimeout is how long an attempt waits for the lead, at least.
+	// leadTimeout is the minimum time that an attempt waits for the lead.
 	leadTimeout = 20 * time.Millisecond
 )
 
@@ -31,7 +31,7 @@ type attempt struct {
 	c       backend.Claim
 	lockKey string // the name of c.Key on the nodes
 	record  string
-	prefix  string // of record; proves that a record belongs to this attempt
+	prefix  string // the start of record; proves that a record belongs to this attempt
 	again   bool   // an attempt with this token came before
 	began   time.Time
 	ballot  *ballot
@@ -39,7 +39,7 @@ type attempt struct {
 	commands [][]string // the commands of sendPlain
 
 	lead      int           // the node that is asked first, or noLead
-	place     *queueState   // what the lead learns about the caller, and the lead's answer
+	place     *queueState   // for the queue on the lead: who the caller is, and the lead's answer
 	leadVoted chan struct{} // closed when the lead has voted
 	leadYes   bool          // the lead has voted yes; set before leadVoted is closed
 
@@ -60,7 +60,7 @@ type onNode struct {
 	proof     proof         // whether the record counts for a renewal
 }
 
-// newAttempt returns an attempt for c. If c's token has made attempts before, number is above 0.
+// newAttempt returns an attempt for c. The first attempt with c's token has number 0.
 func (d *driver) newAttempt(c backend.Claim, number, lead int, p *queueState) *attempt {
 	a := &attempt{
 		d:         d,
@@ -108,7 +108,7 @@ func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 	case (lead == noLead || a.askLead(ctx)) && a.won(ctx):
 		g, err = a.grant(ctx)
 	case a.ballot.result() == refused:
-		// Leave the records on the nodes that voted yes to cleanUp.
+		// cleanUp below releases the records on the nodes that voted yes.
 		err = &backend.HeldError{}
 	case a.ballot.result() == noQuorum:
 		err = a.ballot.failures()
@@ -181,12 +181,12 @@ func (d *driver) register(a *attempt) bool {
 // grant returns the grant of an attempt that has won its quorum.
 func (a *attempt) grant(ctx context.Context) (g backend.Grant, err error) {
 	if a.c.Fenced {
-		// If this fails, the next fence is only larger.
+		// If this fails, the next fence is larger than necessary, which is harmless.
 		if g.Fence, err = a.raiseFence(ctx); err != nil {
 			return backend.Grant{}, err
 		}
 	}
-	// Check the term again: redsync's check lacks the time for the lead's vote and for the fence.
+	// Check the term again: redsync's check leaves out the time for the lead's vote and for the fence.
 	if time.Since(a.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
 		return backend.Grant{}, errLate
 	}
@@ -251,7 +251,7 @@ func (a *attempt) askNode(i int) (bool, error) {
 
 	v, err := n.requestVote(a)
 	if v == yes {
-		// Let the record count for renewals before the vote can decide the ballot.
+		// Call prove before cast: a renewal may follow, and it counts only records that are proven.
 		a.prove(i, a.began, a.c.TTL, 0)
 	}
 	// If the lead refuses, end the attempt before other nodes vote. Decide the ballot before the
@@ -283,7 +283,7 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 	defer d.mu.Unlock()
 	r := &a.on[i]
 	r.mayHold, r.mayArrive, r.proposal = v == yes || v == unknown, v == unknown, proposal
-	// Set mayHold first, because a Release that waits for the channel reads it.
+	// Set mayHold first: a Release that waits until inFlight is closed then reads mayHold.
 	close(r.inFlight)
 	// If cleanUp ran before this outcome was known, it did not release the record on this node.
 	if a.failed {
@@ -292,8 +292,8 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 }
 
 // forgetLocked records that a's token holds nothing. Commands in flight may still write and remove
-// records, so the token could seem to hold the key. So the driver itself answers renewals and
-// releases of the token meanwhile.
+// records, so the nodes could report that the token holds the key. Meanwhile the driver itself
+// refuses renewals and releases of the token.
 func (a *attempt) forgetLocked() {
 	a.d.attempts[a.c.Token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
 }
@@ -338,8 +338,7 @@ func (a *attempt) cleanUpLocked(i int) {
 	}
 	r := &cleanup{c: a.c, call: releaseCall(a.c, a.prefix, channel)}
 	if a.takeRecordLocked(i, r) {
-		// Close waits for this goroutine even after it has begun, because the caller counts as
-		// work.
+		// Even if Close has begun, it waits for this goroutine, because the caller counts as work.
 		a.d.work.Go(func() { _ = a.d.nodes[i].cleanUp(r) })
 	}
 }

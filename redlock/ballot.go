@@ -49,8 +49,8 @@ func acquireRule(n, quorum int, count *[5]int) verdict {
 	return undecided
 }
 
-// holdRule is the rule for an existing hold. The hold is lost if the nodes that may have its record
-// are no quorum.
+// holdRule is the rule for an existing hold. The hold is lost if fewer than a quorum of the
+// nodes may have its record.
 func holdRule(n, quorum int, count *[5]int) verdict {
 	switch {
 	case count[yes] >= quorum:
@@ -140,9 +140,9 @@ func (b *ballot) result() verdict {
 	return b.verdict
 }
 
-// poll asks all nodes at once about a hold, and returns the error of the verdict. It also waits for
-// the lead, if there is one, as long as an attempt waits for its vote. The caller must count as
-// work: see beginWork. If ctx ends, the calls go on.
+// poll asks all nodes at once about a hold, and returns the error of the verdict. If there is a
+// lead, poll also waits for the lead's answer, but no longer than the lead's patience. The caller
+// must count as work: see beginWork. If ctx ends, the calls go on.
 func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, error)) error {
 	b := newBallot(d.nodes, holdRule)
 	gather(ctx, d, func(n *node) int {
@@ -158,13 +158,12 @@ func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, er
 		}
 		return d.nodes[lead].patience()
 	})
-	b.decide(abandoned) // unless it is decided
+	b.decide(abandoned) // does nothing if there is a verdict
 	return b.err()
 }
 
-// failures returns the errors of the nodes that do not vote, as an outage. They include nodes that
-// the caller has stopped waiting for, but not those whose pending votes could not change the
-// verdict.
+// failures returns the errors of the nodes that do not vote, as an outage. If the ballot was
+// abandoned, a node whose vote is pending has an error as well.
 func (b *ballot) failures() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -11,15 +11,15 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// inspectTimeout bounds a call to a node that is not for a claim.
+// inspectTimeout bounds a call to a node if there is no claim, as for Inspect and Break.
 const inspectTimeout = 3 * time.Second
 
-// forever makes gather wait for the nodes that have not answered until ctx is done.
+// forever makes gather wait until all nodes have answered or ctx is done.
 const forever = time.Duration(math.MaxInt64)
 
-// gather asks all nodes at once, and returns their answers. After each answer it calls more, which
-// returns how long to wait for the others at most. It also stops waiting when ctx is done. The
-// caller must count as work: see beginWork.
+// gather asks all nodes at once, and returns their answers. After each answer it calls the function
+// more, which returns the longest time to wait for the other nodes. gather also stops waiting when
+// ctx is done. The caller must count as work: see beginWork.
 func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -52,7 +52,7 @@ type report struct {
 	err   error
 }
 
-// query asks all nodes about some keys. It waits for as long as more allows: see gather.
+// query asks all nodes about some keys. It waits as long as the function more says: see gather.
 func (d *driver) query(ctx context.Context, keys []string, timeout time.Duration, more func([]report) time.Duration) []report {
 	if !d.beginWork() {
 		return []report{{err: errClosed}}
@@ -108,7 +108,7 @@ type survey struct {
 	on      []*redisstore.Found // by node; nil if the node has not answered, or only with an error
 	errs    []error             // by node
 	reports int                 // how many nodes have answered, or failed
-	holder  *redisstore.Found   // what a quorum has, with the rest of the quorum's term; or nil
+	holder  *redisstore.Found   // the record of a quorum, with what is left of the quorum's term; or nil
 	taken   []redisstore.Found  // the records of all nodes that have one
 	free    int                 // nodes without a record
 }
@@ -176,8 +176,8 @@ func (s survey) shared(i int) bool {
 	return i != noLead && s.on[i] != nil && s.on[i].Shared()
 }
 
-// joins reports whether the caller could take the key on a node that is not free: it is a
-// reader, and so are the holders there.
+// joins reports whether the caller could take the key on a node that has f: the caller is a reader,
+// and so are the holders there.
 func (s survey) joins(f redisstore.Found) bool { return s.reader && f.Shared() }
 
 // open returns how many nodes have no record that is in the caller's way.
@@ -251,7 +251,7 @@ func (s survey) unheld() bool {
 		}
 	}
 
-	// Count all silent nodes for the most frequent record, which they may have.
+	// Assume that all silent nodes have the most frequent record.
 	return most+s.silent() < s.d.quorum()
 }
 
@@ -346,7 +346,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	}
 	defer d.work.Done()
 
-	// Wait for votes of this driver in flight, which could arrive after the removal.
+	// Wait for this driver's votes in flight, which could arrive after the removal.
 	var voting []*attempt
 	d.mu.Lock()
 	for _, a := range d.attempts {

@@ -16,8 +16,8 @@ var _ backend.Lister = (*driver)(nil)
 const recordsAtOnce = 50
 
 // List returns the keys whose record a quorum of the nodes has. It scans one node after another
-// until every quorum has a scanned node, and asks all nodes about the keys of each page. It yields
-// each key once.
+// until every possible quorum contains a scanned node. It asks all nodes about the keys of each
+// page, and yields each key once.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		seen := map[string]bool{}

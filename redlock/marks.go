@@ -24,8 +24,8 @@ const (
 	// newSetPause is how long markNewSet waits for another process that may be marking the set.
 	newSetPause = 100 * time.Millisecond
 
-	// The marks of a new set may be written until newSetTTL after it was found to be new, by the
-	// servers' clocks.
+	// newSetTTL is how long the marks of a new set may be written after the set was found to be
+	// new, by the servers' clocks.
 	newSetTTL = 5 * time.Second
 
 	// unknownRun is the run of a server whose INFO names no run.
@@ -42,7 +42,7 @@ type identity struct {
 type standing struct {
 	identity
 	i         int       // the index of the node; only markNewSet uses it
-	asked     time.Time // when the node was asked, or before
+	asked     time.Time // just before the node was asked
 	answered  int64     // when it answered, by the server's clock in ms
 	votesFrom time.Time // when the node may vote, by our clock; zero if at once
 }
@@ -109,7 +109,7 @@ func (n *node) refreshInBackground(timeout time.Duration) {
 }
 
 // refreshMark asks for the node's standing and marks the node, unless another caller has asked
-// after since. One caller asks at a time. Close cancels the call, because it takes no key.
+// after the time since. One caller asks at a time. Close cancels the call, which takes no key.
 func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -164,8 +164,8 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 		return err
 	}
 	if s.mark == "" {
-		// First find out whether the whole set is new, because otherwise a new mark makes the node
-		// wait. The node may be marked meanwhile.
+		// If the whole set is new, markNewSet gives all nodes marks with which they vote at once. If
+		// not, the mark that writeMark gives this node makes it wait.
 		n.d.markNewSet(ctx, n)
 		return n.writeMark(ctx, s, anyNode, 0, "")
 	}
@@ -202,8 +202,8 @@ func (d *driver) raiseLongestTTL(longest int64) {
 	}
 }
 
-// runOf returns the run of the server that a reply to INFO names. A server other than Redis may not
-// name one: then a restart is noticed only if it loses its data.
+// runOf returns the run of the server that a reply to INFO names. A server other than Redis may
+// name no run. Then a restart is noticed only if the server loses its data.
 func runOf(info any) string { return cmp.Or(redisstore.InfoField(info, "run_id"), unknownRun) }
 
 // The nodes that writeMark writes to.
@@ -323,7 +323,7 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 		if unmarked >= d.quorum() && marked == 0 {
 			gather(ctx, d, func(n *node) error {
 				if s := all[n.i]; s != nil {
-					_ = n.writeMark(ctx, s, anyNode, s.answered+newSetTTL.Milliseconds(), "") // n reads its mark again
+					_ = n.writeMark(ctx, s, anyNode, s.answered+newSetTTL.Milliseconds(), "") // updateMark asks again
 				}
 				return nil
 			}, func([]error) time.Duration { return forever })

@@ -21,8 +21,8 @@ import (
 
 // A node is suspect if a call to it has timed out, if it refuses connections, or if it closes each
 // connection. A suspect node that hangs is asked once in probeEvery, so that callers do not queue
-// for it. A suspect node that refuses is asked as rarely while the others are a quorum, because a
-// refusal takes longer than an answer.
+// for it. If a suspect node refuses, and the others are a quorum, it is asked as rarely: a refusal
+// takes longer than an answer.
 const probeEvery = 200 * time.Millisecond
 
 // node is one of the masters.
@@ -47,7 +47,7 @@ type node struct {
 // is suspect.
 func (n *node) admit() error {
 	why, hangs := n.suspicion()
-	// Ask a node that refuses if it is needed. Call needed without mu, because it locks other
+	// Ask a node that refuses connections if it is needed. Call needed without mu, because it locks other
 	// nodes.
 	if why == nil || !hangs && n.needed() {
 		return nil

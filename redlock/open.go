@@ -133,9 +133,8 @@ func options(p map[string]string) (*Options, error) {
 	return o, nil
 }
 
-// probe asks all nodes once. It returns nil if a quorum answers without an error, and waits
-// openGrace longer for the others. The probe of a node that is late continues after probe
-// has returned.
+// probe asks all nodes once. When a quorum has answered without an error, it waits up to openGrace
+// for the others, and then returns nil. The call to a late node goes on after that.
 func (d *driver) probe(ctx context.Context, probes []func(context.Context) error) error {
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {

@@ -16,10 +16,10 @@ import (
 // ask first. The lead refuses a free key to a caller if another has waited longer. A
 // release wakes the first waiter of the queue, and the readers, which do not stand in it.
 //
-// The order is not guaranteed, because the queue can only make the lead vote no. Callers that see
-// another lead or have met no contention, and redsync, do not stand in the queue, and may get the
-// key first. A waiter keeps its arrival when the lead changes, because it tells each lead how long
-// it has waited.
+// The order is not guaranteed, because the queue can only make the lead vote no. These callers
+// do not stand in the queue, and may get the key first: callers that see another lead, callers that
+// have met no contention, and redsync. When the lead changes, waiters keep their order, because each
+// waiter tells the new lead how long it has waited.
 //
 // Without a queue, a release woke all waiters: 100 to 180 commands a hold with 64 Clients. Queues on
 // several nodes could disagree on the first waiter. One channel for all waiters halved the rate of
@@ -42,7 +42,7 @@ type queueState struct {
 	since  time.Time // when the waiter arrived
 
 	answer atomic.Int32 // of the lead
-	intent atomic.Int64 // if an intent made a node refuse this reader, how long it lasts, in ms; or 0
+	intent atomic.Int64 // what is left, in ms, of the intent that made a node refuse this reader; or 0
 }
 
 // Answers of the lead. For a refused caller, queue.lua returns the number minus one.
@@ -147,8 +147,7 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 		}
 		return failed, 0, id, n.noFence(a.c.Key)
 	}
-	// The outcome is unknown: the reply is none of the script's, but the script may have taken the
-	// key.
+	// The outcome is unknown: the script has no such reply, but it may have taken the key.
 	return unknown, 0, id, n.store.Unexpected(reply)
 }
 
@@ -164,8 +163,8 @@ func (n *node) refuses(a *attempt, says []any) bool {
 		if len(says) != 1 || !a.c.Shared || rest <= 0 {
 			return false
 		}
-		// Several nodes may store their rest at once. Any will do, because a writer repeats all of
-		// its intents.
+		// Several nodes may set this at once. Any value will do, because a writer repeats all of its
+		// intents.
 		p.intent.Store(rest)
 		return true
 	}

@@ -143,7 +143,7 @@ type driver struct {
 	closing    context.Context    // done when Close begins: no new work
 	beginClose context.CancelFunc // ends closing
 
-	// mu guards the fields below, and those fields of attempts and nodes that say so.
+	// mu guards the fields below, and the fields of attempts and nodes whose comments say so.
 	mu       sync.Mutex
 	attempts map[string]*attempt // by token
 	sweepAt  int                 // the number of attempts at which expired ones are removed
@@ -276,14 +276,14 @@ func (d *driver) checkTTL(ttl time.Duration) error {
 	return nil
 }
 
-// Acquire takes c.Key if on a quorum of the nodes it is free or, for a shared claim, has a shared
-// record. If this driver has met other callers of the key within the last second, it asks one node
-// first, the lead. The lead also refuses a free key if others wait for it. Otherwise it asks all
-// nodes at once. Acquire does not wait for the key. It asks again, a few times, if only the queue
-// refused the claim, or no caller seems to hold the key.
+// Acquire takes c.Key if it is free on a quorum of the nodes. For a shared claim, a node with a
+// shared record counts as well. If this driver has met other callers of the key within the last
+// second, it asks one node first, the lead, which also refuses a free key if others wait. If not, it
+// asks all nodes at once. Acquire does not wait for the key. It asks again, a few times, if only the
+// queue refused the claim, or no caller seems to hold the key.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	// Rivals that ask the same node first do not split the votes. Readers need not, because they do
-	// not exclude each other.
+	// Rivals that ask the same node first do not split the votes. Readers need no lead, because
+	// they do not exclude each other.
 	lead := noLead
 	if !c.Shared && d.rivalled(c.Key) {
 		lead = d.leader(c.Key)
@@ -353,8 +353,8 @@ func (d *driver) spawn(f func()) bool {
 func (d *driver) beginWork() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Because Close ends closing with mu held before it waits, work does not grow from zero during
-	// that wait.
+	// Close ends the context closing with mu held, and then waits for work. So work does not grow
+	// from zero during that wait.
 	if d.closing.Err() != nil {
 		return false
 	}

@@ -18,14 +18,13 @@ import (
 // not know that a quorum has become impossible, that a node must not vote, or that the outcome of a
 // call is unknown. So the ballot counts the same votes, and ends an attempt that cannot win.
 
-// redsyncPool is a node for one operation of redsync, which calls the function instead of SET NX.
+// redsyncPool stands for a node in one operation of redsync. redsync calls it instead of SET NX.
 // The driver decides when the command is sent, and handles its outcome even after redsync has
 // returned. So calls do not end with redsync's context.
 type redsyncPool func() (bool, error)
 
-// redsyncMutex returns redsync's mutex over the nodes. The driver ignores redsync's releases after
-// an attempt that has failed, and releases the record on a node when the call to that node has
-// ended.
+// redsyncMutex returns redsync's mutex over the nodes. After a failed attempt the driver ignores
+// redsync's releases. It releases the record on each node when the call to that node has ended.
 func (a *attempt) redsyncMutex() *redsync.Mutex {
 	pools := make([]redis.Pool, len(a.d.nodes))
 	for i := range pools {
@@ -69,7 +68,7 @@ func (redsyncConn) Eval(*redis.Script, ...any) (any, error) { return int64(0), e
 func (redsyncConn) Close() error { return nil }
 
 // outage returns the error of a call without a quorum: a *multierror.Error with one
-// error for each node that does not vote. Each error names its node. Errs has one
+// error for each node that does not vote. Each error names its node. errs has one
 // element for each node; nil is a node that voted.
 func outage(errs []error) error {
 	n := len(errs)

@@ -48,7 +48,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	err = d.poll(ctx, lead, func(n *node) (vote, error) { return n.releaseHold(c, a, call) })
 	if err == nil && a != nil && a.again {
 		// Renewals of the token must fail from now on. Otherwise a late vote for an earlier attempt
-		// and a node that has not answered yet could be a quorum for one.
+		// and a node that has not answered yet could be a quorum for a renewal.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		a.forgetLocked()
@@ -80,7 +80,7 @@ func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 }
 
 // releaseHold releases c on the node with call, once the commands for c in flight there have
-// ended. If the outcome is unknown, a goroutine repeats the release. A is nil if the driver
+// ended. If the outcome is unknown, a goroutine repeats the release. a is nil if the driver
 // does not know the hold.
 func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (vote, error) {
 	r := &cleanup{c: c, call: call, answers: 1, until: time.Now().Add(c.TTL + c.Timeout)}
@@ -109,8 +109,8 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 }
 
 // cleanup is the release of one record on one node. A command of unknown outcome may write the
-// record after the first release. A Timeout later that command's connection is dead. So a second
-// release that the node answers then removes the record for good.
+// record after the first release. So the node must answer a second release a Timeout later. By then
+// that command's connection is dead, and the record is removed for good.
 type cleanup struct {
 	c       backend.Claim
 	call    redisstore.Call // of the script
@@ -119,8 +119,8 @@ type cleanup struct {
 	until   time.Time       // when the record has expired on the node
 }
 
-// cleanUp sends a release. If the node must answer another one, r joins the node's clean-ups. Close
-// waits for r even after it has begun, because the caller counts as work.
+// cleanUp sends a release. If the node must still answer a release of r, r joins the node's
+// clean-ups. Even if Close has begun, it waits for r, because the caller counts as work.
 func (n *node) cleanUp(r *cleanup) error {
 	err := n.try(r, false)
 
@@ -140,8 +140,8 @@ func (n *node) cleanUp(r *cleanup) error {
 	return err
 }
 
-// try sends a release. It does not ask a suspect node, except in the last try, because perhaps only
-// one connection was dead.
+// try sends a release, but not to a suspect node. The last try asks even a suspect node, because
+// perhaps only one connection was dead.
 func (n *node) try(r *cleanup, last bool) error {
 	if !last {
 		if err := n.admit(); err != nil {

@@ -25,15 +25,15 @@ type renewal struct {
 type flaw struct {
 	r     *renewal
 	clock int64     // the node's time in ms if it lacks the record; 0 if its record does not count
-	read  time.Time // when that clock was read
+	read  time.Time // when the reply with clock arrived
 }
 
 // proof says whether the record on a node counts for a renewal: the node's vote counted, and the
 // node has had the record ever since.
 //
-// A record that is there may not count: after the first record has expired, the node may have voted
-// for another caller, and lost that vote with its data. Then a late command may have stored this
-// record. Then both callers would count the node: see RENEW_ANYWHERE in lab/model/redlock.pml.
+// A record that is there may not count. Suppose that the first record expired, the node voted for
+// another caller, and lost that vote with its data. If a late command then stored this record, both
+// callers would count the node: see RENEW_ANYWHERE in lab/model/redlock.pml.
 //
 // Such a record counts from the next renewal on, if the node had it at least one Timeout before the
 // end of a term that a quorum has granted. If the node voted for another caller earlier, that
@@ -62,9 +62,8 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 		return
 	}
 
-	// End the ballots, so that a quorum that is complete only after Renew has returned does not
-	// repair a hold: another caller may hold the key by then. If Close has begun, no node decides
-	// the ballots.
+	// End the ballots: votes that arrive after Renew has returned must not lead to a repair, because
+	// another caller may hold the key by then. If Close has begun, no node decides the ballots.
 	defer func() {
 		for _, r := range renewals {
 			r.ballot.decide(abandoned)
@@ -198,7 +197,7 @@ func (a *attempt) proven(i int) bool {
 	return time.Now().Before(a.on[i].proof.until)
 }
 
-// prove records that the record on node i counts until the end of a term that began at began. It
+// prove notes that the record on node i counts until the end of a term that began at began. It
 // does nothing if less than spare of the term is left, or if a renewal that began later did not
 // find the record.
 func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
@@ -211,7 +210,7 @@ func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
 }
 
 // renewCall returns the call of renew.lua that prolongs the hold of c, which a has taken, by
-// ttl. A is nil if the driver does not know the hold.
+// ttl. a is nil if the driver does not know the hold.
 func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisstore.Call {
 	prefix, fence := c.Token, ""
 	if a != nil {
@@ -233,7 +232,7 @@ func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisst
 }
 
 // decodeRenewal decodes a reply of renew.lua to a call for c: whether the node has the hold,
-// and, if it does not, its time in ms. If the mark in the reply names another run than the known
+// and if not, the node's time in ms. If the mark in the reply names another run than the known
 // mark of the node, it returns an error. The node's address may lead to the server of another node,
 // which would then count twice. It does not notice a new run that has the old mark.
 func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64, err error) {

@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	wantedFor = time.Second      // how long a contended key counts as contended
+	wantedFor = time.Second      // how long a key counts as contended after a refusal
 	maxWanted = 256              // the most keys; for a key that was forgotten, votes may split, or the order is lost
 	shunFor   = 10 * time.Second // how long a node must not lead
 )
@@ -39,9 +39,9 @@ func (d *driver) refused(key string) {
 	d.rivalsLocked(key).at = time.Now()
 }
 
-// shun excludes node i from leading for a while. There are three reasons: its record blocks only
-// callers that ask it first; it lacks the holder's record, so the release wakes no waiter there; or
-// it cannot keep a queue.
+// shun excludes node i from leading for a while. There are three reasons: the node's record blocks
+// only callers that ask this node first; the node lacks the holder's record, so the release wakes no
+// waiter there; or the node cannot keep a queue.
 func (d *driver) shun(key string, i int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 const (
 	minSleep   = time.Millisecond
 	maxPoll    = 100 * time.Millisecond // the longest if the waiter is not subscribed
-	firstSleep = 50 * time.Millisecond  // of the first waiter; it doubles with each look
+	firstSleep = 50 * time.Millisecond  // the first sleep of the first waiter; it doubles with each look
 )
 
 // waiting is the state of one Wait.
@@ -30,19 +30,19 @@ type waiting struct {
 	waiter string           // the name in the queue
 	began  time.Time        // when Wait began
 	queue  int              // the node in whose queue the waiter stands, or noLead
-	ear    *pubsub.Listener // the subscription there, which may not be confirmed yet; or nil
+	ear    *pubsub.Listener // the subscription on that node, which may not be confirmed yet; or nil
 
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
 	answer int32              // the lead's answer to the last attempt
-	barred time.Duration      // how much longer the intent that refused this reader lasts, or 0
+	barred time.Duration      // what is left of the intent that made a node refuse this reader, or 0
 	intent bool               // the waiter has stored intents
 	vain   int                // looks without success since the waiter was last woken
 	held   *backend.HeldError // the last refusal; it names the holder only if all nodes were asked
 	trip   time.Duration      // how long the last look took
 
 	surveyed  time.Time // when all nodes were last asked
-	leftover  string    // the lead's record at that time, or a text that says that the lead lacks the holder's record, or empty
+	leftover  string    // what strayed saw on the lead then: its record, a text that names the record that it lacks, or empty
 	seenSince time.Time // since when leftover has been the same
 }
 
@@ -132,7 +132,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 }
 
 // knows reports whether a refusal by the lead is enough, because all nodes were asked recently. The
-// first waiter asks all nodes more often, to find out whether the lead's record is a leftover.
+// first waiter asks all nodes more often, to find out whether the lead's record has a quorum.
 // Asking them also shows an outage of the others.
 func (w *waiting) knows(now time.Time) bool {
 	recent := min(time.Second, w.c.Timeout/3)
@@ -189,10 +189,10 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	})
 }
 
-// strayed reports whether the lead has had a leftover for leadTimeout or longer. A leftover is a
-// record that cannot have a quorum, or no record although the lead has voted yes and another caller
-// holds the key. If so, strayed lets the next node lead. It does not act at once, because a rival
-// may be about to ask the other nodes, or may have written its record after the lead answered.
+// strayed lets the next node lead, and returns true, if the lead has contradicted the other nodes
+// for leadTimeout: its record cannot have a quorum, or it has no record although it voted yes and
+// another caller holds the key. strayed does not act at once, because a rival may be about to ask
+// the other nodes, or may have written its record after the lead answered.
 func (w *waiting) strayed(lead int, s survey) bool {
 	seen, odd := "", false
 	if record, most := s.record(lead); record != "" {
@@ -268,7 +268,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		longest = backend.SharedRetryEvery // each look repeats the intent
 	}
 
-	d := longest - rand.N(longest/6) // at random, but no longer, because only looks keep the place in the queue
+	d := longest - rand.N(longest/6) // shorter at random, never longer, because only looks keep the place in the queue
 	if w.answer != behind {
 		first := firstSleep
 		if w.answer == leadYes || w.c.Shared {
@@ -292,7 +292,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	}
 
 	// Make a last attempt before ctx ends, in case a release was not published. That look asks all
-	// nodes, because the last answer names the holder.
+	// nodes, so that the error of Wait names the holder.
 	if end, ok := ctx.Deadline(); ok {
 		if left := time.Until(end) - w.trip*3/2 - minSleep; left >= minSleep && left <= d {
 			d, w.surveyed = left, time.Time{}
@@ -303,8 +303,8 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 
 // Readers do not stand in the queue. As long as new readers join, a quorum of free nodes for a
 // writer may never come. So if the first waiter waits for readers, it stores an intent on every
-// node, again and again. A node with an intent votes no for readers. When readers also queued, they
-// got the key later, and writers no sooner.
+// node, again and again. A node with an intent votes no for readers. In a trial, readers
+// queued as well: they got the key later, and writers got it no sooner.
 
 // leaveIntent stores an intent on all nodes if this writer waits for readers. It does not wait for
 // the nodes.
