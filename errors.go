@@ -188,7 +188,8 @@ func plain(err error, d time.Duration) error {
 	return err
 }
 
-// plainDated is plain for a Waiter's error. If err says when the outage began, so does the result.
+// plainDated does what plain does, for a Waiter's error. If err has the start of the outage, so has
+// the result.
 func plainDated(err error, d time.Duration) error {
 	flat := plain(err, d)
 	var dated *backend.UnavailableError
