@@ -188,8 +188,7 @@ func plain(err error, d time.Duration) error {
 	return err
 }
 
-// plainDated does what plain does, for a Waiter's error. If err has the start of the outage, so has
-// the result.
+// plainDated does what plain does for a Waiter's error. It keeps the start of the outage, if known.
 func plainDated(err error, d time.Duration) error {
 	flat := plain(err, d)
 	var dated *backend.UnavailableError
