@@ -14,7 +14,7 @@ type answers struct {
 	// an outage. It is errHeldHere if the head before had the key, and nil if nothing is known.
 	last error
 
-	// Both are by clock.awake, and 0 if the store has answered since.
+	// These two times are by clock.awake. A time is 0 if the store has answered since then.
 	outage     instant // when the outage began
 	unanswered instant // when the first attempt after the last answer or outage began
 }
@@ -31,7 +31,7 @@ func (ln *line) answeredLocked(err error, sent instant) {
 	ln.q.contended.note(ln.key, ln.q.clock.now())
 }
 
-// unansweredLocked records that the end of its caller's context ended a call before an answer. The
+// unansweredLocked records that a call got no answer, because its caller's context ended first. The
 // call began at sent, by clock.awake.
 func (ln *line) unansweredLocked(sent instant) {
 	ln.unanswered = cmp.Or(ln.unanswered, sent)

@@ -209,8 +209,8 @@ func (k *clock) awake() instant { return instant(time.Since(k.base)) }
 // without a suspend.
 const minSuspend = int64(time.Millisecond)
 
-// read returns the present time, and how long the machine has slept: the difference is the time by
-// awake. It reads the time of sleep, unless that was read within checkInterval.
+// read returns the present time, and how long the machine has slept: now − slept is the time by
+// clock.awake. It reads the time of sleep, unless that was read within checkInterval.
 func (k *clock) read() (now instant, slept int64) {
 	awake := int64(time.Since(k.base))
 	slept = k.slept.Load()
@@ -248,7 +248,7 @@ func (k *clock) time(t instant) time.Time {
 // return its own error.
 const grace = 10 * time.Millisecond
 
-// errLeft is run's error if leave was closed before the call ended.
+// errLeft is the error of the function run, if its argument leave was closed before the call ended.
 var errLeft = errors.New("left")
 
 // store calls the driver. It bounds each call, so that the call ends even if no answer comes.
@@ -291,8 +291,8 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 	return v, err
 }
 
-// prompt reports whether direct can make a call of the driver. It can if the store is in this
-// process, or if a call whose context is ctx with a deadline ends with that context.
+// prompt reports whether the function direct can make a call of the driver. It can if the store is
+// in this process, or if a call whose context is ctx with a deadline ends with that context.
 func (s *store) prompt(ctx context.Context) bool {
 	ends := s.traits.Cancellation
 	return ends == backend.CancelPrompt || ends == backend.CancelByDeadline && ctx.Done() == nil || s.traits.Reach == backend.Process
@@ -357,7 +357,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 			late(answer, failure)
 		}
 		close(done)
-		end() // only now, because the caller takes the end of ctx for the end of bound
+		end() // not earlier: the caller would take this end of ctx for the end of bound
 	}) {
 		end()
 		return v, ErrClosed
@@ -396,7 +396,7 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) err
 		ctx = context.WithoutCancel(ctx)
 	}
 	kept := s.keeping(cl, keep)
-	if s.prompt(ctx) { // the same choice as in call, without a closure on the heap
+	if s.prompt(ctx) { // the same choice as the function call makes, without a closure on the heap
 		_, err := direct(s, ctx, nil, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, s.driver.Release(ctx, kept)
 		})

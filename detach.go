@@ -172,7 +172,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	w.tries = 1
 	// If the outcome is unknown, release nothing: the hold belongs to whoever has the handle.
 	g, err := call(&c.store, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
-		err = noAnswer(c.opts.Timeout) // stays unless Renew calls done, which it never does after it has returned
+		err = noAnswer(c.opts.Timeout) // stays if Renew does not call done; Renew never calls it later
 		c.store.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 		return g, err
 	}, nil)
@@ -187,7 +187,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	case err != nil:
 		return nil, err
 	case now >= until:
-		return nil, errLate // newHold would release the token
+		return nil, errLate // do not call newHold, which would release the token
 	}
 	g.Fence = x.Fence
 	h, err := newHold(&c.renewer, cl, g, start, now, slept)

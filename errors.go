@@ -188,7 +188,7 @@ func plain(err error, d time.Duration) error {
 	return err
 }
 
-// plainDated is plain for a Waiter's error. If err says when the outage began, so does the result.
+// plainDated does what plain does for a Waiter's error. It keeps the start of the outage, if known.
 func plainDated(err error, d time.Duration) error {
 	flat := plain(err, d)
 	var dated *backend.UnavailableError

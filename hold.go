@@ -353,10 +353,10 @@ const (
 	firstRetry = 50 * time.Millisecond
 )
 
-// How often a token is released. If the store has answered the Acquire or the Wait, one release is
-// enough. If the outcome is unknown, the store may carry out the command after the first release.
-// So the reaper makes a second release a Timeout later. By then the command has arrived, or its
-// connection is dead.
+// How many times the reaper releases a token. If the store has answered the Acquire or the Wait,
+// one release is enough. If the outcome is unknown, the store may carry out the command after the
+// first release. So the reaper makes a second release a Timeout later. By then the command has
+// arrived, or its connection is dead.
 const (
 	reapOnce  = 1
 	reapTwice = 2
@@ -383,7 +383,7 @@ type reap struct {
 	keep   instant       // end of the min hold, until which the release leaves the key taken; or 0
 	at     instant       // when the next try is due, by clock.awake
 	until  instant       // when the token has expired in the store, by clock.awake
-	times  int           // number of releases still needed that free the token or find it gone
+	times  int           // how many more releases must free the token or find it gone
 	failed int           // number of releases in a row that failed in another way
 	freed  chan struct{} // closed when the token is not in the store any more; nil if no caller waits for that
 }
@@ -530,7 +530,7 @@ func (r *reaper) try(x *reap) {
 
 // acquire calls the driver's Acquire, for bound at most.
 func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (backend.Grant, error) {
-	if r.prompt(ctx) { // the same choice as in call, without closures on the heap
+	if r.prompt(ctx) { // the same choice as the function call makes, without closures on the heap
 		g, err := direct(r.store, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
 			return r.driver.Acquire(ctx, cl)
 		})

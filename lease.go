@@ -311,8 +311,8 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	}
 	l.state.Store(released)
 	if err == nil || now < instant(h.deadline.Load()) {
-		// Before the deadline the term cannot have run out, so after ErrLost an earlier release has
-		// probably reached the store. A Break looks the same.
+		// Before the deadline the term cannot have run out. So ErrLost means that an earlier
+		// release has probably reached the store. A Break has the same effect.
 		return nil
 	}
 	return l.loseLocked(&LostError{Reason: LostUnanswered}) // the term has ended meanwhile
@@ -470,9 +470,9 @@ func (x *leaseContext) Value(key any) any {
 	return x.Context.Value(key)
 }
 
-// Held reports whether a lease holds key whose context is ctx or a parent of ctx, such as the lease
-// of a [Do] around the caller. A function that needs the lock can check that it has it. The lease
-// may be of any Client; with WithSlots it has one slot of key.
+// Held reports whether ctx is, or derives from, the context of a lease that holds key, such as the
+// lease of a [Do] around the caller. A function that needs the lock can check that it has it. The
+// lease may be of any Client; with WithSlots it has one slot of key.
 func Held(ctx context.Context, key string) bool {
 	x, _ := ctx.Value(leaseKey).(*leaseContext)
 	if x == nil {

@@ -299,7 +299,7 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	cl.WillRetry = !last
 
 	// The call may last for Timeout, but not past the end of the wait, and in an outage only for
-	// the rest of Timeout. But it may always last as long as a healthy store may take to answer.
+	// the rest of Timeout. But the bound is never below c.answerTime.
 	bound := min(c.opts.Timeout, time.Duration(w.end-start))
 	c.mu.Lock()
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
@@ -353,7 +353,7 @@ func (w *wait) claim() backend.Claim {
 		Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
 }
 
-// waitedLocked returns how long the Client has waited for the key. The caller itself has waited.
+// waitedLocked returns how long the Client has waited for the key. Call it only if w has waited.
 func (w *wait) waitedLocked(now instant) time.Duration {
 	return min(max(time.Duration(now-max(w.line.pace.ended, w.start)), 1), longestWait)
 }

@@ -24,7 +24,7 @@ const (
 // pace decides how the callers of one Client share a key with other Clients. It belongs to a line.
 // If the key is contended, the next line of the key takes over the pace.
 type pace struct {
-	began instant       // when the row began; 0 between two rows
+	began instant       // when the row of holds began (see queue.go); 0 between two rows
 	ended instant       // when the last head's hold ended: waits count from then
 	mean  time.Duration // the mean wait for the key; 0 if it is not known
 	found instant       // when an attempt first found the present hold; 0 if no attempt was refused since the Client had the key

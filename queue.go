@@ -11,7 +11,7 @@ import (
 )
 
 // freshEnough bounds the time from the store's confirmation of a hold to its hand-over. It also
-// bounds how long a row lasts.
+// bounds how long a row of holds lasts; see below.
 const freshEnough = 50 * time.Millisecond
 
 // queue keeps the callers of one Client that want or hold a key, by key. It is a state machine
@@ -129,8 +129,8 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 	ln.callers++
 
 	// The first caller asks the store. If the driver is Ordered, the others ask as well. A TryLock
-	// does not: another caller in the line has the key or waits for it. But in an outage a TryLock
-	// asks too.
+	// behind another caller does not, because that caller has the key or waits for it. But in an
+	// outage a TryLock asks too.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0
@@ -485,8 +485,8 @@ func (h *hold) lingerFor(r *request) time.Duration {
 	return r.linger
 }
 
-// recallLocked handles a message, if one has come: its key lingers for rowTime at most. The message
-// may come before the reply to the attempt that took the key.
+// If another Client has sent a recall, recallLocked handles it: its key lingers for wantedLinger at
+// most. The recall may come before the reply to the attempt that took the key.
 func (q *queue) recallLocked() {
 	var ln *line
 	select {
@@ -495,7 +495,7 @@ func (q *queue) recallLocked() {
 	default:
 	}
 	if ln == nil {
-		return // no message has come, or it came after the end of the hold
+		return // no recall has come, or it came after the end of the hold
 	}
 	ln.recalled = true
 	if h := ln.hold; h != nil {
@@ -546,8 +546,8 @@ func (h *hold) reuseLocked(t *turn) ticket {
 	return ticket{do: haveLease, lease: h.addLeaseLocked(t.ctx, t.r, now), yield: yield}
 }
 
-// endLingerLocked ends a hold that lingers. The reaper releases the token, because it needs few
-// goroutines for many keys. Then it closes freed, unless freed is nil.
+// endLingerLocked ends a hold that lingers. The reaper releases the token, because the reaper needs
+// few goroutines for many keys. After the release, the reaper closes freed, unless freed is nil.
 func (h *hold) endLingerLocked(freed chan struct{}) {
 	h.ghost.state.Store(released)
 	h.lingers, h.leases = 0, nil

@@ -17,9 +17,9 @@ type recalls struct {
 	askNext instant // when to call Recalls again, after it has failed
 }
 
-// mark returns the token of a claim whose hold may linger, with a mark. The mark has this Client's
-// ID, so that refused callers know which Client to ask for the key. If this Client does not receive
-// messages yet, mark adds no mark, and begins to receive them.
+// mark adds a mark to the token of a claim whose hold may linger, and returns it. The mark has this
+// Client's ID, so that refused callers know which Client to ask for the key. If this Client does
+// not receive messages yet, mark adds no mark, and begins to receive them.
 func (r *recalls) mark(token string) string {
 	d, ok := r.driver.(backend.Recaller)
 	if !ok {

@@ -13,11 +13,11 @@ import (
 // Bounds of renewals in bulk.
 const (
 	batchSize   = 256                   // most claims in one call of Renew
-	maxBatches  = 24                    // most calls in flight of a lane in renewer.well
-	maxSuspect  = 8                     // most calls in flight of a lane in renewer.suspect
+	maxBatches  = 24                    // the most calls that a lane in renewer.well has in flight
+	maxSuspect  = 8                     // the most calls that a lane in renewer.suspect has in flight
 	minWindow   = 5 * time.Millisecond  // the shortest window; see windowsPerT
 	maxWindow   = 50 * time.Millisecond // the longest window
-	windowsPerT = 100                   // the window is TTL/100: renewals that are due within it travel together
+	windowsPerT = 100                   // the window is TTL/100: renewals that are due within it are sent together
 	checkEvery  = time.Second           // how often the clock is read while leases are held
 	triesPerT   = 10                    // a try lasts at most TTL/10; the second try of a renewal, TTL/5
 )
@@ -41,9 +41,9 @@ type renewer struct {
 
 // lane has the holds of one class that are due for renewal. In a class, the time that a try may
 // last varies by at most a factor of two. All holds of a batch come from one lane, because a batch
-// lasts only as long as its shortest try. Each lane has its own bound on calls in flight, because
-// calls for long terms, if they get no answer, outlast a short term. Holds whose last renewal
-// failed have their own lanes, because their calls may take long.
+// lasts only as long as its shortest try. Each lane has its own bound on calls in flight, because a
+// call for long terms that gets no answer outlasts a short term. Holds whose last renewal failed
+// have their own lanes, because their calls may take long.
 type lane struct {
 	queue   []*hold // in the order in which the holds became due
 	flights int     // number of calls in flight
@@ -144,7 +144,7 @@ func (r *renewer) queueLocked(h *hold) {
 }
 
 // dispatchLocked sends the renewals that are due, up to the bounds on calls in flight. The others
-// wait, and travel in larger batches later.
+// wait, and are sent in larger batches later.
 func (r *renewer) dispatchLocked() {
 	for class := range tryClasses {
 		for ln := &r.well[class]; ln.flights < maxBatches && len(ln.queue) > 0; {

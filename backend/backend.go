@@ -554,8 +554,8 @@ func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err er
 		return
 	}
 
-	// If all slots are taken, each tick sends one claim. There are 2n+1 ticks until the deadline,
-	// so n claims are sent in the first half of the time.
+	// If eachAtOnce calls are in flight, each tick starts one more. There are 2n+1 ticks until the
+	// deadline, so n claims are sent in the first half of the time.
 	var ticks <-chan time.Time
 	if end, ok := ctx.Deadline(); ok {
 		t := time.NewTicker(max(time.Until(end)/time.Duration(2*len(cs)+1), 1))

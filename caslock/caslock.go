@@ -127,7 +127,7 @@ func (w waker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, fu
 	return w.w.Watch(ctx, c.Key)
 }
 
-// Traits reports that the driver has fences, shared holds and min holds. The rest is Limits.
+// Traits reports fences, shared holds and min holds. The other traits are the store's Limits.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Shared: true, MaxTTL: d.limits.MaxTTL,
 		Reach: cmp.Or(d.limits.Reach, backend.Network), Cancellation: d.limits.Cancellation}
@@ -373,7 +373,7 @@ func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *ite
 // write that expects an earlier version is refused.
 func (d *driver) lost(c *backend.Claim, v *view, items []item, now time.Time) *record {
 	_, doubt := d.doubts.Load(c.Token)
-	// A writer that gives up releases its last claim. Its intent may be of an earlier one.
+	// A writer that gives up releases its last claim. Its intent may be of an earlier claim.
 	rest := without(items, func(it *item) bool { return isIntent(it) && it.Token == d.writer })
 	if doubt || len(rest) < len(items) || find(v.rec.Items, c.Token) >= 0 {
 		return v.next(rest, now)

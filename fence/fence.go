@@ -5,7 +5,7 @@
 //
 // The caller takes its lease with [hasp.WithFence] and passes the lease's context to the guard,
 // which finds the fence there. A check protects only a write that belongs to it, because a program
-// may be stopped between the two. So each guard makes the write itself: [SQL] in the transaction,
+// may be stopped after the check. So each guard makes the write itself: [SQL] in the transaction,
 // package redisfence in a transaction of Redis, package filefence under a lock of the file,
 // [Memory] under a mutex. [Transport] and [Handler] carry the fence to the service that has the
 // resource.
@@ -57,8 +57,8 @@ func Compare(resource string, f, seen uint64) error {
 	return nil
 }
 
-// Of returns the fence of the innermost lease that ctx is derived from, or the fence of [With] if
-// With was called further in. If there is no fence, the error is [ErrNone].
+// Of returns the fence of the innermost lease that ctx is derived from, or the fence of a [With]
+// inside that lease. If there is no fence, the error is [ErrNone].
 //
 // If the innermost lease is shared, or one of several leases of a LockAll, the error is
 // [hasp.ErrInvalid]. If there are several leases, pass [hasp.Lease.Context] of the lease whose key
@@ -94,7 +94,7 @@ var withKey = new(int)
 // with is the value of a context of With.
 type with struct {
 	fence  uint64
-	around *hasp.Lease // the innermost lease around With; a lease taken later is further in
+	around *hasp.Lease // the innermost lease around With; a lease taken later is inside With
 }
 
 // With returns a context with the fence f, which came from another process with a request or a

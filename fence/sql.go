@@ -41,7 +41,7 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string) error {
 		return fmt.Errorf("fence: %d is too large for a BIGINT", f)
 	}
 
-	// Both variants lock the row also if they do not change its number. They read the number after
+	// Both variants lock the row even if they do not raise its fence. They read the fence after
 	// they have waited for the lock.
 	table := cmp.Or(s.Table, "fences")
 	var seen uint64

@@ -162,7 +162,7 @@ func (o *observer) observe(ctx context.Context, e hasp.Event) {
 	}
 }
 
-// attributes returns more, preceded by the attributes of WithAttributes and followed by the key.
+// attributes returns the attributes of WithAttributes, then those in more, and then the key.
 func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.KeyValue {
 	attrs := append(slices.Clone(c.attrs), more...)
 	if key != "" {

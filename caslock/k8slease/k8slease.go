@@ -116,8 +116,8 @@ func (s *Store) call(ctx context.Context, method, path string, in, out any) erro
 	return json.Unmarshal(text, out)
 }
 
-// entry returns the entry of a Lease. If its spec is not the one that was written with the record,
-// another program has written the spec, because client-go leaves annotations as they are.
+// entry returns the entry of a Lease. If the spec was not written with the record, another program
+// has written it: client-go changes the spec and leaves annotations as they are.
 func (l *lease) entry(key string) caslock.Entry {
 	e := caslock.Entry{Value: []byte(l.Metadata.Annotations[record]), Version: l.Metadata.ResourceVersion}
 	if at, ours := l.Metadata.Annotations[wrote]; !ours || at != l.Spec.id() {

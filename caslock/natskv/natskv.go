@@ -77,8 +77,8 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	return caslock.Entry{Value: e.Value(), Version: version(e.Revision()), Age: s.age(ctx, e.Created())}, nil
 }
 
-// age returns how long ago the server stored a message, by the server's clock, or less. It asks for
-// the time of the stream after the message was read.
+// age returns a lower bound for the age of a message, by the server's clock. It asks for the time
+// of the stream after the message was read.
 func (s *Store) age(ctx context.Context, created time.Time) time.Duration {
 	if !s.clock {
 		return 0

@@ -66,7 +66,7 @@ func once(o *s3.Options) { o.Retryer = aws.NopRetryer{} }
 // Limits says that calls end promptly.
 func (s *Store) Limits() caslock.Limits { return caslock.Limits{Cancellation: backend.CancelPrompt} }
 
-// name returns the name of key. That of a long key has a hash, and is longer than any other.
+// name returns the name of key. A long key's name has a hash, and is longer than a short key's.
 func (s *Store) name(key string) *string {
 	escaped := url.QueryEscape(key)
 	if len(escaped) > maxPlain {
@@ -75,14 +75,14 @@ func (s *Store) name(key string) *string {
 	return aws.String(s.prefix + escaped + ".json") // so that ".." is no part of a path
 }
 
-// answer returns ErrConflict for an answer that the object has another version or does not exist, or
-// that this write has changed nothing because of another one in flight (409).
+// answer returns ErrConflict if the object has another version or does not exist, or if another
+// write in flight has prevented this write (409).
 func answer(err error) error {
 	var api interface{ ErrorCode() string }
 	if !errors.As(err, &api) {
 		return err
 	}
-	switch api.ErrorCode() { // the SDK makes one from the status of an empty answer
+	switch api.ErrorCode() { // the SDK makes a code from the status of an empty answer
 	case "PreconditionFailed", "NoSuchKey", "NotFound", "ConditionalRequestConflict", "OperationAborted":
 		return caslock.ErrConflict
 	case "NotImplemented":

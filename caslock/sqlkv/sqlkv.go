@@ -116,8 +116,8 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	return e, s.mend(ctx, err)
 }
 
-// mend creates the table again if err says that there is none, because the database has lost its
-// data. It returns err, and the next call works.
+// mend creates the table again if err says that it is missing, because the database has lost its
+// data. mend returns err, and the next call works.
 func (s *Store) mend(ctx context.Context, err error) error {
 	if err != nil && (strings.Contains(err.Error(), "Error 1146") || strings.Contains(err.Error(), "no such table")) {
 		_, _ = s.db.ExecContext(ctx, s.create)

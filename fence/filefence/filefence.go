@@ -26,7 +26,7 @@ import (
 // cancelled.
 const poll = 5 * time.Millisecond
 
-// Do calls write, unless a larger fence than that of ctx was seen for path: a file or a directory.
+// Do calls write, unless path, a file or a directory, has seen a larger fence than the one of ctx.
 // No two writes for a path run at the same time. If ctx ends before the writes of others have
 // ended, Do returns ctx's error. A write that fails also raises the fence.
 func Do(ctx context.Context, path string, write func(context.Context) error) error {

@@ -53,7 +53,7 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 type app struct {
 	in       io.Reader
 	out, err io.Writer
-	release  func() error // the release of interruptible
+	release  func() error // the function release that interruptible has returned
 	store    storeFlags
 	owner    string // the owner of this process's locks; open sets it
 	strategy string // the store's strategy; open sets it
@@ -144,8 +144,8 @@ func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (key
 }
 
 // interruptible returns a context that ends when one of sigs arrives. The context's cause names the
-// signal. After release, signals no longer end the context. If a signal has already ended it,
-// release returns the cause.
+// signal. After a call of release, signals no longer end the context. If a signal has already ended
+// the context, release returns the cause.
 func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, release func() error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, job.NotIgnored(sigs)...)

@@ -70,9 +70,8 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
   hasp demo --url spinlock+redis://localhost:6379`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// A person can follow holds of this length on the page.
 			if d.Work = 20 * time.Millisecond; page {
-				d.Work = 300 * time.Millisecond
+				d.Work = 300 * time.Millisecond // long enough for a person to follow each hold
 			}
 			if page && !cmd.Flag("increments").Changed {
 				d.Increments = 8

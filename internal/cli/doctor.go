@@ -71,7 +71,7 @@ func (d *doctor) examine(ctx context.Context, c hasp.Config) error {
 		for _, node := range nodes {
 			err = redisstore.Examine(ctx, node, c.Params, alone, d.found)
 			if err != nil && !alone && ctx.Err() == nil {
-				d.found(redisstore.Warn, "node", err.Error()) // the others may be a quorum
+				d.found(redisstore.Warn, "node", err.Error()) // the other nodes may be a quorum
 				err = nil
 			}
 		}

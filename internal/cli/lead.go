@@ -106,8 +106,8 @@ func (l *lead) lead(cmd *cobra.Command) error {
 		return err // the wait or the start of the command has failed
 	}
 
-	// Do not return err: if a signal has ended hasp, execute replaces an error from here by the
-	// signal.
+	// Do not return err: if a signal has ended hasp, the function execute replaces each returned
+	// error by the signal's.
 	l.finish(client, l.result, err)
 	return nil
 }

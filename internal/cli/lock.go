@@ -66,8 +66,8 @@ the lock was lost: another program may have held KEY since.`,
 	return cmd
 }
 
-// handOut detaches the lease and prints its handle. If it cannot print it, it frees the key, which
-// no program could free otherwise.
+// handOut detaches the lease and prints its handle. If the print fails, handOut frees the key,
+// because no program has the handle.
 func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Lease) error {
 	handle, err := lease.Detach(ctx, r.ttl)
 	if err != nil {
@@ -140,8 +140,8 @@ the lock was lost. "hasp lock --help" has an example.`,
 	}
 }
 
-// input returns what read returns, which reads stdin, or an error if ctx ends first. In that case
-// the goroutine that reads stays until the program ends.
+// input calls read, which reads stdin, and returns its result. If ctx ends first, input returns an
+// error, and the goroutine that reads stays until the program ends.
 func input(ctx context.Context, read func() string) (string, error) {
 	got := make(chan string, 1)
 	go func() { got <- read() }()

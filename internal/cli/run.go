@@ -210,7 +210,7 @@ func (r *run) run(cmd *cobra.Command) error {
 	}
 
 	// From here on, signals are for the command. They must not end ctx, because the lease ends with
-	// ctx. Call Notify before release, so that no signal is missed between the two.
+	// ctx. Call Notify before release, so that no signal is missed between the two calls.
 	r.signals = make(chan os.Signal, 32)
 	signal.Notify(r.signals, job.NotIgnored(job.PassedOn)...)
 	defer signal.Stop(r.signals)

@@ -55,7 +55,7 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s%s", text.Quote(r.key), held, within, r.notRun())}
 }
 
-// notRun is the end of an error after which the command is not run. hasp lock has no command.
+// notRun returns the end of an error text: that the command was not run, if there is a command.
 func (r *run) notRun() string {
 	if r.argv == nil {
 		return ""

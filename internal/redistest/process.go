@@ -64,7 +64,7 @@ func freePort(t testing.TB) (int, error) {
 // errTaken says that another program took the port before the server did.
 var errTaken = errors.New("address already in use")
 
-// again repeats start, at most five times, if its port was taken.
+// The function again repeats start, at most five times, if the port was taken.
 func again(start func() error) error {
 	for try := 0; ; try++ {
 		if err := start(); try == 5 || !errors.Is(err, errTaken) {

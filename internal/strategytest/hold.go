@@ -29,9 +29,9 @@ func (s Strategy) setup(t *testing.T, o *redistest.Options) rig { return Setup(t
 // kinds makes claims without and with a fence.
 var kinds = map[string]func(key string) backend.Claim{"unfenced": Claim, "fenced": Fenced}
 
-// RecordAndRefusal proves that the record is the one that Has expects. A refusal says who holds the
-// key and for how long, also after a release with KeepUntil. The owner is only a label: calls with
-// another owner succeed.
+// RecordAndRefusal proves that an Acquire makes the record that Has expects. A refusal says who
+// holds the key and for how long, also after a release with KeepUntil. The owner is only a label:
+// calls with another owner succeed.
 func (s Strategy) RecordAndRefusal(t *testing.T) {
 	r := s.setup(t, nil)
 	for kind, claim := range kinds {

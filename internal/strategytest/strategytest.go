@@ -26,8 +26,7 @@ type Strategy struct {
 	// New returns a driver over rdb. If fenceTTL is 0, the driver uses its default.
 	New func(rdb redis.UniversalClient, fenceTTL time.Duration) (backend.Driver, error)
 
-	// Misuse has calls that must be refused. A nil client and a bad fence TTL are tested without
-	// it.
+	// Misuse has calls that must be refused. A nil client and a bad fence TTL need no entry here.
 	Misuse map[string]func() (backend.Driver, error)
 
 	// BadURLs has URLs that Open must refuse as invalid, each with the texts that the error must

@@ -10,7 +10,7 @@ import (
 )
 
 // terminal is the controlling terminal of hasp. It is nil if there is none. All methods except
-// foreground accept nil.
+// foreground accept a nil terminal.
 //
 // A terminal has one foreground process group. That group may read from it, and
 // receives the signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the

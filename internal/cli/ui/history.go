@@ -135,7 +135,7 @@ func (h *history) follow(old, l *lock) {
 	}
 }
 
-// how returns how the hold of old ended. The hold was gone at the time at.
+// how returns how the hold of old ended. A list of the time at no longer had the hold.
 func how(old *lock, at time.Time) string {
 	until := old.until()
 	switch {

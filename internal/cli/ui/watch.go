@@ -67,8 +67,8 @@ func newWatcher(src Source, o Options) *watcher {
 // If a list begins more than unwatchedAfter after next, no browser has asked for it meanwhile.
 const unwatchedAfter = 2 * time.Second
 
-// await returns when there is another list than the list number has, which the browser has, or when
-// ctx ends. If need be, await lists the store.
+// has is the number of the list that the browser has. await returns when there is another list, or
+// when ctx ends. If need be, await lists the store.
 func (w *watcher) await(ctx context.Context, has int) {
 	w.first.Do(func() { close(w.came) })
 	select {
