@@ -107,8 +107,8 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 	}
 }
 
-// asked records that a call is sent. A search begins when this call, or the calls since c.silent,
-// have had no answer for liveness. A member that is only slow stays in use: see find.
+// The method asked records that a call is sent. If this call, or the calls since c.silent, have no
+// answer for the time liveness, a search begins. A slow member stays in use: see find.
 func (c *cluster) asked() *time.Timer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,9 +135,9 @@ func (c *cluster) silentLocked() {
 	}
 }
 
-// answered records the end of a call to m. If the call had no answer, etcd counts as silent until
-// another call has an answer. The driver gives the member up if its connection has failed, if it
-// has no leader, or if it refuses the password.
+// The method answered records the end of a call to m. If the call had no answer, etcd counts as
+// silent until another call has an answer. The driver gives m up if its connection has failed, if
+// it has no leader, or if it refuses the password.
 func (c *cluster) answered(m *member, err error) {
 	// Keep a member that says that a request timed out: it has answered, and if it were given up,
 	// the calls of all other callers would fail.

@@ -52,7 +52,7 @@ func codeOf(err error) codes.Code {
 // isUnavailable reports whether the connection has failed, or the member has no leader.
 func isUnavailable(err error) bool { return codeOf(err) == codes.Unavailable }
 
-// is reports whether err is one of some errors of etcd.
+// The function is reports whether err is one of targets, which are errors of etcd.
 func is(err error, targets ...error) bool {
 	known := rpctypes.Error(err)
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(known, t) })

@@ -235,12 +235,12 @@ func (r *renewal) outcome() error {
 	return r.beat.outcome(r.h.lease, r.term)
 }
 
-// outcome returns nil, and records the new begin of the lease's term, if the keep-alive counts.
-// Term is the raft term in which a later read, or a put, of the entry was answered.
+// If the keep-alive counts, outcome records the new begin of the lease's term, and returns nil.
+// term is the raft term of the answer to a later read, or put, of the entry.
 //
 // A keep-alive alone proves nothing. A deposed leader may answer it, and so may the leader while it
-// revokes the lease. The read proves that the lease was alive after that answer. If both answers
-// are from the same raft term, the leader has begun the lease's term anew.
+// revokes the lease. The later read proves that the lease was alive after the keep-alive. If both
+// answers are from the same raft term, the leader has begun the lease's term anew.
 func (b beat) outcome(l *lease, term uint64) error {
 	switch {
 	case b.err != nil:
@@ -253,7 +253,7 @@ func (b beat) outcome(l *lease, term uint64) error {
 }
 
 // abandon ends the lease of h, whose entry is not under that lease any more. It does nothing if
-// another call has set over.
+// another call has set h.over.
 func (h *hold) abandon() {
 	if !h.over.Swap(true) {
 		h.d.bury(h.lease)

@@ -93,8 +93,8 @@ func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	return v.known, true
 }
 
-// end adds the entries that w has read at a revision to the view. Mine is the create revision of
-// w's own entry, or 0 if the read has failed.
+// The method end adds the entries that w has read at a revision to the view. mine is the create
+// revision of w's own entry, or 0 if the read has failed.
 func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -141,7 +141,7 @@ func (q *queue) wakeFrontLocked() {
 	}
 }
 
-// where is the state of a waiter's place.
+// The type where is the state of a waiter's place.
 type where int
 
 const (
@@ -167,7 +167,7 @@ func (q *queue) where(w *waiter) where {
 	return behind
 }
 
-// held returns the HeldError for a waiter that is behind others, or nil.
+// The method held returns the HeldError for a waiter that is behind others, or nil.
 func (q *queue) held(w *waiter) error {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -216,7 +216,7 @@ func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 	return confirmed
 }
 
-// see sets the view, or removes it if v is nil, and wakes all waiters.
+// The method see sets the view, or removes it if v is nil, and wakes all waiters.
 func (q *queue) see(v *view) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -232,7 +232,7 @@ func (q *queue) see(v *view) {
 // ended is used as the revision of a deletion that no event has reported.
 const ended = math.MaxInt64
 
-// deleted records that an entry was deleted at a revision, and wakes the waiters that are affected.
+// The method deleted records that an entry was deleted at a revision, and wakes affected waiters.
 func (q *queue) deleted(name string, revision int64) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()

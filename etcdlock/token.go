@@ -82,7 +82,7 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	return n.grant(c, c.TTL), nil
 }
 
-// doubt records that the entry of h may be under h's lease or under other, so that neither lease is
+// The method doubt records that the entry of h may be under h's lease or under other. So neither is
 // revoked. The next renewal or release finds the entry by the token, changes it, and calls settle.
 func (h *hold) doubt(other *lease) {
 	if h == nil {
@@ -203,8 +203,8 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 // has changed since it was read.
 //
 // The entry is removed before the lease is revoked, because until then the entry's driver may end
-// the hold and reuse the lease. If this process dies between the two, the holder's next renewal
-// reads the entry, and so finds that the hold is lost.
+// the hold and reuse the lease. If this process dies after the removal and before the revocation,
+// the holder's next renewal does not find the entry, and so learns that the hold is lost.
 //
 // After the removal, the entry's driver finds no entry at its Release, and does not reuse the
 // lease. So the revocation affects no other hold.

@@ -74,7 +74,7 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 		case unsure:
 			if watched, ready := w.ready(ctx); !ready {
 				if !watched && w.since.IsZero() {
-					w.since = began // that is an outage as well
+					w.since = began // a missing watch is an outage as well
 				}
 				continue
 			}
@@ -91,7 +91,7 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 			w.since, w.err = time.Time{}, nil
 		case errors.Is(err, errGone):
 			w.abandon()
-		case ctx.Err() == nil: // otherwise ended returns the error, and an earlier failure still counts
+		case ctx.Err() == nil: // otherwise w.ended returns the error, and an earlier failure still counts
 			// Keep an earlier error if err is a deadline, because ctx may have been about to end.
 			if w.err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 				w.err = err
@@ -104,7 +104,7 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 	}
 }
 
-// ended returns the error that ends the Wait, or nil.
+// The method ended returns the error that ends the Wait, or nil.
 func (w *waiter) ended(ctx context.Context) error {
 	if w.d.isClosed() {
 		return errClosed
@@ -167,8 +167,8 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struc
 	return false
 }
 
-// bounded returns a context for one call. It lasts for Timeout, or in an outage until the outage
-// ends the Wait.
+// bounded returns a context for one call, which lasts for Timeout. In an outage, Timeout counts
+// from when the outage began.
 func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	left := w.c.Timeout
 	if !w.since.IsZero() {
@@ -178,8 +178,8 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 }
 
 // ready waits for a watch, and then for this waiter's turn to enter the queue. The watch comes
-// first, so that it reports every deletion after the put of the entry. Without both after 100 ms,
-// ready returns false, so that the caller can check whether the Wait must end.
+// first, so that it reports every deletion after the put of the entry. If ready has not got both
+// after 100 ms, it returns false, so that the caller can check whether the Wait must end.
 func (w *waiter) ready(ctx context.Context) (watched, ready bool) {
 	w.keepAlive()
 	w.d.mu.Lock()

@@ -221,8 +221,8 @@ func (g *guard) acquire(c backend.Claim) (backend.Grant, error) {
 			return backend.Grant{}, err
 		}
 	}
-	// The record outlasts the holder's trust, however long store takes: the holder counts the term
-	// from the start of the call, which is before now.
+	// The record outlasts the holder's trust, however long the call of store takes: the holder
+	// counts the term from the start of this call, which is before now.
 	if err := g.store(&r); err != nil {
 		return backend.Grant{}, err
 	}

@@ -109,7 +109,7 @@ func (d *driver) recordIn(name string) (*record, error) {
 }
 
 // mayBegin reports whether the file with that name may have the record of a key that begins with
-// prefix. If the key is long, its file's name does not tell.
+// prefix. If the key is long, the name does not show its beginning, and mayBegin returns true.
 func mayBegin(name, prefix string) bool {
 	if escaped, ok := strings.CutPrefix(name, plainPrefix); ok {
 		return strings.HasSuffix(name, suffix) && strings.HasPrefix(escaped, escape(prefix))

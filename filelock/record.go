@@ -63,7 +63,7 @@ func (r *record) extend(now instant, ttl time.Duration) bool {
 
 // endIn makes the term end after left, which may be sooner than before.
 func (r *record) endIn(now instant, left time.Duration) {
-	// If a sum overflows, the subtraction in left overflows back.
+	// If a sum overflows, the subtraction in the method left overflows back.
 	r.clock, r.end, r.until = now.clock, now.up+left, now.wall.Add(left).UTC()
 }
 

@@ -381,7 +381,7 @@ func (e *entry) reader(now time.Time) *reader {
 	return nil
 }
 
-// left returns the rest of the holder's term, or of the longest term of the readers.
+// The method left returns the rest of the holder's term, or of the longest term of the readers.
 func (e *entry) left(now time.Time) time.Duration {
 	until := e.until
 	for _, r := range e.readers {
@@ -493,8 +493,8 @@ func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
 }
 
 // advanceLocked is called after each change of a hold or of the queue. It hands the key to the
-// first waiter if the key is free for it. Shared waiters behind a shared one get the key with it.
-// If the key is free and has no waiter, advanceLocked removes its entry.
+// first waiter if the key is free for it. If this waiter is shared, the shared waiters next behind
+// it also get the key. If the key is free and has no waiter, advanceLocked removes its entry.
 func (s *Store) advanceLocked(e *entry, now time.Time) {
 	for w := e.first(); w != nil && e.freeFor(w.claim, now); w = e.first() {
 		e.queue.Remove(w.place)

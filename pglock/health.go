@@ -45,8 +45,8 @@ type health struct {
 }
 
 // lastAnswer returns where a connection keeps the time of its last answer. Only the goroutine that
-// has acquired the connection uses it. The first call counts as an answer: in the driver's own
-// pool, the first call comes when the connection is made.
+// has acquired the connection uses it. The first lastAnswer for a connection sets the time to now.
+// In the driver's own pool, that first call comes when the connection is made.
 func lastAnswer(c *pgx.Conn) *time.Time {
 	const name = "hasp: last answer"
 	data := c.PgConn().CustomData()
@@ -90,7 +90,7 @@ func (h *health) last() (answered, doubt time.Time) {
 // wait. If there is no connection to wait for, err is the server's refusal.
 func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	if s.IdleConns() > 0 || s.TotalConns() == s.MaxConns() {
-		return true, false, nil // the pool makes no connection, unless another caller is faster
+		return true, false, nil // the pool makes no connection, unless another caller takes the idle one first
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -104,8 +104,8 @@ func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	return true, true, nil
 }
 
-// asked records what the pool has answered. If ctx has ended, the pool goes on and makes the
-// connection for another caller.
+// The method asked records what the pool has answered. If ctx has ended, the pool goes on and makes
+// the connection for another caller.
 func (h *health) asked(ctx context.Context, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -94,7 +94,7 @@ func (l *listener) wakeLocked(m string) {
 	for wake := range l.waits[m] {
 		select {
 		case wake <- struct{}{}:
-		default: // the channel has a signal already, and its attempt will begin after this release
+		default: // the channel has a signal already; the attempt that it causes will begin after this release
 		}
 	}
 }
@@ -118,7 +118,7 @@ func (l *listener) set(deaf bool) {
 }
 
 // idle reports whether no caller has waited during the last 5 s (lingers). If so, and ends is true,
-// the run must end: a wait that begins later starts another run.
+// the method run must end: a wait that begins later starts run again.
 func (l *listener) idle(ends bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,7 +127,7 @@ func (l *listener) idle(ends bool) bool {
 	return idle
 }
 
-// run listens until no caller waits any more, or the driver is closed.
+// The method run listens until no caller waits any more, or the driver is closed.
 func (l *listener) run() {
 	for ctx := l.d.closing; ctx.Err() == nil && !l.idle(true); {
 		within, end := context.WithCancel(ctx)

@@ -239,8 +239,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // mark makes each release in the next 3 s wake the callers that wait. If c is a writer that waits
-// for readers, mark also keeps out new readers for this time, or until a Release of c's token.
-// Marked says that the row is marked already.
+// for readers, mark also keeps out new readers for this time, or until a Release of c's token. If
+// marked is true, the row is marked already.
 func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
 	var held *backend.HeldError
 	intends := errors.As(refusal, &held) && held.Shared && !c.Shared
@@ -278,8 +278,8 @@ const (
 	// all slots of takes are used. Such callers poll, so that they leave connections to the others.
 	stillBlocked = time.Millisecond
 
-	// maxRenewBlocked is for renewals and breaks, which a guard does not block, and for an attempt
-	// after blocked has found no guard.
+	// maxRenewBlocked is for renewals and breaks, which a guard does not block. It is also for an
+	// attempt after the method blocked has found no guard.
 	maxRenewBlocked = time.Second
 )
 
@@ -370,8 +370,8 @@ func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 	}
 }
 
-// joinable reports whether err is about a shared hold that c can join. Then the row is locked only
-// by callers that join or leave, until they commit.
+// joinable reports whether err is about a shared hold that c can join. Only callers that join or
+// leave lock the row of such a hold, and only until they commit.
 func joinable(c backend.Claim, err error) bool {
 	var held *backend.HeldError
 	return c.Shared && errors.As(err, &held) && held.Shared
@@ -380,7 +380,7 @@ func joinable(c backend.Claim, err error) bool {
 // takeOnce sends one statement for take.
 func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
 	if end, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(end)/2) // leave time for blocked
+		most = min(most, time.Until(end)/2) // leave time for the call of blocked
 	}
 	sql := d.sql.take
 	if c.Shared {

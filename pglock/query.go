@@ -138,7 +138,7 @@ func hangUp(c *pgx.Conn) {
 	c.Close(ctx)
 }
 
-// failed returns the error of a statement.
+// The method failed returns the error of a statement.
 func (d *driver) failed(c *pgx.Conn, err error) error {
 	if code(err) == readOnlyTransaction {
 		// Connect again, because the server may be a former primary.

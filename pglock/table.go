@@ -165,11 +165,11 @@ func (f found) check(table string) error {
 	return nil
 }
 
-// notice finds out whether a connection pooler is in between: then the server process is not the
-// one that the connection began with. If there is no pooler and own is set, notice sets the
-// session's isolation level to read committed, which has fewest conflicts, and its lock_timeout
-// to 0. With another lock_timeout, a wait for a table lock could end with the same error as a wait
-// for a row: see blocked.
+// notice finds out whether a connection pooler is between the driver and the server. If so, the
+// server process is not the one that the connection began with. If there is no pooler and own is
+// set, notice sets the session's isolation level to read committed, which has fewest conflicts, and
+// its lock_timeout to 0. With another lock_timeout, a wait for a table lock could end with the same
+// error as a wait for a row: see blocked.
 func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
 		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) END`

@@ -17,13 +17,13 @@ const (
 	intendsFor = intentTTL + time.Second // how long after a refusal the driver passes the intent's key
 )
 
-// These bound how long published holds back a message, so that other Clients get the key first.
+// These bound how long the method published holds back a message for the turns of other Clients.
 const (
 	minDelay = 200 * time.Microsecond // a shorter delay is not worth a timer
 	oneDelay = 10 * time.Millisecond  // the most for one turn of another Client
 	maxDelay = 100 * time.Millisecond // the most for all turns together
 
-	crowdFor = 250 * time.Millisecond // how long after a release its count can delay this driver's next caller
+	crowdFor = 250 * time.Millisecond // how long after a release the count in crowds can delay this driver's next caller
 	maxAlone = 2                      // if only one Client waits, a message reaches at most its connection and this driver's own
 )
 
@@ -34,7 +34,7 @@ type listening struct {
 	mu    sync.Mutex  // guards all below
 	timer *time.Timer // signals wake after a delay; nil if no message was held back
 	woken time.Time   // when the last message came, or when Listen began
-	ahead int         // how many other Clients get the key first, by the count of a release
+	ahead int         // how many other Clients get the key first: see driver.crowds
 }
 
 // Listen subscribes to the channel on which releases of c.Key are published. If the connection is
@@ -54,8 +54,8 @@ func (d *driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struc
 	return l.wake, s.Close, nil // a message that is held back may signal wake even after stop
 }
 
-// published runs for each message, and when messages may have been missed. It ignores its
-// arguments, because the key may be free in both cases.
+// The method published runs for each message, and when messages may have been missed. It ignores
+// its arguments, because the key may be free in both cases.
 func (l *listening) published(string, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -189,7 +189,7 @@ var (
 // mark ends the token in a record, token~n#owner.
 const mark = "~"
 
-// waited returns how long the Client that wrote a record had waited, or 0 if that is not known.
+// The function waited returns how long the writer of a record had waited, or 0 if not known.
 func waited(record string) time.Duration {
 	head, _, _ := strings.Cut(record, redisstore.Mark)
 	text := head[strings.LastIndex(head, mark)+1:] // the token of a hold that may linger has marks, too

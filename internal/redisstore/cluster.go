@@ -61,7 +61,7 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	return at, nil
 }
 
-// has returns the server of a key. known is true after a search has succeeded, and stale is true if
+// The method has returns the server of a key. known is true after a search has succeeded, stale if
 // slots is old. If no server has the slot, at is any server, which then replies with an error.
 func (c *cluster) has(key string) (at *server, known, stale bool) {
 	c.mu.Lock()
@@ -150,7 +150,7 @@ func (c *cluster) serverLocked(addr string) *server {
 	return s
 }
 
-// failed starts a search if the slots may have moved.
+// The method failed starts a search if the slots may have moved.
 func (c *cluster) failed(_ *server, err error) {
 	if mayHaveMoved(err) {
 		c.searches.request()
@@ -258,8 +258,8 @@ func (c *cluster) adopt(spans []span) {
 	}
 }
 
-// probe calls ask for all masters. It returns an error if one of them replies with an error, or if
-// none answers. If only some do not answer, it returns nil, because the others can be used.
+// probe calls ask for each master. It returns an error if a master replies with one, or if none
+// answers. If only some do not answer, it returns nil, because the others can be used.
 func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
 	answers, errs := askAll(ctx, c.masters(), 0, grace, func(ctx context.Context, s *server) (struct{}, error) {
 		return struct{}{}, ask(ctx, s)

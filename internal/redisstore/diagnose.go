@@ -68,7 +68,7 @@ func diagnose(err error, h hints, took time.Duration) error {
 	case alerted(err):
 		hint = certificateHint // with TLS 1.3 the alert comes after the handshake
 	case errors.As(err, &op):
-		err = fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the Store adds the server's
+		err = fmt.Errorf("%s: %w", op.Op, op.Err) // without addresses, because the Store adds one
 	default:
 		hint = "is that a Redis?"
 	}
@@ -171,7 +171,7 @@ func firstSentence(err redis.Error) error {
 	return said{strings.TrimSuffix(text, "."), err}
 }
 
-// said shows another text in place of an error's own.
+// said wraps an error, and shows another text in place of the error's.
 type said struct {
 	text string
 	err  error

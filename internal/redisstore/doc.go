@@ -15,9 +15,9 @@
 //
 // A caller that uses a server alone uses a connection of the pool. Several callers together share
 // one connection, the wire, which gives 20 to 60 % more throughput. Nothing on the wire is sent
-// twice: if a reply is lost, the outcome is unknown. If commands on the wire stay unanswered, the
-// wire takes no more commands. So a connection that dies in silence fails only the calls of about
-// 75 ms: 48 calls at 500 calls a second. With a limit of one to three seconds, 646 calls failed.
+// twice: if a reply is lost, the outcome is unknown. If commands on the wire stay unanswered for
+// about 75 ms, the wire takes no more commands. So a connection that dies in silence fails few
+// calls: 48 at 500 calls a second. When the wire waited for one to three seconds, 646 calls failed.
 // These commands do not use a wire: holds that replicas confirm, commands after an ASK, batches,
 // commands of more than 64 KiB, and all commands over a client that the caller passed, because its
 // hooks and settings apply to them.

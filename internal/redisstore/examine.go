@@ -15,10 +15,10 @@ const (
 	Bad  = "bad"  // a key may have two holders although nothing fails; Open refuses the server
 )
 
-// Examine calls found for properties of each server that a URL names: of the master that sentinels
-// name, or of all masters of a cluster. text says the state, what the state may cost, and what to
-// set. Examine accepts servers that Open refuses. It leaves out what the user may not ask for.
-// If alone is false, other nodes vote on each lock, so the loss of one server's data costs no lock.
+// Examine examines the server of the URL node, the master that its sentinels name, or each master
+// of its cluster. For each property it calls found: text says its state, what that may cost, and
+// what to set. Examine accepts servers that Open refuses, and leaves out what the user may not ask
+// for. If alone is false, other nodes vote on each lock, so the loss of a server's data costs none.
 func Examine(ctx context.Context, node string, params map[string]string, alone bool, found func(level, what, text string)) error {
 	s, _, err := prepare(node, params, 0, false)
 	if err != nil {

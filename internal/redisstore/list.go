@@ -23,8 +23,8 @@ import (
 // Most may belong to other programs. So for each page, hasp first reads a few bytes of each value,
 // and then the records of keys that may be locks.
 
-// These are the sizes of a list's calls. A server, whose other clients wait meanwhile, executes
-// such a call in about half a millisecond. With smaller calls a list would take much longer.
+// These are the sizes of the calls of a List. A server executes one in about half a millisecond,
+// while its other clients wait. With smaller calls a list would take much longer.
 const (
 	namesAtOnce   = "500" // names that one SCAN examines
 	peeksAtOnce   = 250   // beginnings of values in a pipeline
@@ -46,7 +46,7 @@ type Listing struct {
 	Type string
 
 	// Peek is a command that reads a little of a value of this type. The key is inserted after
-	// Peek's first element. Ours reports whether a value with that reply may be a record.
+	// Peek's first element. Ours reports whether a value may be a record, given the reply to Peek.
 	Peek []string
 	Ours func(reply any) bool
 
@@ -104,8 +104,8 @@ func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, 
 // IsOurs reports whether the key has a record of hasp, which always has an end.
 func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.Record)) }
 
-// ListBy is List for a script with other keys and another reply. call returns the script's
-// arguments. status interprets the reply, and reports whether to list the key.
+// ListBy is List for a script with other keys and another reply: the function call returns the
+// script's arguments. status interprets the reply, and reports whether to list the key.
 func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script,
 	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {

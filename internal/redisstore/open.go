@@ -12,11 +12,10 @@ import (
 //	redis-cluster://user:password@host:port,host:port
 //	unix://user:password@/path/to/socket
 //
-// or with rediss in place of redis for TLS. params are the strategy's parameters, of which Open
-// uses those that it knows. Before it returns, it finds the servers, and runs a script on the
-// server or on each master of a cluster. If the URL or a parameter is wrong, the error wraps
-// backend.ErrInvalid. Any other error contains the cause, and a hint if there is one. No error
-// contains a password.
+// or with rediss in place of redis for TLS. params are the strategy's parameters. Open uses those
+// that it knows. Before Open returns, it finds the servers, and runs a script on the server or on
+// each master of a cluster. If the URL or a parameter is wrong, the error wraps backend.ErrInvalid.
+// Any other error contains the cause, and a hint if there is one. No error contains a password.
 func Open(ctx context.Context, node string, params map[string]string) (*Store, error) {
 	s, probe, err := prepare(node, params, 0, false)
 	if err != nil {
@@ -29,8 +28,8 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 	return s, nil
 }
 
-// Prepare is Open without a call to a server: the caller runs probe, which finds the servers and
-// runs the script. Prepare is for servers that may be down now and up later. connections is the
+// Prepare is Open without a call to a server. The caller must run probe, which finds the servers
+// and runs the script. Prepare is for servers that may be down now and up later. connections is the
 // most connections to each server that the Store uses for commands; subscriptions use one more.
 // Each connection first asks for the run ID of its server.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {

@@ -15,8 +15,8 @@ import (
 // strategy must send a renewal, so that the replicas confirm the hold.
 func (s *Store) Replicas() int { return s.replicas }
 
-// tookNothing reports whether the reply to a kept command means that the command took
-// no hold. [Store.Send] lists these replies.
+// tookNothing reports whether the reply to a command with kept set means that the command took no
+// hold. [Store.Send] lists these replies.
 func tookNothing(reply any) bool {
 	if all, ok := reply.([]any); ok && len(all) > 0 {
 		reply = all[0]
@@ -26,8 +26,8 @@ func tookNothing(reply any) bool {
 }
 
 // pipeline sends commands to a server, each once, in one pipeline. If kept is true, the replicas
-// must confirm the commands that took a hold. Other replies and errors are unchanged; outcome
-// interprets them.
+// must confirm the commands that took a hold. Other replies and errors are unchanged. The function
+// outcome interprets them.
 func (s *Store) pipeline(ctx context.Context, at *server, kept bool, commands ...[]string) []Reply {
 	if !kept || s.replicas == 0 {
 		return at.Pipeline(ctx, commands...)
@@ -56,9 +56,9 @@ func patience(ctx context.Context) int64 {
 	return max(1, (left * 4 / 5).Milliseconds())
 }
 
-// confirm checks wait, the reply to WAIT. Unless enough replicas have confirmed, it replaces the
-// reply of each command that took a hold by an error. The master has these holds, but a failover
-// could lose them.
+// confirm checks wait, the reply to WAIT. If too few replicas have confirmed, confirm puts an error
+// in place of the reply of each command that took a hold. The master has these holds, but a
+// failover could lose them.
 func (s *Store) confirm(replies []Reply, wait Reply) {
 	err := wait.Err
 	n, ok := wait.Value.(int64)
@@ -122,7 +122,7 @@ func (l *waitBatch) move(s *Store, at *server) {
 		l.mu.Lock()
 		some := l.waiting
 		l.waiting = nil
-		// If move ends here, the next caller starts it again, because mu is still held.
+		// mu is still held. So if move ends here, the next caller sees that, and starts it again.
 		l.moving = len(some) > 0
 		l.mu.Unlock()
 		if len(some) == 0 {

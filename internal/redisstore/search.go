@@ -93,8 +93,8 @@ func (s *searcher) search(k *search, pause time.Duration) {
 const grace = time.Second
 
 // askAll calls ask for each of servers, and returns the answers and errors in the order in which
-// they came. Each call begins pause after the one before it. Each failure lets the next call begin
-// at once. When grace has passed since the first answer, askAll cancels the calls that are still
+// they came. A call begins when the time pause has passed since the call before it began, or when a
+// call fails. When grace has passed since the first answer, askAll cancels the calls that are still
 // running.
 func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Duration, ask func(context.Context, *server) (T, error)) (answers []T, errs []error) {
 	ctx, cancel := context.WithCancel(ctx)

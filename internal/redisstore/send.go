@@ -102,8 +102,8 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 	}
 }
 
-// sendTo sends a command over the connection of waits if replicas must confirm it. Otherwise it
-// uses the wire if there are other callers, and one of the pool if there are none.
+// If replicas must confirm a command, sendTo passes it to waits. Otherwise sendTo uses the wire if
+// there are other callers, and a connection of the pool if there are none.
 func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []string) Reply {
 	if at.pool == nil {
 		return resp.Do(ctx, at.rdb, args)
@@ -188,8 +188,8 @@ var parts embed.FS
 // Source returns the text of some parts of a script. A part is a file of the strategy, or one of
 // this package that strategies share. In a part, the line "-- include NAME" stands for another
 // part. Lua creates the functions of a part in each run. So a script includes a part where it is
-// first needed, and the usual case creates none. The usual case also passes texts to Redis, because
-// Redis would have to format numbers.
+// first needed, and the usual case creates none. In the usual case, scripts also pass texts to
+// Redis, and not numbers, which Redis would have to format.
 func Source(files embed.FS, names ...string) string {
 	var text strings.Builder
 	for _, name := range names {

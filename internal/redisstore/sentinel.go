@@ -31,8 +31,8 @@ type sentinels struct {
 	epoch  int64      // the epoch of the answer that named the master
 }
 
-// searchEvery bounds how long hasp uses a master that was demoted, but has not learned of it yet
-// and still takes writes.
+// A demoted master may not have learned of that yet, and may still take writes. searchEvery bounds
+// how long hasp uses such a master.
 const searchEvery = 10 * time.Second
 
 func newSentinels(a address, d *dialer) *sentinels {
@@ -74,8 +74,8 @@ func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	return nil, false
 }
 
-// failed starts a search if another server may be the master now. If at itself reports that it is
-// not the master, failed closes it.
+// The method failed starts a search if another server may be the master now. If at itself reports
+// that it is not the master, the method closes at.
 func (t *sentinels) failed(at *server, err error) {
 	if !mayHaveMoved(err) {
 		return

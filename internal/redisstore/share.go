@@ -50,7 +50,7 @@ func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands
 				case <-ctx.Done():
 				}
 			}
-			// If there is no wire now, the other caller has failed, or takes too long.
+			// There is no wire: the other caller has failed or takes too long, or ctx has ended.
 			if w = at.wire.Load(); w == nil {
 				break
 			}

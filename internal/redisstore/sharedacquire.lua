@@ -1,7 +1,7 @@
 -- Takes a key shared, if it is free or has a shared record, and there is no intent.
 -- KEYS: the lock, the intent of a caller that waits, and the fence counter if a fence is wanted
 -- ARGV: the member, the term in ms, the counter's own term in ms
--- Returns what Store.Granted decodes. If a caller waits, the PTTL is that of the intent.
+-- Returns what Store.Granted decodes. If there is an intent, its PTTL is returned.
 -- include shared
 local now = clock()
 if not readers(KEYS[1], now) then

@@ -187,7 +187,7 @@ func (s *Store) Granted(ctx context.Context, reply any, c backend.Claim) (backen
 func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) error {
 	channel := DerivedKey("recall", id)
 	_, err := s.Listen(ctx, channel, channel, func(key string, again bool) {
-		if !again { // messages may have been missed, but nobody knows for which keys
+		if !again { // if again, messages may have been missed, but the keys are not known
 			f(key)
 		}
 	})

@@ -9,7 +9,7 @@ WITH setting AS MATERIALIZED (
     -- One reading of the clock, after the row is locked, as renewshared does.
     SELECT key, clock_timestamp() AS now FROM locked
 ), freed AS (
-    -- The key is held until the last end of the other shared holds. Without any, it is free.
+    -- The key is held until the last end of the other shared holds, or free if there is none.
     UPDATE {table} l SET
         readers = (
             SELECT jsonb_object_agg(r.key, r.value) FROM jsonb_each(l.readers - $2::text) r

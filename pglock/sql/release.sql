@@ -14,7 +14,7 @@ WITH setting AS MATERIALIZED (
     RETURNING wanted
 )
 -- A release does not wait for the disk, because if a crash loses it, the hold ends with its term.
--- But a key that is left taken must stay taken after a crash.
+-- But a release that keeps the key taken waits: the key must stay taken after a crash.
 -- A message takes time in every session that listens, so there is none unless a caller waits.
 SELECT CASE WHEN $3 IS NULL THEN set_config('synchronous_commit', 'off', true) END,
     CASE WHEN wanted > clock_timestamp() THEN pg_notify($4, $5) END IS NULL

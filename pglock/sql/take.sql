@@ -1,8 +1,8 @@
 -- take takes a key that is free.
 -- $1 key, $2 token, $3 owner, $4 term in µs, $5 whether a fence was asked for, $6 lock_timeout
--- Returns one row with the fence, or one row about the hold, or none: another caller has
--- taken the key since this statement began. The owner is in hexadecimal. The rest of the term
--- is in µs, or NULL if it has no end.
+-- Returns one row with the fence, or one row about the hold, or no row if another caller has taken
+-- the key since this statement began. The owner is in hexadecimal. The rest of the term is in µs,
+-- or NULL if it has no end.
 WITH setting AS MATERIALIZED (
     SELECT set_config('lock_timeout', $6, true)
 ), seen AS MATERIALIZED (

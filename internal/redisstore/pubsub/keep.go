@@ -13,9 +13,9 @@ import (
 // lingering is how long a channel without listeners is kept.
 const lingering = time.Second
 
-// keep moves each channel, once a second, to the server that has its slot now. It ends when there
-// are no channels. Waiters poll meanwhile, and more searches would burden a server that cannot be
-// used.
+// Once a second, keep moves each channel to the server that has its slot now. It ends when there
+// are no channels. It does not run more often, because waiters poll anyway, and more searches would
+// burden a server that cannot be used.
 func (b *Subscriber) keep() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()

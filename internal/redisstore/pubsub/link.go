@@ -59,8 +59,8 @@ func (k *link) addLocked(cmd command) {
 	}
 }
 
-// run connects, and reads the connection until it ends. It calls the Listeners' functions on its
-// goroutine.
+// The method run connects, and reads until the connection ends. It calls the Listeners' functions
+// on its own goroutine.
 func (k *link) run() {
 	ctx, cancel := context.WithTimeout(k.ctx, connectTimeout)
 	c, err := k.server.Subscribe(ctx)

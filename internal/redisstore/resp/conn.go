@@ -248,8 +248,8 @@ type Reply struct {
 var past = time.Unix(1, 0)
 
 // Do sends commands in one write, and stores their replies. The outcome of a command without a
-// reply is unknown. If ctx ends first, its error is os.ErrDeadlineExceeded. good is false if the
-// connection must not be used again.
+// reply is unknown. If ctx ends before a reply, the command's error is os.ErrDeadlineExceeded. good
+// is false if the connection must not be used again.
 func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (good bool) {
 	// The connection enforces the deadline. Set it before an interrupt can set another one.
 	parent, quit, deadline := lazyctx.Split(ctx)

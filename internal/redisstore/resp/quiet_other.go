@@ -4,5 +4,5 @@ package resp
 
 import "syscall"
 
-// quietOf returns nil, because this system cannot report that.
+// quietOf returns nil, because this system cannot report whether there are bytes to read.
 func quietOf(syscall.RawConn) func() bool { return nil }

@@ -33,7 +33,7 @@ type PubSub interface {
 // WriteTimeout is how long a write to a PubSub may take.
 const WriteTimeout = time.Second
 
-// Pipeline is Do for a caller that keeps the replies.
+// Pipeline does what Do does, and returns the replies in a new slice.
 func (p *Pool) Pipeline(ctx context.Context, commands ...[]string) []Reply {
 	replies := make([]Reply, len(commands))
 	p.Do(ctx, replies, commands...)

@@ -70,8 +70,8 @@ func (w *Wire) Pending() (queued, sent int) {
 	return len(w.queue), len(w.sent)
 }
 
-// request is one command on a wire. The reply and a caller that leaves both set met. If the reply
-// is first, the caller receives it. Otherwise the reply is dropped.
+// request is one command on a wire. A reply that arrives sets met, and so does a caller that
+// leaves. If the reply is first, the caller receives it. Otherwise the reply is dropped.
 type request struct {
 	name  string          // of the command
 	out   []byte          // the command, encoded

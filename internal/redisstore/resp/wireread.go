@@ -65,7 +65,7 @@ func (w *Wire) readNext(in *reader) (Reply, error) {
 		return Reply{}, err
 	}
 	w.inReply = true
-	// Read begin before reply overwrites the buffer that begin is a part of.
+	// Read begin now, because reply overwrites the buffer that begin is a part of.
 	isStatus := begin[0] == '+'
 
 	reply, err := in.reply()
@@ -150,7 +150,7 @@ func (w *Wire) checkTime() error {
 			switch {
 			case r.met.Load():
 			case !r.until.IsZero() && !now.Before(r.until), r.quit.Err() != nil:
-				// The request keeps its place, because its reply can still arrive.
+				// Keep the request in its list, because its reply can still arrive.
 				r.answer(Reply{Err: ErrNoReply})
 			case !r.until.IsZero() && r.until.Before(next):
 				next = r.until
@@ -185,7 +185,7 @@ func (w *Wire) tickLocked(now time.Time) error {
 		w.giveUpLocked(ErrNoReply)
 	}
 
-	// Keep the wire while a caller waits for a reply.
+	// Keep the wire while the writer runs, or a caller waits for a reply.
 	if w.writing && quiet < silence {
 		return nil
 	}

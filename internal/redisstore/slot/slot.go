@@ -31,9 +31,9 @@ func hashed(key string) string {
 	return key
 }
 
-// Tag returns a text that, in braces, puts the name of another Redis key into the slot of key: the
-// part of key that decides the slot. If that part is empty, or contains a closing brace, Tag
-// returns Number of the slot.
+// Tag returns the part of key that decides its slot. In braces, this text puts the name of another
+// Redis key into the same slot. If the part is empty, or contains a closing brace, Tag returns the
+// slot's Number.
 func Tag(key string) string {
 	if tag := hashed(key); tag != "" && !strings.Contains(tag, "}") {
 		return tag
