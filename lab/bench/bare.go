@@ -156,11 +156,10 @@ func (k *keeper) lock(ctx context.Context, key string) (held, error) {
 		if k.kept, err = k.bareCaller.lock(ctx, key); err == nil {
 			break
 		}
-		k.kept = nil
-		if err != errTaken {
-			return nil, err
+		if k.kept = nil; err == errTaken {
+			err = k.rdb.Publish(ctx, "bench:wanted", "").Err()
 		}
-		if err := k.rdb.Publish(ctx, "bench:wanted", "").Err(); err != nil {
+		if err != nil {
 			return nil, err
 		}
 		k.mu.Unlock()
@@ -179,15 +178,13 @@ type keptLock struct{ *keeper }
 func (l *keptLock) Unlock(ctx context.Context) error {
 	l.mu.Lock()
 	l.used = false
-	wanted := l.wanted
-	var err error
-	if wanted {
-		err = l.freeLocked(ctx)
+	if !l.wanted {
+		l.mu.Unlock()
+		return nil
 	}
+	err := l.freeLocked(ctx)
 	l.mu.Unlock()
-	if wanted {
-		time.Sleep(3 * time.Millisecond)
-	}
+	time.Sleep(3 * time.Millisecond) // leave it free
 	return err
 }
 
