@@ -535,7 +535,6 @@ func (h *hold) reuseLocked(t *turn) ticket {
 	}
 	h.lingers = 0
 	h.leases = h.leases[:0]
-
 	// A loop that gets the key again and again never blocks. If it did not yield its processor, the
 	// programs that carry a message of another Client would wait for that processor, for
 	// milliseconds each.
