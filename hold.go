@@ -344,7 +344,7 @@ func (l *Lease) endContext(cause error) {
 	}
 }
 
-// Bounds of clean-up. If the queue is full, a further token is not released, and its hold expires.
+// Bounds of the reaper. If its queue is full, a further token is not released, and its hold expires.
 const (
 	maxReaps   = 1 << 16 // tokens in the queue
 	maxReaping = 512     // calls in flight: many, so that releases go on while a part of the store hangs

@@ -112,7 +112,7 @@ func (d *driver) page(ctx context.Context, l Lister, prefix, position string, n 
 }
 
 // sweep reads one page of records. It removes items that died: this driver has seen them for their
-// whole term. It also removes records without items for an hour. A new record then begins with the
+// whole term. It also removes records that have had no items for an hour. A new record then begins with the
 // clock as its number, which is larger than the old number.
 func (d *driver) sweep(ctx context.Context) error {
 	l, ok := d.store.(Lister)

@@ -16,4 +16,4 @@ func TestMain(m *testing.M) {
 	os.Exit(redistest.Main(m))
 }
 
-var must, eventually = await.Must, await.Success
+var eventually = await.Success
