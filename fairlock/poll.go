@@ -214,8 +214,8 @@ func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
 	if err != nil {
 		g.err = err
 	} else {
-		// Here and in receives, the subscriber's mutex is taken inside mu. This cannot deadlock,
-		// because the subscriber runs callbacks, which take mu, without its mutex.
+		// Here and in subscription.receives, the subscriber's mutex is locked while mu is held. This
+		// cannot deadlock, because the subscriber runs callbacks, which take mu, without its mutex.
 		if r.unsubscribed {
 			g.sub.listener.Relisten()
 		}

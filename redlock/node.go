@@ -47,8 +47,8 @@ type node struct {
 // is suspect.
 func (n *node) admit() error {
 	why, hangs := n.suspicion()
-	// Ask a node that refuses connections if it is needed. Call needed without mu, because it locks other
-	// nodes.
+	// If a node refuses connections but a quorum needs it, ask it at once. Call needed without mu,
+	// because it locks other nodes.
 	if why == nil || !hangs && n.needed() {
 		return nil
 	}
