@@ -241,8 +241,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 	if v != nil && len(v.live(time.Now())) > 0 {
 		v = nil
 	}
-	earlier := false               // an earlier call has got the key with this token
-	sent := map[uint64]time.Time{} // when each Put was sent, by the number of its write
+	_, doubt := d.doubts.Load(c.Token) // an earlier call may have got the key with this token
+	sent := map[uint64]time.Time{}     // when each Put was sent, by the number of its write
 	err = d.update(ctx, c.Key, c.Timeout, v, func(v *view, now time.Time) (*record, error) {
 		items := v.live(now)
 		if i := find(items, c.Token); i >= 0 {
@@ -253,8 +253,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 				g = grant(&c, it.Fence, at)
 				return nil, nil
 			}
-			earlier = true
-			return nil, refusal(items[i:i+1], now)
+			return nil, refusal(items[i:i+1], now) // the hold of an earlier call
 		}
 
 		blockers := without(items, func(it *item) bool {
@@ -292,8 +291,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 	if errors.Is(err, errForeign) {
 		err = fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 	}
-	if errors.Is(err, backend.ErrHeld) && !earlier {
-		d.doubts.Delete(c.Token) // each Put was answered, and the store does not have the token
+	if errors.Is(err, backend.ErrHeld) && !doubt {
+		d.doubts.Delete(c.Token) // each Put of this call was answered, and none has brought the token
 	}
 	return g, err // g means nothing if there is an error
 }

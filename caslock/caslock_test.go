@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -112,21 +114,39 @@ func open(t *testing.T, s caslock.Store) backend.Driver {
 	return d
 }
 
-// A writer that waits for readers does not wake itself by the writes of its intent.
-func TestAWriterThatWaitsWritesSeldom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		mem := memkv.New()
-		c := await.Value(caslock.New(t.Context(), mem, nil))
-		reader := await.Value(c.Lock(t.Context(), "key", hasp.WithShared()))
-		before := mem.Calls.Load()
-		_, err := c.Lock(t.Context(), "key", hasp.WithMaxWait(5*time.Second))
-		if calls := mem.Calls.Load() - before; !errors.Is(err, hasp.ErrHeld) || calls > 40 {
-			t.Errorf("%v after %d calls in 5 s", err, calls)
-		}
-		synctest.Wait() // the end of the wait removes the intent
-		second := await.Value(c.TryLock(t.Context(), "key", hasp.WithShared()))
-		await.Must(t, errors.Join(second.Unlock(t.Context()), reader.Unlock(t.Context()), c.Close()))
-	})
+// A writer that waits for readers does not wake itself by the writes of its intent. When it gives
+// up, its intent goes, also if a reader of the same Client came at the same time.
+func TestAWriterThatWaitsForReaders(t *testing.T) {
+	for range 30 {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, mem := t.Context(), memkv.New()
+			mem.Fault = func(string) memkv.Fault {
+				return memkv.Fault{Request: time.Millisecond/2 + rand.N(time.Millisecond), Reply: rand.N(time.Millisecond)}
+			}
+			c, other := await.Value(caslock.New(ctx, mem, nil)), await.Value(caslock.New(ctx, mem, nil))
+			first := await.Value(other.Lock(ctx, "key", hasp.WithShared()))
+			before := mem.Calls.Load()
+			var callers sync.WaitGroup
+			callers.Go(func() {
+				if _, err := c.Lock(ctx, "key", hasp.WithMaxWait(time.Second)); !errors.Is(err, hasp.ErrHeld) {
+					t.Error(err)
+				}
+			})
+			callers.Go(func() {
+				time.Sleep(rand.N(2 * time.Millisecond))
+				if l, err := c.Lock(ctx, "key", hasp.WithShared(), hasp.WithMaxWait(200*time.Millisecond)); err == nil {
+					await.Must(t, l.Unlock(ctx))
+				}
+			})
+			callers.Wait()
+			if calls := mem.Calls.Load() - before; calls > 60 {
+				t.Errorf("%d calls in 1 s", calls)
+			}
+			time.Sleep(100 * time.Millisecond)
+			second := await.Value(other.TryLock(ctx, "key", hasp.WithShared()))
+			await.Must(t, errors.Join(second.Unlock(ctx), first.Unlock(ctx), c.Close(), other.Close()))
+		})
+	}
 }
 
 // A value that another program has written is never replaced.

@@ -134,8 +134,8 @@ func (v *view) next(items []item, now time.Time) *record {
 	return &r
 }
 
-// add adds an item for c, with the number of this write. No two items share a number: if an intent
-// and the later hold did, others would count the term of the hold from the intent.
+// add adds an item for c, with the number of this write. So the term of a hold is not counted from
+// an earlier item of its token.
 func (r *record) add(c *backend.Claim, k kind, ttl time.Duration, now time.Time) *item {
 	r.Items = append(r.Items, item{Kind: k, Token: c.Token, N: r.Write, TTL: ttl, Owner: []byte(c.Owner),
 		Fence: r.Write, Waited: c.Waited, Since: now.Round(0), Ends: now.Round(0).Add(ttl)})

@@ -3,7 +3,8 @@
 //
 // The store must obey If-None-Match and If-Match in PUT, and If-Match in DELETE, as general purpose
 // buckets of Amazon S3 do. caslock.New refuses a store that ignores one of them or answers 501 to
-// it: a DELETE without a condition could remove a new hold.
+// it: a DELETE without a condition could remove a new hold. Use the bucket in one Region only: a
+// Multi-Region Access Point does not fit, because each of its buckets checks conditions alone.
 //
 // Waiters poll, and each call costs money: set hasp.Options.Backoff to some seconds. The program
 // needs s3:GetObject, s3:PutObject, s3:DeleteObject, and s3:ListBucket, without which S3 answers 403
@@ -83,7 +84,7 @@ func answer(err error) error {
 		return err
 	}
 	switch api.ErrorCode() { // the SDK makes a code from the status of an empty answer
-	case "PreconditionFailed", "NoSuchKey", "NotFound", "ConditionalRequestConflict", "OperationAborted":
+	case "PreconditionFailed", "NoSuchKey", "NotFound", "ConditionalRequestConflict", "OperationAborted", "Conflict":
 		return caslock.ErrConflict
 	case "NotImplemented":
 		return fmt.Errorf("s3kv: %w: the store lacks a condition, so it cannot keep locks: %w", backend.ErrInvalid, err)
