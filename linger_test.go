@@ -297,15 +297,18 @@ func TestRecall(t *testing.T) {
 		wantFree(t, d, true)
 
 		// A hold that was granted just now lingers until 2 ms after its grant, in spite of the
-		// message.
+		// message. Then this Client leaves the key free for 3 ms.
 		time.Sleep(time.Minute)
+		began := time.Now()
 		unlock(t, lockNow(t, c, "k", hasp.WithLinger(hour)))
 		d.recall("k")
-		time.Sleep(1 * time.Millisecond)
+		time.Sleep(time.Millisecond)
 		unlock(t, lockNow(t, c, "k", hasp.WithLinger(hour)))
 		wantFree(t, d, false)
 		time.Sleep(2 * time.Millisecond)
 		wantFree(t, d, true)
+		unlock(t, await.Value(c.Lock(t.Context(), "k")))
+		equal(t, "time until the next hold", time.Since(began), 5*time.Millisecond)
 
 		// If the message comes while a caller has the key, the key does not linger after the
 		// Unlock.
@@ -339,7 +342,7 @@ func TestLingerBeforeRecallsArrive(t *testing.T) {
 		defer c.Close()
 		for range 3 {
 			unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
-			time.Sleep(1 * time.Millisecond)
+			time.Sleep(time.Millisecond)
 			wantFree(t, d, false)
 			time.Sleep(2 * time.Millisecond)
 			wantFree(t, d, true)
