@@ -99,11 +99,10 @@ func (l *bareLock) Unlock(ctx context.Context) error {
 func (b *bareCaller) close() { _ = b.end() }
 
 // keeper sends only the commands of a lock that lingers. It keeps its key until another process asks
-// for it by a message, and then leaves it free for a moment.
+// for it by a message and polls, and then leaves it free for a moment.
 type keeper struct {
 	*bareCaller
-	rdb   *redis.Client
-	freed chan struct{} // has room for one signal
+	rdb *redis.Client
 
 	mu     sync.Mutex
 	kept   held // nil if this process does not have the key
@@ -116,22 +115,13 @@ func openKeeper(ctx context.Context, s stores, term time.Duration) (locker, erro
 	if err != nil {
 		return nil, err
 	}
-	k := &keeper{bareCaller: &bareCaller{rdb, term, 0, rdb.Close, nil}, rdb: rdb, freed: make(chan struct{}, 1)}
-	sub := rdb.Subscribe(ctx, "bench:wanted", "bench:freed")
-	for range 2 {
-		if _, err := sub.Receive(ctx); err != nil {
-			return nil, err
-		}
+	k := &keeper{bareCaller: &bareCaller{rdb, term, 0, rdb.Close, nil}, rdb: rdb}
+	sub := rdb.Subscribe(ctx, "bench:wanted")
+	if _, err := sub.Receive(ctx); err != nil {
+		return nil, err
 	}
 	go func() {
-		for m := range sub.Channel() {
-			if m.Channel == "bench:freed" {
-				select {
-				case k.freed <- struct{}{}:
-				default:
-				}
-				continue
-			}
+		for range sub.Channel() {
 			k.mu.Lock()
 			if k.wanted = k.kept != nil; k.wanted && !k.used {
 				_ = k.freeLocked(context.Background())
@@ -145,28 +135,26 @@ func openKeeper(ctx context.Context, s stores, term time.Duration) (locker, erro
 func (k *keeper) freeLocked(ctx context.Context) error {
 	err := k.kept.Unlock(ctx)
 	k.kept, k.wanted = nil, false
-	return errors.Join(err, k.rdb.Publish(ctx, "bench:freed", "").Err())
+	return err
 }
 
 func (k *keeper) lock(ctx context.Context, key string) (held, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for k.kept == nil {
-		var err error
-		if k.kept, err = k.bareCaller.lock(ctx, key); err == nil {
+		l, err := k.bareCaller.lock(ctx, key)
+		if err == nil {
+			k.kept = l
 			break
 		}
-		if k.kept = nil; err == errTaken {
+		if err == errTaken {
 			err = k.rdb.Publish(ctx, "bench:wanted", "").Err()
 		}
 		if err != nil {
 			return nil, err
 		}
 		k.mu.Unlock()
-		select {
-		case <-k.freed:
-		case <-time.After(polling):
-		}
+		time.Sleep(100 * time.Microsecond)
 		k.mu.Lock()
 	}
 	k.used = true
