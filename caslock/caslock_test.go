@@ -109,9 +109,7 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 
 func open(t *testing.T, s caslock.Store) backend.Driver {
 	t.Helper()
-	d, err := caslock.NewDriver(t.Context(), s, nil)
-	await.Must(t, err)
-	return d
+	return await.Value(caslock.NewDriver(t.Context(), s, nil))
 }
 
 // A writer that waits for readers does not wake itself by the writes of its intent. When it gives

@@ -104,9 +104,7 @@ func TestIntentOnlyAfterReaders(t *testing.T) {
 		a.Release(t, c)
 		v.Proxy.Commands()
 		a.Acquire(t, c)
-		if _, err := a.Driver.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
-			t.Fatal(err)
-		}
+		strategytest.Want(t, "a second Acquire", strategytest.ErrOf(a.Driver.Acquire(t.Context(), c)), backend.ErrHeld)
 		a.Release(t, c)
 		sent := v.Proxy.Commands()
 		if len(sent) != 3 || slices.ContainsFunc(sent, func(s string) bool { return !strings.Contains(s, " 1 k ") }) {

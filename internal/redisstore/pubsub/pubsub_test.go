@@ -141,9 +141,7 @@ func listenTo(t *testing.T, s *redisstore.Store, name string) *recorder {
 
 func (s *listening) publish(name, payload string) {
 	s.t.Helper()
-	if err := s.direct.Publish(s.t.Context(), name, payload).Err(); err != nil {
-		s.t.Fatal(err)
-	}
+	await.Must(s.t, s.direct.Publish(s.t.Context(), name, payload).Err())
 	synctest.Wait()
 }
 
