@@ -42,6 +42,7 @@ type attempt struct {
 	place     *queueState   // for the queue on the lead: who the caller is, and the lead's answer
 	leadVoted chan struct{} // closed when the lead has voted
 	leadYes   bool          // the lead has voted yes; set before leadVoted is closed
+	leadErr   error         // why the lead does not vote; set before leadVoted is closed
 
 	// The driver's mu guards the fields below.
 	on       []onNode  // one element for each node
@@ -233,7 +234,7 @@ func (a *attempt) askLead(ctx context.Context) bool {
 func (a *attempt) leadVote() (bool, error) {
 	select {
 	case <-a.leadVoted:
-		return a.leadYes, nil
+		return a.leadYes, a.leadErr // without its error, redsync would count the lead as a refusal
 	// The ballot may be decided before the lead votes.
 	case <-a.ballot.done:
 		return false, errNotAsked
@@ -261,7 +262,7 @@ func (a *attempt) askNode(i int) (bool, error) {
 	}
 	a.ballot.cast(i, v, err)
 	if i == a.lead {
-		a.leadYes = v == yes
+		a.leadYes, a.leadErr = v == yes, err
 		close(a.leadVoted)
 	}
 

@@ -144,3 +144,14 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		tr.want(t, "afterwards", c, "---")
 	})
 }
+
+// A lead that does not vote has refused nothing, so the vote of the slowest node decides.
+func TestALeadThatDoesNotVote(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		tr.vs[0].Proxy.Down()
+		elsewhere(t, tr.vs[1], "k")
+		tr.vs[2].Proxy.Delay(5 * time.Millisecond)
+		_, err := tr.d.tryAcquire(t.Context(), aClaim("k"), 0, 0, &queueState{})
+		strategytest.Want(t, "acquire", err, backend.ErrHeld)
+	})
+}
