@@ -66,10 +66,11 @@ type spec struct {
 }
 
 type lease struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Metadata   meta   `json:"metadata"`
-	Spec       spec   `json:"spec"`
+	APIVersion string  `json:"apiVersion"`
+	Kind       string  `json:"kind"`
+	Metadata   meta    `json:"metadata"`
+	Spec       spec    `json:"spec"`
+	Items      []lease `json:"items,omitempty"` // of a LeaseList
 }
 
 // id names the term that a spec describes.
@@ -161,17 +162,13 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 
 // Delete deletes the Lease of key if it has this version.
 func (s *Store) Delete(ctx context.Context, key, version string) error {
-	precondition := map[string]any{"preconditions": map[string]string{"resourceVersion": version}}
-	return s.call(ctx, http.MethodDelete, "/"+name(key), precondition, &struct{}{})
+	return s.call(ctx, http.MethodDelete, "/"+name(key), map[string]any{"preconditions": meta{ResourceVersion: version}}, &lease{})
 }
 
 // Scan lists the Leases that the driver has written, whatever their names.
 func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslock.Entry, next string, err error) {
 	query := url.Values{"labelSelector": {label + "=true"}, "limit": {fmt.Sprint(n)}, "continue": {position}}
-	var list struct {
-		Metadata meta    `json:"metadata"`
-		Items    []lease `json:"items"`
-	}
+	var list lease
 	err = s.call(ctx, http.MethodGet, "?"+query.Encode(), nil, &list)
 	for _, l := range list.Items {
 		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known
