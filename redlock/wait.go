@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -195,9 +196,11 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 // the other nodes, or may have written its record after the lead answered.
 func (w *waiting) strayed(lead int, s survey) bool {
 	seen, odd := "", false
-	if record, most := s.record(lead); record != "" {
+	record, most := s.record(lead)
+	own := strings.HasPrefix(record, w.c.Token+"~") // the vote of w's last attempt, which the lead is about to release
+	if record != "" && !own {
 		seen, odd = record, most < w.d.quorum()
-	} else if lead != noLead && s.on[lead] != nil && s.on[lead].Free() && s.holder != nil && w.answer == leadYes {
+	} else if lead != noLead && s.on[lead] != nil && (own || s.on[lead].Free()) && s.holder != nil && w.answer == leadYes {
 		seen, odd = "lacks a shared record", true // without its members, which may change
 		if !s.holder.Shared() {
 			seen = "lacks " + s.holder.Record
