@@ -376,10 +376,12 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	}
 }
 
-// All columns can be seen even on a narrow screen, with long names.
+// All columns can be seen even on a narrow screen, with long names. No row grows if its holder does
+// not renew.
 func TestLightDarkAndNarrow(t *testing.T) {
 	store := redisStore(t)
 	lock(t, client(t, store, strings.Repeat("owner", 20)), strings.Repeat("key", 40), hasp.WithFence())
+	lock(t, client(t, store, "me"), "k")
 	page := show(t, store)
 	b := open(t, page)
 	const back = `getComputedStyle(document.body).backgroundColor`
@@ -393,7 +395,12 @@ func TestLightDarkAndNarrow(t *testing.T) {
 	b.until(back + ` === "rgb(255, 255, 255)"`)
 
 	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(500, 900)))
-	b.until(`document.querySelectorAll("#rows tr").length === 1`)
+	b.until(`document.querySelectorAll("#rows tr").length === 2`)
+	b.until(`[...document.querySelectorAll("#rows tr")].every((row) => {
+		const before = row.offsetHeight;
+		row.children[3].textContent = "59m59s, not renewed";
+		return row.offsetHeight === before;
+	})`)
 	b.until(`[...document.querySelectorAll("#locks th, #locks td")].every((e) => e.getBoundingClientRect().right <= 500 && e.scrollWidth <= e.clientWidth)`)
 	eval[any](b, `document.querySelector("#rows button").click()`)
 	b.until(`[...document.querySelectorAll("#timeline text")].some((e) => e.textContent === "now" && e.getBoundingClientRect().right <= 500 && e.getScreenCTM().a > 0.99)`)
