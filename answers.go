@@ -10,17 +10,17 @@ import (
 
 // answers is what the store has answered to the callers of a line.
 type answers struct {
-	// last says why the head, or the head before it, did not get the key: the store's ErrHeld, or
-	// an outage. It is errHeldHere if the head before had the key, and nil if nothing is known.
+	// last is why the head, or the previous head, did not get the key: the store's ErrHeld, or an
+	// outage. It is errHeldHere if the previous head had the key, and nil if nothing is known.
 	last error
 
-	// These two times are by clock.awake. A time is 0 if the store has answered since then.
-	outage     instant // when the outage began
-	unanswered instant // when the first attempt after the last answer or outage began
+	// Both times are by clock.awake.
+	outage     instant // when the outage began; 0 if there is none
+	unanswered instant // when the first attempt after the last answer or outage began; 0 if there was none
 }
 
-// answeredLocked records that a call that began at sent, by clock.awake, failed with err: ErrHeld,
-// or an outage, such as a broken connection or a timeout.
+// answeredLocked records that a call failed with err: ErrHeld, or an outage, such as a broken
+// connection or a timeout. sent is when the call began, by clock.awake.
 func (ln *line) answeredLocked(err error, sent instant) {
 	ln.last, ln.unanswered = err, 0
 	if !errors.Is(err, ErrHeld) {
@@ -31,8 +31,8 @@ func (ln *line) answeredLocked(err error, sent instant) {
 	ln.q.contended.note(ln.key, ln.q.clock.now())
 }
 
-// unansweredLocked records that a call got no answer, because its caller's context ended first. The
-// call began at sent, by clock.awake.
+// unansweredLocked records that a call got no answer, because its caller's context ended first.
+// sent is when the call began, by clock.awake.
 func (ln *line) unansweredLocked(sent instant) {
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
 	if ln.staleLocked(ln.last) {
@@ -41,8 +41,8 @@ func (ln *line) unansweredLocked(sent instant) {
 }
 
 // outageLocked returns how long the line's outage has lasted, or 0 if there is no outage. The time
-// counts from the start of the outage, or from since if since is later. since is when the caller
-// arrived, by clock.awake.
+// counts from the start of the outage, or from the caller's arrival if that is later. The parameter
+// since is when the caller arrived, by clock.awake.
 func (ln *line) outageLocked(since instant) time.Duration {
 	if ln.outage == 0 {
 		return 0
@@ -50,15 +50,15 @@ func (ln *line) outageLocked(since instant) time.Duration {
 	return time.Duration(ln.q.clock.awake() - max(ln.outage, since))
 }
 
-// staleLocked reports whether answer is an ErrHeld that is too old to report. It is if attempts
-// have had no answer for a third of Timeout, because the store may hang.
+// staleLocked reports whether answer is an ErrHeld that is too old to report. An ErrHeld is too old
+// if attempts have had no answer for a third of Timeout, because the store may hang.
 func (ln *line) staleLocked(answer error) bool {
 	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && time.Duration(ln.q.clock.awake()-ln.unanswered) >= ln.q.opts.Timeout/3
 }
 
 // refusalLocked returns why a caller in line does not have the key. If this Client holds the key,
-// the reason is a HeldError, and otherwise the store's last answer to the head. If there is no
-// answer, or it is too old, refusalLocked returns nil.
+// the reason is a HeldError. Otherwise it is the store's last answer to the head, or nil if there
+// is no answer or the answer is too old.
 func (ln *line) refusalLocked() error {
 	switch {
 	case ln.hold != nil:

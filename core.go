@@ -30,13 +30,13 @@ type core struct {
 	closed  chan struct{} // closed when Close has ended
 
 	// mu guards the state of all parts, and those fields of line, hold and Lease whose comments say
-	// so. One mutex guards all, because an Unlock and a loss change most parts at one moment. It is
-	// not held across I/O. A function whose name ends in Locked is called with mu held, and does
-	// not unlock it.
+	// so. One mutex guards everything, because an Unlock or a loss changes most parts at once. It
+	// is not held across I/O. A function whose name ends in Locked is called with mu held, and does
+	// not unlock mu.
 	mu      sync.Mutex
-	calls   int        // goroutines of this Client, plus calls in flight other than Lock and TryLock
+	calls   int        // number of this Client's goroutines, plus its calls in flight except Lock and TryLock
 	stopped bool       // Close has stopped waiting and closes the driver, so no goroutine may start
-	changed *sync.Cond // signals the change of a count or a state for which Close or an Unlock waits
+	changed *sync.Cond // signals each change that Close or an Unlock may wait for
 }
 
 func newCore(opts Options, traits backend.Traits) *core {
@@ -89,20 +89,20 @@ func (c *core) spawnLocked(f func()) bool {
 	return true
 }
 
-// noteTrip records that an answered call took d.
+// noteTrip records d, which is how long an answered call took.
 func (c *core) noteTrip(d time.Duration) {
-	// Ignore a call that lasted longer than Timeout: the machine or the process was stopped.
+	// Ignore a call longer than Timeout, because the machine or the process was stopped.
 	if d > c.opts.Timeout {
 		return
 	}
 	trip, old := int64(d), c.trip.Load()
-	if old > 0 && old <= 2*trip { // a mean above 2*trip is replaced: the first call, which also dials, was slow
+	if old > 0 && old <= 2*trip { // replace a mean above 2*trip, because the first call also dials, and is slow
 		trip = old + (trip-old)/8
 	}
 	c.trip.Store(trip)
 }
 
-// roundTrip returns about how long one call takes, or 0 if no call was answered yet.
+// roundTrip returns the approximate time of one call, or 0 if no call was answered yet.
 func (c *core) roundTrip() time.Duration { return time.Duration(c.trip.Load()) }
 
 // answerTime returns how long a healthy store may take to answer.
@@ -110,10 +110,10 @@ func (c *core) answerTime() time.Duration {
 	return min(max(4*c.roundTrip(), 50*time.Millisecond), c.opts.Timeout)
 }
 
-// settle waits until cond returns true, but not past end. It calls cond with mu held.
+// settle waits until cond returns true, or until the time end. It calls cond with mu held.
 func (c *core) settle(end time.Time, cond func() bool) {
 	timer := time.AfterFunc(time.Until(end), func() {
-		// Hold mu, so that the signal cannot come after the check of the time and before the Wait.
+		// Hold mu, so that the signal cannot come between the check of the time and the Wait.
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.changed.Broadcast()
@@ -127,7 +127,7 @@ func (c *core) settle(end time.Time, cond func() bool) {
 	}
 }
 
-// poke wakes a goroutine that waits for wake, which has room for one signal.
+// poke wakes the goroutine that receives from the channel wake, which has room for one signal.
 func poke(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
@@ -144,23 +144,23 @@ func isClosed(ch <-chan struct{}) bool {
 	}
 }
 
-// minSleep is the shortest sleep between two attempts, before it varies at random.
+// minSleep is the shortest sleep between two attempts, before the random variation.
 const minSleep = 100 * time.Microsecond
 
-// jitter returns a duration between a half of d and d.
+// jitter returns a random duration between d/2 and d.
 func jitter(d time.Duration) time.Duration {
 	return d - rand.N(d/2+1)
 }
 
 // instant is a moment by a Client's clock, in nanoseconds since the Client was created. 0 means no
-// moment. An instant includes the time of the suspends that the clock notices: see clock.local and
-// package hostclock. An instant "by clock.awake" does not include suspends.
+// moment. An instant includes the suspends that the clock notices (see clock.local and package
+// hostclock). An instant "by clock.awake" does not include suspends.
 type instant int64
 
 // never is later than every deadline.
 const never = instant(1<<63 - 1)
 
-// add returns t + d, and at most never.
+// add returns t + d, or never if the sum would be larger.
 func (t instant) add(d time.Duration) instant {
 	if d > 0 && t > never-instant(d) {
 		return never
@@ -171,33 +171,33 @@ func (t instant) add(d time.Duration) instant {
 // clock is Go's monotonic clock plus the time for which the machine has slept. Inside a synctest
 // bubble, Go's clock is virtual.
 //
-// Only the method read reads the time of sleep, and at most once a millisecond, because a reading
-// takes system calls. The engine calls read around calls that acquire or renew a hold, in
+// Only the method read reads the time of sleep. It does so at most once a millisecond, because a
+// reading takes system calls. The engine calls read around calls that acquire or renew a hold, in
 // Lease.Err, and once a second while leases are held. The method now uses the last reading.
 type clock struct {
 	base      time.Time            // just before the clock was created
-	suspended func() time.Duration // returns how long the machine has slept since its boot; only the growth counts
+	suspended func() time.Duration // returns how long the machine has slept since its boot; only differences are used
 	local     bool                 // the store is in this process, so suspends do not count
 	before    time.Duration        // suspended() when the clock was created
 	slept     atomic.Int64         // the largest suspended() − before so far
-	nextCheck atomic.Int64         // when read must call suspended again, by Go's clock since base
+	nextCheck atomic.Int64         // when read must call suspended again: a time of Go's clock, counted from base
 }
 
-// checkInterval is how long read uses the last reading, by Go's clock, which stops during a
-// suspend. So read may notice a suspend later by up to checkInterval.
+// checkInterval is how long read uses the last reading. It counts by Go's clock, which stops during
+// a suspend, so read may notice a suspend late, by up to checkInterval.
 const checkInterval = time.Millisecond
 
 func newClock(suspended func() time.Duration, local bool) *clock {
 	k := &clock{base: time.Now().Add(-1), suspended: suspended, local: local, before: suspended()}
-	// Take the largest of several readings. A reading during which the process pauses is too small,
-	// and then that pause would later count as a suspend.
+	// Take the largest of several readings. If the process pauses during a reading, that reading is
+	// too small, and the pause would later count as a suspend.
 	for range 3 {
 		k.before = max(k.before, suspended())
 	}
 	return k
 }
 
-// now reads Go's clock, and adds the last reading of the time of sleep.
+// now returns the time of Go's clock plus the last reading of the time of sleep.
 func (k *clock) now() instant {
 	return instant(int64(time.Since(k.base)) + k.slept.Load())
 }
@@ -205,12 +205,12 @@ func (k *clock) now() instant {
 // awake returns the present time without the time of sleep.
 func (k *clock) awake() instant { return instant(time.Since(k.base)) }
 
-// minSuspend is the shortest suspend that counts. Readings of two clocks may differ by less even
-// without a suspend.
+// minSuspend is the shortest suspend that counts. Even without a suspend, readings of two clocks
+// may differ by less than that.
 const minSuspend = int64(time.Millisecond)
 
-// read returns the present time, and how long the machine has slept: now − slept is the time by
-// clock.awake. It reads the time of sleep, unless that was read within checkInterval.
+// read returns the present time, and how long the machine has slept, so now − slept is the time by
+// clock.awake. It reads the time of sleep, unless it has done so within checkInterval.
 func (k *clock) read() (now instant, slept int64) {
 	awake := int64(time.Since(k.base))
 	slept = k.slept.Load()
@@ -219,8 +219,8 @@ func (k *clock) read() (now instant, slept int64) {
 	}
 
 	seen := int64(k.suspended() - k.before)
-	// Store seen only if it is larger, because instants must not go back, and another goroutine may
-	// have stored a larger value meanwhile.
+	// Store only a larger value, because instants must not go back, and another goroutine may have
+	// stored a larger one meanwhile.
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
@@ -230,16 +230,16 @@ func (k *clock) read() (now instant, slept int64) {
 }
 
 // at converts t, a time by this process's clock, to an instant. slept is how long the machine had
-// slept when t was read, or at a moment before that. If a suspend came in between, the result is
-// too early, which is safe for a deadline.
+// slept when t was read, or at an earlier moment. If a suspend came between that moment and t, the
+// result is too early, which is safe for a deadline.
 func (k *clock) at(t time.Time, slept int64) instant {
 	return instant(int64(t.Sub(k.base)) + slept)
 }
 
-// time converts t to a time, for people and for timers.
+// time converts t to a time.Time, for people and for timers.
 func (k *clock) time(t instant) time.Time {
-	// Compute the result from the present time, because the wall clock of base lacks the suspends
-	// since base was read.
+	// Compute the result from the present time. The wall clock of a time computed from base would
+	// lack the suspends since base was read.
 	now := time.Now()
 	return now.Add(time.Duration(int64(t)-k.slept.Load()) - now.Sub(k.base))
 }
@@ -248,7 +248,7 @@ func (k *clock) time(t instant) time.Time {
 // return its own error.
 const grace = 10 * time.Millisecond
 
-// errLeft is the error of the function run, if its argument leave was closed before the call ended.
+// errLeft is what the function run returns if the channel leave is closed before the call ends.
 var errLeft = errors.New("left")
 
 // store calls the driver. It bounds each call, so that the call ends even if no answer comes.
@@ -259,14 +259,14 @@ type store struct {
 	waker  backend.Waker  // driver, or nil if it is no Waker or is a Waiter
 }
 
-// call runs f, which makes one call to the store, with the values of ctx. It returns when f
-// returns, when bound has passed, or when ctx ends, whichever is first. If late is not nil, call
-// also returns when Close begins. If call returns before f does, late receives the outcome of f.
+// call runs f, which makes one call to the store, and gets the values of ctx. It returns when f
+// returns, after the duration bound, or when ctx ends. If the function late is not nil, call also
+// returns when Close begins. If call returns before f, late gets the outcome of f.
 //
-// The Traits decide how f runs. If Reach is Process, nothing interrupts f, so direct runs f and
-// waits. If the driver's calls end with their context (Cancellation), direct runs f on the caller's
-// goroutine. Then the context of f ends when call must return. Otherwise the function run starts f
-// on a goroutine of its own, and leaves that goroutine behind if call must return first.
+// The Traits decide how f runs. If Reach is Process, the function direct runs f to its end. If the
+// driver's calls end with their context (see Cancellation), direct runs f with a context that ends
+// when call must return. Otherwise the function run starts f on a goroutine of its own, and leaves
+// that goroutine behind if call must return before f.
 func call[T any](s *store, ctx context.Context, bound time.Duration,
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
 	var closing context.Context
@@ -292,15 +292,15 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 }
 
 // prompt reports whether the function direct can make a call of the driver. It can if the store is
-// in this process, or if a call whose context is ctx with a deadline ends with that context.
+// in this process, or if a call ends with its context when that is ctx with a deadline.
 func (s *store) prompt(ctx context.Context) bool {
 	ends := s.traits.Cancellation
 	return ends == backend.CancelPrompt || ends == backend.CancelByDeadline && ctx.Done() == nil || s.traits.Reach == backend.Process
 }
 
-// direct runs f on the caller's goroutine. The context of f ends with ctx, after bound, or with
-// quit, which may be nil. With CancelByDeadline, f may go on after quit. If Reach is Process, the
-// context of f does not end.
+// direct runs f on the caller's goroutine. The context of f ends when ctx or quit ends, or after
+// the duration bound. quit may be nil. With CancelByDeadline, f may go on after quit has ended. If
+// Reach is Process, the context of f never ends.
 func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f func(context.Context) (T, error)) (T, error) {
 	if s.traits.Reach == backend.Process {
 		if ctx.Done() != nil {
@@ -325,14 +325,14 @@ func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f f
 	return v, err
 }
 
-// run calls f with a context that ends with ctx, and after bound if bound is above 0. If
-// Cancellation is CancelPrompt, or Reach is Process, f runs on the caller's goroutine, and run
-// returns when f returns.
+// run calls f with a context that ends with ctx. If bound is above 0, the context ends after that
+// time at the latest. If Cancellation is CancelPrompt, or Reach is Process, f runs on the caller's
+// goroutine, and run returns when f returns.
 //
 // Otherwise f runs on a goroutine of its own. Then run returns when f has returned, when leave or
-// quit is closed, or a moment after the context has ended. If f returns after run, late receives
-// the outcome, unless late is nil. If Close has stopped waiting, run returns ErrClosed without
-// calling f.
+// quit is closed, or a moment after the context has ended. If f returns after run has returned, the
+// function late gets the outcome, unless it is nil. If Close has stopped waiting, run returns
+// ErrClosed without calling f.
 func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit <-chan struct{},
 	f func(context.Context) (T, error), late func(T, error)) (v T, err error) {
 	end := func() {}
@@ -344,8 +344,8 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 		return f(ctx)
 	}
 
-	// The caller swaps decided when the caller stops waiting, and the call swaps it when the call
-	// ends. The second of the two handles the outcome.
+	// The caller sets decided when it stops waiting, and the goroutine sets decided when f has
+	// returned. Whichever comes second handles the outcome.
 	var decided atomic.Bool
 	var answer T
 	var failure error
@@ -357,7 +357,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 			late(answer, failure)
 		}
 		close(done)
-		end() // not earlier: the caller would take this end of ctx for the end of bound
+		end() // not earlier, because the caller would take this end of ctx for a timeout
 	}) {
 		end()
 		return v, ErrClosed
@@ -381,7 +381,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 		}
 	}
 
-	// The call may have returned at the same moment. If it swapped first, its answer counts.
+	// The call may have ended at the same moment. If it set decided first, use its answer.
 	if decided.Swap(true) {
 		<-done
 		return answer, failure
@@ -390,9 +390,9 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 }
 
 // release calls the driver's Release, even if ctx has ended. The release leaves the key taken until
-// keep, unless keep is 0.
+// the instant keep, unless keep is 0.
 func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) error {
-	if ctx.Done() != nil { // otherwise WithoutCancel would only cost memory
+	if ctx.Done() != nil { // if Done returns nil, WithoutCancel would only cost memory
 		ctx = context.WithoutCancel(ctx)
 	}
 	kept := s.keeping(cl, keep)
@@ -408,7 +408,7 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) err
 	return err
 }
 
-// keeping returns cl for a release that begins now, with KeepUntil if keep has not passed. Each
+// keeping returns cl for a release that begins now. It sets KeepUntil unless keep is past. Each
 // release computes KeepUntil anew, because the machine may have slept since the last one.
 func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
 	if keep == 0 {

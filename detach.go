@@ -17,8 +17,8 @@ import (
 // A handle is a secret, because any program that has it can release the key. Pass it on in a file
 // or through a pipe, and not in arguments or logs. Package fmt prints only its key.
 //
-// Its times are by the wall clock. If the clocks of two hosts differ, the min hold and the max hold
-// end earlier or later by the difference.
+// The times of a handle are by the wall clock. If the clocks of two hosts differ, the min hold and
+// the max hold end earlier or later by the difference.
 type Handle struct {
 	Key     string        `json:"key"`               // as it was given to Lock
 	Token   string        `json:"token"`             // the proof of ownership
@@ -29,21 +29,21 @@ type Handle struct {
 	Slot    int           `json:"slot,omitempty"`    // the number of the slot, from 1; 0 without WithSlots
 	MinHold time.Time     `json:"min_hold,omitzero"` // when WithMinHold ends
 	MaxHold time.Time     `json:"max_hold,omitzero"` // when WithMaxHold ends
-	Until   time.Time     `json:"until"`             // about when the key is free without a Resume
+	Until   time.Time     `json:"until"`             // about when the key becomes free if there is no Resume
 }
 
 // Format prints the handle without its token.
 func (x Handle) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "hasp.Handle(%q)", x.Key) }
 
 // Detach ends the lease and leaves the key taken for [Client.Resume]. First it extends the lease,
-// in one call to the store. So the key stays taken for at least ttl from now, with no renewals. The
-// lease then counts as unlocked. Another process can resume the handle while this process runs,
-// after the Client's Close, or after this process has ended. With memlock, only a Client on the
-// same Store can.
+// in one call to the store, so the key stays taken for at least ttl from now without renewals.
+// After Detach, the lease counts as unlocked. Another process can resume the handle while this
+// process runs, after the Client's Close, or after this process has ended. With memlock, only a
+// Client on the same Store can resume it.
 //
-// After an error the lease goes on, perhaps with a longer term, and the caller must still unlock it.
-// The errors are those of [Lease.Extend]. ErrInvalid also says that another lease shares the hold by
-// re-entry, or that the key is not UTF-8, and so does not fit into JSON.
+// After an error the lease goes on, perhaps with a longer term, and the caller must still unlock
+// it. The errors are those of [Lease.Extend]. ErrInvalid can also mean that another lease shares
+// the hold by re-entry, or that the key is not UTF-8, which JSON cannot contain.
 func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
 	x, err := l.detach(ctx, ttl)
 	if err != nil {
@@ -81,7 +81,7 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 		x.MaxHold = r.clock.time(end)
 	}
 
-	// A renewal in flight does no harm: it cannot shorten the term, and its answer is ignored.
+	// A renewal in flight cannot shorten the term, and its answer is ignored.
 	l.state.Store(released)
 	h.leases = nil
 	r.unscheduleLocked(h)
@@ -108,22 +108,22 @@ func (l *Lease) detachableLocked() error {
 	return nil
 }
 
-// Resume returns a lease on the hold of a handle, in one call to the store, which renews the hold.
-// From then on the lease is like one that Lock has returned for ctx: the Client renews it, and its
-// Unlock releases the key. The Client needs the strategy, the store and the prefix of the Client
+// Resume makes one call to the store, which renews the hold of a handle, and returns a lease on
+// that hold. The lease is like one that Lock has returned for ctx: the Client renews it, and its
+// Unlock releases the key. The Client must have the same strategy, store and prefix as the Client
 // that has detached the lease.
 //
 // If the store does not have the hold, the error is ErrLost: the key was unlocked, the term has
-// ended, or the handle is of another store. After ErrUnavailable, ErrClosed or an error of ctx the
-// hold is as before or renewed, and Resume may be called again.
+// ended, or the handle is of another store. After ErrUnavailable, ErrClosed or an error of ctx, the
+// hold is unchanged or renewed, and Resume may be called again.
 //
-// Only one caller may resume a handle. A second Resume on the same Client returns ErrInvalid. The
-// store cannot tell two Clients apart, so both would get a lease. When one Client unlocks, the
-// other loses its lease at the next renewal.
+// Only one caller may resume a handle. A second Resume on the same Client returns ErrInvalid. If
+// two Clients resume it, both get a lease, because the store cannot distinguish them. When one of
+// them unlocks, the other loses its lease at the next renewal.
 //
 // The lease has the term, the fence, the slot, the min hold and the max hold of the detached lease.
-// Of the options, Resume takes WithTTL, WithoutRenewal and WithMaxHold; others are ErrInvalid. The
-// max hold counts from now, and cannot end later than that of the detached lease.
+// Of the options, Resume takes only WithTTL, WithoutRenewal and WithMaxHold; others are ErrInvalid.
+// A max hold given here counts from now, and cannot end later than that of the detached lease.
 func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, error) {
 	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: never}
 	w.r.apply(opts)
@@ -150,7 +150,7 @@ func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, 
 	return l, err
 }
 
-// errNoHold is the Err of the LostError that Resume returns, and the whole reason in its text.
+// errNoHold is the Err of the LostError that Resume returns, and gives the text of that error.
 var errNoHold = errors.New("this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store: lock the key again if you still need it")
 
 func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
@@ -170,9 +170,9 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	defer c.leave()
 	start, slept := c.clock.read()
 	w.tries = 1
-	// If the outcome is unknown, release nothing: the hold belongs to whoever has the handle.
+	// If the outcome is unknown, do not release the hold, because the handle can still resume it.
 	g, err := call(&c.store, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
-		err = noAnswer(c.opts.Timeout) // stays if Renew does not call done; Renew never calls it later
+		err = noAnswer(c.opts.Timeout) // remains if Renew returns without a call of done, which cannot come later
 		c.store.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 		return g, err
 	}, nil)
@@ -199,7 +199,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closing.Err() != nil {
-		return nil, ErrClosed // Close did not find this hold; the handle is still good
+		return nil, ErrClosed // Close did not find this hold, and the handle can still be resumed
 	}
 	for _, s := range c.renewer.holds {
 		if s.hold.claim.Token == x.Token {

@@ -62,9 +62,9 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 	return fn(), nil
 }
 
-// DoAll is [Do] for several keys, locked as by [LockAll]. With WithMaxWait(0), DoAll does not wait:
-// it locks all keys or returns ErrHeld. The context that fn receives ends when any of the leases is
-// lost. The others are renewed until fn returns.
+// DoAll is [Do] for several keys, which it locks as [LockAll] does. With WithMaxWait(0), DoAll does
+// not wait: it locks all keys or returns ErrHeld. The context that fn receives ends when any of the
+// leases is lost. The other leases are renewed until fn returns.
 func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Context, leases *Leases) error, opts ...Option) error {
 	if fn == nil {
 		return fmt.Errorf("hasp: do all: %w", errNoFunc)
@@ -77,21 +77,21 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 }
 
 // LockAll locks all of keys or none. A key that is given twice is locked only once. WithMaxWait
-// bounds all waits for held keys together. After that time, LockAll still locks keys that are free,
-// and fails at the first key that is held. The other options apply to each key. If LockAll fails,
-// no key stays taken because of WithMinHold.
+// bounds the sum of the waits for held keys. After that time, LockAll still locks keys that are
+// free, and fails at the first key that is held. The other options apply to each key. If LockAll
+// fails, no key stays taken because of WithMinHold.
 //
-// LockAll waits for one key after another in sorted order. While it waits, it never holds a later
-// key, so two calls with overlapping keys cannot deadlock. If l is a [*Client], LockAll first makes
-// one attempt at every key, as TryLock does, up to 64 at the same time. So free keys take one round
-// trip. It keeps the keys before the first one that it did not get, and unlocks the later ones.
-// With WithMaxWait(0), or with less time than some round trips take, LockAll makes no such
-// attempts, and locks one key after another. So if the keys of two such calls overlap, one call
-// succeeds.
+// LockAll waits for one key after another in sorted order. While it waits for a key, it holds no
+// later one, so two calls with overlapping keys cannot deadlock. If l is a [*Client], LockAll first
+// makes one attempt at every key, as TryLock does, up to 64 at the same time. So if the keys are
+// free, they take one round trip together. LockAll keeps the keys before the first one that it did
+// not get, and unlocks the later ones. With WithMaxWait(0), or with less time than some round trips
+// take, LockAll skips these attempts, and locks one key after another. So if the keys of two such
+// calls overlap, one of the calls succeeds.
 //
 // While LockAll waits for a key, the leases that it already has are renewed, unless WithoutRenewal
-// is among opts. In that case choose a TTL much longer than all the waits and calls to the store
-// take together.
+// is among opts. In that case choose a TTL that is much longer than the sum of all waits and calls
+// to the store.
 func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Leases, error) {
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	if len(keys) == 0 {
@@ -129,14 +129,14 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 	c, direct := l.(*Client)
 	if direct {
 		// Derive the leases' contexts from ctx. If they were derived from one another, or from the
-		// joint context, an Unlock of one would end the contexts of others. With a wrapper they are
-		// derived from one another, because the wrapper may pass on a context of its own.
+		// joint context, an Unlock of one lease would end the contexts of others. With a wrapper,
+		// they are derived from one another, because it may pass on a context of its own.
 		ls.joint = newLeaseContext(ctx, nil, ls)
 		wait = ls.joint.Context
 		opts = append(opts, func(r *request) { r.parent = ctx })
 
-		// Try all keys together only if there is time to wait after a refusal. Otherwise two calls
-		// that try their keys together might refuse each other a key, and both fail.
+		// Try all keys together only if there is time to wait after a refusal. Otherwise two such
+		// calls might each have a key that the other one needs, and both would fail.
 		free := c.queue.unused(keys)
 		if len(free) > 1 && c.traits.Reach != backend.Process && (!r.bounded || r.maxWait >= c.answerTime()) {
 			if err := ls.tryAtOnce(ctx, c, free, opts); err != nil {
@@ -166,16 +166,16 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 // undo unlocks the leases of a LockAll that fails, and ends the joint context.
 func (ls *Leases) undo(ctx context.Context) error {
 	if ls.joint != nil {
-		defer ls.joint.cancel(nil) // if there is no lease, Unlock does not end it
+		defer ls.joint.cancel(nil) // if there is no lease, Unlock does not end the joint context
 	}
 	return ls.Unlock(ctx)
 }
 
 // tryAtOnce makes one attempt at each of keys, at the same time. It keeps the leases before the
 // first key that it did not get, and unlocks the others. If the attempt at that first key got no
-// answer for Timeout, tryAtOnce returns the error, because Lock would wait for a Timeout again.
+// answer for Timeout, tryAtOnce returns the error, because Lock would wait for another Timeout.
 func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts []Option) (hung error) {
-	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // one entry more than keys, which stays nil
+	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // each has one entry more than keys, which stays nil
 	var refused atomic.Bool
 
 	// Defer this, because Observe may panic in an attempt.
@@ -209,8 +209,8 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 // maxAtOnce bounds the calls that atOnce has in flight, because some stores have few connections.
 const maxAtOnce = 64
 
-// atOnce calls f for 0 to n-1, each on a goroutine of its own, up to maxAtOnce at the same time. If
-// f returns false, because the store did not answer, it calls f for all the rest at the same time.
+// atOnce calls f for 0 to n-1. Each call has a goroutine of its own, and up to maxAtOnce run at the
+// same time. When f has returned false, because the store did not answer, this bound is dropped.
 // Otherwise each group of maxAtOnce calls might take a whole Options.Timeout. If f panics or ends
 // its goroutine, atOnce does the same when all calls have ended.
 func atOnce(n int, f func(i int) (answered bool)) {
@@ -287,8 +287,8 @@ func (ls *Leases) Context() context.Context {
 	case n == 1:
 		return ls.leases[0].Context()
 	default:
-		// The context of the last lease ends when any of the leases ends. The new context also
-		// names all leases, for LeasesOf.
+		// The context of the last lease ends when any of the leases ends. LeasesOf finds all leases
+		// in the new context.
 		last := ls.leases[n-1]
 		return newLeaseContext(last.Context(), last, ls)
 	}
@@ -305,7 +305,7 @@ func (ls *Leases) Err() error {
 }
 
 // Unlock unlocks all leases at the same time, and joins their errors. During an outage it takes at
-// most two timeouts, however many leases there are.
+// most twice Options.Timeout, however many leases there are.
 func (ls *Leases) Unlock(ctx context.Context) error {
 	return errors.Join(ls.unlock(ctx)...)
 }
@@ -323,7 +323,7 @@ func (ls *Leases) unlock(ctx context.Context) []error {
 // Bounds of the pauses after which Lead competes again.
 const (
 	lossPause    = 100 * time.Millisecond // the longest pause after a loss
-	outagePause  = 100 * time.Millisecond // the longest pause after an outage; it doubles with each further outage in a row
+	outagePause  = 100 * time.Millisecond // the longest pause after the first outage in a row; each further one doubles it
 	longestPause = time.Second            // the longest of all pauses
 )
 
@@ -335,17 +335,17 @@ const (
 //   - immediately ErrInvalid or errors.ErrUnsupported, as Lock does, and also ErrInvalid if fn is
 //     nil or opts have WithMaxWait or WithShared.
 //
-// After a loss, Lead waits until fn has returned, and discards the result, even if it is nil. It
-// competes again after a pause of up to 100 ms. So fn must be safe to run again. In one Lead, no
-// two calls of fn run at the same time. After an outage, Lead tries again after a pause of up to a
-// second. Options.Observe reports outages and losses, and [Client.Inspect] shows who leads.
+// After a loss, Lead waits until fn has returned, discards its result, even a nil one, and competes
+// again after a pause of up to 100 ms. So fn must be safe to run again. In one Lead, no two calls
+// of fn run at the same time. After an outage, Lead tries again after a pause of up to a second.
+// Options.Observe reports outages and losses, and [Client.Inspect] shows who leads.
 //
 // fn's context ends when ctx ends. It also ends when the lease is lost, at its deadline at the
-// latest. lease.Err tells the two apart: it returns ErrLost after a loss, and nil if only ctx has
+// latest. lease.Err distinguishes the two: it returns ErrLost after a loss, and nil if only ctx has
 // ended. As with [Do], the lease is renewed until fn has returned, so that no successor starts
 // while fn cleans up. If fn panics, the key is unlocked. If the lease is lost while fn cleans up
 // after the end of ctx, the error matches ErrLost. If fn ignores its context after a loss, it runs
-// beside the next leader, and only a fence stops its writes.
+// at the same time as the next leader, and only a fence stops its writes.
 func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
 	if fn == nil {
 		return &Error{"lead", key, errNoFunc}
@@ -397,8 +397,8 @@ func leadOver(ctx context.Context, key string, err error) (bool, error) {
 
 // LeasesOf returns the lease of the innermost Lock that ctx is derived from. If ctx is derived from
 // the context of [Leases], it returns all leases of that LockAll, in the order of their keys. If
-// there is no lease, it returns nil. The leases may have ended. Package fence finds the fence of a
-// write by LeasesOf.
+// there is no lease, it returns nil. The leases may have ended. Package fence uses LeasesOf to find
+// the fence of a write.
 func LeasesOf(ctx context.Context) []*Lease {
 	x, _ := ctx.Value(leaseKey).(*leaseContext)
 	if x == nil {

@@ -43,8 +43,8 @@ var (
 	// none of the other errors here, except where LockAll or Do joins several errors.
 	//
 	// If the caller's context ends before any call has failed, the error matches only the context's
-	// error: a short deadline is not an outage. If a call has failed before, the error matches both
-	// errors. So test for the context's error first.
+	// error: a short deadline is not an outage. If a call has failed before, the error matches
+	// both. So test for the context's error first.
 	ErrUnavailable = backend.ErrUnavailable
 )
 
@@ -54,7 +54,7 @@ type HeldError = backend.HeldError
 // LostError is ErrLost with the reason of the loss.
 type LostError struct {
 	Reason string // one of the constants below
-	Err    error  // details, or nil: why the last renewal failed, or what a refused Resume can mean
+	Err    error  // nil, or details: why the last renewal failed, or why Resume may have found no hold
 }
 
 // Reasons of a [LostError].
@@ -63,7 +63,7 @@ const (
 	LostUnanswered = "unanswered"  // the store answered no renewal before the term ended
 	LostStopped    = "stopped"     // the process or the machine was stopped for longer than the term
 	LostNotRenewed = "not_renewed" // the term ended, because of WithoutRenewal or because Lock's context had ended
-	LostMaxHold    = "max_hold"    // the time of WithMaxHold is over
+	LostMaxHold    = "max_hold"    // the max hold has passed; see WithMaxHold
 )
 
 var lossTexts = map[string]string{
@@ -111,8 +111,8 @@ func newError(op, key string, err error) error {
 	return &Error{op, key, marked(err)}
 }
 
-// marked returns err, wrapped if need be, so that it matches ErrUnavailable exactly if it is an
-// outage. All errors of calls pass through marked, so drivers need not mark outages.
+// marked returns err, wrapped if need be, so that it matches ErrUnavailable if and only if err is
+// an outage. All errors of calls pass through marked, so drivers need not mark outages.
 func marked(err error) error {
 	switch outage := isOutage(err); {
 	case outage == errors.Is(err, ErrUnavailable):
@@ -123,7 +123,7 @@ func marked(err error) error {
 	return available{err}
 }
 
-// available is an error that must not match ErrUnavailable although a part of it does. Such a part
+// available wraps an error that must not match ErrUnavailable although a part of it does. That part
 // is the cause that the caller gave its context, or an outage that is joined with the loss of an
 // outer lease. available has no Unwrap, so errors.Is does not find that part.
 type available struct{ err error }
@@ -136,8 +136,8 @@ func (e available) Is(target error) bool {
 
 func (e available) As(target any) bool { return errors.As(e.err, target) }
 
-// waitError is the error of a wait that ended with its caller's context. errors.Is matches both
-// parts.
+// waitError is the error of a wait that ended with its caller's context. errors.Is finds both its
+// errors.
 type waitError struct {
 	err   error // why the caller did not have the key
 	cause error // why the wait ended
@@ -179,8 +179,8 @@ func noAnswer(d time.Duration) error {
 	return fmt.Errorf("no answer from the store within %v: %w", d, os.ErrDeadlineExceeded)
 }
 
-// plain returns err, wrapped if need be so that it matches no context's error. Many timeouts of the
-// network match context.DeadlineExceeded, although the caller's own context has not ended.
+// plain returns err, wrapped if need be so that it does not match the error of any context. Many
+// network timeouts match context.DeadlineExceeded, although the caller's own context has not ended.
 func plain(err error, d time.Duration) error {
 	if isContextError(err) {
 		return fmt.Errorf("%v: %w", err, noAnswer(d))
@@ -204,8 +204,8 @@ func isOutage(err error) bool {
 	if err == nil || backend.Definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
 		return false
 	}
-	// If a context ended the wait, the error from before that end decides. An outage never matches
-	// the error of a context, because plain has wrapped it.
+	// If a context ended the wait, the error from before the end of the context decides. An outage
+	// never matches the error of a context, because plain has wrapped it.
 	if w, ok := err.(*waitError); ok {
 		err = w.err
 	}
@@ -218,7 +218,7 @@ func isContextError(err error) bool {
 }
 
 // joined joins the errors of fn and of Unlock, or returns the only one that is not nil. A loss
-// comes first, because then the error of fn is often only the end of its context.
+// comes first, because the error of fn is often only a consequence of the loss.
 func joined(err, unlock error) error {
 	switch {
 	case err == nil || unlock == nil:

@@ -16,13 +16,13 @@ import (
 
 // hold is one token's hold of a key in the store. It has one lease, or several by re-entry.
 //
-// A hold begins with a grant (newHold, startLocked). Answers of the store renew it (answer). When
-// its last lease is unlocked, the next caller in line may get it (handOverLocked). It ends when it
-// is released, when the store reports that it is lost (loseLocked), when its deadline or its max
-// hold passes (endExpiredLocked), or when the Client is closed (Close).
+// A hold begins with a grant (newHold, startLocked). Renewals prolong it (batch.answer). When its
+// last lease is unlocked, the next caller in line may get it (handOverLocked). It ends when it is
+// released, when the store reports that it is lost (loseLocked), when its deadline or its max hold
+// passes (endExpiredLocked), or when the Client is closed (Close).
 type hold struct {
 	renewer  *renewer      // renews the hold, and has pointers to the other parts of the Client
-	claim    backend.Claim // the claim of renewals and of the release; its TTL is guarded by mu
+	claim    backend.Claim // the claim that renewals and the release send; its TTL is guarded by mu
 	fence    uint64        // 0 unless a fence was asked for
 	granted  instant       // when the grant was received
 	deadline atomic.Int64  // instant until which the lease is trusted; written under mu
@@ -38,9 +38,9 @@ type hold struct {
 	limit     instant // the end of WithMaxHold, or never; renewals ask for a term that ends just after it
 	keep      instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
 
-	// Its renewal.
+	// The fields up to lapsed are about its renewal.
 	due      instant       // when the next renewal is due
-	planned  instant       // when due was set
+	planned  instant       // when the field due was set
 	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
 	failure  error         // error of the last failed renewal; nil after a renewal that succeeded
 	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; 0 until then
@@ -53,7 +53,7 @@ type hold struct {
 	lapsed   bool          // its deadline or its max hold has ended it, so the store may still keep it
 
 	// See "A key lingers" in queue.go.
-	linger  time.Duration // how long it may linger after its grant, by the option of the caller that has it or had it last
+	linger  time.Duration // how long it may linger after its grant; depends on the option of its present or last caller
 	lingers instant       // when it stops lingering; 0 if it does not linger
 	ghost   *Lease        // nil until it lingers for the first time
 
@@ -69,12 +69,12 @@ const (
 	unrenewed      // because of WithoutRenewal
 )
 
-// errLate is an outage: the grant came too late.
+// errLate says that a grant came too late. It is an outage.
 var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDeadlineExceeded)
 
-// newHold returns the hold that g grants. The call began at start; slept is how long the machine
-// had slept by then. If the grant's term ended before the answer came, newHold has the reaper
-// release the token, and returns errLate.
+// newHold returns the hold that g grants. start is when the call began, and slept is how long the
+// machine had slept by then. If the grant's term ended before the answer came, newHold has the
+// reaper release the token, and returns errLate.
 func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
 	cl.Handle = g.Handle
 	term := cl.TTL - backend.Drift(cl.TTL)
@@ -90,9 +90,9 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now instant, 
 	h := &hold{renewer: r, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
 
 	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
-	// a Waiter has granted less than a whole term, the start of the term is not known. Then the
-	// time until the renewal counts from now. If the driver is Ordered, it handed the key over by a
-	// message, which also confirms the hold now.
+	// a Waiter has granted less than a whole term, the start of the term is not known. In that
+	// case, the time until the renewal counts from now. If the driver is also Ordered, it handed
+	// the key over by a message, so the hold was confirmed now.
 	began := until.add(-term)
 	since := min(max(start, began), now)
 	h.confirmed = since
@@ -160,12 +160,12 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	return l
 }
 
-// renewalsPerT is 3: a renewal starts at TTL/3.
+// renewalsPerT says that a renewal starts after a third of the TTL.
 const renewalsPerT = 3
 
-// renewalTime returns when to renew a term that began at since: after a third of the term, less up
-// to a tenth of that third, at random. So the renewals of holds that were taken together become due
-// at different times.
+// renewalTime returns when to renew a term. since is when the term began. The result is a third of
+// the term after that, less a random part of up to a tenth of the third. So the renewals of holds
+// that were taken together become due at different times.
 func renewalTime(since instant, term time.Duration) instant {
 	third := term / renewalsPerT
 	return since.add(third - rand.N(third/10+1))
@@ -179,9 +179,9 @@ func (h *hold) callEndedLocked() {
 	}
 }
 
-// holdHeap is a binary heap of holds, by when the renewer must serve them. Its entries contain
-// these times, because a comparison that reads the holds waits for memory. With 30,000 leases, this
-// wait was a quarter of the cost of a renewal.
+// holdHeap is a binary heap of holds, ordered by when the renewer must serve them. Its entries
+// contain these times, because to read a time from a hold, a comparison would wait for memory. With
+// 30,000 leases, this wait was a quarter of the cost of a renewal.
 type holdHeap []scheduled
 
 type scheduled struct {
@@ -226,7 +226,7 @@ func (r *renewer) scheduleLocked(h *hold) {
 	}
 	r.holds.place(int(h.index), scheduled{next, h})
 
-	// Wake a renewer that sleeps past the new time.
+	// Wake the renewer if it would sleep past the new time.
 	switch {
 	case !r.running:
 		r.running = r.spawnLocked(r.run)
@@ -250,20 +250,20 @@ func (r *renewer) unscheduleLocked(h *hold) {
 	h.index = -1
 }
 
-// A hold that is lost ends by the clock (endExpiredLocked), or by an answer of the store
+// A hold is lost because its time has passed (endExpiredLocked), or because the store says so
 // (batch.answer in renew.go). The context of the lease and an event report the loss to the program.
-// After an answer, the reaper releases the token. After an end by the clock, it does so when the
-// holder calls Unlock (beginUnlock).
+// If the store said so, the reaper releases the token immediately, and otherwise when the holder
+// calls Unlock (beginUnlock).
 
-// reapLocked has the reaper release the token of h, which has ended. It sets claim and times of x;
-// the caller may have set the other fields.
+// reapLocked has the reaper release the token of h, which has ended. It sets the fields claim and
+// times of x; the caller may have set the others.
 func (h *hold) reapLocked(x *reap) {
 	x.claim, x.times = h.claim, reapOnce
 	h.renewer.reaper.addLocked(x, max(time.Duration(h.kept-h.renewer.clock.now()), 0))
 }
 
-// endExpiredLocked ends the leases of h whose time is over by the clock, and returns them. The
-// caller calls endContext of each, after it has released mu.
+// endExpiredLocked ends the leases of h whose time has passed, and returns them. The caller must
+// call endContext on each of them after it has released mu.
 func (h *hold) endExpiredLocked(now instant) []*Lease {
 	if now >= min(instant(h.deadline.Load()), h.limit) {
 		h.lapsed = true
@@ -275,7 +275,7 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 		return nil
 	}
 
-	// The hold goes on. End only the leases whose WithMaxHold is over.
+	// The hold goes on. End only the leases whose max hold has passed.
 	var ended []*Lease
 	for i := len(h.leases) - 1; i >= 0; i-- {
 		if l := h.leases[i]; now >= l.maxHold {
@@ -295,7 +295,7 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 	return ended
 }
 
-// lapseLocked returns why h has ended by the clock.
+// lapseLocked returns why h, whose time has passed, is lost.
 func (h *hold) lapseLocked() *LostError {
 	switch {
 	case h.limit <= instant(h.deadline.Load()):
@@ -309,8 +309,8 @@ func (h *hold) lapseLocked() *LostError {
 	return &LostError{Reason: LostStopped}
 }
 
-// loseLocked ends h as lost because of why, and returns its leases. The caller calls endContext of
-// each, after it has released mu.
+// loseLocked marks h and its leases as lost, with the error why as the reason, and returns the
+// leases. The caller must call endContext on each of them after it has released mu.
 func (h *hold) loseLocked(why *LostError) []*Lease {
 	ended := h.leases
 	h.leases = nil
@@ -320,13 +320,13 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 	h.renewer.unscheduleLocked(h)
 
 	// Let the next caller ask the store before the contexts have ended. That is safe, because
-	// Lease.Err, and Err and Done of the leases' contexts, already report the loss. Only contexts
-	// derived from them end a moment later.
+	// Lease.Err, and Err and Done of the leases' contexts, already report the loss. Only the
+	// contexts derived from those contexts end a moment later.
 	h.line.endedLocked(h)
 	return ended
 }
 
-// loseLocked ends l as lost because of why, and returns why.
+// loseLocked marks l as lost, with the error why as the reason, and returns that error.
 func (l *Lease) loseLocked(why *LostError) error {
 	l.loss = why // set before state, because cause reads both without mu
 	l.state.Store(lost)
@@ -344,19 +344,19 @@ func (l *Lease) endContext(cause error) {
 	}
 }
 
-// Bounds of the reaper. If its queue is full, a further token is not released, and its hold expires.
+// Bounds of the reaper. If its queue is full, a further token is not released, but expires.
 const (
 	maxReaps   = 1 << 16 // tokens in the queue
-	maxReaping = 512     // calls in flight: many, so that releases go on while a part of the store hangs
+	maxReaping = 512     // calls in flight; the bound is high, so that releases go on while a part of the store hangs
 	maxRepeats = 64      // while this many calls are in flight, a token whose last release failed waits
 
 	firstRetry = 50 * time.Millisecond
 )
 
-// How many times the reaper releases a token. If the store has answered the Acquire or the Wait,
-// one release is enough. If the outcome is unknown, the store may carry out the command after the
-// first release. So the reaper makes a second release a Timeout later. By then the command has
-// arrived, or its connection is dead.
+// These constants are how many times the reaper releases a token. If the store has answered the
+// Acquire or the Wait, one release is enough. If the outcome is unknown, the store may carry out
+// the command after the first release. So the reaper makes a second release a Timeout later. By
+// then the command has arrived, or its connection is dead.
 const (
 	reapOnce  = 1
 	reapTwice = 2
@@ -364,7 +364,7 @@ const (
 
 // reaper releases tokens that may be in the store although no caller uses them. Such tokens come
 // from calls of unknown outcome, late grants, lost holds, and places in a queue that were given up.
-// It is one goroutine, which runs while there is work, and one more for each release in flight.
+// It has one goroutine, which runs while there is work, and one more for each release in flight.
 //
 // Its times are by clock.awake, because a command may reach the store only after a suspend, and
 // must still be cleaned up then.
@@ -374,7 +374,7 @@ type reaper struct {
 
 	// All below is guarded by mu.
 	running bool    // the goroutine exists
-	queue   []*reap // by the time of the next try
+	queue   []*reap // ordered by the time of the next try
 	active  int     // calls in flight
 }
 
@@ -388,7 +388,7 @@ type reap struct {
 	freed  chan struct{} // closed when the token is not in the store any more; nil if no caller waits for that
 }
 
-// over closes freed, if a caller waits for it.
+// over closes the channel freed, if a caller waits for that.
 func (x *reap) over() {
 	if x.freed != nil {
 		close(x.freed)
@@ -410,15 +410,15 @@ func (r *reaper) insert(x *reap) {
 	r.queue = slices.Insert(r.queue, i, x)
 }
 
-// add has the reaper release the token of cl: times is reapOnce or reapTwice. No caller may use the
-// token again.
+// add has the reaper release the token of cl. The parameter times is reapOnce or reapTwice. No
+// caller may use the token again.
 func (r *reaper) add(cl backend.Claim, times int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.addLocked(&reap{claim: cl, times: times}, cl.TTL)
 }
 
-// addLocked queues x. kept is how long the store may still keep the token.
+// addLocked queues x. The parameter kept is how long the store may still keep the token.
 func (r *reaper) addLocked(x *reap, kept time.Duration) {
 	if len(r.queue) >= maxReaps {
 		x.over()
@@ -457,7 +457,7 @@ func (r *reaper) run() {
 
 		done := r.closing.Done()
 		if closing {
-			done = nil // it was handled already; the loop must be able to block again
+			done = nil // the loop has noticed Close already, and must be able to block again
 		}
 		timer.Reset(wait)
 		select {
@@ -485,8 +485,8 @@ func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 			continue
 		}
 		if x.failed > 0 && r.active >= maxRepeats {
-			// Delay repeats while many calls are in flight, so that they do not delay releases that
-			// were not tried yet.
+			// Delay repeats while many calls are in flight, so that repeats do not delay releases
+			// that were not tried yet.
 			x.at = now.add(x.backoff(r.opts.Timeout))
 			r.insert(x)
 			continue
@@ -511,8 +511,8 @@ func (r *reaper) try(x *reap) {
 	defer poke(r.wake)
 	r.active--
 
-	// A release counts if it freed the token or found it gone. The next one that times asks for
-	// comes a Timeout later.
+	// A release counts if it freed the token or found it gone. If x.times asks for another release,
+	// that comes a Timeout later.
 	now := r.clock.awake()
 	if settled {
 		x.over()
@@ -528,7 +528,7 @@ func (r *reaper) try(x *reap) {
 	}
 }
 
-// acquire calls the driver's Acquire, for bound at most.
+// acquire calls the driver's Acquire, which may take at most the duration bound.
 func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (backend.Grant, error) {
 	if r.prompt(ctx) { // the same choice as the function call makes, without closures on the heap
 		g, err := direct(r.store, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
@@ -553,8 +553,8 @@ func (r *reaper) failed(cl backend.Claim, err error) {
 }
 
 // guard returns the functions f and late for call or run. f calls ask, which is the driver's
-// Acquire or Wait, and has the reaper clean up after a failure. late has the reaper release a grant
-// that comes after the caller has left.
+// Acquire or Wait, and has the reaper clean up after a failure. The function late has the reaper
+// release a grant that comes after the caller has left.
 func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim) (backend.Grant, error)) (f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
 	f = func(ctx context.Context) (backend.Grant, error) {
 		g, err := ask(ctx, cl)
@@ -565,7 +565,7 @@ func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim
 	}
 	late = func(g backend.Grant, err error) {
 		if err == nil {
-			granted := cl // a change of cl itself would move it to the heap
+			granted := cl // a change of cl itself would move cl to the heap
 			granted.Handle = g.Handle
 			r.add(granted, reapOnce)
 		}

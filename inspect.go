@@ -51,8 +51,8 @@ func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry
 		defer context.AfterFunc(s.closing, cancel)()
 
 		// Pull the entries, so that the driver's loop sends nothing while the caller uses an entry.
-		// If a call outlasts its context, list does not wait for it: the loop is stopped when that
-		// call has ended.
+		// If a call outlasts its context, list does not wait for that call. When the call has
+		// ended, it stops the loop.
 		next, stop := iter.Pull2(in.List(within, s.opts.Prefix+prefix, s.opts.Timeout))
 		left := false
 		defer func() {
@@ -85,7 +85,7 @@ func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry
 	}
 }
 
-// listed is what a driver yields, or the end of its list if more is false.
+// listed is what a driver's list yields. If the field more is false, the list has ended.
 type listed struct {
 	backend.Entry
 	err  error

@@ -23,7 +23,7 @@ type Lease struct {
 	op      string                       // Op of its events
 	parent  context.Context              // Lock's context
 	around  *Lease                       // the innermost lease in the context of Lock's caller, or nil
-	since   instant                      // when the caller got it
+	since   instant                      // when the caller got the lease
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0
 	loss    *LostError                   // why it was lost; set before state becomes lost
@@ -37,17 +37,17 @@ type Lease struct {
 	reported    bool // EventAcquired was reported
 	stillHeld   bool // EventStillHeld was reported
 
-	// parentDone is the Done channel of Lock's context. The first renewal sets both fields. Only
-	// renewals use them, and no two renewals of a lease run at the same time.
+	// parentDone is the Done channel of Lock's context. The first renewal sets these two fields.
+	// Only renewals use them, and no two renewals of a lease run at the same time.
 	parentDoneRead bool
 	parentDone     <-chan struct{}
 
 	unseen *Event // event of the lease's end, if the lease ended before EventAcquired was reported; guarded by mu
 }
 
-// States of a Lease. The first is held. The clock or an answer of the store makes it lost, and
-// Close makes it closed. If an Unlock calls the store, it makes the lease releasing during the
-// call, and then released, unknown or lost. Otherwise it makes the lease released immediately. A
+// States of a Lease. A lease begins as held. The clock or an answer of the store makes it lost, and
+// Close makes it closed. An Unlock that calls the store makes it releasing during the call, and
+// released, unknown or lost after the call. Any other Unlock makes it released immediately. A
 // repeated Unlock turns unknown into released or lost.
 const (
 	held int32 = iota
@@ -75,8 +75,8 @@ func (l *Lease) Shared() bool { return l.hold.claim.Shared }
 // without slots.
 func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 
-// Expires returns when the lease ends if no further renewal succeeds. Its context ends then at the
-// latest.
+// Expires returns when the lease ends if no further renewal succeeds. The lease's context ends at
+// that time at the latest.
 func (l *Lease) Expires() time.Time { return l.hold.renewer.clock.time(l.end()) }
 
 // Err returns nil while the lease is held, ErrReleased after Unlock or Detach, and ErrClosed after
@@ -101,8 +101,8 @@ func (l *Lease) cause() error {
 	return nil
 }
 
-// If l's time is over by the clock, expire ends all leases of its hold whose time is over. The
-// caller must not hold mu.
+// expire reads the clock. If l's time has passed, it ends all leases of l's hold whose time has
+// passed. The caller must not hold mu.
 func (l *Lease) expire() {
 	r, h := l.hold.renewer, l.hold
 	now, _ := r.clock.read()
@@ -118,7 +118,7 @@ func (l *Lease) expire() {
 	}
 	r.mu.Unlock()
 	for _, l := range gone {
-		l.endContext(l.loss) // not under mu
+		l.endContext(l.loss) // without mu, because this runs users' code
 	}
 }
 
@@ -132,8 +132,8 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 // If Lock's context was derived from the context of another lease, the end of that lease ends this
 // context too, with the same cause. [Lease.Err] says whether this lease itself has ended.
 //
-// The context's Err and Done read the clock, as [Lease.Err] does. Contexts derived from it do not:
-// they end when a timer fires, which may be late.
+// The context's Err and Done read the clock, as [Lease.Err] does. Contexts derived from this
+// context do not read the clock: they end when a timer fires, which may be late.
 func (l *Lease) Context() context.Context { return l.context(nil) }
 
 // context returns the context of l. If this call makes the context, and joint is not nil, the end
@@ -143,7 +143,7 @@ func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
 		return x
 	}
 
-	// If two first calls meet here, one context wins, and the other is discarded.
+	// If two first calls come here at the same time, the context of one of them is discarded.
 	x := newLeaseContext(l.parent, l, l)
 	if cancel := x.cancel; joint != nil {
 		x.cancel = func(cause error) { cancel(cause); joint(cause) }
@@ -176,7 +176,7 @@ func (l *Lease) renewUntilUnlock() {
 }
 
 // countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it last, because a
-// call that fails unlocks the lease, and then the key must not stay taken.
+// call that fails unlocks the lease, and must not leave the key taken.
 func (l *Lease) countMinHold() {
 	l.hold.renewer.mu.Lock()
 	defer l.hold.renewer.mu.Unlock()
@@ -186,12 +186,12 @@ func (l *Lease) countMinHold() {
 // Unlock ends the lease. If it is the last lease of its hold, Unlock releases the key, in at most
 // one call to the store. The end of ctx does not interrupt that call; Options.Timeout bounds it.
 //
-// ErrLost, which is a [*LostError] with the reason, means that the lease was lost before: another
-// caller may have held the key since. ErrReleased means that Unlock has succeeded before. After
-// ErrUnavailable the outcome is unknown: the lease has ended and is no longer renewed. Until Close,
-// the Client repeats the release in the background. Call Unlock again, before the term ends, to
-// learn the outcome. ErrClosed means that Close had stopped waiting for the holder: the key is free
-// when its term ends, at the latest.
+// ErrLost, which is a [*LostError] with the reason, means that the lease was lost before the call,
+// so another caller may have held the key since. ErrReleased means that an earlier Unlock or Detach
+// has succeeded. After ErrUnavailable it is unknown whether the key is free. The lease has ended
+// and is no longer renewed, and the Client repeats the release in the background until Close. Call
+// Unlock again, before the term ends, to learn the outcome. ErrClosed means that Close had stopped
+// waiting for the holder: the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
 	if ends && l.hold.renewer.opts.Observe != nil {
@@ -203,8 +203,8 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	return nil
 }
 
-// unlock returns the error of Unlock. If this call has ended the lease, and no event has reported
-// that yet, ends is true.
+// unlock returns the error of Unlock. The result ends is true if this call has ended the lease, and
+// no event has reported that yet.
 func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	l.expire()
 	was, err := l.beginUnlock()
@@ -260,7 +260,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	switch was = l.state.Load(); {
 	case was == lost:
 		if h.lapsed {
-			// Release the hold, which may last longer by the store's clock.
+			// Release the token, because by the store's clock the hold may not have ended yet.
 			h.lapsed = false
 			h.reapLocked(&reap{keep: h.keep})
 		}
@@ -274,8 +274,8 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 		return was, nil
 	}
 
-	// End this lease before a hand-over. The next caller in line runs immediately after it, and may
-	// have a context that is derived from this lease's.
+	// End this lease before a hand-over, because the next caller runs immediately after that, and
+	// its context may be derived from this lease's.
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
@@ -311,15 +311,15 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	}
 	l.state.Store(released)
 	if err == nil || now < instant(h.deadline.Load()) {
-		// Before the deadline the term cannot have run out. So ErrLost means that an earlier
-		// release has probably reached the store. A Break has the same effect.
+		// The term cannot have run out before the deadline. So ErrLost probably means that an
+		// earlier release has reached the store, or that the key was broken.
 		return nil
 	}
 	return l.loseLocked(&LostError{Reason: LostUnanswered}) // the term has ended meanwhile
 }
 
 // Extend makes the lease last for at least ttl from now, in one call to the store, and never
-// shortens it. Renewals still ask for the lease's own term. A ttl below 100 ms, or one that
+// shortens it. Later renewals still ask for the lease's own term. A ttl below 100 ms, or one that
 // WithMaxHold or the store does not allow, is ErrInvalid. If the lease has ended, the error is
 // ErrLost, ErrReleased or ErrClosed. After ErrUnavailable or an error of ctx the outcome is
 // unknown, and the lease lasts at least as long as before.
@@ -351,8 +351,8 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	}
 	r.mu.Unlock()
 
-	// Report a term that is too short: a store without space may renew the hold only for its
-	// present term.
+	// Report a term that is too short, because a store without space may renew the hold only for
+	// its present term.
 	if err == nil && l.end() < start.add(ttl-backend.Drift(ttl)) {
 		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
 	}
@@ -379,8 +379,8 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Cla
 	}
 }
 
-// tryExtend does the work of beginExtend, unless a renewal is in flight. Then it only returns a
-// channel that is closed when that renewal ends.
+// tryExtend does the work of beginExtend if no renewal is in flight. Otherwise it only returns a
+// channel that is closed when the renewal in flight ends.
 func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
 	r, h := l.hold.renewer, l.hold
 	r.mu.Lock()
@@ -411,16 +411,16 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 	return cl, bound, nil, nil
 }
 
-// leaseContext is the context of a lease, or of several: a child of Lock's context that also ends
-// with the lease, at its deadline at the latest.
+// leaseContext is the context of one or several leases. It is a child of Lock's context that also
+// ends with the lease, at the lease's deadline at the latest.
 type leaseContext struct {
 	context.Context                          // made by package context, so that children attach to it without a goroutine
 	lease           *Lease                   // the innermost lease, for re-entry
 	held            interface{ Err() error } // the Lease or the Leases with which the context ends
 	cancel          context.CancelCauseFunc
 
-	// The deadline of Lock's context, read once. Otherwise each call of Deadline would climb the
-	// whole chain of contexts of nested leases.
+	// The deadline of Lock's context is read only once. Otherwise each call of Deadline would climb
+	// the whole chain of the contexts of nested leases.
 	deadline time.Time
 	bounded  bool
 }
@@ -471,8 +471,8 @@ func (x *leaseContext) Value(key any) any {
 }
 
 // Held reports whether ctx is, or derives from, the context of a lease that holds key, such as the
-// lease of a [Do] around the caller. A function that needs the lock can check that it has it. The
-// lease may be of any Client; with WithSlots it has one slot of key.
+// lease of a [Do] around the caller. A function that must run under the lock can call Held to check
+// that. The lease may be of any Client; with WithSlots it has one slot of key.
 func Held(ctx context.Context, key string) bool {
 	x, _ := ctx.Value(leaseKey).(*leaseContext)
 	if x == nil {

@@ -22,7 +22,7 @@ type wait struct {
 	c     *Client
 	r     request
 	start instant // when Lock was called
-	began instant // start by clock.awake, because a suspend is no part of an outage
+	began instant // the moment of start by clock.awake, because a suspend is no part of an outage
 	once  bool    // make only one attempt
 	end   instant // when WithMaxWait ends the wait, or never
 	tries int     // calls to the store so far
@@ -38,7 +38,7 @@ type wait struct {
 	listenAgain instant        // when to call Listen again, after it has failed
 	intent      *backend.Claim // the last claim that may keep out new shared callers, or nil
 
-	part *wait // with slots, the wait for the slot that was tried last, or for the queue
+	part *wait // with slots, the wait for the queue, or for the slot that was tried last
 }
 
 // Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld if ctx or
@@ -89,7 +89,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 	}
 	if c.opts.Observe != nil {
 		w.r.id = lastEventID.Add(1)
-		c.observer.call(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: w.r.op, Key: key}) // before start, so that Observe does not count as a part of the wait
+		c.observer.call(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: w.r.op, Key: key}) // before start is read, so that the time of Observe is no part of the wait
 	}
 	start, slept := c.clock.read()
 	w.c, w.start, w.began, w.end = c, start, start-instant(slept), never
@@ -177,9 +177,9 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	switch tk.do {
 	case haveLease:
 		if tk.yield {
-			// The loop's thread may have been the one that polls the network for the runtime. The
-			// runtime wakes another one for a new goroutine. Otherwise a message may wait for the
-			// runtime's own check, which comes every 10 ms.
+			// The caller may be a busy loop on the thread that polls the network for the runtime.
+			// For a new goroutine, the runtime wakes another thread. Otherwise a message may wait
+			// for the runtime's own check, which comes every 10 ms.
 			go func() {}()
 			hostclock.Yield()
 		}
@@ -219,12 +219,12 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	return l, nil
 }
 
-// askUntilHeld asks the store until the caller has the key or the wait is over. Between two
+// askUntilHeld asks the store until the caller has the key or the wait has ended. Between two
 // attempts the caller waits in the driver, or sleeps until a wake-up or the next poll.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	mayWait := w.c.store.waiter != nil && !w.once
 	_, timed := ctx.Deadline()
-	timed = timed || w.end != never // otherwise no call is the last one
+	timed = timed || w.end != never // if the wait has no end, no call is the last one
 	defer func() {
 		if w.wake != nil {
 			w.stopListening()
@@ -239,7 +239,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		// wait.
 		last := w.once || timed && w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
-		start, slept := w.c.clock.read() // before the call, because a term, and the time until Grant.Until, begin during it
+		start, slept := w.c.clock.read() // before the call, because a term, and the time until Grant.Until, begin during the call
 		sent := start - instant(slept)
 
 		var h *hold
@@ -263,10 +263,10 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 			return nil, why
 		}
 		if !useWait && mayWait && w.shouldWait() {
-			continue // wait in the driver instead of a sleep
+			continue // wait in the driver instead of sleeping
 		}
 		if w.refused && w.listen(ctx) {
-			continue // ask again: the key may have been released before the Client listened
+			continue // ask again, because the key may have been released before the Client listened
 		}
 		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
 			return nil, w.endErr(ctx)
@@ -290,16 +290,16 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
-// attempt makes one attempt, which begins at start. By then the machine has slept for slept. If the
-// outcome is unknown, reaper.acquire has the token released. With a driver of Reach Process, the
-// outcome is always known. If last is true, no attempt follows.
+// attempt makes one attempt. start is when it begins, and slept is how long the machine has slept
+// by then. If the outcome is unknown, reaper.acquire has the token released. With a driver of Reach
+// Process, the outcome is always known. If the parameter last is true, no attempt follows.
 func (w *wait) attempt(ctx context.Context, start instant, slept int64, last bool) (*hold, error) {
 	c, ln, sent := w.c, w.line, start-instant(slept)
 	cl := w.claim()
 	cl.WillRetry = !last
 
-	// The call may last for Timeout, but not past the end of the wait, and in an outage only for
-	// the rest of Timeout. But the bound is never below c.answerTime.
+	// The call may take up to Timeout, but not past the end of the wait. During an outage, subtract
+	// how long the outage has lasted. But bound is never below c.answerTime.
 	bound := min(c.opts.Timeout, time.Duration(w.end-start))
 	c.mu.Lock()
 	ln.unanswered = cmp.Or(ln.unanswered, sent)

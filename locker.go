@@ -1,8 +1,8 @@
 // Package hasp provides named locks that processes share, behind one [Locker] interface. A strategy
 // decides where locks are kept and how callers wait: in one process (memlock), on one host
 // (filelock), on Redis (spinlock, pubsublock, fairlock, redlock), in PostgreSQL (pglock), in etcd
-// (etcdlock), or in any store that compares and sets (caslock). A URL names each of them but
-// caslock, so a change of strategy is a change of one string.
+// (etcdlock), or in any store that compares and sets (caslock). Each strategy but caslock can be
+// named by a URL, so a change of strategy is a change of one string.
 //
 //	c, err := hasp.Open(ctx, "spinlock+redis://localhost:6379", nil)
 //	…
@@ -147,18 +147,18 @@ type Entry = backend.Entry
 // keys.
 //
 // The list is no snapshot: a key that is taken or freed meanwhile may be missing, and a key may
-// come twice. List asks the store page by page as the loop goes on, and Options.Timeout bounds each
-// call. If there is an error, List yields it once, last, as an [*Error]. If the driver cannot list,
-// the error is errors.ErrUnsupported.
+// appear twice. List asks the store page by page as the loop goes on, and Options.Timeout bounds
+// each call. If there is an error, List yields it once, last, as an [*Error]. If the driver cannot
+// list, the error is errors.ErrUnsupported.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return c.store.list(ctx, prefix)
 }
 
 // Close ends every wait with ErrClosed, and every lease's context with cause ErrClosed. It stops
 // renewing. Then it waits up to Options.Timeout for the holders to Unlock and for calls in flight.
-// It never frees a key while its holder still runs: the remaining holds expire, and Close returns
-// an error that names their keys. Finally Close closes the driver, and waits up to a second for the
-// calls that are still in flight. All goroutines of the Client have ended then, except those in a
+// It frees no key whose holder may still run: the remaining holds expire, and Close returns an
+// error that names their keys. Finally Close closes the driver, and waits up to a second for the
+// calls that are still in flight. Then all goroutines of the Client have ended, except those in a
 // call of the driver or of Observe that does not return. A second Close waits for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -168,8 +168,8 @@ func (c *Client) Close() error {
 		return nil
 	}
 
-	// Call close and closeLocked under one lock of mu, so that no hold escapes: a caller that gets
-	// a hold later finds that the Client is closing. The leases that end here can be unlocked.
+	// Call close and closeLocked under one lock of mu, so that Close misses no hold: a caller that
+	// gets one later finds that the Client is closing. The leases that end here can be unlocked.
 	c.close(ErrClosed)
 	c.changed.Broadcast()
 	ended := c.renewer.closeLocked()

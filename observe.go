@@ -14,12 +14,12 @@ const maxUnobserved = 4096
 var lastEventID atomic.Uint64
 
 // observer calls Options.Observe, if there is one. Events of a call come on the caller's goroutine.
-// The others come on a goroutine of the observer, so that an Observe that blocks delays neither
-// renewals nor the end of a context.
+// All other events come on a goroutine of the observer, so that an Observe that blocks delays
+// neither renewals nor the end of a context.
 type observer struct {
 	*core
 
-	// Guarded by mu.
+	// The fields below are guarded by mu.
 	running bool         // the goroutine exists; it ends when the queue is empty
 	queue   []unobserved // the events that wait, in the order in which they happened
 }
@@ -45,8 +45,8 @@ func (o *observer) call(ctx context.Context, e Event) {
 	}
 }
 
-// acquired reports that a caller got l, after a wait as long as waited and after tries calls to the
-// store. If the lease has ended already, acquired then also reports that end.
+// acquired reports that a caller got l. waited is how long the caller waited, and tries is the
+// number of its calls to the store. If the lease has ended already, acquired also reports its end.
 func (o *observer) acquired(ctx context.Context, l *Lease, waited time.Duration, tries int) {
 	e := l.event(EventAcquired, nil)
 	e.Wait, e.Tries = waited, tries
@@ -94,8 +94,8 @@ func (o *observer) lost(l *Lease, err error) {
 }
 
 // lostLocked queues e, the EventLost of l, or keeps e in l until EventAcquired was reported. If
-// Close has stopped waiting, no goroutine may start: then lostLocked returns true, and the caller
-// must report e after it has released mu.
+// Close has stopped waiting, no goroutine may start. In that case, lostLocked returns true, and the
+// caller must report e after it has released mu.
 func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	switch {
 	case !l.reported:
@@ -108,13 +108,13 @@ func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	return false
 }
 
-// renewFailedLocked queues the event of a failed renewal of the hold of these leases.
+// renewFailedLocked queues the event of a failed renewal. leases are all leases of one hold.
 func (o *observer) renewFailedLocked(leases []*Lease, err error) {
 	if o.opts.Observe == nil || len(leases) == 0 || len(o.queue) >= maxUnobserved {
 		return
 	}
 	// Report only the outermost lease, and not those that have re-entered. If its EventAcquired was
-	// not reported yet, drop the event: the next renewal that fails makes another.
+	// not reported yet, drop the event, because the next renewal that fails makes another.
 	if l := leases[0]; l.reported {
 		o.queueEventLocked(l, l.event(EventRenewFailed, err))
 	}

@@ -36,17 +36,17 @@ type Options struct {
 	Owner string
 
 	// Backoff returns how long to sleep after an attempt that found the key held, or that failed.
-	// Attempts count from 1. The Client shortens the sleep by a random part of up to a half, so
+	// Attempts count from 1. The Client shortens the sleep by a random part, up to half of it, so
 	// that callers do not stay in step. If the store wakes callers, Backoff is called only during
 	// an outage, and while a caller cannot listen.
 	//
 	// If Backoff is nil, all Clients together make about eight attempts for each hold. The sleeps
-	// are at most 375 ms, and at most 75 ms once a caller has waited for unusually long.
+	// are at most 375 ms, and at most 75 ms once a caller has waited unusually long.
 	//
-	// A sleep ends earlier if the holder's term ends, and in time for a last attempt before the
-	// wait ends. If shared leases hold the key, a sleep lasts for 100 ms at most, because otherwise
-	// new shared callers could overtake. In an outage, a sleep ends when the outage has lasted for
-	// 9/8 of Timeout.
+	// A sleep is cut short if the holder's term ends, or if only the time for a last attempt is
+	// left. If shared leases hold the key, a sleep takes at most 100 ms, because otherwise new
+	// shared callers could overtake the sleeping one. In an outage, a sleep ends when the outage
+	// has lasted for 9/8 of Timeout.
 	Backoff func(attempt int) time.Duration
 
 	// Observe is called with every event, and must not call the Client. LogEvents returns an
@@ -65,8 +65,8 @@ type Options struct {
 	// Timeout; after that, EventLost may come on any goroutine. EventRenewFailed is dropped if
 	// thousands of events wait, or if EventAcquired of the same lease has not returned.
 	//
-	// The events of one lease come in order. But the next caller's EventAcquired may come before
-	// EventReleased, which waits for the store's answer. So a gauge may count a key twice.
+	// The events of one lease come in order. But EventReleased waits for the store's answer, so the
+	// next caller's EventAcquired may come first, and a gauge may count a key twice.
 	Observe func(ctx context.Context, e Event)
 }
 
@@ -147,7 +147,7 @@ func (r *request) refuse(format string, args ...any) {
 	}
 }
 
-// maxTTL is about 36 years. A sum of a few such times does not overflow.
+// maxTTL is about 36 years. A sum of a few times of this length does not overflow.
 const maxTTL = time.Duration(1 << 60)
 
 func checkTTL(ttl time.Duration) error {
@@ -160,7 +160,7 @@ func checkTTL(ttl time.Duration) error {
 	return nil
 }
 
-// checkLongest returns an error if ttl is longer than every term that the store grants.
+// checkLongest returns an error if ttl is longer than the longest term that the store grants.
 func checkLongest(t backend.Traits, ttl time.Duration) error {
 	if longest := t.MaxTTL; longest > 0 && ttl > longest {
 		return fmt.Errorf("%w: ttl %v is above %v, the longest term that this store grants", ErrInvalid, ttl, longest)
@@ -168,7 +168,7 @@ func checkLongest(t backend.Traits, ttl time.Duration) error {
 	return nil
 }
 
-// WithTTL sets the term of the lease instead of Options.TTL. Less than 100 ms is ErrInvalid.
+// WithTTL sets the term of the lease, instead of Options.TTL. A ttl below 100 ms is ErrInvalid.
 func WithTTL(ttl time.Duration) Option {
 	return func(r *request) {
 		// Keep the first error.
@@ -179,11 +179,11 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// WithMaxWait bounds the wait. Unlike a deadline of Lock's context, it does not bound the hold.
-// Zero means one attempt, bounded by Options.Timeout. Negative is ErrInvalid.
+// WithMaxWait bounds the wait. Unlike a deadline of Lock's context, it does not bound the hold. A d
+// of zero means one attempt, bounded by Options.Timeout. A negative d is ErrInvalid.
 //
-// If d is above zero, the last attempt may end after d: it may take min(max(4 round trips, 50 ms),
-// Options.Timeout). So a healthy store answers even if the wait is shorter than a round trip.
+// If d is above zero, the last attempt may end after d has passed: it may take min(max(4 round
+// trips, 50 ms), Options.Timeout). So a healthy store answers even if d is below a round trip.
 func WithMaxWait(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 {
@@ -194,7 +194,7 @@ func WithMaxWait(d time.Duration) Option {
 }
 
 // WithMaxHold bounds how long the lease lasts after the grant, in spite of renewals and Extend.
-// When d is over, the lease ends as lost. Zero or less is ErrInvalid.
+// When d has passed, the lease is lost. A d of zero or less is ErrInvalid.
 func WithMaxHold(d time.Duration) Option {
 	return func(r *request) {
 		if d <= 0 {
@@ -204,19 +204,19 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner. So a short
-// job runs once per tick although clocks differ. Unlock does not wait: the lease ends, but the
-// store keeps the key until d is over, even if the process ends. Meanwhile others get ErrHeld as a
-// [HeldError] whose RetryAfter is the rest of d, and whose Owner is the last holder. Break frees
-// the key sooner.
+// WithMinHold keeps the key taken until d has passed since the grant, even if Unlock comes earlier.
+// So a short job that several hosts start at one tick runs only once, although their clocks differ.
+// Unlock does not wait: the lease ends, but the store keeps the key for the rest of d, even if the
+// process ends. Meanwhile others get ErrHeld as a [HeldError] whose RetryAfter is the rest of d,
+// and whose Owner is the last holder. Break frees the key earlier.
 //
 // The min hold has no effect until Unlock reaches the store. If the holder dies before Unlock, if
 // the lease is lost, or if the store cannot be reached until the term ends, the key is free after
 // the term. Then another process can do the job.
 //
-// Under re-entry the latest end counts. Zero means no minimum. A d below zero or above 36 years is
-// ErrInvalid. If the driver has no [backend.Traits].MinHold, the error is errors.ErrUnsupported,
-// and the key is not locked.
+// If several leases share a hold by re-entry, the latest end of a min hold counts. Zero means no
+// minimum. A d below zero or above 36 years is ErrInvalid. If the driver has no
+// [backend.Traits].MinHold, the error is errors.ErrUnsupported, and the key is not locked.
 func WithMinHold(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 || d > maxTTL {
@@ -226,17 +226,17 @@ func WithMinHold(d time.Duration) Option {
 	}
 }
 
-// WithLinger lets the Client keep the key after Unlock for its own next caller, until d after the
-// store's grant. Until then, a Lock or TryLock of this Client for the same term gets the key
-// without a call to the store. So one process that locks a key again and again is a hundred times
+// WithLinger lets the Client keep the key after Unlock for its own next caller, until d has passed
+// since the store's grant. Meanwhile, a Lock or TryLock of this Client for the same term gets the
+// key without a call to the store. So a process that locks a key again and again is a hundred times
 // as fast. The lease ends with Unlock all the same, and its events come as usual. The Client
-// releases the key when d is over, when its next caller cannot use the hold, and at a Break or
-// Close. Then it leaves the key to other Clients for a moment.
+// releases the key when d has passed, when its next caller cannot use the hold, and at a Break or
+// Close. After the release, it leaves the key to other Clients for a moment.
 //
-// So other Clients wait longer for the key, by d at most. On Redis (spinlock, pubsublock, fairlock)
-// a refused caller of another Client sends a message. Then the key is released when 2 ms have
-// passed since the grant, or d if that is shorter. If the message is lost, the caller waits for d.
-// With other strategies, d counts as 50 ms at most.
+// So other Clients may wait longer for the key, by up to d. On Redis (spinlock, pubsublock,
+// fairlock) a refused caller of another Client sends a message. After this message, the key is
+// released when 2 ms have passed since the grant, or d if that is shorter. If the message is lost,
+// the caller waits until d has passed. With other strategies, a d above 50 ms counts as 50 ms.
 //
 // While a key lingers, Inspect shows it as held, and TryLock of another process returns ErrHeld,
 // although no caller works under it. So do not use WithLinger if another process calls TryLock when
@@ -297,25 +297,25 @@ func WithFence() Option {
 	return func(r *request) { r.fenced = true }
 }
 
-// maxSlots bounds n of WithSlots.
+// maxSlots is the largest number of slots.
 const maxSlots = 100
 
-// WithSlots lets up to n leases hold the key at the same time. Each has a slot, from 0 to n-1
-// ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that key. Inspect
-// of KEY itself says that KEY is free; the command hasp inspect KEY also shows its slots. All
-// callers of a key must use the same n; while a deployment changes n, up to the larger n leases may
-// hold the key. The slot of a holder that died is free after its term. WithSlots(1) and a lock
-// without WithSlots do not exclude each other.
+// WithSlots lets up to n leases hold the key at the same time. Each lease has a slot, from 0 to n-1
+// ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i, so Inspect or Break that key.
+// Inspect of KEY itself says that KEY is free; the command hasp inspect KEY also shows its slots.
+// All callers of a key must use the same n; while a deployment changes n, the key may have as many
+// leases as the larger n. The slot of a holder that died is free after its term. WithSlots(1) and a
+// lock without WithSlots do not exclude each other.
 //
 // Lock first locks the key KEY#queue, which callers get in the order of the strategy. Then Lock
 // asks for each slot in turn, except those that this Client knows to be held. It asks again when a
 // lease of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So Lock costs a
 // lock and an unlock of KEY#queue, and one call for each slot that it tries. TryLock asks for each
-// slot once, unless a Lock of this Client waits for one. It may get a slot before a Lock of another
-// Client that waits.
+// slot once, unless a Lock of this Client waits for one. TryLock may get a slot before a waiting
+// Lock of another Client.
 //
 // If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
-// are per slot. n below 1 or above 100 is ErrInvalid.
+// are per slot. An n below 1 or above 100 is ErrInvalid.
 func WithSlots(n int) Option {
 	return func(r *request) {
 		if n < 1 || n > maxSlots {
@@ -329,33 +329,33 @@ func WithSlots(n int) Option {
 type EventKind string
 
 const (
-	// EventRequested: a call of Lock, TryLock or Resume began, by a caller or by Lead. Each is
+	// EventRequested says that a caller or Lead began a call of Lock, TryLock or Resume. Each is
 	// followed by one EventAcquired or EventRefused of the same ID, and each EventAcquired by one
 	// EventReleased, EventDetached or EventLost.
 	EventRequested EventKind = "requested"
 
-	// EventAcquired: a caller got a lease. Wait and Tries say what it took.
+	// EventAcquired says that a caller got a lease. Wait is how long the caller waited.
 	EventAcquired EventKind = "acquired"
 
-	// EventRefused: a caller did not get a lease. Err says why.
+	// EventRefused says that a caller did not get a lease. Err says why.
 	EventRefused EventKind = "refused"
 
-	// EventReleased: a lease was unlocked. Err is nil, or Unlock's error if the outcome is unknown.
+	// EventReleased says that a lease was unlocked. Err is set if Unlock's outcome is unknown.
 	EventReleased EventKind = "released"
 
-	// EventDetached: a lease ended by Detach. The key stays taken. Resume's lease has another ID.
+	// EventDetached says that a lease ended by Detach. The lease of a Resume has another ID.
 	EventDetached EventKind = "detached"
 
-	// EventLost: a lease ended before it was unlocked. Err is a *LostError or ErrClosed.
+	// EventLost says that a lease ended before it was unlocked. Err is a *LostError or ErrClosed.
 	EventLost EventKind = "lost"
 
-	// EventRenewFailed: a renewal or an Extend failed or was not answered. A renewal is tried again
-	// until the deadline. Err is the store's error.
+	// EventRenewFailed says that a renewal or an Extend failed or was not answered. A renewal is
+	// tried again until the deadline. Err is the store's error.
 	EventRenewFailed EventKind = "renew failed"
 
-	// EventStillHeld: a lease has been held for ten terms and a minute. The caller has much to do,
-	// or has forgotten to unlock. The event comes once for a lease, but not for Do, DoAll and Lead,
-	// which never forget to unlock.
+	// EventStillHeld says that a lease has been held for ten terms, and for a minute at least. The
+	// caller is still at work, or has forgotten to unlock. The event comes once for a lease, but
+	// not for Do, DoAll and Lead, which never forget to unlock.
 	EventStillHeld EventKind = "still held"
 )
 
@@ -380,11 +380,11 @@ type Event struct {
 	Tries int
 }
 
-// LogEvents returns an [Options.Observe] that writes to l. A lost lease is an Error. A failed
-// renewal and a Lock refused with ErrUnavailable are Warn. EventStillHeld, which finds a forgotten
-// Unlock, is Info. All other events are Debug, which slog does not show by default. A message is,
-// for example, "hasp: acquired", with the attributes key, id, op, wait, hold, fence and err, as far
-// as the event has them. If l is nil, LogEvents calls slog.Default at each event.
+// LogEvents returns an [Options.Observe] that writes to l. A lost lease has the level Error. A
+// failed renewal and a Lock refused with ErrUnavailable have Warn. EventStillHeld, which finds a
+// forgotten Unlock, has Info. All other events have Debug, which slog does not show by default. A
+// message is, for example, "hasp: acquired", with the attributes key, id, op, wait, hold, fence and
+// err, as far as the event has them. If l is nil, LogEvents calls slog.Default at each event.
 func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) {
 		to := l

@@ -8,12 +8,12 @@ import (
 // A Client that polls sleeps for a ninth of the mean wait for the key. So all Clients together make
 // about eight attempts for each hold, however many Clients there are. The record of a hold says how
 // long its Client waited, so all Clients know the same mean. If each Client knew only its own
-// waits, a lucky Client would poll more often, and so be lucky again.
+// waits, a lucky Client would poll more often, and so get the key more often.
 const (
 	sleepsInWait = 9
 	meanOver     = 4                      // the weight of a new wait in the mean is 1/meanOver
 	longestWait  = 2 * time.Second        // a longer wait counts as two seconds, because long holds have caused it
-	maxSleep     = 250 * time.Millisecond // the longest sleep, before it varies at random
+	maxSleep     = 250 * time.Millisecond // the longest sleep, before the random variation
 
 	// A Client sleeps for at least min(age of the hold/partOfHold, longSleep), so that a long hold
 	// costs few attempts.
@@ -25,10 +25,10 @@ const (
 // If the key is contended, the next line of the key takes over the pace.
 type pace struct {
 	began instant       // when the row of holds began (see queue.go); 0 between two rows
-	ended instant       // when the last head's hold ended: waits count from then
+	ended instant       // when the last head's hold ended, from which waits count
 	mean  time.Duration // the mean wait for the key; 0 if it is not known
 	found instant       // when an attempt first found the present hold; 0 if no attempt was refused since the Client had the key
-	held  time.Duration // how long the Client of that hold had waited
+	held  time.Duration // how long the Client of the present hold had waited
 }
 
 // refused records that an attempt found the key held, and returns how long to sleep. waited is how
@@ -47,8 +47,8 @@ func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 }
 
 // sleep returns how long to sleep. waited is how long the Client has waited for the key, and age is
-// how long it has known the present hold. A Client that has waited for the mean sleeps for a ninth
-// of it. One that has waited for longer sleeps for less, so that no wait is much longer than the
+// how long it has known the present hold. If waited is the mean wait, the sleep is a ninth of that
+// mean. The longer waited is, the shorter is the sleep, so that no wait is much longer than the
 // others.
 func (p *pace) sleep(waited, age time.Duration) time.Duration {
 	d := minSleep

@@ -11,7 +11,7 @@ import (
 )
 
 // freshEnough bounds the time from the store's confirmation of a hold to its hand-over. It also
-// bounds how long a row of holds lasts; see below.
+// bounds how long a row of holds lasts; see rowTime.
 const freshEnough = 50 * time.Millisecond
 
 // queue keeps the callers of one Client that want or hold a key, by key. It is a state machine
@@ -98,8 +98,8 @@ const (
 	giveUp                // return err; the line does not count the caller any more
 )
 
-// errHeldHere says that another caller of this Client has the key, had it until a moment ago, or
-// came first.
+// errHeldHere says that another caller of this Client has the key, had it a moment ago, or asked
+// for it first.
 var errHeldHere error = &backend.HeldError{}
 
 // join adds a caller to the line of its key. If once is true, the caller does not wait for others.
@@ -128,9 +128,9 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 	q.callers++
 	ln.callers++
 
-	// The first caller asks the store. If the driver is Ordered, the others ask as well. A TryLock
-	// behind another caller does not, because that caller has the key or waits for it. But in an
-	// outage a TryLock asks too.
+	// The first caller asks the store. If the driver is Ordered, the others ask as well, except a
+	// TryLock, because another caller has the key or waits for it. But during an outage, a TryLock
+	// behind another caller asks too.
 	asks := !ln.hasHead
 	if q.traits.Ordered {
 		asks = !once || ln.callers == 1 || ln.outage != 0
@@ -168,7 +168,7 @@ func (q *queue) unused(keys []string) []string {
 	return keys
 }
 
-// leaveLocked takes a caller out of the count. The last one ends the line.
+// leaveLocked takes a caller out of the count. When the last caller leaves, the line ends.
 func (ln *line) leaveLocked() {
 	q := ln.q
 	q.callers--
@@ -179,8 +179,8 @@ func (ln *line) leaveLocked() {
 }
 
 // quitLocked takes t, which waits, out of the line. If a ticket has reached t at the same moment, t
-// does not use it. If the ticket has a lease, quitLocked returns the lease, and the caller must
-// unlock it. If the ticket made t the head, the next caller becomes the head.
+// does not use the ticket. If the ticket has a lease, quitLocked returns the lease, and the caller
+// must unlock it. If the ticket made t the head, the next caller becomes the head.
 func (ln *line) quitLocked(t *turn) *Lease {
 	if t.place != nil {
 		ln.remove(t)
@@ -196,7 +196,7 @@ func (ln *line) quitLocked(t *turn) *Lease {
 }
 
 // leaveWithoutHoldLocked removes a caller that has asked the store and got no hold. During an
-// outage it first ends the wait of each caller that has waited for a whole Timeout of the outage.
+// outage it first ends the wait of each caller that has waited for Timeout during the outage.
 func (ln *line) leaveWithoutHoldLocked() {
 	if !ln.q.traits.Ordered {
 		for t := ln.first(); t != nil && ln.outageLocked(t.since) >= ln.q.opts.Timeout; t = ln.first() {
@@ -219,7 +219,7 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 		p.mean += (waited - p.mean) / meanOver
 	}
 	ln.pace.found = 0
-	ln.sought = sought // so that a gap follows the release, however long ago a refusal was
+	ln.sought = sought // if the hold was refused before, a gap follows its release, however long the hold lasts
 	// The row begins here even if no caller waits yet, because a caller may come during the hold
 	// and get the hold by a hand-over.
 	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
@@ -230,12 +230,12 @@ func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	}
 }
 
-// giveLeaseLocked sends t the lease l of the line's hold. t replaces the caller that unlocks as the
-// head.
+// giveLeaseLocked sends t the lease l of the line's hold. As the head, t replaces the caller that
+// unlocks.
 func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 	ln.remove(t)
 	ln.turns++
-	ln.leaveLocked() // takes out the caller that unlocks; the line counts the next one already
+	ln.leaveLocked() // removes the caller that unlocks; the line already counts t
 	t.ready <- ticket{do: haveLease, lease: l}
 }
 
@@ -287,7 +287,7 @@ func (ln *line) promoteLocked() {
 		// Begin a gap. Otherwise other Clients would rarely find the key free.
 		ln.gapEnds = ln.endRowLocked(now, true)
 	}
-	// If the last head has left during a gap, the next one waits for the rest of the gap.
+	// If the last head has left during a gap, the next head waits for the rest of the gap.
 	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(time.Duration(ln.gapEnds-now), 0)}
 }
 
@@ -305,25 +305,25 @@ func (ln *line) remove(t *turn) *turn {
 	return t
 }
 
-// A row is a sequence of holds of one key by callers of one Client, one after another. After a row
-// the Client leaves the key to other Clients for a gap.
+// A row is a sequence of holds that callers of one Client have of one key, one after another. After
+// a row, the Client leaves the key to other Clients for a time, the gap.
 //
 // A row ends when it has lasted for freshEnough. It ends earlier if it has had rowTurns holds and
 // has lasted for max(rowTime, rowTrips round trips). If no caller waits when a hold ends, the row
-// goes on with the next caller, unless the row has lasted for briefRow. A caller that locks in a
-// loop may sleep between two holds, and even a short sleep often lasts for a millisecond.
+// goes on with the next caller, unless the row has lasted for briefRow. The reason is a caller that
+// locks in a loop and sleeps between two holds: even a short sleep often lasts for a millisecond.
 const (
 	rowTime  = 10 * time.Millisecond
 	rowTrips = 10
 	rowTurns = 5
 	briefRow = 2 * time.Millisecond
 
-	// recallGap is the shortest gap after a recall. It includes the release, and then a sleep of the
-	// caller that asked, which lasts for a millisecond or two at least.
+	// recallGap is the shortest gap after a recall. It includes the release, and then a sleep of
+	// the caller that sent the recall, which takes at least a millisecond or two.
 	recallGap = 3 * time.Millisecond
 
-	// min((length of the row)/partOfRow, rowTime) is a part of the gap, so that a Client that has
-	// just come finds the key free.
+	// The gap includes min((length of the row)/partOfRow, rowTime), so that a Client that has just
+	// begun to ask finds the key free.
 	partOfRow = 24
 	maxGap    = 100 * time.Millisecond // bounds the gap, so that slow answers do not leave a free key unused for seconds
 )
@@ -341,8 +341,8 @@ func (ln *line) rowOverLocked(now instant) bool {
 }
 
 // endRowLocked ends the row of the line, and returns the end of the gap after it. If the key is
-// contended, the gap is two round trips longer, up to maxGap. If Clients must poll as well, the gap
-// is at least as long as this Client's first sleep.
+// contended, the gap is two round trips longer, up to maxGap. If Clients also poll for the key, the
+// gap is at least as long as this Client's first sleep.
 func (ln *line) endRowLocked(now instant, contended bool) instant {
 	p := &ln.pace
 	d := jitter(min(time.Duration(now-p.began)/partOfRow, rowTime)) // at random, because pace.refused recognises a new hold by how long its Client waited
@@ -360,11 +360,11 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	return now.add(d)
 }
 
-// lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap,
-// even if the store has not refused this Client lately: each attempt of another Client may have
-// come during a hold. If this Client took the key again immediately, that Client would never find
-// the key free. But after a brief row there is no gap. If the key is contended, the next caller
-// then goes on with the row.
+// lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap
+// even if the store has not refused this Client lately, because other Clients may have asked only
+// during holds. If this Client took the key again immediately, they would never find the key free.
+// But after a brief row there is no gap, and if the key is contended, the next caller goes on with
+// the row.
 func (ln *line) lastLeavesLocked() {
 	q := ln.q
 	if q.traits.Ordered {
@@ -390,9 +390,9 @@ func (ln *line) lastLeavesLocked() {
 // contended holds the keys that the store has refused lately.
 //
 // With an Ordered driver, a caller that wants such a key joins the driver's queue without an
-// attempt. During an attempt, callers of other Clients could join the queue first. With another
-// driver, a caller that comes back right after its Unlock leaves the key to other Clients for a
-// gap. Otherwise it would take the key before the Clients that the release has woken, or that poll.
+// attempt, because during an attempt, callers of other Clients could join the queue first. With
+// another driver, a caller that returns right after its Unlock leaves the key to other Clients for
+// a gap. Otherwise it would take the key before Clients that the release has woken, or that poll.
 type contended map[string]contention
 
 type contention struct {
@@ -403,7 +403,7 @@ type contention struct {
 
 const (
 	contendedFor = time.Second // how long after its last refusal a key counts as contended
-	maxContended = 256         // the number of keys kept; after a key is forgotten, its next caller makes an attempt too many or leaves no gap
+	maxContended = 256         // the number of keys kept; after a key is forgotten, its next caller makes a needless attempt or leaves no gap
 )
 
 func (k *contended) note(key string, now instant) {
@@ -422,9 +422,9 @@ func (k *contended) set(key string, at contention) {
 }
 
 // handOverLocked gives h, whose last lease was unlocked, to the next caller in line. If that caller
-// cannot use h, if other Clients should get a turn, or if h has left the line, it returns false,
-// and h must be released. A hand-over needs no call to the store, because the store knows only the
-// token of the hold, and has confirmed the hold a moment ago.
+// cannot use h, if other Clients should get a turn, or if h has left the line, handOverLocked
+// returns false, and h must be released. A hand-over needs no call to the store, because the store
+// knows only the token of the hold, and has confirmed the hold a moment ago.
 func (h *hold) handOverLocked() bool {
 	ln, now := h.line, h.renewer.clock.now()
 	t := ln.first()
@@ -435,8 +435,8 @@ func (h *hold) handOverLocked() bool {
 	return true
 }
 
-// suitsLocked reports whether a caller with r may get h: h is what r asks for, and the store has
-// confirmed h a moment ago.
+// suitsLocked reports whether a caller with the request r may get h: h is what r asks for, and the
+// store has confirmed h a moment ago.
 func (h *hold) suitsLocked(r *request, now instant) bool {
 	switch {
 	case !h.passableLocked():
@@ -457,17 +457,17 @@ func (h *hold) passableLocked() bool {
 
 // A key lingers if its last lease had WithLinger and was unlocked, and the Client keeps the hold
 // for its own next caller. Then the hold has one lease that belongs to no caller: the ghost. The
-// line counts the ghost as a caller. The ghost is renewed and lost as any lease, but no event names
-// it. The next caller replaces the ghost (reuseLocked). If no caller comes in time, or the next
-// caller cannot use the hold, the hold ends, and the reaper releases its token (endLingerLocked).
+// line counts it as a caller. The ghost is renewed and lost like any lease, but no event names it.
+// The next caller replaces the ghost (reuseLocked). If no caller comes in time, or the next caller
+// cannot use the hold, the hold ends, and the reaper releases its token (endLingerLocked).
 //
 // The time of WithLinger counts from the grant of the hold, not from the last Unlock. So other
-// Clients wait for that time at most, however busy this Client is, and the gap after the row lets
+// Clients wait for at most that time, however busy this Client is, and the gap after the row lets
 // them in (endedLocked).
 
 const (
 	unrecalled   = 50 * time.Millisecond  // the longest linger of a key that other Clients cannot recall
-	yieldEvery   = 300 * time.Microsecond // how often a loop that reuses such a key yields its processor
+	yieldEvery   = 300 * time.Microsecond // how often a loop that reuses a lingering key yields its processor
 	wantedLinger = 2 * time.Millisecond   // the longest linger of a key that other Clients want, or may want
 )
 
@@ -485,8 +485,8 @@ func (h *hold) lingerFor(r *request) time.Duration {
 	return r.linger
 }
 
-// If another Client has sent a recall, recallLocked handles it: its key lingers for wantedLinger at
-// most. The recall may come before the reply to the attempt that took the key.
+// recallLocked handles the recall from another Client, if there is one: the recalled key lingers
+// for at most wantedLinger. A recall may come before the reply to the attempt that took the key.
 func (q *queue) recallLocked() {
 	var ln *line
 	select {
@@ -535,9 +535,9 @@ func (h *hold) reuseLocked(t *turn) ticket {
 	}
 	h.lingers = 0
 	h.leases = h.leases[:0]
-	// A loop that gets the key again and again never blocks. If it did not yield its processor, the
-	// programs that carry a message of another Client would wait for that processor, for
-	// milliseconds each.
+	// A loop that gets the key again and again never blocks. If the loop did not yield its
+	// processor, each program that carries a message of another Client would wait for that
+	// processor for milliseconds.
 	q, yield := h.line.q, false
 	if now >= q.yields {
 		q.yields, yield = now.add(yieldEvery), true

@@ -17,9 +17,9 @@ type recalls struct {
 	askNext instant // when to call Recalls again, after it has failed
 }
 
-// mark adds a mark to the token of a claim whose hold may linger, and returns it. The mark has this
-// Client's ID, so that refused callers know which Client to ask for the key. If this Client does
-// not receive messages yet, mark adds no mark, and begins to receive them.
+// mark adds a mark to the token of a claim whose hold may linger, and returns the result. The mark
+// has this Client's ID, so that refused callers know which Client to ask for the key. If this
+// Client does not receive messages yet, mark adds no mark, and begins to receive them.
 func (r *recalls) mark(token string) string {
 	d, ok := r.driver.(backend.Recaller)
 	if !ok {
@@ -47,9 +47,9 @@ func (r *recalls) mark(token string) string {
 	return backend.RecallMark + r.id + backend.RecallMark + token
 }
 
-// received receives a message: a caller of another Client was refused key. If callers of this Client
-// use the key in a busy loop, received may wait long for mu. So it leaves the key where the next
-// Unlock of the loop finds it.
+// received handles a message that says that a caller of another Client was refused key. If callers
+// of this Client use the key in a busy loop, received may wait long for mu. So it leaves the key
+// where the next Unlock of the loop finds it.
 func (r *recalls) received(key string) {
 	r.queue.recalled <- key // if the channel is full, the call that filled it empties it soon
 	r.mu.Lock()
@@ -57,8 +57,8 @@ func (r *recalls) received(key string) {
 	r.queue.recallLocked()
 }
 
-// breaks ends the linger of a key that this Client breaks, because its next caller must not get the
-// broken hold.
+// breaks ends the linger of a key that this Client breaks, because the next caller here must not
+// get the broken hold.
 func (q *queue) breaks(key string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

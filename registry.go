@@ -17,7 +17,7 @@ import (
 
 // Config names a driver and its settings. [ParseURL] makes one from a URL. It can be decoded from
 // YAML and JSON; in JSON each parameter is a string. Let the decoder refuse unknown fields.
-// Otherwise, if params is misspelt, all parameters in it are ignored.
+// Otherwise, if the field params is misspelt, all parameters in it are ignored.
 //
 //	strategy: spinlock
 //	nodes: ["redis://user:password@host:6379/0"]
@@ -110,7 +110,7 @@ func ParseURL(rawURL string) (Config, error) {
 var engineParams = []string{"ttl", "timeout", "prefix", "owner"}
 
 // options returns a copy of o with the engine's parameters of c, and removes these parameters from
-// c. The others must be among known, so that a misspelt parameter is never ignored.
+// c. The other parameters must be in the list known, so that a misspelt parameter is never ignored.
 func (c *Config) options(o *Options, known []string) (v Options, err error) {
 	if o != nil {
 		v = *o
@@ -196,7 +196,7 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 }
 
 // openErr returns the error of an opener that was bounded by timeout and failed with err. If ctx
-// has ended, the error also matches the end of ctx.
+// has ended, the error also matches the error of ctx.
 func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	end := withContextEnd(ctx, nil)
 	switch {
@@ -233,12 +233,12 @@ var registry = struct {
 	openers    map[string]opener
 }{openers: map[string]opener{}}
 
-// Register registers a strategy for Open. Strategies call it in their init. It panics if open is
-// nil or the name is taken.
+// Register registers a strategy for Open. Strategies call it in their init. Register panics if open
+// is nil or the name is taken.
 //
 // params are the names of the strategy's own parameters. Package hasp refuses all other names, so
-// that open finds only these in c.Params. open calls the store once, to see that it can be reached,
-// and returns when ctx ends. Its errors contain no password.
+// open finds only these in c.Params. The function open must call the store once, to check that it
+// can be reached, and must return when ctx ends. Its errors must contain no password.
 func Register(strategy string, open func(ctx context.Context, c Config) (backend.Driver, error), params ...string) {
 	registry.Lock()
 	defer registry.Unlock()
@@ -294,7 +294,7 @@ func lookup(strategy string) (opener, error) {
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+strategy)
 	}
 	if strings.ContainsAny(strategy, "@:/") {
-		// Do not show the name: it may be a URL with a password.
+		// Do not show the name, because it may be a URL with a password.
 		return opener{}, fmt.Errorf("%w: strategy is not a name (registered: %s); put a URL into nodes", ErrInvalid, registered)
 	}
 	return opener{}, fmt.Errorf("%w: unknown strategy %q (registered: %s); %s", ErrInvalid, strategy, registered, hint)

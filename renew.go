@@ -10,19 +10,19 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Bounds of renewals in bulk.
+// Bounds of renewals in batches.
 const (
-	batchSize   = 256                   // most claims in one call of Renew
+	batchSize   = 256                   // the most claims in one call of Renew
 	maxBatches  = 24                    // the most calls that a lane in renewer.well has in flight
 	maxSuspect  = 8                     // the most calls that a lane in renewer.suspect has in flight
 	minWindow   = 5 * time.Millisecond  // the shortest window; see windowsPerT
 	maxWindow   = 50 * time.Millisecond // the longest window
 	windowsPerT = 100                   // the window is TTL/100: renewals that are due within it are sent together
 	checkEvery  = time.Second           // how often the clock is read while leases are held
-	triesPerT   = 10                    // a try lasts at most TTL/10; the second try of a renewal, TTL/5
+	triesPerT   = 10                    // a try lasts at most TTL/10, and the second try of a renewal at most TTL/5
 )
 
-// renewer keeps the leases of a Client alive, and ends those whose deadline has passed. It is one
+// renewer keeps the leases of a Client alive, and ends those whose deadline has passed. It has one
 // goroutine, which runs while there are holds and a moment longer. It never calls the driver, so a
 // store that hangs does not delay the end of a context. Each batch has a goroutine of its own.
 type renewer struct {
@@ -69,7 +69,7 @@ func (r *renewer) closeLocked() (ended []*Lease) {
 	return ended
 }
 
-// run serves the holds in the heap. When the heap is empty, it stays for a moment, so that a
+// run serves the holds in the heap. When the heap is empty, run goes on for a moment, so that a
 // program that locks and unlocks in a loop does not start a goroutine each time.
 func (r *renewer) run() {
 	timer := time.NewTimer(0)
@@ -89,7 +89,7 @@ func (r *renewer) run() {
 		r.mu.Unlock()
 
 		for _, l := range gone {
-			l.endContext(l.loss) // not under mu
+			l.endContext(l.loss) // without mu, because this runs users' code
 		}
 		if over {
 			return
@@ -104,8 +104,8 @@ func (r *renewer) run() {
 	}
 }
 
-// serveLocked ends the leases whose time is over, and begins the renewals that are due. It returns
-// the leases that it has ended.
+// serveLocked ends the leases whose time has passed, and begins the renewals that are due. It
+// returns the leases that it has ended.
 func (r *renewer) serveLocked(now instant) (gone []*Lease) {
 	due := 0
 	for len(r.holds) > 0 {
@@ -168,7 +168,7 @@ func (r *renewer) dispatchBatchLocked(ln *lane) {
 			continue // an Extend is in flight, or the hold has ended
 		}
 
-		// The batch may last as long as the shortest of its tries.
+		// The batch may take only as long as the shortest of its tries.
 		if try := h.tryLocked(r.opts.Timeout); len(b.holds) == 0 || try < b.try {
 			b.try = try
 		}
@@ -248,8 +248,8 @@ func (b *batch) prepare() {
 // abandoned reports whether Lock's context has ended. Only the batch that renews the hold calls it,
 // so no two calls for one lease run at the same time. The caller must not hold mu.
 //
-// It calls the context's Done only once, and never its Err: the context may be of any type, and
-// slow methods would delay the other renewals of the batch.
+// It calls the context's Done only once, and never its Err, because the context may be of any type,
+// and slow methods would delay the other renewals of the batch.
 func (l *Lease) abandoned() bool {
 	if !l.parentDoneRead {
 		l.parentDoneRead, l.parentDone = true, l.parent.Done()
@@ -274,7 +274,7 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		h.orphaned = now
 	case time.Duration(now-h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
 		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go on for two
-		// thirds of TTL more. So the last renewal comes within a term.
+		// thirds of TTL more. So the last renewal comes within a term after that end.
 		h.renewal = paused
 		return cl, false
 	}
@@ -290,20 +290,20 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	return cl, true
 }
 
-// send makes the call, which may last for bound if bound is above 0. A claim fails if it has no
-// answer when the call ends, or a moment after ctx or the bound has ended.
+// send makes the call. If bound is above 0, the call may take at most that time. A claim fails if
+// it has no answer when the call ends, or a moment after ctx has ended or bound has passed.
 func (b *batch) send(ctx context.Context, bound time.Duration) {
 	r := b.r
 	b.sent, b.slept = r.clock.read()
 
-	// If the driver's call outlasts its context, leave it behind: the renewer must try again before
-	// the terms end.
+	// If the driver's call outlasts its context, do not wait for the call, because the renewer must
+	// try again before the terms end.
 	_, _ = run(r.store, ctx, bound, nil, nil, func(ctx context.Context) (struct{}, error) {
 		r.driver.Renew(ctx, b.claims, b.done)
 		return struct{}{}, nil
 	}, nil)
 
-	// From now on answers do not count.
+	// Answers that come after this are ignored.
 	r.mu.Lock()
 	b.over = true
 	r.mu.Unlock()
@@ -381,11 +381,11 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	}
 }
 
-// extend renews h alone, for Extend, which has made it busy. The call lasts for bound at most.
+// extend renews h alone, for an Extend that has made h busy. bound is the longest time of the call.
 func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
 	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
-	b.err = noAnswer(bound) // stays if send returns just before done has recorded the answer
-	b.send(ctx, 0)          // ctx is bounded already, by call
+	b.err = noAnswer(bound) // remains if send returns just before done has recorded the answer
+	b.send(ctx, 0)          // the function call has bounded ctx already
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -393,16 +393,16 @@ func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound t
 }
 
 // soonDueLocked reports whether the next renewal may begin. To share a batch with others, it may
-// begin before it is due: by a window at most, and by a quarter of the time from h.planned to h.due
-// at most. Without the second bound, renewals of a short term would run in a tight loop against a
-// store that immediately refuses connections.
+// begin before it is due, but at most a window earlier, and at most a quarter of the time from
+// h.planned to h.due earlier. Without the second bound, renewals of a short term would run in a
+// tight loop against a store that immediately refuses connections.
 func (h *hold) soonDueLocked(now instant) bool {
 	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
 	return h.due <= now.add(min(window, max(time.Duration(h.due-h.planned), 0)/4))
 }
 
-// tryLocked returns how long one try to renew h may last. That is at most timeout, which is
-// Options.Timeout.
+// tryLocked returns how long one try to renew h may last. The parameter timeout is Options.Timeout,
+// which bounds the result.
 func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 	try := h.termLocked() / triesPerT
 	if h.failed == 1 {
@@ -422,7 +422,7 @@ func (h *hold) termLocked() time.Duration {
 	return min(h.claim.TTL, termFor(left))
 }
 
-// termFor returns a term of which at least d is left after the drift is subtracted.
+// termFor returns a term that is at least as long as d after the drift is subtracted.
 func termFor(d time.Duration) time.Duration {
 	return max(d+d/99+3*time.Millisecond, backend.MinTTL)
 }
@@ -438,8 +438,8 @@ func (h *hold) resumeRenewalLocked(now instant) bool {
 	return true
 }
 
-// renewedLocked records that the store has renewed h. The call was sent at start. The holder may
-// trust the renewal up to until.
+// renewedLocked records that the store has renewed h. start is when the call was sent, and until is
+// when the renewed term ends for the holder.
 func (h *hold) renewedLocked(now, start, until instant) {
 	// Answers may arrive in any order, and the store never shortens a term. So an older answer must
 	// not move the deadline back.

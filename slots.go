@@ -14,8 +14,8 @@ import (
 // A lease WithSlots(n) is an exclusive lease on one of n keys, with a term and a fence of its own.
 // So a dead holder blocks only its own slot, and a resource can tell old holders from new ones.
 //
-// Only the holder of one more key, the queue, looks for a free slot. So callers get slots in the
-// order of the strategy, and the store answers one caller instead of all waiters.
+// There is one more key, the queue, and only its holder looks for a free slot. So callers get slots
+// in the order of the strategy, and the store answers one caller instead of all waiters.
 
 const (
 	// With n slots, the pauses between two rounds of attempts grow from n·firstLook to
@@ -24,8 +24,8 @@ const (
 	lastLook  = 10 * time.Millisecond
 	slowLook  = 80 * time.Millisecond
 
-	// queueTTL is the term of the queue. If its holder dies, the next caller waits for so long at
-	// most.
+	// queueTTL is the term of the queue. If the queue's holder dies, the next caller waits for at
+	// most this time.
 	queueTTL = 5 * time.Second
 )
 
@@ -63,7 +63,7 @@ func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, erro
 	return l, err
 }
 
-// lookUntilFree looks for a free slot until it has one, or the wait is over.
+// lookUntilFree looks for a free slot until it has one, or the wait has ended.
 func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	c, n := w.c, time.Duration(w.r.slots)
 	first := rand.N(w.r.slots) // Clients begin at different slots, so that they seldom ask for the same one
@@ -96,14 +96,14 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 
 		d := min(jitter(pause), time.Duration(w.end-c.clock.now()))
 		if retry > 0 {
-			d = min(d, retry+minSleep) // if its holder has died, the slot is free then
+			d = min(d, retry+minSleep) // if the slot's holder has died, the slot is free after that time
 		}
 		c.queue.looks(w.r.name, freed, true) // only after the first look, so that a Lock that gets a slot immediately does not make TryLocks fail
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
 
-// pauseLooking returns after d, when a slot was freed, or when the wait is over. It returns the
+// pauseLooking returns when d has passed, a slot was freed, or the wait has ended. It returns the
 // slot to ask for first.
 func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Duration) int {
 	timer := time.NewTimer(d)
@@ -118,10 +118,10 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 	return rand.N(w.r.slots)
 }
 
-// look makes one attempt at each slot, from the slot first on, until it gets one. If all slots are
-// held, retry is the shortest rest of a holder's term, and err is the answer for that slot. If no
-// rest is known, retry is 0. If there is no answer for one slot, look goes on. If there is no
-// answer for a second slot, look ends.
+// look makes one attempt at each slot until it gets one. It begins with the slot whose number is
+// first. If all slots are held, retry is the shortest rest of a holder's term, and err is the
+// answer for that slot. If no rest is known, retry is 0. If there is no answer for one slot, look
+// goes on. If there is no answer for a second slot, look ends.
 func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
 	var outage error  // the error for the first slot without an answer
@@ -158,8 +158,8 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// looks records that a caller looks for a slot of key. If on is false, the caller does so no
-// longer. freed receives a slot that may have become free.
+// looks records that a caller begins to look for a slot of key, or that it ends, if on is false.
+// The channel freed receives the number of a slot that may have become free.
 func (q *queue) looks(key string, freed chan int, on bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

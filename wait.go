@@ -41,7 +41,7 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 		// The store had no time to answer, so report that other callers of this Client came first.
 		refusal = errHeldHere
 	}
-	// Not under mu: ctx may be the context of a lease, whose methods lock mu.
+	// Do not hold mu here, because ctx may be the context of a lease, whose methods lock mu.
 	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
 }
 
@@ -61,7 +61,7 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 }
 
 // awaitFreed waits for the release of a hold that lingered and that the caller could not use. If
-// the caller's wait ends before, it returns an error.
+// the caller's wait ends before the release, awaitFreed returns an error.
 func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	c := w.c
 	left := time.Duration(w.end - c.clock.now())
@@ -113,9 +113,9 @@ func (w *wait) abandon(l *Lease) {
 	}
 }
 
-// shouldWait reports whether to call the Wait of a Waiter instead of Acquire, because Acquire would
-// probably be refused: the store has just refused this caller. An Ordered Waiter adds two reasons:
-// other callers of this Client want the key, or the driver has refused it lately.
+// shouldWait reports whether to call the Wait of a Waiter instead of Acquire. It does if the store
+// has just refused this caller, so Acquire would probably be refused. With an Ordered Waiter, it
+// also does if other callers of this Client want the key, or the driver refused it lately.
 func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
@@ -167,9 +167,9 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 	return nil, err
 }
 
-// over records the outcome of a call that returned err. It reports whether the wait is over, and
+// over records the outcome of a call that returned err. It reports whether the wait has ended, and
 // with which error. sent is when the call began, by clock.awake; for a driver's Wait, it is the
-// result of outageOf. last is true if the call was meant to be the last one.
+// result of outageOf. The parameter last is true if the call was meant to be the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
 	outage, final := w.note(err, sent, last)
 
@@ -183,7 +183,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	case w.once, outage >= w.c.opts.Timeout:
 		return true, err
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
-		// If the deadline of ctx comes first, wait for it, so that the error reports it.
+		// If the deadline of ctx comes first, wait until then, so that the error reports it.
 		if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
 			rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 		}
@@ -230,8 +230,8 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 // outageOf returns when an outage began, by clock.awake. A Waiter has reported the outage with err.
 // The result is
 //   - the Since of a [backend.UnavailableError], if err has one;
-//   - began, if err is only the context's error: the Wait had no answer since then;
-//   - otherwise now.
+//   - the time began, if err is only the context's error, because Wait had no answer since then;
+//   - otherwise the present time.
 func (c *core) outageOf(err error, began instant) instant {
 	now := c.clock.awake()
 	var dated *backend.UnavailableError
@@ -266,8 +266,8 @@ func (w *wait) endErr(ctx context.Context) error {
 // pause returns how long to sleep after an attempt that failed with err. If the key is held,
 // Options.Backoff decides, or the pace of the line if there is no Backoff. A caller that listens
 // polls seldom, because the Waker wakes it. In an outage the number of attempts decides, and
-// Backoff may make the sleep longer. The sleep ends with the holder's term, and in time for a last
-// attempt before the wait ends.
+// Backoff may make the sleep longer. The sleep ends when the holder's term ends, and leaves time
+// for a last attempt before the wait ends.
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
 	c := w.c
 	var held backend.HeldError
@@ -281,8 +281,8 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	switch {
 	case !errors.Is(err, ErrHeld):
-		// In an outage sleep at least for least, so that calls that fail immediately do not keep a
-		// processor busy. Shorten a long Backoff to the time that is left for retries.
+		// In an outage, least bounds the sleep from below, so that calls that fail immediately do
+		// not keep a processor busy. Shorten a long Backoff to the time that is left for retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
 		rest := c.opts.Timeout - w.line.outageLocked(w.began)
@@ -300,7 +300,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	if held.Shared && !w.r.shared && w.wake == nil {
 		d = min(d, backend.SharedRetryEvery)
 	}
-	// Ask at the end of the term: if the holder has died, the key is free then.
+	// Ask at the end of the term, because the key is free then if the holder has died.
 	if held.RetryAfter > 0 {
 		d = min(d, held.RetryAfter+minSleep)
 	}
@@ -317,9 +317,9 @@ type listening struct {
 	stop func()
 }
 
-// listen calls Listen of a Waker, unless the caller listens already, or a Listen has failed just
-// now. If it returns true, the caller has begun to listen and must ask once more. Otherwise the
-// caller sleeps.
+// listen calls Listen of a Waker, unless the caller listens already, or a Listen has failed within
+// the last listenPoll. If listen returns true, the caller has begun to listen and must ask once
+// more. Otherwise the caller sleeps.
 func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
 	// Leave most of the time to the attempt that follows.

@@ -46,11 +46,11 @@
 // # Stores without a clock
 //
 // Some stores only compare and set. Their driver ends the hold of a dead process by its own clock,
-// when the record has not changed for a whole term. It starts to count when it has the first reply
-// that shows the record. When a term has run out, such a store may still refuse the key to each
-// caller, for one term from that caller's first attempt. RetryAfter and Status.TTL are then upper
-// bounds, and Inspect and List may go by the clock of the holder. The documentation of the driver
-// says what an attempt of a new process means. Package caslock is such a driver.
+// when the record has not changed for a whole term. The driver starts to count when it has the
+// first reply that shows the record. When a term has run out, such a store may still refuse the key
+// to each caller, for one term from that caller's first attempt. So RetryAfter and Status.TTL are
+// upper bounds, and Inspect and List may use the clock of the holder. The documentation of the
+// driver says what an attempt of a new process means. Package caslock is such a driver.
 //
 // # Errors
 //
@@ -126,11 +126,11 @@ func Definite(err error) bool {
 // HeldError is ErrHeld with the details that the store knows about the hold.
 type HeldError struct {
 	// RetryAfter is how long the present term still runs, by the store's clock; zero if the driver
-	// does not know. The key may become free sooner. If the holder renews, it is held for longer.
+	// does not know. The key may become free earlier, or be held longer if the holder renews.
 	RetryAfter time.Duration
 
-	// Owner is the holder's label for people; empty if the driver does not know it. If the key is
-	// held by shared holds, it is the owner of one of them.
+	// Owner is the holder's label for people; empty if the driver does not know it. If shared holds
+	// have the key, Owner is the owner of one of them.
 	Owner string
 
 	// Shared says that the key is held by shared holds.
@@ -151,7 +151,7 @@ func (e *HeldError) Error() string {
 // Is reports whether target is [ErrHeld], which every HeldError matches.
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// UnavailableError is an outage that began at Since. A Waiter may return it. It matches
+// UnavailableError is an outage whose start may be known. A Waiter may return it. It matches
 // [ErrUnavailable].
 type UnavailableError struct {
 	// Since is when the store stopped answering; zero if that is not known.
@@ -176,8 +176,8 @@ func (e *UnavailableError) Unwrap() []error { return []error{ErrUnavailable, e.E
 //
 // Many goroutines may call its methods at the same time. Every call but a Wait is sent to the store
 // at most once. So a driver switches off the retries of its client library. Otherwise, if the reply
-// to an Acquire was lost, the library would send the Acquire again. The store would refuse it,
-// because the call's own token holds the key.
+// to an Acquire was lost, the library would send the Acquire again. The store would refuse the
+// second Acquire, because the call's own token holds the key.
 type Driver interface {
 	// Traits returns what the driver can do. The answer never changes.
 	Traits() Traits
@@ -191,8 +191,8 @@ type Driver interface {
 	// engine calls Acquire with a context that ends after c.Timeout at the latest. If
 	// Traits.Cancellation is CancelPrompt, that context also ends when the caller gives up. If ctx
 	// has caused the error, the outcome is unknown: unless Traits.Cleans is set, the engine
-	// releases c.Token, immediately and again after c.Timeout. It does so after every error that is
-	// not definite. c.Timeout counts from the first release that was answered.
+	// releases c.Token, immediately and again after c.Timeout. The engine does so after every error
+	// that is not definite. c.Timeout counts from the first answered release.
 	//
 	// If Acquire returns before all its commands have ended, as a quorum does, the driver cleans up
 	// after them, also if it is closed immediately.
@@ -221,7 +221,7 @@ type Driver interface {
 }
 
 // Waiter is a [Driver] whose callers wait in the driver, because its store queues them. A driver
-// without a queue is a [Waker], which is simpler.
+// without a queue should be a [Waker] instead, which is simpler.
 //
 // A wrapper around a Waiter must be a Waiter as well.
 type Waiter interface {
@@ -250,18 +250,18 @@ type Waiter interface {
 	// token.
 	//
 	// If ctx ends the wait, the error matches ErrHeld if the store's last answer was ErrHeld.
-	// Otherwise Wait returns the outage, if there was one. Wait also returns the outage if a call
-	// has had no answer for a third of c.Timeout by then, because the last answer is too old. An
-	// error of unknown outcome may be an [*UnavailableError], whose Since says when the store
-	// stopped answering. The engine bounds the whole outage by Options.Timeout. Without Since, it
-	// assumes that the outage has just begun.
+	// Otherwise Wait returns the outage, if there was one. Wait also returns the outage if, at the
+	// end of ctx, a call has had no answer for a third of c.Timeout, because the last answer is too
+	// old. An error of unknown outcome may be an [*UnavailableError], whose Since says when the
+	// store stopped answering. The engine bounds the whole outage by Options.Timeout. Without
+	// Since, it assumes that the outage has just begun.
 	Wait(ctx context.Context, c Claim) (Grant, error)
 }
 
 // Waker is a [Driver] that says when it is time to ask again. If Acquire refuses a caller, the
 // engine calls Listen, makes another attempt immediately, and then sleeps until the driver wakes
-// it. The engine also asks when the holder's term ends, and once a second. It makes the attempts,
-// bounds them, and cleans up after them, as for a driver that polls. If shared holds have refused a
+// it. The engine also asks when the holder's term ends, and once a second. The engine makes, bounds
+// and cleans up after the attempts, as for a driver that polls. If shared holds have refused a
 // caller, and the caller gives up, the engine releases the token of its last claim with WillRetry.
 // So new shared claims need not wait for that caller. An Ordered driver cannot be a Waker.
 //
@@ -284,12 +284,12 @@ type Waker interface {
 	Listen(ctx context.Context, c Claim) (wake <-chan struct{}, stop func(), err error)
 }
 
-// RecallMark begins the token of a hold that may linger. Such a token is ~ID~ and more characters.
-// Other tokens do not begin with the mark.
+// RecallMark is the first character of the token of a hold that may linger. That token is ~ID~ and
+// more characters. No other token begins with the mark.
 const RecallMark = "~"
 
-// RecallID returns the ID in token, which may also be a record that begins with a token. If the
-// token has no mark, ok is false.
+// RecallID returns the ID in token. The argument may also be a record that begins with a token. If
+// the token has no mark, ok is false.
 func RecallID(token string) (id string, ok bool) {
 	rest, ok := strings.CutPrefix(token, RecallMark)
 	id, _, cut := strings.Cut(rest, RecallMark)
@@ -304,9 +304,9 @@ func RecallID(token string) (id string, ok bool) {
 type Recaller interface {
 	Driver
 
-	// Recalls begins to receive the messages to id, and calls f with the key in each of them. f
-	// does not block. The driver may call f too often, also after the hold has ended. A closed
-	// driver calls f no more.
+	// Recalls begins to receive the messages to the ID id, and calls f with the key in each
+	// message. f does not block. The driver may call f too often, also after the hold has ended. A
+	// closed driver calls f no more.
 	Recalls(ctx context.Context, id string, f func(key string)) error
 }
 
@@ -319,8 +319,8 @@ type Inspector interface {
 	// the Status but Fence and Waiters is zero.
 	Inspect(ctx context.Context, key string) (Status, error)
 
-	// Break removes the hold of key, whichever token has it. Breaking a key that is free is not an
-	// error. An ordered driver hands the key over to the next waiter.
+	// Break removes the hold of key, whichever token has it. Breaking a free key is not an error.
+	// An Ordered driver hands the key over to the next waiter.
 	Break(ctx context.Context, key string) error
 }
 
@@ -369,8 +369,8 @@ type Traits struct {
 	MaxTTL time.Duration
 
 	// MinTTL is the shortest term that the driver grants. Each term is a multiple of TTLUnit. A
-	// driver rounds a term up to both. A zero MinTTL means MinTTL of this package, and a zero
-	// TTLUnit means a millisecond or less.
+	// driver rounds a term up to both. A zero MinTTL means the constant MinTTL, and a zero TTLUnit
+	// means a millisecond or less.
 	MinTTL, TTLUnit time.Duration
 
 	// Cleans drivers remove what a failed Acquire or Wait has left in the store, even if the
@@ -381,7 +381,7 @@ type Traits struct {
 	Reach Reach
 
 	// Cancellation says when a call returns at the latest if the store does not answer. The zero
-	// value is safe for every driver. The others save two switches between threads in each call.
+	// value is safe for every driver. Other values save two switches of threads in each call.
 	Cancellation Cancellation
 }
 
@@ -400,8 +400,8 @@ const (
 
 	// CancelPrompt means that a call returns a moment after its context has ended, by deadline or
 	// by cancellation. The engine runs the call on the caller's goroutine. The context of an
-	// Acquire also ends with the caller's context. If its context ended a call, the outcome is
-	// unknown, as if the reply had been lost.
+	// Acquire also ends with the caller's context. If a call ended because of its context, the
+	// outcome is unknown, as if the reply had been lost.
 	CancelPrompt
 )
 
@@ -499,14 +499,14 @@ type Grant struct {
 
 	// Handle is what the driver wants to know in later calls for this hold, such as the number of a
 	// lease in the store. The engine passes it to Renew and Release as Claim.Handle, and does not
-	// read it. A renewal may give another Handle. If it gives nil, the last one stays.
+	// read it. A renewal may give another Handle. If the renewal gives nil, the last Handle stays.
 	Handle any
 
 	// Until is the moment until which the holder may trust the hold, by this process's clock. The
 	// store grants the key to another token only after Until. The zero value means: the moment at
 	// which the call began + TTL − [Drift](TTL). That is right for every store that starts the
 	// whole term during the call. The first renewal is due after a third of the term at the latest.
-	// If the grant is shorter than TTL, it is due after a third of the rest at the latest.
+	// If the grant is shorter than TTL, the renewal is due after a third of the rest at the latest.
 	Until time.Time
 }
 

@@ -148,8 +148,8 @@ func (d *driver) last(key string) *view {
 	return d.views[key]
 }
 
-// remember keeps the last view of key; nil forgets it. If there are too many views, it forgets any
-// of them, which only delays a take-over.
+// remember keeps v as the last view of key. If v is nil, it forgets the last view. If there are too
+// many views, it forgets some of them, which only delays a take-over.
 func (d *driver) remember(key string, v *view) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -201,10 +201,10 @@ func (d *driver) put(ctx context.Context, v *view, r *record) error {
 	return err
 }
 
-// update writes what edit makes of a key, and returns the error of edit. If edit returns no record,
-// update writes nothing. It lasts for timeout at most. It begins with v, or with a Get if v is nil.
-// It reads again if edit returns ErrConflict, or if another write came first. The other write may
-// be update's own Put, if a library or a proxy has sent the Put twice.
+// update writes the record that edit makes of a view, and returns edit's error. If edit returns no
+// record, update writes nothing. It takes at most the time timeout. It begins with v, or with a Get
+// if v is nil. It reads again if edit returns ErrConflict, or if another write came first. The
+// other write may be update's own Put, if a library or a proxy has sent the Put twice.
 func (d *driver) update(ctx context.Context, key string, timeout time.Duration, v *view, edit func(v *view, now time.Time) (*record, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -219,7 +219,7 @@ func (d *driver) update(ctx context.Context, key string, timeout time.Duration, 
 		if r != nil {
 			if err := d.put(ctx, v, r); errors.Is(err, ErrConflict) {
 				result = err
-				time.Sleep(mathrand.N(pause)) // so that writers do not meet again
+				time.Sleep(mathrand.N(pause)) // so that two writers do not conflict again
 			} else if err != nil {
 				return err
 			}
@@ -292,7 +292,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 		err = fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 	}
 	if errors.Is(err, backend.ErrHeld) && !doubt {
-		d.doubts.Delete(c.Token) // each Put of this call was answered, and none has brought the token
+		d.doubts.Delete(c.Token) // each Put of this call was answered, and none has written the token
 	}
 	return g, err // g means nothing if there is an error
 }
@@ -339,8 +339,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// change writes the hold of c.Token as edit leaves it, or removes it if edit returns false. If the
-// last view has the hold, change makes no Get before.
+// change lets edit change the hold of c.Token, and writes the result, or removes the hold if edit
+// returns false. If the last view has the hold, change makes no Get before the Put.
 func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *item, r *record, now time.Time) bool) error {
 	last := d.last(c.Key)
 	err := d.update(ctx, c.Key, c.Timeout, last, func(v *view, now time.Time) (*record, error) {

@@ -3,13 +3,13 @@
 //
 // # A caller that asks once
 //
-// Most such stores have no clock. A process can then find out that a holder has died only by
-// watching: if it sees the same hold for the whole term, the holder has not renewed it. So after a
-// holder was killed, each process finds the key taken until one term after its own first read. A
-// Lock that waits gets the key then. A TryLock of a new process is refused, and so is a TryLock of
-// the next process. A cron job that only calls TryLock would never run again: let it call Lock with
-// WithMaxWait of more than a term, or use a store whose clock tells the age of a value. The
-// documentation of each adapter says whether its store has such a clock.
+// Most such stores have no clock. So a process can find out that a holder has died only by watching
+// its hold: if the hold stays the same for the whole term, the holder has not renewed it. So after
+// a holder was killed, each process finds the key taken until one term after its own first read. A
+// Lock that waits gets the key at that time. A TryLock of a new process is refused, and so is a
+// TryLock of the next process. A cron job that only calls TryLock would never run again, so let it
+// call Lock with WithMaxWait of more than a term, or use a store whose clock tells the age of a
+// value. The documentation of each adapter says whether its store has such a clock.
 //
 // # Guarantees
 //
@@ -41,10 +41,10 @@
 // A key has one record of JSON with its holds. Each write has a number, and a hold has the number
 // of the write that made or renewed it. A driver takes over a hold if its token and number have not
 // changed for a whole term. It starts to count when it has the first reply that shows them. That is
-// safe, because the holder began to count before its write. If the holder renews in between, the
-// record has another version, so the store refuses the take-over. If a late write of a driver may
-// be under way, the driver writes a new version before it reports a loss. Then the store refuses
-// the late write.
+// safe, because the holder began to count before its write. If the holder renews before the
+// take-over, the record has another version, so the store refuses the take-over. If a late write of
+// a driver may be under way, the driver writes a new version before it reports a loss. Then the
+// store refuses the late write.
 //
 // # Write an adapter
 //

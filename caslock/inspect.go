@@ -11,7 +11,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// One release in sweepOneIn, at random, sweeps sweepPage entries. So sweeps read more entries than
+// On average, one of sweepOneIn releases sweeps sweepPage entries. So sweeps read more entries than
 // releases can leave behind.
 const (
 	sweepOneIn = 100
@@ -111,9 +111,9 @@ func (d *driver) page(ctx context.Context, l Lister, prefix, position string, n 
 	return views, next, err
 }
 
-// sweep reads one page of records. It removes items that died: this driver has seen them for their
-// whole term. It also removes records that have had no items for an hour. A new record then begins with the
-// clock as its number, which is larger than the old number.
+// sweep reads one page of records. It removes items that died, because this driver has seen them
+// for their whole term. It also removes records that have had no items for an hour. The number of a
+// new record comes from the clock, so it is larger than the old number.
 func (d *driver) sweep(ctx context.Context) error {
 	l, ok := d.store.(Lister)
 	if !ok {

@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// record is the value of a key. The record of a free key stays for a while, because of its numbers.
+// record is the value of a key. The record of a free key stays for a while, to keep its numbers.
 type record struct {
 	Key []byte `json:"key"`
 
@@ -28,12 +28,12 @@ type record struct {
 type item struct {
 	Kind   kind          `json:"kind"`
 	Token  string        `json:"token"`
-	N      uint64        `json:"n"` // the number of the write that made or renewed it, so no N comes twice
+	N      uint64        `json:"n"` // the number of the write that made or renewed it, so no N is used twice
 	TTL    time.Duration `json:"ttl"`
 	Owner  []byte        `json:"owner,omitempty"`
 	Fence  uint64        `json:"fence,omitempty"`
 	Waited time.Duration `json:"waited,omitempty"`
-	Since  time.Time     `json:"since"` // by the writer's clock, as Ends
+	Since  time.Time     `json:"since"` // by the writer's clock, like Ends
 	Ends   time.Time     `json:"ends"`  // for people; it also ends kept and intent items: see rest
 
 	seen time.Time // when this process first saw Token and N
@@ -56,9 +56,9 @@ type view struct {
 
 var errForeign = errors.New("the value was written by another program: remove it, or choose another key")
 
-// newView returns the view of an entry. before is the last view, or nil. The caller reads now after
-// the reply, which is after the write, and so after the writer began to count its term. A time from
-// before the call could be earlier than the write.
+// newView returns the view of an entry. before is the last view, or nil. now is a time after the
+// reply. The reply came after the write, and the write after the writer began to count its term. A
+// time from before the call could be earlier than the write.
 func newView(key string, e Entry, before *view, now time.Time) (*view, error) {
 	v := &view{version: e.Version}
 	if e.Version == "" {
@@ -72,7 +72,7 @@ func newView(key string, e Entry, before *view, now time.Time) (*view, error) {
 	return v, nil
 }
 
-// observe notes that each item was seen first at now, unless before has an earlier time.
+// observe sets the field seen of each item to now, or to the time in before if that is earlier.
 func (v *view) observe(before *view, now time.Time) {
 	for i := range v.rec.Items {
 		it := &v.rec.Items[i]
@@ -88,8 +88,8 @@ func (v *view) observe(before *view, now time.Time) {
 	}
 }
 
-// rest returns how long the item lives, as far as this process can tell. A min hold and an intent
-// guard no work, so they also end by the wall clock, for callers that ask only once.
+// rest returns how long the item still lives, as far as this process can tell. A min hold and an
+// intent guard no work, so they also end by the wall clock, for callers that ask only once.
 func (it *item) rest(now time.Time) time.Duration {
 	rest := it.TTL - now.Sub(it.seen)
 	if it.Kind == kept || it.Kind == intent {
@@ -117,7 +117,7 @@ func find(items []item, token string) int {
 	})
 }
 
-// refusal returns the error for a claim that items refuse.
+// refusal returns the error for a claim that is refused because of items.
 func refusal(items []item, now time.Time) *backend.HeldError {
 	first := items[0]
 	e := &backend.HeldError{Owner: string(first.Owner), Shared: first.Kind == shared, Waited: first.Waited}
@@ -127,7 +127,7 @@ func refusal(items []item, now time.Time) *backend.HeldError {
 	return e
 }
 
-// next returns a record with items to replace the one of v.
+// next returns a record that has these items, and replaces the record of v.
 func (v *view) next(items []item, now time.Time) *record {
 	r := v.rec
 	r.Write, r.Items = max(r.Write+1, uint64(now.UnixMicro())), items
@@ -155,7 +155,7 @@ func Holder(value []byte) (owner string, ttl time.Duration) {
 
 // Foreign returns a value for Get that shows a driver the hold of another program, or no hold if
 // ttl is zero. last is the value that a driver has written last, or nil. id must change with each
-// renewal: the driver takes the key when it has seen the same id for ttl.
+// renewal, because the driver takes the key when it has seen the same id for ttl.
 func Foreign(key string, last []byte, id, owner string, ttl time.Duration) []byte {
 	var r record
 	_ = json.Unmarshal(last, &r)

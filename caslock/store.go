@@ -8,13 +8,13 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// ErrConflict is the definite answer of Put and Delete that the key has another version, so that
-// nothing has changed. Every other error means that the outcome is unknown.
+// ErrConflict is the answer of a Put or a Delete that has changed nothing, because the key has
+// another version. Every other error means that the outcome is unknown.
 var ErrConflict = errors.New("version conflict")
 
 // Store is a key-value store that replaces a value only if its version is the expected one. An
 // adapter implements it. Many goroutines may call its methods at the same time. It sends each call
-// once: an adapter switches off the retries of its client library. If a Put is repeated
+// only once, so an adapter switches off the retries of its client library. If a Put is repeated
 // nevertheless and gets ErrConflict, the driver finds that out by more calls. A Store that
 // implements io.Closer is closed with its driver.
 type Store interface {
@@ -40,8 +40,8 @@ type Entry struct {
 	Value   []byte
 	Version string
 
-	// Age is the least time since the value was written, by a clock that no client sets; zero if it
-	// is not known. With it, a new caller need not wait for a whole term of a dead holder.
+	// Age is the minimum time since the value was written, by a clock that no client sets; zero if
+	// it is not known. With it, a new caller need not wait for a whole term of a dead holder.
 	Age time.Duration
 }
 
@@ -54,15 +54,15 @@ type Limits struct {
 
 // Watcher is a Store that reports changes. With it, waiters do not poll.
 type Watcher interface {
-	// Watch sends a signal on changes after each later change of key, and when it may have missed
-	// one. The channel has room for one signal. If the watch breaks, the channel is closed. The
-	// caller calls stop once, which does not block.
+	// Watch sends a signal after each later change of key, and when it may have missed one. The
+	// channel changes has room for one signal. If the watch breaks, the channel is closed. The
+	// caller calls stop once, and stop does not block.
 	Watch(ctx context.Context, key string) (changes <-chan struct{}, stop func(), err error)
 }
 
 // Lister is a Store that lists its entries. With it, the driver has List, and sweeps.
 type Lister interface {
 	// Scan returns up to n entries after the position that the last call has returned. The first
-	// position is empty, and so is next at the end. Entries without the prefix do no harm.
+	// position is empty, and so is next at the end. Entries without the prefix may be included.
 	Scan(ctx context.Context, prefix, position string, n int) (es []Entry, next string, err error)
 }

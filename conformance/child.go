@@ -21,7 +21,7 @@ import (
 type child struct {
 	e *env
 	*crew.Process
-	asking sync.Mutex // held from a request to its reply
+	asking sync.Mutex // held from the send of a request until its reply has arrived
 }
 
 // spawn starts a child and waits until the child has opened a driver. The child is killed at the
@@ -46,7 +46,7 @@ func (e *env) spawn() *child {
 	must(err)
 	e.onEnd(func() {
 		p.Kill()
-		p.asking.Lock() // a request that has no reply ends now
+		p.asking.Lock() // Kill has ended a request that had no reply
 		defer p.asking.Unlock()
 		p.Wait()
 	})
@@ -75,7 +75,7 @@ func (p *child) replyLocked() error {
 	return r.error()
 }
 
-// begin sends a request. The channel receives the error of the reply.
+// begin sends a request. The channel that it returns receives the error of the reply.
 func (p *child) begin(rq request) <-chan error {
 	return p.e.begin(func() error {
 		p.asking.Lock()
@@ -118,11 +118,11 @@ type request struct {
 // driver.
 type reply struct {
 	Err  string
-	Kind int // the index in kinds of the kind of error; -1 for any other error
+	Kind int // the index of the matching error in kinds; -1 if none matches
 }
 
-// kinds are the kinds of errors that survive the way to the parent. Of other errors, only the text
-// survives.
+// kinds has the errors that the parent can match with errors.Is. Of other errors the parent gets
+// only the text.
 var kinds = []error{hasp.ErrHeld, hasp.ErrLost}
 
 func replyOf(err error) reply {
@@ -143,7 +143,7 @@ func (r reply) error() error {
 	return fmt.Errorf("%w (%s)", kinds[r.Kind], r.Err)
 }
 
-// If this process is a child of this harness, serveIfChild serves the parent and does not return.
+// serveIfChild serves the parent, and does not return, if this process is a child of harness h.
 func serveIfChild(ctx context.Context, h Harness) error {
 	if !Child() {
 		return nil

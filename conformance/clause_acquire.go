@@ -8,7 +8,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// firstClause runs alone, before all others.
+// firstClause names the clause that runs alone, before all others.
 const firstClause = "takes-and-releases"
 
 var acquireClauses = []clause{
@@ -63,11 +63,11 @@ func acquireExcludes(e *env, a, b *driver) {
 func acquireOneWinner(e *env) {
 	drivers, key := e.drivers(), e.key()
 	for round := range 15 {
-		// The goroutines begin together, so that their attempts meet in the store.
+		// The goroutines begin together, so that the store gets their attempts at the same time.
 		start := make(chan struct{})
 		time.AfterFunc(time.Millisecond, func() { close(start) })
 
-		winners := make(chan func(), 12) // each releases a hold
+		winners := make(chan func(), 12) // each function releases one hold
 		must(e.each(12, func(i int) {
 			d, c := drivers[i%len(drivers)], e.claimOf(key, e.long)
 			<-start
@@ -118,9 +118,9 @@ func acquireDeadContext(e *env) {
 	}
 }
 
-// undone cleans up after an attempt of unknown outcome that returned err. Like the engine, it makes
-// d release the token at once, and again after the timeout. If Traits.Cleans is set, it leaves the
-// clean-up to the driver. The try ends unless other then gets the key.
+// undone cleans up after an attempt that returned err. Like the engine, undone makes d release the
+// token at once, and again after the timeout. After an error, a driver with Traits.Cleans does the
+// clean-up itself. The try ends unless the driver other gets the key afterwards.
 func (e *env) undone(d, other *driver, c backend.Claim, err error) {
 	cleans := e.traits.Cleans && err != nil
 	undo := func() error {

@@ -10,8 +10,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// historyClauses let many callers use two keys at the same time. A caller knows that it has a key
-// from the return of its attempt to the call of its release. A ledger compares what the callers
+// historyClauses let many callers use two keys at the same time. From the return of its attempt to
+// the call of its release, a caller knows that it has a key. A ledger compares what the callers
 // know.
 var historyClauses = []clause{
 	{name: "history-driver", says: saysOneHolder, check: func(e *env) { e.users(false).byDrivers(e.drivers()) },
@@ -29,8 +29,8 @@ func historyShared(e *env) {
 	e.users(true).byClients(e.clients())
 }
 
-// ledger is what the callers of one key know. Its arrays have a number for the shared claims and a
-// number for the others; see kindOf.
+// ledger records what the callers of one key know. Each of its arrays has one number for shared
+// claims, and one for exclusive claims; see kindOf.
 type ledger struct {
 	mu      sync.Mutex // guards the fields below
 	claims  [2]int     // claims that may be in the store: not yet refused, and not yet released
@@ -51,11 +51,11 @@ type visit struct {
 	*ledger
 	kind   int    // see kindOf
 	others int    // claims that could refuse the attempt when it began
-	begun  int    // how many attempts that could refuse it had begun by then
-	least  uint64 // the largest fence when it began
+	begun  int    // attempts so far that could refuse this one, when it began
+	least  uint64 // the largest fence when the attempt began
 }
 
-// rivals returns how many of counts are of claims that exclude v.
+// rivals returns the part of counts that is about claims which exclude the claim of v.
 func (v *visit) rivals(counts [2]int) int {
 	if v.kind == kindOf(true) {
 		return counts[kindOf(false)]
@@ -75,7 +75,7 @@ func (l *ledger) begin(shared bool) *visit {
 	return v
 }
 
-// got notes the grant. From now until left the caller has the key.
+// got notes the grant. The caller has the key until it calls left.
 func (v *visit) got(fence uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -83,7 +83,7 @@ func (v *visit) got(fence uint64) {
 	require(n == 0, "a grant (shared: %v) while %d others have the key", v.kind == kindOf(true), n)
 	v.holders[v.kind]++
 
-	// A hold that is not shared came after all others. Two shared holds may be noted in any order.
+	// An exclusive hold must have the largest fence so far. Shared holds may be noted in any order.
 	least := v.fence
 	if v.kind == kindOf(true) {
 		least = v.least
@@ -92,7 +92,7 @@ func (v *visit) got(fence uint64) {
 	v.fence = max(v.fence, fence)
 }
 
-// left notes that the release of the hold is about to be called.
+// left notes that the caller is about to release the hold.
 func (v *visit) left() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

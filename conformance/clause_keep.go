@@ -31,8 +31,8 @@ func keptFor(c backend.Claim, d time.Duration) backend.Claim {
 	return c
 }
 
-// taken ends the try unless d is refused key. If the refusal says how long the term still runs,
-// that must be at most rest.
+// taken ends the try unless an attempt at key is refused. If the refusal says how long the term
+// still runs, that time must not exceed rest.
 func (d *driver) taken(key string, rest time.Duration) {
 	c := d.e.claimOf(key, d.e.long)
 	_, err := d.acquire(c)
@@ -45,15 +45,15 @@ func (d *driver) taken(key string, rest time.Duration) {
 	}
 }
 
-// endsAt waits until d gets key. If d gets key before end, endsAt ends the try.
+// endsAt waits until d gets key, and ends the try if the grant comes before the time end.
 func (d *driver) endsAt(key string, end time.Time) {
 	c := d.succeed(key, d.e.long)
 	d.e.notBefore(end, time.Now())
 	d.give(c)
 }
 
-// notBefore ends the try if a key was granted at the time at, more than the drift before end. The
-// drift is allowed, because the store's clock may run at another speed.
+// notBefore ends the try if the grant of a key, at the time at, was earlier than the time end by
+// more than the drift. The drift is allowed because the store's clock may run at another speed.
 func (e *env) notBefore(end, at time.Time) {
 	early := end.Sub(at) - backend.Drift(3*e.term)
 	require(early <= 0, "the key was granted %v before the end of KeepUntil", early)

@@ -21,8 +21,7 @@ var keyClauses = []clause{
 		why: "An owner may have any bytes, or none, and is never a proof."},
 }
 
-// oddKeys returns different keys that a store takes for the same key if it cuts, folds or
-// interprets some bytes.
+// oddKeys returns different keys that a store confuses if it cuts, folds or interprets some bytes.
 func oddKeys(k string) []string {
 	return []string{
 		k + "-nul\x00a", k + "-nul\x00b", k + "-nul", k + "-nul\x00", "\x00" + k,
@@ -55,7 +54,7 @@ func alikeKeys(k string) []string {
 	}
 }
 
-// keysApart takes all keys, each with a token of its own, and then releases one after another.
+// keysApart takes all keys, each with a token of its own, and then releases them one by one.
 func (e *env) keysApart(keys []string) {
 	a, b := e.open(), e.open()
 	cs, fences := make([]backend.Claim, len(keys)), make([]uint64, len(keys))
@@ -91,8 +90,8 @@ func brief(key string) string {
 	return fmt.Sprintf("%q", key)
 }
 
-// derivedKeys returns names that stores derive from a key. Some are of hasp, some are of other
-// libraries that share locks with hasp, and some have common suffixes.
+// derivedKeys returns names that stores derive from a key. Some belong to hasp, some belong to
+// other libraries that share locks with hasp, and some have common suffixes.
 func derivedKeys(k string) []string {
 	ks := []string{
 		"redisson_lock__channel:{" + k + "}", "redisson_lock__channel:" + k,
@@ -107,7 +106,7 @@ func derivedKeys(k string) []string {
 }
 
 // keysDerived holds a key with a fence, and locks the names that stores derive from it. A store may
-// refuse such a name, because its own entry with that name may look like a lock.
+// refuse one of these names, because its own entry with that name may look like a lock.
 func keysDerived(e *env, a, b *driver) {
 	c := e.fencedIfCan(e.claim(e.long))
 	before := a.take(c)

@@ -28,8 +28,8 @@ var linkClauses = given(link, []clause{
 		why: "A waiter that is cut off does not keep the others from the key. It still waits when its connection works again."},
 })
 
-// cable makes a link. At the end of the try the link is set to Up before the holds are released. It
-// is closed after the drivers that use it.
+// cable makes a link. The end of the try sets the link to Up before it releases the holds, and
+// closes the link after the drivers that use the link.
 func (e *env) cable() *Link {
 	l, err := e.h.Link(e.ctx, e.store)
 	hooked(err)
@@ -71,7 +71,7 @@ func linkOutage(e *env) {
 	d.give(held)
 }
 
-// recovers waits until a driver works again after an outage.
+// recovers waits until each of the drivers works again after an outage.
 func (e *env) recovers(ds ...*driver) {
 	for _, d := range ds {
 		e.retry("a driver works when an outage is over", func() error {

@@ -32,8 +32,8 @@ var listClauses = given(lister, []clause{
 		why: "Client.List takes Options.Prefix off the keys. Each slot is a key of its own."},
 })
 
-// listing begins a list. Each of its calls may take ten timeouts, because a call may read hundreds
-// of records.
+// listing begins a list. Each of its calls to the store may take ten timeouts, because a call may
+// read hundreds of records.
 func (d *driver) listing(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return d.Driver.(backend.Lister).List(ctx, prefix, 10*d.e.timeout)
 }
@@ -72,7 +72,7 @@ func listed(list iter.Seq2[backend.Entry, error]) (map[string]backend.Status, er
 	return all, last
 }
 
-// keysFor returns new keys with one prefix.
+// keysFor returns n new keys, and the prefix that they share.
 func (e *env) keysFor(n int) (prefix string, keys []string) {
 	prefix = e.key() + "-"
 	for i := range n {
@@ -106,8 +106,7 @@ func listHeld(e *env, a, b *driver) {
 func listPrefix(e *env) {
 	d := e.open()
 	base := e.key()
-	// If the driver mistakes a prefix for a pattern, it lists more of these keys than have the
-	// prefix.
+	// A driver that mistakes a prefix for a pattern also lists some keys without the prefix.
 	for _, name := range []string{"*", "?", "[a-z]", "x", `\*`, "x/y", "", "hasp:{x}:lock:y", " \x00\xff", "%"} {
 		d.take(e.claimOf(base+name, e.long))
 	}
@@ -116,8 +115,8 @@ func listPrefix(e *env) {
 		require(len(all) == want, "list by the prefix KEY%s: %d keys, want %d: %+v", prefix, len(all), want, all)
 	}
 
-	// On Redis, the records of these two keys have names of different forms, because the first has
-	// a }.
+	// On Redis, the records of these two keys have names of different forms, because the first key
+	// has a }.
 	odd := "hasp:{" + base
 	d.take(e.claimOf(odd+"}:lock:1", e.long))
 	d.take(e.claimOf(odd, e.long))
@@ -140,7 +139,7 @@ func listForeign(e *env) {
 }
 
 func listPages(e *env) {
-	const n, at = 1100, 8 // n keys, by several goroutines
+	const n, at = 1100, 8 // n is the number of keys, and at is the number of goroutines that take them
 	d := e.open()
 	prefix, keys := e.keysFor(n)
 	cs := make([]backend.Claim, n)
@@ -332,7 +331,7 @@ func closeLeavesNothing(e *env) {
 		must(d.Close())
 	}
 
-	// This first use may start goroutines of libraries, which last as long as the program.
+	// The first use may start goroutines of libraries that last as long as the program.
 	use()
 	must(e.leaves(func() { use(); use() }))
 }

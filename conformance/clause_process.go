@@ -13,8 +13,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// processClauses start this program again. If the Reach of the driver is Process, only the first of
-// them applies.
+// processClauses start this program again. If the Reach of the driver is Process, only the first
+// clause applies.
 var processClauses = []clause{
 	{name: "reach", says: saysReach, check: reach,
 		why: "Drivers that reach the host or the network exclude callers in other processes. Drivers that reach the process do not."},
@@ -36,8 +36,8 @@ func reach(e *env) {
 	must(is("acquire in another process a key that is held", err, backend.ErrHeld))
 }
 
-// turns locks key several times, and stops after term. While it holds the key it makes a directory.
-// A second holder at the same time cannot make that directory, and returns an error.
+// turns takes the lock on key repeatedly. While it holds the key it makes a directory. A second
+// holder at the same time cannot make that directory, so its call of turns returns an error.
 func turns(ctx context.Context, c *hasp.Client, key, dir string, times int, term time.Duration) error {
 	inside := filepath.Join(dir, "inside")
 	for began := time.Now(); times > 0 && time.Since(began) < term; times-- {
@@ -51,7 +51,7 @@ func turns(ctx context.Context, c *hasp.Client, key, dir string, times int, term
 		} else if err != nil {
 			return err
 		}
-		time.Sleep(time.Millisecond) // so that others try
+		time.Sleep(time.Millisecond) // so that other processes try to lock the key
 
 		if err := errors.Join(os.Remove(inside), lease.Unlock(ctx)); err != nil {
 			return err
@@ -97,7 +97,7 @@ func processKilledHolder(e *env) {
 
 	done := e.locks(c, held.Key)
 	p.Kill()
-	must(e.open().grantedAtLast(held.Key)) // a driver that has not seen the holder alive
+	must(e.open().grantedAtLast(held.Key)) // this driver has not seen the holder alive
 	must(e.arrives("Lock of a key whose holder was killed", done))
 }
 
@@ -108,8 +108,8 @@ func processStoppedHolder(e *env) {
 	mustInTime(p.do("err", held), "a lease right after Lock")
 	hooked(p.Pause())
 
-	// This may fail if the process was stopped during a renewal. The next try has a longer term, so
-	// it is less likely to fail.
+	// This attempt may fail if the process was stopped during a renewal. A longer term, as in the
+	// next try, makes that less likely.
 	next, err := b.seizes(held.Key, e.long)
 	mustInTime(err, "a key whose holder was stopped")
 

@@ -31,8 +31,8 @@ func (e *env) lostHolds(what string, call func(d *driver, c backend.Claim) error
 	a.give(released)
 	beforeLong, beforeShort := a.hold(e.term), a.hold(e.term)
 
-	// When these two holds have ended, the hold expired has also ended, because it began earlier
-	// with the same term.
+	// When the holds beforeLong and beforeShort have ended, the hold expired has also ended,
+	// because it began earlier with the same term.
 	long, short := b.succeed(beforeLong.Key, e.long), b.succeed(beforeShort.Key, e.term)
 	for state, c := range map[string]backend.Claim{
 		"never was": never, "was released": released, "has expired": expired,
@@ -131,10 +131,10 @@ func renewNeverShortens(e *env, a, b *driver) {
 	}
 }
 
-// answers are the answers to a Renew.
+// answers records the calls of done that a Renew makes.
 type answers struct {
-	mu    sync.Mutex // guards the fields below; not needed for errs after Renew has returned
-	errs  []error    // by claim; errUnanswered if done was not called for it
+	mu    sync.Mutex // guards the fields below, but not errs after Renew has returned
+	errs  []error    // the answer for each claim; errUnanswered if there is none
 	over  bool       // set when Renew has returned
 	wrong error      // a call of done that Renew must not make
 }
@@ -169,15 +169,15 @@ func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
 	return a
 }
 
-// check ends the try if done was called too late, twice for a claim, or with an index of no claim.
+// check ends the try if Renew has made a wrong call of done.
 func (a *answers) check() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	must(a.wrong)
 }
 
-// renewMany renews holds, free keys and keys of other tokens in one batch. Of every eight claims,
-// the last four are shared.
+// renewMany renews holds, free keys, and keys that other tokens hold, in one batch. Of every eight
+// claims, the last four are shared.
 func renewMany(e *env, a, b *driver) {
 	cs := make([]backend.Claim, 60)
 	holdsNothing := func(i int) bool { return i%4 == 1 || i%4 == 2 }
@@ -196,8 +196,8 @@ func renewMany(e *env, a, b *driver) {
 			if cs[i].Shared && i%4 == 3 {
 				cs[i].Key = cs[i-3].Key // two holds of one key
 			}
-			// This hold is long, so that it exists when the batch is sent. Renew is asked for a
-			// shorter term.
+			// Take a long hold, so that it still exists when the batch is sent. The renewal asks
+			// for a shorter term.
 			cs[i].TTL = e.long
 			a.take(cs[i])
 		}

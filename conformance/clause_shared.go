@@ -59,7 +59,7 @@ func (d *driver) joins(key string) (backend.Claim, error) {
 	return c, err
 }
 
-// joinsAtLast is joins, and then a release.
+// joinsAtLast calls joins, and then releases the hold.
 func (d *driver) joinsAtLast(key string) error { return d.givesBack(d.joins(key)) }
 
 // join takes a shared hold of key for ttl. It ends the try if that is refused.
@@ -138,7 +138,7 @@ func (w *wanted) stillWaits(what string) {
 }
 
 // readersOf keeps shared holds of two drivers on key, until stop is called or the try ends. Each
-// driver asks for its next hold before it releases the last one, and repeats a refused attempt.
+// driver asks for its next hold before it releases the previous one, and repeats a refused attempt.
 func (e *env) readersOf(key string) (stop func() error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	var ends []<-chan error
@@ -191,8 +191,8 @@ func sharedWriterWaits(e *env) {
 }
 
 // sharedWriterGone checks that a writer that has gone does not keep new readers out. One reader
-// keeps its hold, so that no writer gets the key: a grant would remove what the first writer has
-// left.
+// keeps its hold, so that no writer gets the key, because a grant would remove what the first
+// writer has left in the store.
 func sharedWriterGone(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 	if !e.traits.Ordered {

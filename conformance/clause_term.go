@@ -29,7 +29,7 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 		e.sleep(e.term / 4)
 		at := time.Now()
 
-		// On a slow machine the renewal may come too late. Then the first term counts.
+		// On a slow machine the renewal may come too late. Then the hold ends with its first term.
 		if again, err := a.renew(c); err == nil {
 			called, g = at, again
 		}
@@ -39,8 +39,8 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	return called, next, err
 }
 
-// succeedsAfter waits until d gets key, and returns the time. It returns an error if the deadline
-// of the previous hold had not passed.
+// succeedsAfter waits until d gets key, and returns the time of the grant. It returns an error if
+// that time is before the deadline of the previous hold.
 func (d *driver) succeedsAfter(deadline time.Time, key string) (at time.Time, err error) {
 	d.succeed(key, d.e.long)
 	if at = time.Now(); deadline.After(at) {

@@ -51,8 +51,8 @@ func waitWoken(e *env, a, b *driver, key string) {
 	}
 }
 
-// moment returns a random pause. Depending on round it is up to 50 µs or up to 6.4 ms, so that it
-// falls between the first steps of fast and of slow drivers.
+// moment returns a random pause. Its maximum grows with round from 50 µs to 6.4 ms, so that the
+// pause ends between the first steps of both fast and slow drivers.
 func moment(round int) time.Duration { return rand.N(50 * time.Microsecond << (round % 8)) }
 
 func waitDeadline(e *env, a, b *driver) {
@@ -73,8 +73,8 @@ func waitDeadline(e *env, a, b *driver) {
 	next.use()
 }
 
-// waitSeen lets a driver see a waiter once, and lets the waiter get the key when that was more than a
-// term ago. A driver that knows holds and waiters by what it has seen must then count a new term.
+// waitSeen lets a driver see a waiter, which gets the key more than a term later. A driver that
+// measures a term from when it first saw a token must then measure a new one.
 func waitSeen(e *env) {
 	must(e.each(2, func(i int) {
 		a, b, observer := e.open(), e.open(), e.open()
@@ -141,7 +141,7 @@ func waitCancelRace(e *env, a, b *driver) {
 		e.sleep(moment(round / 8))
 
 		// In even rounds, cancel after the release. In odd rounds, cancel before, during or after
-		// it.
+		// the release.
 		if round%2 == 0 {
 			a.give(c)
 			e.sleep(moment(round / 2))
@@ -192,14 +192,14 @@ var orderClauses = []clause{
 		why: "A driver that always keeps the order of arrival is Ordered by its Traits."},
 }
 
-// line lets n waiters of several drivers queue for a held key. The waiters in quit give up. Then
-// the holder releases the key. line returns the order in which the other waiters get it.
+// line lets n waiters of several drivers queue for a held key. Those whose numbers are in quit give
+// up. Then the holder releases the key. line returns the order in which the others get it.
 func (e *env) line(n int, quit ...int) (order []int) {
 	a := e.open()
 	c := a.hold(e.long)
 	ws := e.queue(c.Key, n, a, e.drivers()...)
 	for _, i := range quit {
-		ws[i].abandon(ws[i].cancel()) // as the engine does; else this place still gets the key
+		ws[i].abandon(ws[i].cancel()) // as the engine does; otherwise this waiter's place could still get the key
 	}
 
 	a.give(c)
@@ -217,8 +217,8 @@ func (e *env) line(n int, quit ...int) (order []int) {
 	return order
 }
 
-// queue begins n Waits for a held key, by the drivers in turn. Before it begins the next Wait it
-// waits until driver a reports the last one in the queue.
+// queue begins n Waits for a held key, by the drivers in turn. After each Wait begins, it waits
+// until driver a reports the new waiter in the queue.
 func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted {
 	ws := make([]*wanted, n)
 	for i := range ws {
@@ -280,8 +280,8 @@ func orderNotClaimed(e *env, a, b *driver) {
 		w := b.wants(c.Key)
 		e.sleep(e.term / 40)
 
-		// In odd rounds use a new driver. Driver a may have learned from its own release that
-		// callers wait.
+		// In odd rounds use a new driver, because driver a may have learned from its own release
+		// that callers wait.
 		by := a
 		if i%2 == 1 {
 			by = e.open()

@@ -30,7 +30,7 @@ var wakeClauses = given(wakes, []clause{
 })
 
 // recall checks that the holder's Client receives a recall for each kind of refused call. Each kind
-// has a hold of its own, because a driver may send one message for a hold.
+// has a hold of its own, because a driver may send only one message for each hold.
 func recall(e *env, a, b *driver) {
 	id := e.claim(e.long).Token[:8]
 	asked := make(chan string, 100)
@@ -50,7 +50,7 @@ func recall(e *env, a, b *driver) {
 		call(c.Key)
 		t := time.NewTimer(e.patience)
 		defer t.Stop()
-		for key := ""; key != c.Key; { // a recall of an earlier key may come again
+		for key := ""; key != c.Key; { // a recall of an earlier key may arrive twice
 			select {
 			case key = <-asked:
 			case <-t.C:
@@ -100,7 +100,7 @@ func (d *driver) listens(key string) *listener {
 	return l
 }
 
-// refused makes an attempt, which must be refused. It then drops a signal that came before.
+// refused makes an attempt, which must be refused. It then drops a signal that has already come.
 func (l *listener) refused() {
 	must(l.d.refuses(waiting(l.d.e.claimOf(l.key, l.d.e.long))))
 	select {

@@ -45,7 +45,7 @@ func (e *env) lockOnce(c *hasp.Client, key string, opts ...hasp.Option) error {
 	return lease.Unlock(e.ctx)
 }
 
-// locks begins lockOnce. The channel receives its error.
+// locks calls lockOnce in the background. The channel receives the error of lockOnce.
 func (e *env) locks(c *hasp.Client, key string, opts ...hasp.Option) <-chan error {
 	return e.begin(func() error { return e.lockOnce(c, key, opts...) })
 }

@@ -40,7 +40,7 @@ func (e *env) drivers() []*driver { return []*driver{e.open(), e.open(), e.open(
 
 func (e *env) openAt(store string) *driver { return e.openBy(e.h.Open, store) }
 
-// openBy is open for any strategy and any address of the store.
+// openBy does the same as open, for any strategy and any address of the store.
 func (e *env) openBy(open opener, store string) *driver {
 	d := &driver{Driver: e.openOwn(open, store), e: e}
 	e.onEnd(func() { d.Close() })
@@ -63,13 +63,13 @@ func (d *driver) Close() (err error) {
 	return err
 }
 
-// soon returns a context for one call. It ends later than a context of the engine.
+// soon returns a context for one call. The context ends later than a context of the engine would.
 func (d *driver) soon() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.e.ctx, d.e.patience)
 }
 
-// acquire makes one attempt. A slow machine may cause an error that comes after the end of the
-// term, because a driver may refuse a grant that arrives that late.
+// acquire makes one attempt. A slow machine may have caused an error that comes after the end of
+// the term, because a driver may refuse a grant that arrives that late.
 func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := d.soon()
 	defer cancel()
@@ -174,7 +174,7 @@ func (d *driver) keep(c backend.Claim) backend.Grant {
 	return g
 }
 
-// lost ends the try unless a renewal and a release of c return ErrLost. what describes the hold.
+// lost ends the try unless a renewal and a release of c return ErrLost.
 func (d *driver) lost(c backend.Claim, what string) {
 	must(is("renewal of "+what, d.renews(c), backend.ErrLost))
 	must(is("release of "+what, d.release(c), backend.ErrLost))
@@ -188,8 +188,8 @@ func (d *driver) refuses(c backend.Claim) error {
 	return is(fmt.Sprintf("acquire %.60q, which is held", c.Key), errOf(d.acquire(c)), backend.ErrHeld)
 }
 
-// granted makes one attempt at key and releases it. It returns an error if one of these calls
-// fails.
+// granted makes one attempt at key, and releases the hold. It returns an error if one of these
+// calls fails.
 func (d *driver) granted(key string) error {
 	c := d.e.claimOf(key, d.e.long)
 	if _, err := d.acquire(c); err != nil {
@@ -198,7 +198,7 @@ func (d *driver) granted(key string) error {
 	return d.release(c)
 }
 
-// grantedAtLast is granted for a key that may become free later. It repeats a refused attempt.
+// grantedAtLast is like granted, but repeats an attempt that is refused, until key is free.
 func (d *driver) grantedAtLast(key string) error { return d.givesBack(d.seizes(key, d.e.long)) }
 
 // givesBack releases c if err, the error of its attempt, is nil.
@@ -209,7 +209,7 @@ func (d *driver) givesBack(c backend.Claim, err error) error {
 	return d.release(c)
 }
 
-// seize makes attempts until one is granted. It calls claim for the claim of each attempt.
+// seize makes attempts until one is granted. The function claim makes the claim of each attempt.
 func (d *driver) seize(claim func() backend.Claim) (c backend.Claim, g backend.Grant, err error) {
 	err = d.e.try(func() {
 		d.e.retry(fmt.Sprintf("acquire %.60q", claim().Key), func() error {
@@ -230,7 +230,7 @@ func (d *driver) seizes(key string, ttl time.Duration) (backend.Claim, error) {
 	return c, err
 }
 
-// succeed is seizes, but it ends the try instead of returning an error.
+// succeed calls seizes, and ends the try if seizes returns an error.
 func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
 	c, err := d.seizes(key, ttl)
 	must(err)
@@ -302,7 +302,7 @@ func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return g, err
 }
 
-// want begins a Wait for c. The channel done receives its error.
+// want begins a Wait for c. The field done of its result receives the error of the Wait.
 func (d *driver) want(c backend.Claim) *wanted {
 	ctx, stop := context.WithCancel(d.e.ctx)
 	w := &wanted{d: d, c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
@@ -341,8 +341,8 @@ func (w *wanted) served(what string) {
 	w.use()
 }
 
-// servedOrUnknown is served, but it also accepts an error of unknown outcome, and returns that
-// error.
+// servedOrUnknown does the same as served, but also accepts an error of unknown outcome, and
+// returns that error.
 func (w *wanted) servedOrUnknown(what string) error {
 	err := w.d.e.arrives(what, w.done)
 	if err == nil {

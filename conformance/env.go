@@ -100,7 +100,7 @@ func (e *env) claim(ttl time.Duration) backend.Claim { return e.claimOf(e.key(),
 
 // claimOf returns the claim of a new attempt at key.
 func (e *env) claimOf(key string, ttl time.Duration) backend.Claim {
-	token := "A" + rand.Text() // begins with a letter, so that a change of case is another token
+	token := "A" + rand.Text() // begins with a letter, so that a change of case makes another token
 	return backend.Claim{Key: key, Token: token, Owner: "owner-" + strings.ToLower(token[len(token)-6:]),
 		TTL: ttl, Timeout: e.timeout}
 }
@@ -110,7 +110,7 @@ func fencedClaim(c backend.Claim) backend.Claim {
 	return c
 }
 
-// fencedIfCan returns c. If the driver has fences, it asks for one.
+// fencedIfCan returns c. If the driver has fences, the claim asks for one.
 func (e *env) fencedIfCan(c backend.Claim) backend.Claim {
 	c.Fenced = e.traits.Fenced
 	return c
@@ -161,11 +161,11 @@ func (e *env) retry(what string, f func() error) {
 		waited := time.Since(began)
 		require(waited <= e.patience, "%s: not within %v: %w", what, e.patience, err)
 		e.sleep(pause)
-		pause = min(2*pause, max(5*time.Millisecond, waited/100)) // less than the drift
+		pause = min(2*pause, max(5*time.Millisecond, waited/100)) // the pause stays below the drift
 	}
 }
 
-// begin runs f in the background. The channel receives its error.
+// begin runs f in the background. The channel that it returns receives the error of f.
 func (e *env) begin(f func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- e.try(func() { must(f()) }) }()
@@ -190,7 +190,7 @@ func (e *env) arrives(what string, done <-chan error) error {
 	panic("unreachable")
 }
 
-// each runs f for 0 to n-1 at the same time. It joins the errors of the steps that failed.
+// each makes n calls of f at the same time, with 0 to n-1, and joins the errors of failed steps.
 func (e *env) each(n int, f func(i int)) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup

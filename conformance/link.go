@@ -49,9 +49,9 @@ const (
 // Delay is how long a Slow link holds a reply back.
 const Delay = 150 * time.Millisecond
 
-// TCP makes a Link to the TCP address target. The link listens on the loopback interface, and Store
-// is the host:port where it listens. If Open takes another form of address, the hook changes Store
-// to it.
+// TCP makes a Link to target, which is a TCP address. The link listens on the loopback interface,
+// and its Store is the host:port where it listens. If Open takes another form of address,
+// Harness.Link must change Store to that form.
 func TCP(target string) (*Link, error) {
 	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", target) })
 	if err != nil {

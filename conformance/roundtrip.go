@@ -11,7 +11,7 @@ import (
 // A call may take several round trips, and the first may only read. So the clauses of this file
 // disturb the first round trip of a call, then the second of another call, and so on.
 
-// At most maxReplies replies of a call are disturbed, including the replies for a new connection.
+// maxReplies bounds how many replies of a call are disturbed, including those for a new connection.
 const maxReplies = 32
 
 // disturb puts l into state s when l has carried n replies to the next call. If n is negative, the
@@ -27,7 +27,7 @@ func (l *Link) disturb(n int, s LinkState) {
 	}
 }
 
-// lostReply describes a call for loses.
+// lostReply describes a call whose reply the method loses drops.
 type lostReply struct {
 	what   string
 	claim  func() backend.Claim // returns a new claim for each call
@@ -58,7 +58,7 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 			// lost. Otherwise the reply was late, which only a slow machine explains.
 			requireInTime(r.again || !landed, "%s: no error, want one of unknown outcome", r.what)
 		case errors.Is(err, backend.ErrHeld) && !landed && !e.inspector:
-			mustInTime(err, "%s", r.what) // the attempt that holds makes had the key
+			mustInTime(err, "%s", r.what) // r.landed had taken the key with an attempt of its own
 		default:
 			must(unknown(r.what, err))
 		}
@@ -145,8 +145,8 @@ func linkWaitReply(e *env) {
 }
 
 // outlives holds back a round trip of a call, until the call's holds have ended and successors hold
-// the keys for the given terms. It does that for each round trip of the call in turn. check ends
-// the try if the late round trip has affected the successors.
+// the keys for the given terms. It does that for each round trip of the call in turn. The function
+// check ends the try if the late round trip has affected the successors.
 func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, cs []backend.Claim) error,
 	check func(b *driver, next []backend.Claim)) {
 	l := e.cable()
@@ -264,7 +264,7 @@ func (e *env) endsInTime(l *Link, n int, what string, call func(ctx context.Cont
 	best := e.patience
 	for range 4 {
 		l.Set(Up)
-		pause := e.h.Term / 4 // not e.term: a driver may end a call after some seconds
+		pause := e.h.Term / 4 // do not use e.term, because a driver may end a call after some seconds
 		end := time.Now().Add(pause)
 		ctx, cancel := context.WithDeadline(e.ctx, end)
 		if e.traits.Cancellation == backend.CancelPrompt {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Run is [Check] as a test with a subtest for each clause. Clauses run at the same time unless -run
-// or -skip selects some.
+// Run does what [Check] does, as a test with a subtest for each clause. Clauses run at the same
+// time unless -run or -skip selects some.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.Name == "" {

@@ -19,7 +19,7 @@ import (
 const (
 	limit      = 5 * time.Minute // the longest time of one try; a try that takes longer hangs
 	concurrent = 8               // how many clauses run at the same time; they mostly sleep
-	tries      = 4               // the most tries of a clause; see repeat
+	tries      = 4               // how often a clause is tried at most; see repeat
 )
 
 // allowance is how much time a try of a clause has.
@@ -31,9 +31,9 @@ type allowance struct {
 	promptly time.Duration // the time for the return of a call whose context has ended
 }
 
-// paceOf returns the allowance of try n; the first try is 0. From try to try, term grows fourfold,
-// and the other times double. long stays below Traits.MaxTTL, and term is at most an eighth of
-// long, unless Harness.Term is more.
+// paceOf returns the allowance of try n; the first try is 0. From try to try, the field term grows
+// fourfold, and the other fields double. The field long stays below Traits.MaxTTL, and term is at
+// most an eighth of long, unless Harness.Term is longer.
 func (s *suite) paceOf(n int) allowance {
 	p := allowance{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
 		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}
@@ -129,8 +129,8 @@ func (s *suite) clauses() []*clause {
 	return cs
 }
 
-// start runs all clauses in the background. It returns a channel for the result of each clause, in
-// order.
+// start runs all clauses in the background. It returns one channel for the result of each clause,
+// in the order of the clauses.
 func (s *suite) start(ctx context.Context) []chan Result {
 	cs := s.clauses()
 	results := make([]chan Result, len(cs))
@@ -203,7 +203,7 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 }
 
 // repeat tries a clause, at most tries times, until it passes or fails for a reason other than a
-// slow machine. earlier has the failures that do not count.
+// slow machine. The result earlier has the failures of tries that were repeated.
 func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err error) {
 	for n := range tries {
 		p := s.paceOf(n)

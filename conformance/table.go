@@ -34,12 +34,12 @@ var table = sorted(
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
 
-// pair returns a check that opens two drivers and calls the given one.
+// pair returns a check that opens two drivers and passes them to the given check.
 func pair(check func(e *env, a, b *driver)) func(e *env) {
 	return func(e *env) { check(e, e.open(), e.open()) }
 }
 
-// pairOn is pair with a new key.
+// pairOn does the same as pair, and also passes a new key.
 func pairOn(check func(e *env, a, b *driver, key string)) func(e *env) {
 	return func(e *env) { check(e, e.open(), e.open(), e.key()) }
 }
@@ -65,7 +65,7 @@ func alone(cs []clause) []clause {
 	return cs
 }
 
-// given adds the need n to each of cs.
+// given adds the need n to each clause in cs.
 func given(n need, cs []clause) []clause {
 	for i, c := range cs {
 		cs[i].need = all(n, c.need)
@@ -127,7 +127,7 @@ func needs(reason string, met func(s *suite) bool) need {
 	}
 }
 
-// all returns a need for several needs together. Its reason is the first that one of them gives.
+// all combines several needs into one. Its reason is the first reason that one of them gives.
 func all(needs ...need) need {
 	return func(s *suite) string {
 		for _, n := range needs {
@@ -144,7 +144,7 @@ type hook struct {
 	has  func(h *Harness) bool
 }
 
-// hooks are all hooks, in the order of the fields. Stop is here for Start as well.
+// hooks lists the hooks of a Harness in the order of its fields. Stop stands for Start as well.
 var hooks = []hook{
 	{"Store", func(h *Harness) bool { return h.Store != nil }},
 	{"Stop", func(h *Harness) bool { return h.Stop != nil }},

@@ -7,9 +7,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// A check is a list of steps. As t.Fatal ends a test, a step that fails ends the try of its clause.
-// To do so it panics with an abort, and env.try returns the error. The functions of this file are
-// such steps, or judge an error.
+// A check is a list of steps. A step that fails ends the try of its clause, as t.Fatal ends a test.
+// To do so, the step panics with an abort, and env.try returns the error. The functions of this
+// file are such steps, or judge an error.
 
 // abort is the value that a failed step panics with.
 type abort struct{ error }
@@ -21,7 +21,7 @@ func must(err error) {
 	}
 }
 
-// mustf is must with a message before the error. The message names the step.
+// mustf is like must, but puts a message before the error. The message names the step.
 func mustf(err error, format string, args ...any) {
 	if err != nil {
 		fail("%s: %w", fmt.Sprintf(format, args...), err)
@@ -38,22 +38,22 @@ func require(ok bool, format string, args ...any) {
 // fail ends the try.
 func fail(format string, args ...any) { panic(abort{fmt.Errorf(format, args...)}) }
 
-// slowError is a failure that a slow machine may have caused. It counts only if the last try, with
-// the longest terms, also fails.
+// slowError is a failure that a slow machine may have caused. It fails the clause only if the last
+// try, with the longest terms, also fails.
 type slowError struct{ error }
 
 func (e *slowError) Unwrap() error { return e.error }
 
 func slow(format string, args ...any) error { return &slowError{fmt.Errorf(format, args...)} }
 
-// mustInTime is mustf for a step that may fail on a slow machine.
+// mustInTime is like mustf, but for a step that may fail on a slow machine.
 func mustInTime(err error, format string, args ...any) {
 	if err != nil {
 		must(slow("%s: %w", fmt.Sprintf(format, args...), err))
 	}
 }
 
-// requireInTime is require for a condition that may be false on a slow machine.
+// requireInTime is like require, but for a condition that may be false on a slow machine.
 func requireInTime(ok bool, format string, args ...any) {
 	if !ok {
 		must(slow(format, args...))

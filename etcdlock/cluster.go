@@ -23,35 +23,35 @@ const (
 	// would replace a member that is only slow, and the calls in flight would fail.
 	headStart = time.Second
 
-	searchTime = 3 * time.Second        // for one search for a member
-	signInTime = 10 * time.Second       // … with a user, because etcd makes passwords slow to check
-	minRest    = 100 * time.Millisecond // after a search that found no member
-	maxRest    = time.Second            // … when that happens again and again
+	searchTime = 3 * time.Second        // bounds one search for a member
+	signInTime = 10 * time.Second       // bounds one search if there is a user, because etcd checks passwords slowly
+	minRest    = 100 * time.Millisecond // the pause after a search that found no member
+	maxRest    = time.Second            // the longest pause, after several such searches
 )
 
-// cluster is the etcd: its endpoints, and the member in use. Each member has a client of its own,
-// because one client of several members would also send calls to a member that hangs.
+// cluster has the endpoints of the etcd and the member in use. Each member has a client of its own,
+// because one client for several members would also send calls to a member that hangs.
 type cluster struct {
-	conf  clientv3.Config // for one member, without the endpoint
+	conf  clientv3.Config // the settings of each client, without the endpoint
 	all   []string        // all endpoints
 	clock *clock
 	beats chan struct{}   // has room for the keep-alives that may be under way
 	ctx   context.Context // ends with the driver
-	wg    sync.WaitGroup  // of the driver's goroutines
+	wg    sync.WaitGroup  // counts the driver's goroutines
 
-	mu      sync.Mutex    // guards all below
-	current *member       // nil before the first search, and after a connection has failed
+	mu      sync.Mutex    // guards the fields below
+	current *member       // the member in use; nil before the first search, and after a connection has failed
 	search  chan struct{} // closed when the search that is under way ends; nil if there is none
-	silent  time.Time     // when the first call since the last answer was sent, or zero
+	silent  time.Time     // when the first call after the last answer was sent; zero if there is none
 	failed  time.Time     // when the last search failed
 	rest    time.Duration // the next search may begin at failed + rest
-	err     error         // of the last search
+	err     error         // the error of the last search
 }
 
 // call makes one call to the etcd. If the member is silent, call waits for the answer. If another
 // member replaces the silent one meanwhile, the call fails, and its outcome is unknown. call
-// repeats only calls that etcd has certainly not carried out: there was no connection, or the token
-// was refused.
+// repeats a call only if etcd has certainly not carried it out, because there was no connection, or
+// etcd refused the auth token.
 func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) (v T, err error) {
 	for try := 0; ; try++ {
 		m, err := c.member(ctx)
@@ -66,7 +66,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			return v, nil
 		}
 
-		// If etcd has refused the token, the client has fetched another token by now.
+		// If etcd has refused the auth token, the client has fetched another one by now.
 		notSent := isUnsent(err)
 		if try == 0 && (notSent || is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)) {
 			continue
@@ -107,8 +107,8 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 	}
 }
 
-// The method asked records that a call is sent. If this call, or the calls since c.silent, have no
-// answer for the time liveness, a search begins. A slow member stays in use: see find.
+// The method asked records that a call is sent. If etcd gives no answer for the duration liveness
+// after this call or after c.silent, a search begins. A slow member stays in use (see find).
 func (c *cluster) asked() *time.Timer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,12 +135,12 @@ func (c *cluster) silentLocked() {
 	}
 }
 
-// The method answered records the end of a call to m. If the call had no answer, etcd counts as
-// silent until another call has an answer. The driver gives m up if its connection has failed, if
-// it has no leader, or if it refuses the password.
+// The method answered records the end of a call to m. If the call had an answer, etcd is no longer
+// silent. The driver gives up m if m's connection has failed, if m has no leader, or if m refuses
+// the password.
 func (c *cluster) answered(m *member, err error) {
-	// Keep a member that says that a request timed out: it has answered, and if it were given up,
-	// the calls of all other callers would fail.
+	// Keep a member that answers that a request timed out. If it were given up, the calls of all
+	// other callers would fail.
 	leave := isUnavailable(err) && !is(err, rpctypes.ErrTimeout) || isRefused(err)
 
 	c.mu.Lock()
@@ -158,15 +158,15 @@ func (c *cluster) answered(m *member, err error) {
 	}
 }
 
-// silence returns when etcd stopped answering, or zero if it answers, and the error of the last
-// search, or nil.
+// silence returns when etcd stopped answering, and the error of the last search. The time is zero
+// if etcd answers, and the error is nil if the search found a member.
 func (c *cluster) silence() (time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.silent, c.err
 }
 
-// searchLocked begins a search, unless one is under way. The channel is closed when it ends.
+// searchLocked begins a search, unless one is under way. The end of the search closes the channel.
 func (c *cluster) searchLocked() <-chan struct{} {
 	if c.search != nil {
 		return c.search
@@ -187,17 +187,17 @@ func (c *cluster) searchLocked() <-chan struct{} {
 
 		c.rest, c.silent = 0, time.Time{}
 		if m == old {
-			return // if its connection has failed meanwhile, it stays given up
+			return // if the connection has failed meanwhile, old stays given up
 		}
 		if c.current != nil {
-			c.wg.Go(c.current.close) // its calls fail, with unknown outcomes
+			c.wg.Go(c.current.close) // the calls to this member fail, with unknown outcomes
 		}
 		c.current = m
 	})
 	return done
 }
 
-// find returns a member that answers: old, which may be nil, or the first of the others.
+// find returns old if it answers, or else the first new member that answers. old may be nil.
 func (c *cluster) find(old *member) (*member, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.conf.DialTimeout)
 	defer cancel()
@@ -209,8 +209,8 @@ func (c *cluster) find(old *member) (*member, error) {
 		}
 	}
 
-	// Connect to every endpoint, including old's: a connection may be dead although its member
-	// lives.
+	// Connect to every endpoint, including old's, because a connection may be dead although its
+	// member lives.
 	found, failed := make(chan *member), make(chan error, len(c.all))
 	for _, endpoint := range c.all {
 		c.wg.Go(func() {
@@ -223,7 +223,7 @@ func (c *cluster) find(old *member) (*member, error) {
 				case found <- m:
 					return
 				case <-ctx.Done():
-					err = ctx.Err() // another one was faster
+					err = ctx.Err() // another member was faster
 				}
 			}
 			if m != nil {
@@ -273,9 +273,9 @@ func (c *cluster) spawn(f func()) {
 type member struct {
 	endpoint string
 	client   *clientv3.Client
-	leases   pb.LeaseClient // unlike client's own methods, it can choose the numbers of leases
+	leases   pb.LeaseClient // can choose the numbers of leases, unlike the methods of client
 	idle     chan *stream   // the streams that no call uses
-	refusals atomic.Int64   // of watches: see watch
+	refusals atomic.Int64   // counts refused watches: see watch
 }
 
 // connect returns a member. If conf has a user, the member is connected already, because the client
@@ -302,15 +302,15 @@ func (m *member) probe(ctx context.Context) error {
 	return err
 }
 
-// maxBeats is how many keep-alives of a Client are under way at once. A server may allow 100 streams
-// for each connection.
+// maxBeats bounds how many keep-alives of a Client are under way at once, because a server may
+// allow only 100 streams for each connection.
 const maxBeats = 64
 
 // beat is a keep-alive with its answer.
 type beat struct {
-	began time.Duration // by the clock, before it was sent; the lease does not end before began + ttl
+	began time.Duration // when it was sent, by the driver's clock; the lease does not end before began + ttl
 	ttl   int64         // the lease's term in seconds; 0 or less if the lease has ended
-	term  uint64        // the raft term, as the member knew it: a new leader has a new one
+	term  uint64        // the raft term that the member knew; each leader has another one
 	err   error
 }
 
@@ -351,16 +351,16 @@ func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (
 	var r *pb.LeaseKeepAliveResponse
 	if err == nil {
 		b.began = clock.now()
-		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: lease}) // if that fails, Recv has the reason
+		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: lease}) // if Send fails, Recv returns the reason
 		r, err = s.Recv()
 	}
 	b.ttl, b.term = r.GetTTL(), r.GetHeader().GetRaftTerm()
 	if !stop() || err != nil {
 		if s.cancel(); used && ctx.Err() == nil {
-			return m.beat(ctx, clock, lease, b) // the member may have been restarted since the stream was used
+			return m.beat(ctx, clock, lease, b) // the member may have been restarted since the last use of the stream
 		}
 		return err
 	}
-	m.idle <- s // there is room for as many as there are keep-alives at once
+	m.idle <- s // never blocks, because idle has room for maxBeats streams
 	return nil
 }

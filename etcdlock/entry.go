@@ -22,7 +22,7 @@ import (
 // The create revision of the entry is its place in the queue, and the fence of its hold.
 //
 // The name has the lease and not the token, because a deleted name stays in etcd's index until the
-// next compaction. Leases are reused, so there are few names.
+// next compaction. Leases are reused, so there are fewer names than tokens.
 const root = "hasp/"
 
 var escaper = strings.NewReplacer("%", "%25", "/", "%2F")
@@ -60,7 +60,7 @@ func keyOf(name string) (key string, ok bool) {
 	return unescaper.Replace(escaped), ok && ok2
 }
 
-// newEntry returns the entry that a claim makes with a lease. Its revisions are 0.
+// newEntry returns the entry that a claim makes with a lease. The entry's revisions are 0.
 func newEntry(c backend.Claim, l *lease, since time.Time) *mvccpb.KeyValue {
 	r := record{fenced: c.Fenced, token: c.Token, since: since, owner: c.Owner}
 	return &mvccpb.KeyValue{Key: []byte(entryName(c.Key, l.id, c.Shared)), Value: r.encode(), Lease: l.id}
@@ -78,8 +78,8 @@ type record struct {
 // a token consists of URL-safe characters.
 const kept = "(kept)"
 
-// encode returns the value of an entry: a version, a flag, the token, the milliseconds of
-// since, and the owner, which may have any bytes.
+// encode returns the value of an entry. It has a version, a flag, the token, r.since in
+// milliseconds, and the owner, which may have any bytes.
 func (r record) encode() []byte {
 	mark := "-"
 	if r.fenced {

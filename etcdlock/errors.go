@@ -21,12 +21,12 @@ var (
 	// errNoSpace says that etcd's disk quota is used up. The call has changed nothing.
 	errNoSpace = errors.New("its disk quota is used up: compact and defragment it, then run etcdctl alarm disarm")
 
-	// errDoubtful says that a keep-alive proves nothing: see renewal.outcome.
+	// errDoubtful says that a keep-alive proves nothing (see beat.outcome).
 	errDoubtful = errors.New("etcd: the leader has changed, or the lease has ended, during the call")
 
 	errNoAnswer = errors.New("etcd: no answer")
 
-	// errGone says that etcd knows no such lease. The call has changed nothing.
+	// errGone says that the lease has ended or the entry has changed. The call changed nothing.
 	errGone = errors.New("the lease has ended")
 )
 
@@ -35,13 +35,13 @@ type unsent struct{ error }
 
 func (u *unsent) Unwrap() error { return u.error }
 
-// unchanged reports whether a call that returned err has changed nothing: etcd has refused it, or it
-// was not sent.
+// unchanged reports whether a call that returned err has certainly changed nothing, because etcd
+// has refused the call, or it was not sent.
 func unchanged(err error) bool {
 	return backend.Definite(err) || errors.Is(err, errGone) || errors.Is(err, errNoSpace) || errors.As(err, new(*unsent))
 }
 
-// codeOf returns the code of a gRPC error, or of the error that the etcd client has made of one.
+// codeOf returns the code of a gRPC error, or of the error that the etcd client made from it.
 func codeOf(err error) codes.Code {
 	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
 		return e.Code()
@@ -84,7 +84,7 @@ func isGone(err error) bool {
 	return errors.Is(err, errGone) || is(err, rpctypes.ErrLeaseNotFound)
 }
 
-// explain returns the error of a call: the end of ctx, or one line with what to do.
+// explain returns ctx.Err() if ctx has ended, and otherwise the error of a call with advice.
 func explain(ctx context.Context, endpoint string, err error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -124,7 +124,7 @@ func explain(ctx context.Context, endpoint string, err error) error {
 	return fmt.Errorf("etcd at %s: %s", shown(endpoint), text)
 }
 
-// plain returns the end of the text of a gRPC error, where the cause is.
+// plain returns the last part of a gRPC error's text, which names the cause.
 func plain(text string) string {
 	for _, before := range []string{"Error while dialing: ", "authentication handshake failed: ", "desc = "} {
 		if i := strings.LastIndex(text, before); i >= 0 {

@@ -4,44 +4,44 @@
 // # Guarantees
 //
 // A key has one holder at a time, as long as a majority of the members keeps its data. A hold is in
-// etcd's log, so it survives the loss of a minority, and a change of the leader. The fence is the
-// revision at which the holder joined the queue, so an etcd that has lost its data may grant
-// smaller fences than before. TryLock does not pass waiters. Shared claims that follow one another
-// in the queue hold the key together.
+// etcd's log, so it survives a change of the leader, and the loss of a minority of the members. The
+// fence is the revision at which the holder joined the queue, so after etcd has lost its data,
+// fences may be smaller than before. TryLock does not overtake waiters. Shared claims that are
+// neighbours in the queue hold the key together.
 //
-// A term ends up to half a second late, and never early, because etcd checks twice a second which
-// leases have ended. After a change of the leader all terms begin anew.
+// etcd checks twice a second which leases have ended, so a term ends up to half a second late. It
+// never ends early. After a change of the leader all terms begin anew.
 //
 // A waiter that died, or is cut off, keeps its place in the queue for the time in the parameter
-// window, 5 s by default, and up to half a second more.
+// window (5 s by default), plus up to half a second.
 //
-// A hold lasts while etcd has its lease and its entry. A renewal keeps the lease alive and reads
-// the entry. To end a hold by hand, use hasp's Break or revoke the lease. The holder learns of the
-// loss at its next renewal.
+// A hold lasts as long as etcd has the hold's lease and entry. A renewal keeps the lease alive and
+// reads the entry. To end a hold by hand, use hasp's Break or revoke the lease. The holder learns
+// of the loss at its next renewal.
 //
 // # Cost
 //
 // A lock of a free key takes one transaction. If the driver has no fresh lease left from an earlier
 // hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one call. A
-// waiter takes one transaction, and a release wakes the waiter by an event. A renewal is a message
-// on streams that all renewals share, and one read for up to 100 holds. docs/etcdlock.md has the
-// whole table.
+// waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes a
+// message on streams that all renewals share. One read serves the renewals of up to 100 holds.
+// docs/etcdlock.md lists the cost of all calls.
 //
 // # URL
 //
 //	etcdlock+etcd://user:password@host:2379,host:2379,host:2379
 //	etcdlock+etcds://user:password@host:2379,host:2379,host:2379?ca=/path/to/ca.pem
 //
-// with all members as hosts, and the parameters
+// All members of the etcd are hosts. The parameters are:
 //
 //	window       how long a waiter keeps its place without a sign of life (default 5s)
 //	ca           file of the certificate authorities to trust, in PEM   (etcds)
 //	cert, key    files of this client's certificate and key, in PEM     (etcds)
 //	server_name  name that the servers' certificates must bear          (etcds)
 //
-// The user needs the right readwrite on the prefix hasp/.
+// The user needs the permission readwrite on the prefix hasp/.
 //
-// etcd 3.5 or later.
+// The members must be etcd 3.5 or later.
 package etcdlock
 
 import (
@@ -64,23 +64,23 @@ import (
 // Read the files in this order: this one, entry.go, hold.go, token.go, lease.go, wait.go, queue.go,
 // cluster.go. docs/etcdlock.md says why the protocol is safe.
 
-// etcd counts terms in whole seconds, of at least one and a half times its election timeout: 2 s by
-// default. maxTTL is the longest term of a lease.
+// etcd counts terms in whole seconds. The shortest term is one and a half times its election
+// timeout, rounded up, which is 2 s by default. maxTTL is the longest term that etcd grants.
 const (
 	minTTL  = 2 * time.Second
 	ttlUnit = time.Second
 	maxTTL  = clientv3.MaxLeaseTTL * time.Second
 )
 
-// maxName is the length of the longest escaped key. A request names up to 100 keys, and etcd takes
-// requests of 1.5 MiB.
+// maxName bounds the length of an escaped key with its prefix. A request names up to 100 keys, and
+// etcd accepts requests of up to 1.5 MiB.
 const maxName = 8 << 10
 
-// maxAtOnce bounds how many callers ask for a lease or a place at once, and how many leases are
-// ended at once. After an outage, thousands of calls at once would time out and be repeated.
+// maxAtOnce bounds how many callers ask for a lease or a place in a queue at once, and how many
+// leases are ended at once. After an outage, thousands of calls would time out and be repeated.
 const maxAtOnce = 64
 
-// closing bounds how long Close waits for the end of leases.
+// The constant closing bounds how long Close waits until leases have ended.
 const closing = time.Second
 
 // driver is a [backend.Waiter] that keeps its locks in an etcd and serves waiters in order
@@ -97,8 +97,8 @@ type driver struct {
 	open    context.Context    // ends when Close begins
 	shut    context.CancelFunc // ends open
 
-	mu     sync.Mutex        // guards queues, every queue, and the places of waiters
-	queues map[string]*queue // by key: the queues that callers wait in
+	mu     sync.Mutex        // guards the map queues, every queue in it, and the places of waiters
+	queues map[string]*queue // the queues that callers wait in, by key
 }
 
 var (
@@ -123,8 +123,8 @@ type Options struct {
 
 // New returns a Client whose locks are in the etcd of conf. The Client makes etcd clients of its
 // own, each for one endpoint, with the user and the connection settings of conf. If conf has
-// neither a Logger nor a LogConfig, these clients log nothing. If conf has no endpoints or o is out
-// of range, the error is hasp.ErrInvalid.
+// neither a Logger nor a LogConfig, these clients log nothing. If conf has no endpoints, or a value
+// in o is out of range, the error is hasp.ErrInvalid.
 func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(conf, o)
@@ -134,8 +134,8 @@ func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New].
+// NewDriver returns the driver of New without a Client, for the conformance suite or for a wrapper
+// that is passed to [hasp.New].
 func NewDriver(conf clientv3.Config, o *Options) (backend.Driver, error) {
 	d, err := newDriver(conf, o)
 	if err != nil {
@@ -161,7 +161,7 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	return d, nil
 }
 
-// tick checks that etcd answers while callers wait, and prunes the pool, until the driver is closed.
+// tick prunes the pool and, while callers wait, checks that etcd answers. It ends with the driver.
 func (d *driver) tick() {
 	for d.cluster.ctx.Err() == nil {
 		d.cluster.spawn(d.checkHead)
@@ -176,8 +176,8 @@ func settings(conf clientv3.Config) clientv3.Config {
 		conf.Logger = zap.NewNop()
 	}
 	conf.MaxUnaryRetries = 1                // the driver itself repeats the calls that are safe to repeat
-	conf.MaxCallRecvMsgSize = math.MaxInt32 // a queue may have more than the default of gRPC, 4 MiB
-	conf.AutoSyncInterval = 0               // a client is for one endpoint
+	conf.MaxCallRecvMsgSize = math.MaxInt32 // an answer about a queue may exceed 4 MiB, the default of gRPC
+	conf.AutoSyncInterval = 0               // each client has one endpoint
 	conf.DialOptions = append([]grpc.DialOption{grpc.WithChainUnaryInterceptor(failFast)}, conf.DialOptions...)
 	if conf.DialTimeout = searchTime; conf.Username != "" {
 		conf.DialTimeout = signInTime
@@ -185,15 +185,15 @@ func settings(conf clientv3.Config) clientv3.Config {
 	return conf
 }
 
-// failFast makes a call fail at once if there is no connection. By default a call waits for a
-// connection. If it times out meanwhile, the driver cannot know that the call was not sent.
+// failFast makes a call fail at once if there is no connection. By default, a call waits for a
+// connection. If the call timed out meanwhile, the driver could not know that it was not sent.
 func failFast(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	return call(ctx, method, req, reply, conn, append(opts, grpc.WaitForReady(false))...)
 }
 
 // Traits reports that the driver serves waiters in order of arrival, grants fences and shared
 // holds, obeys KeepUntil, and cleans up after calls that fail. Terms are whole seconds, 2 or more.
-// The driver excludes all clients of the same etcd, and its calls end promptly.
+// The driver excludes all clients of the same etcd, and ends a call soon after its context.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Cleans: true,
 		MinTTL: minTTL, TTLUnit: ttlUnit, MaxTTL: maxTTL, Reach: backend.Network, Cancellation: backend.CancelPrompt}
@@ -226,8 +226,8 @@ func (d *driver) checkKey(ctx context.Context, key string) error {
 // isClosed reports whether Close has begun.
 func (d *driver) isClosed() bool { return d.open.Err() != nil }
 
-// Close ends all waits, revokes the leases that no hold uses, and closes the connections.
-// It waits for etcd for a second at most. The leases that are left then end with their terms.
+// Close ends all waits, revokes the leases that no hold uses, and closes the connections. It waits
+// for etcd for a second at most. Leases that are not revoked by then end with their terms.
 func (d *driver) Close() error {
 	d.shut()
 	d.pool.prune(0)

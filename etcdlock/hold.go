@@ -18,12 +18,12 @@ import (
 type hold struct {
 	d       *driver
 	token   string
-	entry   *mvccpb.KeyValue // as this driver has written it
+	entry   *mvccpb.KeyValue // the entry as this driver has written it
 	lease   *lease
 	granted time.Time
-	over    atomic.Bool // released, lost or maybe moved; the call that sets it ends or reuses lease
+	over    atomic.Bool // the hold is released, lost or maybe moved; the call that sets over ends or reuses lease
 
-	mu     sync.Mutex // guards both
+	mu     sync.Mutex // guards others and ended
 	others []*lease   // leases that may have the entry, after moves of unknown outcome
 	ended  bool       // the entry is gone
 }
@@ -35,7 +35,7 @@ func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hol
 // grant returns the grant of h. The holder may trust the hold for ttl, counted from when the term
 // of the lease last began.
 func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
-	// Read Go's clock first: then a suspend in between makes the end too early, which is safe.
+	// Read Go's clock first. A suspend in between then makes Until too early, which is safe.
 	now, age := time.Now(), h.d.age(h.lease)
 	g := backend.Grant{Until: now.Add(ttl - backend.Drift(ttl) - age), Handle: h}
 	if c.Fenced {
@@ -44,7 +44,7 @@ func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
 	return g
 }
 
-// ownHold returns the hold of c, even if it is over, or nil if another driver made it.
+// ownHold returns the hold of c, even if its field over is set, or nil if another driver made it.
 func (d *driver) ownHold(c backend.Claim) *hold {
 	h, _ := c.Handle.(*hold)
 	if h == nil || h.d != d || h.token != c.Token {
@@ -79,7 +79,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		if !errors.Is(err, errGone) {
 			return g, err
 		}
-		// Try the next lease, which may be alive: etcd has refused the put, so nothing has changed.
+		// Try again without the pooled leases, because they may have ended as well.
 		d.pool.prune(0)
 	}
 }
@@ -87,7 +87,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 // acquire makes an attempt with a lease. It returns errGone if the lease has ended.
 func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Duration) (backend.Grant, error) {
 	// Part of the term of a pooled lease has passed. If that part is small, and the hold will be
-	// renewed, go on. Otherwise send a keep-alive beside the put. It begins the term anew.
+	// renewed, go on. Otherwise begin the term anew by a keep-alive, at the same time as the put.
 	var renewed chan beat
 	if age := called - time.Duration(l.began.Load()); age > 0 && !(c.Renewed && age < min(c.TTL/10, maxAge)) {
 		renewed = make(chan beat, 1)
@@ -98,7 +98,7 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	if c.Shared {
 		rivals += "x"
 	}
-	r, err := d.txn(ctx, clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix(), // passes if no rival is there
+	r, err := d.txn(ctx, clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix(), // passes if there is no rival
 		[]clientv3.Op{put(string(entry.Key), entry.Value, l.id)}, clientv3.OpGet(queueOf(c.Key), clientv3.WithFirstCreate()...))
 	var late error
 	if renewed != nil {
@@ -110,7 +110,7 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	case isGone(err):
 		return backend.Grant{}, errGone
 	case err != nil && !unchanged(err), err == nil && r.Succeeded && late != nil:
-		// End the lease: the key may be taken, but perhaps not for the whole term.
+		// End the lease, because it may hold the key, but perhaps not for the whole term.
 		d.bury(l)
 		return backend.Grant{}, errors.Join(err, late)
 	case err != nil:
@@ -134,11 +134,11 @@ func refusal(kvs []*mvccpb.KeyValue) error {
 	return he
 }
 
-// Renew begins the terms of the leases anew, and reads the entries: see prove. If a hold needs a
-// longer term than its lease has, it moves to another lease.
+// Renew begins the terms of the leases anew, and reads the entries (see prove). If a hold needs a
+// longer term than its lease has, Renew moves the hold to another lease.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	var open []*renewal
-	var others []int // the claims to renew by the token or by a move
+	var others []int // the indexes of the claims to renew by the token or by a move
 	for i, c := range cs {
 		h := d.ownHold(c)
 		if err := d.check(ctx, c); err != nil {
@@ -171,13 +171,13 @@ type renewal struct {
 	beat     beat
 	attached bool   // the entry is under the lease
 	term     uint64 // the raft term of the answer to the read
-	err      error  // of the read
+	err      error  // the error of the read
 }
 
 // prove sends keep-alives for the leases of holds, then reads the entries, and calls done for each
 // hold, with errGone if the hold is lost. If a keep-alive has no answer in half of the time that
-// ctx leaves, its renewal fails, so that the other renewals wait no longer. The read may still show
-// that the hold is lost.
+// ctx leaves, that renewal fails, so that the other renewals need not wait for it. The read may
+// still show that its hold is lost.
 func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if end, ok := ctx.Deadline(); ok {
@@ -196,8 +196,8 @@ func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal,
 	}
 }
 
-// maxReads is how many entries one transaction reads. etcd allows 128 operations, and requests of
-// 1.5 MiB.
+// maxReads is how many entries one transaction reads. etcd allows 128 operations in a transaction,
+// and requests of up to 1.5 MiB.
 const maxReads = 100
 
 // read reads the entries of holds.
@@ -222,8 +222,8 @@ func (d *driver) read(ctx context.Context, open []*renewal) {
 	wg.Wait()
 }
 
-// outcome returns errGone if the lease has ended, or the entry is not under it any more. Then the
-// hold is lost, unless another driver has moved it.
+// outcome returns errGone if the lease has ended, or the entry is not under it any more. In both
+// cases the hold is lost, unless another driver has moved the entry.
 func (r *renewal) outcome() error {
 	if r.err == nil && !r.attached || r.beat.err == nil && r.beat.ttl <= 0 {
 		r.h.abandon()
@@ -235,12 +235,12 @@ func (r *renewal) outcome() error {
 	return r.beat.outcome(r.h.lease, r.term)
 }
 
-// If the keep-alive counts, outcome records the new begin of the lease's term, and returns nil.
-// term is the raft term of the answer to a later read, or put, of the entry.
+// outcome returns nil if the keep-alive has begun the lease's term anew, and records when. The
+// parameter term is the raft term of the answer to a later read or put of the entry.
 //
-// A keep-alive alone proves nothing. A deposed leader may answer it, and so may the leader while it
-// revokes the lease. The later read proves that the lease was alive after the keep-alive. If both
-// answers are from the same raft term, the leader has begun the lease's term anew.
+// A keep-alive alone proves nothing. A deposed leader may answer it, and so may a leader that is
+// revoking the lease. The later read or put proves that the lease was alive after the keep-alive.
+// If both answers are from the same raft term, the leader has begun the lease's term anew.
 func (b beat) outcome(l *lease, term uint64) error {
 	switch {
 	case b.err != nil:
@@ -252,15 +252,15 @@ func (b beat) outcome(l *lease, term uint64) error {
 	return nil
 }
 
-// abandon ends the lease of h, whose entry is not under that lease any more. It does nothing if
-// another call has set h.over.
+// abandon ends the lease of h, because the entry of h is not under that lease any more. It does
+// nothing if another call has set h.over.
 func (h *hold) abandon() {
 	if !h.over.Swap(true) {
 		h.d.bury(h.lease)
 	}
 }
 
-// Release removes the entry that has c's token: a hold, or a place in the queue.
+// Release removes the entry that has c's token, whether it is a hold or a place in the queue.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if d.isClosed() {
 		return errClosed

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	maxShown = 1000 // shared holders of a Status
-	atOnce   = 16   // requests for the rest of a term
-	pageSize = 1000 // entries in one answer of a list
+	maxShown = 1000 // how many shared holders a Status shows
+	atOnce   = 16   // how many requests for the rest of a term are sent at once
+	pageSize = 1000 // how many entries one answer to List has
 )
 
 // Inspect returns the holder and the queue. It takes one call for the queue, and one call for the
@@ -91,8 +91,8 @@ func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 	return failed
 }
 
-// status returns what Inspect and List report. It skips a holder whose lease has ended, because the
-// entry was removed after it was read.
+// status returns what Inspect and List report. It skips a holder whose lease has ended, because
+// that holder's entry was removed after it was read.
 func (l *listed) status() (st backend.Status) {
 	for n, left := range l.left {
 		kv := l.kvs[n]
@@ -102,7 +102,7 @@ func (l *listed) status() (st backend.Status) {
 		st.Held = true
 		st.TTL = max(st.TTL, left)
 		if kv.Lease == 0 {
-			st.TTL = -1 // written by hand
+			st.TTL = -1 // the entry was written by hand
 		}
 		r, _ := parseRecord(kv.Value)
 		if r.fenced {
@@ -131,7 +131,7 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 			page, next, err := d.page(ctx, from, end, timeout)
 			if err != nil {
 				if ctx.Err() == nil && isContextEnd(err) {
-					err = errNoAnswer // the timeout has ended, but not the caller's context
+					err = errNoAnswer // the timeout has passed, but the caller's context has not ended
 				}
 				yield(backend.Entry{}, err)
 				return
@@ -147,8 +147,8 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// page reads a page of entries, by key. Next is the name at which the next page begins, or "" after
-// the last page.
+// page reads a page of entries, and groups them by key. The result next is the name at which the
+// next page begins, or "" after the last page.
 func (d *driver) page(ctx context.Context, from, end string, timeout time.Duration) (page []listed, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -174,7 +174,7 @@ func (d *driver) page(ctx context.Context, from, end string, timeout time.Durati
 	if r.More {
 		next = string(r.Kvs[len(r.Kvs)-1].Key) + "\x00"
 		if len(page) > 0 {
-			// The last key may have more entries, so read all of them.
+			// The last key may have more entries, so read all entries of that key.
 			last := &page[len(page)-1]
 			if last.kvs, err = d.entries(ctx, last.key); err != nil {
 				return nil, "", err

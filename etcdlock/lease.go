@@ -11,7 +11,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// lease is a lease of this driver. One hold or waiter at a time uses it.
+// lease is a lease of etcd. At most one hold or waiter of this driver uses it at a time.
 type lease struct {
 	id    int64
 	asked int64 // the term that was asked for, in seconds
@@ -22,14 +22,14 @@ type lease struct {
 	began atomic.Int64
 
 	// doubtful is set if a put under the lease has an unknown outcome. Such a lease is never used
-	// again, because a put that arrives late would change another hold. A late keep-alive is
+	// again, because a late put would change the next hold on the lease. A late keep-alive is
 	// harmless.
 	doubtful atomic.Bool
 
 	since time.Time // when it was given back to the pool
 }
 
-// foreign returns the lease with this id, which this driver only revokes. Its term is not known.
+// foreign returns the lease with this id only for revoking it. The term of the lease is not known.
 func (d *driver) foreign(id int64) *lease {
 	l := &lease{id: id, ttl: 1}
 	l.began.Store(int64(d.clock.now()))
@@ -38,8 +38,8 @@ func (d *driver) foreign(id int64) *lease {
 
 const (
 	idleTime   = 5 * time.Second // an unused lease is revoked after this time
-	maxIdle    = 1024            // unused leases of one term
-	revokeTime = 3 * time.Second // for one attempt to revoke a lease
+	maxIdle    = 1024            // how many unused leases of one term are kept
+	revokeTime = 3 * time.Second // bounds one attempt to revoke a lease
 )
 
 // pool keeps unused leases, so that a hold need not wait for a new one.
@@ -57,17 +57,17 @@ func seconds(ttl time.Duration) int64 {
 // term returns the term of a lease.
 func (l *lease) term() time.Duration { return time.Duration(l.ttl) * time.Second }
 
-// age returns how much of l's term has passed, at most.
+// age returns how much of l's term may have passed.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
 // old reports whether less than a third of l's term may be left.
 func (d *driver) old(l *lease) bool { return d.age(l) > l.term()*2/3 }
 
-// beganAt records that the term of l began anew at a time of the driver's clock, or later.
+// beganAt records a time of the driver's clock at which, or after which, l's term began anew.
 func (l *lease) beganAt(at time.Duration) { raise(&l.began, int64(at)) }
 
-// take returns a lease with a term of secs. If the lease comes from the pool, part of the term
-// has passed.
+// take returns a lease with a term of secs seconds. If the lease comes from the pool, part of the
+// term has passed.
 func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 	p.mu.Lock()
 	ls := p.idle[secs]
@@ -80,7 +80,7 @@ func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 	return p.grant(ctx, secs)
 }
 
-// grant makes a lease. The driver chooses the number, so that it can revoke the lease even
+// grant makes a lease. The driver chooses the lease's number, so that it can revoke the lease even
 // if the answer is lost.
 func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	l := &lease{id: rand.Int64N(1<<62) + 1, asked: secs, ttl: secs}
@@ -98,8 +98,8 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	return l, nil
 }
 
-// give puts a lease whose entry is certainly gone into the pool, or ends a lease that must not be
-// reused.
+// give puts a lease into the pool, or ends it if it must not be reused. The caller knows for
+// certain that the lease has no entry.
 func (p *pool) give(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,11 +150,11 @@ func (d *driver) end(l *lease) bool {
 	defer cancel()
 	err := d.revoke(ctx, l.id)
 
-	// Give up only long after the term, because a new leader begins the terms anew.
+	// Give up only long after the term, because a new leader begins all terms anew.
 	return err == nil || isGone(err) || d.cluster.ctx.Err() != nil || d.age(l) > 2*l.term()+10*time.Second
 }
 
-// revoke ends a lease of any driver. It returns errGone if the lease has ended before.
+// revoke ends a lease of any driver. It returns errGone if the lease had already ended.
 func (d *driver) revoke(ctx context.Context, id int64) error {
 	_, err := call(ctx, d.cluster, func(m *member) (*pb.LeaseRevokeResponse, error) {
 		return m.leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: id})

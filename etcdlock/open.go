@@ -96,14 +96,14 @@ func (d *driver) probe(ctx context.Context) error {
 		return err
 	}
 	b := d.cluster.beat(ctx, rand.Int64N(1<<62)+1)
-	if b.err == nil && b.ttl < 0 { // a member says 0 for a lease that does not exist
+	if b.err == nil && b.ttl < 0 { // a member returns 0 for a lease that does not exist
 		return invalid("that is etcd's grpc-proxy, which delays keep-alives: name the members of the etcd")
 	}
 	return b.err
 }
 
-// checkVersion refuses versions that lack what the driver needs. With etcd 3.4, the client cannot
-// replace the expired token of a user.
+// checkVersion refuses versions that the driver cannot use. It refuses etcd 3.4 only if there is a
+// user, whose expired token the client could not replace.
 func checkVersion(version string, user bool) error {
 	var major, minor int
 	_, err := fmt.Sscanf(version, "%d.%d.", &major, &minor)

@@ -12,11 +12,11 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// queue is what the waiters of this driver for one key know about the key's entries. The driver's
+// queue is what this driver's waiters for one key know about the entries of that key. The driver's
 // mu guards the fields of queue, view and entryState.
 //
-// A watch reports deletions only. New entries come from the reads of the waiters: each waiter reads
-// the entries that were created since the last read. So a lost event only delays a waiter.
+// A watch reports only deletions. The waiters find new entries by reads. Each waiter reads the
+// entries that were created since the last read of any waiter. A lost event only delays waiters.
 //
 // The watch has no start revision, so a waiter reads the queue only after the watch is confirmed. A
 // watch from a past revision would have to wait for a loop of etcd that runs ten times a second.
@@ -26,23 +26,23 @@ type queue struct {
 	stop    context.CancelFunc
 	waiters map[*waiter]bool
 	view    *view         // nil while there is no watch
-	changed chan struct{} // closed and replaced when there is a view again
+	changed chan struct{} // closed and replaced when there is a new view
 }
 
-// view is what is known since a watch was confirmed. Earlier deletions may have been missed.
+// view is what is known since a watch was confirmed. Deletions before that may have been missed.
 type view struct {
-	known   int64              // order has all existing entries created up to this revision
+	known   int64              // order has all entries that exist and were created up to this revision
 	order   []*mvccpb.KeyValue // the entries, in order of their creation
-	reading int                // reads under way
-	gone    map[string]int64   // the revisions of deletions during these reads, by name
+	reading int                // how many reads are under way
+	gone    map[string]int64   // the revisions of deletions during these reads, by the entry's name
 }
 
-// entryState is what is known of the entry of a waiter, which is its place in the queue.
+// entryState is what is known of a waiter's entry, which is the waiter's place in the queue.
 type entryState struct {
-	view  *view  // the queue's view when the read began; the result is valid in this view only
-	name  string // of the entry
+	view  *view  // the queue's view when the read began; the result is valid only in this view
+	name  string // the entry's name
 	mine  int64  // the create revision of the entry; 0 until the queue was read
-	front bool   // no entry is ahead; this stays true, because later entries are behind
+	front bool   // no entry ahead excludes it; this stays true, because later entries are behind
 	lost  bool   // the entry was deleted
 }
 
@@ -53,8 +53,8 @@ func (w *waiter) signal() {
 	}
 }
 
-// join adds a waiter to the queue of its key. The first one starts the watch, and the last that
-// leaves ends it.
+// join adds a waiter to the queue of its key. The first waiter starts the watch, and the last
+// waiter that leaves ends it.
 func (d *driver) join(w *waiter) *queue {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,8 +78,8 @@ func (q *queue) leave(w *waiter) {
 	}
 }
 
-// begin prepares a read by w of the entries that were created after the revision known. It returns
-// false if there is no watch.
+// begin prepares a read by w. The entries to read were created after the revision in known. If
+// there is no watch, ok is false.
 func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -93,8 +93,8 @@ func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	return v.known, true
 }
 
-// The method end adds the entries that w has read at a revision to the view. mine is the create
-// revision of w's own entry, or 0 if the read has failed.
+// The method end adds kvs, the entries that w has read at the revision, to the view. The parameter
+// mine is the create revision of w's own entry, or 0 if the read has failed.
 func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -178,11 +178,11 @@ func (q *queue) held(w *waiter) error {
 }
 
 const (
-	minPause = 20 * time.Millisecond // before a refused watch is tried again
-	maxPause = time.Second           // … when that happens again and again
+	minPause = 20 * time.Millisecond // the pause before a refused watch is tried again
+	maxPause = time.Second           // the longest pause, after several refusals
 )
 
-// run keeps a watch until the queue ends.
+// run keeps a watch until ctx ends.
 func (q *queue) run(ctx context.Context) {
 	for p := minPause; ctx.Err() == nil; p = min(2*p, maxPause) {
 		if m, err := q.d.cluster.member(ctx); err == nil && q.watch(ctx, m) {
@@ -194,9 +194,9 @@ func (q *queue) run(ctx context.Context) {
 
 // watch records deletions until the watch ends. It reports whether etcd has confirmed the watch.
 func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
-	// The client has a stream for each set of metadata. After etcd has refused or ended a watch,
-	// use another stream. If the auth token of the old stream has expired, etcd refuses all further
-	// watches on that stream.
+	// The client has a stream for each set of metadata. If the auth token of a stream has expired,
+	// etcd refuses all further watches on that stream. So use another stream after etcd has refused
+	// or ended a watch.
 	refusals := m.refusals.Load()
 	ctx = metadata.AppendToOutgoingContext(ctx, "hasp-refusals", strconv.FormatInt(refusals, 10))
 	for r := range m.client.Watch(ctx, q.prefix, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {
@@ -229,7 +229,7 @@ func (q *queue) see(v *view) {
 	}
 }
 
-// ended is used as the revision of a deletion that no event has reported.
+// The constant ended stands for the revision of a deletion that no event has reported.
 const ended = math.MaxInt64
 
 // The method deleted records that an entry was deleted at a revision, and wakes affected waiters.
@@ -253,8 +253,8 @@ func (q *queue) deleted(name string, revision int64) {
 }
 
 // checkHead chooses at random a queue that callers wait in, and reads its first entry. If the entry
-// is gone, checkHead records the deletion, because the event may be lost. If there is no answer,
-// the call begins a search: a member that hangs reports no events.
+// is gone, checkHead records the deletion, because its event may be lost. If there is no answer,
+// the call begins a search, because a member that hangs reports no events.
 func (d *driver) checkHead() {
 	d.mu.Lock()
 	var q *queue

@@ -11,11 +11,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the calls that find a hold by its token, because another driver made the hold or
-// its state is not known. It also has the calls that move a hold to another lease.
+// This file has the calls that find a hold by its token, because another driver made the hold, or
+// the hold's state is not known. It also has the calls that move a hold to another lease.
 
 // renewOther moves a hold to a new lease, because the hold needs a longer term than its lease has,
-// or this driver does not know its lease.
+// or this driver does not know the hold's lease.
 func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	h := d.ownHold(c)
 	for {
@@ -34,7 +34,7 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 		switch {
 		case errors.Is(err, errGone) && known:
 			h.doubt(h.lease)
-		case errors.Is(err, errGone): // the entry has changed since it was read
+		case errors.Is(err, errGone): // try again, because the entry has changed since it was read
 		case errors.Is(err, errNoSpace) && known:
 			// Renew the present lease, because etcd has no space to move the hold to another one.
 			d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
@@ -47,8 +47,8 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 	}
 }
 
-// move puts a hold under a new lease with the whole term. h is nil if the hold is not this
-// driver's. move returns errGone if the entry has changed since it was read as kv.
+// move puts a hold under a new lease with the whole term. If another driver made the hold, h is
+// nil. If the entry has changed since it was read as kv, move returns errGone.
 func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, error) {
 	l, err := d.pool.grant(ctx, seconds(c.TTL))
 	if err != nil {
@@ -82,8 +82,8 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	return n.grant(c, c.TTL), nil
 }
 
-// The method doubt records that the entry of h may be under h's lease or under other. So neither is
-// revoked. The next renewal or release finds the entry by the token, changes it, and calls settle.
+// The method doubt records that the entry of h may be under h's lease or the lease other, so
+// neither is revoked. The next renewal or release finds and changes the entry, and calls settle.
 func (h *hold) doubt(other *lease) {
 	if h == nil {
 		return // the lease other serves the hold, or ends by itself
@@ -99,8 +99,8 @@ func (h *hold) doubt(other *lease) {
 }
 
 // settle ends the leases that h does not use any more; h may be nil. It is called after the entry
-// was moved to another lease, or removed. So a late put of h has no effect: its lease has ended, or
-// the entry has changed.
+// was moved to another lease, or removed. So a late put of h has no effect, because the put's lease
+// has ended, or the entry has changed.
 func (h *hold) settle(ended bool) {
 	if h == nil {
 		return
@@ -114,9 +114,9 @@ func (h *hold) settle(ended bool) {
 	h.others, h.ended = nil, h.ended || ended
 }
 
-// rewrite puts an entry again, with a value and under a lease, and returns it. The entry keeps its
-// name and its create revision, and so its place and its fence. rewrite returns errGone if the
-// entry has changed since it was read.
+// rewrite puts an entry again, with another value and another lease, and returns the new entry. It
+// has the same name and create revision, and so the same place and fence. rewrite returns errGone
+// if the entry has changed since it was read.
 func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64) (*mvccpb.KeyValue, error) {
 	at, err := d.change(ctx, kv, put(string(kv.Key), value, lease))
 	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: at}, err
@@ -147,8 +147,8 @@ func put(name string, value []byte, lease int64) clientv3.Op {
 	return clientv3.OpPut(name, string(value), clientv3.WithLease(clientv3.LeaseID(lease)))
 }
 
-// find returns the entry of a claim's token, and whether it holds the key. If there is
-// none, it returns ErrLost.
+// find returns the entry that has the token of c, and whether that entry holds the key. If there is
+// no such entry, the error is ErrLost.
 func (d *driver) find(ctx context.Context, c backend.Claim) (kv *mvccpb.KeyValue, holds bool, err error) {
 	kvs, err := d.entries(ctx, c.Key)
 	if err != nil {
@@ -174,12 +174,12 @@ func (d *driver) entries(ctx context.Context, key string) ([]*mvccpb.KeyValue, e
 	return r.Kvs, nil
 }
 
-// get reads entries. It never asks for keys only, because etcd 3.7 then leaves out the lease.
+// get reads entries. It never uses WithKeysOnly, with which etcd 3.7 leaves out the lease.
 func (d *driver) get(ctx context.Context, name string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	return call(ctx, d.cluster, func(m *member) (*clientv3.GetResponse, error) { return m.client.Get(ctx, name, opts...) })
 }
 
-// releaseByToken removes the entry of the token, or leaves it until c.KeepUntil.
+// releaseByToken removes the entry that has c.Token, or keeps it until c.KeepUntil.
 func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 	for {
 		kv, holds, err := d.find(ctx, c)
@@ -199,12 +199,12 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 	}
 }
 
-// evict removes an entry of any driver, and ends its lease. It returns errGone if the entry
+// evict removes an entry of any driver, and ends the entry's lease. It returns errGone if the entry
 // has changed since it was read.
 //
-// The entry is removed before the lease is revoked, because until then the entry's driver may end
-// the hold and reuse the lease. If this process dies after the removal and before the revocation,
-// the holder's next renewal does not find the entry, and so learns that the hold is lost.
+// The entry is removed before the lease is revoked, because while the entry exists, its driver may
+// end the hold and reuse the lease. If this process dies between the removal and the revocation,
+// the holder's next renewal finds no entry, and so learns that the hold is lost.
 //
 // After the removal, the entry's driver finds no entry at its Release, and does not reuse the
 // lease. So the revocation affects no other hold.
@@ -219,9 +219,9 @@ func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 	return nil
 }
 
-// keep leaves the key taken until c.KeepUntil, without a token: it puts the entry under another
-// lease, which this process ends at that time. If the process has ended or the driver is closed by
-// then, the lease ends with its term, up to 2.5 s later.
+// keep leaves the key taken until c.KeepUntil, although no token holds it. For that, keep puts the
+// entry under another lease, which this process ends at that time. If the process has ended or the
+// driver is closed by then, the lease ends with its term, up to 2.5 s later.
 func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) error {
 	l, err := d.pool.grant(ctx, seconds(time.Until(c.KeepUntil)))
 	if err != nil {
@@ -233,11 +233,11 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		if unchanged(err) {
 			d.pool.give(l)
 		}
-		return err // outcome unknown: a repeated Release finds out; the leases end by themselves
+		return err // the outcome is unknown until a repeated Release; the leases end by themselves
 	}
 	d.bury(d.foreign(kv.Lease))
 
-	// End the lease in time, because its own term is at least 2 s and whole seconds, and ends late.
+	// End the lease then, because its term is at least 2 s, in whole seconds, and ends late.
 	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l) })
 	return nil
 }

@@ -23,13 +23,13 @@ type waiter struct {
 
 	began   time.Time
 	lease   *lease
-	entry   *mvccpb.KeyValue // of lease
+	entry   *mvccpb.KeyValue // the entry of the lease
 	beating atomic.Bool      // a keep-alive is under way
-	since   time.Time        // since when calls have failed, or there was no watch; zero after a success
-	err     error            // of the calls
+	since   time.Time        // when calls began to fail, or the watch was lost; zero after a success
+	err     error            // the error of these calls
 
 	place entryState    // the driver's mu guards it
-	wake  chan struct{} // signals a change of place; has room for one
+	wake  chan struct{} // signals a change of place; has room for one signal
 }
 
 // Wait puts an entry into the queue of the key, and returns when the entries ahead that exclude it
@@ -49,7 +49,7 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	g, err := w.run(ctx)
 	w.q.leave(w)
 	if err != nil && w.lease != nil {
-		d.bury(w.lease) // and the entry with it
+		d.bury(w.lease) // ends the entry as well
 	}
 	return g, err
 }
@@ -91,8 +91,8 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 			w.since, w.err = time.Time{}, nil
 		case errors.Is(err, errGone):
 			w.abandon()
-		case ctx.Err() == nil: // otherwise w.ended returns the error, and an earlier failure still counts
-			// Keep an earlier error if err is a deadline, because ctx may have been about to end.
+		case ctx.Err() == nil: // if ctx has ended, w.ended returns the error, and an earlier failure still counts
+			// If err is a deadline, keep an earlier error, because ctx may have been about to end.
 			if w.err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 				w.err = err
 			}
@@ -153,8 +153,8 @@ func pause(ctx context.Context, d time.Duration) {
 	<-ctx.Done()
 }
 
-// sleep waits for a signal, for room in turns, or for d. It reports whether it has taken a place in
-// turns.
+// sleep waits for a signal, for a slot in turns, or until the duration d has passed. It reports
+// whether it has taken a slot.
 func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struct{}, turns chan<- struct{}) bool {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -167,8 +167,8 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struc
 	return false
 }
 
-// bounded returns a context for one call, which lasts for Timeout. In an outage, Timeout counts
-// from when the outage began.
+// bounded returns a context for one call. The context lasts for the claim's Timeout, which counts
+// from the beginning of the outage, if there is one.
 func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	left := w.c.Timeout
 	if !w.since.IsZero() {
@@ -178,8 +178,8 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 }
 
 // ready waits for a watch, and then for this waiter's turn to enter the queue. The watch comes
-// first, so that it reports every deletion after the put of the entry. If ready has not got both
-// after 100 ms, it returns false, so that the caller can check whether the Wait must end.
+// first, so that it reports every deletion after the put of the entry. After at most 100 ms, ready
+// returns even if it has not got both, so that the caller can check whether the Wait must end.
 func (w *waiter) ready(ctx context.Context) (watched, ready bool) {
 	w.keepAlive()
 	w.d.mu.Lock()
@@ -224,7 +224,7 @@ func (w *waiter) enter(ctx context.Context) error {
 	return nil
 }
 
-// keepAlive starts a goroutine that begins the lease's term anew, if a third of it has passed.
+// keepAlive begins the lease's term anew, on a goroutine, if a third of the term has passed.
 func (w *waiter) keepAlive() {
 	l := w.lease
 	if l == nil || w.d.age(l) < l.term()/3 || w.beating.Swap(true) {
@@ -246,18 +246,18 @@ func (w *waiter) keepAlive() {
 
 // grant returns the hold of an entry at the front of the queue. If over is false and err is nil,
 // the entry was removed meanwhile, and the Wait goes on. A hold that is not renewed starts with the
-// whole TTL. A hold that is renewed starts with the rest of the lease of its place, at least two
-// thirds of that lease's term, and its first renewal moves it to a lease of the whole TTL.
+// whole TTL. A hold that is renewed keeps the lease of its place, of which at least two thirds are
+// left. If that lease is too short, the first renewal moves the hold to another lease.
 func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err error) {
 	within, cancel := w.bounded(ctx)
 	defer cancel()
 	l, h := w.lease, w.d.newHold(w.c, w.entry, w.lease)
 	term := min(w.c.TTL, l.term())
 	if term < w.c.TTL && !w.c.Renewed {
-		// If the outcome is unknown, the Wait fails, and both leases end.
+		// Set ended, so that if the outcome is unknown, both leases end. Then the Wait fails.
 		h.ended = true
 		g, err = w.d.move(within, w.c, h, w.entry)
-		return g, err == nil || !unchanged(err), err // errGone: the entry was removed, but its event may be late
+		return g, err == nil || !unchanged(err), err // after errGone, the entry was removed, but its event may be late
 	}
 
 	enough := term - backend.Drift(term)/2

@@ -3,44 +3,45 @@
 //
 // # Guarantees
 //
-// A key has one holder at a time, as long as the Redis keeps its data and its clock does not step
-// by more than backend.Drift. Otherwise, the fence protects the resource. A Redis that fails over
-// to a replica may lose its newest writes. If a place in the queue is lost, the waiter takes a new
-// one. A lock may also be lost; replicas=N makes that rarer. See docs/redis.md.
+// A key has at most one holder at a time, as long as the Redis keeps its data and its clock does
+// not step by more than backend.Drift. Otherwise, only the fence protects the resource. A Redis
+// that fails over to a replica may lose its newest writes. If a place in the queue is lost, the
+// waiter takes a new one. A lock may also be lost, but replicas=N makes that rarer. See
+// docs/redis.md.
 //
-// The script that releases a key also hands it to the first waiter that can receive it, so other
-// callers cannot take it in between, and TryLock does not pass a queue. A waiter keeps its place
-// while its process is alive, however long the holder takes. Places and terms depend on the
-// server's clock only.
+// The script that releases a key also hands the key to the first waiter that can receive it. So no
+// other caller can take the key in between, and TryLock does not overtake the queue. A waiter keeps
+// its place while its process is alive, however long the key is held. Places and terms depend only
+// on the server's clock.
 //
 // A waiter whose connection is closed is skipped at once, and removed when its window (see below)
-// has passed. If more than 500 such waiters are at the head of the queue, the others wait until
-// these windows have passed. A waiter that is stopped, or cut off without a closed connection,
-// looks alive. The key is handed to the first such waiter, and is unused for a window at most.
-// After that the windows of all such waiters have passed.
+// has passed. If more than 500 skipped waiters are at the head of the queue, the others wait until
+// the windows of these waiters have passed. A waiter that is stopped, or cut off while its
+// connection stays open, looks alive. The key is handed to the first of these, and is unused for at
+// most a window. By then, the windows of all of them have passed.
 //
 // # Shared holds
 //
-// Readers and writers stand in one queue. The readers at its head get the key together,
-// up to the first writer. A reader that comes while a writer waits queues behind the writer. Readers
-// of spinlock and pubsublock may hold the key together with readers of fairlock.
+// Readers and writers stand in one queue. The readers at its head get the key together, up to the
+// first writer. A reader that arrives while a writer waits is queued behind the writer. Readers of
+// spinlock and pubsublock may hold the key together with readers of fairlock.
 //
 // # Cost
 //
 // It takes one round trip to lock a free key, one to find that a key is held, and one to unlock. A
-// contended acquisition takes two scripts, however many callers wait: one takes a place in the
+// contended acquisition takes two scripts, however many callers wait. One takes a place in the
 // queue, and the holder's release hands the key over. A third script confirms the hold in three
 // cases: the lease is WithoutRenewal and its term is above the window; the term is below the window
 // and half of it has passed since the last poll; or replicas must confirm the hold.
 //
-// While callers wait for a key, their Client polls it every third of the window. One script keeps
-// their places alive and checks whether the key is free. A key that another strategy holds is
-// polled once a second, because that strategy's release sends no message. Renewals travel in
+// While callers wait for a key, their Client polls the key every third of the window. One script
+// keeps their places alive and checks whether the key is free. A key that another strategy holds is
+// polled once a second, because that strategy's release sends no message. Renewals are sent in
 // batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
 //
-// A Client subscribes to one channel, on a cluster to one for each slot, over one
-// more connection to each server. If it cannot subscribe, it polls four times a
-// second, and is still served in order.
+// A Client subscribes to one channel, or on a cluster to one for each slot, over one extra
+// connection to each server. If it cannot subscribe, it polls four times a second, and its waiters
+// are still served in order.
 //
 // # URL
 //
@@ -56,20 +57,20 @@
 //
 // # Keys
 //
-// A lock is a string under the key itself. It has a mark, and the start, token, fence, term and
-// owner of the hold. Its time to live is the term. If hasp.WithMinHold keeps the key after an
-// Unlock, the token begins with kept-, and a message asks the first waiter to look for the new end.
-// A key with any other value counts as held. The record of shared holds is a sorted set under the
-// key itself. It has a member token#owner for each holder, with the end of the holder's term as
-// score. In the same cluster slot are
+// A lock is a string under the key itself. It has a mark that says whether callers may wait, and
+// the start, token, fence, term and owner of the hold. Its time to live is the term. If
+// hasp.WithMinHold keeps the key after an Unlock, the token begins with kept-, and a message makes
+// the first waiter's Client look up the new end. A key with any other value counts as held. The
+// record of shared holds is a sorted set under the key itself. It has a member token#owner for each
+// holder, whose score is the end of the holder's term. In the same cluster slot are
 //
-//	hasp:{tag}:queue:key     list of the waiters, in order of arrival
-//	hasp:{tag}:timeouts:key  sorted set of their tokens, by when their places end
+//	hasp:{tag}:queue:key     the list of the waiters, in order of arrival
+//	hasp:{tag}:timeouts:key  the sorted set of the waiters' tokens, by the ends of their places
 //	hasp:{tag}:fence:key     the fence counter
 //
-// The first two exist while callers wait. A user's key that begins with "hasp:{" is stored under
-// hasp:{tag}:lock:key instead. The channels are hasp:grant:ID, on a cluster
-// hasp:{tag}:grant:ID, with an ID for each Client.
+// The first two keys exist only while callers wait. A user's key that begins with "hasp:{" is
+// stored under hasp:{tag}:lock:key instead. The channels are hasp:grant:ID, or on a cluster
+// hasp:{tag}:grant:ID, where each Client has an ID of its own.
 //
 // The driver needs Redis 6.2 or later.
 package fairlock
@@ -97,7 +98,7 @@ import (
 // defaultWindow is the default of [Options.Window].
 const defaultWindow = 5 * time.Second
 
-// minWindow leaves room for a poll and its repeat over an ordinary network.
+// minWindow is the shortest window. It leaves time for a poll and its repeat over most networks.
 const minWindow = 300 * time.Millisecond
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
@@ -105,15 +106,15 @@ type Options struct {
 	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Window is how long a waiter keeps its place in the queue without a poll. Its process polls
-	// every third of Window. A hand-over grants the key for Window at most, and the first renewal
-	// raises the term. So Window is also how long stopped waiters can delay the others. The default
-	// is 5 s, the minimum 300 ms.
+	// Window is how long a waiter keeps its place in the queue without a poll. The waiter's process
+	// polls three times in each Window. A hand-over grants the key for at most Window, and the
+	// first renewal raises the term. So stopped waiters delay the others for at most Window. The
+	// default is 5 s, and the minimum is 300 ms.
 	Window time.Duration
 
-	// FenceTTL is how long the fence counter of a key is kept after its last
-	// fenced hold began. When the counter is gone, fences still grow as long as the server's clock
-	// advances. The default is 30 days, the minimum is a millisecond.
+	// FenceTTL is how long the fence counter of a key is kept after its last fenced hold began.
+	// When the counter is gone, fences still grow as long as the server's clock advances. The
+	// default is 30 days, and the minimum is a millisecond.
 	FenceTTL time.Duration
 }
 
@@ -123,16 +124,16 @@ type driver struct {
 	store    *redisstore.Store
 	window   time.Duration // Options.Window
 	fenceTTL string        // Options.FenceTTL in ms
-	id       string        // of this driver, in the names of its channels
+	id       string        // part of the names of this driver's channels
 
-	open       context.Context // ends when Close begins: no call is repeated after that
+	open       context.Context // ends when Close begins; no call is repeated after that
 	shut       context.CancelFunc
-	calls      context.Context // ends when Close no longer waits for calls in flight
+	calls      context.Context // ends when Close cancels the calls that are still in flight
 	cancel     context.CancelFunc
 	background sync.WaitGroup // counts the activities that Close waits for
 
-	// mu guards all below, and the fields of group, subscription and waiter
-	// that say so. It is not held during a call to Redis.
+	// mu guards the fields below, and the fields of group, subscription and waiter whose comments
+	// say so. It is not held during a call to Redis.
 	mu            sync.Mutex
 	groups        map[string]*group        // by key
 	waiters       map[string]*waiter       // by token
@@ -146,11 +147,11 @@ var (
 	_ backend.Recaller  = (*driver)(nil)
 )
 
-// New returns a Client whose locks are in the Redis of rdb, a client of one server, of a cluster,
-// or of the master that sentinels name. A redis.Ring does not fit, because it moves keys to other
-// servers while one is down. rdb remains the caller's: its settings stay as they are, except that
-// hasp's commands are not retried, and Close does not close it. If rdb is nil or o is out of range,
-// the error is hasp.ErrInvalid.
+// New returns a Client that keeps its locks in the Redis of rdb. rdb is a client of one server, of
+// a cluster, or of the master that sentinels name. It must not be a redis.Ring, which moves keys to
+// other servers while one server is down. Close does not close rdb. The settings of rdb apply,
+// except that hasp's commands are not retried. If rdb is nil or o is out of range, the error is
+// hasp.ErrInvalid.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(rdb, o)
@@ -160,8 +161,8 @@ func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New].
+// NewDriver returns the driver that New uses. It is for the conformance suite, and for wrappers
+// that are passed to [hasp.New].
 func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("fairlock: %w: client is nil", hasp.ErrInvalid)
@@ -173,7 +174,7 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	return d, nil
 }
 
-// open opens this strategy.
+// open opens the driver for hasp.Open.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	var o Options
 	if text, ok := c.Params["window"]; ok {
@@ -189,7 +190,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// Check options above this line, because newDriver does not close s if it refuses an option.
+	// Check options before the store is opened, because newDriver does not close s on an error.
 	s, err := redisstore.OpenOne(ctx, "fairlock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err
@@ -220,21 +221,20 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	return d, nil
 }
 
-// Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
-// over a *redis.Client with ContextTimeoutEnabled end at their deadlines.
+// Traits describes the driver. If it was opened by URL, a call ends soon after its context. If it
+// uses a *redis.Client with ContextTimeoutEnabled, a call ends at its deadline.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: d.store.Cancellation()}
 }
 
-// closing is how long Close waits for calls in flight. After it has cancelled
-// them, it waits as long again.
+// closing is how long Close waits for calls in flight. After Close has cancelled these calls, it
+// waits for the same time again.
 const closing = time.Second
 
 // Close ends all waits and the driver's background work. If the driver was opened
 // by URL, it closes the connections too.
 func (d *driver) Close() error {
-	// After shut, begin refuses new activities. Only activities that have begun may add more, so
-	// Wait below covers all.
+	// After shut, begin and beginLocked refuse new activities, so Wait below covers all activities.
 	d.mu.Lock()
 	d.shut()
 	for _, g := range d.groups {

@@ -9,15 +9,15 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// received handles a message. A message about a grant has token, round, and fence, with - in place
-// of the fence if there can be none. A message with a token and "look" asks the Client to poll.
+// received handles a message. A message about a grant has a token, a round, and a fence, or - if no
+// fence could be granted. A message with a token and "look" asks the Client to poll.
 func (d *driver) received(payload string) {
 	f := strings.Fields(payload)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(f) == 0 || d.waiters[f[0]] == nil {
-		// Ignore the message, because no waiter has its token now. If it was a grant, the waiter's
-		// next call finds the token in the record, or the release of the token frees the key.
+		// Ignore the message, because no waiter has its token. If it is a grant, the waiter's next
+		// call finds the token in the record, or the release of the token frees the key.
 		return
 	}
 
@@ -25,12 +25,12 @@ func (d *driver) received(payload string) {
 	switch {
 	case w.handed != nil:
 	case len(f) != 3 || f[1] != strconv.Itoa(w.round) || w.unsure:
-		// Poll, because the message is look, is about another round, or may be about an earlier
-		// hold, if an enqueue of this round was not answered. The reply to the poll schedules
+		// Poll if the message is look, is about another round, or may be about an earlier hold
+		// because an enqueue of this round was not answered. The reply to the poll schedules
 		// another poll for the end of the term.
 		w.group.pollByLocked(time.Now())
 		// The poll leaves out a waiter whose enqueue is in flight. That enqueue may have run before
-		// this message was sent. So raise gaps: then (*waiter).enqueued polls when the reply arrives.
+		// this message. Raise gaps, so that (*waiter).enqueued polls when the reply arrives.
 		w.group.sub.gaps++
 	case f[2] == "-":
 		// The script has removed the place, and has offered the key to the next waiter.
@@ -43,8 +43,8 @@ func (d *driver) received(payload string) {
 	}
 }
 
-// deliver handles the return values of handOver, from the reply to a call that was
-// sent at the given time.
+// deliver handles the return values of handOver in the reply to a call that was sent at the given
+// time.
 func (d *driver) deliver(handed []any, sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -60,7 +60,7 @@ func (d *driver) deliverLocked(grant []any, sent time.Time) {
 	_, ok := decode(grant, &kind, &token, &round, &fence)
 	w := d.waiters[token]
 	if w == nil || strconv.Itoa(w.round) != round || w.handed != nil {
-		return // the waiter is gone, has the grant already, or is in another round
+		return // the wait has ended, w already has the grant, or w is in another round
 	}
 
 	hold := w.holdOf(fence)
@@ -70,7 +70,7 @@ func (d *driver) deliverLocked(grant []any, sent time.Time) {
 	case !ok || hold == nil:
 		w.failed = d.store.Unexpected(grant)
 	default:
-		// This call itself has handed the key over, so the hold began after sent.
+		// This call itself has handed the key over, so the hold began after the call was sent.
 		if sent.After(w.notBefore) {
 			w.notBefore = sent
 		}
@@ -79,7 +79,7 @@ func (d *driver) deliverLocked(grant []any, sent time.Time) {
 	w.wakeUpLocked()
 }
 
-// holdOf returns a hold with that fence, or nil if w cannot have such a hold.
+// holdOf returns a hold with the given fence, or nil if no hold of w can have that fence.
 func (w *waiter) holdOf(fence string) *handedOver {
 	n, err := strconv.ParseUint(fence, 10, 64)
 	if err != nil || w.c.Fenced && n == 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// The scripts. The header of each describes its arguments and replies.
+// scripts has the Lua scripts. The header of each script describes its arguments and replies.
 //
 //go:embed *.lua
 var scripts embed.FS
@@ -34,7 +34,7 @@ func keysOf(key string) [4]string {
 	}
 }
 
-// call returns the arguments of a script that may hand the key over.
+// call returns the call of a script that may hand the key over.
 func (d *driver) call(keys []string, args ...string) redisstore.Call {
 	return redisstore.Call{Keys: keys, Args: append([]string{d.fenceTTL}, args...)}
 }
@@ -68,8 +68,8 @@ func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) err
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a place in the queue,
 // Release gives up that place. With c.KeepUntil, the next waiter gets the key at that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
-	// An enqueue of the token may arrive after this release, and take a new place: see Wait. So
-	// repeat the release.
+	// An enqueue of the token may arrive after this release, and take a new place (see Wait). So
+	// repeat the release when no enqueue can arrive any more.
 	if late, ok := c.Handle.(time.Time); ok && time.Until(late) > 0 {
 		time.AfterFunc(time.Until(late), func() {
 			if !d.begin() {
@@ -77,7 +77,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 			}
 			defer d.background.Done()
 
-			// Use the driver's context, because the caller has left.
+			// Use the driver's context, because the caller's context may have ended.
 			ctx, cancel := context.WithTimeout(d.calls, c.Timeout)
 			defer cancel()
 			_ = d.Release(ctx, c) // if this fails, the place ends with its window

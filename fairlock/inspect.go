@@ -10,8 +10,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Inspect returns the holder of key, or its shared holders, the start of the hold, and the waiters in
-// order. For a holder of another strategy, Owner and Since are zero.
+// Inspect returns the holder or the shared holders of key, the start of the hold, and the waiters
+// in order. If the holder uses another strategy, Owner and Since are zero.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	keys := keysOf(key)
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: keys[:]})
@@ -23,7 +23,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return s, err
 }
 
-// status decodes the reply of inspect.lua. It reports whether the record is fairlock's, or shared.
+// status decodes the reply of inspect.lua. It reports whether the record is fairlock's or shared.
 func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 	var pttl, shared int64
 	var since, fence string
@@ -34,7 +34,7 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 
 	if pttl != -2 {
 		s.Held, s.TTL = true, redisstore.Term(pttl)
-		// Set these only for our records: a record of another strategy has no start.
+		// Only a record of fairlock has a start.
 		if ms, err := strconv.ParseInt(since, 10, 64); err == nil {
 			s.Since, own = time.UnixMilli(ms), pttl >= 0
 		}
@@ -53,7 +53,7 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 	return s, own || shared > 0, nil
 }
 
-// records tells redisstore how to find the holds and the queues for a list.
+// records tells redisstore how to find the holds and the queues for List.
 var records = redisstore.Listing{Type: "string", Peek: []string{"getrange", "0", "9"}, Queue: "timeouts", Ours: func(begin any) bool {
 	return begin == "fairlock- " || begin == "fairlock+ "
 }}
@@ -67,7 +67,7 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 	return d.store.ListBy(ctx, prefix, timeout, records, inspectScript, call, func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
 		s, own, err := d.status(reply)
-		// A key with a record and a queue is found twice, and listed once.
+		// A key with both a record and a queue is found twice, but is listed once.
 		return s, own != c.Queued && (own || len(s.Waiters) > 0), err
 	})
 }

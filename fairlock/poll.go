@@ -11,19 +11,19 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Bounds of polls.
+// These constants limit how often a group polls, and how much it asks.
 const (
 	foreignEvery      = time.Second            // how often to poll a key of another strategy, whose release sends no message
 	unsubscribedEvery = 250 * time.Millisecond // how often to poll without a subscription, or for a free key
-	pollTokens        = 500                    // tokens in one poll
+	pollTokens        = 500                    // the most tokens in one poll
 )
 
-// group holds the waiters of this driver for one key. It exists while there are such
-// waiters, and polls the key for all of them.
+// group holds the waiters of this driver for one key. It exists as long as it has waiters, and
+// polls the key for all of them.
 type group struct {
 	d    *driver
 	key  string
-	keys [4]string // in the Redis
+	keys [4]string // the names of the lock's keys in Redis
 	sub  *subscription
 
 	// The driver's mu guards these.
@@ -33,20 +33,20 @@ type group struct {
 	extended    time.Time          // when the last call that kept this client's places was sent
 	kept        int64              // until when that call keeps the places, by the server's clock in ms
 	pending     int                // polls in flight; several only if there are many waiters
-	sent        time.Time          // when the polls in flight were sent; zero if none is
+	sent        time.Time          // when the polls in flight were sent; zero if no poll is in flight
 	again       bool               // another poll became due while polls were pending
 	err         error              // an error of the pending polls
-	outageSince time.Time          // when the first failed poll was sent; zero if the last was answered
+	outageSince time.Time          // when the first failed poll was sent; zero if the last poll was answered
 	outage      error              // the error of the last poll, if outageSince is set
 }
 
-// join subscribes to the channel of w's key, and then adds w to the group of the key. How long it
-// waits for the subscription is described at the function subscribe.
+// join subscribes to the channel of w's key, and then adds w to the group of the key. The comment
+// of subscribe says how long join may wait.
 func (d *driver) join(ctx context.Context, w *waiter) {
-	s := d.subscribe(ctx, w.c) // may call the server, so not with mu held
+	s := d.subscribe(ctx, w.c) // may call the server, so mu must not be held
 
-	// Another waiter may have begun the group meanwhile. Its subscription is also s, because leave
-	// ends a group before its subscription.
+	// Another waiter may have created the group meanwhile. The group's subscription is also s,
+	// because leave ends a group before the group's subscription.
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g := d.groups[w.c.Key]
@@ -60,7 +60,7 @@ func (d *driver) join(ctx context.Context, w *waiter) {
 	d.waiters[w.c.Token] = w
 }
 
-// leave removes w from its group, which ends with its last waiter.
+// leave removes w from its group. If w was its last waiter, the group ends.
 func (d *driver) leave(w *waiter) {
 	g := w.group
 	if g == nil {
@@ -76,24 +76,24 @@ func (d *driver) leave(w *waiter) {
 	}
 	d.mu.Unlock()
 
-	// The subscription ends after the group, so a group in d.groups always has one.
+	// End the subscription after the group, so that every group in d.groups has a subscription.
 	d.unsubscribe(g.sub)
 }
 
 func (g *group) stopLocked() {
-	// If the timer has fired already, poll still runs. But it has no places to poll for, or
-	// beginLocked refuses it, or Close waits for it.
+	// If the timer has already fired, poll still runs. This is harmless, because poll finds no
+	// places, or beginLocked refuses its calls, or Close waits for them.
 	if g.timer != nil {
 		g.timer.Stop()
 	}
 	g.next = time.Time{}
 }
 
-// pollByLocked schedules a poll for the given time, unless one comes earlier.
+// pollByLocked schedules a poll for the given time, unless a poll is due earlier.
 func (g *group) pollByLocked(at time.Time) {
 	switch {
 	case len(g.waiters) == 0 || g.d.open.Err() != nil:
-		// Do not start the timer again after a poll that was in flight when the group ended.
+		// Do not start the timer for the reply to a poll that was in flight when the group ended.
 	case g.timer == nil:
 		g.next = at
 		g.timer = time.AfterFunc(time.Until(at), g.poll)
@@ -103,17 +103,17 @@ func (g *group) pollByLocked(at time.Time) {
 	}
 }
 
-// nextPoll returns when to poll after a call that was sent at the given time and reported r. The
-// time is early enough to keep the places, and not after the end of the holder's term. It is earlier
-// if no message will announce the release.
+// nextPoll returns when to poll after a call that was sent at the given time and reported r. This
+// time is early enough to keep the places, and not after the end of the holder's term. If no
+// message will announce the release, the time is even earlier.
 func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	after := g.d.window / 3
 	if r.foreign {
 		after = min(after, foreignEvery)
 	}
 	if r.pttl == -2 || g.sub.receives() == noCommand {
-		// Poll soon, because no message will come: the client has no subscription, or the key is
-		// free, so no release will hand it over.
+		// Poll soon, because no message will come. The client has no subscription, or the key is
+		// free, so that no release will hand the key over.
 		after = min(after, unsubscribedEvery)
 	}
 
@@ -135,7 +135,7 @@ type polled struct {
 	round int
 }
 
-// poll is called by the timer. It polls for all waiters of the group.
+// poll is called by the timer. It polls for all waiters of the group that have a place.
 func (g *group) poll() {
 	d := g.d
 	d.mu.Lock()
@@ -143,16 +143,16 @@ func (g *group) poll() {
 	g.next = time.Time{}
 
 	if g.pending > 0 {
-		// Poll again afterwards: the script in flight may have run before the event for which
+		// Poll again later, because the script in flight may have run before the event for which
 		// this poll was scheduled.
 		g.again = true
 		return
 	}
 
 	var places []polled
-	var timeout time.Duration // the shortest of all waiters
+	var timeout time.Duration // the shortest Timeout of these waiters
 	for _, w := range g.waiters {
-		// Ask only for confirmed places, because a poll might overtake an enqueue in flight, and
+		// Ask only about confirmed places, because a poll might overtake an enqueue in flight, and
 		// find no place. If no place is confirmed yet, the reply to an enqueue schedules the next
 		// poll.
 		if w.queued && w.handed == nil {
@@ -170,13 +170,13 @@ func (g *group) poll() {
 		}
 		g.pending++
 		g.sent = time.Now()
-		// Use half of the timeout, so that after a lost connection a second poll comes before the
-		// outage counts and before places end.
+		// Use half of the timeout. So if a connection is lost, a second poll is sent before the
+		// loss counts as an outage, and before places end.
 		go g.send(command, some, timeout/2)
 	}
 }
 
-// send makes one poll, which asks about some places.
+// send makes one poll, which asks about the given places.
 func (g *group) send(command string, places []polled, timeout time.Duration) {
 	d := g.d
 	defer d.background.Done()
@@ -190,7 +190,7 @@ func (g *group) send(command string, places []polled, timeout time.Duration) {
 	sent := time.Now() // before the call, so that notBefore is before the beginning of a hold
 	reply, err := d.store.Run(ctx, pollScript, d.call(g.keys[:], args...))
 	g.polled(places, reply, err, sent)
-	if r, ok := reportOf(reply); ok { // the holder may be new, and not asked for the key yet
+	if r, ok := reportOf(reply); ok { // the holder may be new, so that nobody has asked it for the key
 		d.store.Recall(ctx, r.token, g.key)
 	}
 }
@@ -214,8 +214,8 @@ func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
 	if err != nil {
 		g.err = err
 	} else {
-		// Here and in subscription.receives, the subscriber's mutex is locked while mu is held. This
-		// cannot deadlock, because the subscriber runs callbacks, which take mu, without its mutex.
+		// Here and in subscription.receives, the subscriber's mutex is locked while mu is held.
+		// This cannot deadlock, because callbacks, which lock mu, run without that mutex.
 		if r.unsubscribed {
 			g.sub.listener.Relisten()
 		}
@@ -225,20 +225,20 @@ func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
 		}
 	}
 
-	// If a group has several polls, the last to end schedules the next ones.
+	// If several polls were in flight, the last one to end schedules the next poll.
 	if g.pending--; g.pending == 0 {
 		g.scheduleLocked(r, sent)
 	}
 }
 
-// keptLocked records until when a call keeps the client's places. The call was sent at the time sent.
+// keptLocked records until when a call that was sent at the given time keeps the client's places.
 func (g *group) keptLocked(r report, sent time.Time) {
 	if r.kept > 0 && sent.After(g.extended) {
 		g.extended, g.kept = sent, r.kept
 	}
 }
 
-// updateLocked handles what a poll found for one place. The poll was sent at the time sent.
+// updateLocked handles what a poll that was sent at the given time found for one place.
 func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	w := pl.w
 	switch {
@@ -249,8 +249,8 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 		// because it is not known when the hold began.
 		w.handed = &handedOver{fence: r.fence}
 	case !found:
-		// Queue again: the window has passed, the queue has disappeared, or the hold has ended
-		// already.
+		// Queue again, because the window has passed, the queue was lost, or the hold has already
+		// ended.
 		w.newRoundLocked()
 	default:
 		w.queuedLocked(r, sent)
@@ -264,7 +264,7 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 func (g *group) scheduleLocked(r report, sent time.Time) {
 	next := time.Now()
 	if g.err != nil {
-		// Poll again soon, because the places end without a poll.
+		// Poll again soon, because places end if no poll keeps them.
 		g.failedLocked(g.err, sent)
 		next = next.Add(pause(3))
 	} else {
@@ -279,8 +279,8 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 	g.pollByLocked(next)
 }
 
-// failedLocked records that a poll that was sent at the given time was not answered. It ends the
-// waits whose Timeout the outage has reached.
+// failedLocked records that a poll that was sent at the given time was not answered. If the outage
+// has lasted for the Timeout of a waiter, failedLocked ends that wait.
 func (g *group) failedLocked(err error, sent time.Time) {
 	if g.outageSince.IsZero() {
 		g.outageSince = sent
@@ -296,15 +296,15 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	}
 }
 
-// outageAfterLocked returns the outage that began after answered, or nil if there is none. answered
-// is when the last call that got an answer was sent. There is an outage if a poll has failed, or
-// has had no answer for a third of timeout.
+// outageAfterLocked returns the outage since the last answer, or nil if there is none. answered is
+// when the call with that answer was sent. There is an outage if a later poll has failed, or has
+// had no answer for a third of timeout.
 func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) error {
 	switch {
 	case g.outageSince.After(answered):
 		return &backend.UnavailableError{Since: g.outageSince, Err: g.outage}
 
-	// A poll that may still be answered counts only after a while.
+	// A poll in flight may still be answered, so it does not count as an outage at once.
 	case g.sent.After(answered) && time.Since(g.sent) >= timeout/3:
 		took := time.Since(g.sent).Round(time.Millisecond)
 		return &backend.UnavailableError{Since: g.sent,

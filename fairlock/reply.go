@@ -12,8 +12,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// decode stores the first elements of a script's reply in the variables that to points to, and
-// returns the other elements. ok is false if an element is missing or has another type.
+// decode stores the first elements of a script's reply in *to[0], *to[1] and so on, and returns the
+// other elements. ok is false if an element is missing or has another type.
 func decode(reply any, to ...any) (others []any, ok bool) {
 	r, _ := reply.([]any)
 	if len(r) < len(to) {
@@ -39,10 +39,10 @@ const noPTTL = -3
 // report is the reply of the scripts that end with report.lua.
 type report struct {
 	pttl         int64 // noPTTL in a brief report
-	foreign      bool  // the holder is of another strategy, or may be, because the record is shared
+	foreign      bool  // the holder uses another strategy, or may do so, because the record is shared
 	shared       bool
 	unsubscribed bool   // the server knows that the client's channel has no subscriber
-	token        string // of the hold
+	token        string // the token of the hold
 	fence        uint64
 	owner        string
 	found        string // for each queried token 1 if it is in the queue, and otherwise 0
@@ -54,23 +54,23 @@ func reportOf(reply any) (r report, ok bool) {
 	var mine, foreign, lost int64
 	var fence string
 	r.handed, ok = decode(reply, &mine, &r.pttl, &foreign, &lost, &r.token, &fence, &r.owner, &r.found, &r.kept)
-	r.fence, _ = strconv.ParseUint(fence, 10, 64) // in a record of another strategy it may be anything
+	r.fence, _ = strconv.ParseUint(fence, 10, 64) // the fence of another strategy's record may be any text
 	r.foreign, r.shared, r.unsubscribed = foreign >= 1, foreign == 2, lost == 1
 	return r, ok
 }
 
-// held returns the error for a key that is held, or waited for, with pttl ms left.
+// held returns the error for a key that is held or waited for. pttl is the rest of the term in ms.
 func held(pttl int64, owner string, shared bool) *backend.HeldError {
 	e := &backend.HeldError{Owner: owner, Shared: shared}
 	if pttl >= 0 {
-		// In the last millisecond PTTL is 0, but a RetryAfter of 0 means unknown.
+		// In the last millisecond, PTTL is 0, but a RetryAfter of 0 means that it is unknown.
 		e.RetryAfter = redisstore.Term(max(pttl, 1))
 	}
 	return e
 }
 
-// noQueue returns err, or a better error if err says that a key of the queue has
-// another type. The script has written nothing then.
+// noQueue returns err, or a better error if err says that a key of the queue has another type. In
+// that case, the script has written nothing.
 func noQueue(key string, err error) error {
 	if err == nil {
 		return nil

@@ -9,24 +9,24 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// noCommand replaces the publishing command in the calls of a client without a subscription: its
-// user may not subscribe, or the server accepts no more connections. The client's waiters keep
-// their places, and the client polls.
+// noCommand replaces the publishing command in the calls of a client that has no subscription,
+// because its user may not subscribe, or the server accepts no more connections. The client's
+// waiters keep their places, and the client polls.
 const noCommand = "-"
 
-// subscribeWithin bounds how long a waiter without a place waits for a subscription.
+// subscribeWithin is the longest time that a waiter without a place waits for a subscription.
 const subscribeWithin = time.Second
 
-// subscription is a channel of this driver. Scripts publish on it for all keys
-// that have this channel.
+// subscription is this driver's use of a channel. Scripts publish on the channel for all keys that
+// have this channel.
 type subscription struct {
 	channel  string
-	command  string // publishes on channel
+	command  string // the command that publishes on channel
 	listener *pubsub.Listener
 
 	// The driver's mu guards these.
-	waiters int // how many use the subscription
-	gaps    int // how often messages may have been missed, or may have come before a reply
+	waiters int // how many waiters use the subscription
+	gaps    int // how often a message may have been missed, or may have overtaken a reply
 }
 
 // receives returns the command that publishes on s, or noCommand if the Client receives no
@@ -51,8 +51,8 @@ func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	ctx, cancel := context.WithTimeout(ctx, min(c.Timeout/3, subscribeWithin))
 	defer cancel()
 
-	// Ignore the error: the listener retries, and until then s.receives() is noCommand, so the
-	// waiters poll.
+	// Ignore the error, because the listener retries. Until it succeeds, s.receives() returns
+	// noCommand, so the waiters poll.
 	s := &subscription{channel: channel, command: "PUBLISH"}
 	s.listener, _ = d.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key), func(payload string, gap bool) {
 		if gap {
@@ -74,8 +74,8 @@ func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	return shared
 }
 
-// shareSubscription returns the subscription to channel, and counts one more waiter for
-// it. If there is none, it stores and returns s, which may be nil.
+// shareSubscription returns the subscription to channel, and counts one more waiter for it. If
+// there is no subscription, shareSubscription stores and returns s, which may be nil.
 func (d *driver) shareSubscription(channel string, s *subscription) *subscription {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -102,7 +102,7 @@ func (d *driver) unsubscribe(s *subscription) {
 	}
 	d.mu.Unlock()
 
-	// Close the listener without mu, because no waiter can find s any more.
+	// mu need not be held here, because no waiter can find s any more.
 	if last {
 		s.listener.Close()
 	}

@@ -16,7 +16,7 @@ import (
 type waiter struct {
 	d    *driver
 	c    backend.Claim
-	term time.Duration // of the hold when the key is handed over: the TTL, or the window if shorter
+	term time.Duration // the term of a hold that is handed over: the TTL, or the window if that is shorter
 	wake chan struct{} // signals a change of a field that the driver's mu guards; has room for one
 
 	// Only the goroutine of Wait uses these.
@@ -26,7 +26,7 @@ type waiter struct {
 
 	// The driver's mu guards these.
 	group     *group
-	round     int                // is written into the entry; a grant counts only if its round is the same
+	round     int                // is part of the queue entry; a grant counts only if it names the same round
 	notBefore time.Time          // the earliest start of a hold of this round; its term counts from here
 	queued    bool               // the store has confirmed the place in this round
 	unsure    bool               // an enqueue of this round was not answered
@@ -39,8 +39,8 @@ type waiter struct {
 // handedOver is a hold that a message or a reply has announced.
 type handedOver struct {
 	fence     uint64
-	until     time.Time // when the term ends, if an enqueue has raised it; otherwise zero
-	confirmed bool      // by as many replicas as the URL asks for
+	until     time.Time // when the term ends, if an enqueue has raised the term; otherwise zero
+	confirmed bool      // as many replicas as the URL asks for have confirmed the hold
 }
 
 // Wait takes a place in the queue and returns when the key is handed over.
@@ -65,17 +65,17 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		// releasing the token.
 		err = errors.Join(err, ctx.Err())
 	case errors.Is(err, backend.ErrInvalid) && w.unanswered:
-		// Hide ErrInvalid, which would be definite: an earlier call may have taken a place, so the
+		// Hide ErrInvalid, which is definite. An earlier call may have taken a place, so the
 		// outcome is unknown.
 		err = errors.New(err.Error())
 	}
 	return g, err
 }
 
-// wait calls the store and sleeps in turn, until w has the key or cannot go on.
+// wait alternately calls the store and sleeps, until w has the key or cannot go on.
 func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 	for try := 0; ; {
-		// Check for a grant before ctx, because the key may be handed over when ctx ends.
+		// Check for a grant before ctx, because the key may be handed over just when ctx ends.
 		if g, ok, err := w.outcome(); ok || err != nil {
 			return g, err
 		}
@@ -83,7 +83,7 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			return backend.Grant{}, w.endError(ctx)
 		}
 		if w.hasPlace() {
-			// wake keeps a change that came after outcome, so that sleep returns at once.
+			// If a change came after outcome, w.wake has a signal, so sleep returns at once.
 			w.sleep(ctx, nil)
 			continue
 		}
@@ -100,7 +100,7 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			continue // ctx has caused err
 		}
 
-		// Timeout bounds the whole outage, from its first call on.
+		// The claim's Timeout limits the whole outage, which begins with the first failed call.
 		if w.outage = err; w.outageSince.IsZero() {
 			w.outageSince = began
 		}
@@ -118,7 +118,7 @@ func pause(try int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// sleep returns when w is woken, when the timeout is over, or when the wait ends.
+// sleep returns when w is woken, when timeout fires, when ctx ends, or when Close begins.
 func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
 	select {
 	case <-w.wake:
@@ -152,7 +152,7 @@ func (w *waiter) endError(ctx context.Context) error {
 	case ctx.Err() == nil:
 		return errClosed
 	case w.held != nil:
-		// If the store has been silent since this answer, it is an outage.
+		// If the store has not answered since then, return the outage.
 		if err := w.group.outageAfterLocked(w.heldAt, w.c.Timeout); err != nil {
 			return err
 		}
@@ -199,7 +199,7 @@ func (w *waiter) grantLocked() (backend.Grant, bool) {
 		g.Fence = w.handed.fence
 	}
 	if !g.Until.IsZero() {
-		return g, true // from an enqueue, which raised the term, and which replicas confirmed
+		return g, true // an enqueue has raised the term, and replicas have confirmed the hold
 	}
 	if !w.handed.confirmed && w.d.store.Replicas() > 0 {
 		return g, false
@@ -210,9 +210,9 @@ func (w *waiter) grantLocked() (backend.Grant, bool) {
 	return g, (w.c.Renewed || w.term == w.c.TTL) && time.Until(g.Until) >= w.term/2
 }
 
-// enqueue sends the script that queues w. If w has a place, it keeps the place. If w holds the key,
+// enqueue sends the script that queues w. If w already has a place, w keeps it. If w holds the key,
 // the script raises the term. enqueue may be repeated after an unknown outcome, because a token has
-// one place at most.
+// at most one place.
 func (w *waiter) enqueue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
@@ -235,7 +235,7 @@ func (w *waiter) enqueue(ctx context.Context) error {
 		redisstore.Millis(w.term), flags(w.c), w.c.Owner,
 	}, " ")
 	gaps := g.sub.gaps // read before the call, because a message may come before the reply
-	// If another call has just kept the client's places, this place may end with them.
+	// If another call has just kept the client's places, this place may end when they do.
 	till := g.kept
 	if sent.Sub(g.extended) > d.window/3 {
 		till = 0
@@ -261,8 +261,8 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	return w.enqueued(ctx, reply, sent, gaps)
 }
 
-// enqueued handles the reply to an enqueue that was sent at the given time. gaps is what sub.gaps
-// was at that time.
+// enqueued handles the reply to an enqueue that was sent at the given time. gaps is the value of
+// sub.gaps at that time.
 func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps int) error {
 	d, g := w.d, w.group
 	r, ok := reportOf(reply)
@@ -295,13 +295,13 @@ func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps i
 	default:
 		w.queuedLocked(r, sent)
 		g.keptLocked(r, sent)
-		// Count from the call that kept the places alive, because this report may be brief.
-		// After a brief report, a poll that is in flight schedules the next poll.
+		// Count from the last call that kept the places alive. If this report is brief, that was an
+		// earlier call, and a poll that is in flight schedules the next poll.
 		if r.pttl != noPTTL || g.pending == 0 {
 			g.pollByLocked(g.nextPoll(r, g.extended))
 		}
 		if g.sub.gaps != gaps {
-			// Poll, because the message for this place may have fallen into a gap.
+			// Poll, because a message for this place may have been missed.
 			g.pollByLocked(sent)
 		}
 	}

@@ -1,18 +1,17 @@
 // Package fence has guards for the resource that a lock protects. A guard remembers the largest
-// fence of each resource, and refuses a write with a smaller one. Such a write comes late: its
-// holder was stopped or cut off, and another caller has had the lock since. No lock can prevent
+// fence of each resource, and refuses a write with a smaller one. Such a write comes late, because
+// its holder was stopped or cut off, and another caller has had the lock since. No lock can prevent
 // such a write by itself.
 //
 // The caller takes its lease with [hasp.WithFence] and passes the lease's context to the guard,
-// which finds the fence there. A check protects only a write that belongs to it, because a program
-// may be stopped after the check. So each guard makes the write itself: [SQL] in the transaction,
-// package redisfence in a transaction of Redis, package filefence under a lock of the file,
-// [Memory] under a mutex. [Transport] and [Handler] carry the fence to the service that has the
-// resource.
+// which finds the fence there. A check before a write is not enough, because a program may be
+// stopped between the two. So each guard makes the write itself: [SQL] in the transaction, package
+// redisfence in a transaction of Redis, package filefence under a lock of the file, [Memory] under
+// a mutex. [Transport] and [Handler] carry the fence to the service that has the resource.
 //
 // All writers of a resource use the same guard and the same key. With [hasp.WithSlots], each slot
 // has fences of its own, and so needs a resource of its own. The guards refuse a shared lease
-// ([hasp.WithShared]): a resource with readers needs two numbers, as WithShared describes.
+// ([hasp.WithShared]): a resource that has readers must keep two numbers, as WithShared describes.
 package fence
 
 import (
@@ -48,8 +47,8 @@ func (e *StaleError) Error() string {
 // Is reports whether target is [ErrStale] or [hasp.ErrLost].
 func (e *StaleError) Is(target error) bool { return target == ErrStale || target == hasp.ErrLost }
 
-// Compare returns a [*StaleError] if the fence f is smaller than seen. Use it in a guard of another
-// store. That guard must compare and write in one step.
+// Compare returns a [*StaleError] if the fence f is smaller than seen. Use it to write a guard for
+// another store. That guard must compare and write in one step.
 func Compare(resource string, f, seen uint64) error {
 	if f < seen {
 		return &StaleError{resource, f, seen}

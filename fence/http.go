@@ -29,8 +29,8 @@ func Handler(next http.Handler) http.Handler {
 	})
 }
 
-// If err is a [*StaleError], Refuse writes the answer 412 with the fence that was seen, and returns
-// true. Otherwise it writes nothing.
+// Refuse writes the answer 412 with the fence that was seen, and returns true, if err is a
+// [*StaleError]. Otherwise it writes nothing, and returns false.
 func Refuse(w http.ResponseWriter, err error) bool {
 	var stale *StaleError
 	if !errors.As(err, &stale) {

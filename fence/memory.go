@@ -15,14 +15,14 @@ type Memory struct {
 
 // entry is what Memory knows of a resource.
 type entry struct {
-	turn chan struct{} // has room for one value; the caller that puts it in may write and use seen
+	turn chan struct{} // has room for one value; the caller that puts a value in may write and use seen
 	seen uint64        // the largest fence so far
 }
 
-// Do calls write, unless a larger fence than the one of ctx was seen for the resource. Then it
-// returns a [*StaleError]. No two writes to a resource run at the same time. If ctx ends before the
-// writes of others have ended, Do returns the cause. A write that fails or panics also raises the
-// fence, because it may have changed something.
+// Do calls write, unless a larger fence than the one of ctx was seen for the resource. In that case
+// it returns a [*StaleError]. No two writes to a resource run at the same time. If ctx ends before
+// the writes of others have ended, Do returns ctx's cause. A write that fails or panics also raises
+// the fence, because it may have changed something.
 func (m *Memory) Do(ctx context.Context, resource string, write func(context.Context) error) error {
 	f, err := Of(ctx)
 	if err != nil {

@@ -17,8 +17,7 @@ import (
 //
 //	CREATE TABLE fences (resource VARBINARY(255) PRIMARY KEY, fence BIGINT NOT NULL)
 type SQL struct {
-	// Table is the name of the table; default "fences". It becomes a part of the statements as it
-	// is.
+	// Table is the name of the table; default "fences". The statements contain it without quotes.
 	Table string
 
 	// MySQL selects the statements of MySQL and MariaDB.

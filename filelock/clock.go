@@ -8,7 +8,7 @@ type instant struct {
 	// a file keeps all data that was written to it, even without a flush.
 	boot string
 
-	// clock names the clock of up: it is boot, with a suffix in a time namespace.
+	// clock names the clock that counts up. It is boot, plus a suffix in a time namespace.
 	clock string
 
 	up   time.Duration // time since the boot, including suspends
@@ -16,7 +16,7 @@ type instant struct {
 }
 
 // readClock returns the present instant. If the boot clock cannot be read, the wall clock alone
-// decides. Then setting the wall clock forward by a term can break exclusion.
+// decides. In that case, setting the wall clock forward by a term can break exclusion.
 func readClock() instant {
 	now := bootClock()
 	now.wall = time.Now().Round(0) // without the monotonic part

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostClock returns the kernel's random identifier of this boot, and the name of this process's boot
-// clock. In a time namespace that clock has an offset, so its name includes the namespace. Then
-// records of other namespaces have another clock, and their terms are counted by the wall clock.
+// hostClock returns the kernel's random identifier of this boot, and the name of this process's
+// boot clock. In a time namespace that clock has an offset, so the clock's name includes the
+// namespace. The terms of records from other namespaces are counted by the wall clock.
 var hostClock = sync.OnceValues(func() (boot, clock string) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

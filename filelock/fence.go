@@ -9,16 +9,16 @@ import (
 )
 
 // A fence is the larger of two numbers: the wall clock in microseconds, and the last fence of the
-// stripe + 1. The stripe's file has its last fence, which is written before the record that has the
-// fence. So fences grow across releases, expiries, kills and reboots, also if the clock is set back.
-// The file is not flushed, because that takes many milliseconds. So after a power failure, only the
-// clock makes fences grow.
+// stripe + 1. The last fence is in the file of the stripe. That file is written before the record
+// that has the fence. So fences grow across releases, expiries, kills and reboots, even if the
+// clock is set back. The file is not flushed, because a flush takes many milliseconds. So after a
+// power failure, only the clock makes fences grow.
 
 const fenceHeader = "hasp filelock fence 1\n"
 
 var errFence = errors.New("not the file in which filelock keeps a stripe's last fence")
 
-// minFence returns the smallest fence that may be given at now.
+// minFence returns the smallest fence that may be given at the instant now.
 func minFence(now instant) uint64 { return uint64(max(now.wall.UnixMicro(), 0)) }
 
 // drawFence returns a fence above all earlier fences of the stripe's keys.
@@ -39,8 +39,8 @@ func (g *guard) drawFence(now instant) (uint64, error) {
 	if last == 0 {
 		return fence, g.d.replace(path, g.d.guardFile("temp", g.n), content)
 	}
-	// Overwrite the number in place, which is faster. The file keeps its length, so this works on a
-	// full disk, and one short write leaves the old or the new content.
+	// Overwrite the number in place, which is faster. The file keeps its length, so the write works
+	// on a full disk. It is one short write, which leaves either the old or the new content.
 	_, err = f.WriteAt(content, 0)
 	return fence, err
 }

@@ -6,40 +6,40 @@
 // to any user who may write in the directory, and run in any container that shares the directory
 // and this host's kernel. On Linux and macOS a term is counted by the kernel's boot clock, which
 // all these processes share. The boot clock counts through a suspend and cannot be set. On other
-// systems, and between containers with time namespaces, terms are counted by the wall clock, and
-// setting it forward by a term ends a lease early. After a reboot, the terms of earlier records end
-// by the wall clock. Fences grow across reboots, even if the clock is set back, but a power failure
-// may undo the last half minute or so of the files. After it, fences grow if the clock is right.
+// systems, and between containers with time namespaces, terms are counted by the wall clock. If
+// that clock is set forward by a term, a lease ends early. After a reboot, the terms of earlier
+// records end by the wall clock. Fences grow across reboots, even if the clock is set back. After a
+// power failure, which may undo the last half minute of changes, fences grow if the clock is right.
 //
 // A process that dies at any instruction leaves a state that the next process can read. If the disk
 // is full, the directory cannot be read, or a state file is damaged or foreign, the error names the
-// file. None of these admits a second holder. A state file that cannot be read blocks its key until
-// it is removed, by Break or by hand. A foreign file with the name of a stripe stays unchanged, and
-// the keys of the stripe get no fence until it is removed by hand.
+// file. None of these errors admits a second holder. A state file that cannot be read blocks its
+// key until the file is removed, by Break or by hand. A foreign file with the name of a stripe
+// stays unchanged, and the keys of the stripe get no fence until that file is removed by hand.
 //
 // # Limits
 //
-// Only processes of one host exclude each other, even if hosts or virtual machines share the
-// directory, as with NFS or SMB. The file system must support flock(2). A hostile process that may
-// write in the directory can break locks. So use a directory that belongs to the users who share
-// the locks, and not /tmp itself. Waiters have no order: the first caller that asks when the key is
-// free gets it.
+// Only processes of one host exclude each other, even if several hosts or virtual machines share
+// the directory, as with NFS or SMB. The file system must support flock(2). A hostile process that
+// may write in the directory can break locks. So use a directory that belongs to the users who
+// share the locks, and not /tmp itself. Waiters have no order: the first caller that asks when the
+// key is free gets it.
 //
 // # Cost
 //
-// On Unix, an attempt at a held key reads one file and locks none, which takes about 10 µs. So many
-// callers may poll. To take or release a key takes about fifteen system calls, one of which creates
-// a file. On a local file system that takes tens of microseconds. A list reads 256 names at a time,
-// and the record of each; on Unix it locks no guard. A batch of renewals locks each guard once.
-// A fence costs another file. No call waits for the disk: records may be lost in a power failure,
-// because their holders end with it. If a power failure leaves an incomplete record, its key is free
-// after the next boot.
+// On Unix, an attempt at a held key reads one file and locks none, which takes about 10 µs. Polling
+// by many callers is therefore cheap. To take or release a key takes about fifteen system calls,
+// one of which creates a file. On a local file system these calls take tens of microseconds. A list
+// reads 256 names at a time, and the record of each name. On Unix, a list locks no guard. A batch
+// of renewals locks each guard once. A claim with a fence writes a second file. No call waits for
+// the disk. A power failure may lose records, but it also ends their holders. If a power failure
+// leaves an incomplete record, its key is free after the next boot.
 //
 // # URL
 //
 // filelock:///var/lib/app/locks names a directory by its absolute path, and filelock://./locks or
 // filelock://../locks by a path relative to the working directory. Nothing is percent-decoded.
-// filelock:// alone is $XDG_STATE_HOME/hasp or ~/.local/state/hasp of this user.
+// filelock:// alone names $XDG_STATE_HOME/hasp or ~/.local/state/hasp of this user.
 //
 //	mode   permissions of the directory if it has to be created, in octal (default 0700)
 //
@@ -47,11 +47,11 @@
 //
 // The directory is created if it is missing. Its files have its permissions without the right to
 // execute. A user who may write may lock. A user who may only read may inspect with a Client from
-// [New]. Such a user cannot open the directory by URL, because that tests that it can be written.
-// For several users, create the directory with mode=0770 and the group that they share; hasp sets
-// the setgid bit. Missing parents are created for this user only. A sticky directory serves one
-// user only, because other users cannot replace an expired record. If the directory is removed, its
-// keys are free, as after Break.
+// [New]. Such a user cannot open the directory by URL, because Open tests that the user can write
+// in it. For several users, create the directory with mode=0770 and the group that they share; hasp
+// sets the setgid bit. Missing parents get mode 0700. A sticky directory serves only one user,
+// because other users cannot replace an expired record. If the directory is removed, its keys are
+// free, as after Break.
 //
 //	key-NAME.lock          the record of a held key, as text; NAME is the key with
 //	sha256-HEX.lock        %xx escapes; a long key has its SHA-256 instead
@@ -61,12 +61,12 @@
 //	temp-*                 a file that is being written
 //
 // A key that was released or broken has no file, so a million keys that are not in use leave 128
-// small files. If a holder died or had a minimum hold, its record expires. An expired record stays
-// until the key is taken again or a sweep removes the record. A driver sweeps 256 files when it
-// takes its first key, and each 128th key after that. So there are at most some hundreds more
-// expired records than other records. Open by URL sweeps 1,000 files. If a process dies while it
-// creates the directory or a guard, or opens the directory by URL, it may leave .filelock-new-*
-// beside the directory, or a small file temp-* in it. Such files do no harm, and hasp does not
+// small files. The record of a holder that died or had a minimum hold expires. An expired record
+// stays until the key is taken again or a sweep removes the record. A driver sweeps 256 files when
+// it takes its first key, and each 128th key after that. So expired records outnumber other records
+// by a few hundred at most. Open by URL sweeps 1,000 files. If a process dies while it creates the
+// directory or a guard, or opens the directory by URL, it may leave .filelock-new-* beside the
+// directory, or a small file temp-* in the directory. These files do no harm, and hasp does not
 // remove them.
 package filelock
 
@@ -92,12 +92,12 @@ type Options struct {
 
 	// Mode is the mode of the directory if it has to be created. Its files get the same mode
 	// without the right to execute. The default is 0700: only this user. All bits of the owner must
-	// be set, and none above 0777.
+	// be set, and no bits above 0777.
 	Mode fs.FileMode
 }
 
-// driver is a [backend.Driver] on a directory. It is fenced, an Inspector and a Lister, and reaches
-// all processes of the host.
+// driver is a [backend.Driver] that keeps its locks in a directory. It grants fences, is an
+// Inspector and a Lister, and excludes all processes of the host.
 type driver struct {
 	dir   string
 	mode  fs.FileMode // of dir, if it has to be created
@@ -110,7 +110,7 @@ type driver struct {
 	closed atomic.Bool
 
 	taken   atomic.Uint64 // how many times this driver has tried to take a key
-	unswept chan *os.File // the open directory from which the next sweep reads on, or nil; empty during a sweep
+	unswept chan *os.File // has the open directory that the next sweep continues to read, or nil; is empty during a sweep
 }
 
 var (
@@ -118,13 +118,13 @@ var (
 	_ backend.Lister    = (*driver)(nil)
 )
 
-// defaultTimeout bounds the wait for a guard if the call has no bound of its own.
+// defaultTimeout bounds the wait for a guard if the call has no timeout of its own.
 const defaultTimeout = 3 * time.Second
 
 var errClosed = errors.New("filelock: driver is closed")
 
 // New returns a Client whose locks are files in dir, which is created when it is first used. If dir
-// is empty, it is the directory of the URL filelock://. A relative dir is resolved against the
+// is empty, New uses the directory of the URL filelock://. A relative dir is resolved against the
 // present working directory. If dir or o cannot be used, the error is hasp.ErrInvalid.
 func New(dir string, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
@@ -135,8 +135,8 @@ func New(dir string, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New without a Client. The conformance suite needs that, and so
-// does a wrapper that is passed to [hasp.New].
+// NewDriver returns the driver of New without a Client, for the conformance suite or for a wrapper
+// that is passed to [hasp.New].
 func NewDriver(dir string, o *Options) (backend.Driver, error) {
 	d, err := newDriver(dir, o)
 	if err != nil {
@@ -181,7 +181,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return backend.Grant{}, err
 	}
 
-	// First read the record without the guard, which is enough for most attempts of waiters.
+	// First read the record without the guard, because most attempts of waiters then need no guard.
 	// Another process may replace the record meanwhile, but a record gets its name only when it is
 	// complete. So this call needs the guard only if no valid record holds the key.
 	if readsNeedNoGuard {
@@ -193,7 +193,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	ctx, cancel := withTimeout(ctx, c.Timeout)
 	defer cancel()
-	d.sweepOften(ctx) // before the grant, because the term runs after it
+	d.sweepOften(ctx) // sweep before the grant, because a later sweep would use up some of the term
 	var grant backend.Grant
 	err := d.guarded(ctx, c.Key, c.Timeout, func(g *guard) (err error) {
 		grant, err = g.acquire(c)
@@ -221,17 +221,17 @@ func (g *guard) acquire(c backend.Claim) (backend.Grant, error) {
 			return backend.Grant{}, err
 		}
 	}
-	// The record outlasts the holder's trust, however long the call of store takes: the holder
-	// counts the term from the start of this call, which is before now.
+	// The record lasts longer than the holder relies on it, however long store takes, because the
+	// holder counts the term from the start of this call, before the clock was read.
 	if err := g.store(&r); err != nil {
 		return backend.Grant{}, err
 	}
 	return backend.Grant{Fence: r.fence}, nil
 }
 
-// Release removes the record if it has c.Token and its term has not ended. This works on a full
-// disk. With c.KeepUntil it writes a record that has another token and ends at that time. If the
-// disk is full, that may fail, and the old record stays until its term ends.
+// Release removes the record if it has c.Token and its term has not ended. The removal works on a
+// full disk. With c.KeepUntil, Release writes a record that has another token and ends at that
+// time. On a full disk this write may fail, and the old record stays until its term ends.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
 		now := d.clock()
@@ -251,7 +251,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 		err = os.Remove(d.path(c.Key))
 		if errors.Is(err, fs.ErrNotExist) {
-			return backend.ErrLost // removed by hand a moment ago, without the guard
+			return backend.ErrLost // the record was removed by hand a moment ago, without the guard
 		}
 		return err
 	})
@@ -311,8 +311,8 @@ func (r *record) status(now instant) backend.Status {
 	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}
 }
 
-// Close makes every later call return an error. Between calls a driver has at most one file open:
-// the directory, if a sweep has not reached its end.
+// Close makes every later call return an error. Between calls, a driver has no file open, except
+// the directory if a sweep has not reached its end.
 func (d *driver) Close() error {
 	d.closed.Store(true)
 	if dir := <-d.unswept; dir != nil {

@@ -22,8 +22,8 @@ const (
 // openFile opens the file at path. If it is not a regular file, openFile returns an error.
 func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	if openFlags == 0 {
-		// There are no flags that make the open safe, so check the file before. Check again below,
-		// because another process may replace the file in between.
+		// No flags make the open safe on this platform, so check the file before the open. Check
+		// again below, because another process may replace the file in between.
 		if err := checkRegular(path); err != nil {
 			return nil, err
 		}
@@ -52,7 +52,7 @@ func checkRegular(path string) error {
 }
 
 // explainOpen returns err, the error of opening path. If path is not a regular file, the result
-// says that, and not "too many levels of symbolic links".
+// says so, and not "too many levels of symbolic links".
 func explainOpen(path string, err error) error {
 	if kind := checkRegular(path); kind != nil {
 		return kind
@@ -101,7 +101,7 @@ func create(path string) (*os.File, error) {
 
 	fi, err := f.Stat()
 	if err == nil && perm&^fi.Mode().Perm() != 0 {
-		err = f.Chmod(perm) // because the umask has taken permissions away
+		err = f.Chmod(perm) // because the umask has removed permissions
 	}
 	if err != nil {
 		f.Close()
@@ -116,8 +116,7 @@ func create(path string) (*os.File, error) {
 func (d *driver) replace(path, temp string, content []byte) error {
 	f, err := create(temp)
 	if errors.Is(err, fs.ErrExist) {
-		// The process that created temp has died, because this process has the guard. So remove
-		// temp.
+		// This process has the guard now, so the process that created temp has died. Remove temp.
 		if err = os.Remove(temp); err == nil {
 			f, err = create(temp)
 		}
@@ -144,8 +143,8 @@ func fill(f *os.File, content []byte) error {
 	return err
 }
 
-// ensureFile creates an empty file at path if there is no file, and the directory if it does not
-// exist.
+// ensureFile creates an empty file at path if there is no file. It creates the directory if that
+// does not exist.
 func (d *driver) ensureFile(path string) error {
 	err := createEmpty(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -159,7 +158,7 @@ func (d *driver) ensureFile(path string) error {
 	return err
 }
 
-// createEmpty creates an empty file at path. It returns fs.ErrExist if there is a file.
+// createEmpty creates an empty file at path. It returns fs.ErrExist if there is a file already.
 func createEmpty(path string) error {
 	temp := filepath.Join(filepath.Dir(path), newPrefix+rand.Text())
 	f, err := create(temp)
@@ -202,9 +201,9 @@ func (d *driver) ensureDir() error {
 
 // createDir creates the directory, unless another process is faster.
 func (d *driver) createDir() error {
-	// The umask takes bits away, so the mode must be set afterwards. Give the directory its name
-	// only after that: if the process is killed in between, it leaves no directory that other users
-	// cannot enter.
+	// The umask removes bits, so set the mode after the creation, and give the directory its name
+	// after that. Otherwise a process that is killed in between could leave a directory that other
+	// users cannot enter.
 	temp, err := os.MkdirTemp(filepath.Dir(d.dir), dirPrefix)
 	if err != nil {
 		var path *fs.PathError

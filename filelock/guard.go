@@ -12,13 +12,13 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// guard is the right to change the records of one stripe of the keys, among all processes of the
-// host. It is a flock(2) of the kernel, which ends when the process dies.
+// guard is the right to change the records of one stripe of the keys. Only one process of the host
+// can have it. It is a flock(2) lock, which the kernel ends when the process dies.
 //
 // The guard's file is never removed. Otherwise a process that had it open would lock a file without
-// a name, while the next process locks a new file. The last fence is in another file, the stripe's,
-// because on some platforms the lock ends when the process closes any descriptor of the locked
-// file.
+// a name, while the next process locks a new file. The last fence is in another file, the file of
+// the stripe, because on some platforms the lock ends when the process closes any descriptor of the
+// locked file.
 type guard struct {
 	d    *driver
 	n    int          // the number of a stripe
@@ -37,7 +37,7 @@ const (
 )
 
 // lockGuard blocks until it has guard n or ctx ends. It polls, because a call that blocks in the
-// kernel cannot be cancelled. A guard is held for some ten microseconds.
+// kernel cannot be cancelled. A guard is usually held for tens of microseconds.
 func (d *driver) lockGuard(ctx context.Context, n int) (*guard, error) {
 	if err := d.check(ctx); err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (d *driver) tryGuard(ctx context.Context, n int) (*guard, error) {
 }
 
 // tryFlock locks the file of guard n, or returns nil, nil if another process has locked it. The
-// caller has this process's turn, which the guard takes over.
+// caller has this process's turn, which passes to the guard.
 func (d *driver) tryFlock(n int) (*guard, error) {
 	path := d.guardFile("guard", n)
 	// Do not pass O_CREATE, because ensureFile creates the file with the right mode. Open the file
@@ -110,16 +110,16 @@ func (d *driver) tryFlock(n int) (*guard, error) {
 
 	same, err := locksFileAt(l, path)
 	if err != nil || !same {
-		// If there is no error, the file was removed between the open and the lock. Then the caller
-		// tries again, and locks the new file.
+		// If there is no error, the file was removed between the open and the lock. In that case
+		// the caller tries again, and locks the new file.
 		_ = l.Unlock()
 		return nil, err
 	}
 	return &guard{d: d, n: n, lock: l}, nil
 }
 
-// locksFileAt reports whether l has locked the file that is at path now. If that is not a regular
-// file, the error says so.
+// locksFileAt reports whether l has locked the file that is at path now. If the locked file is not
+// a regular file, the error says so.
 func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	locked, err := l.Stat()
 	if err != nil {
@@ -135,10 +135,10 @@ func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	return err == nil && os.SameFile(locked, atPath), err
 }
 
-// drop unlocks the guard and gives up this process's turn. It gives up the turn last. Otherwise the
-// next goroutine could find the file still locked, and sleep.
+// drop unlocks the guard, and then gives up this process's turn. In the other order, the next
+// goroutine could find the file still locked, and would sleep.
 func (g *guard) drop() {
-	_ = g.lock.Unlock() // does not fail: the descriptor is open
+	_ = g.lock.Unlock() // does not fail, because the descriptor is open
 	<-g.d.turns[g.n]
 }
 

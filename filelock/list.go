@@ -109,7 +109,7 @@ func (d *driver) recordIn(name string) (*record, error) {
 }
 
 // mayBegin reports whether the file with that name may have the record of a key that begins with
-// prefix. If the key is long, the name does not show its beginning, and mayBegin returns true.
+// prefix. If the key is long, the name does not show how the key begins, and mayBegin returns true.
 func mayBegin(name, prefix string) bool {
 	if escaped, ok := strings.CutPrefix(name, plainPrefix); ok {
 		return strings.HasSuffix(name, suffix) && strings.HasPrefix(escaped, escape(prefix))
@@ -138,9 +138,9 @@ const (
 	openFiles  = 1000 // how many files Open by URL sweeps
 )
 
-// sweepOften calls sweep before d takes its first key, and each sweepEvery-th key after that. A
-// sweep checks twice as many files as d has created since the last sweep, so at most about half of
-// the files have expired records.
+// sweepOften calls sweep before d takes its first key, and before each 128th key (sweepEvery) after
+// that. A sweep checks twice as many files as d has created since the last sweep, so at most about
+// half of the files have expired records.
 func (d *driver) sweepOften(ctx context.Context) {
 	if d.taken.Add(1)%sweepEvery == 1 {
 		d.sweep(ctx, sweepFiles)
@@ -148,7 +148,7 @@ func (d *driver) sweepOften(ctx context.Context) {
 }
 
 // sweep checks the next n files of the directory, and removes records whose terms have ended. It
-// ignores errors: a call that needs the file reports them.
+// ignores errors, because a call that needs the file reports them.
 func (d *driver) sweep(ctx context.Context, n int) {
 	var dir *os.File
 	select {

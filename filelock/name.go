@@ -26,7 +26,7 @@ const maxPlain = 120
 // directory or of a device (NUL, con). Because of the suffix, no name ends with a dot or a space,
 // which Windows ignores.
 func stateName(key string) string {
-	// Do not escape a longer key, because escaping never makes a key shorter.
+	// Do not escape a key above maxPlain, because escaping never makes a key shorter.
 	if len(key) <= maxPlain {
 		if plain := escape(key); len(plain) <= maxPlain {
 			return plainPrefix + plain + suffix

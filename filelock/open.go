@@ -70,7 +70,7 @@ func parseDir(node string) (string, error) {
 	return "", fmt.Errorf("%w: directory %q is neither absolute nor begins with ./: use filelock:///%[2]s or filelock://./%[2]s", hasp.ErrInvalid, node)
 }
 
-// userDir returns the directory for locks of this user, by the XDG Base Directory Specification:
+// userDir returns the directory for locks of this user, as in the XDG Base Directory Specification,
 // https://specifications.freedesktop.org/basedir
 func userDir() (string, error) {
 	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {

@@ -13,9 +13,9 @@ const openFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK
 const readsNeedNoGuard = true
 
 var (
-	// fullErrors: the disk is full, or the quota or the process's limit is reached.
+	// fullErrors say that the disk is full, or the quota or the process's limit is reached.
 	fullErrors = []error{unix.ENOSPC, unix.EDQUOT, unix.EFBIG}
 
-	// noLockErrors: the file system does not support flock.
+	// noLockErrors say that the file system does not support flock.
 	noLockErrors = []error{unix.ENOLCK, unix.ENOTSUP, unix.ENOSYS}
 )

@@ -2,7 +2,7 @@ package filelock
 
 import "golang.org/x/sys/windows"
 
-// openFlags is 0, because no flag prevents that an open follows a link. So openFile checks the file
+// openFlags is 0, because no flag keeps an open from following a link. So openFile checks the file
 // before it opens it.
 const openFlags = 0
 
@@ -11,9 +11,9 @@ const openFlags = 0
 const readsNeedNoGuard = false
 
 var (
-	// fullErrors: the disk is full, or the quota is reached.
+	// fullErrors say that the disk is full, or the quota is reached.
 	fullErrors = []error{windows.ERROR_DISK_FULL, windows.ERROR_HANDLE_DISK_FULL, windows.ERROR_DISK_QUOTA_EXCEEDED}
 
-	// noLockErrors: the file system does not support locks.
+	// noLockErrors say that the file system does not support locks.
 	noLockErrors = []error{windows.ERROR_INVALID_FUNCTION, windows.ERROR_NOT_SUPPORTED}
 )

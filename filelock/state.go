@@ -16,8 +16,8 @@ import (
 func (d *driver) path(key string) string { return filepath.Join(d.dir, stateName(key)) }
 
 // load returns the record that holds key, or nil, nil if there is none or its term has ended. If
-// the state file has no valid record of key, the error is not ErrHeld: the key is not free, but no
-// holder is known.
+// the state file has no valid record of key, the error is not ErrHeld, because the key is not free,
+// but its holder is not known.
 func (d *driver) load(key string, now instant) (*record, error) {
 	path := d.path(key)
 	b, fi, err := readFile(path)
@@ -52,10 +52,10 @@ func blocksKey(err error) error {
 	return fmt.Errorf("%w (the key is blocked until this file is removed, by break or by hand)", err)
 }
 
-// fromBeforeBoot reports whether a torn record was written before this boot. Then a power failure
-// has probably left the name without the content, which was not flushed, and the holder has ended
-// with that boot. A torn record of this boot was damaged in another way, and its key may be held. In
-// a time namespace, the time of the boot is not known.
+// fromBeforeBoot reports whether a torn record was written before this boot. If so, a power failure
+// has probably left the name without the content, which was not flushed. The holder has ended with
+// that boot. A torn record of this boot was damaged in another way, and its key may be held. In a
+// time namespace, the time of the boot is not known.
 func fromBeforeBoot(fi fs.FileInfo, now instant) bool {
 	const slack = time.Second // more than the resolution of file times
 	return now.clock != "" && now.clock == now.boot && fi.ModTime().Add(slack).Before(now.bootTime())
@@ -75,8 +75,8 @@ func (r *record) refusal(now instant) error {
 	return &backend.HeldError{RetryAfter: r.left(now), Owner: r.owner, Waited: r.waited}
 }
 
-// Renew prolongs the terms of cs. It locks each guard once, for all claims of the stripe. If
-// another process has a guard, only the claims of that stripe wait.
+// Renew prolongs the terms of cs. It locks each guard once, for all claims of that guard's stripe.
+// If another process has a guard, only the claims of that stripe wait.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	if len(cs) == 0 {
 		return
@@ -90,7 +90,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		byStripe[n] = append(byStripe[n], i)
 	}
 
-	var mu sync.Mutex // so that no two calls of done run at the same time
+	var mu sync.Mutex // held during done, so that no two calls of done run at the same time
 	answer := func(is []int, g *guard, err error) {
 		errs := g.renewAll(ctx, cs, is, err)
 		mu.Lock()
@@ -116,7 +116,7 @@ func (g *guard) renewAll(ctx context.Context, cs []backend.Claim, is []int, err 
 	if g == nil {
 		return slices.Repeat([]error{err}, len(is))
 	}
-	// Drop the guard here, before done is called, because done may take any time.
+	// Drop the guard here, before done is called, because done may take long.
 	defer g.drop()
 	errs := make([]error, len(is))
 	for j, i := range is {

@@ -34,12 +34,12 @@ var _ gocron.Locker = (*Locker)(nil)
 
 // NewLocker returns a Locker that keeps the key of a job taken for at least minHold after a run has
 // started; see [hasp.WithMinHold]. So even a job that takes a millisecond runs once per tick,
-// although the clocks of the schedulers differ. If ticks are P apart, and clocks differ by up to D,
-// minHold must be longer than D and shorter than P − D. P/2 is a good choice. If jobs have
-// different periods, use [gocron.WithDistributedJobLocker] to give each job a Locker of its own.
+// although the clocks of the schedulers differ. If the time between two ticks is P, and clocks
+// differ by up to D, minHold must be longer than D and shorter than P − D. P/2 is a good choice. If
+// jobs have different periods, give each job its own Locker by [gocron.WithDistributedJobLocker].
 //
 // The opts apply to each Lock. If a scheduler dies during a run, the key is free when the term of
-// the lease has ended, and another scheduler runs the job at its next tick. [hasp.WithTTL] sets the
+// the lease has ended, and another scheduler runs the job at the next tick. [hasp.WithTTL] sets the
 // term. If a nightly job must not be skipped, give it several ticks, such as every 10 minutes from
 // 2 to 3 o'clock, and a minHold of 12 hours. After a complete run, the later ticks find the key
 // held.
@@ -49,31 +49,31 @@ func NewLocker(l hasp.Locker, minHold time.Duration, opts ...hasp.Option) *Locke
 
 // Lock makes one attempt to lock key, which is the name of the job. With [gocron.WithName], give
 // every job a name of its own, which is the same in all processes. The default is the name of the
-// Go function.
+// job's Go function.
 //
 // The lock is renewed until gocron calls Unlock at the end of the run, even if ctx ends before.
 // gocron cancels ctx when the job is removed or the scheduler shuts down, and the job may still run
 // then.
 //
-// If Lock returns an error, gocron skips this run, and passes the error only to the listener
-// [gocron.AfterLockError]. [hasp.ErrHeld] is usual: the job runs elsewhere, or has run for this
+// If Lock returns an error, gocron skips this run, and only the listener [gocron.AfterLockError]
+// gets the error. [hasp.ErrHeld] is usual, because the job runs elsewhere, or has run for this
 // tick. Log every other error. [hasp.ErrUnavailable] says that the store failed. If the store fails
 // for all processes, the job does not run for this tick. [hasp.ErrInvalid] and
-// [errors.ErrUnsupported] say that the job never runs. gocron discards the error of Unlock;
-// hasp.Options.Observe reports losses.
+// [errors.ErrUnsupported] say that the job never runs. gocron discards the error of Unlock, so use
+// hasp.Options.Observe to learn of losses.
 func (k *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &hasp.Error{Op: "trylock", Key: key, Err: err}
 	}
 	lease, err := k.l.TryLock(context.WithoutCancel(ctx), key, slices.Clip(k.opts)...)
 	if err != nil {
-		return nil, err // not lease: a nil *Lease in a gocron.Lock is not nil
+		return nil, err // do not return lease, because a nil *Lease in a gocron.Lock is not nil
 	}
 	return lease, nil
 }
 
-// ErrNotLeader says that this process does not lead. Another process may lead, or no process, or
-// the store may be out of reach.
+// ErrNotLeader says that this process does not lead. Another process may lead, no process may lead,
+// or the store may be out of reach.
 var ErrNotLeader = errors.New("gocronhasp: not the leader")
 
 // Elector is a [gocron.Elector]. It competes for a key in the background, and is the leader
@@ -82,7 +82,7 @@ type Elector struct {
 	lease  atomic.Pointer[hasp.Lease] // the present lease; nil if this Elector does not lead
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the Elector has stopped competing
-	err    error         // why it has stopped; read it after done
+	err    error         // why the Elector has stopped; read it only after done is closed
 }
 
 var _ gocron.Elector = (*Elector)(nil)
@@ -92,8 +92,8 @@ var _ gocron.Elector = (*Elector)(nil)
 //
 // When the leader calls Close, another process leads at once. When a leader dies, no process starts
 // jobs until the term of its lease has ended, so a tick may be skipped. If clocks differ, and the
-// leader changes near a tick, the tick may run twice. A Locker does not prevent that, because a
-// scheduler with an Elector asks no Locker.
+// leader changes near a tick, the jobs of that tick may run twice. A Locker does not prevent that,
+// because a scheduler with an Elector asks no Locker.
 func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Option) *Elector {
 	ctx, cancel := context.WithCancel(ctx)
 	e := &Elector{cancel: cancel, done: make(chan struct{})}
@@ -117,8 +117,8 @@ func (e *Elector) hold(ctx context.Context, lease *hasp.Lease) error {
 }
 
 // IsLeader returns nil if this process leads. It makes no call to the store. It reads the clock, so
-// a process that was stopped past its term learns at its first call that it no longer leads. ctx
-// has no effect.
+// a process that was stopped past its term learns at its next call that it no longer leads. ctx has
+// no effect.
 //
 // If this process does not lead, IsLeader returns [ErrNotLeader]. If the Elector has ended without
 // a Close, the error also matches the reason: [hasp.ErrInvalid], [errors.ErrUnsupported] or
@@ -141,7 +141,7 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 // Close stops competing for the key, and unlocks the key if this process leads. Call it after
 // Shutdown of the scheduler, which waits for running jobs. Otherwise a successor may start a job
 // that still runs here. For the same reason, the ctx of NewElector should not end before Shutdown.
-// Close returns the error of the Unlock. If the Elector had ended before, it returns the reason.
+// Close returns the error of the Unlock. If the Elector had ended before, Close returns the reason.
 func (e *Elector) Close() error {
 	e.cancel()
 	<-e.done

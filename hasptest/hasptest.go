@@ -30,8 +30,8 @@ type Locker struct {
 	other *hasp.Client // another program, which has no faults
 }
 
-// New returns a Locker whose store is empty. If o is nil, the defaults apply. Options that are
-// invalid make it panic.
+// New returns a Locker whose store is empty. If o is nil, the defaults apply. If an option is
+// invalid, New panics.
 func New(o *hasp.Options) *Locker { return newLocker(new(memlock.Store), o) }
 
 // Another returns the Locker of another process on the same store. It has switches of its own, so a
@@ -58,9 +58,9 @@ func (l *Locker) Close() error {
 	return err
 }
 
-// Lose frees key in the store, although the service holds it. The holder learns of it at its next
-// renewal, after a third of its term at the latest, and its lease ends with hasp.LostRevoked. Until
-// then two callers can hold the key.
+// Lose frees key in the store, although the service holds it. The holder learns of the loss at its
+// next renewal, after a third of its term at the latest, and its lease ends with hasp.LostRevoked.
+// Until then two callers can hold the key.
 func (l *Locker) Lose(key string) {
 	if err := l.other.Break(context.Background(), key); err != nil {
 		panic(err)
@@ -78,28 +78,28 @@ func (l *Locker) Hold(key string) (release func()) {
 }
 
 // Down makes the store unreachable for this process: its calls fail, also those that wait for a
-// key. If that lasts as long as the term of a lease, the lease is lost with hasp.LostUnanswered.
+// key. If the store is down for the term of a lease, the lease is lost with hasp.LostUnanswered.
 // The store keeps the hold until its term has ended.
 func (l *Locker) Down() { l.link.set(true, 0) }
 
 // Up ends Down and Delay.
 func (l *Locker) Up() { l.link.set(false, 0) }
 
-// Delay makes the answer of each later call come after d. The store has carried the call out by
-// then. So with a d above [hasp.Options].Timeout, no call is answered, and a Lock that fails may
-// have taken the key, until the Client cleans up. Delay ends Down.
+// Delay delays the answer to each later call by d. The store carries out the call at once. So with
+// a d above [hasp.Options].Timeout, no call is answered, and a Lock that fails may have taken the
+// key, until the Client cleans up. Delay ends Down.
 func (l *Locker) Delay(d time.Duration) { l.link.set(false, d) }
 
 // link is the connection of a process to the store.
 type link struct {
-	timeout time.Duration // of a call: with a longer delay no call is answered
+	timeout time.Duration // bounds a call, so with a longer delay no call is answered
 
 	mu      sync.Mutex // guards the fields below
 	down    bool
 	delay   time.Duration
 	waiters sync.WaitGroup // calls in the queue of the store
 	uncut   context.Context
-	cut     context.CancelFunc // ends uncut: the waiters get no answer
+	cut     context.CancelFunc // ends uncut, so that the waiters get no answer
 }
 
 func newLink(timeout time.Duration) *link {

@@ -2,16 +2,16 @@
 //
 // It excludes all callers in the process that use the same store, and serves them in order of
 // arrival. It has terms, fences and all other features of the strategies for several processes. It
-// is meant for tests, for programs that run as one process today, and as a model of a driver. Other
-// processes are not excluded.
+// is meant for tests, for programs that run as one process today, and as a model for new drivers.
+// Other processes are not excluded.
 //
 // A call costs no round trip. A key without a holder or a waiter takes no memory, unless its last
 // hold expired without a release. The store removes such a hold when a caller wants the key. It
 // removes all such holds when it has at least 1,024 keys, and at least twice as many keys as the
 // last removal left.
 //
-// URL: memlock:// or memlock://NAME is a store that all Clients of the process with that URL share;
-// [New] makes a private one. There are no parameters.
+// The URL memlock:// or memlock://NAME names a store that all Clients of the process with that URL
+// share. The Client of [New] has a store of its own. The URL has no parameters.
 package memlock
 
 import (
@@ -32,7 +32,7 @@ import (
 // Store is the memory that several drivers of one process can share. The zero value is an empty
 // store.
 type Store struct {
-	mu    sync.Mutex // guards all below, and every entry and waiter
+	mu    sync.Mutex // guards the fields below, and every entry and waiter
 	keys  map[string]*entry
 	fence uint64 // the last fence; one counter for all keys, so that a free key needs no entry
 	limit int    // when len(keys) reaches it, expired holds are removed
@@ -48,12 +48,12 @@ func newDriver(s *Store) *driver { return &driver{store: s, closed: make(chan st
 // New returns a Client whose locks are in a store of its own. If o is nil, the defaults apply.
 func New(o *hasp.Options) (*hasp.Client, error) { return hasp.New(NewDriver(), o) }
 
-// NewDriver returns a driver on a store of its own, without a Client. The conformance suite needs
-// that, and so does a wrapper that is passed to [hasp.New].
+// NewDriver returns a driver on a store of its own, without a Client. It is for the conformance
+// suite, or for a wrapper that is passed to [hasp.New].
 func NewDriver() backend.Driver { return new(Store).Driver() }
 
-// driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the order of arrival, an
-// Inspector and a Lister, and it grants fences.
+// driver is a [backend.Driver] on a [Store]. It is a Waiter that serves callers in order of
+// arrival. It is also an Inspector and a Lister, and grants fences.
 type driver struct {
 	store  *Store
 	once   sync.Once     // so that Close closes the channel only once
@@ -77,7 +77,7 @@ type entry struct {
 	until time.Time     // when its term ends
 	queue list.List     // the waiters in order of arrival, as *waiter
 
-	// The holders of a shared hold, by token. Some of their terms may have ended.
+	// readers has the holders of a shared hold, by token. Some of their terms may have ended.
 	readers map[string]*reader
 }
 
@@ -112,8 +112,8 @@ func (d *driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, err
 	now := time.Now()
 	e := s.entryLocked(c.Key, now)
 	if e.queue.Len() > 0 || !e.freeFor(c, now) {
-		// Refuse c even if the term has just ended: the first waiter, whose timer is about to fire,
-		// gets the key.
+		// Refuse c even if the term has just ended, because the first waiter, whose timer is about
+		// to fire, must get the key.
 		return backend.Grant{}, e.refusal(now)
 	}
 	return s.grantLocked(e, c, now), nil
@@ -203,7 +203,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 			return
 		}
 		g, err := d.renew(c)
-		done(i, g, err) // not under mu, because done may be any code
+		done(i, g, err) // do not hold mu here, because done may be any code
 	}
 }
 
@@ -308,8 +308,8 @@ func (d *driver) List(ctx context.Context, prefix string, _ time.Duration) iter.
 				return
 			}
 
-			// Look each key up again: the store was unlocked meanwhile, so the entry may be gone,
-			// and sweepLocked may have replaced the map.
+			// Look each key up again, because the store was unlocked meanwhile. The entry may be
+			// gone, and sweepLocked may have replaced the map.
 			if !strings.HasPrefix(key, prefix) || s.keys[key] != e {
 				continue
 			}
@@ -414,8 +414,8 @@ func (e *entry) status(now time.Time) (st backend.Status) {
 	return st
 }
 
-// refusal returns a HeldError, which names the holder unless the caller is refused because others
-// wait.
+// refusal returns a HeldError, which names the holder, if there is one. If there is none, the
+// caller is refused because others wait.
 func (e *entry) refusal(now time.Time) *backend.HeldError {
 	he := &backend.HeldError{}
 	if e.held(now) {
@@ -455,7 +455,7 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 	if e := s.keys[key]; e != nil {
 		return e
 	}
-	if len(s.keys) >= s.limit { // an empty store has no map and no limit yet
+	if len(s.keys) >= s.limit { // in the zero Store the limit is 0, so sweepLocked makes the map
 		s.sweepLocked(now)
 	}
 	e := &entry{key: key}
@@ -493,8 +493,8 @@ func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
 }
 
 // advanceLocked is called after each change of a hold or of the queue. It hands the key to the
-// first waiter if the key is free for it. If this waiter is shared, the shared waiters next behind
-// it also get the key. If the key is free and has no waiter, advanceLocked removes its entry.
+// first waiter if the key is free for that waiter. If the first waiter is shared, the shared
+// waiters directly behind it also get the key. A free key without a waiter loses its entry.
 func (s *Store) advanceLocked(e *entry, now time.Time) {
 	for w := e.first(); w != nil && e.freeFor(w.claim, now); w = e.first() {
 		e.queue.Remove(w.place)
@@ -504,7 +504,7 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 	}
 	switch next := e.first(); {
 	case next != nil:
-		next.signal() // next may have become first, or its timer may run until the end of an old term
+		next.signal() // next may have become first, or next's timer may run until the end of an old term
 	case !e.held(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
@@ -555,7 +555,7 @@ func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, fmt.Errorf("%w: memlock has no transport: want memlock:// or memlock://NAME", hasp.ErrInvalid)
 	}
 
-	// Several Clients may open the same name at the same time. They must get one store.
+	// Several Clients may open the same name at the same time. They must share one store.
 	named.Lock()
 	defer named.Unlock()
 	s := named.stores[name]

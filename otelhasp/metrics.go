@@ -19,7 +19,7 @@ var bounds = []float64{0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300
 // metrics has the instruments of one call of Observe.
 type metrics struct {
 	config *config
-	begun  sync.Map // the values of hasp.key whose counters have begun
+	begun  sync.Map // the values of hasp.key whose counters have begun at 0
 
 	mu    sync.RWMutex        // guards known
 	known map[labels]measured // attribute sets, kept because they are costly to make
@@ -75,7 +75,7 @@ func (m *metrics) init(c *config) {
 	}
 }
 
-// instrument passes err to package otel and returns i, which can be used even if err is not nil.
+// instrument passes err to otel's error handler, and returns i, which works even after an error.
 func instrument[T any](i T, err error) T {
 	if err != nil {
 		otel.Handle(err)
@@ -160,8 +160,8 @@ func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	}
 }
 
-// lead measures e, an event of Lead. It does not record a wait that ends with the key. A follower
-// waits for as long as another process leads, and such long waits would hide the waits of Lock.
+// lead measures e, an event of Lead. It records the wait of a call only if the call does not lead.
+// A follower may wait for as long as another process leads, which would hide the waits of Lock.
 func (m *metrics) lead(ctx context.Context, e hasp.Event, kind, key string) {
 	add := m.with(labels{key: key}).add
 	switch e.Kind {

@@ -16,7 +16,7 @@
 //     or Resume have not returned, with hasp.operation.name.
 //   - hasp.client.lock.timeouts, a counter: calls of Lock that ended without the key because of
 //     WithMaxWait or the deadline of the context. A Lock with WithMaxWait(0) that finds the key
-//     held counts. A TryLock does not.
+//     held is counted. A TryLock is not.
 //   - hasp.client.lock.losses, a counter: leases that were lost. Their callers may have worked while
 //     another caller held the key. hasp.loss.reason is the Reason of a hasp.LostError.
 //   - hasp.client.lock.renewal_failures, a counter: renewals and calls of Extend that failed
@@ -24,12 +24,12 @@
 //   - hasp.client.lock.followers and hasp.client.lock.leaders, up-down counters: how many
 //     calls of Lead wait to lead, and how many lead.
 //
-// A lease that was detached counts as unlocked, and the lease of Resume as a new hold.
+// A lease that was detached counts as unlocked. The lease of Resume counts as a new hold.
 //
-// A lease that re-entered shares a hold, and is counted only in pending_requests and losses. Calls
-// of Lead are counted in followers, leaders, losses and renewal_failures. If a call of Lead ends
-// before it leads, or the store fails while it waits, wait_time counts that with the
-// hasp.operation.name "lead".
+// A lease from a re-entry shares the hold of another lease, and is counted only in pending_requests
+// and losses. Calls of Lead are counted in followers, leaders, losses and renewal_failures. If a
+// call of Lead ends before it leads, or the store fails while it waits, wait_time counts that call
+// with the hasp.operation.name "lead".
 //
 // The values of error.type are: held, unavailable, canceled, deadline_exceeded, closed, lost,
 // invalid, unsupported and _OTHER. If several of them apply, the value is the first of
@@ -37,8 +37,8 @@
 //
 // Each call of Lock, TryLock, Resume or Lead has a span "hasp wait", unless it re-entered. With
 // [WithHoldSpans], each hold has a span "hasp hold". Both are children of the span in the context
-// of that call. They are not in the context of the lease, so spans that are made under the lease
-// are children of the caller's span. Spans and metrics have the key only if [WithKey] asks for it.
+// of that call, the caller's span. The spans that are started with the lease's context are also
+// children of the caller's span. Spans and metrics have the key only if [WithKey] asks for it.
 //
 // [OpenTelemetry]: https://opentelemetry.io
 package otelhasp
@@ -98,12 +98,12 @@ func WithAttributes(attrs ...attribute.KeyValue) Option {
 	return func(c *config) { c.attrs = append(c.attrs, attrs...) }
 }
 
-// WithKey adds the attribute hasp.key to every metric and span. Its value is name(key); key is
-// without the prefix of the Client. If name returns "", the attribute is left out.
+// WithKey adds the attribute hasp.key to every metric and span. The attribute's value is name(key),
+// where key is without the prefix of the Client. If name returns "", the attribute is left out.
 //
 // name should return few different values, such as "invoices" for the key "invoices/2024-06",
-// because the provider keeps time series for each value until its end. Many goroutines call name,
-// once for each event.
+// because the provider keeps time series for each value until the provider shuts down. name is
+// called once for each event, by many goroutines.
 func WithKey(name func(key string) string) Option {
 	return func(c *config) { c.key = name }
 }
@@ -126,7 +126,7 @@ func Observe(next func(context.Context, hasp.Event), opts ...Option) func(contex
 // observer is the state of one call of Observe.
 type observer struct {
 	config
-	next    func(context.Context, hasp.Event) // nil: do nothing more
+	next    func(context.Context, hasp.Event) // may be nil
 	metrics metrics
 	spans   spans
 }

@@ -16,11 +16,11 @@ import (
 type spans struct {
 	config *config
 	tracer trace.Tracer
-	holds  sync.Map // for the Event.ID of each present hold: its trace.Span
+	holds  sync.Map // the trace.Span of each present hold, by Event.ID
 }
 
 // record begins, changes or ends the span of e. kind is the type of e's error. No span is put into
-// a context, so spans that are made under the lease are children of the caller's span.
+// a context, so spans that are started with the lease's context are children of the caller's span.
 func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 	switch e.Kind {
 	case hasp.EventAcquired, hasp.EventRefused:

@@ -13,8 +13,8 @@ import (
 var errNoCancel = errors.New("pglock: no requests to cancel statements")
 
 // withoutCancels makes cfg's connections send no cancel request while refuse returns true, because
-// a PgBouncer before 1.19 may crash from one. pgx sends one if the context of a statement ends. If
-// none is sent, lock_timeout still bounds how long the statement waits for locks.
+// such a request may crash a PgBouncer before 1.19. pgx sends a cancel request if the context of a
+// statement ends. Without it, lock_timeout still bounds how long the statement waits for locks.
 func withoutCancels(cfg *pgx.ConnConfig, refuse func() bool) {
 	var established atomic.Bool
 	dial := cfg.DialFunc

@@ -15,7 +15,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// said is an error with another text.
+// said wraps an error and replaces its text.
 type said struct {
 	text string
 	err  error
@@ -24,7 +24,7 @@ type said struct {
 func (s *said) Error() string { return s.text }
 func (s *said) Unwrap() error { return s.err }
 
-// oneLine returns err with a text of one line. An error about several hosts has more lines.
+// oneLine returns err with a text of one line. An error about several hosts has several lines.
 func oneLine(err error) error {
 	if err == nil || !strings.ContainsAny(err.Error(), "\n\r") {
 		return err
@@ -33,8 +33,8 @@ func oneLine(err error) error {
 }
 
 // badConfig returns the error of a URL or a parameter that pgx cannot use. The text of pgx begins
-// with the URL, between backquotes. So badConfig shows only the text after the URL, and not even
-// that if it contains a secret.
+// with the URL, between backquotes. So badConfig shows only the text after the URL. If that text
+// contains a secret, badConfig does not show it either.
 func badConfig(err error, secrets ...string) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
@@ -51,7 +51,7 @@ func badConfig(err error, secrets ...string) error {
 	return fmt.Errorf("%w: the address of the PostgreSQL or one of its parameters is wrong%s (want postgres://user:password@host:port/database)", backend.ErrInvalid, text)
 }
 
-// diagnose returns the error of opening a driver in one line, with advice.
+// diagnose returns err, the error of opening a driver, in one line with advice.
 func diagnose(err error) error {
 	if err == nil {
 		return nil
@@ -79,7 +79,7 @@ var hints = map[string]string{
 	readOnlyTransaction: "this server is a replica: name all servers in the URL, or the address of the primary; or default_transaction_read_only is on for this user: switch it off",
 }
 
-// hint returns what to do about the error of a connection, or "".
+// hint returns what to do about the error of a connection, or "" if there is no advice.
 func hint(err error) string {
 	switch {
 	case code(err) != "":

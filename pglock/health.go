@@ -13,40 +13,40 @@ import (
 )
 
 const (
-	// If a statement has had no answer for minSilence, other connections are in doubt. A shorter
-	// wait says nothing about the network.
+	// If a statement has no answer after minSilence, other connections are in doubt. A shorter wait
+	// does not show that the network has failed.
 	minSilence = 50 * time.Millisecond
 
-	// maxDials is how many connections the callers of a Client make at a time. A busy server begins
+	// maxDials is how many connections the callers of a Client make at once. A busy server begins
 	// few sessions a second. If all Clients made many connections after an outage, nearly all of
-	// these would time out before the server has begun their sessions.
+	// the connections would time out before the server began their sessions.
 	maxDials = 2
 
-	// After the server has refused a connection, the driver asks for none during a pause of about
-	// refusedPause, or of about scarcePause if the server has no connection left.
+	// After the server has refused a connection, the driver asks for no other connection for about
+	// refusedPause. If the server has no connection left, that pause is about scarcePause.
 	refusedPause = 200 * time.Millisecond
 	scarcePause  = time.Second
 
-	look = 5 * time.Millisecond // between checks for a connection that was made or given back
+	look = 5 * time.Millisecond // the time between two checks for a connection that was made or given back
 )
 
-// health records which connections may be dead, and when another one may be made.
+// health records which connections may be dead, and when the next connection may be made.
 //
-// A firewall may have forgotten all connections of a pool, which still look sound. So when a
-// statement gets no answer, all connections without an answer since that statement was sent are in
-// doubt. They are closed before use, so that only calls that are already under way may time out.
+// A firewall may forget all connections of a pool, although they still look sound. So if a
+// statement gets no answer, all connections without an answer since it was sent are in doubt. They
+// are closed before their next use, so that only calls under way can time out.
 type health struct {
-	mu       sync.Mutex // guards all below
-	answered time.Time  // the last answer on any connection
+	mu       sync.Mutex // guards the fields below
+	answered time.Time  // when the last answer came, on any connection
 	doubt    time.Time  // connections without an answer since then are in doubt
-	dialing  int        // callers that may be making a connection
+	dialing  int        // how many callers may be making a connection
 	refusal  error      // why the server last refused a connection
-	resumes  time.Time  // the end of the pause
+	resumes  time.Time  // when the pause after the refusal ends
 }
 
-// lastAnswer returns where a connection keeps the time of its last answer. Only the goroutine that
-// has acquired the connection uses it. The first lastAnswer for a connection sets the time to now.
-// In the driver's own pool, that first call comes when the connection is made.
+// lastAnswer returns a pointer to the time of a connection's last answer. Only the goroutine that
+// has acquired the connection uses the pointer. The first call for a connection sets the time to
+// now. In the driver's own pool, that call is made when the connection is made.
 func lastAnswer(c *pgx.Conn) *time.Time {
 	const name = "hasp: last answer"
 	data := c.PgConn().CustomData()
@@ -65,7 +65,7 @@ func (h *health) doubts(c *pgx.Conn) bool {
 	return lastAnswer(c).Before(h.doubt)
 }
 
-// note records the outcome of a statement that was sent on c at the time sent.
+// note records err, the outcome of a statement on c. The parameter sent is when it was sent.
 func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -74,7 +74,7 @@ func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err erro
 	case err == nil, errors.Is(err, errNoRow), code(err) != "":
 		*lastAnswer(c), h.answered = now, now
 	case ctx.Err() != nil && now.Sub(sent) >= minSilence && sent.After(h.doubt):
-		h.doubt = sent // statements end in any order, so this keeps the latest time of sending
+		h.doubt = sent // keep the latest time of sending, because statements end in any order
 	}
 }
 
@@ -86,8 +86,8 @@ func (h *health) last() (answered, doubt time.Time) {
 }
 
 // mayAsk reports whether a caller may ask the pool for a connection now, and whether the pool may
-// have to dial. If dials is true, the caller must call asked. If ask is false, the caller must
-// wait. If there is no connection to wait for, err is the server's refusal.
+// have to dial. If dials is true, the caller must then call asked. If ask is false, the caller must
+// wait for a connection. If there is none, err is the server's last refusal.
 func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	if s.IdleConns() > 0 || s.TotalConns() == s.MaxConns() {
 		return true, false, nil // the pool makes no connection, unless another caller takes the idle one first
@@ -104,8 +104,8 @@ func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	return true, true, nil
 }
 
-// The method asked records what the pool has answered. If ctx has ended, the pool goes on and makes
-// the connection for another caller.
+// The method asked records the pool's answer. If ctx has ended, err does not count, because the
+// pool still tries to make the connection for another caller.
 func (h *health) asked(ctx context.Context, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -120,7 +120,7 @@ func (h *health) asked(ctx context.Context, err error) {
 	h.refusal, h.resumes = oneLine(err), time.Now().Add(pause/2+rand.N(pause))
 }
 
-// acquire returns a connection of the pool that is not in doubt. The caller must call release.
+// acquire returns a connection of the pool that is not in doubt. The caller must then call release.
 func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	for {
 		ask, dials, err := d.health.mayAsk(d.pool.Stat())
@@ -154,8 +154,8 @@ func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 // release gives a connection back to the pool, or removes it from the pool if it is closed.
 func release(c *pgxpool.Conn) {
 	if c.Conn().IsClosed() {
-		// Take the connection out of the pool now. Otherwise it would take up a place while the
-		// library asks the server to cancel the statement, which may take long.
+		// Take the connection out of the pool now. Otherwise the connection would take up a place
+		// while pgx asks the server to cancel the statement, and that may take long.
 		c.Hijack()
 	} else {
 		c.Release()

@@ -14,7 +14,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// scanEntry reads a row of inspect or of list.
+// scanEntry reads a row that the statement inspect or list has returned.
 func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 	var (
 		key, owner        string
@@ -39,7 +39,7 @@ func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 	return backend.Entry{Key: unhex(key), Status: s}, nil
 }
 
-// owners returns up to 1,000 owners of shared holds that have not ended. It ignores malformed ones.
+// owners returns up to 1,000 owners of shared holds that last. It ignores malformed holds.
 func owners(readers string, now time.Time) (owners []string) {
 	var holds map[string]struct{ Owner, End string }
 	_ = json.Unmarshal([]byte(readers), &holds) // Unmarshal goes on after a value of a wrong type
@@ -53,7 +53,7 @@ func owners(readers string, now time.Time) (owners []string) {
 }
 
 // Inspect returns the holder of key, without waiters, because pglock does not record them. Every
-// hold raises the fence, but Fence is zero if the last claim did not ask for one.
+// hold raises the key's fence, but Status.Fence is zero if the last claim did not ask for it.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := checkKey(key); err != nil {
 		return backend.Status{}, err
@@ -121,8 +121,8 @@ func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout ti
 	return page, last, err
 }
 
-// afterPrefix returns the first key after all keys that begin with prefix, or nil if none can
-// follow.
+// afterPrefix returns the first key after all keys that begin with prefix, or nil if no key can
+// follow them.
 func afterPrefix(prefix string) []byte {
 	b := []byte(prefix)
 	for len(b) > 0 {

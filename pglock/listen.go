@@ -14,14 +14,13 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Times of the listener.
 const (
-	checkListening = 3 * time.Second // after so long without a message, the connection is checked
-	listenAgain    = time.Second     // after a failure
-	lingers        = 5 * time.Second // after so long without waiters, the connection is closed
+	checkListening = 3 * time.Second // after this time without a message, the connection is checked
+	listenAgain    = time.Second     // the pause after a failure
+	lingers        = 5 * time.Second // after this time without waiters, the connection is closed
 )
 
-// message returns the message of a release of key. Two keys may have the same message. Then a
+// message returns the text that a release of key sends. Two keys may have the same text. If so, a
 // release of one key makes waiters of the other key try too early, which is harmless.
 func message(key string) string {
 	h := fnv.New64a()
@@ -29,23 +28,23 @@ func message(key string) string {
 	return fmt.Sprintf("%x", h.Sum64())
 }
 
-// listener is the connection on which a driver receives messages about releases. It exists only
-// while callers wait, because each NOTIFY takes time in every session that listens.
+// listener is the connection on which a driver receives messages about releases. The connection
+// exists only while callers wait, because each NOTIFY takes time in every session that listens.
 type listener struct {
 	d *driver
 
-	mu      sync.Mutex                        // guards all below
+	mu      sync.Mutex                        // guards the fields below
 	waits   map[string]map[chan struct{}]bool // the wake channels of callers, by message
-	last    time.Time                         // when a wait began or ended
+	last    time.Time                         // when a wait last began or ended
 	running bool
-	deaf    bool               // the last attempt to listen failed, so callers that wait poll
+	deaf    bool               // the last attempt to listen failed, so waiting callers poll
 	end     context.CancelFunc // ends the present session; nil if there is none
 }
 
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
-// Listen registers a caller to be woken by the next release, which sends a message because the
-// caller's refused attempt has marked the row. A new connection wakes all callers once it listens.
+// Listen registers a caller to be woken by the next release. That release sends a message, because
+// a refused attempt has marked the row. When a connection begins to listen, it wakes all callers.
 func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	return d.listener.add(message(c.Key))
 }
@@ -79,7 +78,7 @@ func (l *listener) add(m string) (<-chan struct{}, func(), error) {
 	}, nil
 }
 
-// hears reports whether releases wake callers that wait, or soon will.
+// hears reports whether releases wake waiting callers, or will soon do so.
 func (l *listener) hears() bool {
 	if l.d.bouncer.Load() {
 		return false
@@ -89,18 +88,18 @@ func (l *listener) hears() bool {
 	return !l.deaf
 }
 
-// wakeLocked wakes the waits for a message.
+// wakeLocked wakes the callers that wait for the message m.
 func (l *listener) wakeLocked(m string) {
 	for wake := range l.waits[m] {
 		select {
 		case wake <- struct{}{}:
-		default: // the channel has a signal already; the attempt that it causes will begin after this release
+		default: // the attempt that the earlier signal causes will begin after this release
 		}
 	}
 }
 
-// set records whether the driver is deaf. If it listens, set wakes all waits, because releases may
-// have been missed until now. If it is deaf, set closes their channels, so that the callers poll.
+// set records whether the listener is deaf. If it is deaf, set closes the channels of all callers,
+// so that they poll. Otherwise set wakes them, because releases may have been missed.
 func (l *listener) set(deaf bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,8 +116,8 @@ func (l *listener) set(deaf bool) {
 	}
 }
 
-// idle reports whether no caller has waited during the last 5 s (lingers). If so, and ends is true,
-// the method run must end: a wait that begins later starts run again.
+// idle reports whether no caller has waited during the last 5 s (lingers). If so, and the parameter
+// ends is true, the method run must end, because a later wait starts run again.
 func (l *listener) idle(ends bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,7 +136,7 @@ func (l *listener) run() {
 		failed := l.session(within)
 		end()
 		if !failed || ctx.Err() != nil {
-			continue // if a wait has just begun, the run goes on
+			continue // the loop goes on if a wait has just begun
 		}
 		l.set(true)
 
@@ -148,7 +147,7 @@ func (l *listener) run() {
 	}
 }
 
-// leave ends the present session, if there is one, because its server may be a replica now.
+// leave ends the present session, if any. It is called when the server may be a replica now.
 func (l *listener) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -188,8 +187,8 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 		} else if ctx.Err() != nil || !quiet {
 			return true
 		}
-		// Check this after each message too: if other Clients hand keys over all the time, there is
-		// no quiet moment.
+		// Check this after each message too, because the messages of other Clients may leave no
+		// quiet moment.
 		if l.idle(false) {
 			return false
 		}
@@ -210,7 +209,7 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 func (d *driver) connect(ctx context.Context) (*pgx.Conn, error) {
 	cfg := d.pool.Config()
 	if cfg.ConnConfig.ConnectTimeout == 0 {
-		cfg.ConnConfig.ConnectTimeout = hasp.DefaultTimeout // for each host; a caller's pool may have no timeout
+		cfg.ConnConfig.ConnectTimeout = hasp.DefaultTimeout // for each host, because a caller's pool may have no timeout
 	}
 	if cfg.BeforeConnect != nil {
 		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {

@@ -18,7 +18,6 @@ import (
 
 func init() { hasp.Register("pglock", open, slices.Concat(ownParams, libpqParams)...) }
 
-// Defaults of connections.
 const (
 	defaultPoolSize   = 10
 	maxPoolSize       = 1000
@@ -39,7 +38,7 @@ var (
 // tracer counts statements in tests.
 var tracer pgx.QueryTracer
 
-// open opens this strategy.
+// open returns a driver for c, which comes from a URL of this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	o := Options{Schema: c.Params["schema"], Table: c.Params["table"]}
 	if err := o.check(); err != nil {
@@ -52,9 +51,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 
 	cfg.ConnConfig.Tracer = tracer
 	cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
-		// Use the library's check, which takes a millisecond and no round trip. It notices that a
-		// server has ended the connection. It is deprecated because it does not notice a silent
-		// server.
+		// Use CheckConn, which takes a millisecond and no round trip. It notices that the server
+		// has ended the connection. It is deprecated because it does not notice that a server has
+		// stopped answering.
 		return p.IdleDuration > checkIdle && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}
 	var d *driver
@@ -81,9 +80,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// parse makes the settings of the pool. It refuses parameters that are not in the lists, because a
-// misspelt one would be passed on as a setting of the server. The deadline of ctx is the Timeout of
-// the Client.
+// parse makes the settings of the pool. It passes on only the parameters in libpqParams, because
+// pgx would send any other one to the server as a setting. The deadline of ctx comes from the
+// Client's Timeout.
 func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 	const want = "want postgres://user:password@host:port/database"
 	if len(c.Nodes) != 1 {
@@ -134,12 +133,12 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 
 // timeoutPerHost returns the default of connect_timeout. Hosts are tried one after another, so each
 // gets a part of the Timeout, and a host that does not answer leaves time for the next one. A short
-// default is good also because a connection attempt in an outage takes up a place in the pool for
+// default also helps in an outage, because each connection attempt takes up a place in the pool for
 // this time.
 func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
 	hosts := map[string]bool{fmt.Sprint(cfg.Host, ":", cfg.Port): true}
 	for _, f := range cfg.Fallbacks {
-		hosts[fmt.Sprint(f.Host, ":", f.Port)] = true // sslmode=prefer has each host twice
+		hosts[fmt.Sprint(f.Host, ":", f.Port)] = true // with sslmode=prefer, each host is listed twice
 	}
 	timeout := hasp.DefaultTimeout
 	if end, ok := ctx.Deadline(); ok {

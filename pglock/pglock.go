@@ -2,59 +2,59 @@
 //
 // # Guarantees
 //
-// A key has one holder at a time, as long as the PostgreSQL keeps what it has confirmed and its
-// clock does not step by more than backend.Drift. Locks and renewals are on the server's disk
-// before they are confirmed, so holds survive a restart or a crash. A failover to a replica that
-// lags may lose the newest locks: see docs/pglock.md. Fences grow even over a failover, if the
-// clocks of both servers agree. Waiters get the key in no particular order.
+// A key has one holder at a time, as long as the server keeps what it has confirmed, and the
+// server's clock does not step by more than backend.Drift allows. Locks and renewals are on the
+// server's disk before they are confirmed, so holds survive a restart or a crash. A failover to a
+// replica that lags may lose the newest locks: see docs/pglock.md. Fences grow even over a
+// failover, if the clocks of both servers agree. Waiters get the key in no particular order.
 //
 // A fence can be checked in the transaction of the write that it guards:
 //
 //	SELECT FROM hasp_locks WHERE key = $1 AND fence = $2 AND expires > clock_timestamp()
 //	FOR KEY SHARE
 //
-// If this returns a row, no later holder gets the key before the transaction has ended, so the
-// write is safe, however long it takes. The holder's renewals go on meanwhile. See the example.
+// If this query returns a row, no later holder gets the key before the transaction has ended, so
+// the write is safe however long it takes. See the example. The holder's renewals still succeed.
 //
 // # Cost
 //
 // It takes one statement to lock a free key, one to find that a key is held, one to renew up to 256
 // leases of a Client, and one to unlock. A release wakes waiters by NOTIFY. Waiters also try once a
-// second, and when the holder's term ends. A Client makes one more connection while its callers
-// wait. Each call for a shared lease rewrites the row of its key, which has all shared leases of
-// the key. So a key should have tens of shared leases, not thousands. While a transaction stays
-// open for long, as in pg_dump, calls on a busy key of that database slow down: see docs/pglock.md.
+// second, and when the holder's term ends. Meanwhile their Client has one more connection. Each
+// call for a shared lease rewrites the row of the key, which lists all shared leases of that key.
+// So a key should have tens of shared leases, not thousands. A transaction that stays open for
+// long, as in pg_dump, slows down busy keys of its database: see docs/pglock.md.
 //
 // # URL
 //
 //	pglock+postgres://user:password@host:port/database
 //	pglock+postgres://user:password@host1:port,host2:port/database
 //
-// or postgresql in place of postgres, with these parameters of hasp:
+// The scheme may also be postgresql. hasp's own parameters are:
 //
-//	schema     the schema of the table (default: the one in the search path that has it, else the first)
+//	schema     the table's schema (default: where the search path finds the table, else its first)
 //	table      the name of the table (default hasp_locks)
-//	pool_size  the most connections for statements, from 1 to 1000 (default 10)
+//	pool_size  how many connections statements may use, from 1 to 1000 (default 10)
 //
-// and these of libpq, as PostgreSQL documents them:
+// These parameters of libpq work as PostgreSQL documents them:
 //
 //	host, port, dbname, user, password, passfile, service, servicefile, connect_timeout,
 //	application_name, target_session_attrs, sslmode, sslrootcert, sslcert, sslkey, sslpassword,
 //	sslsni, sslnegotiation, channel_binding
 //
-// If there are several hosts, target_session_attrs is read-write unless it is given, so that
-// the primary is found after a failover.
+// If there are several hosts, the default of target_session_attrs is read-write, so that the
+// primary is found after a failover.
 //
-// A Client notices a PgBouncer. Then it prepares no statements, and waiters poll, because LISTEN
-// does not work through a PgBouncer.
+// If a Client notices a PgBouncer, the Client prepares no statements, and its waiters poll, because
+// LISTEN does not work through a PgBouncer.
 //
 // # Table
 //
-// Each key has a row. The first Client creates the table. If its user may not create tables, the
-// error has the statements that another user must run. The row of a key that was not used for an
-// hour is deleted. Keys may have up to 2,000 bytes.
+// Each key has a row. The first Client creates the table. If that Client's user may not create
+// tables, the error has the statements that another user must run. If a key is not used for an
+// hour, its row is deleted. Keys may have up to 2,000 bytes.
 //
-// PostgreSQL 13 or later.
+// The server must be PostgreSQL 13 or later.
 package pglock
 
 import (
@@ -79,8 +79,8 @@ import (
 // defaultTable is the name of the table, unless Options.Table is set.
 const defaultTable = "hasp_locks"
 
-// maxKey is the length of the longest key in bytes, because PostgreSQL has no index on longer
-// values. A longer key is backend.ErrInvalid.
+// maxKey is the length in bytes of the longest key. PostgreSQL cannot index much longer values. For
+// a longer key, the error is backend.ErrInvalid.
 const maxKey = 2000
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
@@ -89,38 +89,38 @@ type Options struct {
 	Client hasp.Options
 
 	// Schema and Table name the table of the locks. All clients that share locks must use the same
-	// names. Case matters. The default of Schema is the schema in the search path that has the
-	// table, or else the first schema of the search path.
+	// names. The names are case-sensitive. The default of Schema is the schema in the search path
+	// that has the table, or else the first schema of the search path.
 	Schema, Table string
 }
 
 // driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
 type driver struct {
 	pool    *pgxpool.Pool
-	own     bool    // Close closes the pool
-	options Options // as they were passed
+	own     bool    // true if Close closes the pool
+	options Options // as passed, with the default of Table
 	sql     *statements
-	channel string      // of the NOTIFY messages that releases send
-	bouncer atomic.Bool // a pooler shares sessions, so nothing may be left in them
+	channel string      // the channel of the messages that releases send
+	bouncer atomic.Bool // true if a pooler shares sessions, so that nothing may be left in them
 
-	// takes bounds the attempts in flight, so that releases get a connection even if attempts wait
-	// for rows that other transactions have locked.
+	// The channel takes limits the attempts in flight, so that releases get a connection even if
+	// attempts wait for rows that other transactions have locked.
 	takes chan struct{}
 
-	// others bounds all statements except renewals, so that a renewal never waits for a connection
-	// behind the releases of a busy Client.
+	// The channel others limits all statements except renewals, so that a renewal never waits for a
+	// connection behind the releases of a busy Client.
 	others chan struct{}
 
 	guards   guards
 	health   health
 	listener listener
 
-	// nextSweep is a UnixNano before which this driver does not sweep.
+	// nextSweep is the earliest time, as a UnixNano, at which this driver sweeps again.
 	nextSweep atomic.Int64
 
 	closing context.Context // ends when Close begins
 	stop    context.CancelFunc
-	wg      sync.WaitGroup // of the driver's goroutines
+	wg      sync.WaitGroup // counts the driver's goroutines
 }
 
 var (
@@ -131,9 +131,9 @@ var (
 
 // New returns a Client whose locks are in the database of pool. It calls the database to find the
 // table, and creates the table if there is none. If the database cannot be used, the error says
-// what to do, without a password. If pool is nil or o is out of range, the error is
-// hasp.ErrInvalid. The pool remains the caller's: Close does not close it. While callers wait, the
-// Client makes one more connection with the settings of the pool.
+// what to do, and contains no password. If pool is nil or a value in o is out of range, the error
+// is hasp.ErrInvalid. Close does not close the pool, which remains the caller's. While callers
+// wait, the Client has one connection outside the pool, with the pool's settings.
 func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(ctx, pool, o)
@@ -143,8 +143,8 @@ func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*hasp.Client, err
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New].
+// NewDriver returns the driver of New without a Client, for the conformance suite or for a wrapper
+// that is passed to [hasp.New].
 func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Driver, error) {
 	if pool == nil {
 		return nil, fmt.Errorf("pglock: %w: pool is nil", hasp.ErrInvalid)
@@ -163,7 +163,7 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 
 func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
 	size := int(pool.Config().MaxConns)
-	kept := max(size/8, 1) // connections for renewals only; attempts leave as many more to releases
+	kept := max(size/8, 1) // connections for renewals only; attempts leave as many to releases
 	d := &driver{pool: pool, own: own, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
@@ -172,8 +172,8 @@ func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
 	return d
 }
 
-// Traits reports that the driver excludes all clients of the same table, grants fences, and
-// obeys KeepUntil and Shared. Its calls end promptly.
+// Traits reports that the driver excludes all clients of the same table, grants fences, obeys
+// KeepUntil and Shared, and ends each call soon after the call's context.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
@@ -188,7 +188,7 @@ func (d *driver) Close() error {
 	if d.own {
 		closed := make(chan struct{})
 		go func() {
-			d.pool.Close() // may block, because each connection tells the server
+			d.pool.Close() // may block, because each connection tells the server that it ends
 			close(closed)
 		}()
 		select {
@@ -201,12 +201,12 @@ func (d *driver) Close() error {
 }
 
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a writer
-// waits for their end. If this caller will wait, Acquire marks the row, so that a release wakes it.
+// waits. If a refused caller will wait, Acquire marks the row, so that a release wakes the caller.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began := time.Now()
 	if err := takeSlot(ctx, d.takes); err != nil {
 		if answered, _ := d.health.last(); c.WillRetry && time.Since(began) >= c.Timeout/2 && answered.After(began) {
-			err = &backend.HeldError{} // no outage: slots are scarce, and the server answers others
+			err = &backend.HeldError{} // this is no outage, because the server answers calls that have slots
 		}
 		return backend.Grant{}, err
 	}
@@ -215,17 +215,17 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	for {
 		g, last, err := d.take(ctx, c)
 		if err == backend.ErrHeld && c.WillRetry {
-			// Try again: another caller has taken the key during the attempt, as often happens
-			// after a release. A second attempt shows whether the row is marked already, and who
-			// holds the key.
+			// Try again, because another caller has taken the key during the attempt, as often
+			// happens after a release. The second attempt shows whether the row is marked already,
+			// and who holds the key.
 			g, last, err = d.take(ctx, c)
 		}
 		if !errors.Is(err, backend.ErrHeld) || !c.WillRetry || last.blocked {
 			return g, err
 		}
 
-		// Mark the row before the caller sleeps. If a release has come before the mark, markErr is
-		// errNoRow, because the key is free.
+		// Mark the row before the caller sleeps. If the key was released before the mark, markErr
+		// is errNoRow, and the loop makes another attempt.
 		switch markErr := d.mark(ctx, c, last.marked, err); {
 		case markErr == nil:
 			return g, err
@@ -238,9 +238,9 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 }
 
-// mark makes each release in the next 3 s wake the callers that wait. If c is a writer that waits
-// for readers, mark also keeps out new readers for this time, or until a Release of c's token. If
-// marked is true, the row is marked already.
+// mark makes each release of c.Key in the next 3 s wake the callers that wait. If c is exclusive
+// and shared holds have refused it, mark also keeps out new shared holds for these 3 s, or until a
+// Release with c's token. The parameter marked says whether the row is marked already.
 func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
 	var held *backend.HeldError
 	intends := errors.As(refusal, &held) && held.Shared && !c.Shared
@@ -267,30 +267,30 @@ type refusal struct {
 	blocked bool // another transaction has locked the row of a free key
 }
 
-// How long a statement waits, and keeps its connection, for a row that another transaction has
-// locked.
+// These constants say how long a statement waits for a row that another transaction has locked.
+// Meanwhile the statement keeps its connection.
 const (
-	// maxBlocked is for an attempt. The commits of other attempts are faster, but a transaction
-	// that guards a write of the last holder may be slower.
+	// maxBlocked is for an attempt. Other attempts commit in less time, but a transaction that
+	// guards a write of the last holder may take longer.
 	maxBlocked = 50 * time.Millisecond
 
-	// stillBlocked is for an attempt at a key that is known to be guarded, and for an attempt while
-	// all slots of takes are used. Such callers poll, so that they leave connections to the others.
+	// stillBlocked is for an attempt at a key that is known to be guarded, or while the channel
+	// takes is full. The callers of these attempts poll, so they leave connections to others.
 	stillBlocked = time.Millisecond
 
-	// maxRenewBlocked is for renewals and breaks, which a guard does not block. It is also for an
-	// attempt after the method blocked has found no guard.
+	// maxRenewBlocked is for renewals and breaks, which a guard does not block. An attempt also
+	// uses it after the method blocked has found no guard.
 	maxRenewBlocked = time.Second
 )
 
-// heldError returns the error about a hold. Left is in microseconds, or nil if the hold has no
-// end.
+// heldError returns the error about a hold. The parameter left is the rest of its term in
+// microseconds, or nil if the term has no end.
 func heldError(owner string, shared bool, left *int64) *backend.HeldError {
 	return &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
 }
 
-// unhex returns the bytes of an owner or a key, which the statements encode. If text is not
-// hexadecimal, unhex returns it as it is, because someone may have changed the value by hand.
+// unhex decodes an owner or a key, which the statements return in hexadecimal. If text is not
+// hexadecimal, unhex returns it unchanged, because someone may have changed the value by hand.
 func unhex(text string) string {
 	b, err := hex.DecodeString(text)
 	if err != nil {
@@ -299,7 +299,7 @@ func unhex(text string) string {
 	return string(b)
 }
 
-// term returns the rest of a term, given in microseconds, or -1 if left is nil, which means no end.
+// term converts left from microseconds. If left is nil, the hold has no end, and term returns -1.
 func term(left *int64) time.Duration {
 	if left == nil {
 		return -1
@@ -309,15 +309,15 @@ func term(left *int64) time.Duration {
 }
 
 // guards records the free keys whose rows other transactions have locked, and since when. A key is
-// removed when an attempt at it has another outcome.
+// removed when an attempt at it ends without a lock timeout.
 type guards struct {
-	mu    sync.Mutex // guards since
+	mu    sync.Mutex // guards the map since
 	since map[string]time.Time
 }
 
 const (
-	maxGuards   = 256         // the most keys; when there are more, all are forgotten
-	longestRest = time.Second // between two attempts at a guarded key
+	maxGuards   = 256         // how many keys are recorded; when there are more, all are forgotten
+	longestRest = time.Second // the longest time between two attempts at a guarded key
 )
 
 func (g *guards) has(key string) bool {
@@ -332,8 +332,8 @@ func (g *guards) forget(key string) {
 	delete(g.since, key)
 }
 
-// refusal records that key is guarded. RetryAfter makes the caller ask again, because the end of a
-// guard wakes no caller. RetryAfter grows with the time for which the guard has lasted.
+// refusal records that the key is guarded, and returns the error. The end of a guard wakes no
+// caller, so RetryAfter makes the caller ask again. It grows with the age of the guard.
 func (g *guards) refusal(key string) *backend.HeldError {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -366,12 +366,12 @@ func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 		if err != nil && !(most < maxRenewBlocked && joinable(c, err)) {
 			return backend.Grant{}, last, err
 		}
-		most = maxRenewBlocked // nothing guards the row
+		most = maxRenewBlocked // no transaction guards the row
 	}
 }
 
-// joinable reports whether err is about a shared hold that c can join. Only callers that join or
-// leave lock the row of such a hold, and only until they commit.
+// joinable reports whether err is about a shared hold that c can join. Only calls that join or
+// leave such a hold lock its row, and they commit at once.
 func joinable(c backend.Claim, err error) bool {
 	var held *backend.HeldError
 	return c.Shared && errors.As(err, &held) && held.Shared
@@ -380,7 +380,7 @@ func joinable(c backend.Claim, err error) bool {
 // takeOnce sends one statement for take.
 func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
 	if end, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(end)/2) // leave time for the call of blocked
+		most = min(most, time.Until(end)/2) // leave time to call the method blocked
 	}
 	sql := d.sql.take
 	if c.Shared {
@@ -411,12 +411,12 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 	return backend.Grant{Fence: uint64(*fence)}, refusal{}, nil
 }
 
-// blocked returns why an attempt has waited too long for a lock of PostgreSQL, and so has changed
-// nothing. If another transaction has locked the row, row is true: the key counts as held. If a
-// statement such as CREATE INDEX locks the whole table, the error is an outage, because no lock can
-// be taken or renewed. A table lock ends an attempt only if the server, the role or the database
-// has a lock_timeout, because the attempt sets its own only after PostgreSQL has locked the table.
-// If the lock was another one, or is gone, blocked returns false and nil: the caller must retry.
+// blocked returns why an attempt has timed out on a lock of PostgreSQL. That attempt has changed
+// nothing. If another transaction has locked the row, row is true, and the error is a HeldError. If
+// a statement such as CREATE INDEX locks the table, the error is an outage, because no key can be
+// taken or renewed. A table lock ends an attempt only if the server, the role or the database has a
+// lock_timeout, because the attempt sets its own after it has the table. If it was another lock, or
+// the lock is gone, blocked returns false and nil, and the caller must retry.
 func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
 	var (
 		held, shared, table bool
@@ -441,8 +441,8 @@ func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row b
 	return false, nil
 }
 
-// Renew raises the term of each hold to at least its claim's TTL. One statement renews all
-// exclusive holds, and another one all shared holds.
+// Renew makes the term of each hold last for at least the TTL of its claim. One statement renews
+// all exclusive holds, and another statement renews all shared holds.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var exclusive, shared []int
 	for i, c := range cs {
@@ -456,7 +456,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	d.renew(ctx, d.sql.renewShared, cs, shared, done)
 }
 
-// renew renews the claims of cs with these indexes.
+// renew renews some of the claims in cs. The slice which has their indexes.
 func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, which []int, done func(i int, g backend.Grant, err error)) {
 	if len(which) == 0 {
 		return
@@ -489,7 +489,7 @@ func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 }
 
 // Release frees c.Key and wakes the callers that wait for it. If c.KeepUntil is set, the key stays
-// taken until that time. A release of a shared hold leaves the other shared holds.
+// taken until that time. A release of a shared hold does not affect the other shared holds.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if checkKey(c.Key) != nil {
 		return backend.ErrLost
@@ -506,8 +506,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		err = d.exec(ctx, d.sql.release, key, c.Token, while, d.channel, message, wait)
 
-		// The token may belong to a writer that has waited. Then remove its mark, which keeps
-		// readers out.
+		// The token may belong to a writer that has waited. If so, remove the writer's mark, which
+		// keeps readers out.
 		if errors.Is(err, errNoRow) {
 			err = d.exec(ctx, d.sql.unmark, key, c.Token, d.channel, message, wait)
 			if err == nil {

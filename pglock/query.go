@@ -15,7 +15,7 @@ import (
 // errNoRow says that a statement returned no row.
 var errNoRow = errors.New("pglock: no row")
 
-// Codes of PostgreSQL's errors.
+// These are SQLSTATE codes of PostgreSQL's errors.
 const (
 	serializationFailure = "40001"
 	deadlockDetected     = "40P01"
@@ -39,18 +39,18 @@ func code(err error) string {
 
 func isLockTimeout(err error) bool { return code(err) == lockNotAvailable }
 
-// isConflict reports whether PostgreSQL has undone a statement because of another one.
+// isConflict reports whether PostgreSQL has undone a statement because of another statement.
 func isConflict(err error) bool {
 	c := code(err)
 	return c == serializationFailure || c == deadlockDetected
 }
 
-// maxConflicts bounds how often a statement is repeated. In each conflict another statement was
-// carried out, so many in a row are unlikely.
+// maxConflicts bounds how often a statement is repeated after conflicts. In each conflict another
+// statement has succeeded, so a statement is unlikely to have many conflicts in a row.
 const maxConflicts = 10
 
-// query is queryUnbounded for every statement except a renewal: it waits for a slot of
-// d.others, so that renewals always find a connection.
+// query does what queryUnbounded does, but first waits for a slot of d.others. Every statement
+// except a renewal uses query, so that renewals always find a connection.
 func (d *driver) query(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
 	if err := takeSlot(ctx, d.others); err != nil {
 		return err
@@ -59,13 +59,13 @@ func (d *driver) query(ctx context.Context, sql string, scan func(pgx.Rows) erro
 	return d.queryUnbounded(ctx, sql, scan, args...)
 }
 
-// queryUnbounded runs a statement and calls scan for each row, without waiting for a slot.
-// Without a row the error is errNoRow.
+// queryUnbounded runs a statement and calls scan for each row, without waiting for a slot. If there
+// is no row, the error is errNoRow.
 //
-// It repeats a statement that has certainly changed nothing: PostgreSQL has undone it because of a
-// conflict, or the table is missing. Conflicts are deadlocks and, if the default isolation level is
-// above read committed, serialization failures. After any other error the statement is not
-// repeated, because it may have been carried out.
+// It repeats a statement that has certainly changed nothing, because PostgreSQL has undone it after
+// a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
+// isolation level is above read committed, serialization failures. After any other error the
+// statement is not repeated, because it may have been carried out.
 func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
 	for conflicts, made := 0, false; ; {
 		err := d.queryOnce(ctx, sql, scan, args)
@@ -73,7 +73,7 @@ func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
 			conflicts++
 		case code(err) == undefinedTable && !made && ctx.Err() == nil:
-			// Make the table again: the database has lost it, or another database answers now.
+			// Make the table again. It was dropped, or another database answers now.
 			made = true
 			if d.makeTable(ctx) != nil {
 				return err
@@ -84,7 +84,7 @@ func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 	}
 }
 
-// exec is query, but ignores the values of the rows.
+// exec does what query does, but ignores the values of the rows.
 func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
 	return d.query(ctx, sql, func(pgx.Rows) error { return nil }, args...)
 }
@@ -102,12 +102,12 @@ func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 
 	if n := len(args) - 1; n >= 0 {
 		if most, ok := args[n].(lockWait); ok {
-			args = append(slices.Clip(args[:n]), most.timeout(ctx)) // a copy, because a retry needs args
+			args = append(slices.Clip(args[:n]), most.timeout(ctx)) // append to a copy, because a retry needs args
 		}
 	}
 	if _, doubt := d.health.last(); d.bouncer.Load() || time.Since(doubt) < time.Minute {
-		// Do not prepare the statement, which takes a second round trip: over a slow link, each new
-		// connection would fail with its first statement.
+		// Do not prepare the statement, because that takes a second round trip. Over a slow link,
+		// the first statement on each new connection would fail.
 		args = append([]any{pgx.QueryExecModeExec}, args...)
 	}
 	rows, err := c.Conn().Query(ctx, sql, args...)
@@ -121,7 +121,7 @@ func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 			return err
 		}
 	}
-	rows.Close() // the statement has ended, and rows.Err is its outcome
+	rows.Close() // after this, rows.Err returns the outcome of the statement
 	switch err := rows.Err(); {
 	case err != nil:
 		return d.failed(c.Conn(), err)
@@ -138,10 +138,10 @@ func hangUp(c *pgx.Conn) {
 	c.Close(ctx)
 }
 
-// The method failed returns the error of a statement.
+// The method failed returns err, the error of a statement, in one line.
 func (d *driver) failed(c *pgx.Conn, err error) error {
 	if code(err) == readOnlyTransaction {
-		// Connect again, because the server may be a former primary.
+		// End both connections to the server, because it may be a former primary.
 		hangUp(c)
 		d.listener.leave()
 		return fmt.Errorf("%w (%s)", err, hint(err))
@@ -150,8 +150,8 @@ func (d *driver) failed(c *pgx.Conn, err error) error {
 }
 
 // lockWait is how long a statement may wait for locks of PostgreSQL. It is the statement's last
-// argument. When the statement gets a connection, lockWait is cut at the caller's deadline. Without
-// this cut, the statement could be carried out long after the caller has left.
+// argument. When the statement gets a connection, the wait is shortened to end at the caller's
+// deadline. Otherwise the server could carry out the statement long after the caller has left.
 type lockWait time.Duration
 
 // timeout returns the value of lock_timeout.

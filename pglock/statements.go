@@ -10,14 +10,14 @@ import (
 //go:embed sql/*.sql
 var files embed.FS
 
-// statements are the texts of the files in sql, for one table.
+// statements has the SQL statements for one table, from the files in the directory sql.
 type statements struct {
-	name string // of the table, in quotes
+	name string // the name of the table, in quotes
 
 	table, take, join, blocked, mark, renew, renewShared, release, leave, unmark, breakKey, inspect, list, sweep string
 }
 
-// newStatements returns the statements for a table. If schema is empty, the search path decides.
+// newStatements returns the statements for a table. If schema is empty, the search path applies.
 func newStatements(schema, table string) *statements {
 	name := pgx.Identifier{table}.Sanitize()
 	if schema != "" {
@@ -41,8 +41,8 @@ func newStatements(schema, table string) *statements {
 	}
 }
 
-// withoutComments removes the comments, so that they are not sent. No string in the files
-// contains two dashes.
+// withoutComments removes the comments, so that they are not sent. Two dashes always begin a
+// comment, because no string in the files contains them.
 func withoutComments(sql string) string {
 	var b strings.Builder
 	for line := range strings.Lines(sql) {

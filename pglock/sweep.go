@@ -11,17 +11,17 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Times and numbers of the sweep.
 const (
-	sweepAge   = time.Hour   // rows unused for so long are deleted; see sweep.sql
-	sweepEvery = time.Minute // of all clients together, at most
-	sweepOneIn = 1000        // grants, on average, for one attempt to sweep
-	sweepBatch = 1000        // rows in one statement; see sweep.sql
+	sweepAge   = time.Hour   // how long a row must be unused before a sweep deletes it
+	sweepEvery = time.Minute // the shortest time between two sweeps, by any clients
+	sweepOneIn = 1000        // one grant of this many, on average, starts an attempt to sweep
+	sweepBatch = 1000        // how many rows one statement deletes, as sweep.sql says
 	sweepCall  = 10 * time.Second
 )
 
-// sweepSeldom is called after each grant. After some grants, at random, it deletes the rows of
-// unused keys. So programs that live for a second also do their part.
+// sweepSeldom is called after each grant. After one grant of 1,000, chosen at random, it deletes
+// the rows of unused keys. Because of this random choice, even programs that live only for a second
+// sweep sometimes.
 func (d *driver) sweepSeldom() {
 	now, next := time.Now(), d.nextSweep.Load()
 	if mathrand.N(sweepOneIn) != 0 || now.UnixNano() < next || d.closing.Err() != nil {
@@ -32,18 +32,18 @@ func (d *driver) sweepSeldom() {
 	}
 }
 
-// sweepInTurn sweeps unless a client has swept within the last minute. It takes a lock with a term
-// of a minute on the empty key, which no caller can use.
+// sweepInTurn sweeps unless a client has swept within the last minute. For that, it takes the empty
+// key, which no caller can use, for a term of a minute.
 func (d *driver) sweepInTurn(ctx context.Context) {
 	turn := backend.Claim{Token: rand.Text(), TTL: sweepEvery, Timeout: sweepCall}
 	within, cancel := context.WithTimeout(ctx, sweepCall)
 	defer cancel()
 	if _, err := d.Acquire(within, turn); err == nil {
-		_ = d.sweepAll(ctx, sweepAge) // a later sweep deletes what this one has not
+		_ = d.sweepAll(ctx, sweepAge) // a later sweep deletes the rows that this sweep leaves
 	}
 }
 
-// sweepAll deletes the rows of all keys that were not used for age.
+// sweepAll deletes the rows of all keys that were unused for longer than the duration age.
 func (d *driver) sweepAll(ctx context.Context, age time.Duration) error {
 	for n := int64(sweepBatch); n == sweepBatch; {
 		within, cancel := context.WithTimeout(ctx, sweepCall)

@@ -13,7 +13,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// minVersion is the oldest PostgreSQL, in the form of server_version_num.
+// minVersion is the oldest PostgreSQL that pglock accepts, as a server_version_num.
 const minVersion = 130000
 
 // columns are the columns of the table, with their types.
@@ -29,9 +29,9 @@ type found struct {
 	user     string
 	database string
 	current  string   // the first schema of the search path; empty if there is none
-	schema   string   // of the table; empty if there is no table
-	columns  []string // of the table
-	primary  bool     // its key is the primary key
+	schema   string   // the schema of the table; empty if there is no table
+	columns  []string // the columns of the table
+	primary  bool     // the column key is the primary key
 	rights   bool     // this user may use the table
 }
 
@@ -46,7 +46,7 @@ const find = `SELECT current_setting('server_version_num')::int, current_user::t
 FROM (SELECT to_regclass($1) AS oid) t
 	LEFT JOIN pg_class c ON c.oid = t.oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace`
 
-// check returns ErrInvalid if a name is impossible.
+// check returns ErrInvalid if a name is impossible, and sets the default of Table.
 func (o *Options) check() error {
 	for what, name := range map[string]string{"schema": o.Schema, "table": o.Table} {
 		if len(name) > 63 || strings.Contains(name, "\x00") {
@@ -59,7 +59,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// setUp finds the table, or creates it. Then the driver is ready.
+// setUp finds or creates the table, and prepares the statements for it.
 func (d *driver) setUp(ctx context.Context) error {
 	c, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -102,14 +102,14 @@ func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
 		return f, fmt.Errorf("%w: this server is PostgreSQL %d.%d: pglock needs version 13 or later", backend.ErrInvalid, f.version/10000, f.version%10000)
 	}
 	if code(err) == insufficientRights {
-		// The table may exist: PostgreSQL does not say so if the user may not use the schema.
+		// The table may exist, but PostgreSQL does not say so if the user may not use the schema.
 		return f, noRights(err, c.Config().User, d.options.Schema, d.options.Table)
 	}
 	return f, diagnose(err)
 }
 
-// noRights returns the error of a user who may not create the table. It has all statements that
-// someone else may have to run.
+// noRights returns the error of a user who may not create the table. The error has all statements
+// that someone else may have to run.
 func noRights(err error, user, schema, table string) error {
 	ddl := strings.Join(strings.Fields(newStatements(schema, table).table), " ")
 	s, t, u := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{schema, table}.Sanitize(), pgx.Identifier{user}.Sanitize()
@@ -150,7 +150,7 @@ func (d *driver) makeTable(ctx context.Context) error {
 	return err
 }
 
-// check returns an error if the table is not one of hasp's locks, or if the user may not use it.
+// check returns an error if the table is not for hasp's locks, or if the user may not use it.
 func (f found) check(table string) error {
 	name := pgx.Identifier{f.schema, table}.Sanitize()
 	switch {
@@ -165,11 +165,11 @@ func (f found) check(table string) error {
 	return nil
 }
 
-// notice finds out whether a connection pooler is between the driver and the server. If so, the
-// server process is not the one that the connection began with. If there is no pooler and own is
-// set, notice sets the session's isolation level to read committed, which has fewest conflicts, and
-// its lock_timeout to 0. With another lock_timeout, a wait for a table lock could end with the same
-// error as a wait for a row: see blocked.
+// notice finds out whether a connection pooler is between the driver and the server. If there is a
+// pooler, the answer comes from another server process than the one that was named when the
+// connection began. If there is no pooler and own is set, notice sets the session's isolation level
+// to read committed, which has the fewest conflicts, and lock_timeout to 0. Otherwise a wait for a
+// table lock could end with the same error as a wait for a row (see blocked).
 func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
 		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) END`

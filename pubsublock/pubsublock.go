@@ -1,17 +1,16 @@
 // Package pubsublock implements locks on one Redis whose releases are published to the waiters.
-// Services in Java can share such a lock, because Redisson's RLock works in the same way.
+// Services in Java can share these locks, because Redisson's RLock works in the same way.
 //
 // # Guarantees
 //
 // A key has one holder at a time, as long as the Redis keeps its data and its clock does not step
-// by more than backend.Drift. Otherwise, the fence protects the resource. Waiters of different
-// processes get the key in no particular order. A Redis that fails over to a replica may lose its
-// newest writes, and a lock with them; replicas=N makes such a loss rarer. See docs/redis.md.
+// by more than backend.Drift. If this fails, only the fence protects the resource. Waiters of
+// different processes get the key in no particular order. A Redis that fails over to a replica may
+// lose its newest writes, and with them a lock. replicas=N makes this rarer. See docs/redis.md.
 //
-// A release wakes the waiters. They also try once a second, and when the holder's term ends. So
-// after a lost message, with a half-open connection, or after a release without a message, they
-// notice the free key within a second. Until then, other programs that poll more often may take the
-// key.
+// A release wakes the waiters. Waiters also try once a second, and when the holder's term ends. So
+// if a message is lost or not sent, or if a connection is half-open, they notice the free key
+// within a second. Until then, other programs that poll more often may take the key.
 //
 // # Cost
 //
@@ -45,11 +44,11 @@
 // contains an opening brace, the name has no braces around the key. On a cluster of Redis 7 or
 // later the channel is sharded, as Redisson's is. If braces in the key would put that channel into
 // another slot than the key, the channel is hasp:{tag}:channel:key. If the Redis user may not
-// publish, the key is freed without a message. If it may not subscribe, waiters poll.
+// publish, the key is freed without a message. If the user may not subscribe, waiters poll.
 //
 // A shared lock is the sorted set that package spinlock describes, so readers with either strategy
-// share a key. Redisson receives WRONGTYPE on such a key, an exception instead of "held". Only the
-// release of the last holder is published.
+// share a key. Redisson receives WRONGTYPE for a shared lock, which is an exception instead of
+// "held". Only the release of the last holder is published.
 //
 // A writer that waits for readers stores an intent for 3 seconds: the string hasp:{tag}:intent:key,
 // whose value is the writer's token. The intent works like the intent of spinlock, except that a
@@ -105,9 +104,9 @@ type driver struct {
 	channel  string // the prefix of the channels' names
 	fenceTTL string // Options.FenceTTL in ms
 
-	// crowds holds how many connections received the message of this driver's last release of a
-	// key. One is probably this driver's own. The driver lets the Clients at the other connections
-	// get the key first.
+	// crowds holds, for each key, how many connections received the message when this driver last
+	// released the key. One of them is probably this driver's own. The driver lets the Clients at
+	// the other connections get the key first.
 	crowds memory[int]
 
 	// intents holds the keys at which this driver may have stored an intent.
@@ -122,8 +121,8 @@ var (
 )
 
 // New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a
-// cluster, or of the master that sentinels name. A redis.Ring does not fit, because it moves keys
-// to other servers while one is down. rdb remains the caller's: Close does not close it, and its
+// cluster, or of the master that sentinels name. It must not be a redis.Ring, which moves keys to
+// other servers while one is down. rdb remains the caller's, so Close does not close it. Its
 // settings stay as they are, except that hasp's commands are not retried. If rdb is nil or o is out
 // of range, the error is hasp.ErrInvalid.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
@@ -135,8 +134,8 @@ func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New].
+// NewDriver returns only the driver that New would use. It is for the conformance suite, or for a
+// wrapper that is passed to [hasp.New].
 func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("pubsublock: %w: client is nil", hasp.ErrInvalid)
@@ -189,7 +188,7 @@ func (d *driver) Traits() backend.Traits {
 // all other connections as well.
 func (d *driver) Close() error { return d.store.Close() }
 
-// The scripts. The header of each describes its arguments and replies.
+// scripts has the scripts. The header of each one describes its arguments and replies.
 //
 //go:embed *.lua
 var scripts embed.FS
@@ -203,7 +202,7 @@ var (
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also takes a key that readers
 // hold, unless there is an intent. If the claim is a writer that waits for readers, Acquire stores
-// an intent. The first time, it needs a second command for that.
+// an intent. At the first refusal by readers, this takes a second command.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Shared {
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
@@ -222,7 +221,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		}
 	}
 	if noted && redis.HasErrorPrefix(err, "NOPERM") {
-		// Try without an intent, which this user may not store. Readers may come first.
+		// Try again without an intent, which this user may not store. Readers may then come first.
 		d.intents.forget(c.Key)
 		noted = false
 		g, err = d.ask(ctx, c, false)
@@ -283,7 +282,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		Keys: keys,
 		Args: []string{c.Token + redisstore.Mark, c.Owner, rest, name, publish},
 	})
-	// The key is free, even if the message has reached no waiter: waiters retry within a second.
+	// Return no error if the message has reached no waiter, because waiters retry within a second.
 	if owned, ok := reply.(int64); ok && owned > 0 {
 		if reached := int(owned - 1); reached > maxAlone && rest == "" {
 			d.crowds.note(c.Key, reached)
@@ -298,7 +297,7 @@ func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) err
 	return d.store.Recalls(ctx, id, f)
 }
 
-// Inspect returns the holder of key. The driver does not record Since and the waiters. A holder
+// Inspect returns the holder of key. The driver records neither Since nor the waiters. A holder
 // that does not use hasp has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)
@@ -335,8 +334,9 @@ func (d *driver) channelOf(ctx context.Context, key string) (name, publish strin
 	return channel(d.channel, key, false), "publish"
 }
 
-// channel returns Redisson's name of the channel of key. But a sharded channel must be in the slot
-// of the lock. If Redisson's name is in another slot, channel returns a name of hasp's.
+// channel returns the name that Redisson gives to the channel of key. But a sharded channel must be
+// in the slot of the lock. If Redisson's name is in another slot, channel returns a name that hasp
+// derives.
 func channel(prefix, key string, sharded bool) string {
 	lock := redisstore.LockKey(key)
 	name := prefix + ":{" + lock + "}"

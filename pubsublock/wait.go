@@ -10,24 +10,24 @@ import (
 )
 
 // A writer that waits for readers stores an intent, which keeps out new readers. The driver passes
-// the intent's key to a script only if readers have refused the driver at that key before. So keys
-// without readers cost no more.
+// the intent's key to a script only if readers have refused the driver at that key before. So an
+// intent costs nothing for keys without readers.
 const (
 	intentTTL  = 3 * time.Second         // the writer repeats the intent once a second
 	intendsFor = intentTTL + time.Second // how long after a refusal the driver passes the intent's key
 )
 
-// These bound how long the method published holds back a message for the turns of other Clients.
+// These limit how long the method published delays a wake-up for the turns of other Clients.
 const (
 	minDelay = 200 * time.Microsecond // a shorter delay is not worth a timer
 	oneDelay = 10 * time.Millisecond  // the most for one turn of another Client
 	maxDelay = 100 * time.Millisecond // the most for all turns together
 
-	crowdFor = 250 * time.Millisecond // how long after a release the count in crowds can delay this driver's next caller
+	crowdFor = 250 * time.Millisecond // how long after a release the noted count can delay this driver's next caller
 	maxAlone = 2                      // if only one Client waits, a message reaches at most its connection and this driver's own
 )
 
-// listening is one caller that listens.
+// listening is one call of Listen.
 type listening struct {
 	wake chan struct{} // see backend.Waker
 
@@ -72,17 +72,17 @@ func (l *listening) published(string, bool) {
 func (l *listening) signal() {
 	select {
 	case l.wake <- struct{}{}:
-	default: // wake has a signal already, and the attempt that it causes begins after this release too
+	default: // wake already has a signal, whose attempt also begins after this release
 	}
 }
 
 // delay returns how long to leave the key to other Clients after a message. Redis sends messages to
-// subscribers in a fixed order, so if all attempted at once, one of them would take the key again
-// and again. So a Client with n turns before its own waits for n·min(since/8, oneDelay), where
-// since is the time since the last message. The delay is also at most since/2 and maxDelay, because
-// the key stays free if those Clients have left.
+// subscribers in a fixed order, so if all made an attempt at once, the same one would take the key
+// each time. So a Client waits for n·min(since/8, oneDelay), where n is the number of turns before
+// its own, and since is the time since the last message. The delay is at most since/2 and at most
+// maxDelay, because the key stays free in this time if the other Clients have left.
 func (l *listening) delay(now time.Time) time.Duration {
-	since := now.Sub(l.woken) // a turn of another Client
+	since := now.Sub(l.woken) // how long the turn of another Client took
 	l.woken, l.ahead = now, max(l.ahead-1, 0)
 	return min(time.Duration(l.ahead)*min(since/8, oneDelay), since/2, maxDelay)
 }
@@ -99,21 +99,21 @@ type note[T any] struct {
 }
 
 // maxNoted is the most keys that a memory holds. After a key is forgotten, its intent stays until
-// it expires, and one Client may take the key more often than the others.
+// the intent expires, and one Client may take the key more often than the others.
 const maxNoted = 256
 
 func (m *memory[T]) note(key string, what T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 
-	// Forget all keys: those in use are soon noted again.
+	// Forget all keys, because those in use are soon noted again.
 	if m.noted == nil || len(m.noted) >= maxNoted {
 		m.noted = map[string]note[T]{}
 	}
 	m.noted[key] = note[T]{what, time.Now()}
 }
 
-// get returns what was noted about key, if that was not longer ago than within.
+// get returns what was noted about key. ok is false if that was longer ago than the given time.
 func (m *memory[T]) get(key string, within time.Duration) (what T, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

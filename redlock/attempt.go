@@ -16,13 +16,13 @@ const (
 	// noLead is the lead of an attempt that asks all nodes at once.
 	noLead = -1
 
-	// leadTimeout is the minimum time that an attempt waits for the lead.
+	// leadTimeout is the smallest limit on the time that an attempt waits for the lead.
 	leadTimeout = 20 * time.Millisecond
 )
 
 var errNotAsked = errors.New("not asked")
 
-// attempt is one vote of the nodes on a key, and the hold that it wins.
+// attempt is one try to take a key by a vote of the nodes. If it wins, it is also the hold.
 //
 // Each attempt has a record of its own, token#owner or token~n#owner, so that the clean-up of
 // one attempt never removes a vote for another attempt with the same token.
@@ -31,25 +31,25 @@ type attempt struct {
 	c       backend.Claim
 	lockKey string // the name of c.Key on the nodes
 	record  string
-	prefix  string // the start of record; proves that a record belongs to this attempt
-	again   bool   // an attempt with this token came before
+	prefix  string // the start of record; no record of another attempt begins with it
+	again   bool   // an earlier attempt had the same token
 	began   time.Time
 	ballot  *ballot
 
 	commands [][]string // the commands of sendPlain
 
 	lead      int           // the node that is asked first, or noLead
-	place     *queueState   // for the queue on the lead: who the caller is, and the lead's answer
+	place     *queueState   // the caller's name in the queue on the lead, and the lead's answer
 	leadVoted chan struct{} // closed when the lead has voted
 	leadYes   bool          // the lead has voted yes; set before leadVoted is closed
 	leadErr   error         // why the lead does not vote; set before leadVoted is closed
 
 	// The driver's mu guards the fields below.
 	on       []onNode  // one element for each node
-	fence    uint64    // of the hold, written to a quorum; 0 if the hold has none
+	fence    uint64    // the fence of the hold; 0 if the hold has none
 	failed   bool      // the attempt holds nothing, so each node must release the record
 	released bool      // Release was called, so no command may write the record again
-	expiry   time.Time // when the record has expired on every node
+	expiry   time.Time // when the record will have expired on every node
 }
 
 // onNode is the driver's knowledge about an attempt's record on one node.
@@ -89,9 +89,9 @@ func (d *driver) newAttempt(c backend.Claim, number, lead int, p *queueState) *a
 	return a
 }
 
-// tryAcquire makes the nodes vote, and returns as soon as the votes decide the
-// result. Calls that are still in flight then continue. If the attempt has failed,
-// each of these calls releases its record when it ends.
+// tryAcquire makes the nodes vote, and returns as soon as the votes decide the result. Calls in
+// flight continue after that. If the attempt has failed, the records that these calls may have
+// written are released when the calls end.
 func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int, p *queueState) (backend.Grant, error) {
 	if err := d.checkTTL(c.TTL); err != nil {
 		return backend.Grant{}, err
@@ -124,16 +124,16 @@ func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 	return g, err
 }
 
-// errLate is the error of an attempt that won too late.
+// errLate is the error of an attempt that won after its term had ended.
 var errLate = fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
 
 // won reports whether redsync has counted a quorum of votes within the term. It returns false if
-// the ballot is decided, redsync gives up, or ctx ends. won also refuses the attempt if a quorum
-// has voted, but a win would need a node that is silent for longer than usual. Otherwise the votes
-// for this attempt would block other callers while that node hangs.
+// the ballot is decided first, redsync gives up, or ctx ends. won refuses the attempt if a quorum
+// has voted, but a win would need a node that has not answered in the usual time. Otherwise the
+// votes for this attempt would block other callers while that node hangs.
 func (a *attempt) won(ctx context.Context) bool {
-	counted := make(chan error, 1) // has room, because won may return first
-	// Do not pass ctx, because a call that ctx ends could not learn whether it has taken the key.
+	counted := make(chan error, 1) // has room for one, because won may return before redsync
+	// Do not pass ctx, because the driver must learn whether a call has taken the key.
 	a.d.work.Go(func() { counted <- a.redsyncMutex().TryLockContext(context.Background()) })
 
 	patience := a.d.patience()
@@ -152,9 +152,9 @@ func (a *attempt) won(ctx context.Context) bool {
 	}
 }
 
-// register adds an attempt to d.attempts, where it stays while its commands are in
-// flight or its hold lasts. It counts the caller as work that Close waits for. It
-// returns false if Close has begun.
+// register adds an attempt to d.attempts, where the attempt stays while its commands are in flight
+// or its hold lasts. register counts the caller as work that Close waits for, and returns false if
+// Close has begun.
 func (d *driver) register(a *attempt) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -165,8 +165,8 @@ func (d *driver) register(a *attempt) bool {
 	// A later attempt with the same token replaces the entry that forgetLocked has left.
 	d.attempts[a.c.Token] = a
 
-	// Remove holds that expired without a Release. The next sweep comes when the map has twice as
-	// many attempts as now, so the average cost for each attempt is constant.
+	// Remove holds that expired without a Release. The next sweep follows when the map has over
+	// twice as many attempts as this sweep leaves, so the average cost of an attempt is constant.
 	if len(d.attempts) >= d.sweepAt {
 		now := time.Now()
 		for token, old := range d.attempts {
@@ -187,16 +187,16 @@ func (a *attempt) grant(ctx context.Context) (g backend.Grant, err error) {
 			return backend.Grant{}, err
 		}
 	}
-	// Check the term again: redsync's check leaves out the time for the lead's vote and for the fence.
+	// Check the term again, because redsync leaves out the time for the lead's vote and the fence.
 	if time.Since(a.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
 		return backend.Grant{}, errLate
 	}
 	return g, nil
 }
 
-// askLead asks the lead for its vote before the other nodes. It returns true if
-// redsync must ask the others, because the lead has voted yes or has not answered in
-// time. If the lead is the only node, redsync still counts its vote.
+// askLead asks the lead for its vote before the other nodes. It returns true if redsync must count
+// votes, because the lead has voted yes or has not answered in time. redsync asks the other nodes,
+// if there are any, and also counts the lead's vote.
 func (a *attempt) askLead(ctx context.Context) bool {
 	a.d.work.Go(func() { _, _ = a.askNode(a.lead) })
 
@@ -210,8 +210,8 @@ func (a *attempt) askLead(ctx context.Context) bool {
 		if n.needed() {
 			break // there is no quorum without this node
 		}
-		// Do not let the ballot wait for this vote, because rivals may split the votes of the
-		// others.
+		// Count this vote as unknown for now. If rivals split the other votes, the ballot would
+		// otherwise wait for the lead.
 		a.ballot.cast(a.lead, unknown, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 	case <-ctx.Done():
 		a.ballot.decide(abandoned)
@@ -234,29 +234,29 @@ func (a *attempt) askLead(ctx context.Context) bool {
 func (a *attempt) leadVote() (bool, error) {
 	select {
 	case <-a.leadVoted:
-		return a.leadYes, a.leadErr // without its error, redsync would count the lead as a refusal
+		return a.leadYes, a.leadErr // without leadErr, redsync would count a refusal
 	// The ballot may be decided before the lead votes.
 	case <-a.ballot.done:
 		return false, errNotAsked
 	}
 }
 
-// askNode asks node i for its vote and casts it. It is called once for each node.
+// askNode asks node i for its vote, and casts that vote. It is called at most once for each node.
 func (a *attempt) askNode(i int) (bool, error) {
 	n := a.d.nodes[i]
 	if err, hangs := n.suspicion(); hangs && !n.needed() {
-		// Do not let the ballot wait for a node that hangs, because the votes of this attempt would
-		// block other callers meanwhile.
+		// Do not let the ballot wait for a node that hangs, because the votes for this attempt
+		// would block other callers during that wait.
 		a.ballot.cast(i, unknown, err)
 	}
 
 	v, err := n.requestVote(a)
 	if v == yes {
-		// Call prove before cast: a renewal may follow, and it counts only records that are proven.
+		// Call prove before cast, because a renewal may follow, and it counts only proven records.
 		a.prove(i, a.began, a.c.TTL, 0)
 	}
-	// If the lead refuses, end the attempt before other nodes vote. Decide the ballot before the
-	// vote is cast, because one no does not decide a ballot.
+	// If the lead refuses, end the attempt before other nodes vote. Decide the ballot here, because
+	// a single no does not decide it.
 	if i == a.lead && v == no {
 		a.ballot.decide(refused)
 	}
@@ -276,38 +276,38 @@ func (a *attempt) active() bool {
 	return !a.failed && !a.released
 }
 
-// settle records the outcome of the acquire on node i. If the attempt has failed
-// meanwhile, the node releases the record.
+// settle records the outcome of the call for the vote of node i. If the attempt has already failed,
+// settle starts the release of the record on that node.
 func (a *attempt) settle(i int, v vote, proposal uint64) {
 	d := a.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := &a.on[i]
 	r.mayHold, r.mayArrive, r.proposal = v == yes || v == unknown, v == unknown, proposal
-	// Set mayHold first: a Release that waits until inFlight is closed then reads mayHold.
+	// Close inFlight last, because a Release waits for that, and then reads mayHold.
 	close(r.inFlight)
-	// If cleanUp ran before this outcome was known, it did not release the record on this node.
+	// If cleanUp ran before this outcome was known, it has not released the record on this node.
 	if a.failed {
 		a.cleanUpLocked(i)
 	}
 }
 
-// forgetLocked records that a's token holds nothing. Commands in flight may still write and remove
-// records, so the nodes could report that the token holds the key. Meanwhile the driver itself
-// refuses renewals and releases of the token.
+// forgetLocked records that a's token holds nothing. Commands in flight may still write records, so
+// the nodes could report that the token holds the key. Until these commands have ended, the driver
+// itself refuses renewals and releases of the token.
 func (a *attempt) forgetLocked() {
 	a.d.attempts[a.c.Token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
 }
 
-// cleanUp ends an attempt that did not acquire the key, and releases its records. The driver itself
-// answers the engine's two releases after an unknown outcome, because otherwise an outage would
-// fill the nodes with releases.
+// cleanUp ends an attempt that did not acquire the key, and releases its records. After an unknown
+// outcome, the engine releases the token twice. The driver itself answers these releases, because
+// they would flood the nodes after an outage.
 func (a *attempt) cleanUp() {
 	d, token := a.d, a.c.Token
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// If a call to a node is in flight, settle sees failed and releases the record there.
+	// If a call to a node is in flight, settle later sees failed and releases the record there.
 	a.failed = true
 	left := false
 	for i := range d.nodes {
@@ -320,8 +320,8 @@ func (a *attempt) cleanUp() {
 		return
 	}
 	delete(d.attempts, token)
-	// Keep an entry for the token if nodes may have the record until their release arrives, or if
-	// late votes for earlier attempts with the token may come.
+	// Keep an entry for the token if nodes may have the record until the release arrives there, or
+	// if votes for earlier attempts with the token may still arrive.
 	if left || a.again || a.ballot.result() != refused {
 		a.forgetLocked()
 	}
@@ -339,7 +339,7 @@ func (a *attempt) cleanUpLocked(i int) {
 	}
 	r := &cleanup{c: a.c, call: releaseCall(a.c, a.prefix, channel)}
 	if a.takeRecordLocked(i, r) {
-		// Even if Close has begun, it waits for this goroutine, because the caller counts as work.
+		// Close waits for this goroutine in any case, because the caller counts as work.
 		a.d.work.Go(func() { _ = a.d.nodes[i].cleanUp(r) })
 	}
 }
@@ -350,7 +350,7 @@ func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
 	on := &a.on[i]
 	r.answers, r.until = 1, a.expiry
 	if on.mayArrive {
-		// Wait for two answers: the first release may overtake the command that writes the record.
+		// Wait for two answers, because the first release may overtake the write of the record.
 		r.answers = 2
 	}
 	mayHold := on.mayHold
@@ -358,8 +358,8 @@ func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
 	return mayHold
 }
 
-// settled returns a channel that is closed when no command in flight may still
-// write the record of a to node i.
+// settled returns a channel that is closed when the last command that writes a's record to node i
+// has ended.
 func (d *driver) settled(a *attempt, i int) <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -28,8 +28,8 @@ type verdict int
 const (
 	undecided verdict = iota
 	won               // a quorum voted yes
-	refused           // an attempt cannot win; a hold is lost
-	noQuorum          // too few nodes vote to decide
+	refused           // the attempt cannot win, or the hold is lost
+	noQuorum          // too few nodes vote for a decision
 	abandoned         // the caller stopped waiting
 )
 
@@ -37,7 +37,7 @@ const (
 type rule func(n, quorum int, count *[5]int) verdict
 
 // acquireRule is the rule for an attempt to take a key. It never returns won, because redsync
-// counts these votes. It returns refused if a quorum has voted, and no quorum can still vote yes.
+// decides that. It returns refused if a quorum has voted, and no quorum can still vote yes.
 func acquireRule(n, quorum int, count *[5]int) verdict {
 	voted := count[yes] + count[no]
 	switch {
@@ -63,7 +63,7 @@ func holdRule(n, quorum int, count *[5]int) verdict {
 	return undecided
 }
 
-// ballot counts votes. It has a verdict as soon as the pending votes cannot change it.
+// ballot counts votes. It has a verdict as soon as pending votes cannot change the result.
 type ballot struct {
 	rule   rule
 	nodes  []*node
@@ -73,8 +73,8 @@ type ballot struct {
 	mu      sync.Mutex // guards the fields below
 	verdict verdict
 	votes   []vote  // by node
-	count   [5]int  // of nodes, by vote
-	errs    []error // by node: why it does not vote; nil until there is an error
+	count   [5]int  // how many nodes gave each vote
+	errs    []error // by node, why the node does not vote; nil until there is an error
 }
 
 func newBallot(nodes []*node, r rule) *ballot {
@@ -84,8 +84,8 @@ func newBallot(nodes []*node, r rule) *ballot {
 	return b
 }
 
-// cast counts the vote of node i, which replaces an earlier one. It reports whether this vote
-// decided the verdict.
+// cast counts v as the vote of node i, in place of the node's earlier vote. It reports whether v
+// decided the ballot.
 func (b *ballot) cast(i int, v vote, err error) (decided bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -100,7 +100,7 @@ func (b *ballot) cast(i int, v vote, err error) (decided bool) {
 		b.errs[i] = err
 	}
 
-	// The verdict never changes. Later votes only change what failures reports.
+	// The verdict never changes. Later votes change only what failures returns.
 	if b.verdict == undecided {
 		b.decideLocked(b.rule(len(b.votes), b.quorum, &b.count))
 		decided = b.verdict != undecided
@@ -108,7 +108,7 @@ func (b *ballot) cast(i int, v vote, err error) (decided bool) {
 	return decided
 }
 
-// decide gives the ballot a verdict, unless it has one.
+// decide gives the ballot the verdict v, unless the ballot already has a verdict.
 func (b *ballot) decide(v verdict) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -117,8 +117,8 @@ func (b *ballot) decide(v verdict) {
 	}
 }
 
-// refuseIfSplit gives the verdict refused if a quorum has voted, but a quorum of yes would need
-// silent nodes.
+// refuseIfSplit gives the verdict refused if a quorum has voted, but a quorum of yes votes would
+// need nodes that have not voted.
 func (b *ballot) refuseIfSplit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -142,7 +142,7 @@ func (b *ballot) result() verdict {
 
 // poll asks all nodes at once about a hold, and returns the error of the verdict. If there is a
 // lead, poll also waits for the lead's answer, but no longer than the lead's patience. The caller
-// must count as work: see beginWork. If ctx ends, the calls go on.
+// must count as work (see beginWork). If ctx ends, the calls continue.
 func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, error)) error {
 	b := newBallot(d.nodes, holdRule)
 	gather(ctx, d, func(n *node) int {
@@ -162,8 +162,8 @@ func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, er
 	return b.err()
 }
 
-// failures returns the errors of the nodes that do not vote, as an outage. If the ballot was
-// abandoned, a node whose vote is pending has an error as well.
+// failures returns an outage with the errors of the nodes that do not vote. If the ballot was
+// abandoned, the nodes whose votes are pending have errors as well.
 func (b *ballot) failures() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

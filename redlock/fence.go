@@ -9,11 +9,11 @@ import (
 
 // A fence is the largest proposal of the nodes that voted for the holder. Before the key is
 // granted, a quorum of nodes that have the holder's record must store the fence. A node without the
-// record may already have made its proposal for the next holder. Each renewal writes the fence to
-// every node again, in case nodes lose their data one after another. See docs/redlock.md.
+// record may already have made its proposal for the next holder, so it does not count. Each renewal
+// writes the fence to all nodes again, in case they lose their data one by one. See
+// docs/redlock.md.
 
-// maxFence is the largest fence that a node may propose, because above it Lua cannot count in steps
-// of one.
+// maxFence is the largest possible fence, because Lua's integers are exact only up to this value.
 const maxFence = 1 << 53
 
 // noFence returns the error of a node whose fence counter has a value that is not a
@@ -22,8 +22,8 @@ func (n *node) noFence(key string) error {
 	return fmt.Errorf("%s: the value of %q is no fence counter; remove it, so that hasp can begin a new one", n.name, redisstore.DerivedKey("fence", key))
 }
 
-// raiseFence writes the fence of a to a quorum of the nodes that have the record of
-// a, and returns the fence.
+// raiseFence stores a's fence on a quorum of nodes, each of which has a's record, and returns the
+// fence.
 func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 	d := a.d
 	d.mu.Lock()
@@ -32,11 +32,11 @@ func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 	for _, r := range a.on {
 		fence = max(fence, r.proposal)
 	}
-	a.fence = fence // from here on, renewals write it to all nodes
+	a.fence = fence // after this, renewals write the fence to all nodes
 	d.mu.Unlock()
 
 	err := d.poll(ctx, noLead, func(n *node) (vote, error) {
-		// Wait for a vote in flight, because a node counts only if it has the record.
+		// Wait for a vote in flight, because the node counts only if it has the record.
 		<-d.settled(a, n.i)
 		reply, err := n.ask(a.c.Timeout, renewScript, n.renewCall(a.c, a, 0))
 		if err != nil {

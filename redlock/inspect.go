@@ -11,19 +11,19 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// inspectTimeout bounds a call to a node if there is no claim, as for Inspect and Break.
+// inspectTimeout limits a call to a node that has no claim, as in Inspect and Break.
 const inspectTimeout = 3 * time.Second
 
 // forever makes gather wait until all nodes have answered or ctx is done.
 const forever = time.Duration(math.MaxInt64)
 
-// gather asks all nodes at once, and returns their answers. After each answer it calls the function
-// more, which returns the longest time to wait for the other nodes. gather also stops waiting when
-// ctx is done. The caller must count as work: see beginWork.
+// gather asks all nodes at once, and returns their answers. After each answer it calls more(all)
+// with all answers so far, and then waits for the other nodes no longer than the result. gather
+// also stops waiting when ctx is done. The caller must count as work (see beginWork).
 func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Have room for all answers, because gather may return before the last one.
+	// The channel has room for all answers, because gather may return before the last one comes.
 	answers := make(chan T, len(d.nodes))
 	for _, n := range d.nodes {
 		d.work.Go(func() { answers <- ask(n) })
@@ -52,7 +52,7 @@ type report struct {
 	err   error
 }
 
-// query asks all nodes about some keys. It waits as long as the function more says: see gather.
+// query asks all nodes about the given keys. ctx and more() limit the wait, as in gather.
 func (d *driver) query(ctx context.Context, keys []string, timeout time.Duration, more func([]report) time.Duration) []report {
 	if !d.beginWork() {
 		return []report{{err: errClosed}}
@@ -65,7 +65,7 @@ func (d *driver) query(ctx context.Context, keys []string, timeout time.Duration
 	return gather(ctx, d, func(n *node) report { return n.report(calls, timeout) }, more)
 }
 
-// report runs inspect.lua on the node, once for each of calls.
+// report runs inspect.lua on the node, once for each element of calls.
 func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
 	r := report{i: n.i}
 	if r.err = n.admit(); r.err != nil {
@@ -105,15 +105,15 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
 type survey struct {
 	d       *driver
 	reader  bool                // the claim is shared, so shared records are not in its way
-	on      []*redisstore.Found // by node; nil if the node has not answered, or only with an error
+	on      []*redisstore.Found // by node; nil if the node has not answered, or has returned an error
 	errs    []error             // by node
-	reports int                 // how many nodes have answered, or failed
-	holder  *redisstore.Found   // the record of a quorum, with what is left of the quorum's term; or nil
+	reports int                 // how many nodes have answered or returned an error
+	holder  *redisstore.Found   // the record that a quorum has, with the rest of its term on the quorum; or nil
 	taken   []redisstore.Found  // the records of all nodes that have one
-	free    int                 // nodes without a record
+	free    int                 // how many nodes have no record
 }
 
-// sum returns the survey of what the nodes report about the key with that index.
+// sum returns the survey of what the nodes report about one key, whose index is key.
 func (d *driver) sum(all []report, key int, reader bool) survey {
 	s := survey{d: d, reader: reader, reports: len(all), on: make([]*redisstore.Found, len(d.nodes)), errs: make([]error, len(d.nodes))}
 	byRecord := map[string][]redisstore.Found{}
@@ -133,8 +133,8 @@ func (d *driver) sum(all []report, key int, reader bool) survey {
 		}
 	}
 
-	// A record has a quorum until the copies that have not expired are too few.
-	var members []string // of a shared record, on a quorum
+	// A record loses its quorum when so many copies have expired that too few are left.
+	var members []string // members of shared records that a quorum has
 	for record, fs := range byRecord {
 		switch {
 		case len(fs) < d.quorum():
@@ -146,8 +146,8 @@ func (d *driver) sum(all []report, key int, reader bool) survey {
 		}
 	}
 	if len(members) > 0 {
-		// A writer can take a node when the last member there has expired. So the quorum lasts
-		// until too few nodes have a member.
+		// A writer can take a node when the last member there has expired. So the readers have the
+		// quorum until too few nodes have a member.
 		fs := slices.DeleteFunc(slices.Clone(s.taken), func(f redisstore.Found) bool { return !f.Shared() })
 		slices.SortFunc(fs, longestFirst)
 		slices.Sort(members)
@@ -158,7 +158,7 @@ func (d *driver) sum(all []report, key int, reader bool) survey {
 	return s
 }
 
-// maxShared is the most shared holders that a status names.
+// maxShared is the largest number of shared holders that a status names.
 const maxShared = 1000
 
 func longestFirst(a, b redisstore.Found) int { return -cmp.Compare(remaining(a), remaining(b)) }
@@ -176,8 +176,8 @@ func (s survey) shared(i int) bool {
 	return i != noLead && s.on[i] != nil && s.on[i].Shared()
 }
 
-// joins reports whether the caller could take the key on a node that has f: the caller is a reader,
-// and so are the holders there.
+// joins reports whether the caller could take the key on a node that has f, because both the caller
+// and the holders there are readers.
 func (s survey) joins(f redisstore.Found) bool { return s.reader && f.Shared() }
 
 // open returns how many nodes have no record that is in the caller's way.
@@ -196,7 +196,7 @@ func remaining(f redisstore.Found) time.Duration {
 	if ttl := f.Status().TTL; ttl >= 0 {
 		return ttl
 	}
-	return math.MaxInt64 // it has no end
+	return math.MaxInt64 // the record has no end
 }
 
 // hasQuorum reports whether a quorum has answered.
@@ -205,8 +205,8 @@ func (s survey) hasQuorum() bool { return len(s.taken)+s.free >= s.d.quorum() }
 // silent returns how many nodes have not answered, or have answered with an error.
 func (s survey) silent() int { return len(s.d.nodes) - len(s.taken) - s.free }
 
-// outage returns nil if a quorum has answered, and otherwise the outage. If ctx
-// ended before any error, it returns ctx's error.
+// outage returns nil if a quorum has answered, and otherwise the outage. If ctx has ended, and no
+// node has returned an error, it returns ctx's error.
 func (s survey) outage(ctx context.Context) error {
 	if s.hasQuorum() {
 		return nil
@@ -218,8 +218,8 @@ func (s survey) outage(ctx context.Context) error {
 	return outage(s.errs)
 }
 
-// record returns the record on node i, and the largest number of nodes that may have it.
-// It returns "" and 0 for a shared record, because its members differ from node to node.
+// record returns the record on node i, and how many nodes may have this record at most. For a
+// shared record it returns "" and 0, because the members differ from node to node.
 func (s survey) record(i int) (record string, most int) {
 	if i == noLead || s.on[i] == nil || s.on[i].Free() || s.on[i].Shared() {
 		return "", 0
@@ -233,8 +233,8 @@ func (s survey) record(i int) (record string, most int) {
 	return s.on[i].Record, most
 }
 
-// unheld reports whether the key has no holder in the caller's way: no record can have a quorum,
-// whatever the silent nodes have.
+// unheld reports whether the key surely has no holder in the caller's way, because no record in the
+// caller's way can have a quorum, whatever records the silent nodes have.
 func (s survey) unheld() bool {
 	if s.open() >= s.d.quorum() {
 		return true
@@ -255,8 +255,8 @@ func (s survey) unheld() bool {
 	return most+s.silent() < s.d.quorum()
 }
 
-// heldError returns the error for a key that s shows as held. The key is free again when a quorum
-// of nodes has no record.
+// heldError returns the error for a key that s shows as held. If s shows no holder, RetryAfter is
+// the time until a quorum of nodes has no record.
 func (s survey) heldError() error {
 	if s.holder != nil {
 		return s.holder.Held()
@@ -270,10 +270,9 @@ func (s survey) heldError() error {
 	return s.taken[max(0, min(len(s.taken)-1, s.d.quorum()-s.free-1))].Held()
 }
 
-// survey asks the nodes about c's key, until the answers show the holder, or show that there is
-// none. After a quorum has answered, it waits up to leadTimeout for the lead and for answers that
-// decide whether there is a holder. It does not wait longer, so that a node that hangs does not
-// delay callers.
+// survey asks the nodes about c.Key, until their answers show the holder, or show that the key has
+// none. After a quorum has answered, survey waits at most leadTimeout for the lead, and for answers
+// that decide whether there is a holder. So a node that hangs does not delay callers.
 func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	return d.sum(d.query(ctx, []string{c.Key}, c.Timeout, func(all []report) time.Duration {
 		s := d.sum(all, 0, c.Shared)
@@ -287,9 +286,9 @@ func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	}), 0, c.Shared)
 }
 
-// clearSurvey is a survey for a caller that will not ask again. While late nodes leave open whether
-// there is a holder, it asks again, because a late node may be free, and a record may be about to
-// be released. It ends after 160 ms, or later if the nodes are slow.
+// clearSurvey is like survey, but for a caller that will not ask again. As long as late nodes leave
+// open whether there is a holder, it asks all nodes again, because a late node may be free, or a
+// record may be about to be released. It gives up after 160 ms, or later if nodes are slow.
 func (d *driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 	s, end := d.survey(ctx, c, noLead), time.Now().Add(max(8*leadTimeout, 4*d.patience()))
 	for pause := minSleep; s.reports < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause = min(2*pause, leadTimeout) {
@@ -302,14 +301,14 @@ func (d *driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 	return s
 }
 
-// Inspect reports the holder of key, whose record a quorum of the nodes has. Status
-// has no Since and no waiters, because the record does not contain them. If the holder does not use
-// hasp, it has no Owner.
+// Inspect reports the holder of key, whose record a quorum of the nodes has. The Status has no
+// Since and no Waiters, because records do not contain them. If the holder does not use hasp, the
+// Status has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	s := d.sum(d.query(ctx, []string{key}, inspectTimeout, func(all []report) time.Duration {
 		switch s := d.sum(all, 0, false); {
 		case s.holder != nil && s.holder.Shared():
-			return leadTimeout // so that a late node can show more readers with a quorum
+			return leadTimeout // a late node may show that more readers have a quorum
 		case s.holder != nil || s.free >= d.quorum():
 			return 0
 		}
@@ -327,8 +326,8 @@ func (s survey) status() (st backend.Status) {
 		st = s.holder.Status()
 	}
 
-	// Take the largest: a granted fence is on a majority, so one of these nodes has it, unless that
-	// node has lost its counter.
+	// Take the largest fence. A granted fence is on a majority, so one of these nodes has it,
+	// unless the node has lost its counter.
 	for _, f := range s.on {
 		if f != nil {
 			st.Fence = max(st.Fence, f.Status().Fence)
@@ -337,16 +336,16 @@ func (s survey) status() (st backend.Status) {
 	return st
 }
 
-// Break removes whatever is stored under key from all nodes that answer, and
-// publishes the release. It returns nil as soon as a quorum has answered. A caller that
-// takes the key on some nodes before Break has reached the others may lose it again.
+// Break removes whatever is stored under key from all nodes that answer, and publishes the release.
+// It returns nil as soon as a quorum has answered. A caller that takes the key before Break has
+// reached all nodes may lose the key again.
 func (d *driver) Break(ctx context.Context, key string) error {
 	if !d.beginWork() {
 		return errClosed
 	}
 	defer d.work.Done()
 
-	// Wait for this driver's votes in flight, which could arrive after the removal.
+	// Collect the attempts whose votes could arrive after the removal, which waits for them.
 	var voting []*attempt
 	d.mu.Lock()
 	for _, a := range d.attempts {
@@ -356,7 +355,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	}
 	d.mu.Unlock()
 
-	// If ctx ends, the calls go on, so the key may still become free.
+	// If ctx ends, the calls continue, so the key may still become free.
 	return d.poll(ctx, noLead, func(n *node) (vote, error) {
 		for _, a := range voting {
 			<-d.settled(a, n.i)

@@ -15,9 +15,9 @@ var _ backend.Lister = (*driver)(nil)
 // recordsAtOnce is how many keys List asks each node about in one pipeline.
 const recordsAtOnce = 50
 
-// List returns the keys whose record a quorum of the nodes has. It scans one node after another
-// until every possible quorum contains a scanned node. It asks all nodes about the keys of each
-// page, and yields each key once.
+// List yields the keys whose record a quorum of the nodes has, each key once. It scans one node
+// after another until every possible quorum contains a scanned node. For each page of a scan, it
+// asks all nodes about the keys on the page.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		seen := map[string]bool{}
@@ -67,7 +67,7 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// joined asks all nodes about some keys, and returns those that programs of hasp hold.
+// joined asks all nodes about the given keys, and returns those that are held through hasp.
 func (d *driver) joined(ctx context.Context, some []redisstore.Candidate, timeout time.Duration) (entries []backend.Entry, err error) {
 	keys := make([]string, len(some))
 	for i, c := range some {

@@ -13,19 +13,19 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A node that may have forgotten a vote must not vote again until every lease that it may have
-// voted for has ended. So each node has a mark, which names the run of the server (its run_id) and
-// the time from which that run votes. A server that was restarted, or has lost its data, gets a new
-// mark, and does not vote until the longest term of any caller has passed. The reply to each vote
-// has the mark and the run of the server that voted. See docs/redlock.md.
+// markKey is the key of a node's mark. The mark names the run of the server (its run_id), and the
+// time from which that run votes. A server that was restarted or has lost its data may have
+// forgotten a vote. So it gets a new mark, and does not vote until the longest term of any caller
+// has passed, when every lease that it may have voted for has ended. The reply to each vote has the
+// mark and the run of the server that voted. See docs/redlock.md.
 const markKey = "hasp:{redlock}:mark"
 
 const (
 	// newSetPause is how long markNewSet waits for another process that may be marking the set.
 	newSetPause = 100 * time.Millisecond
 
-	// newSetTTL is how long the marks of a new set may be written after the set was found to be
-	// new, by the servers' clocks.
+	// newSetTTL limits, by the servers' clocks, the time between finding that a set is new and
+	// writing its marks.
 	newSetTTL = 5 * time.Second
 
 	// unknownRun is the run of a server whose INFO names no run.
@@ -35,39 +35,39 @@ const (
 // identity is the run and the mark of a server.
 type identity struct {
 	run  string // empty if the server was not asked for it
-	mark string // empty if there is none
+	mark string // empty if the node has none
 }
 
 // standing is a node's right to vote, as the node reported it.
 type standing struct {
 	identity
 	i         int       // the index of the node; only markNewSet uses it
-	asked     time.Time // just before the node was asked
-	answered  int64     // when it answered, by the server's clock in ms
-	votesFrom time.Time // when the node may vote, by our clock; zero if at once
+	asked     time.Time // a time just before the node was asked
+	answered  int64     // when the node answered, by its own clock in ms
+	votesFrom time.Time // when the node may begin to vote, by our clock; zero if it may vote now
 }
 
 // marks has what the driver knows of one node's mark.
 type marks struct {
-	turn       chan struct{} // a mutex whose lock can time out: full while a caller asks the node
+	turn       chan struct{} // a mutex whose lock can time out; full while a caller asks the node
 	current    atomic.Pointer[standing]
-	refreshing atomic.Bool // refreshInBackground has a goroutine under way
+	refreshing atomic.Bool // a goroutine of refreshInBackground is running
 }
 
-// voting reports whether the node votes, as far as is known.
+// voting reports whether the node votes, as far as the driver knows.
 func (m *marks) voting() bool {
 	s := m.current.Load()
 	return s != nil && !time.Now().Before(s.votesFrom)
 }
 
-// checkVote returns nil if the node's vote for the attempt a counts, and otherwise the reason. The
-// vote was asked for at began, and its reply came with id.
+// checkVote returns nil if the node's vote for the attempt a counts, and otherwise why it does not.
+// The vote was requested at the time began, and id came with the reply.
 func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began time.Time) error {
 	s := n.marks.current.Load()
 	_, longest, _ := timesOf(s.mark)
 	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longest {
-		// The vote came with another run or mark than s has, or this driver has since learned of a
-		// longer term, for which the node must wait. Ask the node again before the vote counts.
+		// The run or mark in the reply is not that in s, or the node must wait for a longer term,
+		// which this driver has learned since then. Ask the node again.
 		var err error
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
@@ -76,26 +76,26 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 		case s.run != id.run:
 			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
 		case s.mark != id.mark:
-			// Refuse the vote: the node may have lost the record meanwhile.
+			// Reject the vote, because the node may have lost the record since then.
 			return fmt.Errorf("%s: has another mark than when it voted", n.name)
 		}
 	}
 
-	// Compare the node's wait with the time when the vote was asked for, because the node may have
-	// lost its data again before the reply was read.
+	// Compare votesFrom with the time when the vote was requested, not with the present, because
+	// the node may have lost its data again before the reply was read.
 	switch {
 	case s.votesFrom.IsZero():
 	case began.Before(s.votesFrom):
 		left := max(time.Until(s.votesFrom), time.Millisecond)
 		return fmt.Errorf("%s: was restarted or has lost its data, and does not vote for another %v (max_ttl)", n.name, left.Round(time.Millisecond))
 	default:
-		n.refreshInBackground(a.c.Timeout) // writes a mark that says that the wait is over
+		n.refreshInBackground(a.c.Timeout) // writes a mark that says that the wait has ended
 	}
 	return nil
 }
 
-// refreshInBackground asks for the node's standing on a goroutine of its own, unless
-// such a goroutine is already under way.
+// refreshInBackground asks for the node's standing on a goroutine of its own, unless a goroutine is
+// already doing so.
 func (n *node) refreshInBackground(timeout time.Duration) {
 	if n.marks.refreshing.Swap(true) {
 		return
@@ -108,8 +108,9 @@ func (n *node) refreshInBackground(timeout time.Duration) {
 	})
 }
 
-// refreshMark asks for the node's standing and marks the node, unless another caller has asked
-// after the time since. One caller asks at a time. Close cancels the call, which takes no key.
+// refreshMark asks for the node's standing and marks the node. If another caller has asked after
+// the time in since, that answer is used. Only one caller asks at a time. Close cancels the call,
+// which takes no key.
 func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -134,7 +135,7 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		return nil, n.nodeError(err, time.Since(s.asked))
 	}
 
-	// Do both steps under mu, so that if two nodes are one server, the second finds the first.
+	// Check and store with mu held. So if two nodes are one server, the second finds the first.
 	n.d.mu.Lock()
 	other := n.d.impostor(n, s.run)
 	if other == nil {
@@ -145,17 +146,16 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 	case other != nil:
 		return nil, sameServerError{n.name, other.name}
 	case !n.marks.voting():
-		// When the wait is over, write that into the mark, unless Close has begun.
+		// When the wait has ended, write this into the mark, unless Close has begun.
 		time.AfterFunc(time.Until(s.votesFrom), func() { n.refreshInBackground(inspectTimeout) })
 	}
 	return s, nil
 }
 
-// updateMark writes the mark that the node has from now on, and completes s. The caller holds
-// marks.turn.
+// updateMark writes or keeps the node's mark, and completes s. The caller holds marks.turn.
 func (n *node) updateMark(ctx context.Context, s *standing) error {
-	// A wait that is over by our clock is over for every driver, even if the node's clock was ahead
-	// when the mark was made.
+	// If the wait has ended by our clock, it has ended for every driver, even if the mark names a
+	// later time because the node's clock was ahead when the mark was made.
 	waited := ""
 	if old := n.marks.current.Load(); old != nil && !old.votesFrom.IsZero() && n.marks.voting() {
 		waited = old.mark
@@ -164,15 +164,15 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 		return err
 	}
 	if s.mark == "" {
-		// If the whole set is new, markNewSet gives all nodes marks with which they vote at once. If
-		// not, the mark that writeMark gives this node makes it wait.
+		// If the whole set is new, markNewSet gives all nodes marks with which they vote at once.
+		// Otherwise, writeMark gives this node a mark that makes it wait.
 		n.d.markNewSet(ctx, n)
 		return n.writeMark(ctx, s, anyNode, 0, "")
 	}
 	return nil
 }
 
-// timesOf returns the time from which a mark lets its run vote, and the longest term that it
+// timesOf returns the time from which a mark lets its run vote, and the longest term that the mark
 // names, both in ms. ok is false if there is no mark.
 func timesOf(mark string) (from, longest int64, ok bool) {
 	fields := strings.Fields(mark)
@@ -190,45 +190,45 @@ func runOfMark(mark string) string {
 	return run
 }
 
-// raiseLongestTTL raises d.longestTTL to longest, in ms. The driver learns longer terms from marks.
-// A node that has lost its own mark must wait for these terms as well.
+// raiseLongestTTL raises d.longestTTL to the given term in ms, unless it is higher. The driver
+// learns longer terms from marks. A node that has lost its own mark must wait for these terms too.
 func (d *driver) raiseLongestTTL(longest int64) {
 	for {
 		old := d.longestTTL.Load()
-		// If another caller raises it at the same moment, compare again.
+		// If another caller raises the value at the same moment, compare again.
 		if longest <= old || d.longestTTL.CompareAndSwap(old, longest) {
 			return
 		}
 	}
 }
 
-// runOf returns the run of the server that a reply to INFO names. A server other than Redis may
-// name no run. Then a restart is noticed only if the server loses its data.
+// runOf returns the run of the server that a reply to INFO names. If a server other than Redis
+// names no run, its restart is noticed only if it loses its data.
 func runOf(info any) string { return cmp.Or(redisstore.InfoField(info, "run_id"), unknownRun) }
 
-// The nodes that writeMark writes to.
+// writeMark writes to any node, or only to a node that already has a mark.
 const (
 	anyNode    = "0"
-	onlyMarked = "1" // a node without a mark stays without one
+	onlyMarked = "1" // the script does not write to a node without a mark
 )
 
-// writeMark gives the node a mark, or keeps the mark that it has, and completes s.
-// If the node's time is before atOnceUntil, in ms, the run of s votes at once. A
-// node that keeps its mark votes at once if that mark equals waited, the mark whose
-// wait is over.
+// writeMark gives the node a mark, or keeps the mark that the node has, and completes s. The node
+// votes at once if its run is that in s and its clock is before atOnceUntil, in ms. It also votes
+// at once if it keeps its mark, and the mark equals waited, because the wait of that mark has
+// ended.
 func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceUntil int64, waited string) error {
 	durable := "0"
 	if n.d.opts.Durable {
 		durable = "1"
 	}
-	// Include the drift in the wait, because the node's clock may run ahead of a holder's.
+	// Include the drift in the wait, because the node's clock may run faster than a holder's.
 	n.d.raiseLongestTTL((n.d.opts.MaxTTL + backend.Drift(n.d.opts.MaxTTL) + time.Millisecond - 1).Milliseconds())
 	call := redisstore.Call{
 		Keys: []string{markKey},
 		Args: []string{strconv.FormatInt(n.d.longestTTL.Load(), 10), durable, s.run, strconv.FormatInt(atOnceUntil, 10), waited, which},
 	}
 
-	// Try once more than there can be connections: after a restart all earlier connections are
+	// Try one time more than the pool can have connections, because after a restart they are all
 	// dead, although the node answers on new ones. If the script runs twice, the second run keeps
 	// the mark.
 	for tries := 1; ; tries++ {
@@ -246,7 +246,7 @@ func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceU
 
 // completeStanding fills in s from a reply of mark.lua.
 func (n *node) completeStanding(s *standing, reply any) error {
-	// Count the wait from now: it may then be too long by the reply's trip, but never too short.
+	// Count the wait from now. It may be too long by the reply's trip, but is never too short.
 	now := time.Now()
 	parts, _ := reply.([]any)
 	if len(parts) != 3 {
@@ -269,9 +269,9 @@ func (n *node) completeStanding(s *standing, reply any) error {
 	return nil
 }
 
-// markNewSet marks all nodes that answer, if the set is new: a majority of its nodes answers, none
-// of them with a mark. If n has no mark, but the set does not look new, markNewSet asks once more
-// after a pause, because another process may be marking the set.
+// markNewSet marks all nodes that answer, if the set is new. A set is new if a majority of its
+// nodes answers, and none of these has a mark. If the set does not look new, but n has no mark,
+// markNewSet asks once more after a pause, because another process may be marking the set.
 func (d *driver) markNewSet(ctx context.Context, n *node) {
 	select {
 	case d.markTurn <- struct{}{}:
@@ -280,15 +280,15 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 		return
 	}
 
-	// Do not let Close cancel this, because a set with some marked nodes no longer looks new. Leave
-	// a third of the time to the call that marks n itself.
+	// Do not let Close cancel the calls, because a set with some marked nodes no longer looks new.
+	// Leave a third of the time to the caller's own call, which marks n.
 	end, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Until(end)*2/3)
 	defer cancel()
 
 	for first := true; ; first = false {
-		// A node counts as silent if it answers with an error, or not within half of the time that
-		// is left. Its element stays nil.
+		// The element of a node in all stays nil if the node has a mark, returns an error, or does
+		// not answer within half of the time that is left.
 		end, _ := ctx.Deadline()
 		within, stop := context.WithTimeout(ctx, time.Until(end)/2)
 		all := make([]*standing, len(d.nodes))
@@ -312,25 +312,25 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 		})
 		stop()
 
-		// If n does not answer, no mark can be written. If n has a mark by now,
+		// Stop if n has not answered, because it cannot be marked, or if n has a mark, because
 		// another process has marked the set.
 		if all[n.i] == nil {
 			return
 		}
 		// A majority of nodes, all with marks, has voted for each live lock. So if a majority
-		// answers without any mark, there is no live lock, or some of the lock's voters have lost
-		// their data.
+		// answers, none with a mark, there is no live lock, or some of the nodes that voted for the
+		// lock have lost their data.
 		if unmarked >= d.quorum() && marked == 0 {
 			gather(ctx, d, func(n *node) error {
 				if s := all[n.i]; s != nil {
-					_ = n.writeMark(ctx, s, anyNode, s.answered+newSetTTL.Milliseconds(), "") // updateMark asks again
+					_ = n.writeMark(ctx, s, anyNode, s.answered+newSetTTL.Milliseconds(), "") // updateMark asks again, so ignore the error
 				}
 				return nil
 			}, func([]error) time.Duration { return forever })
 			return
 		}
-		// If some node still has a mark after the pause, or too few answer, the set
-		// is not new.
+		// If some node still has a mark after the pause, or too few nodes answer, the set is not
+		// new.
 		if !first {
 			return
 		}
@@ -342,8 +342,8 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 	}
 }
 
-// impostor returns another node that is known to have that run, or whose mark names that run. If
-// there is one, n's address leads to the server of that node, and its answers must not count for n.
+// impostor returns a node other than n that has the given run, or whose mark names this run. If
+// there is one, n's address leads to that node's server, whose answers must not count for n.
 func (d *driver) impostor(n *node, run string) *node {
 	if d.opts.AllowUnsafeNodes || run == "" || run == unknownRun {
 		return nil

@@ -19,10 +19,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// A node is suspect if a call to it has timed out, if it refuses connections, or if it closes each
-// connection. A suspect node that hangs is asked once in probeEvery, so that callers do not queue
-// for it. If a suspect node refuses, and the others are a quorum, it is asked as rarely: a refusal
-// takes longer than an answer.
+// probeEvery is the shortest time between two calls to a suspect node, so that callers rarely wait
+// for that node. A node is suspect if a call to it has timed out, or if it refuses or closes every
+// connection. But callers ask a node that refuses connections at any time if a quorum needs it.
 const probeEvery = 200 * time.Millisecond
 
 // node is one of the masters.
@@ -31,30 +30,30 @@ type node struct {
 	i       int // the index in d.nodes
 	store   *redisstore.Store
 	name    string       // as the store's errors name it
-	latency atomic.Int64 // smoothed time of an answer in ns; 0 if unknown: the node cannot lead
+	latency atomic.Int64 // smoothed time of an answer in ns; 0 if unknown, so that the node cannot lead
 	marks   marks
 
 	cleanups map[string]*cleanup // releases to be repeated, by record or token; d.mu guards it
 
 	mu           sync.Mutex // guards the fields below
-	suspectSince time.Time  // when the first unanswered call began; zero if the node has answered since
-	refusal      error      // why a suspect node takes no connection; nil if it hangs
-	probed       time.Time  // when a suspect node was asked last
-	disconnects  int        // calls in a row whose connection was closed
+	suspectSince time.Time  // when the first call without an answer began; zero if the node is not suspect
+	refusal      error      // the error of a suspect node that refuses connections; nil if the node hangs
+	probed       time.Time  // when the suspect node was last asked
+	disconnects  int        // how many successive calls failed because the connection was closed
 }
 
 // admit returns nil if the node may be asked now. Otherwise it returns why the node
 // is suspect.
 func (n *node) admit() error {
 	why, hangs := n.suspicion()
-	// If a node refuses connections but a quorum needs it, ask it at once. Call needed without mu,
-	// because it locks other nodes.
+	// If a node refuses connections but a quorum needs it, ask the node at once. Call needed before
+	// n.mu is locked, because needed locks other nodes.
 	if why == nil || !hangs && n.needed() {
 		return nil
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Set probed while mu is held, so that only one of many callers asks the suspect node.
+	// Check and set probed with mu held, so that only one of many callers asks the node.
 	if now := time.Now(); now.Sub(n.probed) >= probeEvery {
 		n.probed = now
 		return nil
@@ -62,8 +61,8 @@ func (n *node) admit() error {
 	return why
 }
 
-// suspicion returns why the node is suspect, or nil. It also reports whether the node hangs: a
-// suspect node may refuse connections instead.
+// suspicion returns why the node is suspect, or nil if it is not. It also reports whether the
+// suspect node hangs. Otherwise the suspect node refuses connections.
 func (n *node) suspicion() (why error, hangs bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -79,12 +78,12 @@ func (n *node) healthy() bool {
 	return why == nil
 }
 
-// needed reports whether the other nodes that are healthy and may vote are too few for a quorum.
+// needed reports whether a quorum needs this node, because too few others are healthy and vote.
 func (n *node) needed() bool {
 	voting := 0
 	for _, other := range n.d.nodes {
-		// The count may be out of date at once, because each node is locked separately. It only
-		// decides which nodes callers wait for.
+		// The count may be out of date, because each node is locked separately. This is harmless,
+		// because the count decides only which nodes callers wait for.
 		if other != n && other.healthy() && other.marks.voting() {
 			voting++
 		}
@@ -92,7 +91,7 @@ func (n *node) needed() bool {
 	return voting < n.d.quorum()
 }
 
-// observe records the outcome of a call that was sent at began under ctx.
+// observe records the outcome of a call with the context ctx that was sent at the time began.
 func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	var timeout net.Error // the deadline of a connection may pass a moment before that of ctx
 	late := err != nil && (ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout())
@@ -105,8 +104,8 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if closed {
-		// After a restart all connections of the pool may be dead. If more calls in a row are
-		// closed than the pool has connections, the server itself closes them.
+		// After a restart, all connections of the pool may be dead. If more successive calls fail
+		// than the pool has connections, the server itself closes the connections.
 		n.disconnects++
 		refuses = n.disconnects > connections
 	}
@@ -132,7 +131,7 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	}
 }
 
-// patience returns how long a caller waits for this node before it asks the others.
+// patience returns how long a caller waits for this node before going on without it.
 func (n *node) patience() time.Duration {
 	return max(leadTimeout, 8*time.Duration(n.latency.Load()))
 }
@@ -145,7 +144,7 @@ func (d *driver) patience() (most time.Duration) {
 	return most
 }
 
-// ask runs a script on the node, unless the node is suspect.
+// ask runs a script on the node, unless admit returns an error.
 func (n *node) ask(timeout time.Duration, script *redisstore.Script, call redisstore.Call) (any, error) {
 	if err := n.admit(); err != nil {
 		return nil, err
@@ -168,20 +167,21 @@ func (n *node) send(timeout time.Duration, script *redisstore.Script, call redis
 	return reply, err
 }
 
-// requestVote asks the node for its vote, and settles the attempt on the node.
+// requestVote asks the node for its vote, and calls a.settle with the outcome.
 func (n *node) requestVote(a *attempt) (vote, error) {
-	// Do not end the call with the caller's context: after the caller has left, the call must learn
-	// whether it took the key, and release it.
+	// Do not end the call with the caller's context. Even if the caller has left, the driver must
+	// learn whether the call took the key, so that it can release the key.
 	ctx := lazyctx.WithTimeout(context.Background(), nil, a.c.Timeout)
 	defer ctx.End()
 
 	err := n.admit()
 	if err == nil && n.marks.current.Load() == nil {
-		// Load the mark before the vote, because checkVote compares with it. An old mark will do.
+		// Load the mark before the vote, because checkVote compares the vote with it. An old mark
+		// will do.
 		_, err = n.refreshMark(ctx, time.Time{})
 	}
 	if err == nil && !a.active() {
-		err = errNotAsked // a vote would only have to be released
+		err = errNotAsked // otherwise the record would have to be released at once
 	}
 	if err != nil {
 		a.settle(n.i, failed, 0)
@@ -191,8 +191,8 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 	began := time.Now()
 	v, fence, id, err := n.sendAcquire(ctx, a)
 	n.observe(ctx, began, err)
-	// Settle before the mark is checked, because a Release may wait for the outcome, and the check
-	// may call the node again.
+	// Settle before checkVote, which may call the node again, because a Release may wait for the
+	// outcome of the vote.
 	a.settle(n.i, v, fence)
 
 	switch {
@@ -203,8 +203,8 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 			return unknown, err // the vote does not count, but the record is there
 		}
 	case v == no:
-		// Every use of a node must leave a mark on it, so that a node without a mark, in a set with
-		// marks, has lost its data or was never used.
+		// Every use of a node must leave a mark there. So a node that has no mark, although other
+		// nodes have one, has lost its data or was never used.
 		if s := n.marks.current.Load(); s.mark != id.mark || id.run != "" && s.run != id.run {
 			n.refreshInBackground(a.c.Timeout)
 		}
@@ -215,7 +215,7 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 	return v, nil
 }
 
-// nodeError returns err as the error of one node of several. The result matches no definite
+// nodeError turns the error of a call into the error of this node. The result matches no definite
 // error and no context error, because one node does not decide the outcome of a call.
 func (n *node) nodeError(err error, took time.Duration) error {
 	switch {

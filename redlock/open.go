@@ -22,16 +22,16 @@ var (
 )
 
 const (
-	// connections is the largest number of connections to a node. It is high so that
-	// votes for a slow node do not queue for a connection.
+	// connections is the largest number of connections to a node. It is high, so that calls to a
+	// slow node do not wait for a connection.
 	connections = 256
 
 	// openGrace is how long Open waits for the other nodes once a quorum has answered.
 	openGrace = 250 * time.Millisecond
 )
 
-// openConfig opens the driver for hasp.Open. It is enough if a quorum of the nodes answers. The
-// driver uses the others when they are up.
+// openConfig opens the driver for hasp.Open. It succeeds if a quorum of the nodes answers. The
+// driver uses the other nodes when they answer later.
 func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	o, err := options(c.Params)
 	if err != nil {
@@ -92,8 +92,8 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 	return nodes, names, nil
 }
 
-// nodeParams returns the parameters for one node. The parameters of TLS go only to nodes with TLS,
-// but to all nodes if none has TLS, so that redisstore refuses them.
+// nodeParams returns the parameters for one node. Only the nodes with TLS get the parameters of
+// TLS. If no node has TLS, all nodes get them, so that redisstore returns an error.
 func nodeParams(node string, all []string, p map[string]string) map[string]string {
 	secure := func(node string) bool { return strings.HasPrefix(node, "rediss://") }
 	params := map[string]string{}
@@ -133,12 +133,12 @@ func options(p map[string]string) (*Options, error) {
 	return o, nil
 }
 
-// probe asks all nodes once. When a quorum has answered without an error, it waits up to openGrace
-// for the others, and then returns nil. The call to a late node goes on after that.
+// probe asks all nodes at once. When a quorum has answered without an error, probe waits at most
+// openGrace for the other nodes, and returns nil. The call to a late node continues after that.
 func (d *driver) probe(ctx context.Context, probes []func(context.Context) error) error {
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {
-		// The error of a node whose result does not arrive in time.
+		// This is the error of a node whose result does not arrive in time.
 		errs[i] = fmt.Errorf("%s: no answer yet", n.name)
 	}
 

@@ -12,26 +12,26 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// The waiters of a key stand in a queue on the lead, the node that contended attempts
-// ask first. The lead refuses a free key to a caller if another has waited longer. A
-// release wakes the first waiter of the queue, and the readers, which do not stand in it.
+// The waiters of a key stand in a queue on the lead, the node that contended attempts ask first.
+// The lead refuses a free key to a caller if another caller has waited longer. A release wakes the
+// first waiter of the queue, and all readers, which do not stand in the queue.
 //
-// The order is not guaranteed, because the queue can only make the lead vote no. These callers
-// do not stand in the queue, and may get the key first: callers that see another lead, callers that
-// have met no contention, and redsync. When the lead changes, waiters keep their order, because each
+// The order is not guaranteed, because the queue can only make the lead vote no. Some callers do
+// not stand in it, and may get the key first: callers that chose another lead, callers that have
+// met no contention, and redsync. When the lead changes, waiters keep their order, because each
 // waiter tells the new lead how long it has waited.
 //
-// Without a queue, a release woke all waiters: 100 to 180 commands a hold with 64 Clients. Queues on
-// several nodes could disagree on the first waiter. One channel for all waiters halved the rate of
-// holds.
+// Other designs were worse. Without a queue, a release woke all waiters, which cost 100 to 180
+// commands for each hold with 64 Clients. Queues on several nodes could disagree on the first
+// waiter. A single channel for all waiters halved the rate of holds.
 
 // lookEvery is the longest time between two looks of a waiter. A look is an attempt that asks the
-// lead, and keeps the waiter's place. If a waiter has not looked for a second, it counts as gone
+// lead, and keeps the waiter's place. If a waiter has not looked for a second, it loses its place
 // (see window in turns.lua).
 const lookEvery = 300 * time.Millisecond
 
-// queueKeys returns the keys of the queue: when each waiter arrived, when it last looked, and a sign
-// that callers wait. The sign is a string, so that a release can read it together with the record.
+// queueKeys returns the keys of the waiters' arrivals, of their last looks, and of the sign that
+// callers wait. The sign is a string, so that a release can read it together with the record.
 func queueKeys(key string) []string {
 	return []string{redisstore.DerivedKey("turns", key), redisstore.DerivedKey("looks", key), redisstore.DerivedKey("waits", key)}
 }
@@ -41,23 +41,23 @@ type queueState struct {
 	waiter string    // the name in the queue; empty for a caller that does not queue
 	since  time.Time // when the waiter arrived
 
-	answer atomic.Int32 // of the lead
+	answer atomic.Int32 // the lead's answer
 	intent atomic.Int64 // what is left, in ms, of the intent that made a node refuse this reader; or 0
 }
 
-// Answers of the lead. For a refused caller, queue.lua returns the number minus one.
+// These are the answers of the lead. queue.lua returns the number of a refusal minus one.
 const (
 	unanswered  int32 = iota
 	behind            // no, and another caller has waited longer
 	next              // no, and no other caller has waited longer
-	behindFree        // as behind, and the lead has no record of the key
-	nextReaders       // as next, and the lead has a shared record
+	behindFree        // like behind, but the key is free on the lead
+	nextReaders       // like next, and readers hold the key on the lead
 	leadYes           // yes, and the waiter has left the queue
 )
 
-// sendPlain asks for a vote by plain commands, which cost the server less than a script. They are
-// sent together over one connection, so one run of one server executes them in this order. If the
-// node loses its data after the SET, the GET does not find the mark that the driver knows.
+// sendPlain asks for a vote by plain commands, which cost the server less than a script. The
+// commands are sent together over one connection, so one run of one server executes them in order.
+// If the node loses its data after the SET, the GET does not find the mark that the driver knows.
 func (n *node) sendPlain(ctx context.Context, a *attempt) (v vote, id identity, err error) {
 	commands := a.commands
 	if n.store.NamesRun() {
@@ -72,7 +72,7 @@ func (n *node) sendPlain(ctx context.Context, a *attempt) (v vote, id identity, 
 	case set.Err != nil:
 		return voteAfter(set.Err), id, set.Err
 	case set.Value == nil:
-		return no, id, nil // a no counts whatever the mark is, because it cannot give the key away
+		return no, id, nil // a no counts whatever the mark is, because a no gives the key to nobody
 	case set.Value != "OK":
 		return unknown, id, n.store.Unexpected(set.Value)
 	case get.Err != nil || last.Err != nil:
@@ -81,14 +81,14 @@ func (n *node) sendPlain(ctx context.Context, a *attempt) (v vote, id identity, 
 	return yes, id, nil
 }
 
-// sendAcquire sends the commands or the script that take the key. It returns the vote, the proposal
-// of a fence for a fenced claim, and the identity of the voter. On the lead, the script also keeps
-// the queue. A reader has no lead.
+// sendAcquire sends the commands or the script that take the key. It returns the vote, the proposed
+// fence if the claim is fenced, and the identity of the server that voted. The script for the lead
+// also keeps the queue. A reader has no lead.
 func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
 	if !a.c.Fenced && !a.c.Shared && n.i != a.lead {
 		v, id, err = n.sendPlain(ctx, a)
-		// A server that may not write, for example without memory, refuses SET even if the key is
-		// held. Only the script shows the difference.
+		// A server that cannot write, for example because it has no memory left, refuses SET even
+		// if the key is held. Only the script finds out whether the key is held.
 		if v != failed || !resp.IsReply(err) {
 			return v, 0, id, err
 		}
@@ -119,7 +119,7 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	if err != nil {
 		v = voteAfter(err)
 		if n.i == a.lead && v == failed {
-			n.d.shun(a.c.Key, n.i) // the lead keeps no queue, so waiters would not be woken
+			n.d.shun(a.c.Key, n.i) // this node cannot keep the queue, so no waiter would be woken
 		}
 		return v, 0, id, err
 	}
@@ -147,12 +147,12 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 		}
 		return failed, 0, id, n.noFence(a.c.Key)
 	}
-	// The outcome is unknown: the script has no such reply, but it may have taken the key.
+	// The outcome is unknown, because a script with an unexpected reply may have taken the key.
 	return unknown, 0, id, n.store.Unexpected(reply)
 }
 
-// refuses stores a node's answer to a refused caller in a.place. It returns false if the script
-// cannot give that answer.
+// refuses stores a node's answer to a refused caller in a.place. It returns false if this is no
+// answer of the script.
 func (n *node) refuses(a *attempt, says []any) bool {
 	p := a.place
 	if n.i != a.lead {
@@ -163,8 +163,8 @@ func (n *node) refuses(a *attempt, says []any) bool {
 		if len(says) != 1 || !a.c.Shared || rest <= 0 {
 			return false
 		}
-		// Several nodes may set this at once. Any value will do, because a writer repeats all of its
-		// intents.
+		// Several nodes may set intent at once. Any of their values will do, because a writer
+		// repeats all of its intents.
 		p.intent.Store(rest)
 		return true
 	}
@@ -180,9 +180,9 @@ func (n *node) refuses(a *attempt, says []any) bool {
 	return true
 }
 
-// leave starts a goroutine that removes a waiter from the queue on node i. If the key is
-// free, the node wakes the next waiter. If this fails, or a vote in flight queues the waiter
-// again, the waiter counts as gone a second after its last look.
+// leave starts a goroutine that removes a waiter from the queue on node i. If the key is free, the
+// node wakes the next waiter. If the removal fails, or a vote in flight queues the waiter again,
+// the waiter's place ends a second after its last look.
 func (d *driver) leave(i int, c backend.Claim, waiter string) {
 	d.spawn(func() {
 		_, _ = d.nodes[i].ask(c.Timeout, leaveScript, redisstore.Call{

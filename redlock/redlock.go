@@ -1,39 +1,39 @@
-// Package redlock implements locks on several independent Redis masters. A caller
-// holds a key if a quorum, more than half of the nodes, has its record
+// Package redlock implements locks on several independent Redis masters. A caller holds a key if a
+// quorum, more than half of the nodes, has the caller's record
 // (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/).
 //
 // # Guarantees
 //
-// A key has one holder at a time, whichever minority of the nodes is down, slow, paused, cut off or
-// restarted without its data. The fastest quorum decides every call. If the outcome of a call is
-// unknown on a node, the driver releases the record that the call may have left there. If a node
-// loses a hold, the next renewal writes it again.
+// A key has at most one holder at a time, even if a minority of the nodes is down, slow, paused,
+// cut off, or restarted without data. The first quorum that answers decides each call. If the
+// outcome of a call is unknown on a node, the driver releases the record that the call may have
+// left there. If a node loses a hold, the next renewal writes the hold to that node again.
 //
-// A node that was restarted or lost its data does not vote for MaxTTL, because it
-// may have forgotten a vote. A new set of nodes votes at once. If all nodes that
-// answer have lost their data, and they are a majority, the set counts as new.
+// A node that was restarted or has lost its data does not vote until MaxTTL has passed, because it
+// may have forgotten a vote. The nodes of a new set vote at once. If a majority of the nodes
+// answers, and all of these nodes have lost their data, the set counts as new.
 //
-// Fences grow from holder to holder, unless a node has lost its counter and the nodes' clocks also
-// differ by more than the time between the two holds.
+// Each holder gets a larger fence than the holder before it, unless a node has lost its counter,
+// and the nodes' clocks also differ by more than the time between the two holds.
 //
 // # Limits
 //
-// The guarantee ends if a node's clock steps by more than backend.Drift within a
-// term, if operators delete keys or Redis evicts them, or if two servers answer at
-// the address of one node. The fence then protects the resource. See docs/redlock.md.
+// A key may have two holders if a node's clock steps by more than backend.Drift within a term, if
+// operators delete keys or Redis evicts them, or if two servers answer at the address of one node.
+// In these cases, only the fence protects the resource. See docs/redlock.md.
 //
 // Waiters usually, but not always, get the key in the order in which they began to wait. TryLock
-// may report a free key as held while others wait for it, and for a second after the last of them
-// has died.
+// may report a free key as held while other callers wait for the key, and for a second after the
+// last waiter has died.
 //
 // # Cost
 //
 // Each call goes to all nodes at once. It takes one round trip to lock a free key, and one to
 // unlock it. For both together, each node executes five commands, counting those inside scripts, or
-// six if the program passed its own clients. If others wanted the key within the last second, one
-// node is asked first, which takes one more round trip. A fence takes one more round trip, and so
-// does finding the holder of a held key. All waiters of a Client share one more connection to each
-// node. Renewals travel in batches.
+// six if the program passed its own clients. If other callers wanted the key within the last
+// second, one node is asked first, which takes one more round trip. A fence takes one more round
+// trip, and so does finding the holder of a held key. All waiters of a Client share one extra
+// connection to each node. Renewals are sent in batches.
 //
 // # URL
 //
@@ -46,33 +46,33 @@
 //	fence_ttl    how long a fence counter is kept after its last use (default 720h)
 //	durable      true: nodes write to disk before they answer, and vote at once
 //	             when they are restarted with their data
-//	allow_unsafe_nodes  true: accept fewer than three nodes, an even number, or one twice
+//	allow_unsafe_nodes  true: accept fewer than three nodes, an even number, or one server twice
 //	allow_eviction      true: accept nodes that may evict keys
 //
 // and the parameters of TLS, which are in docs/redis.md.
 //
-// In a hasp.Config each node may have a URL of its own. All programs that share
-// locks must name the same nodes and agree on max_ttl and durable. If their
-// max_ttl differ, the longest counts as soon as the nodes know it.
+// In a hasp.Config each node may have a URL of its own. All programs that share locks must name the
+// same nodes and agree on max_ttl and durable. If they differ in max_ttl, the largest value applies
+// as soon as the nodes know it.
 //
 // # Keys and channels
 //
-// A lock is a string on each node, under the key itself. Its value is token#owner,
-// or token~n#owner for a later attempt. If hasp.WithMinHold keeps the key after an
-// Unlock, kept- comes before the token. A shared lock is a sorted set. Each holder has a member
-// like that value, whose score is the end of the term in ms by the node's clock. hasp and redsync
-// exclude each other on the same nodes. A key with any other value counts as held on its node, and
-// so does a set that never expires. A user's key that begins with "hasp:{" is stored under
-// hasp:{tag}:lock:key instead. The other keys, and the channels that a release publishes to, are
+// A lock is a string on each node, under the key itself. Its value is token#owner, or token~n#owner
+// for a later attempt. If hasp.WithMinHold keeps the key after Unlock, the value begins with kept-.
+// A shared lock is a sorted set with a member in this form for each holder. The member's score is
+// the end of the holder's term in ms by the node's clock. hasp and redsync exclude each other on
+// the same nodes. A key with any other value counts as held on its node, and so does a set that
+// never expires. A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
+// instead. The other keys, and the channels that a release publishes to, are
 //
 //	hasp:{tag}:fence:key           the fence counter, a string
-//	hasp:{tag}:intent:key          the intent of a waiting writer: the node refuses new readers
-//	hasp:{tag}:turns:key           the queue: the waiters by arrival, a sorted set
+//	hasp:{tag}:intent:key          the intent of a waiting writer, which keeps out new readers
+//	hasp:{tag}:turns:key           the queue of waiters by arrival, a sorted set
 //	hasp:{tag}:looks:key           when each waiter last asked, a sorted set
-//	hasp:{tag}:waits:key           a sign that callers wait; all three expire 2 s after a waiter asked
+//	hasp:{tag}:waits:key           a sign of waiters; these three expire 2 s after a waiter asked
 //	hasp:{tag}:channel:key:driver  the channel of the first waiter's driver
 //	hasp:{tag}:channel:key         the channel of the readers
-//	hasp:{redlock}:mark            the node's mark, which shows whether it has kept its data
+//	hasp:{redlock}:mark            the node's mark, which shows whether the node has kept its data
 //
 // The driver needs Redis 6.2 or later.
 package redlock
@@ -98,8 +98,8 @@ import (
 // defaultMaxTTL is the default of [Options.MaxTTL].
 const defaultMaxTTL = 2 * time.Minute
 
-// closeTimeout is how long Close waits for calls in flight, and for the releases
-// of the records that they leave on a node.
+// closeTimeout is the longest time that Close waits for calls in flight, and for the releases of
+// the records that these calls leave on nodes.
 const closeTimeout = 3 * time.Second
 
 var errClosed = errors.New("redlock: driver is closed")
@@ -110,14 +110,14 @@ type Options struct {
 	Client hasp.Options
 
 	// MaxTTL is the longest term that any caller may ask for. Lock and Extend refuse a longer one.
-	// A node that was restarted or has lost its data does not vote for this time. The default is
-	// two minutes, the minimum backend.MinTTL. A min hold may be longer. If a majority of the nodes
-	// lose their data during such a min hold, even one after another, the key is free early.
+	// A node that was restarted or has lost its data does not vote until this time has passed. The
+	// default is two minutes, the minimum is backend.MinTTL. A min hold may be longer, but if a
+	// majority of the nodes lose their data meanwhile, even one by one, the key is free early.
 	MaxTTL time.Duration
 
-	// FenceTTL is how long a node keeps the fence counter of a key after the last
-	// fenced hold was taken or renewed. When the counter is gone, fences still grow as long as the
-	// servers' clocks advance. The default is 30 days, the minimum a millisecond.
+	// FenceTTL is how long a node keeps the fence counter of a key after its last fenced hold was
+	// taken or renewed. When the counter is gone, fences still grow as long as the servers' clocks
+	// advance. The default is 30 days, and the minimum is a millisecond.
 	FenceTTL time.Duration
 
 	// Durable says that the nodes write each command to disk before they answer it
@@ -132,21 +132,21 @@ type Options struct {
 
 // driver is a [backend.Driver] that keeps its locks on several masters.
 type driver struct {
-	id    string // in the names of the channels on which this driver's waiters are woken
+	id    string // part of the names of the channels that wake this driver's waiters
 	nodes []*node
-	opts  Options // with the defaults
+	opts  Options // with the defaults filled in
 
-	longestTTL atomic.Int64  // the longest term of any caller in ms, as far as this driver knows
-	markTurn   chan struct{} // a mutex whose lock can time out: full while a caller marks a new set
+	longestTTL atomic.Int64  // the longest term that any caller may ask for, with drift, in ms, as far as this driver knows
+	markTurn   chan struct{} // a mutex whose lock can time out; full while a caller marks a new set
 
 	work       sync.WaitGroup     // goroutines and calls that Close waits for
-	closing    context.Context    // done when Close begins: no new work
+	closing    context.Context    // done when Close begins; no work begins after that
 	beginClose context.CancelFunc // ends closing
 
 	// mu guards the fields below, and the fields of attempts and nodes whose comments say so.
 	mu       sync.Mutex
 	attempts map[string]*attempt // by token
-	sweepAt  int                 // the number of attempts at which expired ones are removed
+	sweepAt  int                 // register removes expired attempts when there are so many attempts
 	wants    map[string]*rivalry // by key
 }
 
@@ -157,11 +157,11 @@ var (
 
 func init() { hasp.Register("redlock", openConfig, params...) }
 
-// New returns a Client whose locks are on the masters that clients lead to, one client for each
-// master. The clients belong to the caller: Close does not close them. Their settings apply, except
-// that no command of hasp is retried. The error is hasp.ErrInvalid if a client is nil, a
-// redis.ClusterClient or a redis.Ring, and if o is out of range. Unless o allows it, it is also
-// ErrInvalid if there are fewer than three clients, an even number, or two with the same address.
+// New returns a Client that keeps its locks on several masters, each with a Redis client of its
+// own. Close does not close the Redis clients. Their settings apply, except that hasp's commands
+// are not retried. The error is hasp.ErrInvalid if one is nil, a redis.ClusterClient or a
+// redis.Ring, or if o is out of range. Unless o.AllowUnsafeNodes is set, it is also ErrInvalid if
+// there are fewer than three, an even number, or two with the same address.
 func New(clients []goredis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(clients, o)
@@ -171,8 +171,8 @@ func New(clients []goredis.UniversalClient, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New].
+// NewDriver returns the driver that New uses. It is for the conformance suite, and for wrappers
+// that are passed to [hasp.New].
 func NewDriver(clients []goredis.UniversalClient, o *Options) (backend.Driver, error) {
 	stores := make([]*redisstore.Store, len(clients))
 	names := make([]string, len(clients))
@@ -183,8 +183,8 @@ func NewDriver(clients []goredis.UniversalClient, o *Options) (backend.Driver, e
 		case *goredis.ClusterClient, *goredis.Ring:
 			return nil, fmt.Errorf("redlock: %w: a node is one server, not a cluster or a ring", hasp.ErrInvalid)
 		case *goredis.Client:
-			// A client of sentinels has no address: go-redis reports the same word for
-			// all such clients.
+			// A client of sentinels has no address of its own. go-redis reports the same text for
+			// all clients of sentinels.
 			if addr := rdb.Options().Addr; addr != "FailoverClient" {
 				names[i] = addr
 			}
@@ -199,8 +199,8 @@ func NewDriver(clients []goredis.UniversalClient, o *Options) (backend.Driver, e
 	return d, nil
 }
 
-// newDriver returns a driver over stores. Names are the addresses of the nodes, or
-// "" where the address is not known yet.
+// newDriver returns a driver over stores. names has the address of each node, or "" if the address
+// is not known.
 func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver, error) {
 	o = cmp.Or(o, &Options{})
 	d := &driver{
@@ -235,7 +235,7 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver,
 	return d, nil
 }
 
-// unsafeHint ends the errors that Options.AllowUnsafeNodes prevents.
+// unsafeHint is the end of each error text that Options.AllowUnsafeNodes prevents.
 const unsafeHint = ", or set allow_unsafe_nodes=true"
 
 // checkNodes returns an error if the set of nodes tolerates no failure, or no more
@@ -267,8 +267,8 @@ func (d *driver) Traits() backend.Traits {
 // quorum is the smallest majority of the nodes.
 func (d *driver) quorum() int { return len(d.nodes)/2 + 1 }
 
-// checkTTL returns an error if a term is longer than MaxTTL, because a restarted node votes again
-// after MaxTTL.
+// checkTTL returns an error if ttl is longer than MaxTTL. A restarted node votes again after
+// MaxTTL, so all leases must have ended by then.
 func (d *driver) checkTTL(ttl time.Duration) error {
 	if ttl > d.opts.MaxTTL {
 		return fmt.Errorf("%w: a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs", backend.ErrInvalid, ttl, d.opts.MaxTTL)
@@ -277,10 +277,10 @@ func (d *driver) checkTTL(ttl time.Duration) error {
 }
 
 // Acquire takes c.Key if it is free on a quorum of the nodes. For a shared claim, a node with a
-// shared record counts as well. If this driver has met other callers of the key within the last
-// second, it asks one node first, the lead, which also refuses a free key if others wait. If not, it
-// asks all nodes at once. Acquire does not wait for the key. It asks again, a few times, if only the
-// queue refused the claim, or no caller seems to hold the key.
+// shared record also counts as free. Acquire asks all nodes at once, unless the claim is exclusive
+// and other callers wanted the key within the last second. If so, it first asks one node, the lead,
+// which refuses even a free key if other callers wait for it. Acquire does not wait for the key,
+// but asks a few times if only the queue refused it, or if no caller seems to hold the key.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	// Rivals that ask the same node first do not split the votes. Readers need no lead, because
 	// they do not exclude each other.
@@ -293,8 +293,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	g, err := d.tryAcquire(ctx, c, 0, lead, p)
 	number := 1
 	for pause := minSleep; p.answer.Load() == behindFree && isHeld(err) && pause < leadTimeout; pause *= 2 {
-		// Only the queue has refused a key that is free on the lead. Ask again: the first waiter
-		// may be about to take the key, or a waiter that had it has not left the queue yet.
+		// Only the queue has refused the key, which is free on the lead. Ask again, because the
+		// first waiter may be about to take the key, or may have had it and still be in the queue.
 		doze(ctx, pause)
 		p = &queueState{}
 		g, err = d.tryAcquire(ctx, c, number, lead, p)
@@ -302,7 +302,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	for round := 0; isHeld(err); round++ {
 		d.refused(c.Key)
-		// An intent keeps readers out until it ends, whatever the nodes store.
+		// An intent keeps this reader out until the intent ends, whatever records the nodes have.
 		if rest := p.intent.Load(); rest > 0 {
 			return backend.Grant{}, &backend.HeldError{RetryAfter: time.Duration(rest) * time.Millisecond}
 		}
@@ -314,14 +314,14 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		case s.holder != nil && !s.joins(*s.holder), !s.unheld(), round == maxRounds:
 			return backend.Grant{}, s.heldError()
 		case p.answer.Load() == behind:
-			// Refuse the key, because others have waited for it, and one of them takes it next.
+			// Give up, because other callers wait for the key, and one of them gets it next.
 			return backend.Grant{}, s.heldError()
 		}
 
-		// Ask again. The records that refused this attempt, such as votes of a rival, are about to
-		// be released. If the queue refused, its first waiter has not taken the free key meanwhile,
-		// and is probably gone. If several rivals ask again at once, one of them nearly always
-		// wins.
+		// Ask again, because the records that blocked this attempt, such as a rival's votes, are
+		// about to be released. If only the queue refused the attempt, the first waiter has left
+		// the free key alone, so that waiter has probably died. If several rivals ask again at
+		// once, one of them nearly always wins.
 		g, err = d.tryAcquire(ctx, c, number, noLead, p)
 		number++
 	}
@@ -353,7 +353,7 @@ func (d *driver) spawn(f func()) bool {
 func (d *driver) beginWork() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Close ends the context closing with mu held, and then waits for work. So work does not grow
+	// Close cancels d.closing while it holds mu, and then waits for d.work. So d.work never grows
 	// from zero during that wait.
 	if d.closing.Err() != nil {
 		return false
@@ -362,12 +362,12 @@ func (d *driver) beginWork() bool {
 	return true
 }
 
-// Close waits at most 3 s for the commands in flight, and for the release of the records that they
-// leave on a node. Otherwise these records would block their keys for a term. Close then closes the
-// connections of waiters, and all connections of a driver that was opened by URL.
+// Close waits at most 3 s for the commands in flight, and for the release of the records that these
+// commands leave on nodes. A record that stays would block its key for a term. Close then closes
+// the connections of waiters, and all connections of a driver that was opened by URL.
 func (d *driver) Close() error {
 	d.mu.Lock()
-	d.beginClose() // from now on, only goroutines that count as work add to work
+	d.beginClose() // after this, only goroutines that d.work counts add to d.work
 	d.mu.Unlock()
 
 	done := make(chan struct{})
@@ -376,13 +376,13 @@ func (d *driver) Close() error {
 		close(done)
 	}()
 
-	// If a call does not end in time, the goroutine above ends with that call.
+	// If a call does not end in time, the goroutine above ends only when that call ends.
 	select {
 	case <-done:
 	case <-time.After(closeTimeout):
 	}
 
-	// Close the connections last, because the releases above use them.
+	// Close the connections last, because the releases need them.
 	var err error
 	for _, n := range d.nodes {
 		err = errors.Join(err, n.store.Close())

@@ -13,18 +13,18 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// An attempt uses a mutex of redsync, which asks all nodes at once, counts the votes up to the
-// quorum, and checks the rest of the term. Only redsync decides whether a key is won. But it does
-// not know that a quorum has become impossible, that a node must not vote, or that the outcome of a
+// An attempt uses a mutex of redsync, which asks all nodes at once, counts votes up to a quorum,
+// and checks the rest of the term. Only redsync decides whether an attempt wins. But it does not
+// know that a quorum has become impossible, that a node must not vote, or that the outcome of a
 // call is unknown. So the ballot counts the same votes, and ends an attempt that cannot win.
 
-// redsyncPool stands for a node in one operation of redsync. redsync calls it instead of SET NX.
-// The driver decides when the command is sent, and handles its outcome even after redsync has
-// returned. So calls do not end with redsync's context.
+// redsyncPool stands for a node in one operation of redsync, which calls the function instead of
+// sending SET NX. The driver itself sends the command, and handles the outcome even after redsync
+// has returned. So the call does not end with redsync's context.
 type redsyncPool func() (bool, error)
 
-// redsyncMutex returns redsync's mutex over the nodes. After a failed attempt the driver ignores
-// redsync's releases. It releases the record on each node when the call to that node has ended.
+// redsyncMutex returns redsync's mutex over the nodes. If the attempt fails, the driver ignores
+// redsync's releases. It releases the record on a node when the call to that node has ended.
 func (a *attempt) redsyncMutex() *redsync.Mutex {
 	pools := make([]redis.Pool, len(a.d.nodes))
 	for i := range pools {
@@ -32,8 +32,8 @@ func (a *attempt) redsyncMutex() *redsync.Mutex {
 			pools[i] = redsyncPool(a.leadVote)
 			continue
 		}
-		// Count the call here, because redsync may return before the call's goroutine starts, and
-		// Close would not wait for it.
+		// Count the call as work here. redsync may return before the call's goroutine starts, so
+		// that Close would not wait for that goroutine.
 		a.d.work.Add(1)
 		pools[i] = redsyncPool(func() (bool, error) {
 			defer a.d.work.Done()
@@ -61,15 +61,15 @@ type redsyncConn struct {
 
 func (c redsyncConn) SetNX(string, string, time.Duration) (bool, error) { return c.take() }
 
-// Eval does nothing. A Mutex that gave up would release the key, but the driver does that
+// Eval does nothing. A Mutex that gives up calls it to release the key, but the driver does that
 // itself.
 func (redsyncConn) Eval(*redis.Script, ...any) (any, error) { return int64(0), errNotAsked }
 
 func (redsyncConn) Close() error { return nil }
 
-// outage returns the error of a call without a quorum: a *multierror.Error with one
-// error for each node that does not vote. Each error names its node. errs has one
-// element for each node; nil is a node that voted.
+// outage returns the error of a call without a quorum. It is a *multierror.Error with one error for
+// each node that does not vote. Each error names its node. errs has one element for each node,
+// which is nil if the node voted.
 func outage(errs []error) error {
 	n := len(errs)
 	m := &multierror.Error{ErrorFormat: func(errs []error) string {

@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// firstRetry is the pause before the first round of a node's clean-ups. It doubles with
-	// each round that the node does not answer.
+	// firstRetry is the pause before the first round of a node's clean-ups. It doubles after each
+	// round that the node does not answer.
 	firstRetry = 50 * time.Millisecond
 
-	// cleanupsAtOnce is how many clean-ups are sent to one node at once.
+	// cleanupsAtOnce is the largest number of clean-ups that are sent to one node at once.
 	cleanupsAtOnce = 64
 )
 
 // Release removes the record of c.Token from all nodes, and publishes the release. It returns as
 // soon as a quorum has answered. After a hold of half a second or more, it also waits for the lead.
-// The calls to the other nodes go on. With c.KeepUntil, each node keeps a record without the token
-// until then. On a node that does not answer, the old record stays for its term.
+// The calls to the other nodes continue. With c.KeepUntil, each node keeps the key taken until
+// then, by a record without a holder. A node that does not answer keeps the old record.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	a, err := d.beginRelease(c)
 	if err != nil {
@@ -33,22 +33,22 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 	lead := noLead
 	if a != nil && time.Since(a.began) >= wantedFor/2 {
-		// Also wait for the lead, whose reply says whether callers wait. What this driver knew
-		// about waiters may have expired during the hold, and a caller that locks again at once
-		// could overtake waiters each time.
+		// Also wait for the lead, whose reply says whether callers wait. During a long hold, this
+		// driver forgets that callers wait. If the holder then locks the key again at once, it
+		// could overtake them each time.
 		lead = d.leader(c.Key)
 	}
 	prefix := c.Token
 	if c.Shared && a != nil {
-		prefix = a.prefix // so that the node need not search its members
+		prefix = a.prefix // so that the node need not search the members of the set
 	}
 	call := releaseCall(c, prefix, redisstore.DerivedKey("channel", c.Key)) // the same for all nodes
-	// Do not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the calls go
-	// on, so that all nodes release the record.
+	// Do not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the calls
+	// continue, so that all nodes release the record.
 	err = d.poll(ctx, lead, func(n *node) (vote, error) { return n.releaseHold(c, a, call) })
 	if err == nil && a != nil && a.again {
-		// Renewals of the token must fail from now on. Otherwise a late vote for an earlier attempt
-		// and a node that has not answered yet could be a quorum for a renewal.
+		// Let renewals of the token fail. Otherwise, late votes for an earlier attempt and nodes
+		// that have not answered this release could together be a quorum for a renewal.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		a.forgetLocked()
@@ -56,9 +56,9 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// beginRelease prevents further commands for the hold of c, and returns the attempt that took it.
-// If this driver does not know the hold, the attempt is nil, and the nodes must be asked for any
-// record of the token. beginRelease counts the Release as work.
+// beginRelease prevents further repairs of c's hold, and returns the attempt that took the hold. If
+// this driver does not know the hold, the attempt is nil, and each node must search for the records
+// of the token. beginRelease counts the Release as work.
 func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,16 +72,16 @@ func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 
 	d.work.Add(1)
 	if a != nil {
-		// No repair starts from now on. releaseHold waits for one in flight.
+		// No repair starts after this. releaseHold waits for a repair in flight.
 		a.released = true
 		delete(d.attempts, c.Token)
 	}
 	return a, nil
 }
 
-// releaseHold releases c on the node with call, once the commands for c in flight there have
-// ended. If the outcome is unknown, a goroutine repeats the release. a is nil if the driver
-// does not know the hold.
+// releaseHold waits for the commands in flight for c on the node, and then runs call, which
+// releases c there. If the outcome is unknown, a goroutine repeats the release. The attempt a is
+// nil if the driver does not know the hold.
 func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (vote, error) {
 	r := &cleanup{c: c, call: call, answers: 1, until: time.Now().Add(c.TTL + c.Timeout)}
 	if a != nil {
@@ -109,18 +109,18 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 }
 
 // cleanup is the release of one record on one node. A command of unknown outcome may write the
-// record after the first release. So the node must answer a second release a Timeout later. By then
-// that command's connection is dead, and the record is removed for good.
+// record after the first release. So the node must also answer a second release, which is sent a
+// Timeout later. By then, the connection of that command is dead, so the record cannot return.
 type cleanup struct {
 	c       backend.Claim
-	call    redisstore.Call // of the script
+	call    redisstore.Call // of release.lua
 	answers int             // how many releases must still be answered; the driver's mu guards it
 	due     time.Time       // when the next release may be sent
-	until   time.Time       // when the record has expired on the node
+	until   time.Time       // when the record will have expired on the node
 }
 
-// cleanUp sends a release. If the node must still answer a release of r, r joins the node's
-// clean-ups. Even if Close has begun, it waits for r, because the caller counts as work.
+// cleanUp sends a release. If the node must answer another release of r after that, r joins the
+// node's clean-ups. Close waits for r in any case, because the caller counts as work.
 func (n *node) cleanUp(r *cleanup) error {
 	err := n.try(r, false)
 
@@ -131,7 +131,7 @@ func (n *node) cleanUp(r *cleanup) error {
 	}
 	record := r.call.Args[0]
 	if old := n.cleanups[record]; old != nil && old.answers > 0 {
-		return err // an earlier Release of the record has left a clean-up already
+		return err // an earlier Release has already left a clean-up of the record
 	}
 	if len(n.cleanups) == 0 {
 		n.d.work.Go(n.repeatCleanups)
@@ -140,8 +140,8 @@ func (n *node) cleanUp(r *cleanup) error {
 	return err
 }
 
-// try sends a release, but not to a suspect node. The last try asks even a suspect node, because
-// perhaps only one connection was dead.
+// try sends a release, unless the node is suspect. If last is true, it asks even a suspect node,
+// because perhaps only one connection was dead.
 func (n *node) try(r *cleanup, last bool) error {
 	if !last {
 		if err := n.admit(); err != nil {
@@ -155,8 +155,8 @@ func (n *node) try(r *cleanup, last bool) error {
 	}
 
 	reply, err := n.send(r.c.Timeout, releaseScript, call)
-	// A reply above 1 says that others wait for the key. Let the next Acquire ask the lead first,
-	// so that the others get the key before it.
+	// A reply above 1 says that other callers wait for the key. Let this driver's next Acquire ask
+	// the lead first, so that it does not overtake them.
 	if waiters, ok := reply.(int64); ok && waiters > 1 {
 		n.d.refused(r.c.Key)
 		reply = int64(1)
@@ -172,8 +172,8 @@ func (n *node) try(r *cleanup, last bool) error {
 	return err
 }
 
-// repeatCleanups tries the node's clean-ups until none is left. One such goroutine for each node is
-// enough.
+// repeatCleanups tries the node's clean-ups until none is left. Each node has at most one goroutine
+// that runs it.
 func (n *node) repeatCleanups() {
 	pause, left := firstRetry, true
 	for left {
@@ -196,7 +196,7 @@ func (n *node) repeatCleanups() {
 			}
 			wg.Wait()
 			if !answered.Load() {
-				next = min(2*pause, some[0].c.Timeout) // the others would get no answer either
+				next = min(2*pause, some[0].c.Timeout) // the other clean-ups would get no answer either
 				break
 			}
 		}
@@ -204,8 +204,8 @@ func (n *node) repeatCleanups() {
 	}
 }
 
-// dueCleanups returns the clean-ups that are due, or all if this is their last try. It drops
-// those that are done or expired, and reports whether any are left for a later round.
+// dueCleanups returns the clean-ups that are due, or all of them if last is true. It drops those
+// that are done or expired, and reports whether any are left for a later round.
 func (n *node) dueCleanups(last bool) (due []*cleanup, left bool) {
 	n.d.mu.Lock()
 	defer n.d.mu.Unlock()
@@ -222,8 +222,8 @@ func (n *node) dueCleanups(last bool) (due []*cleanup, left bool) {
 	return due, len(n.cleanups) > 0
 }
 
-// releaseCall returns the call of release.lua for c's records that begin with prefix. The
-// script publishes to channel, unless that is empty.
+// releaseCall returns the call of release.lua for c's records that begin with prefix. The script
+// publishes to channel, unless channel is empty.
 func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
 	args := []string{prefix, channel, c.Token, ""}
 	if c.Shared {

@@ -15,38 +15,38 @@ import (
 type renewal struct {
 	i      int // the index in the claims of Renew
 	c      backend.Claim
-	a      *attempt // the one that took the hold; nil if the driver does not know it
+	a      *attempt // the attempt that took the hold; nil if the driver does not know the hold
 	ballot *ballot
 	began  time.Time
 }
 
-// flaw says why a node does not count for a renewal: it lacks the record, or its record does not
-// count. The flaw is zero if the node counts, or has not answered.
+// flaw says why a node does not count for a renewal. The node lacks the record, or its record does
+// not count. The flaw is zero if the node counts, or has not answered.
 type flaw struct {
 	r     *renewal
 	clock int64     // the node's time in ms if it lacks the record; 0 if its record does not count
 	read  time.Time // when the reply with clock arrived
 }
 
-// proof says whether the record on a node counts for a renewal: the node's vote counted, and the
-// node has had the record ever since.
+// proof says whether the record on a node counts for a renewal. It counts if the node's vote
+// counted, and the node has had the record ever since.
 //
-// A record that is there may not count. Suppose that the first record expired, the node voted for
-// another caller, and lost that vote with its data. If a late command then stored this record, both
-// callers would count the node: see RENEW_ANYWHERE in lab/model/redlock.pml.
+// Not every record that a node has counts. Suppose that the record expired, the node voted for
+// another caller, and then lost that vote with its data. If a late command stored the record again,
+// both callers would count the node (see RENEW_ANYWHERE in lab/model/redlock.pml).
 //
-// Such a record counts from the next renewal on, if the node had it at least one Timeout before the
-// end of a term that a quorum has granted. If the node voted for another caller earlier, that
-// caller's attempt lasts at most one Timeout. So it ends before the other nodes of the quorum are
-// free.
+// A record that does not count will count from the next renewal on, if the node had it at least one
+// Timeout before the end of a term that a quorum has granted. If the node has voted for another
+// caller, that caller's attempt lasts at most one Timeout. So the attempt ends before the other
+// nodes of the quorum are free.
 type proof struct {
 	until time.Time // the record is there until then, if the node keeps its data
 	lost  time.Time // when the last renewal that did not find the record began
 }
 
 // Renew asks all nodes to prolong the holds, with one batch for each node. A hold is renewed if a
-// quorum has records of it that count: see proof. If this driver took the hold, Renew then repairs
-// the nodes that lack it.
+// quorum has records of it that count (see proof). If this driver took the hold, Renew then repairs
+// the nodes that lack the record.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var renewals []*renewal
 	for i, c := range cs {
@@ -62,8 +62,8 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 		return
 	}
 
-	// End the ballots: votes that arrive after Renew has returned must not lead to a repair, because
-	// another caller may hold the key by then. If Close has begun, no node decides the ballots.
+	// End the ballots. Votes that arrive later must not lead to a repair, because another caller
+	// may hold the key by then. If Close has begun, no votes decide the ballots.
 	defer func() {
 		for _, r := range renewals {
 			r.ballot.decide(abandoned)
@@ -72,8 +72,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 
 	decided := make(chan *renewal, len(renewals)) // each renewal is decided once
 	for _, n := range d.nodes {
-		// If Close has begun, done is not called, and the outcome of these claims
-		// is unknown.
+		// If Close has begun, do not call done, so that the outcome of these claims is unknown.
 		if !d.spawn(func() { n.renew(renewals, decided) }) {
 			return
 		}
@@ -103,8 +102,7 @@ func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
 		return nil, backend.ErrLost
 	}
 	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now()}
-	// Raise expiry even if the renewal is then refused, because some nodes may have prolonged their
-	// records.
+	// Raise expiry now, because some nodes may prolong their records even if the renewal fails.
 	if expiry := r.began.Add(c.TTL + c.Timeout); a != nil && expiry.After(a.expiry) {
 		a.expiry = expiry
 	}
@@ -140,17 +138,17 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 		cast(j, v, err)
 	})
 
-	// RunEach leaves out the calls without a reply in time. Their outcome is unknown, which is not
-	// a no.
+	// RunEach does not report calls that got no reply in time. Their outcome is unknown, so they do
+	// not count as a no.
 	for j := range renewals {
 		if !answered[j] {
 			cast(j, failed, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 		}
 	}
 
-	// If a quorum has renewed the hold, repair a node without the record. A record that did not
-	// count counts from now on, if at least one Timeout of the term is left. The wait for a ballot
-	// ends, because all nodes vote within their Timeout.
+	// If a quorum has renewed a hold, repair this node if it lacks the record. If its record did
+	// not count, the record counts after this, if at least one Timeout of the term is left. Each
+	// ballot is decided in time, because all nodes vote within their Timeout.
 	for _, f := range flaws {
 		<-f.r.ballot.done
 		switch {
@@ -164,7 +162,7 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 }
 
 // renewed returns the vote that follows from the outcome of a renewal on the node. If the node does
-// not count for a hold that this driver took, it also returns why.
+// not count for a hold that this driver took, renewed also returns the flaw.
 func (n *node) renewed(r *renewal, reply any, err error) (vote, flaw, error) {
 	if err != nil {
 		return failed, flaw{}, n.nodeError(err, r.c.Timeout)
@@ -197,9 +195,9 @@ func (a *attempt) proven(i int) bool {
 	return time.Now().Before(a.on[i].proof.until)
 }
 
-// prove notes that the record on node i counts until the end of a term that began at began. It
-// does nothing if less than spare of the term is left, or if a renewal that began later did not
-// find the record.
+// prove notes that the record on node i counts until began+ttl, less the drift. It does nothing if
+// less time than spare is left until then, or if a renewal that began later did not find the
+// record.
 func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
 	end := began.Add(ttl - backend.Drift(ttl))
 	a.d.mu.Lock()
@@ -209,8 +207,8 @@ func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
 	}
 }
 
-// renewCall returns the call of renew.lua that prolongs the hold of c, which a has taken, by
-// ttl. a is nil if the driver does not know the hold.
+// renewCall returns the call of renew.lua that prolongs the hold of c to the term ttl. The attempt
+// a took the hold; it is nil if the driver does not know the hold.
 func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisstore.Call {
 	prefix, fence := c.Token, ""
 	if a != nil {
@@ -231,10 +229,10 @@ func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisst
 	return call
 }
 
-// decodeRenewal decodes a reply of renew.lua to a call for c: whether the node has the hold,
-// and if not, the node's time in ms. If the mark in the reply names another run than the known
-// mark of the node, it returns an error. The node's address may lead to the server of another node,
-// which would then count twice. It does not notice a new run that has the old mark.
+// decodeRenewal decodes a reply of renew.lua to a call for c. It returns whether the node has the
+// hold, and if not, the node's time in ms. If the mark in the reply names another run than the
+// node's known mark, it returns an error, because the server of another node may have answered, and
+// would count twice. A new run that has the old mark is not noticed.
 func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64, err error) {
 	parts, _ := reply.([]any)
 	if len(parts) == 1 && parts[0] == int64(-1) {
@@ -268,13 +266,13 @@ func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64,
 	return holds, now, nil
 }
 
-// repair writes a hold to the node. The record ends with the lease, however late the
-// command arrives, because its end is a time of the node's own clock.
+// repair writes a hold to the node. The record ends with the lease, however late the command
+// arrives, because the command names the end by the node's own clock.
 func (n *node) repair(f flaw) {
 	d, r, a, ended := n.d, f.r, f.r.a, make(chan struct{})
 	end := r.began.Add(r.c.TTL - backend.Drift(r.c.TTL))
 	// The node read its clock before f.read. So the record ends with the lease, or earlier by the
-	// time of that trip.
+	// time that the reply took to arrive.
 	left := end.Sub(f.read)
 
 	// Hold d.mu until the repair counts as in flight, so that a Release either prevents the repair,
@@ -305,7 +303,7 @@ func (n *node) repair(f flaw) {
 		if err != nil && voteAfter(err) == unknown {
 			d.mu.Lock()
 			// The command may still arrive. Set mayArrive before ended is closed, because a Release
-			// that waits for ended reads mayArrive.
+			// that waits for ended then reads mayArrive.
 			a.on[n.i].mayArrive = true
 			d.mu.Unlock()
 		}

@@ -7,23 +7,23 @@ import (
 
 const (
 	wantedFor = time.Second      // how long a key counts as contended after a refusal
-	maxWanted = 256              // the most keys; for a key that was forgotten, votes may split, or the order is lost
-	shunFor   = 10 * time.Second // how long a node must not lead
+	maxWanted = 256              // the most keys that are remembered; callers of other keys may split votes or lose their order
+	shunFor   = 10 * time.Second // how long a shunned node must not lead
 )
 
 // rivalry is the contention that this driver has seen for a key.
 type rivalry struct {
-	at      time.Time         // of the last refusal
-	shunned map[int]time.Time // nodes that must not lead, and when they may again
+	at      time.Time         // the time of the last refusal
+	shunned map[int]time.Time // when each node that must not lead may lead again
 	until   time.Time         // when all nodes may lead again
 }
 
-// rivalsLocked returns the rivalry for a key, or a new one.
+// rivalsLocked returns the rivalry for a key. If there is none, it adds a new one.
 func (d *driver) rivalsLocked(key string) *rivalry {
 	r := d.wants[key]
 	if r == nil {
 		if len(d.wants) >= maxWanted {
-			// Forget all, because a search for the oldest key would take time.
+			// Forget all keys, because a search for the oldest key would take time.
 			clear(d.wants)
 		}
 		r = &rivalry{shunned: map[int]time.Time{}}
@@ -39,9 +39,9 @@ func (d *driver) refused(key string) {
 	d.rivalsLocked(key).at = time.Now()
 }
 
-// shun excludes node i from leading for a while. There are three reasons: the node's record blocks
-// only callers that ask this node first; the node lacks the holder's record, so the release wakes no
-// waiter there; or the node cannot keep a queue.
+// shun keeps node i from leading for the time shunFor. A node is shunned if its record blocks only
+// callers that ask this node first; if it lacks the holder's record, so that the release wakes no
+// waiter there; or if it cannot keep a queue.
 func (d *driver) shun(key string, i int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,14 +58,14 @@ func (d *driver) leads(key string, i int) bool {
 	return r == nil || time.Now().After(r.shunned[i])
 }
 
-// rivalled reports whether another caller had the key, or waited for it, within the
-// last second. It is also true while a node must not lead.
+// rivalled reports whether another caller had the key, or waited for it, within the last second. It
+// also returns true while a node is shunned.
 func (d *driver) rivalled(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.wants[key]
 
-	// Keep the entry until both times are over, because it also names the shunned node.
+	// Keep the entry until both times have passed, because it also names the shunned nodes.
 	if r != nil && time.Since(r.at) >= wantedFor && time.Now().After(r.until) {
 		delete(d.wants, key)
 		r = nil
@@ -73,7 +73,7 @@ func (d *driver) rivalled(key string) bool {
 	return r != nil
 }
 
-// doze returns after pause, or sooner when ctx is done.
+// doze returns after the duration pause, or as soon as ctx is done.
 func doze(ctx context.Context, pause time.Duration) {
 	select {
 	case <-time.After(pause):

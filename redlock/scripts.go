@@ -11,7 +11,7 @@ import (
 //go:embed *.lua
 var scripts embed.FS
 
-// source returns the text of some parts of a script.
+// source returns the text of a script that consists of the given parts.
 func source(parts ...string) string { return redisstore.Source(scripts, parts...) }
 
 var (

@@ -15,10 +15,10 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// Sleeps of a waiter between two calls of look. lookEvery is the longest.
+// These constants limit a waiter's sleeps between two calls of look. The longest is lookEvery.
 const (
 	minSleep   = time.Millisecond
-	maxPoll    = 100 * time.Millisecond // the longest if the waiter is not subscribed
+	maxPoll    = 100 * time.Millisecond // the longest sleep of a waiter without a subscription
 	firstSleep = 50 * time.Millisecond  // the first sleep of the first waiter; it doubles with each look
 )
 
@@ -26,32 +26,32 @@ const (
 type waiting struct {
 	d    *driver
 	c    backend.Claim
-	wake chan struct{} // has room for one
+	wake chan struct{} // signals a release; has room for one
 
 	waiter string           // the name in the queue
 	began  time.Time        // when Wait began
 	queue  int              // the node in whose queue the waiter stands, or noLead
 	ear    *pubsub.Listener // the subscription on that node, which may not be confirmed yet; or nil
 
-	number int                // of the last attempt
+	number int                // the number of the last attempt
 	asked  time.Time          // when the last attempt began
 	answer int32              // the lead's answer to the last attempt
-	barred time.Duration      // what is left of the intent that made a node refuse this reader, or 0
+	barred time.Duration      // the rest of the intent that made a node refuse this reader, or 0
 	intent bool               // the waiter has stored intents
-	vain   int                // looks without success since the waiter was last woken
+	vain   int                // how many looks have failed since the waiter was last woken
 	held   *backend.HeldError // the last refusal; it names the holder only if all nodes were asked
 	trip   time.Duration      // how long the last look took
 
 	surveyed  time.Time // when all nodes were last asked
-	leftover  string    // what strayed saw on the lead then: its record, a text that names the record that it lacks, or empty
+	leftover  string    // what strayed saw on the lead at that time: its record, a text that names a record that it lacks, or empty
 	seenSince time.Time // since when leftover has been the same
 }
 
 // Wait queues on one node, the lead. It makes an attempt when a release there wakes this waiter,
-// and from time to time. The first waiter also tries when the holder's term ends. An attempt asks
-// the lead first, and then the others if the lead votes yes or does not answer in time. Waiters
-// usually agree on the lead, so they do not split the vote. If no quorum answers a look, Wait
-// returns the outage.
+// and from time to time. The first waiter also makes an attempt when the holder's term ends. An
+// attempt asks the lead first, and the other nodes only if the lead votes yes or does not answer in
+// time. Waiters usually agree on the lead, so they do not split the vote. If no quorum answers a
+// look, Wait returns the outage.
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1), waiter: d.id + "~" + crand.Text(), began: time.Now(), queue: noLead}
 	defer w.stand(context.Background(), noLead)
@@ -72,8 +72,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		case ctx.Err() == nil:
 			return backend.Grant{}, &backend.UnavailableError{Since: began, Err: err}
 		case took >= c.Timeout/3:
-			// ctx has ended the look, but a quorum has not answered for so long that the last
-			// answer is too old.
+			// ctx has ended the look, but no quorum has answered for a third of the Timeout, so the
+			// last answer is too old.
 			err = fmt.Errorf("no quorum has answered for %v: %w", took.Round(time.Millisecond), os.ErrDeadlineExceeded)
 			return backend.Grant{}, &backend.UnavailableError{Since: began, Err: err}
 		}
@@ -86,8 +86,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return backend.Grant{}, ctx.Err()
 }
 
-// look makes one attempt. If the nodes refuse, look asks all of them for the holder, unless it has
-// done so recently. If there is no holder, look tries once more.
+// look makes one attempt. If the nodes refuse it, look asks all nodes for the holder, unless they
+// were asked recently. If there is no holder, look makes another attempt.
 func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
 	lead := w.lead(ctx)
@@ -113,9 +113,9 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		case w.barred > 0:
 			// Make no attempt, because it would be refused too.
 		case strayed || w.leftover == "" && w.answer != behind:
-			// Make an attempt: the lead shows no record, or one that blocks no quorum.
+			// Make an attempt, because the lead shows no record, or one that blocks no quorum.
 			if lead = w.lead(ctx); s.shared(lead) {
-				lead = noLead // a reader's record is left on the lead, and the other nodes are free
+				lead = noLead // a shared record is left on the lead, but a quorum is free
 			}
 			g, err = w.attempt(ctx, lead)
 		}
@@ -127,14 +127,14 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		w.vain++
 		return g, err
 	}
-	// Count from before the nodes were asked, so that the term ends here first.
+	// Count the term from before the nodes were asked, so that it ends here before it ends there.
 	g.Until = w.asked.Add(w.c.TTL - backend.Drift(w.c.TTL))
 	return g, nil
 }
 
 // knows reports whether a refusal by the lead is enough, because all nodes were asked recently. The
 // first waiter asks all nodes more often, to find out whether the lead's record has a quorum.
-// Asking them also shows an outage of the others.
+// Asking all nodes also shows an outage of the others.
 func (w *waiting) knows(now time.Time) bool {
 	recent := min(time.Second, w.c.Timeout/3)
 	if w.answer != behind && !w.c.Shared {
@@ -154,10 +154,10 @@ func (w *waiting) lead(ctx context.Context) int {
 	return lead
 }
 
-// stand moves the waiter to another node: it leaves the old queue, and subscribes on the new node.
-// With noLead it only leaves. The next attempt takes the place in the queue, and a release after
-// that wakes the waiter. A reader has no place in the queue, and subscribes to a channel for all
-// readers of the key, because one release lets all of them in.
+// stand moves the waiter to the node with the index lead. It leaves the old queue, and subscribes
+// on the new node. With noLead, it only leaves the queue. The next attempt takes a place in the new
+// queue, so that releases can wake the waiter. A reader has no place in the queue, and subscribes
+// to a channel for all readers of the key, because one release lets all of them in.
 func (w *waiting) stand(ctx context.Context, lead int) {
 	if w.queue == lead {
 		return
@@ -178,22 +178,22 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	if !w.c.Shared {
 		channel += ":" + w.d.id
 	}
-	// Until the subscription is confirmed, the waiter polls, and the Listener goes on trying.
+	// Until the subscription is confirmed, the waiter polls, and the Listener keeps trying.
 	ctx, cancel := context.WithTimeout(ctx, n.patience())
 	defer cancel()
 	w.ear, _ = n.store.Subscribe(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) {
 		select {
 		case w.wake <- struct{}{}:
-		// Drop the signal: one waits already.
+		// Drop the signal, because one is already waiting.
 		default:
 		}
 	})
 }
 
-// strayed lets the next node lead, and returns true, if the lead has contradicted the other nodes
-// for leadTimeout: its record cannot have a quorum, or it has no record although it voted yes and
-// another caller holds the key. strayed does not act at once, because a rival may be about to ask
-// the other nodes, or may have written its record after the lead answered.
+// strayed shuns the lead and returns true if the lead has contradicted the other nodes for
+// leadTimeout. That is, its record cannot have a quorum, or it has no record although it voted yes
+// and another caller holds the key. strayed does not act at once, because a rival may be about to
+// ask the other nodes, or may have written its record after the lead answered.
 func (w *waiting) strayed(lead int, s survey) bool {
 	seen, odd := "", false
 	record, most := s.record(lead)
@@ -231,9 +231,9 @@ func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) 
 	return g, err
 }
 
-// leader returns the node that contended attempts ask first: the first one in order that votes, is
-// healthy, and is not much slower than the fastest. Clients that disagree may split a vote, and
-// stand in different queues.
+// leader returns the node that contended attempts ask first. It is the first node in order that
+// votes, is healthy and not shunned, and is not much slower than the fastest node. Clients with
+// different leads may split the votes, and their waiters stand in different queues.
 func (d *driver) leader(key string) int {
 	fastest := time.Duration(1<<63 - 1)
 	for _, n := range d.nodes {
@@ -271,12 +271,12 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		longest = backend.SharedRetryEvery // each look repeats the intent
 	}
 
-	d := longest - rand.N(longest/6) // shorter at random, never longer, because only looks keep the place in the queue
+	d := longest - rand.N(longest/6) // a random part shorter, but never longer, because only looks keep the place in the queue
 	if w.answer != behind {
 		first := firstSleep
 		if w.answer == leadYes || w.c.Shared {
-			// Other nodes have refused: a rival that asked another node first is about to release
-			// its votes, or holds the key.
+			// Nodes other than the lead have refused. A rival that asked another node first is
+			// about to release its votes, or it holds the key.
 			first = minSleep
 		}
 		d = min(first<<min(w.vain, 10), longest)
@@ -287,7 +287,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		d = min(d, w.barred+minSleep) // only this wakes the reader if the writer has died
 	}
 
-	// The first waiter tries when the holder's term ends, as far as the last survey knows.
+	// The first waiter makes an attempt when the holder's term ends, as the last survey showed it.
 	if w.held != nil && w.answer != behind {
 		if left := w.held.RetryAfter - time.Since(w.surveyed); left > 0 {
 			d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
@@ -304,13 +304,13 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	return d
 }
 
-// Readers do not stand in the queue. As long as new readers join, a quorum of free nodes for a
-// writer may never come. So if the first waiter waits for readers, it stores an intent on every
-// node, again and again. A node with an intent votes no for readers. In a trial, readers
-// queued as well: they got the key later, and writers got it no sooner.
+// Readers do not stand in the queue. As long as new readers join, a quorum may never be free for a
+// writer. So if the first waiter waits for readers, each of its looks stores an intent on every
+// node. A node with an intent votes no for readers. In a trial, readers queued as well. Then they
+// got the key later, and writers got it no sooner.
 
 // leaveIntent stores an intent on all nodes if this writer waits for readers. It does not wait for
-// the nodes.
+// their answers.
 func (w *waiting) leaveIntent() {
 	if w.answer != nextReaders {
 		return
@@ -322,7 +322,7 @@ func (w *waiting) leaveIntent() {
 }
 
 // endIntent removes the intents when Wait ends. It may also remove intents of another writer, but
-// that writer repeats them. An intent that arrives later expires.
+// that writer repeats them. An intent that reaches a node later expires by itself.
 func (w *waiting) endIntent() {
 	if w.intent {
 		w.onNodes("del", redisstore.IntentKey(w.c.Key))
@@ -340,7 +340,7 @@ func (w *waiting) onNodes(command ...string) {
 			defer cancel()
 			began := time.Now()
 			_, err := n.store.Do(ctx, command...)
-			// If this fails, readers may come first, until the next look repeats the intent.
+			// If this fails, new readers may get in until the next look repeats the intent.
 			n.observe(ctx, began, err)
 		})
 	}

@@ -1,25 +1,25 @@
-// Package spinlock implements locks on one Redis. Waiters poll, at a pace that
-// follows how often the key changes hands.
+// Package spinlock implements locks on one Redis. Waiters poll at a pace that depends on how often
+// the key changes hands.
 //
 // # Guarantees
 //
 // A key has one holder at a time, as long as the Redis keeps its data and its clock does not step
-// by more than backend.Drift. Otherwise, the fence protects the resource. Waiters of different
-// processes get the key in no particular order. A Redis that fails over to a replica may lose its
-// newest writes, and a lock with them; replicas=N makes such a loss rarer. See docs/redis.md.
+// by more than backend.Drift. If this fails, only the fence protects the resource. Waiters of
+// different processes get the key in no particular order. A Redis that fails over to a replica may
+// lose its newest writes, and with them a lock. replicas=N makes this rarer. See docs/redis.md.
 //
 // # Cost
 //
 // It takes one round trip to lock a free key and one to unlock it. If the key is held, the first
 // attempt of a caller takes a second round trip, to learn the holder and the rest of the term.
-// Later attempts, and attempts with WithFence, take one. While a key lingers (hasp.WithLinger), one
-// refused attempt takes one more, which asks the holder for the key. Renewals travel in batches.
-// hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
+// Later attempts, and attempts with WithFence, take only one. While a key lingers
+// (hasp.WithLinger), one refused attempt takes one more, to ask the holder for a release. Renewals
+// travel in batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
 //
-// All Clients together make about eight attempts per hold, however many wait, and the key is free
-// for about an eighth of the time. Each process asks at least three times a second, so spinlock is
-// for up to some hundred processes that want the same key. With the other strategies on Redis, a
-// release sends a message to the waiters.
+// However many Clients wait, together they make about eight attempts per hold, and the key is free
+// for about an eighth of the time. But each process makes at least three attempts a second, so
+// spinlock is for up to some hundred processes that want the same key. The other strategies on
+// Redis send a message to the waiters at each release.
 //
 // # URL
 //
@@ -52,13 +52,13 @@
 // score is the end of its term in ms by the server's clock. The time to live of the key is the
 // longest term. pubsublock and fairlock store a shared lock in the same way, so readers with these
 // strategies share a key. If a sorted set has no end, or its first member has another form, it is a
-// foreign value that holds the key. On a shared lock, a registry of Spring receives WRONGTYPE, an
-// exception instead of "held".
+// foreign value that holds the key. If a registry of Spring meets a shared lock, it receives
+// WRONGTYPE, which is an exception instead of "held".
 //
 // A writer that waits for readers stores an intent: the string hasp:{tag}:intent:key, whose value
-// is the writer's token. It lasts for 300 ms and twice the last round trip. While it exists, new
+// is the writer's token. It lasts for 300 ms plus twice the last round trip. While it exists, new
 // readers are refused, except those of fairlock. The writer repeats the intent with each attempt,
-// and its grant removes it. If the writer gives up, the intent expires.
+// and the grant to the writer removes the intent. If the writer gives up, the intent expires.
 //
 // The driver needs Redis 6.2 or later.
 package spinlock
@@ -113,8 +113,8 @@ var (
 )
 
 // New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a
-// cluster, or of the master that sentinels name. A redis.Ring does not fit, because it moves keys
-// to other servers while one is down. rdb remains the caller's: Close does not close it, and its
+// cluster, or of the master that sentinels name. It must not be a redis.Ring, which moves keys to
+// other servers while one is down. rdb remains the caller's, so Close does not close it. Its
 // settings stay as they are, except that hasp's commands are not retried. If rdb is nil or o is out
 // of range, the error is hasp.ErrInvalid.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
@@ -126,8 +126,8 @@ func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New].
+// NewDriver returns only the driver that New would use. It is for the conformance suite, or for a
+// wrapper that is passed to [hasp.New].
 func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("spinlock: %w: client is nil", hasp.ErrInvalid)
@@ -139,7 +139,7 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	return d, nil
 }
 
-// open opens this strategy.
+// open makes the driver for hasp.Open.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	o := Options{Registry: c.Params["registry"]}
 	var err error
@@ -147,7 +147,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// Check parameters above this line, because OpenOne calls the servers.
+	// Check all parameters before this call, because OpenOne calls the servers.
 	s, err := redisstore.OpenOne(ctx, "spinlock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err
@@ -164,9 +164,9 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	return &driver{store: s, registry: o.Registry, fenceTTL: redisstore.Millis(ttl)}, nil
 }
 
-// Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
-// over a *redis.Client end at their deadlines, if it has ContextTimeoutEnabled, no timeout of
-// -2, no Limiter, no CredentialsProvider and no StreamingCredentialsProvider.
+// Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls over a
+// *redis.Client end at their deadlines, if that client has ContextTimeoutEnabled, no timeout of -2,
+// no Limiter, no CredentialsProvider and no StreamingCredentialsProvider.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: d.store.Cancellation()}
 }
@@ -174,7 +174,7 @@ func (d *driver) Traits() backend.Traits {
 // Close closes the connections of a Driver that was opened by URL.
 func (d *driver) Close() error { return d.store.Close() }
 
-// The scripts. The header of each describes its arguments and replies.
+// scripts has the scripts. The header of each one describes its arguments and replies.
 //
 //go:embed *.lua
 var scripts embed.FS
@@ -222,14 +222,14 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	case reply != nil:
 		return backend.Grant{}, d.store.Unexpected(reply) // the outcome is unknown
 	}
-	// The key is held. The script reports the holder, or takes the key if it is free by now. After
-	// a definite refusal, the token may be sent again.
+	// The key is held. The script reports the holder, or takes the key if it is free by now. The
+	// token may be sent again, because the refusal was definite.
 	return d.take(ctx, c, key, record)
 }
 
-// take runs the script that takes the key. The same script makes the fence, so that later holds get
-// larger fences. If the caller waits and readers hold the key, the script stores an intent. If the
-// key is free, it removes any intent, even another caller's.
+// take runs the script that takes the key. The same script makes the fence, so that a later hold
+// gets a larger fence. If the caller waits and readers hold the key, the script stores an intent.
+// If the key is free, the script removes any intent, even another caller's.
 func (d *driver) take(ctx context.Context, c backend.Claim, key, record string) (backend.Grant, error) {
 	call := redisstore.Call{Keys: []string{key}, Args: []string{record, redisstore.Millis(c.TTL), ""}}
 	if c.Fenced {
@@ -246,8 +246,8 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key, record string) 
 	began := time.Now()
 	reply, err := d.store.Run(ctx, acquireScript, call)
 	if c.WillRetry && (redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "TRYAGAIN")) {
-		// Try without an intent, so that readers may come first: this user may not store intents,
-		// or the slot of the two keys is being moved. The refused script has written nothing.
+		// Try without an intent, because this user may not store intents, or the slot of the keys
+		// is being moved. Readers may then come first. The refused script has written nothing.
 		reply, err = d.store.Run(ctx, acquireScript, plain)
 	}
 	if err != nil {
@@ -297,8 +297,8 @@ func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) err
 	return d.store.Recalls(ctx, id, f)
 }
 
-// Inspect returns the holders of key. The driver does not record Since. A holder that does not use
-// hasp has no Owner.
+// Inspect returns the holders of key. Since is zero, because a record does not contain it. A holder
+// that does not use hasp has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)
 }

@@ -1,13 +1,13 @@
 // Package k8slease lets caslock keep locks in the Lease objects of a Kubernetes namespace.
 //
-// A key that is a valid name of a Lease is the Lease of that name, and its holder excludes the
-// leader election of client-go on the same Lease. So a program can move from one to the other while
+// A key that is a valid name of a Lease is kept in the Lease of that name, and excludes the leader
+// election of client-go on that Lease. So a program can move from client-go to hasp, or back, while
 // it runs. The Lease of any other key is named hasp- and a hash.
 //
 // The record of caslock is an annotation, and the spec is as client-go writes it. The store has no
-// clock: see package caslock for what TryLock means then. Waiters poll; if there are many, set
-// hasp.Options.Backoff to some seconds. The service account needs the verbs get, list, create, patch
-// and delete on leases in the group coordination.k8s.io.
+// clock, and package caslock says what TryLock means without one. Waiters poll. If there are many,
+// set hasp.Options.Backoff to some seconds. The service account needs the verbs get, list, create,
+// patch and delete on leases in the group coordination.k8s.io.
 package k8slease
 
 import (
@@ -73,12 +73,12 @@ type lease struct {
 	Items      []lease `json:"items,omitempty"` // of a LeaseList
 }
 
-// id names the term that a spec describes.
+// id identifies the term that a spec describes.
 func (s *spec) id() string { return fmt.Sprint(s.Renewed, " ", s.Holder) }
 
 var plain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// name returns the name of the Lease of key. No plain key has the name of a hash.
+// name returns the name of the Lease of key. It hashes a key with the prefix hasp- too.
 func name(key string) string {
 	if len(key) <= 253 && plain.MatchString(key) && !strings.HasPrefix(key, "hasp-") {
 		return key
@@ -93,7 +93,7 @@ func (s *Store) call(ctx context.Context, method, path string, in, out any) erro
 	if err != nil {
 		return err
 	}
-	r.GetBody = nil // or net/http might send it again
+	r.GetBody = nil // otherwise net/http might send the request again
 	r.Header.Set("Content-Type", "application/json")
 	if method == http.MethodPatch {
 		r.Header.Set("Content-Type", "application/merge-patch+json")

@@ -2,9 +2,9 @@
 // by a watch. Use file storage, and three replicas or more if a lock must survive the loss of a
 // server.
 //
-// By default the store has no clock: see package caslock for what TryLock means then. If the clocks
-// of all servers agree within backend.Drift, as by NTP, New can use them: then the age of a record
-// is the stream's time minus the message's time, and a read of a held key takes two calls.
+// By default the store has no clock; package caslock says what TryLock means without one. If the
+// clocks of all servers agree within backend.Drift, as by NTP, New can use them. A record's age is
+// then the stream's time minus the message's, and a read of a held key takes two calls.
 package natskv
 
 import (
@@ -32,7 +32,7 @@ type Store struct {
 }
 
 // New returns a store in a bucket of js. The store creates the bucket if there is none, also after
-// the server has lost its data. clock says that the clocks of the servers agree. The connection
+// the server has lost its data. Set clock only if the clocks of the servers agree. The connection
 // remains the caller's. Let it reconnect for ever (nats.MaxReconnects(-1)) and keep nothing while
 // it is down (nats.ReconnectBufSize(-1)), so that no request is sent after its caller has left.
 func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock bool) (*Store, error) {
@@ -69,7 +69,7 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	case errors.Is(err, jetstream.ErrKeyNotFound):
 		return caslock.Entry{}, nil
 	case errors.Is(err, nats.ErrNoResponders):
-		_, _ = s.js.CreateKeyValue(ctx, s.bucket) // the server has lost its data; the next call works
+		_, _ = s.js.CreateKeyValue(ctx, s.bucket) // the server has lost its data, so create the bucket for the next call
 	}
 	if err != nil {
 		return caslock.Entry{}, err
@@ -117,11 +117,11 @@ func conflict(err error) error {
 	return err
 }
 
-// Watch makes a consumer for the changes of key. The library makes it again after an outage, and
-// goes on after the last message that it has received.
+// Watch makes a consumer for the changes of key. The library makes the consumer again after an
+// outage, and goes on after the last message that it has received.
 func (s *Store) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
 	own, cancel := context.WithCancel(context.Background())
-	defer context.AfterFunc(ctx, cancel)() // bounds the call of Watch only
+	defer context.AfterFunc(ctx, cancel)() // bounds only the call of Watch
 	w, err := s.kv.Watch(own, name(key), jetstream.UpdatesOnly(), jetstream.MetaOnly())
 	if err != nil {
 		cancel()

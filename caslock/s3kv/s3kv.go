@@ -3,16 +3,16 @@
 //
 // The store must obey If-None-Match and If-Match in PUT, and If-Match in DELETE, as general purpose
 // buckets of Amazon S3 do. caslock.New refuses a store that ignores one of them or answers 501 to
-// it: a DELETE without a condition could remove a new hold. Use the bucket in one Region only: a
-// Multi-Region Access Point does not fit, because each of its buckets checks conditions alone.
+// it, because a DELETE without a condition could remove a new hold. Use the bucket in only one
+// Region, without a Multi-Region Access Point, whose buckets check conditions each alone.
 //
-// Waiters poll, and each call costs money: set hasp.Options.Backoff to some seconds. The program
-// needs s3:GetObject, s3:PutObject, s3:DeleteObject, and s3:ListBucket, without which S3 answers 403
-// for a missing object. A rule of the bucket may remove old versions of objects, but no current one.
+// Each poll costs money, so set hasp.Options.Backoff to some seconds. The program needs
+// s3:GetObject, s3:PutObject, s3:DeleteObject, and s3:ListBucket, without which S3 answers 403 for
+// a missing object. A rule of the bucket may remove old versions of objects, but no current one.
 //
-// By default the store has no clock: see package caslock for what TryLock means then. If the clocks
-// of the store's servers agree within a second, New may use them: then the age of a record is the
-// Date of the reply less Last-Modified, less two seconds.
+// By default the store has no clock; package caslock says what TryLock means without one. If the
+// clocks of the store's servers agree within a second, New may use them. The age of a record is
+// then the Date of the reply less Last-Modified, less two seconds.
 package s3kv
 
 import (
@@ -50,10 +50,10 @@ type Store struct {
 }
 
 const maxPlain = 700     // bytes of an escaped key; a name has 1,024 at most, with a prefix of 200
-const maxValue = 4 << 20 // bytes; no record has so many, so the rest of an object is not read
+const maxValue = 4 << 20 // bytes; every record is shorter, so no more of an object is read
 
-// New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such as
-// "locks/". clock says that the clocks of the servers agree. The retries of client are not used.
+// New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such
+// as "locks/". Set clock only if the servers' clocks agree. The retries of client are not used.
 func New(client Client, bucket, prefix string, clock bool) (*Store, error) {
 	if client == nil || bucket == "" || len(prefix) > 200 {
 		return nil, fmt.Errorf("s3kv: %w: want a client, a bucket and a prefix of 200 bytes at most", backend.ErrInvalid)
@@ -67,7 +67,7 @@ func once(o *s3.Options) { o.Retryer = aws.NopRetryer{} }
 // Limits says that calls end promptly.
 func (s *Store) Limits() caslock.Limits { return caslock.Limits{Cancellation: backend.CancelPrompt} }
 
-// name returns the name of key. A long key's name has a hash, and is longer than a short key's.
+// name returns the name of key. A long key's name has a hash, and is longer than all short names.
 func (s *Store) name(key string) *string {
 	escaped := url.QueryEscape(key)
 	if len(escaped) > maxPlain {
@@ -132,7 +132,7 @@ func (s *Store) Delete(ctx context.Context, key, version string) error {
 	return answer(err)
 }
 
-// Scan lists objects in the order of their names, and reads some of them at a time.
+// Scan lists objects in the order of their names, and reads up to 16 of them at the same time.
 func (s *Store) Scan(ctx context.Context, prefix, position string, n int) (es []caslock.Entry, next string, err error) {
 	prefix = url.QueryEscape(prefix)
 	in := &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: aws.String(s.prefix + prefix[:min(len(prefix), maxPlain)]), MaxKeys: aws.Int32(int32(n))}

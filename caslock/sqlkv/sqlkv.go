@@ -1,9 +1,9 @@
 // Package sqlkv lets caslock keep locks in a table of a MariaDB, a MySQL or an SQLite database. For
 // PostgreSQL use package pglock, whose fences can be checked in a transaction.
 //
-// The clock of the server, or with SQLite of the host, tells the age of a row. So a TryLock of a new
-// process gets the key of a dead holder when the holder's term is over. The server's clock must not
-// step forward by more than backend.Drift.
+// The clock of the server, or with SQLite of the host, tells the age of a row. So a TryLock of a
+// new process gets the key of a dead holder when the holder's term has ended. The server's clock
+// must not step forward by more than backend.Drift.
 //
 // All clients must use the primary server. Without innodb_flush_log_at_trx_commit=1, the default, a
 // crash may lose locks. An SQLite file excludes the processes of one host, must be on a local disk,
@@ -26,10 +26,10 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// Dialect says which database it is.
+// Dialect says which database a Store uses.
 type Dialect struct {
 	table, insert, now string
-	clock              func() int64 // in microseconds: the argument of now
+	clock              func() int64 // the argument of the field now, in microseconds
 	limits             caslock.Limits
 }
 
@@ -83,7 +83,7 @@ func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, erro
 	return s, nil
 }
 
-// Limits says that an SQLite file excludes the processes of one host.
+// Limits returns the limits of the database. An SQLite file excludes only processes of one host.
 func (s *Store) Limits() caslock.Limits { return s.dialect.limits }
 
 const maxPlain = 1000 // bytes
@@ -99,7 +99,7 @@ func name(key string) []byte {
 }
 
 // entry reads an entry from a row. A row from before the last boot of the host may have a time that
-// is ahead of the clock. Then the age is not known.
+// is ahead of the clock. In that case, the age is not known.
 func entry(scan func(...any) error) (e caslock.Entry, name string, err error) {
 	var age int64
 	err = scan(&e.Value, &e.Version, &age, &name)
@@ -116,8 +116,8 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	return e, s.mend(ctx, err)
 }
 
-// mend creates the table again if err says that it is missing, because the database has lost its
-// data. mend returns err, and the next call works.
+// mend creates the table again if err says that the table is missing, because the database has lost
+// its data. It returns err, but the next call finds the table.
 func (s *Store) mend(ctx context.Context, err error) error {
 	if err != nil && (strings.Contains(err.Error(), "Error 1146") || strings.Contains(err.Error(), "no such table")) {
 		_, _ = s.db.ExecContext(ctx, s.create)

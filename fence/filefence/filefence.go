@@ -2,8 +2,8 @@
 // host, as one user.
 //
 // The fence of the file PATH is in PATH.fence. A lock of the kernel on PATH.fence.lock, which ends
-// with the process, keeps two writers apart. Neither file is ever removed: a guard whose fence is
-// lost accepts the next write, whatever its fence is.
+// with the process, lets one writer in at a time. Neither file is ever removed, because without
+// PATH.fence, a guard would accept a write with any fence.
 package filefence
 
 import (
@@ -22,8 +22,8 @@ import (
 	"github.com/hasplock/hasp/fence"
 )
 
-// poll is the sleep between two tries to lock a file. A call that blocks in the kernel cannot be
-// cancelled.
+// poll is the sleep between two tries to lock a file. No call blocks in the kernel, because that
+// could not be cancelled.
 const poll = 5 * time.Millisecond
 
 // Do calls write, unless path, a file or a directory, has seen a larger fence than the one of ctx.
@@ -46,7 +46,7 @@ func Do(ctx context.Context, path string, write func(context.Context) error) err
 		err = fence.Compare(path, f, seen)
 	}
 	if err == nil && f > seen {
-		// Raise the fence before the write. A process that dies in between has written nothing.
+		// Raise the fence before the write. If the process dies between them, nothing is written.
 		err = replace(path+".fence", f)
 	}
 	if err != nil {

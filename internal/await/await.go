@@ -1,5 +1,5 @@
-// Package await lets a test wait for an event on a machine of any speed: it waits for much longer
-// than any machine needs.
+// Package await lets a test wait for an event on a machine of any speed, because it waits for much
+// longer than any machine needs.
 package await
 
 import (
@@ -29,8 +29,8 @@ func Value[T any](v T, err error) T {
 	return v
 }
 
-// Crowd skips a test with many goroutines if -short is set, because the race detector makes such a
-// test in virtual time up to a hundred times as slow.
+// Crowd skips a test with many goroutines if -short is set, as with the race detector, which makes
+// these tests in virtual time up to a hundred times as slow.
 func Crowd(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -82,8 +82,8 @@ func Success(t testing.TB, what string, f func() error) {
 
 // Undisturbed calls f. If f returns a text, something is wrong, and the test fails. But if this
 // process stood still for longer than limit while f ran, Undisturbed tries again. It also tries
-// again if probe, such as a call to a server, took longer than limit. If the machine always stands
-// still, the test is skipped.
+// again if probe, such as a call to a server, took longer than limit. If every try was disturbed,
+// the test is skipped.
 func Undisturbed(t testing.TB, limit time.Duration, probe func(), f func() (wrong string)) {
 	t.Helper()
 	for range 20 {

@@ -57,8 +57,8 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 		if err := a.confirm(ctx, key, before); err != nil {
 			return err
 		}
-		// Inspect again. The user's answer is about the holder in the question, and another may
-		// hold the key by now.
+		// Inspect again. The user's answer is about the holder in the question, and another caller
+		// may hold the key by now.
 		now, err := client.Inspect(ctx, key)
 		if err != nil {
 			return err

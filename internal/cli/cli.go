@@ -23,7 +23,7 @@ import (
 )
 
 // Main runs the command hasp and returns the exit code. The command has the strategies of this
-// module and those that more describes. The program must import the packages of more's strategies.
+// module and the given ones. The program must import the packages of the given strategies.
 func Main(more ...Strategy) int {
 	described = append(described, more...)
 	if os.Getenv(workerEnv) != "" {
@@ -186,7 +186,7 @@ func (a *app) manCommand() *cobra.Command {
 	}
 }
 
-// roff returns text for a man page, in which the lines stay as they are.
+// roff formats text for a man page, and keeps its lines as they are.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace("\n" + strings.TrimSpace(text))
 	return ".nf" + text + "\n.fi\n"

@@ -47,7 +47,7 @@ var (
 )
 
 // yamlError returns an error that names the line and an unknown field. It does not use the text of
-// err, which may quote values and names types of Go.
+// err, because that text may quote values, and has names of Go types.
 func yamlError(err error) error {
 	what := wantConfig
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {

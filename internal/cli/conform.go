@@ -73,7 +73,7 @@ func (a *app) conform(ctx context.Context, c hasp.Config) error {
 	return err
 }
 
-// printClause prints one line, and two more for a failure.
+// printClause prints one line about a clause, and two more for a failure.
 func (a *app) printClause(r conformance.Result) {
 	took := ""
 	if r.Elapsed > 0 {
@@ -88,7 +88,7 @@ func (a *app) printClause(r conformance.Result) {
 }
 
 // harness returns a harness that opens drivers of c. If the only node is a server on plain TCP, the
-// harness also has a Link: a proxy, so that the suite can disturb connections, but not the server.
+// harness also has a Link. This is a proxy, so the suite disturbs only its own connections.
 func harness(c hasp.Config) conformance.Harness {
 	server := serverOf(c)
 	h := conformance.Harness{Open: func(ctx context.Context, link string) (backend.Driver, error) {
@@ -119,8 +119,8 @@ func harness(c hasp.Config) conformance.Harness {
 	return h
 }
 
-// If the only node of c is a server on plain TCP, serverOf returns its URL. Otherwise it returns
-// nil.
+// serverOf returns the URL of the only node of c if that is a server on plain TCP, and nil
+// otherwise.
 func serverOf(c hasp.Config) *url.URL {
 	if len(c.Nodes) != 1 {
 		return nil

@@ -39,7 +39,7 @@ type demo struct {
 	Began      time.Time
 }
 
-// In the demo, worker number victim is killed.
+// The demo kills the worker with the number victim.
 const demoWorkers, victim = 5, 2
 
 func (a *app) demoCommand() *cobra.Command {
@@ -195,12 +195,12 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 	return end, err
 }
 
-// workerEnv has three numbers for a worker process: its own number, from 1, how many increments it
-// makes, and the turn in which it is killed, or 0.
+// workerEnv names the environment variable with three numbers for a worker: its own number, from 1;
+// how many increments it makes; and the turn in which it is killed, or 0.
 const workerEnv = "HASP_DEMO_WORKER"
 
 // runWorkers returns when the workers have made all increments, or with the error of the first one
-// that failed. Then no worker runs any more.
+// that failed. In both cases no worker runs any more.
 func (a *app) runWorkers(ctx context.Context, d *demo) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -263,7 +263,7 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 
 var errKilled = errors.New("killed, as it should be")
 
-// workerError returns the error of a worker. said is what the worker wrote to stderr.
+// workerError returns the error of a worker. The string said is what the worker wrote to stderr.
 func workerError(cmd *exec.Cmd, err error, number int, said string) error {
 	ws, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	switch {
@@ -311,7 +311,7 @@ func (w *worker) work(ctx context.Context) error {
 		return printed(err)
 	}
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent has ended
+		_, _ = io.Copy(io.Discard, os.Stdin) // wait until the parent has ended
 		os.Exit(exitFailed)
 	}()
 	var client *hasp.Client
@@ -352,8 +352,7 @@ func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error
 			return err
 		}, hasp.WithTTL(w.TTL))
 
-		// The lease may be lost after increment has checked it and written. Do not repeat such a
-		// turn.
+		// If the lease was lost after increment had written the number, do not repeat the turn.
 		if !errors.Is(err, hasp.ErrLost) {
 			return err
 		} else if wrote {

@@ -111,9 +111,9 @@ func (a *app) complain(format string, args ...any) {
 	}
 	line := "hasp: " + text.Plain(strings.TrimPrefix(fmt.Sprintf(format, args...), "hasp: ")) + "\n"
 
-	// The write may block: a pager may not read on, and Ctrl-S stops a terminal. Do not wait long
-	// for it, so that hasp neither keeps a key nor ignores a signal meanwhile. The line still
-	// appears if stderr is read before hasp ends.
+	// The write may block, for example if a pager does not read on, or after Ctrl-S in a terminal.
+	// Do not wait long for it, so that hasp neither keeps a key nor ignores a signal meanwhile. The
+	// line still appears if stderr is read before hasp ends.
 	written := make(chan struct{})
 	go func() {
 		defer close(written)

@@ -107,7 +107,7 @@ func (l *lead) lead(cmd *cobra.Command) error {
 	}
 
 	// Do not return err: if a signal has ended hasp, the function execute replaces each returned
-	// error by the signal's.
+	// error by the signal's error.
 	l.finish(client, l.result, err)
 	return nil
 }
@@ -122,7 +122,7 @@ func (l *lead) interrupted() {
 	}
 }
 
-// commanding records that a command begins or has ended. If a signal has come before, the command
+// commanding records that a command begins or has ended. If a signal has already come, the command
 // must not begin, and commanding returns false.
 func (l *lead) commanding(begins bool) bool {
 	l.mu.Lock()
@@ -147,7 +147,7 @@ func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 	l.quiet()
 	l.ended = false
 
-	// If a signal is here already, it ends hasp, and the command would not get it. Then do not
+	// A signal that has already arrived ends hasp, and the command would not get it. So do not
 	// begin the command.
 	for len(l.signals) > 0 {
 		if slices.Contains(job.Ending, <-l.signals) {

@@ -127,7 +127,7 @@ the lock was lost. "hasp lock --help" has an example.`,
 			}
 			var handle hasp.Handle
 			if json.Unmarshal([]byte(strings.TrimSpace(line)), &handle) != nil {
-				return usagef("this is not a handle that hasp lock has printed") // without the text, which may be secret
+				return usagef("this is not a handle that hasp lock has printed") // do not show the text, which may be secret
 			}
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				lease, err := client.Resume(ctx, handle, hasp.WithoutRenewal())

@@ -261,8 +261,8 @@ func (r *run) sayLost(lease *hasp.Lease) {
 	r.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s", text.Quote(r.key), why, text.Duration(r.grace))
 }
 
-// finish sets the exit code. unlock is the error of the lease's Unlock. If Ctrl-C has ended the
-// command, finish ends the process.
+// finish sets the exit code. The argument unlock is the error of the lease's Unlock. If Ctrl-C has
+// ended the command, finish ends the process.
 func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 	r.code = result.Code
 	switch {
@@ -281,8 +281,8 @@ func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 	}
 }
 
-// close closes the Client, which waits for calls to the store. After a loss it does nothing: no
-// call matters any more, and the store may hang.
+// close closes the Client, which waits for calls to the store. After a loss it does nothing,
+// because no call matters any more, and the store may hang.
 func (r *run) close(client *hasp.Client) {
 	if r.code != exitLost {
 		client.Close()

@@ -101,7 +101,7 @@ func registered(c hasp.Config) error {
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
 }
 
-// open opens the store that the flags name. doing becomes a part of the owner.
+// open opens the store that the flags name. The text doing becomes a part of the owner.
 func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Context, hasp.Event)) (*hasp.Client, error) {
 	c, err := a.config(cmd)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// Strategy describes a strategy.
+// Strategy is a row in the table of "hasp strategies".
 type Strategy struct {
 	Name  string
 	Reach backend.Reach // process, host or network

@@ -34,8 +34,8 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 
 	lease, err := client.Lock(ctx, r.key, opts...)
 
-	// If the notice is being printed, wait until it is complete, so that no other line comes into
-	// it.
+	// If the notice is being printed, wait until it is complete, so that it is not mixed with
+	// another line.
 	done()
 	if !notice.Stop() && <-said && err == nil {
 		r.complain("got %s after %s", text.Quote(r.key), text.Duration(time.Since(began)))
@@ -55,7 +55,7 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s%s", text.Quote(r.key), held, within, r.notRun())}
 }
 
-// notRun returns the end of an error text: that the command was not run, if there is a command.
+// notRun returns the end of an error text. If there is a command, it says that hasp did not run it.
 func (r *run) notRun() string {
 	if r.argv == nil {
 		return ""

@@ -17,8 +17,8 @@ import (
 	"sync"
 )
 
-// env is the environment variable with the role of a process and its arguments. The role and each
-// argument are separated by separator.
+// env names the environment variable with the role of a process and its arguments. The constant
+// separator stands before each argument.
 const env, separator = "HASP_CREW_ROLE", "\x1f"
 
 // Role returns the role in which this process was started, and its arguments. Without a role it
@@ -32,7 +32,7 @@ func Role() (role string, args []string) {
 // error and exits with 1.
 type Roles map[string]func(args []string) error
 
-// If this process was started in one of roles, Main calls the function of the role and exits.
+// Main calls the function of this process's role and exits, or returns if roles has no such role.
 func Main(roles Roles) {
 	role, args := Role()
 	f := roles[role]
@@ -105,8 +105,8 @@ func Start(role string, args ...string) (*Process, error) {
 	return StartProgram(os.Stderr, nil, role, args...)
 }
 
-// StartProgram is Start for a program that reaches Main only with certain arguments. log gets the
-// standard error of the process, and what the process prints besides messages.
+// StartProgram is like Start, but for a program that reaches Main only with certain arguments. The
+// writer log gets the standard error of the process, and what the process prints besides messages.
 func StartProgram(log io.Writer, program []string, role string, args ...string) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -128,7 +128,7 @@ func StartProgram(log io.Writer, program []string, role string, args ...string) 
 	return &Process{&Pipe{out: in, in: bufio.NewReader(out), log: log}, cmd.Process, cmd, in}, nil
 }
 
-// Wait is Wait of exec.Cmd. Call it after the last Receive.
+// Wait calls Wait of the exec.Cmd. Call it only after the last Receive.
 func (p *Process) Wait() error { return p.cmd.Wait() }
 
 // Pause calls [Pause] for the process.

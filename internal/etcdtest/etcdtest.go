@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package etcdtest starts etcd servers for tests and for the torture of lab. Each is a process on
-// free ports of the loopback interface. etcd must be installed.
+// Package etcdtest starts etcd servers for tests and for the torture of lab. Each server is a
+// process on free ports of the loopback interface. etcd must be installed.
 package etcdtest
 
 import (
@@ -192,7 +192,7 @@ func (s *Server) process() *os.Process {
 // Pid returns the process id. The process must run.
 func (s *Server) Pid() int { return s.process().Pid }
 
-// Pause is [crew.Pause] of the process. Its connections stay.
+// Pause calls [crew.Pause] for the process. The connections of the server stay.
 func (s *Server) Pause() error { return crew.Pause(s.process()) }
 
 // Resume undoes Pause.

@@ -94,7 +94,7 @@ func (c *conn) remove() {
 }
 
 // readAhead reads what the client sends. So a client can write while the server hangs, even on a
-// pipe, which has no buffer as a socket has.
+// pipe, which unlike a socket has no buffer.
 func (c *conn) readAhead(to chan<- []byte) {
 	defer close(to)
 	for {

@@ -4,5 +4,5 @@
 package hostclock
 
 // Suspended returns how long the host has slept since its boot. It is a variable so that a
-// simulation can replace it before it creates a Client.
+// simulation can replace it before the simulation creates a Client.
 var Suspended = suspended

@@ -23,8 +23,8 @@ func Now() int64 {
 // Yield lets other threads of the host use this processor, if they wait for it.
 func Yield() { _, _, _ = syscall.Syscall(syscall.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// suspended returns the difference of two clocks, of which only one counts a suspend. It returns 0
-// if the kernel lacks one of the clocks.
+// suspended returns the difference of two clocks, only one of which runs during a suspend. It
+// returns 0 if the kernel lacks one of the clocks.
 func suspended() time.Duration {
 	// Read the boot clock first. If this process stands still between the two readings, the result
 	// is then too small and not too large. The next call corrects a result that is too small.

@@ -5,7 +5,7 @@ package hostclock
 import "time"
 
 // Now returns a time in nanoseconds. All processes of the host share its clock, which must not be
-// set meanwhile.
+// set while hasp runs.
 func Now() int64 { return time.Now().UnixNano() }
 
 // Yield does nothing, because the standard library cannot ask this system for it.

@@ -15,7 +15,7 @@ type Context struct {
 	deadline     time.Time
 	parents      bool // deadline is the parent's, so the parent reports when it passes
 
-	mu     sync.Mutex // guards all below
+	mu     sync.Mutex // guards the fields below
 	native *native    // made when a caller first asks for Done; nil until then
 	err    error      // why the context ended, if Err or End recorded that while native was nil
 }
@@ -40,8 +40,8 @@ func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
 }
 
 // Split separates the cancellation of ctx from its deadline, for callers that enforce the deadline
-// themselves and want no timer. ctx ends with parent, with quit, or at the deadline, which is zero
-// if there is none.
+// themselves and want no timer. ctx ends when parent or quit ends, or at the deadline. Without one,
+// deadline is zero.
 func Split(ctx context.Context) (parent, quit context.Context, deadline time.Time) {
 	if c, ok := ctx.(*Context); ok {
 		return c.parent, c.quit, c.deadline
@@ -59,7 +59,7 @@ func (c *Context) End() {
 	}
 	c.mu.Unlock()
 
-	// Not under mu: the end of native may run code that calls Value.
+	// Do not hold mu here, because the end of native may run code that calls Value.
 	if n != nil {
 		n.end()
 	}
@@ -100,8 +100,8 @@ func (c *Context) Err() error {
 		return c.native.Err()
 	}
 
-	// Without native there is no timer, so the clock decides. The answer is kept: an error must not
-	// change once a caller has seen it.
+	// Without native there is no timer, so the clock decides. The answer is kept, because an error
+	// must not change once a caller has seen it.
 	switch c.err = c.parent.Err(); {
 	case c.err != nil:
 	case c.quit.Err() != nil:
@@ -119,7 +119,7 @@ func (c *Context) Value(key any) any {
 	n := c.native
 	c.mu.Unlock()
 
-	// Not under mu: the parent's Value may be any code.
+	// Do not hold mu here, because the parent's Value may run any code.
 	if n == nil {
 		return c.parent.Value(key)
 	}

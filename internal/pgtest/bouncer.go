@@ -19,7 +19,7 @@ func (s *Server) Bouncer(t testing.TB) *Server {
 	return b
 }
 
-// NewBouncer is Bouncer without a test. The caller must call Remove.
+// NewBouncer does the same as Bouncer, but without a test. The caller must call Remove.
 func (s *Server) NewBouncer() (*Server, error) {
 	return start("pgbouncer", nil, func(b *Server) error {
 		users := filepath.Join(b.dir, "users")

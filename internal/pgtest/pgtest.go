@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package pgtest starts PostgreSQL servers and PgBouncers for tests. Each is a process on a free
-// port of the loopback interface, with its files in a directory of its own. PostgreSQL must be
+// Package pgtest starts PostgreSQL servers and PgBouncers for tests. Each server is a process on a
+// free port of the loopback interface, with its files in a directory of its own. PostgreSQL must be
 // installed.
 package pgtest
 
@@ -58,7 +58,7 @@ var shared struct {
 }
 
 // Shared makes a new database on a server that other tests use as well, because the start of a
-// server takes seconds of processor time. Settings are settings of the database, such as
+// server takes seconds of processor time. The settings are those of the database, such as
 // "lock_timeout = 100".
 func Shared(t testing.TB, settings ...string) *Server {
 	t.Helper()
@@ -111,7 +111,7 @@ func Need(t testing.TB, programs ...string) {
 	}
 }
 
-// New is Start without a test. The caller must call Remove.
+// New does the same as Start, but without a test. The caller must call Remove.
 func New(options ...string) (*Server, error) {
 	return start("postgres", options, (*Server).init)
 }
@@ -167,7 +167,7 @@ func credential() *syscall.Credential {
 }
 
 // find returns the path of a program. Debian keeps the programs of PostgreSQL in a directory that
-// is not on the PATH. It has wrappers of the programs on the PATH, so find searches the PATH last.
+// is not on the PATH. The PATH has wrappers of these programs, so find searches it last.
 func find(name string) (string, error) {
 	installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	if len(installed) > 0 {
@@ -187,7 +187,7 @@ func find(name string) (string, error) {
 func (s *Server) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	path, err := find(name)
 	if err != nil {
-		path = name // the start of this name fails with a clear error
+		path = name // the error of the start then names the program
 	}
 	c := exec.CommandContext(ctx, path, args...)
 	c.Dir = s.dir

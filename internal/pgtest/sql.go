@@ -17,7 +17,7 @@ func (s *Server) Exec(ctx context.Context, sql string) error {
 	return err
 }
 
-// Must is Exec for a test.
+// Must calls Exec. If Exec fails, the test fails.
 func (s *Server) Must(t testing.TB, sql string) {
 	t.Helper()
 	if err := s.Exec(context.Background(), sql); err != nil {

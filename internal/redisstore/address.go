@@ -24,19 +24,19 @@ var Params = []string{"ca", "cert", "key", "server_name", "db", "replicas", "all
 // address is a URL with its parameters.
 type address struct {
 	scheme         string
-	kind           kind     // of the servers at addrs
+	kind           kind     // the kind of the servers in addrs
 	tls            bool     // the scheme begins with rediss
 	addrs          []string // host:port, or the path of a socket
 	user, password string
 	db             int
-	master         string // its name at the sentinels
+	master         string // the master's name at the sentinels
 	replicas       int    // how many replicas must confirm a hold
 	mayEvict       bool   // servers may evict keys
 
 	sentinelUser, sentinelPassword string
 }
 
-// kind is the kind of the servers that a URL names.
+// kind is what a URL names: a server, a socket, sentinels or a cluster.
 type kind int
 
 const (
@@ -46,7 +46,7 @@ const (
 	aCluster
 )
 
-// schemes has the schemes that a URL may have.
+// schemes has the known schemes of a URL, and the fields that each one sets.
 var schemes = map[string]address{
 	"redis":           {kind: aServer},
 	"rediss":          {kind: aServer, tls: true},
@@ -62,7 +62,7 @@ const (
 	defaultSentinelPort = "26379"
 )
 
-// forms has the forms of a URL, for errors.
+// forms lists the forms of a URL for the text of an error.
 const forms = "redis://user:password@host:port/db, redis-sentinel://host:port,host:port/master/db, redis-cluster://host:port,host:port, " +
 	"the same with rediss for TLS, or unix:///path/to/socket"
 
@@ -73,8 +73,8 @@ func split(node string) (a address, user, hosts, path string, ok bool) {
 	a, ok = schemes[scheme]
 	a.scheme = scheme
 
-	// A password may contain an @, so the last @ ends it. But an @ in the path of a socket is a
-	// part of the path.
+	// A password may contain an @, so the last @ ends the password. But an @ in the path of a
+	// socket is a part of the path.
 	at := strings.LastIndexByte(rest, '@')
 	if a.kind == aSocket {
 		at = strings.Index(rest, "@/")
@@ -92,7 +92,7 @@ func split(node string) (a address, user, hosts, path string, ok bool) {
 }
 
 // parse parses a node's URL. Its errors contain no part of the URL that may be a secret, so they do
-// not wrap the errors of net/url, which quote the text. A password may be percent-encoded, and must
+// not wrap the errors of net/url, which quote the URL. A password may be percent-encoded. It must
 // be if it contains a % or a ?.
 func parse(node string) (address, error) {
 	a, user, hosts, path, ok := split(node)
@@ -154,8 +154,7 @@ func (a *address) parseUser(info string) error {
 	var err1, err2 error
 	a.user, err1 = url.PathUnescape(user)
 	a.password, err2 = url.PathUnescape(password)
-	// The error contains neither the text nor the errors of url, because both show a part of the
-	// password.
+	// Leave out the text and the errors of package url, because both show a part of the password.
 	if err1 != nil || err2 != nil {
 		return invalid("node: user or password is not percent-encoded as in a URL: write %%25 for %%")
 	}
@@ -235,7 +234,7 @@ func (a *address) parseHost(hostport string) error {
 	return nil
 }
 
-// setParams checks the parameters that Params lists, and sets the fields of a.
+// setParams checks the parameters that Params lists, and stores them in a.
 func (a *address) setParams(params map[string]string) error {
 	for _, name := range []string{"ca", "cert", "key", "server_name"} {
 		if params[name] != "" && !a.tls {

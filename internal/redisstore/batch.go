@@ -9,8 +9,8 @@ import (
 )
 
 // DoAll sends commands, each once, over one connection. The Store must have a single server. The
-// server executes the commands in this order, but may execute commands of other clients in between.
-// If Prepare made the Store, each reply has the run ID of the server that sent it.
+// server executes the commands in the given order, but may execute commands of other clients in
+// between. If Prepare made the Store, each reply has the run ID of the server that sent it.
 func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 	at, err := s.servers.find(ctx, "")
 	if err != nil {
@@ -35,8 +35,8 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 	}
 	for i, r := range replies {
 		if cancelled(ctx, r.Err) {
-			// The outcome is unknown: the caller has left, and the server may have executed the
-			// command.
+			// The outcome is unknown, because the caller has left, and the server may have executed
+			// the command.
 			replies[i].Err = s.named(at.name, ctx.Err())
 			continue
 		}
@@ -52,12 +52,12 @@ type answer struct {
 	err error
 }
 
-// RunEach runs sc once for each of calls, in one pipeline for each server, and passes each reply to
-// done, on the caller's goroutine. It returns when done has received all replies, or when ctx has
-// ended. The outcome of a call without a reply is unknown.
+// RunEach runs sc once for each call, in one pipeline for each server, and passes each reply to the
+// function done, on the caller's goroutine. RunEach returns when all replies were passed, or when
+// ctx has ended. The outcome of a call without a reply is unknown.
 //
 // The pipelines run on goroutines of their own, because a client that the caller passed may end a
-// pipeline at its own timeouts and not with ctx.
+// pipeline only at the client's own timeouts, and not when ctx ends.
 func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func(i int, v any, err error)) {
 	answers := make(chan answer, len(calls))
 	go s.runEach(ctx, sc, calls, answers)
@@ -76,8 +76,8 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func
 	}
 }
 
-// runEach starts a pipeline for each process, so that one server of a cluster that hangs does not
-// delay the calls on the others.
+// runEach starts a pipeline for each process, so that a server that hangs does not delay the calls
+// on the other servers of the cluster.
 func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers chan<- answer) {
 	groups := map[resp.Server][]int{}
 	at := make([]*server, len(calls))
@@ -88,8 +88,8 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers c
 			continue
 		}
 		at[i] = srv
-		// If this fails, process is nil, and the client's pipeline finds the process itself, or
-		// fails.
+		// Ignore the error, because the process only groups the calls. The client's pipeline finds
+		// the process by itself, or fails.
 		process, _ := srv.process(ctx, c.Keys[0])
 		groups[process] = append(groups[process], i)
 	}
@@ -98,9 +98,9 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers c
 	}
 }
 
-// runGroup runs calls[i] for each i in which. It first sends the hash of the script. If the server
-// does not know the script, runGroup sends the refused calls again, with the source. If the server
-// redirects a call, Run runs that call alone on the other server.
+// runGroup runs those calls whose indexes are in the slice which. It first sends the hash of the
+// script. If the server does not know the script, runGroup sends the refused calls again, with the
+// source. If the server redirects a call, Run runs that call alone on the other server.
 func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Call, which []int, answers chan<- answer) {
 	for _, whole := range []bool{false, true} {
 		commands := make([][]string, len(which))

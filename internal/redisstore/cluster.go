@@ -19,7 +19,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// cluster is the topology of a cluster: which server has which slot.
+// cluster is the topology of a cluster. It knows which server has which slot.
 type cluster struct {
 	a        address
 	d        *dialer
@@ -32,7 +32,7 @@ type cluster struct {
 }
 
 const (
-	staleAfter = time.Minute            // when slots are queried again, and unused servers closed
+	staleAfter = time.Minute            // after this time, slots are queried again, and a server without slots is closed
 	hedgeAfter = 200 * time.Millisecond // how long a search waits before it queries another server
 )
 
@@ -44,7 +44,7 @@ func newCluster(a address, d *dialer) *cluster {
 
 func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	at, known, stale := c.has(key)
-	// Until the first answer, all callers wait for one search.
+	// Until a search has succeeded, all callers wait for the same search.
 	if !known {
 		if err := c.searches.wait(ctx); err != nil {
 			return nil, err
@@ -61,8 +61,8 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	return at, nil
 }
 
-// The method has returns the server of a key. known is true after a search has succeeded, stale if
-// slots is old. If no server has the slot, at is any server, which then replies with an error.
+// The method has returns the server of a key. known is true if a search has succeeded, and stale if
+// that was long ago. If no server has the slot, at is any server, which will return an error.
 func (c *cluster) has(key string) (at *server, known, stale bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,8 +83,8 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 		return c.moved(at, key, addr), false
 	}
 	if addr, ok := redis.IsAskError(err); ok {
-		// Do not change slots: the slot is being moved, and only this command goes to the other
-		// server.
+		// Do not change c.slots, because only this command goes to the other server while the slot
+		// is being moved.
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.serverLocked(redirected(addr, at.addr)), true
@@ -111,8 +111,8 @@ func (c *cluster) moved(at *server, key, addr string) *server {
 	return to
 }
 
-// redirected returns the address to which the server at origin redirects a command. If that server
-// does not know the host, addr has no host.
+// redirected completes addr, the address to which the server at origin redirects a command. If that
+// server does not know the host, addr has no host.
 func redirected(addr, origin string) string {
 	i := strings.LastIndexByte(addr, ':')
 	if i < 0 {
@@ -121,9 +121,9 @@ func redirected(addr, origin string) string {
 	return hostport(strings.Trim(addr[:i], "[]"), addr[i+1:], origin)
 }
 
-// hostport returns the address of a server whose host and port the server at origin reported. If
-// the host is missing, or is a loopback address and origin's is not, hostport uses origin's host.
-// If the port is 0, it uses origin's port.
+// hostport joins a host and a port that the server at origin reported. If the host is missing, or
+// if it is a loopback address and origin's is not, hostport uses the host of origin. If the port is
+// 0, it uses the port of origin.
 func hostport(host, port, origin string) string {
 	ours, its, _ := net.SplitHostPort(origin)
 	if host == "" || host == "?" || loopback(host) && !loopback(ours) {
@@ -165,7 +165,7 @@ type span struct {
 	addr        string
 }
 
-// search queries the servers for the slots until one answers. If a server has failed or is slow, it
+// search queries the servers for the slots until one answers. If a server fails or is slow, search
 // queries the next one.
 func (c *cluster) search(ctx context.Context, timeout time.Duration) error {
 	answers, errs := askAll(ctx, c.nodes(), hedgeAfter, 0, func(ctx context.Context, s *server) ([]span, error) {
@@ -227,7 +227,7 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 }
 
 // adopt replaces the known slots by those of an answer. It closes the pools of servers that have
-// had no slot for staleAfter.
+// had no slot for the duration staleAfter.
 func (c *cluster) adopt(spans []span) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -258,8 +258,8 @@ func (c *cluster) adopt(spans []span) {
 	}
 }
 
-// probe calls ask for each master. It returns an error if a master replies with one, or if none
-// answers. If only some do not answer, it returns nil, because the others can be used.
+// probe calls ask for each master. It returns an error if a master replied with an error, or if
+// none answered. If only some masters answered, it returns nil, because these can be used.
 func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
 	answers, errs := askAll(ctx, c.masters(), 0, grace, func(ctx context.Context, s *server) (struct{}, error) {
 		return struct{}{}, ask(ctx, s)

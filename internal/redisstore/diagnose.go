@@ -19,7 +19,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// hints are the hints for the errors of servers of one kind.
+// hints has advice for the user, which depends on the kind of the server that failed.
 type hints struct {
 	auth    string // if the server refuses the password
 	scripts string // if the server does not know a command
@@ -33,8 +33,8 @@ func lockHints(a address) hints {
 }
 
 // diagnose returns an error that says in one line why a server cannot be used, and what to do about
-// it. took is how long the attempt lasted. Only the error of a timeout shows took, so a search may
-// pass its timeout instead. The hint contains no text of the server's replies.
+// it. took is how long the attempt lasted. Only the error of a timeout shows it, so a search may
+// pass its timeout instead. The hint contains no text that the server replied.
 func diagnose(err error, h hints, took time.Duration) error {
 	var (
 		reply redis.Error
@@ -42,8 +42,8 @@ func diagnose(err error, h hints, took time.Duration) error {
 		op    *net.OpError
 		hint  string
 	)
-	// The order matters, from the most specific cause to the least: a TLS handshake
-	// that timed out is also a timeout.
+	// Check specific causes before general ones, because an error may have both. For example, a TLS
+	// handshake that timed out is also a timeout.
 	switch within := max(took, 10*time.Millisecond).Round(10 * time.Millisecond); {
 	case errors.Is(err, errNotMaster): // its text has a hint
 	case errors.As(err, &reply):
@@ -102,14 +102,14 @@ func replyHint(text string, h hints) string {
 }
 
 // unfit returns why a server must not store locks, or nil. It reads the replies to INFO
-// replication, INFO memory and CLUSTER INFO. A reply is missing if the user may not ask, or if the
-// server does not know the command.
+// replication, INFO memory and CLUSTER INFO. A reply is nil if the user has no right to the
+// command, or if the server does not know it.
 func unfit(replication, memory, cluster any, mayEvict bool) error {
 	policy := InfoField(memory, "maxmemory_policy")
 	switch {
 	case InfoField(replication, "role") == "slave":
 		master := net.JoinHostPort(InfoField(replication, "master_host"), InfoField(replication, "master_port"))
-		// This is no ReplyError: a master of a cluster that was demoted just now must not end Open.
+		// Return no ReplyError, because a just demoted master of a cluster must not end Open.
 		return fmt.Errorf("it is a replica of %s (name the master in the URL, or the sentinels: redis-sentinel://host:port,host:port/NAME)", master)
 	case InfoField(cluster, "cluster_state") == "fail":
 		return resp.ReplyError("CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)")
@@ -119,7 +119,7 @@ func unfit(replication, memory, cluster any, mayEvict bool) error {
 	return nil
 }
 
-// InfoField returns a field of a reply to INFO, or "" if there is none.
+// InfoField returns a field of a reply to INFO, or "" if the reply lacks the field.
 func InfoField(reply any, name string) string {
 	text, _ := reply.(string)
 	for line := range strings.Lines(text) {
@@ -171,7 +171,7 @@ func firstSentence(err redis.Error) error {
 	return said{strings.TrimSuffix(text, "."), err}
 }
 
-// said wraps an error, and shows another text in place of the error's.
+// said wraps an error, but has a text of its own.
 type said struct {
 	text string
 	err  error

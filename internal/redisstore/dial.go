@@ -25,17 +25,17 @@ type dialer struct {
 	tls     *tls.Config        // nil without TLS
 	timeout atomic.Int64       // how long a dial or a search may take, as a time.Duration
 	size    int                // the most connections to a server for commands
-	asksRun bool               // each connection asks for its server's run ID, because connections may lead to different servers
+	asksRun bool               // each connection asks its server for the run ID, because two connections may lead to different servers
 	open    context.Context    // ends with the Store
 	end     context.CancelFunc // ends open
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	mu sync.Mutex     // orders spawn and close
+	mu sync.Mutex     // makes spawn and close exclude each other
 	wg sync.WaitGroup // counts the goroutines of the Store, except those of its subscriptions
 }
 
-// newDialer returns a dialer for up to size connections to each server. If size is zero, it is ten
-// times the number of processors.
+// newDialer returns a dialer. The parameter size limits the connections of each pool. If size is 0,
+// the limit is ten times the number of processors.
 func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	if size == 0 {
 		size = 10 * runtime.GOMAXPROCS(0)
@@ -57,7 +57,7 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 func (d *dialer) spawn(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// close ends open with mu held before it waits, so wg does not grow during the wait.
+	// close holds mu while it ends open, and then waits. So wg does not grow during the wait.
 	if d.open.Err() != nil {
 		return false
 	}
@@ -104,8 +104,8 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 		setup = append(slices.Clip(setup), []string{"info", "server"})
 	}
 	if d.tls != nil && len(setup) == 0 {
-		// Send a PING, because TLS 1.3 sends tickets before the first reply. Unread, they would
-		// look like a reply without a command.
+		// Send a PING, because with TLS 1.3 a server sends tickets before its first reply. Unless
+		// they are read, they look like a reply without a command.
 		setup = [][]string{{"ping"}}
 	}
 	network := "tcp"
@@ -128,8 +128,8 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 			case setup[i][0] == "role" && r.Err == nil && !isMaster(r.Value):
 				err = errNotMaster
 			case setup[i][0] == "info" && r.Err == nil:
-				// Refuse a reply to another command. A reply to INFO may lack run_id, but has some
-				// field.
+				// Refuse a reply that is not one to INFO. A reply to INFO may lack run_id, but it
+				// always has some field.
 				if text, _ := r.Value.(string); !strings.Contains(text, ":") {
 					err = resp.Unexpected(r.Value)
 				}
@@ -154,7 +154,7 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 	return p
 }
 
-// login returns the commands that a connection begins with.
+// login returns the commands by which a connection logs in and selects a database.
 func login(user, password string, db int) (setup [][]string) {
 	switch {
 	case user != "":
@@ -168,7 +168,7 @@ func login(user, password string, db int) (setup [][]string) {
 	return setup
 }
 
-// connect makes a connection.
+// connect dials, and makes the TLS handshake if the URL asks for TLS.
 func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn, error) {
 	plain, err := d.dial(ctx, network, addr)
 	if err != nil {
@@ -180,7 +180,7 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn,
 
 	config := d.tls
 	if config.ServerName == "" {
-		// Clone the config, which all dials share.
+		// Clone the config before the change, because all dials share it.
 		config = config.Clone()
 		config.ServerName, _, _ = net.SplitHostPort(addr)
 	}
@@ -192,5 +192,5 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn,
 	return resp.NewConn(secure, plain), nil
 }
 
-// errHandshake is the error of a TLS handshake, joined with its cause.
+// errHandshake marks an error of a TLS handshake, which also wraps the cause.
 var errHandshake = errors.New("TLS handshake")

@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// Levels of what Examine finds.
+// These are the levels that Examine passes to found.
 const (
 	OK   = "ok"
 	Warn = "warn" // a fault of the store may cost a lock
-	Bad  = "bad"  // a key may have two holders although nothing fails; Open refuses the server
+	Bad  = "bad"  // a key may have two holders even if nothing fails; Open refuses the server
 )
 
-// Examine examines the server of the URL node, the master that its sentinels name, or each master
-// of its cluster. For each property it calls found: text says its state, what that may cost, and
-// what to set. Examine accepts servers that Open refuses, and leaves out what the user may not ask
-// for. If alone is false, other nodes vote on each lock, so the loss of a server's data costs none.
+// Examine examines the server of a URL, the master that the sentinels name, or each master of the
+// cluster. It calls found for each property. text says the property's state, the risk, and what to
+// set. Examine accepts servers that Open refuses, and skips what the user has no right to read.
+// alone is false if other nodes vote on each lock, so the loss of one server's data loses no lock.
 func Examine(ctx context.Context, node string, params map[string]string, alone bool, found func(level, what, text string)) error {
 	s, _, err := prepare(node, params, 0, false)
 	if err != nil {
@@ -29,7 +29,7 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 	if err != nil {
 		return s.fail(err)
 	}
-	a, _ := parse(node) // without an error, as in prepare
+	a, _ := parse(node) // without an error, because prepare has parsed node
 	_ = a.setParams(params)
 	for _, at := range servers {
 		began := time.Now()
@@ -38,7 +38,7 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 		if err := replies[0].Err; err != nil {
 			return s.named(at.name, diagnose(err, lockHints(a), time.Since(began)))
 		}
-		sent := time.Now() // the connection is open now, so this call is a round trip
+		sent := time.Now() // the connection is open now, so this call measures one round trip
 		clock := at.Pipeline(ctx, []string{"time"})[0].Value
 		offset, known := ahead(clock, sent, time.Now())
 
@@ -97,8 +97,8 @@ func setting(reply any) string {
 	return ""
 }
 
-// ahead returns how far the clock of a server is ahead of ours. The server has replied to TIME
-// between sent and got, so a difference within that time does not count.
+// ahead returns how far the clock of a server is ahead of ours. The server read its clock between
+// the times sent and got, so ahead returns 0 if the reply lies between them.
 func ahead(reply any, sent, got time.Time) (d time.Duration, ok bool) {
 	parts, _ := reply.([]any)
 	if len(parts) != 2 {

@@ -20,19 +20,19 @@ import (
 )
 
 // This file lists the locks of a Redis. SCAN returns the names of keys of one type, page by page.
-// Most may belong to other programs. So for each page, hasp first reads a few bytes of each value,
-// and then the records of keys that may be locks.
+// Most keys may belong to other programs. So for each page, hasp first reads a few bytes of each
+// value, and then the records of only those keys that may be locks.
 
-// These are the sizes of the calls of a List. A server executes one in about half a millisecond,
-// while its other clients wait. With smaller calls a list would take much longer.
+// These limit each call of a List. A server executes such a call in about half a millisecond, and
+// its other clients wait meanwhile. With smaller calls, a List would take much longer.
 const (
 	namesAtOnce   = "500" // names that one SCAN examines
-	peeksAtOnce   = 250   // beginnings of values in a pipeline
-	recordsAtOnce = 25    // records in a pipeline
+	peeksAtOnce   = 250   // values whose beginnings one pipeline reads
+	recordsAtOnce = 25    // records that one pipeline reads
 )
 
-// rest sleeps for as long as a call took, which began at began, so that the server can serve other
-// clients. It returns early if ctx ends.
+// rest sleeps for the time that has passed since began, the start of a call, so that the server can
+// serve other clients. It returns early if ctx ends.
 func rest(ctx context.Context, began time.Time) {
 	select {
 	case <-time.After(time.Since(began)):
@@ -45,12 +45,12 @@ type Listing struct {
 	// Type is the Redis type of a record that is not shared.
 	Type string
 
-	// Peek is a command that reads a little of a value of this type. The key is inserted after
-	// Peek's first element. Ours reports whether a value may be a record, given the reply to Peek.
+	// Peek is a command that reads the start of a value. List inserts the key after the first
+	// element of Peek. Ours reports whether the value may be a record, given the reply to Peek.
 	Peek []string
 	Ours func(reply any) bool
 
-	// Queue is the kind (see DerivedKey) of the key that exists while callers wait, or empty.
+	// Queue is the kind (see DerivedKey) of the key that exists while callers wait, or "".
 	Queue string
 }
 
@@ -73,8 +73,8 @@ func hasToken(record string) bool {
 	return ok && len(token) >= minToken && isToken(token)
 }
 
-// sharedRecords finds the records of shared holds. Each has an end, which PTTL returns. SCAN also
-// returns queues here, because they are sorted sets as well.
+// sharedRecords finds the records of shared holds. Each has a term, which PTTL returns. SCAN also
+// returns queues in this pass, because queues are sorted sets as well.
 var sharedRecords = Listing{Type: "zset", Peek: []string{"pttl"}, Ours: func(reply any) bool {
 	left, ok := reply.(int64)
 	return ok && left >= 0
@@ -86,8 +86,8 @@ type Candidate struct {
 	Queued bool // found by its queue; otherwise by its record
 }
 
-// List yields the keys that have records. It reads the records with sc, whose keys are the lock and
-// the fence counter, and whose reply is as [Found] describes.
+// List yields the keys that have records. It reads them by the script sc. The keys of sc are the
+// lock and the fence counter, and [Found] describes its reply.
 func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script) iter.Seq2[backend.Entry, error] {
 	call := func(c Candidate) Call {
 		return Call{Keys: []string{LockKey(c.Key), DerivedKey("fence", c.Key)}}
@@ -104,8 +104,8 @@ func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, 
 // IsOurs reports whether the key has a record of hasp, which always has an end.
 func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.Record)) }
 
-// ListBy is List for a script with other keys and another reply: the function call returns the
-// script's arguments. status interprets the reply, and reports whether to list the key.
+// ListBy is List for a script with other keys and another reply. The parameter call makes the Call
+// of a key. The parameter status decodes the reply, and reports whether to list the key.
 func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script,
 	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
@@ -132,7 +132,7 @@ func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration
 	}
 }
 
-// records reads the records of some keys in one pipeline for each server.
+// records reads the records of several keys, in one pipeline for each server.
 func (s *Store) records(ctx context.Context, timeout time.Duration, sc *Script, some []Candidate,
 	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) ([]backend.Entry, error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
@@ -169,7 +169,7 @@ func (s *Store) records(ctx context.Context, timeout time.Duration, sc *Script, 
 }
 
 // isPrivate reports whether a server refused a command because this user may not use the key, or
-// because the key has another type by now.
+// because the key now has another type.
 func isPrivate(err error) bool {
 	return redis.HasErrorPrefix(err, "WRONGTYPE") || redis.HasErrorPrefix(err, "NOPERM") && strings.Contains(err.Error(), " access ")
 }
@@ -211,14 +211,14 @@ type scan struct {
 	s       *Store
 	timeout time.Duration
 	prefix  string
-	queue   string // as in Listing
+	queue   string // Listing.Queue
 
 	at      *server
-	records Listing // the current pass scans keys of this type
+	records Listing // how the current pass finds records
 	cursor  string  // "0" before the first page and after the last
 }
 
-// page returns the next page.
+// page returns the next page of the scan.
 func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	if t, ok := sc.s.servers.(*sentinels); ok && t.known() != sc.at {
 		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list again"))
@@ -237,7 +237,7 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	}
 	sc.cursor = next
 
-	var locks []string // names of keys that may have a record
+	var locks []string // Redis keys that may have a record
 	keys := map[string]string{}
 	for _, name := range names {
 		key, kind, ok := keyOf(name)
@@ -296,8 +296,8 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 			var v any
 			var err error
 			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
-				// Let Send find the right server: the slot is being moved, or this server is no
-				// longer a master.
+				// Let Send find the right server, because the slot is being moved, or this server
+				// is no longer a master.
 				v, err = sc.s.Send(within, some[i], false, commands[i]...)
 			} else {
 				v, err = sc.s.outcome(sc.at, r)
@@ -313,7 +313,7 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 }
 
 // keyOf returns the key of the lock to which a Redis key belongs. kind is the kind of a derived
-// key, or empty for the Redis key of the lock itself. ok is false if hasp makes no such name.
+// key, or empty for the Redis key of the lock itself. ok is false if no key of hasp has this name.
 func keyOf(name string) (key, kind string, ok bool) {
 	rest, derived := strings.CutPrefix(name, ours)
 	if !derived {
@@ -330,16 +330,16 @@ func keyOf(name string) (key, kind string, ok bool) {
 	return key, kind, true
 }
 
-// escaped writes the characters of a glob so that they stand for themselves.
+// escaped puts a backslash before each special character of a glob.
 var escaped = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
 
-// pattern returns the glob of the names that belong to keys with a prefix, or "" for all names.
+// pattern returns a glob that all Redis keys of locks with the prefix match, or "" for all names.
 func pattern(prefix, queue string) string {
 	switch {
 	case prefix == "":
 		return ""
 	case queue != "" || strings.HasPrefix(prefix, ours):
-		return "*" + escaped.Replace(prefix) + "*" // derived names have the key at their end
+		return "*" + escaped.Replace(prefix) + "*" // a derived name ends with the key
 	}
 	return escaped.Replace(prefix) + "*"
 }

@@ -13,9 +13,9 @@ import (
 //	unix://user:password@/path/to/socket
 //
 // or with rediss in place of redis for TLS. params are the strategy's parameters. Open uses those
-// that it knows. Before Open returns, it finds the servers, and runs a script on the server or on
-// each master of a cluster. If the URL or a parameter is wrong, the error wraps backend.ErrInvalid.
-// Any other error contains the cause, and a hint if there is one. No error contains a password.
+// in Params. Before Open returns, it finds the servers, and runs a script on the server or on each
+// master of a cluster. If the URL or a parameter is wrong, the error wraps backend.ErrInvalid. Any
+// other error contains the cause, and a hint if there is one. No error contains a password.
 func Open(ctx context.Context, node string, params map[string]string) (*Store, error) {
 	s, probe, err := prepare(node, params, 0, false)
 	if err != nil {
@@ -29,8 +29,8 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 }
 
 // Prepare is Open without a call to a server. The caller must run probe, which finds the servers
-// and runs the script. Prepare is for servers that may be down now and up later. connections is the
-// most connections to each server that the Store uses for commands; subscriptions use one more.
+// and runs the script. Prepare is for servers that may be down now and up later. For commands, the
+// Store uses at most the given number of connections to each server. Subscriptions use one more.
 // Each connection first asks for the run ID of its server.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
 	return prepare(node, params, connections, true)
@@ -71,18 +71,18 @@ func prepare(node string, params map[string]string, connections int, asksRun boo
 	return s, func(ctx context.Context) error { return s.probe(ctx, a) }, nil
 }
 
-// probe runs a script on the server, or on all masters of a cluster, because every strategy needs
-// scripts.
+// probe checks that the server, or each master of a cluster, runs scripts, because every strategy
+// needs them.
 func (s *Store) probe(ctx context.Context, a address) error {
 	if end, ok := ctx.Deadline(); ok {
-		// Let the dialer time out before ctx, because only the dialer's error contains the cause.
+		// Let the dialer time out before ctx ends, because only the dialer's error has the cause.
 		s.dialer.timeout.Store(int64(time.Until(end) * 4 / 5))
 		defer s.dialer.timeout.Store(int64(dialTimeout))
 	}
 
 	at, err := s.servers.find(ctx, "")
 	switch {
-	// ctx was cancelled. Its cause says why.
+	// ctx was cancelled, and its cause says why.
 	case ctx.Err() == context.Canceled:
 		return s.fail(context.Cause(ctx))
 	case err != nil:
@@ -95,9 +95,9 @@ func (s *Store) probe(ctx context.Context, a address) error {
 	return s.probeServer(ctx, a, at)
 }
 
-// probeServer runs a script on a server, and requires that as many replicas confirm it as the
-// parameter replicas says. It refuses a replica, a server that may evict keys, and a server whose
-// cluster is down.
+// probeServer runs a script on a server. As many replicas must confirm it as the parameter replicas
+// says. probeServer refuses a replica, a server that may evict keys, and a server whose cluster is
+// down.
 func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
 	commands := [][]string{{"eval", "return 1", "0"}, {"info", "replication"}, {"info", "memory"}}
@@ -120,5 +120,5 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 }
 
 // dialTimeout is how long a dial or a search may take, except during a probe. A call that waits for
-// the connection still ends with its context.
+// the connection may end earlier, with its context.
 const dialTimeout = 5 * time.Second

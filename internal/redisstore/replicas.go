@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// Replicas returns how many replicas must confirm a hold. After a hand-over by another client, the
-// strategy must send a renewal, so that the replicas confirm the hold.
+// Replicas returns how many replicas must confirm a hold. If another client hands a key over, the
+// strategy of the new holder must send a renewal, so that the replicas confirm the hold.
 func (s *Store) Replicas() int { return s.replicas }
 
 // tookNothing reports whether the reply to a command with kept set means that the command took no
@@ -26,8 +26,8 @@ func tookNothing(reply any) bool {
 }
 
 // pipeline sends commands to a server, each once, in one pipeline. If kept is true, the replicas
-// must confirm the commands that took a hold. Other replies and errors are unchanged. The function
-// outcome interprets them.
+// must confirm the commands that took a hold. It leaves other replies and errors unchanged, for
+// Store.outcome.
 func (s *Store) pipeline(ctx context.Context, at *server, kept bool, commands ...[]string) []Reply {
 	if !kept || s.replicas == 0 {
 		return at.Pipeline(ctx, commands...)
@@ -46,7 +46,7 @@ const longest = 3 * time.Second
 
 // patience returns how long the server waits for its replicas, in milliseconds. It is less than the
 // time until ctx's deadline, so that the server can still reply that too few have confirmed. It is
-// never 0, because WAIT 0 has no limit.
+// never 0, because a WAIT with a timeout of 0 has no limit.
 func patience(ctx context.Context) int64 {
 	left := longest
 	if end, ok := ctx.Deadline(); ok {
@@ -82,7 +82,7 @@ func (s *Store) confirm(replies []Reply, wait Reply) {
 // waitBatch sends the holds that replicas must confirm. WAIT blocks its connection. If each hold
 // had a connection of its own, many callers would use the whole pool, and renewals would queue
 // behind them until healthy leases were lost. So holds that are requested during a WAIT are sent
-// together after it, with one WAIT for all of them.
+// together after that WAIT, with one WAIT for all of them.
 type waitBatch struct {
 	mu      sync.Mutex // guards all below
 	moving  bool       // a goroutine runs move
@@ -96,7 +96,7 @@ type item struct {
 	done chan Reply // has room for one, so that move does not block if the caller has left
 }
 
-// hold sends a command, and has the replicas of the server confirm it.
+// hold sends a command, and returns its reply when replicas of the server have confirmed it.
 func (l *waitBatch) hold(ctx context.Context, s *Store, at *server, args []string) Reply {
 	it := &item{ctx, args, make(chan Reply, 1)}
 	l.mu.Lock()
@@ -111,7 +111,7 @@ func (l *waitBatch) hold(ctx context.Context, s *Store, at *server, args []strin
 	case r := <-it.done:
 		return r
 	case <-ctx.Done():
-		// If move has not taken the command yet, it will not be sent.
+		// If move has not taken the command yet, the command will not be sent.
 		return Reply{Err: resp.ErrNoReply}
 	}
 }
@@ -122,7 +122,7 @@ func (l *waitBatch) move(s *Store, at *server) {
 		l.mu.Lock()
 		some := l.waiting
 		l.waiting = nil
-		// mu is still held. So if move ends here, the next caller sees that, and starts it again.
+		// mu is still held. So if move ends here, the next caller sees this, and starts move again.
 		l.moving = len(some) > 0
 		l.mu.Unlock()
 		if len(some) == 0 {
@@ -140,9 +140,9 @@ func (s *Store) sendTogether(at *server, some []*item) {
 		return
 	}
 
-	// No caller's cancellation may end this call, because other callers share it. It ends at the
-	// latest deadline of its callers, but after longest at most, so that a dead connection does not
-	// block later holds for long.
+	// The cancellation of one caller must not end this pipeline, because other callers share it.
+	// The pipeline ends at the latest deadline of its callers, or when the time longest has passed,
+	// so that a dead connection does not block later holds for long.
 	end, last := time.Now().Add(longest), time.Time{}
 	commands := make([][]string, len(some))
 	for i, it := range some {

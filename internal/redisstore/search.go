@@ -13,8 +13,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// searcher searches for the servers of a topology on behalf of all callers. One
-// search runs at a time.
+// searcher searches for the servers of a topology on behalf of all callers. Only one search runs at
+// a time.
 type searcher struct {
 	d   *dialer
 	run func(ctx context.Context, timeout time.Duration) error // makes one search
@@ -24,16 +24,16 @@ type searcher struct {
 	ended time.Time  // when the last search ended
 }
 
-// search is one search.
+// search is one search, for whose end several callers may wait.
 type search struct {
 	done chan struct{} // closed when err is set
 	err  error
 }
 
-// pause is the least time between two searches.
+// pause is the least time between the end of a search and the next search.
 const pause = 100 * time.Millisecond
 
-// wait waits for the search under way, or else for a new one.
+// wait waits until the search under way ends. If there is none, wait starts one.
 func (s *searcher) wait(ctx context.Context) error {
 	s.mu.Lock()
 	k := s.startLocked()
@@ -42,7 +42,7 @@ func (s *searcher) wait(ctx context.Context) error {
 	select {
 	case <-k.done:
 		return k.err
-	// The search goes on for the other callers.
+	// If this caller leaves, the search goes on for the others.
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -89,13 +89,13 @@ func (s *searcher) search(k *search, pause time.Duration) {
 	s.now, s.ended = nil, time.Now()
 }
 
-// grace is how long a search waits for more answers after the first.
+// grace is how long a search waits for more answers after the first one.
 const grace = time.Second
 
-// askAll calls ask for each of servers, and returns the answers and errors in the order in which
-// they came. A call begins when the time pause has passed since the call before it began, or when a
-// call fails. When grace has passed since the first answer, askAll cancels the calls that are still
-// running.
+// askAll calls ask for each server, and returns the answers and errors in the order in which they
+// came. The calls begin one after another, with the duration pause in between. When a call fails,
+// another one begins at once. When the duration grace has passed since the first answer, askAll
+// cancels the calls that are still running.
 func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Duration, ask func(context.Context, *server) (T, error)) (answers []T, errs []error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -110,7 +110,7 @@ func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Dur
 			select {
 			case <-time.After(time.Duration(i) * pause):
 			case <-failed:
-			case <-ctx.Done(): // then ask returns at once
+			case <-ctx.Done(): // ask then returns at once
 			}
 			answer, err := ask(ctx, at)
 			results <- result{answer, err}
@@ -126,14 +126,14 @@ func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Dur
 		}
 		answers = append(answers, r.answer)
 		if len(answers) == 1 {
-			defer time.AfterFunc(grace, cancel).Stop() // the others then return errors
+			defer time.AfterFunc(grace, cancel).Stop() // the running calls then return errors
 		}
 	}
 	return answers, errs
 }
 
-// worst returns the most useful of errs, the errors of several servers: a reply rather than an
-// error of the network. kind names these servers, in the plural.
+// worst returns the most useful error of several servers. This is an error that a server replied,
+// if there is one. kind is a word for the servers in the plural.
 func worst(errs []error, kind string) error {
 	for _, err := range errs {
 		if resp.IsReply(err) {
@@ -146,8 +146,8 @@ func worst(errs []error, kind string) error {
 	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, errs[0])
 }
 
-// mayHaveMoved reports whether another server may have replaced the one that was asked. Either the
-// reply says so, or there was no reply, and the call was not cancelled.
+// mayHaveMoved reports whether another server may have replaced the one that was asked. This is so
+// if the reply says it, or if there was no reply and the call was not cancelled.
 func mayHaveMoved(err error) bool {
 	switch {
 	case errors.Is(err, context.Canceled):

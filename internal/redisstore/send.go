@@ -20,14 +20,14 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// This file sends commands and scripts, and has the names of their keys.
+// This file sends commands and scripts, and makes the names of Redis keys.
 
 // ours is the beginning of each key that hasp derives.
 const ours = "hasp:{"
 
-// LockKey returns the Redis key of the lock on key, for all strategies: key itself, so that the
-// strategies exclude each other and other programs. If a key looks like a derived key, it gets a
-// derived name instead.
+// LockKey returns the Redis key of the lock on key, for all strategies. This is key itself, so that
+// the strategies exclude each other and other programs. Only a key that begins like a derived key
+// gets a derived name.
 func LockKey(key string) string {
 	if strings.HasPrefix(key, ours) {
 		return DerivedKey("lock", key)
@@ -35,15 +35,15 @@ func LockKey(key string) string {
 	return key
 }
 
-// DerivedKey returns the name of a Redis key that belongs to the lock on key, such as its fence. It
-// is in the cluster slot of LockKey(key), whatever bytes key contains. Different keys, or different
-// kinds, have different names.
+// DerivedKey returns the name of a Redis key that belongs to the lock on key, such as its fence
+// counter. The name is in the cluster slot of LockKey(key), whatever bytes key contains. Different
+// keys or kinds give different names.
 func DerivedKey(kind, key string) string {
 	return ours + slot.Tag(key) + "}:" + kind + ":" + key
 }
 
 // Channel returns the name of one of hasp's channels, on which scripts on key can publish. On a
-// cluster each slot has its own channel.
+// cluster, the name depends on the slot of key.
 func (s *Store) Channel(name, key string) string {
 	if s.isCluster {
 		return ours + slot.Number(slot.Of(LockKey(key))) + "}:" + name
@@ -72,8 +72,8 @@ const maxHops = 8
 //
 // kept is true for a command that takes or extends a hold. If the Store waits for replicas, and too
 // few of them confirm the command in time, Send returns an error, and the outcome is unknown.
-// Replicas need not confirm a command that took nothing. The reply of such a command is nil, a
-// number up to 0, or an array that begins with one of these.
+// Replicas need not confirm a command that took nothing. Its reply is nil, a number that is not
+// positive, or an array that begins with either.
 func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string) (any, error) {
 	at, err := s.servers.find(ctx, key)
 	if err != nil {
@@ -102,8 +102,8 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 	}
 }
 
-// If replicas must confirm a command, sendTo passes it to waits. Otherwise sendTo uses the wire if
-// there are other callers, and a connection of the pool if there are none.
+// sendTo passes a command that replicas must confirm to at.waits. It sends any other command over
+// the wire if there are other callers, and over a connection of the pool if there are none.
 func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []string) Reply {
 	if at.pool == nil {
 		return resp.Do(ctx, at.rdb, args)
@@ -131,14 +131,13 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 	return replies[0]
 }
 
-// cancelled reports whether err is the error of a call that was interrupted
-// because ctx was cancelled.
+// cancelled reports whether a call returned err because ctx was cancelled.
 func cancelled(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// outcome returns a reply, or its error with the name of the server. It reports the error to the
-// topology, and a READONLY also to the Subscriber.
+// outcome returns a reply, or its error with the name of the server. It reports an error to the
+// topology, and a READONLY error also to the Subscriber.
 func (s *Store) outcome(at *server, r Reply) (any, error) {
 	err := r.Err
 	if err == nil {
@@ -153,8 +152,8 @@ func (s *Store) outcome(at *server, r Reply) (any, error) {
 
 	s.servers.failed(at, err)
 	if resp.IsReadOnly(err) {
-		// Let the Subscriber connect again: the address leads to another master now or soon, and
-		// the new master's messages do not arrive on the old connection.
+		// Let the Subscriber connect again, because the address leads to a new master now or soon,
+		// and the messages of that master do not arrive on the old connection.
 		s.Demoted(at.Server)
 	}
 
@@ -175,8 +174,8 @@ func (s single) find(context.Context, string) (*server, error)           { retur
 func (s single) follow(*server, string, error) (to *server, asking bool) { return nil, false }
 func (s single) failed(*server, error)                                   {}
 
-// Script is a Lua script. A Store runs it by its hash. The Store sends the source to a server that
-// does not know the script, and in the first calls of Run.
+// Script is a Lua script. A Store usually sends only its hash. It sends the source in the first
+// calls of Run, and to a server that does not know the script.
 type Script struct {
 	src, sha string
 	kept     bool // see Store.Send
@@ -185,11 +184,11 @@ type Script struct {
 //go:embed *.lua
 var parts embed.FS
 
-// Source returns the text of some parts of a script. A part is a file of the strategy, or one of
-// this package that strategies share. In a part, the line "-- include NAME" stands for another
-// part. Lua creates the functions of a part in each run. So a script includes a part where it is
-// first needed, and the usual case creates none. In the usual case, scripts also pass texts to
-// Redis, and not numbers, which Redis would have to format.
+// Source joins the named parts of a script. A part is a file of the strategy, or a file of this
+// package that strategies share. The line "-- include NAME" is replaced by the part NAME. In each
+// run, Lua creates the functions of the parts that the run reaches. So a script includes a part
+// where it first needs the part, and a usual run creates no function. A usual run also passes only
+// texts to Redis, because numbers would have to be formatted.
 func Source(files embed.FS, names ...string) string {
 	var text strings.Builder
 	for _, name := range names {
@@ -216,8 +215,8 @@ func NewScript(src string) *Script {
 	return &Script{src: src, sha: hex.EncodeToString(sum[:])}
 }
 
-// NewHold returns a script that takes or extends a hold, and that replicas must confirm: see kept
-// at [Store.Send].
+// NewHold returns a script that takes or extends a hold, so replicas must confirm it (see the
+// parameter kept of [Store.Send]).
 func NewHold(src string) *Script {
 	sc := NewScript(src)
 	sc.kept = true
@@ -225,14 +224,14 @@ func NewHold(src string) *Script {
 }
 
 // Call holds the arguments for one run of a script. There is at least one key, and all keys are in
-// one cluster slot.
+// the same cluster slot.
 type Call struct {
 	Keys []string
 	Args []string
 }
 
-// appendArgs appends the command that runs s: with the source if whole is true, otherwise with the
-// hash.
+// appendArgs appends the command that runs s. It contains the source if whole is true, and
+// otherwise the hash.
 func (s *Script) appendArgs(all []string, c Call, whole bool) []string {
 	if whole {
 		all = append(all, "eval", s.src)
@@ -243,8 +242,8 @@ func (s *Script) appendArgs(all []string, c Call, whole bool) []string {
 	return append(append(all, c.Keys...), c.Args...)
 }
 
-// unknownScript begins the reply of a server that does not know a script. Then the script has not
-// run, so it may be sent again.
+// unknownScript begins the reply of a server that does not know a script. After this reply, the
+// script may be sent again, because it has not run.
 const unknownScript = "NOSCRIPT"
 
 // Run runs sc once and returns its reply as Send does.
@@ -282,17 +281,18 @@ func Millis(d time.Duration) string {
 	return strconv.FormatInt((d + time.Millisecond - 1).Milliseconds(), 10)
 }
 
-// Rest returns the milliseconds until then, rounded up: the term of a key that is released with
-// KeepUntil. It returns "" if then is zero or has passed. In that case the key must be freed.
+// Rest returns the time that is left until KeepUntil, in milliseconds rounded up. A key that is
+// released with KeepUntil gets this term. If KeepUntil is zero or has passed, Rest returns "", and
+// the key must be freed.
 func Rest(then time.Time) string {
-	if then.IsZero() || time.Until(then) <= 0 { // usually then is zero, and the clock need not be read
+	if then.IsZero() || time.Until(then) <= 0 { // usually KeepUntil is zero, and the clock need not be read
 		return ""
 	}
 	return Millis(max(time.Until(then), 1))
 }
 
-// Term returns a PTTL, which is in milliseconds, as a Duration. It is a hundred years at
-// most, because a PTTL can be longer than a Duration.
+// Term returns a PTTL, which is in milliseconds, as a Duration. The result is at most a hundred
+// years, because a PTTL can be longer than any Duration.
 func Term(pttl int64) time.Duration {
 	const most = 100 * 365 * 24 * time.Hour / time.Millisecond
 	return min(time.Duration(pttl), most) * time.Millisecond

@@ -17,8 +17,8 @@ import (
 )
 
 // sentinels is the topology of a master that sentinels name. A search queries all sentinels, and
-// uses the answer with the highest epoch. A search starts after each failure, and every
-// searchEvery. Each new connection asks the server whether it is the master.
+// uses the answer with the highest epoch. A search starts after each failure, and when searchEvery
+// has passed. Each new connection first checks that its server is the master.
 type sentinels struct {
 	a        address
 	d        *dialer
@@ -31,8 +31,8 @@ type sentinels struct {
 	epoch  int64      // the epoch of the answer that named the master
 }
 
-// A demoted master may not have learned of that yet, and may still take writes. searchEvery bounds
-// how long hasp uses such a master.
+// searchEvery limits how long hasp uses a demoted master that does not know yet that it was
+// demoted, and still takes writes.
 const searchEvery = 10 * time.Second
 
 func newSentinels(a address, d *dialer) *sentinels {
@@ -55,7 +55,7 @@ func (t *sentinels) find(ctx context.Context, _ string) (*server, error) {
 	if at := t.known(); at != nil {
 		return at, nil
 	}
-	// After the search, the server that it had found replied that it is not the master.
+	// Since the search, the server that the search found has replied that it is not the master.
 	return nil, errors.New("the master is being replaced")
 }
 
@@ -65,8 +65,8 @@ func (t *sentinels) known() *server {
 	return t.master
 }
 
-// follow returns the current master if at was closed because it is not the master any more. In
-// that case nothing was sent.
+// follow returns the current master if the server at was closed because it is no longer the master.
+// In that case, the command was not sent.
 func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	if to := t.known(); errors.Is(err, redis.ErrClosed) && to != at {
 		return to, false
@@ -74,14 +74,14 @@ func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	return nil, false
 }
 
-// The method failed starts a search if another server may be the master now. If at itself reports
-// that it is not the master, the method closes at.
+// The method failed starts a search if another server may be the master now. If the server at
+// itself reports that it is not the master, the method also closes its pool.
 func (t *sentinels) failed(at *server, err error) {
 	if !mayHaveMoved(err) {
 		return
 	}
-	// Give the server up only if it says itself that it is not the master. If it does not answer,
-	// the search decides.
+	// Close the server only if it replied that it is not the master. If it did not answer, the
+	// search decides whether to replace it.
 	if errors.As(err, new(redis.Error)) || errors.Is(err, errNotMaster) {
 		t.mu.Lock()
 		if t.master == at {
@@ -99,7 +99,7 @@ type claimed struct {
 	epoch int64
 }
 
-// search queries all sentinels for the master, and adopts it.
+// search queries all sentinels for the master, and adopts the answer with the highest epoch.
 func (t *sentinels) search(ctx context.Context, timeout time.Duration) error {
 	defer t.timer.Reset(searchEvery)
 	answers, errs := askAll(ctx, t.asked, 0, grace, func(ctx context.Context, s *server) (claimed, error) {
@@ -135,9 +135,9 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (cla
 	return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))
 }
 
-// adopt makes the server of an answer the master, if that server reports that it is the master.
-// Unless all sentinels have answered, adopt ignores an answer with a lower epoch than the known
-// one, because that sentinel has missed a failover.
+// adopt makes the server that an answer names the master, if that server reports that it is the
+// master. If some sentinels have not answered, adopt ignores an answer with a lower epoch than the
+// known one, because its sentinel has missed a failover.
 func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	t.mu.Lock()
 	was := t.master
@@ -153,8 +153,8 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 
 	to := t.newMaster(w.addr)
 	began := time.Now()
-	// Keep the known master if this fails. Ignore the reply, because each new connection is checked
-	// anyway.
+	// Keep the known master if this command fails. Ignore the reply, because the setup of each new
+	// connection checks the role anyway.
 	if r := to.Pipeline(ctx, []string{"role"})[0]; r.Err != nil {
 		to.pool.Close()
 		return fmt.Errorf("master %s: %w", w.addr, diagnose(r.Err, lockHints(t.a), time.Since(began)))
@@ -169,7 +169,7 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	return nil
 }
 
-// newMaster returns a server. Its pool closes a new connection unless the server is a master.
+// newMaster returns a server whose pool closes each new connection that does not lead to a master.
 func (t *sentinels) newMaster(addr string) *server {
 	setup := append(login(t.a.user, t.a.password, t.a.db), []string{"role"})
 	return newServerOf(t.d.pool(t.a, addr, setup))

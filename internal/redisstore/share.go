@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// maxShared is the most bytes of arguments that a command on a wire may have. A server closes the
-// connection if an argument is too long for it.
+// maxShared is the most bytes of arguments that a command on a wire may have. A longer command
+// could end the wire, because a server closes the connection if an argument is too long.
 const maxShared = 64 << 10
 
 // isLarge reports whether commands must have a connection of their own.
@@ -22,13 +22,13 @@ func isLarge(commands ...[]string) bool {
 	return n > maxShared
 }
 
-// hesitation is how long a caller may take to make a wire before the others stop waiting for it. If
-// the others did not wait, many would take connections from the pool at once.
+// hesitation is how long callers wait while another caller makes a wire. If they did not wait, many
+// would take connections from the pool at once.
 const hesitation = 20 * time.Millisecond
 
 // share sends commands over the server's wire, and stores their replies. If there is no wire, share
 // sends them over a connection of the pool, and makes that connection the wire. If another caller
-// takes too long to make a wire, share only uses the pool.
+// takes too long to make a wire, share uses the pool and makes no wire.
 func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands ...[]string) {
 	// Try a second time if a wire was given up before it sent the command.
 	for range 2 {
@@ -50,7 +50,7 @@ func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands
 				case <-ctx.Done():
 				}
 			}
-			// There is no wire: the other caller has failed or takes too long, or ctx has ended.
+			// If there still is no wire, the other caller failed or takes too long, or ctx ended.
 			if w = at.wire.Load(); w == nil {
 				break
 			}
@@ -59,12 +59,12 @@ func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands
 		if w.Do(ctx, replies, commands) {
 			return
 		}
-		at.wire.CompareAndSwap(w, nil) // so that the next caller makes another
+		at.wire.CompareAndSwap(w, nil) // so that the next caller makes another wire
 	}
 	at.pool.Do(ctx, replies, commands...)
 }
 
-// sendAndShare sends commands over a connection of the pool. If the first one succeeds, the
+// sendAndShare sends commands over a connection of the pool. If the first command succeeds, the
 // connection becomes the wire.
 func (s *Store) sendAndShare(ctx context.Context, at *server, replies []Reply, commands [][]string) {
 	conn, err := at.pool.Get(ctx)
@@ -94,7 +94,7 @@ func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool 
 		w.End()
 	})
 	if reads {
-		at.wire.Store(w) // if Read has ended by now, the next caller finds that the wire is over
+		at.wire.Store(w) // if Read has ended by now, the next caller finds that the wire takes no commands
 	}
 	return reads
 }

@@ -10,7 +10,7 @@ import (
 // readers with these three strategies hold a key together. redlock writes the record to each node.
 
 // IntentTTL is how long an intent keeps out new readers, unless the writer repeats the intent. It
-// is three times as long as the writer sleeps between attempts.
+// is three times as long as the sleep between two attempts of the writer.
 const IntentTTL = 3 * backend.SharedRetryEvery
 
 var (
@@ -18,8 +18,8 @@ var (
 	sharedReleaseScript = NewScript(Source(parts, "sharedrelease"))
 )
 
-// IntentKey returns the Redis key of the intent on key, which a writer that waits for readers
-// stores. Its value is the writer's token.
+// IntentKey returns the Redis key of the intent on key. A writer that waits for readers stores its
+// token under it.
 func IntentKey(key string) string { return DerivedKey("intent", key) }
 
 // AcquireShared makes one attempt to take c.Key shared. fenceTTL is the term of a fence counter in ms.
@@ -40,8 +40,8 @@ func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL str
 	return s.Granted(ctx, reply, c)
 }
 
-// ReleaseShared releases a shared hold. If the release is to be published, publish is the message,
-// the channel, and the command that publishes. Otherwise publish is empty.
+// ReleaseShared releases a shared hold. If the release is to be published, the last arguments are
+// the message, the channel, and the command that publishes.
 func (s *Store) ReleaseShared(ctx context.Context, c backend.Claim, publish ...string) error {
 	return s.Owned(s.Run(ctx, sharedReleaseScript, Call{
 		Keys: []string{LockKey(c.Key)},

@@ -15,28 +15,28 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// Store is one Redis: a server, the master that sentinels name, or a cluster. Many
-// goroutines may use it at once. Its calls end with their contexts, unless the caller
-// passed the client: see Cancellation.
+// Store is one Redis: a server, the master that sentinels name, or a cluster. Many goroutines may
+// use it at once. A call ends when its context ends, unless the caller of hasp passed the client
+// (see Cancellation).
 type Store struct {
-	// Subscriber holds the subscriptions of the Store. Close closes the Subscriber.
+	// Subscriber holds the subscriptions of the Store. Store.Close also closes the Subscriber.
 	*pubsub.Subscriber
 
 	name      string // the prefix of errors that do not name a single server
 	servers   topology
-	isCluster bool     // keys are in slots, and channels may be
+	isCluster bool     // keys are in slots, and channels may be in slots
 	replicas  int      // how many replicas must confirm a hold
 	secrets   []string // no error may contain these
 	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
 	dialer    *dialer  // nil if the caller of hasp passed the client
 
 	// recalled has, for each key, the record of the last hold for which Recall has sent a message.
-	// One message for a hold is enough, and a refused caller may ask very often.
+	// Recall sends only one message for a hold, because refused callers may ask very often.
 	mu       sync.Mutex // guards recalled
 	recalled map[string]string
 
-	// always is for tests: a caller uses a wire even if it is alone, and the wire does not end by
-	// itself.
+	// If always is set, which only tests do, a caller uses a wire even if there is no other caller,
+	// and the wire does not end by itself.
 	always bool
 }
 
@@ -48,12 +48,12 @@ type topology interface {
 	// all returns the servers that have keys.
 	all(ctx context.Context) ([]*server, error)
 
-	// follow returns the server to which a command must be sent again after at returned err, and
-	// whether ASKING must precede it. to is nil unless at redirected the command, or at was closed
-	// because it is not in use any more.
+	// follow returns the server to which a command must be sent again after the server at has
+	// returned err, and whether ASKING must precede the command. If the server at has neither
+	// redirected the command nor been closed as unused, to is nil.
 	follow(at *server, key string, err error) (to *server, asking bool)
 
-	// failed reports an error of a server, so that the topology may search for the servers again.
+	// failed reports an error of a server to the topology, which may then search for the servers.
 	failed(at *server, err error)
 }
 
@@ -70,11 +70,11 @@ type server struct {
 	waits   waitBatch                 // for holds that replicas must confirm
 	wire    atomic.Pointer[resp.Wire] // the shared connection; nil if there is none
 
-	// making is the context of the caller that makes a wire. It ends after hesitation, or earlier,
-	// when that caller has made the wire or has failed. making is nil if no caller makes a wire.
+	// making is a context that ends when the caller that makes a wire has made it or has failed, at
+	// the latest after the time hesitation. It is nil if no caller makes a wire.
 	making atomic.Pointer[context.Context]
 
-	unused time.Time // when the server was first found without slots, or zero; the cluster's mu guards unused
+	unused time.Time // since when the server has had no slot, or zero if it has slots; guarded by the cluster's mu
 }
 
 // newServer returns a server without connections.
@@ -86,8 +86,8 @@ func newServerOf(p *resp.Pool) *server {
 	return &server{Server: p, pool: p, addr: p.Addr, name: "redis " + p.Addr}
 }
 
-// process returns the Redis process that has the slot of key. If the caller passed a cluster
-// client, at stands for the whole cluster, and process returns one of its masters.
+// process returns the Redis process that has the slot of key. If the server stands for a whole
+// cluster, process returns one of the cluster's masters.
 func (at *server) process(ctx context.Context, key string) (resp.Server, error) {
 	if cluster, ok := at.rdb.(*redis.ClusterClient); ok {
 		client, err := cluster.MasterForKey(ctx, key)
@@ -96,8 +96,8 @@ func (at *server) process(ctx context.Context, key string) (resp.Server, error) 
 	return at.Server, nil
 }
 
-// New returns a Store that uses a client of the caller. The client keeps its
-// settings, and Close does not close it. New panics if rdb is nil.
+// New returns a Store that uses a client of the caller. The client keeps its settings, and the
+// Store's Close does not close the client. New panics if rdb is nil.
 func New(rdb redis.UniversalClient) *Store {
 	if rdb == nil {
 		panic("redisstore: New: client is nil")
@@ -107,7 +107,7 @@ func New(rdb redis.UniversalClient) *Store {
 	var reload func()
 	switch c := rdb.(type) {
 	case *redis.Client:
-		// A client of sentinels has no address: go-redis reports this word in its place.
+		// A client of sentinels has no address, and go-redis reports this word instead.
 		if c.Options().Addr != "FailoverClient" {
 			s.name += " " + c.Options().Addr
 		}
@@ -122,8 +122,8 @@ func New(rdb redis.UniversalClient) *Store {
 	return s
 }
 
-// subscribe makes the Subscriber. reload starts a search for the servers of the channels; it is nil
-// if channels cannot move.
+// subscribe makes the Subscriber. The function reload starts a search for the servers of the
+// channels. It is nil if channels cannot move to another server.
 func (s *Store) subscribe(reload func()) {
 	s.Subscriber = pubsub.New(pubsub.Config{
 		Server: func(ctx context.Context, slotKey string) (resp.Server, error) {
@@ -142,7 +142,7 @@ func (s *Store) subscribe(reload func()) {
 // Name returns the prefix of the Store's errors.
 func (s *Store) Name() string { return s.name }
 
-// Close ends all subscriptions. If Open or Prepare made the Store, it also closes the connections.
+// Close ends all subscriptions. If Open or Prepare made the Store, Close closes all connections.
 func (s *Store) Close() error {
 	// Close the Subscriber before the connections that it uses.
 	s.Subscriber.Close()
@@ -154,9 +154,9 @@ func (s *Store) Close() error {
 }
 
 // Cancellation reports when a call returns at the latest if the server does not answer. It assumes
-// that the hooks of a client that the caller passed obey their contexts. With a Limiter, a
-// CredentialsProvider or a StreamingCredentialsProvider, which receive no context, a call may
-// outlast its context.
+// that the hooks of a client that the caller passed obey their contexts. A Limiter, a
+// CredentialsProvider or a StreamingCredentialsProvider receives no context, so with one of them a
+// call may outlast its context.
 func (s *Store) Cancellation() backend.Cancellation {
 	if s.dialer != nil {
 		return backend.CancelPrompt
@@ -180,9 +180,9 @@ func (s *Store) Cancellation() backend.Cancellation {
 // fail adds the name of the Store to an error.
 func (s *Store) fail(err error) error { return s.named(s.name, err) }
 
-// named adds a name to an error, and removes passwords, because some servers repeat a command that
-// they do not understand. If err or its reply contains a password, named also drops the cause,
-// which a program may unwrap and print.
+// named adds a name to an error, and hides passwords, because a server's error may repeat the
+// command. If err or the reply in it contains a password, named also drops the wrapped errors,
+// which a program could print.
 func (s *Store) named(name string, err error) error {
 	all := err.Error()
 	if reply := redis.Error(nil); errors.As(err, &reply) {

@@ -11,14 +11,12 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has what the strategies on Redis share: the records of holds, and the parts of a
-// driver.
+// This file has code that the strategies on Redis share, for the records of holds and for drivers.
 
-// Mark ends the token in a record, token#owner. No token contains it.
+// Mark separates the token from the owner in a record, token#owner. No token contains Mark.
 const Mark = "#"
 
-// Owner returns the owner in a record. If the value is not a record of hasp's, it
-// returns an empty string.
+// Owner returns the owner in a record, or an empty string if the value is not a record of hasp.
 func Owner(record string) string {
 	// A value of another program may contain Mark. It is a record only if a token precedes Mark.
 	if token, owner, ok := strings.Cut(record, Mark); ok && isToken(token) {
@@ -27,8 +25,8 @@ func Owner(record string) string {
 	return ""
 }
 
-// isToken reports whether a text consists of the characters of a token, or of the token~n of
-// redlock and spinlock.
+// isToken reports whether a text has only characters that a token can have, or the token~n that
+// redlock and spinlock store.
 func isToken(text string) bool {
 	for _, r := range text {
 		if !strings.ContainsRune("-_~", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
@@ -38,10 +36,10 @@ func isToken(text string) bool {
 	return text != ""
 }
 
-// Found is a script's report on a key: {PTTL, start of the record, fence}. If the record is
-// shared, members of it follow, and the start of the record is empty.
+// Found is a script's report on a key: {PTTL, start of the record, fence}. If the record is shared,
+// some of its members follow, and the start of the record is empty.
 type Found struct {
-	Record  string   // its start; empty if the key is free or the record is shared
+	Record  string   // the start of the record; empty if the key is free or the record is shared
 	Members []string // the starts of the members of a shared record
 	pttl    int64
 	fence   string
@@ -67,7 +65,7 @@ func Decode(reply any) (Found, bool) {
 }
 
 // Refusal decodes the reply {0, PTTL, start of the record} of a script that found the key held, and
-// reports whether reply has this form. If the record is shared, a member of it follows.
+// reports whether reply has this form. If the record is shared, one of its members follows.
 func Refusal(reply any) (Found, bool) {
 	parts, _ := reply.([]any)
 	if len(parts) < 3 || parts[0] != int64(0) {
@@ -105,7 +103,7 @@ func (f Found) Status() backend.Status {
 		s.Shared = append(s.Shared, Owner(m))
 	}
 
-	// If the counter's value is not a number, there is no fence, and the rest is valid.
+	// If the counter's value is not a number, leave out the fence, because the rest is valid.
 	if n, err := strconv.ParseUint(f.fence, 10, 64); err == nil {
 		s.Fence = n
 	}
@@ -122,8 +120,9 @@ func OpenOne(ctx context.Context, strategy string, nodes []string, params map[st
 
 // Renew runs sc once for each claim, and passes the results to done, as backend.Driver's Renew
 // does. The script extends the hold on its key. Its arguments are the claim's token with mark after
-// it, and the term in milliseconds. For a shared hold, the mark is Mark, the owner follows, and the
-// script includes sharedrenew.lua. It returns 1, or 0 if the token does not hold the key.
+// it, and the term in milliseconds. For a shared hold, Mark follows the token, the owner is the
+// third argument, and sharedrenew.lua extends the hold. The script returns 1, or 0 if the token
+// does not hold the key.
 func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark string, done func(i int, g backend.Grant, err error)) {
 	calls := make([]Call, len(cs))
 	for i, c := range cs {
@@ -153,7 +152,7 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 }
 
 // Granted decodes the reply of a script that takes a hold. If the key is held and may linger,
-// Granted asks the holder for it. The reply is one of these:
+// Granted asks the holder to release it. The reply is one of these:
 //
 //   - 1 is a grant without a fence. A text is a grant with that fence.
 //   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
@@ -181,25 +180,25 @@ func (s *Store) Granted(ctx context.Context, reply any, c backend.Claim) (backen
 	return backend.Grant{}, s.Unexpected(reply)
 }
 
-// Recalls implements [backend.Recaller]. Each Client has a channel of its own. On a cluster the
-// Client's ID decides the channel's slot. It need not be the slot of a lock, because no script
-// publishes on the channel.
+// Recalls implements [backend.Recaller]. Each Client has a channel of its own. On a cluster, the
+// Client's ID decides the slot of the channel. This need not be the slot of a lock, because no
+// script publishes on the channel.
 func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) error {
 	channel := DerivedKey("recall", id)
 	_, err := s.Listen(ctx, channel, channel, func(key string, again bool) {
-		if !again { // if again, messages may have been missed, but the keys are not known
+		if !again { // if again is true, messages may have been missed, but their keys are not known
 			f(key)
 		}
 	})
 	return err
 }
 
-// maxRecalled is the most keys in Store.recalled; when there are more, all are forgotten.
+// maxRecalled is the most keys in Store.recalled. At this limit, Recall forgets all of them.
 const maxRecalled = 256
 
 // Recall asks the Client that holds key to release it, if the holder's token says that the key may
-// linger. record begins with the token. If the user may not publish, or the message is lost, the
-// caller waits for the end of the linger.
+// linger. The text record begins with that token. If the user may not publish, or the message is
+// lost, the caller waits for the end of the linger.
 func (s *Store) Recall(ctx context.Context, record, key string) {
 	id, ok := backend.RecallID(record)
 	if !ok || !isToken(id) {
@@ -222,8 +221,8 @@ func (s *Store) Recall(ctx context.Context, record, key string) {
 	_, _ = s.Send(ctx, channel, false, command, channel, key)
 }
 
-// NoFence is the error of a fenced Acquire if the value of the fence counter is
-// not a number that hasp wrote. hasp never overwrites it.
+// NoFence is the error of a fenced Acquire if the value of the fence counter is not a number that
+// hasp wrote. hasp never overwrites that value.
 func NoFence(counter string) error {
 	return fmt.Errorf("%w: the value of %q is no fence counter; remove it, so that hasp can begin a new one", backend.ErrInvalid, counter)
 }

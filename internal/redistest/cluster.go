@@ -170,7 +170,7 @@ func (c *Cluster) Master(key string) *Server {
 }
 
 // Failover makes the replica of a key's master the new master. It returns when all nodes agree. If
-// the old master runs, it hands over without loss.
+// the old master still runs, it hands over its data without loss.
 func (c *Cluster) Failover(key string) {
 	c.t.Helper()
 	slot := c.slot(key)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Between fails the test unless the time since began is at least from and at most to.
+// Between fails the test unless the time since began lies between the limits from and to.
 func Between(t testing.TB, what string, began time.Time, from, to time.Duration) {
 	t.Helper()
 	if took := time.Since(began); took < from || took > to {
@@ -50,7 +50,7 @@ var Endings = []Ending{
 	}, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
 }
 
-// EachURL runs f for one kind of URL after another, with a server that has such a URL and the
+// EachURL runs f once for each kind of URL. It passes a server with a URL of that kind, and the
 // parameters that the URL needs.
 func EachURL(t *testing.T, f func(t *testing.T, srv *Server, params map[string]string)) {
 	for name, o := range map[string]*Options{

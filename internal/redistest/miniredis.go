@@ -106,15 +106,15 @@ func (v *VirtualServer) start(data bool) error {
 // Restart is Kill and Start.
 func (v *VirtualServer) Restart(data bool) { v.Kill(); v.Start(data) }
 
-// Skew sets the clock of TIME ahead by d. The terms of keys do not change.
+// Skew sets the clock that TIME reads ahead by d. The terms of keys do not change.
 func (v *VirtualServer) Skew(d time.Duration) {
 	v.id.mu.Lock()
 	defer v.id.mu.Unlock()
 	v.id.skew = d
 }
 
-// Skip lets d pass for the terms of keys. TIME does not move, because miniredis takes the end of a
-// PEXPIREAT from another clock.
+// Skip shortens the terms of all keys by d. It does not move the clock of TIME, because miniredis
+// takes the end of a PEXPIREAT from another clock.
 func (v *VirtualServer) Skip(d time.Duration) { v.Mini.FastForward(d) }
 
 // Client returns a go-redis client of the server, through its Proxy. The client sends each command
@@ -136,8 +136,8 @@ func (v *VirtualServer) Link() (*redis.Client, *faultproxy.Proxy) {
 	return v.Named(func() *VirtualServer { return v })
 }
 
-// Named is Link, but each new connection leads to the server that a call of now returns. So the
-// Link is like a DNS name whose address changes.
+// Named is Link, but calls its parameter to get the server of each new connection. So the Link is
+// like a DNS name whose address changes.
 func (v *VirtualServer) Named(now func() *VirtualServer) (*redis.Client, *faultproxy.Proxy) {
 	link := faultproxy.New(func() (net.Conn, error) {
 		to := now()
@@ -154,7 +154,7 @@ func (v *VirtualServer) Named(now func() *VirtualServer) (*redis.Client, *faultp
 // go-redis would log an error.
 type refused struct{ net.Conn }
 
-// errRefused is joined, because go-redis removes one layer of the error that it gets.
+// errRefused wraps its error once more (by Join), because go-redis removes one layer of an error.
 var errRefused = errors.Join(&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED})
 
 func (refused) Read([]byte) (int, error)         { return 0, errRefused }
@@ -183,7 +183,7 @@ func (v *VirtualServer) client(dial func(context.Context, string, string) (net.C
 		// timers that it keeps for the whole process, and a timer of one bubble panics in another.
 		PoolSize: 10_000,
 		// By default go-redis has buffers of 32 KiB for a connection, and of 256 KiB for a
-		// pipeline. To clear them would cost more than the test itself.
+		// pipeline. Clearing these buffers would cost more than the test itself.
 		ReadBufferSize:          1024,
 		WriteBufferSize:         1024,
 		PipelineReadBufferSize:  1024,
@@ -275,8 +275,8 @@ func (i *identity) renew() {
 	i.run = fmt.Sprintf("%x", b)
 }
 
-// answer is a hook of miniredis. miniredis calls it for every command, even in scripts. It reports
-// whether it has answered the command.
+// answer is a hook of miniredis. miniredis calls it for every command, even in scripts. answer
+// reports whether it has answered the command.
 func (i *identity) answer(c *server.Peer, cmd string, args ...string) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()

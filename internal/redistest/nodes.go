@@ -43,8 +43,8 @@ func (ns *Nodes) URL() string {
 	return "redis://" + userinfo(o.User, o.Password) + strings.Join(all, ",") + "/0"
 }
 
-// Clients returns a client of each node, through its proxy. The calls of these clients end by the
-// deadlines of their contexts.
+// Clients returns a client of each node, through its proxy. A call of these clients ends at the
+// deadline of its context at the latest.
 func (ns *Nodes) Clients() []redis.UniversalClient {
 	all := make([]redis.UniversalClient, len(ns.Servers))
 	for i, s := range ns.Servers {

@@ -73,8 +73,8 @@ func again(start func() error) error {
 	}
 }
 
-// tempDir makes a directory for the time of the test. If o needs a certificate, it writes one into
-// the directory.
+// tempDir makes a directory that exists until the end of the test. If o needs a certificate, it
+// writes one into the directory.
 func (c *Certificate) tempDir(t testing.TB, o *Options) (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "redistest"); err != nil {
 		return "", err
@@ -144,7 +144,7 @@ func (s *Server) args(dir string, port int) []string {
 	return append(args, s.o.Args...)
 }
 
-// start starts the process. On Linux it ends with this program.
+// start starts the process. On Linux, the process ends when this program ends.
 func (p *process) start() (err error) {
 	p.out = &bytes.Buffer{}
 	p.cmd = exec.Command(program(), p.args...)

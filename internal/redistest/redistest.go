@@ -184,7 +184,7 @@ func Serve(t testing.TB, f func(net.Conn)) (addr string) {
 	return ln.Addr().String()
 }
 
-// atATime is how many parallel tests run at the same time, at least.
+// atATime is the least number of parallel tests that Main runs at the same time.
 const atATime = 8
 
 // Main runs the tests of m and returns the exit code. Parallel tests against a Redis mostly sleep,
@@ -192,7 +192,7 @@ const atATime = 8
 // takes precedence.
 //
 // Main makes garbage collection rarer, because miniredis makes a Lua state for each run of a
-// script. Otherwise a test with virtual servers spent half of its time in garbage collection.
+// script. A test with virtual servers had spent half of its time in garbage collection.
 func Main(m *testing.M) int {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(800)
@@ -230,7 +230,7 @@ func (l *Lab) Cleanup(f func()) {
 	l.cleanups = append(l.cleanups, f)
 }
 
-// If err is not nil, Check ends the Do around it, which returns err.
+// If err is not nil, Check ends the enclosing call of Do, which returns err.
 func (l *Lab) Check(err error) {
 	if err != nil {
 		panic(labError{err})

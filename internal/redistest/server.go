@@ -130,7 +130,7 @@ func (s *Server) Kill() { s.t.Helper(); must(s.t, "kill", s.Stop()) }
 // is lost.
 func (s *Server) Restart() { s.t.Helper(); must(s.t, "restart", s.Start(true)) }
 
-// Start is Restart, but it returns its error and may be called by any goroutine. If data is false,
+// Start is like Restart, but returns its error, and any goroutine may call it. If data is false,
 // the server has lost its data.
 func (s *Server) Start(data bool) error {
 	if err := s.own().restart(data); err != nil {
@@ -141,7 +141,7 @@ func (s *Server) Start(data bool) error {
 	return err
 }
 
-// Stop is Kill, but it returns its error and may be called by any goroutine.
+// Stop is like Kill, but returns its error, and any goroutine may call it.
 func (s *Server) Stop() error {
 	s.away.Store(true)
 	return s.own().kill()
@@ -225,11 +225,11 @@ func (s *Server) process(ctx context.Context, cmd redis.Cmder) error {
 	return rdb.Process(ctx, cmd)
 }
 
-// patience is how long to wait for a server to do what a command says. It is much longer than a
-// server needs, because the machine may be busy.
+// patience is how long a test waits until a server has done what a command says. It is much longer
+// than a server needs, because the machine may be busy.
 const patience = 3 * time.Minute
 
-// until calls ask until it returns nil. If patience runs out, it returns the error of ask.
+// until calls ask until ask returns nil. After the time patience, it returns the last error.
 func until(ask func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// NeedSets skips the test unless servers are redis-server processes, which a Set needs.
+// NeedSets skips the test unless the servers of the tests are redis-server processes.
 func NeedSets(t testing.TB) {
 	t.Helper()
 	kind, err := choose(os.Getenv(Env), true)
@@ -73,7 +73,7 @@ type member struct {
 func (m member) start(args ...string) error { return m.startAt(m.dir, m.port, args...) }
 
 // members returns n new servers that are not started, each with a directory and an address. It
-// stops the old servers and replaces them by the new ones.
+// stops the servers in the slice, and replaces them by the new ones.
 func (s *Set) members(n int, name string, servers *[]*Server) ([]member, error) {
 	for _, srv := range *servers {
 		if srv.flav != nil { // the server was started
@@ -162,7 +162,7 @@ func (s *Set) url(kind string, servers []*Server, suffix string) string {
 	return scheme + kind + "://" + userinfo(s.o.User, s.o.Password) + strings.Join(addrs, ",") + suffix
 }
 
-// must calls ask until it returns nil, and fails the test if patience runs out.
+// must calls ask until ask returns nil. It fails the test if that takes longer than patience.
 func (s *Set) must(what string, ask func(ctx context.Context) error) {
 	s.t.Helper()
 	must(s.t, what, until(ask))

@@ -23,8 +23,8 @@ import (
 //
 // Conform leaves out some clauses, which internal/acceptance runs on real servers. Several
 // processes cannot share virtual time. Goroutines cannot be counted, because the servers in memory
-// have some for each connection. There is no Kick, and no Stop of several servers, because go-redis
-// notices the end of an idle connection only on a socket.
+// have some for each connection. There is no Kick, and no Stop for several servers, because
+// go-redis notices the end of an idle connection only on a socket.
 func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis.UniversalClient) backend.Driver) {
 	await.Crowd(t)
 	t.Parallel()
@@ -45,7 +45,7 @@ func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis
 		h.Link = links.link
 		if n > 1 {
 			// After a restart, each idle connection of a node fails once, and the node does not
-			// vote before redlock has tried all these connections.
+			// vote until redlock has tried all these connections.
 			h.Stop, h.Start = nil, nil
 		}
 		passed := 0
@@ -102,7 +102,7 @@ func Hooks(h *conformance.Harness, nodes func() Nodes) {
 		}), nil
 	}
 
-	// List all keys but fence counters and the marks of redlock.
+	// List all keys except fence counters and the marks of redlock.
 	h.Entries = func(ctx context.Context, _ string) (entries []string, _ error) {
 		for _, n := range nodes() {
 			keys, err := n.Redis.Keys(ctx, "*").Result()
@@ -125,7 +125,7 @@ type links struct {
 	clients map[string][]redis.UniversalClient // by Link.Store
 }
 
-// of returns clients of all servers. If store is the Store of a Link, they connect over that Link.
+// of returns clients of all servers. If store is a Link's Store, they connect over the Link.
 func (l *links) of(store string) []redis.UniversalClient {
 	l.mu.Lock()
 	defer l.mu.Unlock()

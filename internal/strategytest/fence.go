@@ -13,13 +13,13 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// counter is where Redis has the fence counter of the key k.
+// counter is the Redis key of the fence counter of the key k.
 const counter = "hasp:{k}:fence:k"
 
-// FenceCounter proves that the first fence is the server's time in microseconds. So it is above all
-// earlier fences if the counter was lost. The later fences are the next numbers, even if the
-// server's clock was set back. The counter is kept for the FenceTTL. All strategies on one Redis
-// share it. A claim without a fence does not touch it.
+// FenceCounter proves that the first fence is the server's time in microseconds. So it is larger
+// than all earlier fences even if the counter was lost. If the clock was set back, each later fence
+// is one larger than the last. The counter is kept for the FenceTTL. All strategies on one Redis
+// share the counter. A claim without a fence does not touch it.
 func (s Strategy) FenceCounter(t *testing.T) {
 	r := s.setup(t, nil)
 	byOption := await.Value(s.New(r.Redis, time.Hour)).(backend.Inspector)
@@ -102,8 +102,8 @@ func (s Strategy) ForeignFenceCounterIsRefused(t *testing.T) {
 		t.Errorf("the last fence: got %d", g.Fence)
 	}
 
-	// If the user may not read the counter, the error is another one, because nothing has to be
-	// removed.
+	// If the user may not read the counter, the error is an outage and not ErrInvalid, because
+	// nothing has to be removed.
 	r = s.setup(t, &redistest.Options{Own: true, Real: true})
 	r.Forbid(t, "-getrange")
 	_, err := r.Driver.Acquire(ctx, Fenced("j"))

@@ -16,8 +16,8 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// Listed lists the keys with prefix. It returns a map from each key to its entry, and the error
-// that ended the list.
+// Listed lists the keys that begin with prefix. It returns a map from each key to its entry, and
+// the error that ended the list.
 func Listed(ctx context.Context, d backend.Driver, prefix string) (map[string]backend.Entry, error) {
 	all := map[string]backend.Entry{}
 	for e, err := range d.(backend.Lister).List(ctx, prefix, 3*time.Second) {
@@ -112,7 +112,7 @@ func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
 
 	r.Forbid(t, "resetkeys", "~k*", "~hasp:*")
 	r.wantListed(t, "rights to some keys", "", "k", "k{tag}", "k}", odd, "k*", "kept")
-	// This user may not read fences. Then a list fails, as Inspect does.
+	// If the user may not read fences, a list fails, as Inspect does.
 	r.Forbid(t, "resetkeys", "~k*")
 	_, err = Listed(ctx, r.Driver, "")
 	Outage(t, "without the right to fences", err)

@@ -37,8 +37,8 @@ func Setup[D backend.Inspector](t *testing.T, o *redistest.Options, open func(rd
 	return Rig[D]{srv, rdb, open(rdb)}
 }
 
-// Term is the TTL of claims. It is long enough that half of it is left when a test reads the rest,
-// even on a slow machine.
+// Term is the TTL of claims. It is so long that at least half of it is left when a test reads the
+// rest, even on a slow machine.
 const Term = time.Minute
 
 var serial atomic.Int64
@@ -95,7 +95,7 @@ func (r Rig[D]) Do(t *testing.T, args ...any) {
 	await.Must(t, r.Redis.Do(t.Context(), args...).Err())
 }
 
-// Forbid changes the rights of the user that all connections have.
+// Forbid changes the rights of the user that all connections use.
 func (r Rig[D]) Forbid(t *testing.T, rights ...any) {
 	t.Helper()
 	r.Do(t, append([]any{"acl", "setuser", "default"}, rights...)...)
@@ -148,7 +148,7 @@ func Unlock(t *testing.T, lease *hasp.Lease) {
 	Want(t, "unlock", lease.Unlock(t.Context()), nil)
 }
 
-// Outages make a Proxy fail. mend makes it work again.
+// Outages has functions that make a Proxy fail. The function mend makes the Proxy work again.
 var Outages = map[string]func(p *faultproxy.Proxy) (mend func()){
 	"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
 	"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },

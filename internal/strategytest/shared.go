@@ -22,8 +22,8 @@ func Shared(key string) backend.Claim {
 // real asks for a real Redis, because the tests need ACLs and Redis's own compiler of scripts.
 var real = &redistest.Options{Own: true, Real: true}
 
-// refused fails the test unless c is refused with a HeldError whose Shared is shared. It returns
-// that error.
+// refused fails the test unless c is refused with a HeldError whose Shared has the given value. It
+// returns that error.
 func refused(t *testing.T, what string, r rig, c backend.Claim, shared bool) backend.HeldError {
 	t.Helper()
 	var held *backend.HeldError
@@ -33,9 +33,9 @@ func refused(t *testing.T, what string, r rig, c backend.Claim, shared bool) bac
 	return *held
 }
 
-// SharedHolds proves that a refusal by readers names one of them and the longest of their terms.
-// The owner of a reader is only a label. An exclusive call with a reader's token returns ErrLost,
-// and so does a shared call with the token of an exclusive hold.
+// SharedHolds proves that a refusal by readers names one of them and their longest term. The owner
+// of a reader is only a label. An exclusive call with a reader's token returns ErrLost, and so does
+// a shared call with the token of an exclusive hold.
 func (s Strategy) SharedHolds(t *testing.T) {
 	r := s.setup(t, real)
 	for kind, claim := range kinds {
@@ -94,7 +94,7 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 			t.Fatalf("%s: a TryLock left an intent", kind)
 		}
 
-		// On a slow machine the intent may expire before the test reads it. Then w asks again.
+		// Let w ask again if, on a slow machine, the intent expires before the test reads it.
 		w.WillRetry, w.Waited = true, time.Millisecond
 		var left time.Duration
 		await.Until(t, kind+": an intent", func() bool {
@@ -106,7 +106,7 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 			t.Fatalf("%s: the intent is %q", kind, got)
 		}
 		// spinlock prolongs the intent by twice the time of its last round trip, rounded up to a
-		// millisecond. That round trip began after began, so the time since began is a bound.
+		// millisecond. The time since the test began is longer than that round trip.
 		if left > s.Intents+2*time.Since(began)+time.Millisecond {
 			t.Errorf("%s: the intent lasts for %v", kind, left)
 		}

@@ -8,7 +8,7 @@ import (
 )
 
 // again measures a caller that locks one key again and again, while a caller of another process
-// wants it now and then.
+// wants the key now and then.
 func (b *bench) again(ctx context.Context, c contestant, s repetition) (figures, error) {
 	l, err := b.locker(ctx, c)
 	if err != nil {
@@ -44,7 +44,7 @@ func (b *bench) again(ctx context.Context, c contestant, s repetition) (figures,
 	}, nil
 }
 
-// repeated is the table of the scenario.
+// repeated returns the table of the scenario "again".
 func (r *results) repeated(p plan) string {
 	return r.table(r.rows(section{again, p.again.String()}, 1),
 		r.plain("pairs/s", "pairs_per_s"), r.plain("the other's wait, p50 ms", "other_p50_ms"), r.plain("p99 ms", "other_p99_ms"), r.plain("its holds", "others_served"))

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// connect returns a go-redis client with default options, except for timeouts
-// that a slow machine does not reach. All contestants on go-redis use it.
+// connect returns a go-redis client with default options, but with timeouts that are too long for a
+// slow machine to reach. All contestants on go-redis use it.
 func connect(url string) (*redis.Client, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
@@ -23,7 +23,7 @@ func connect(url string) (*redis.Client, error) {
 	return redis.NewClient(o), nil
 }
 
-// connectBatched is connect, with an AutoPipeline if batched.
+// connectBatched does what connect does. If batched is true, it returns the client's AutoPipeline.
 func connectBatched(url string, batched bool) (rdb redis.Cmdable, end func() error, err error) {
 	c, err := connect(url)
 	if err != nil || !batched {
@@ -33,11 +33,11 @@ func connectBatched(url string, batched bool) (rdb redis.Cmdable, end func() err
 	return rdb, c.Close, err
 }
 
-// bareCaller sends only the commands of a lock: no renewal, no deadline.
+// bareCaller sends only the commands of a lock. It renews locks only if the map held is not nil.
 type bareCaller struct {
 	rdb   redis.Cmdable
 	term  time.Duration
-	pause time.Duration // mean sleep before another attempt; 0 makes one attempt
+	pause time.Duration // mean sleep before another attempt; if 0, there is only one attempt
 	end   func() error
 	held  *sync.Map // the locks to renew; nil if none are renewed
 }
@@ -98,15 +98,15 @@ func (l *bareLock) Unlock(ctx context.Context) error {
 
 func (b *bareCaller) close() { _ = b.end() }
 
-// keeper sends only the commands of a lock that lingers. It keeps its key until another process asks
-// for it by a message and polls, and then leaves it free for a moment.
+// keeper sends only the commands of a lock that lingers. It keeps its key until another process,
+// which polls, asks for the key by a message. Then it releases the key.
 type keeper struct {
 	*bareCaller
 	rdb *redis.Client
 
 	mu     sync.Mutex
 	kept   held // nil if this process does not have the key
-	used   bool // a caller has it
+	used   bool // a caller of this process has the key
 	wanted bool
 }
 
@@ -172,16 +172,16 @@ func (l *keptLock) Unlock(ctx context.Context) error {
 	}
 	err := l.freeLocked(ctx)
 	l.mu.Unlock()
-	time.Sleep(3 * time.Millisecond) // leave it free
+	time.Sleep(3 * time.Millisecond) // leave the key free for another process
 	return err
 }
 
-// quorum sends only the commands of a lock on five nodes. It asks all nodes at
-// once and returns after three answers. Unlock releases late grants.
+// quorum sends only the commands of a lock on five nodes. It asks all nodes at once, and returns
+// when three have granted or three have failed. Unlock also releases grants that came later.
 type quorum struct{ nodes []locker }
 
 type quorumLock struct {
-	acquired []chan held // one for each node: its grant, or nil
+	acquired []chan held // for each node, a channel that gets the node's grant or nil
 }
 
 func openQuorum(ctx context.Context, s stores, term time.Duration) (locker, error) {
@@ -224,7 +224,7 @@ func (l *quorumLock) Unlock(ctx context.Context) error {
 		go func() {
 			ctx, cancel := bounded(ctx)
 			defer cancel()
-			h := <-acquired // a release must not overtake its own acquire
+			h := <-acquired // wait, because the release must not overtake the acquire
 			if h == nil {
 				answers <- errTaken
 				return
@@ -235,7 +235,7 @@ func (l *quorumLock) Unlock(ctx context.Context) error {
 	return most(answers, len(l.acquired))
 }
 
-// most returns when more than half of n have succeeded, or no longer can.
+// most returns nil when more than half of n answers are nil, and errors when that cannot happen.
 func most(answers <-chan error, n int) error {
 	var yes int
 	var no []error
@@ -254,7 +254,7 @@ func most(answers <-chan error, n int) error {
 	}
 }
 
-// bounded returns a context for calls that outlive their caller.
+// bounded returns a context that does not end with ctx, for calls that may outlive their caller.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 }
@@ -267,7 +267,7 @@ func (q *quorum) close() {
 
 var compareAndExtend = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0`)
 
-// openRenewing opens a bareCaller that renews its locks thrice a term, all in one pipeline.
+// openRenewing opens a bareCaller that renews all its locks in one pipeline, three times in a term.
 func openRenewing(ctx context.Context, s stores, term time.Duration) (locker, error) {
 	l, err := openBare(false, polling)(ctx, s, term)
 	if err != nil {
@@ -283,7 +283,7 @@ func openRenewing(ctx context.Context, s stores, term time.Duration) (locker, er
 	b.end = func() error { cancel(); return end() }
 	go func() {
 		for range time.Tick(term / 3) {
-			_, _ = b.rdb.Pipelined(ctx, b.renew) // Unlock reports the locks that were lost
+			_, _ = b.rdb.Pipelined(ctx, b.renew) // ignore errors, because Unlock reports the locks that were lost
 			if ctx.Err() != nil {
 				return
 			}

@@ -17,14 +17,14 @@ import (
 type bench struct {
 	plan    plan
 	all     []contestant
-	only    []string            // what the texts of settings must contain
+	only    []string            // texts that the text of a setting must contain
 	servers redistest.Lab       // ends the servers
 	redises []*redistest.Server // first the one that contestants on one node use, then five masters
 	at      stores
-	far     map[time.Duration]stores // by what they add to each round trip
+	far     map[time.Duration]stores // by the delay that they add to each round trip
 	meter   *meter
 	workers []*crew.Process
-	open    map[string]locker // by contestant; open until the process ends
+	open    map[string]locker // lockers by contestant, which stay open until the process ends
 	results *results
 	began   time.Time
 }
@@ -73,15 +73,15 @@ func (b *bench) locker(ctx context.Context, c contestant) (l locker, err error) 
 	return l, nil
 }
 
-// measurement is the measurement of one contestant in one setting.
+// measurement is a turn, in which one contestant is measured in one setting.
 type measurement struct {
 	section
 	contestant
 	do func(context.Context) (figures, error)
 }
 
-// turns returns the turns of one round of a scenario. In each setting all
-// contestants follow each other. Each round begins with another contestant.
+// turns returns the turns of one round of a scenario. In each setting, the contestants follow one
+// after another. Each round begins with a different contestant.
 func (b *bench) turns(round int, scenario string) (all []measurement) {
 	first := round * len(b.all) / b.plan.rounds
 	order := slices.Concat(b.all[first:], b.all[:first])
@@ -142,14 +142,13 @@ func (b *bench) turns(round int, scenario string) (all []measurement) {
 	return all
 }
 
-// run makes as many rounds as there is time for. If there is only one round,
-// each scenario has an equal share of the time, so that a slow machine measures
-// something of each.
+// run makes as many rounds as there is time for. If there is only one round, each scenario has an
+// equal share of the time, so that a slow machine measures something of each scenario.
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
 		for i, scenario := range names {
 			if round > 0 && scenario != uncontended && scenario != contended {
-				continue // its turns are long
+				continue // one round is enough for the scenarios with long turns
 			}
 			budget := b.plan.budget
 			if b.plan.rounds == 1 {
@@ -163,7 +162,7 @@ func (b *bench) run(ctx context.Context, names []string) error {
 	return nil
 }
 
-// round makes the turns of a scenario that can begin before until.
+// round makes the turns of a scenario that can begin before the time until.
 func (b *bench) round(ctx context.Context, round int, scenario string, until time.Time) error {
 	setting := ""
 	for _, t := range b.turns(round, scenario) {

@@ -37,13 +37,13 @@ func (b *bench) contended(ctx context.Context, scenario string, c contestant, s 
 		return nil, err
 	}
 	if c.name == ringName {
-		// The first message of the ring.
+		// Send the first message of the ring.
 		if err := b.meter.one.Publish(ctx, orders[0].Ring[0].Own, "next").Err(); err != nil {
 			return nil, err
 		}
 	}
 
-	// The workers stop also if the window fails.
+	// Stop the workers even if the window failed.
 	w := window{}
 	err := w.open(ctx, b, c, s)
 	reports, failed := b.order(slices.Repeat([]order{{Op: "stop"}}, s.processes)...)
@@ -73,7 +73,7 @@ func (b *bench) judge(c contestant, s section, f figures, reports []report) (fig
 	return f, nil
 }
 
-// placeRing makes a ring of two members in one process, or of one in each.
+// placeRing makes a ring with one member in each process, or with two if there is only one process.
 func placeRing(orders []order) {
 	members := max(len(orders), 2)
 	for i := range members {
@@ -82,7 +82,7 @@ func placeRing(orders []order) {
 	}
 }
 
-// window is the part of a contest that counts. Before it, callers arrive.
+// window is the part of a contest that is measured. The callers arrive before it.
 type window struct {
 	from, to int64
 	server   spent
@@ -138,8 +138,8 @@ func (w *window) figures(reports []report) figures {
 	return f
 }
 
-// jain returns Jain's index of fairness: 1 if all shares are equal, and 1/n if one
-// of n has all.
+// jain returns Jain's index of fairness: 1 if all shares are equal, and 1/n if one of n callers has
+// everything.
 func jain(shares []float64) float64 {
 	var sum, squares float64
 	for _, s := range shares {
@@ -149,15 +149,15 @@ func jain(shares []float64) float64 {
 	return sum * sum / (float64(len(shares)) * squares)
 }
 
-// pass goes through the holds in order.
+// pass returns the figures that depend on the order of the holds.
 func (w *window) pass(holds []hold) figures {
 	var n, holders, changes, overlaps float64
 	var held int64
-	var between []time.Duration // hand-overs between processes
+	var between []time.Duration // the durations of hand-overs between processes
 	for i, h := range holds {
 		held += max(min(h.freed, w.to)-max(h.got, w.from), 0)
 		if h.got < w.from || h.got > w.to {
-			continue // at the end, some peers release the key because the context of Lock ends
+			continue // after the window, some peers release the key because the context of Lock has ended
 		}
 		n++
 		if i == 0 {
@@ -174,7 +174,7 @@ func (w *window) pass(holds []hold) figures {
 			continue
 		}
 		changes++
-		if h.asked <= last.freed && last.freed >= w.from { // it waited for the key
+		if h.asked <= last.freed && last.freed >= w.from { // the caller waited for the key
 			between = append(between, time.Duration(h.got-last.freed))
 		}
 	}

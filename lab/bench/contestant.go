@@ -16,10 +16,10 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// locker is the interface that every contestant is adapted to. The adapters are
-// thin, so that the costs are the contestant's own.
+// locker is the interface that every contestant is adapted to. The adapters are thin, so that
+// nearly all measured costs are the contestant's own.
 type locker interface {
-	lock(ctx context.Context, key string) (held, error) // waits
+	lock(ctx context.Context, key string) (held, error) // waits for the key
 	close()
 }
 
@@ -28,22 +28,22 @@ type held interface {
 	Unlock(ctx context.Context) error
 }
 
-// perCaller is a locker with which each caller of the same key needs a locker of
-// its own.
+// perCaller is a locker that callers of the same key must not share. Each of these callers needs a
+// locker of its own, which the method caller returns.
 type perCaller interface {
 	caller(ctx context.Context) (locker, error)
 }
 
-// stores says where the locks are kept.
+// stores has the addresses of the servers that keep the locks.
 type stores struct {
 	One  string   // URL of a Redis
 	Five []string // URLs of five independent masters
-	Etcd string   // the address that etcd serves
+	Etcd string   // the address of an etcd
 }
 
 // The groups of contestants.
 const (
-	bare   = "bare" // no lock library: the best that can be expected
+	bare   = "bare" // no lock library, as a bound of what a lock library can reach
 	ours   = "hasp"
 	theirs = "peer"
 )
@@ -55,12 +55,12 @@ type opener func(ctx context.Context, s stores, term time.Duration) (locker, err
 type contestant struct {
 	name  string
 	group string
-	nodes int    // how many Redis servers it takes; 0 means an etcd
-	waits bool   // takes part in the scenario of a contended key
-	fair  bool   // takes part in the scenario of a contended key that is held
-	alike bool   // the same as another contestant if there is no contention
-	again bool   // takes part in the scenario of one key that is locked again and again
-	most  int    // the most leases that it is measured with; 0 if it does not renew by itself
+	nodes int    // how many Redis servers it uses; 0 if it uses an etcd
+	waits bool   // takes part in contests for a key that is not held
+	fair  bool   // takes part in contests for a key that is held
+	alike bool   // costs the same as another contestant if there is no contention
+	again bool   // takes part in the scenario in which one caller locks one key again and again
+	most  int    // the largest number of leases that it is measured with; 0 if it does not renew by itself
 	open  opener // nil for the ring
 }
 
@@ -98,24 +98,24 @@ func contestants() []contestant {
 	}
 }
 
-// linger is the option of contestants that keep the key for the next caller of their Client.
+// linger is the option with which a Client keeps an unlocked key for its next caller.
 var linger = hasp.WithLinger(time.Second)
 
 // term is the term of all leases, except in the scenario of many leases.
 const term = 30 * time.Second
 
-// patience is for steps that end by themselves unless the machine hangs.
+// patience is the time limit of steps that end by themselves unless the machine hangs.
 const patience = 3 * time.Minute
 
-// excused reports whether an error may only mean that the machine was slow: a
-// timeout, or any error after half of the term.
+// excused reports whether a slow machine may be the reason of an error. It may be the reason of a
+// timeout, and of any error that came after half of the term.
 func excused(err error, took, term time.Duration) bool {
 	var timeout net.Error
 	return took > term/2 || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() ||
 		errors.Is(err, rpctypes.ErrTimeout) || strings.Contains(err.Error(), "timeout")
 }
 
-// chosen returns the contestants whose names contain one of the words, or all without words.
+// chosen returns the contestants whose names contain one of words, or all if words is empty.
 func chosen(all []contestant, words []string) []contestant {
 	return slices.DeleteFunc(all, func(c contestant) bool {
 		return len(words) > 0 && !slices.ContainsFunc(words, func(w string) bool { return strings.Contains(c.name, w) })

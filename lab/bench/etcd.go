@@ -12,8 +12,8 @@ import (
 	_ "github.com/hasplock/hasp/etcdlock"
 )
 
-// etcdCaller is a session. One session is enough for distinct keys. Callers that
-// want the same key need one each, because etcd's mutex excludes only other sessions.
+// etcdCaller is an etcd session. Callers of distinct keys share one session. Callers of the same
+// key need a session each, because etcd's mutex excludes only other sessions.
 type etcdCaller struct {
 	c       *etcd.Client
 	s       *concurrency.Session

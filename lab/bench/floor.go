@@ -18,24 +18,24 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// floor sends the commands of a strategy over the fastest connection that we know. All callers
-// share it, and their commands travel together. It does nothing else: no caller can be cancelled,
-// no error ends a wait, and a command is not even composed, but copied around the key and the
-// token. So a lock with the same commands can hardly be faster.
+// floor only sends the commands of a strategy, over the fastest connection that we know. All
+// callers share this connection, and one write sends the commands of several callers. No caller can
+// be cancelled. A command is not composed, but copied from a template around the key and the token.
+// So a lock with the same commands can hardly be faster.
 type floor struct {
 	conn          net.Conn
 	take, release template
 
-	mu      sync.Mutex         // guards the fields up to writer
+	mu      sync.Mutex         // guards the fields out, waiting and writer
 	out     []byte             // commands that are not written yet
 	waiting chan chan<- string // the callers, in the order of their commands
 	writer  bool               // a caller is about to write
 
-	turn  sync.Mutex // held by the caller that writes; guards spare
-	spare []byte     // room for out
+	turn  sync.Mutex // the caller that writes holds turn, which guards the field spare
+	spare []byte     // a buffer that the next commands reuse
 }
 
-// openFloor returns a floor with the commands of a driver, which it records from the driver itself.
+// openFloor opens a floor that sends a driver's commands. It records them from the driver itself.
 func openFloor[O any](newDriver func(redis.UniversalClient, *O) (backend.Driver, error)) opener {
 	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
 		rdb, err := connect(s.One)
@@ -65,8 +65,8 @@ func openFloor[O any](newDriver func(redis.UniversalClient, *O) (backend.Driver,
 	}
 }
 
-// read passes the replies to the callers: "1" for OK or a positive number, and otherwise the whole
-// reply, which is one line, or "" when the connection has ended.
+// read passes the replies to the callers. It passes "1" for OK or a positive number, "" after the
+// connection has ended, and otherwise the whole reply, which is one line.
 func (f *floor) read() {
 	in := bufio.NewReader(f.conn)
 	for caller := range f.waiting {
@@ -90,13 +90,13 @@ func (f *floor) do(t template, l *floorLock) error {
 	f.mu.Unlock()
 
 	if first {
-		runtime.Gosched() // until the callers that have just got replies have sent their next commands
+		runtime.Gosched() // let the callers that have just got replies append their next commands
 		f.turn.Lock()
 		f.mu.Lock()
 		out := f.out
 		f.out, f.writer = f.spare[:0], false
 		f.mu.Unlock()
-		_, _ = f.conn.Write(out) // if it fails, so does the reader
+		_, _ = f.conn.Write(out) // if Write fails, the reader fails as well
 		f.spare = out
 		f.turn.Unlock()
 	}
@@ -124,8 +124,8 @@ func (f *floor) close() {
 	close(f.waiting)
 }
 
-// template is a command. Each of its arguments is in parts: texts, and places for the key and the
-// token.
+// template is a command. Each of its arguments is a list of parts. A part is a text, or a place for
+// the key or the token.
 type template [][]string
 
 // The recorded commands have the sample key and token. A part that equals one of these two is a

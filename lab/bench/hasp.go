@@ -12,10 +12,10 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// haspLocker is a Client that is opened by URL, as users open it.
+// haspLocker is a Client that was opened by its URL, as users open Clients.
 type haspLocker struct {
 	c    *hasp.Client
-	opts []hasp.Option // of each Lock
+	opts []hasp.Option // for each call of Lock
 }
 
 func openHasp(strategy string, opts ...hasp.Option) opener {
@@ -24,7 +24,7 @@ func openHasp(strategy string, opts ...hasp.Option) opener {
 	}
 }
 
-// openRedlock joins the hosts of the URLs to one URL.
+// openRedlock opens redlock by a URL that has the hosts of all five URLs.
 func openRedlock(ctx context.Context, s stores, term time.Duration) (locker, error) {
 	hosts := make([]string, len(s.Five))
 	for i, url := range s.Five {

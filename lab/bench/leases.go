@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// takers is how many callers take and release leases at once, within acquiring.
+// takers is how many goroutines the function together uses. acquiring is acquire's time limit.
 const (
 	takers    = 128
 	acquiring = 12 * time.Second
@@ -32,7 +32,7 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 	}
 	defer l.close()
 
-	// A first run opens connections and loads scripts.
+	// This run is not measured. It opens connections and loads scripts.
 	if _, err := pairs(ctx, l, s.term, distinctKeys(takers), 50*time.Millisecond); err != nil {
 		return nil, err
 	}
@@ -78,14 +78,14 @@ type prober struct {
 	term time.Duration
 }
 
-// spell is what the lone caller measured, and the cost of all callers meanwhile.
+// spell has the lone caller's times, and what this process and the stores spent meanwhile.
 type spell struct {
 	pairs        []time.Duration
 	seconds, cpu float64
 	server       spent
 }
 
-// beside makes pairs for length. A pair that is stuck is the last.
+// beside makes pairs until the duration length has passed. A pair that is stuck is the last one.
 func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time.Duration) (s spell, err error) {
 	bound, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
@@ -151,7 +151,7 @@ func release(ctx context.Context, all []held) int64 {
 	return lost.Load()
 }
 
-// together calls do for 0 to n-1 on several goroutines, and returns the first error.
+// together calls do(0) to do(n-1) on several goroutines, and returns the first error.
 func together(n int, do func(i int) error) error {
 	var all errgroup.Group
 	all.SetLimit(takers)

@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// several is a setting of the scenario of callers that need several keys.
+// several is a setting of the scenario "lockall", in which a caller needs several keys.
 type several struct {
 	keys   int
 	trip   time.Duration // added to each round trip
@@ -18,15 +18,15 @@ type several struct {
 
 func (s several) String() string { return fmt.Sprintf("%d keys, round trip %v", s.keys, s.trip) }
 
-// lockAll measures a caller that locks and unlocks several free keys, by LockAll and one after
-// another in turns.
+// lockAll measures a caller that locks and unlocks several free keys. The caller alternates between
+// LockAll and one Lock after another.
 func (b *bench) lockAll(ctx context.Context, c contestant, s several) (figures, error) {
 	l, err := c.open(ctx, b.storesOf(s.trip), term)
 	if err != nil {
 		return nil, err
 	}
 	defer l.close()
-	keys, apart := make([]string, s.keys), make([]string, s.keys) // apart, because spinlock leaves a key free after a long hold
+	keys, apart := make([]string, s.keys), make([]string, s.keys) // one list for each way to lock, because spinlock leaves a key free after a long hold
 	for i, k := range distinctKeys(s.keys) {
 		keys[i], apart[i] = k[0], k[1]
 	}
@@ -40,7 +40,7 @@ func (b *bench) lockAll(ctx context.Context, c contestant, s several) (figures, 
 			if leases, err = hasp.LockAll(ctx, h.c, keys); err == nil {
 				err = leases.Unlock(ctx)
 			}
-		} else { // a floor sends what its callers want at the same time in one write
+		} else { // a floor has no LockAll, but sends the commands of concurrent callers in one write
 			err = errors.Join(together(len(keys), func(i int) (err error) { locked[i], err = l.lock(ctx, keys[i]); return err }),
 				together(len(keys), func(i int) error { return locked[i].Unlock(ctx) }))
 		}
@@ -62,11 +62,11 @@ func (b *bench) lockAll(ctx context.Context, c contestant, s several) (figures, 
 			return nil, err
 		}
 	}
-	// Leave out the first of each, which opened connections and loaded scripts.
+	// Leave out the first times, which include opening connections and loading scripts.
 	return figures{"all_ms": percentile(all[1:], 50) / 1e3, "each_ms": percentile(each[1:], 50) / 1e3}, nil
 }
 
-// atOnce is the table of the scenario.
+// atOnce returns the table of the scenario "lockall".
 func (r *results) atOnce(p plan) string {
 	var columns []column
 	for _, s := range p.several {

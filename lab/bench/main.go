@@ -1,11 +1,11 @@
-// Command bench measures hasp and other lock libraries on one Redis, in one run:
+// Command bench measures hasp and other lock libraries on one machine, in one run:
 //
 //	go run . [--quick] [--only NAME,NAME] [--out DIR] [--fill]
 //	go run . --from results/results.json --fill
 //
-// It writes results.md and results.json, and with --fill it also puts the figures
-// into README.md and docs. The contestants take turns in each round, so that
-// noise affects all of them alike. The second form measures nothing.
+// It writes results.md and results.json, and with --fill it also puts the figures into README.md
+// and docs. The contestants take turns in each round, so that noise affects all of them alike. The
+// second form measures nothing, and reads the figures of an earlier run.
 package main
 
 import (
@@ -54,7 +54,7 @@ func main() {
 		r, err = measure(ctx, *quick, words, *out)
 	}
 	if err == nil && *only == "" {
-		err = r.fillPages("../..", *fill) // without --fill, only a check that all tables have figures
+		err = r.fillPages("../..", *fill) // without --fill, it only checks that all tables have figures
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)

@@ -45,7 +45,7 @@ func (m *meter) redises(c contestant) []*redis.Client {
 	return m.five
 }
 
-// pids returns the numbers of the processes of a contestant's stores.
+// pids returns the process IDs of a contestant's stores.
 func (m *meter) pids(ctx context.Context, c contestant) (all []string) {
 	if c.nodes == 0 {
 		return []string{strconv.Itoa(m.etcd.Pid())}
@@ -69,7 +69,7 @@ func (m *meter) spending(ctx context.Context, c contestant, f func() error) (s s
 	return after.since(before), err
 }
 
-// read returns the sum over the nodes of a contestant.
+// read returns what all stores of a contestant have spent so far.
 func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 	if c.nodes == 0 {
 		return spent{math.NaN(), math.NaN(), cpuOf(m.etcd.Pid()), math.NaN()}, nil // etcd counts no commands
@@ -80,7 +80,7 @@ func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 			return sum, err
 		}
 		sum.add(info)
-		sum.bytes += float64(len(info)) // the server sent this after it had counted
+		sum.bytes += float64(len(info)) // the counters in a reply do not include the reply itself
 	}
 	return sum, nil
 }
@@ -111,7 +111,7 @@ func (s *spent) add(info string) {
 	}
 }
 
-// field returns what a server says of itself in INFO.
+// field returns a field from the section "server" of INFO.
 func field(ctx context.Context, rdb *redis.Client, name string) string {
 	info, _ := rdb.Info(ctx, "server").Result()
 	for line := range strings.Lines(info) {
@@ -131,11 +131,11 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// cpuOf returns the seconds of CPU time that another process has used, or NaN on a system
-// without /proc. The kernel counts them in hundredths.
+// cpuOf returns the seconds of CPU time that another process has used, or NaN on a system without
+// /proc. The kernel counts in hundredths of a second.
 func cpuOf(pid int) float64 {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, _ := strings.Cut(string(stat), ") ") // after the name
+	_, rest, _ := strings.Cut(string(stat), ") ") // the fields after the process's name
 	f := strings.Fields(rest)
 	if len(f) < 13 {
 		return math.NaN()

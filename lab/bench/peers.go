@@ -25,7 +25,7 @@ type redislockCaller struct {
 
 type redislockLock redislock.Lock
 
-// waits is how redislock waits in its README; it has no default.
+// waits is the retry strategy in redislock's README. redislock has no default strategy.
 var waits = redislock.LinearBackoff(100 * time.Millisecond)
 
 func openRedislock(batched bool) opener {
@@ -100,7 +100,7 @@ func (l *redsyncLock) Unlock(ctx context.Context) error {
 	ok, err := (*redsync.Mutex)(l).UnlockContext(ctx)
 	switch {
 	case ok:
-		return nil // errors of a minority do not matter
+		return nil // ignore the errors of a minority of the nodes
 	case err == nil:
 		return errNotUnlocked
 	}

@@ -27,8 +27,8 @@ func (s *svg) line(x1, y1, x2, y2 float64, color string) {
 	fmt.Fprintf(s, "<path d=\"M%.1f,%.1fL%.1f,%.1f\" stroke=\"%s\"/>\n", x1, y1, x2, y2, color)
 }
 
-// picture returns the picture of the front page as SVG. Above are pairs on free
-// keys, and one contended key; below is one key that is held.
+// picture returns the picture of the front page as SVG. The upper diagrams show free keys, and one
+// key that callers release at once. The lower diagrams show one key that callers hold.
 func (r *results) picture() []byte {
 	s := new(svg)
 	fmt.Fprintln(s, `<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="740" viewBox="0 0 1000 740" font-family="Liberation Sans,Arial,sans-serif">
@@ -46,8 +46,8 @@ func (r *results) picture() []byte {
 	return s.Bytes()
 }
 
-// drawBars draws a bar for each contestant at a place of the picture. It shows
-// the first metric. If there is a second, its part of the bar has the full color.
+// drawBars draws a diagram at (dx, dy), with a bar for each contestant. The length of a bar is the
+// first metric. If there is a second metric, a bar has its full color only up to that metric.
 func (r *results) drawBars(s *svg, dx, dy int, title, unit string, in section, metrics ...string) {
 	const left, right, top, bottom = 170, 480, 40, 310
 	of := func(name, metric string) float64 { return max(r.median(in.cell(name), metric), 0) }

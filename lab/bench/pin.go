@@ -10,8 +10,8 @@ import (
 )
 
 // pin binds this process to the first processor and the stores of a contestant to the second, until
-// unpin. Otherwise the time of a lone pair depends on the processors that the system happens to
-// choose: it is three times as long if an idle processor must wake up for each message.
+// unpin is called. Otherwise the time of a lone pair would depend on the processors that the system
+// happens to choose. It is three times as long if an idle processor must wake up for each message.
 func (b *bench) pin(ctx context.Context, c contestant) (unpin func()) {
 	pids := b.meter.pids(ctx, c)
 	bind := func(own, stores string) {
@@ -28,7 +28,7 @@ func (b *bench) pin(ctx context.Context, c contestant) (unpin func()) {
 	}
 	if b.results.Pinned {
 		bind("0", "1")
-		runtime.GOMAXPROCS(1) // otherwise the runtime would find out in the middle of a turn
+		runtime.GOMAXPROCS(1) // otherwise the runtime would notice the binding in the middle of a turn
 	}
 	return func() {
 		all := fmt.Sprint("0-", runtime.NumCPU()-1)

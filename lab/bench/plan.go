@@ -11,7 +11,7 @@ import (
 // plan says what is measured, and for how long.
 type plan struct {
 	rounds   int
-	budget   time.Duration // after it, no turn begins
+	budget   time.Duration // no turn begins after this time
 	distinct []distinct
 	contests []contest // of a key that is not held
 	fair     []contest // of a key that is held
@@ -20,9 +20,9 @@ type plan struct {
 	several  []several
 }
 
-// distinct is a setting of the scenario without contention. In each round every
-// contestant has several short turns: with few processors the figures depend on the
-// processor that a server happens to run on, and the server stays there for a while.
+// distinct is a setting of the scenario without contention. In each round every contestant has
+// several short turns, because on a machine with few processors the figures depend on the processor
+// on which a server runs, and a server stays on one for a while.
 type distinct struct {
 	goroutines int
 	length     time.Duration
@@ -36,17 +36,17 @@ type contest struct {
 	length             time.Duration
 	trip               time.Duration // added to each round trip
 	think              time.Duration // mean pause of a caller between two turns
-	nodes              int           // of the contestants; 0 means any
+	nodes              int           // the number of nodes of the contestants that take part; 0 means any number
 }
 
-// warmup is the longest time before the part of a contest that counts, without queueing.
+// warmup is the longest time from the start of a contest to its window, not counting queueing.
 const warmup = 400 * time.Millisecond
 
-// queueing is how much longer the warmup is for each caller, because thousands that
-// arrive at once take a while to queue.
+// queueing is added to the warmup for each caller, because thousands of callers that arrive at once
+// take a while to queue.
 const queueing = 200 * time.Microsecond
 
-// includes reports whether the setting is for a contestant.
+// includes reports whether a contestant takes part in the setting.
 func (c contest) includes(d contestant) bool {
 	if c.nodes == 0 {
 		return d.waits
@@ -60,19 +60,19 @@ type repetition struct {
 	think  time.Duration // mean pause of the caller of another process
 }
 
-// crowd is a setting of the scenario of many leases. A lone caller is measured
-// without leases first, and then beside them.
+// crowd is a setting of the scenario of many leases. A lone caller is measured without leases
+// first, and then beside the leases.
 type crowd struct {
 	leases int
 	term   time.Duration
 	length time.Duration // of the part with leases
-	five   bool          // for contestants on five nodes; otherwise for those on one, and etcd
+	five   bool          // if true, for contestants on five nodes; otherwise for those on one node or on etcd
 }
 
 // alone is the length of the part without leases.
 const alone = 400 * time.Millisecond
 
-// includes reports whether the setting is for a contestant.
+// includes reports whether a contestant takes part in the setting.
 func (c crowd) includes(d contestant) bool {
 	return d.most > 0 && c.leases <= d.most && c.five == (d.nodes == 5)
 }
@@ -115,8 +115,8 @@ func count(n int, one, more string) string {
 	return number(float64(n)) + " " + more
 }
 
-// planOf returns the plan with or without --quick. The pages show more about the first of
-// contests and of fair than about the others.
+// planOf returns the plan with or without --quick. The pages show more about the first elements of
+// the fields contests and fair than about the others.
 func planOf(quick bool) plan {
 	const ms, s = time.Millisecond, time.Second
 	if quick {
@@ -141,12 +141,12 @@ func planOf(quick bool) plan {
 	}
 	p := plan{
 		rounds: 3, budget: 720 * s, again: repetition{4 * s, 20 * ms},
-		contests: []contest{ // shares need time to show
+		contests: []contest{ // the callers' shares of the key show only after some time
 			{waiters: 64, processes: 4, length: 400 * ms},
 			{waiters: 512, processes: 4, length: 400 * ms},
 			{waiters: 2, processes: 2, length: 100 * ms}, // two Clients
 		},
-		// Each length is longer than the interval between renewals, a third of the term.
+		// Each length is longer than the interval between renewals, which is a third of the term.
 		crowds: []crowd{
 			{leases: 10_000, term: 6 * s, length: 6 * s},
 			{leases: 10_000, term: 30 * s, length: 10 * s, five: true},
@@ -181,8 +181,8 @@ const (
 
 var scenarios = []string{uncontended, contended, leases, fair, again, lockAll}
 
-// split separates the names of scenarios, parts of names of contestants, and parts
-// of the texts of settings, which have spaces. Without a scenario it returns all of them.
+// split separates words into names of scenarios, parts of contestants' names, and parts of
+// settings' texts, which have spaces. If no word names a scenario, split returns all scenarios.
 func split(words []string) (names, others, settings []string) {
 	for _, w := range words {
 		switch {

@@ -15,9 +15,9 @@ import (
 // pages have generated parts, which are between <!-- bench: NAME --> and <!-- /bench -->.
 var pages = []string{"README.md", "docs/performance.md"}
 
-// fillPages puts the figures of a run into the documentation: the parts of pages, and the picture.
-// It fails if a table has no figures although there was time for all turns. Without write, it does
-// nothing else.
+// fillPages puts the figures of a run into the generated parts of pages, and into the picture. It
+// fails if a table has no figures although no turn was skipped. If write is false, fillPages only
+// makes this check, and changes no file.
 func (r *results) fillPages(root string, write bool) error {
 	files := map[string][]byte{"docs/fast.svg": r.picture()}
 	for _, page := range pages {
@@ -40,7 +40,7 @@ func (r *results) fillPages(root string, write bool) error {
 	return nil
 }
 
-// parts are the tables of the pages and of results.md.
+// parts returns functions that make the tables of the pages and of results.md, by table name.
 func (r *results) parts() map[string]func() string {
 	p := planOf(r.Quick)
 	return map[string]func() string{
@@ -85,7 +85,7 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 
 func (r *results) date() string { return r.Began.UTC().Format(time.DateOnly) }
 
-// run describes the run.
+// run returns sentences that describe the run.
 func (r *results) run() string {
 	text := fmt.Sprintf("Commit %s, %s, %.0f minutes; %s, Redis %s, clients and servers on one machine.\n", r.Commit, r.date(), r.Took.Minutes(), r.Machine, r.Redis)
 	if len(r.Skipped) > 0 {
@@ -101,13 +101,13 @@ type row struct {
 	contestant string
 }
 
-// column is a column of a table.
+// column is a column of a table, with the text of the column's cell in a row.
 type column struct {
 	title string
 	text  func(row) string
 }
 
-// table returns a table without the rows that have no figures.
+// table returns a table in Markdown. It leaves out the rows that have no figures.
 func (r *results) table(rows []row, columns ...column) string {
 	var out strings.Builder
 	write := func(cells []string) { fmt.Fprintln(&out, "| "+strings.Join(cells, " | ")+" |") }
@@ -133,31 +133,31 @@ func (r *results) table(rows []row, columns ...column) string {
 // hasRows reports whether a table has more than its head.
 func hasRows(table string) bool { return strings.Count(table, "\n") > 2 }
 
-// plain is a column of one metric, in the section of the row.
+// plain returns a column that shows a metric in the row's section.
 func (r *results) plain(title, metric string) column {
 	return column{title, func(x row) string { return number(r.median(x.cell(x.contestant), metric)) }}
 }
 
-// of is a column of one metric, in another section.
+// of returns a column that shows a metric in the given section.
 func (r *results) of(title, metric string, in section) column {
 	return column{title, func(x row) string { return number(r.median(in.cell(x.contestant), metric)) }}
 }
 
-// ratio is a column of the ratio of one metric to the bare contestant, in
-// another section.
+// ratio returns a column that shows a metric divided by that of the bare contestant, in the given
+// section.
 func (r *results) ratio(title, metric string, in section) column {
 	return column{title, func(x row) string { return times(r.ofBare(in, x.contestant, metric)) }}
 }
 
-// both is a column of one metric and its ratio to the bare contestant, in
-// another section.
+// both returns a column that shows a metric and its ratio to the bare contestant's, in the given
+// section.
 func (r *results) both(title, metric string, in section) column {
 	return column{title, func(x row) string {
 		return fmt.Sprintf("%s (%s)", number(r.median(in.cell(x.contestant), metric)), times(r.ofBare(in, x.contestant, metric)))
 	}}
 }
 
-// ofBare returns the ratio of a metric to that of the bare contestant, or NaN.
+// ofBare returns a contestant's metric divided by the bare contestant's, or NaN without figures.
 func (r *results) ofBare(s section, name, metric string) float64 {
 	base := "bare"
 	switch {
@@ -169,8 +169,8 @@ func (r *results) ofBare(s section, name, metric string) float64 {
 	return r.median(s.cell(name), metric) / r.median(s.cell(base), metric)
 }
 
-// ofFloor is a column of the rate of a strategy as a share of its floor's, with some and with many
-// goroutines.
+// ofFloor returns a column that shows a strategy's rate divided by the rate of its floor. It shows
+// this share for two numbers of goroutines.
 func (r *results) ofFloor(some, many int) column {
 	return column{"of its floor", func(x row) string {
 		share := func(n int) string {
@@ -197,7 +197,7 @@ func times(ratio float64) string {
 	return number(ratio) + "×"
 }
 
-// number returns three significant digits, or all digits of a large integer.
+// number formats f with two decimals below 10, one below 100, and none above or for an integer.
 func number(f float64) string {
 	digits := 2
 	switch a := math.Abs(f); {
@@ -221,7 +221,7 @@ func number(f float64) string {
 
 func callers(n int) section { return section{uncontended, distinct{goroutines: n}.String()} }
 
-// goroutines is the title of a column. One goroutine is pinned if the machine can do that.
+// goroutines returns the title of the column for n goroutines. One goroutine may be pinned.
 func (r *results) goroutines(n int) string {
 	if n == 1 && r.Pinned {
 		return "1 goroutine, pinned"
@@ -229,7 +229,7 @@ func (r *results) goroutines(n int) string {
 	return distinct{goroutines: n}.String()
 }
 
-// contended returns the settings of a key that is not held.
+// contended returns the sections of the scenario "contended", in which callers do not hold the key.
 func (p plan) contended() (all []section) {
 	for _, c := range p.contests {
 		all = append(all, section{contended, c.String()})
@@ -237,7 +237,7 @@ func (p plan) contended() (all []section) {
 	return all
 }
 
-// held returns the settings of a held key for contestants on that many nodes.
+// held returns the sections of the scenario "fair" for contestants on that many nodes.
 func (p plan) held(nodes int) (all []section) {
 	for _, c := range p.fair {
 		if c.nodes == nodes {
@@ -247,8 +247,8 @@ func (p plan) held(nodes int) (all []section) {
 	return all
 }
 
-// rows returns a row for each contestant on that many nodes. etcd counts as one node; nodes 0
-// selects all.
+// rows returns a row for each contestant on that many nodes, or for all contestants if nodes is 0.
+// etcd counts as one node.
 func (r *results) rows(s section, nodes int) (rows []row) {
 	for _, c := range r.contestants {
 		if nodes == 0 || (nodes == 5) == (c.nodes == 5) {
@@ -302,7 +302,7 @@ func (r *results) free(p plan, nodes int) string {
 		r.plain("client CPU µs", "client_us_per_pair"), r.plain("server CPU µs", "server_us_per_pair"))...)
 }
 
-// crowded is a table of contested keys.
+// crowded returns the table of a section in which callers contend for one key.
 func (r *results) crowded(s section) string {
 	return r.table(r.rows(s, 0),
 		r.plain("acquisitions/s", "acquisitions_per_s"), r.plain("key held %", "held_percent"),
@@ -312,8 +312,8 @@ func (r *results) crowded(s section) string {
 	)
 }
 
-// bySetting is a table of one metric. Each row is a setting, and each column a contestant of the
-// first one.
+// bySetting returns a table of one metric, with a row for each setting. The columns are the
+// contestants that have figures in the first setting.
 func (r *results) bySetting(settings []section, metric string) string {
 	var rows []row
 	var columns []column

@@ -33,7 +33,7 @@ type results struct {
 	Machine string
 	Commit  string // of the repository
 	Redis   string // its version
-	Pinned  bool   // one goroutine ran on one processor, and its servers on another
+	Pinned  bool   // in turns with one goroutine, this process ran on one processor and the servers on another
 	Quick   bool
 	Skipped []string // turns that there was no time for
 	Notes   []string // faults of peers, and turns without figures

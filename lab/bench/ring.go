@@ -10,9 +10,9 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// ringName is the contestant that only hands over: a message goes round a ring,
-// and each member publishes it to the next by a script. No lock in Redis hands
-// over faster.
+// ringName is the name of the contestant that only hands over. A message goes round a ring, in
+// which each member publishes it to the next member by a script. No lock in Redis can hand over
+// faster.
 const ringName = "bare-publish"
 
 // link is a member of the ring: its channel and the channel of the next member.
@@ -39,7 +39,7 @@ func newRing(ctx context.Context, o order) (r *ring, err error) {
 			return nil, err
 		}
 		m.sub = m.rdb.Subscribe(ctx, l.Own)
-		if _, err := m.sub.Receive(ctx); err != nil { // the confirmation
+		if _, err := m.sub.Receive(ctx); err != nil { // wait for the confirmation
 			return nil, err
 		}
 		if err := publish.Load(ctx, m.rdb).Err(); err != nil {

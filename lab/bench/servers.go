@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// start starts the servers that the contestants need, and a meter of them.
-// close ends them.
+// start starts the servers that the contestants need, and makes a meter that reads their counters.
+// The method close ends the servers.
 func (b *bench) start() error {
 	needs := map[int]bool{1: true}
 	for _, c := range b.all {
@@ -37,8 +37,8 @@ func (b *bench) start() error {
 	})
 }
 
-// storesOf returns where contestants find their stores if each round trip takes longer by trip: at
-// proxies that delay replies.
+// storesOf returns the addresses of the stores for a setting that adds the duration trip to each
+// round trip. If trip is not 0, they are addresses of proxies that delay replies.
 func (b *bench) storesOf(trip time.Duration) stores {
 	if trip == 0 {
 		return b.at

@@ -29,7 +29,7 @@ func (b *bench) uncontended(ctx context.Context, c contestant, d distinct) (figu
 		defer b.pin(ctx, c)()
 	}
 
-	// A first run opens connections and loads scripts.
+	// This run is not measured. It opens connections and loads scripts.
 	if _, err := pairs(ctx, l, term, keys, d.length/4); err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (b *bench) uncontended(ctx context.Context, c contestant, d distinct) (figu
 	}, nil
 }
 
-// distinctKeys returns the keys of each caller.
+// distinctKeys returns a list of keys for each caller. No key is in two lists.
 func distinctKeys(callers int) [][]string {
 	keys := make([][]string, callers)
 	name := rand.Text()[:8]
@@ -75,18 +75,18 @@ func distinctKeys(callers int) [][]string {
 	return keys
 }
 
-// made is what callers have done.
+// made is what callers have done. A pair is a Lock and its Unlock.
 type made struct {
 	pairs int
 	took  time.Duration // from the start to the end of the last pair
 	stuck int           // callers that still waited for a free key at the end
 }
 
-// grace is the time that a caller has for its last pair.
+// grace is how long a caller may take for its last pair after the time for pairs has passed.
 const grace = time.Second
 
-// pairs starts a caller for each list of keys. The callers lock and unlock
-// their keys until length has passed.
+// pairs starts a caller for each list of keys. The callers lock and unlock their keys until the
+// duration length has passed.
 func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, length time.Duration) (all made, err error) {
 	ctx, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
@@ -114,7 +114,7 @@ func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, l
 	return all, err
 }
 
-// caller makes at least one pair, unless it is stuck.
+// caller makes pairs with its keys until stop is true. It tries to make at least one pair.
 func caller(ctx context.Context, l locker, term time.Duration, keys []string, stop *atomic.Bool) (m made, err error) {
 	always := context.WithoutCancel(ctx)
 	for i := 0; i == 0 || !stop.Load(); i++ {

@@ -26,25 +26,25 @@ type order struct {
 	Waiters    int
 	Hold       time.Duration
 	Think      time.Duration // mean pause of a caller after each turn
-	Ring       []link        // if not nil, the members of the ring; then there is no contestant
+	Ring       []link        // the members of the ring in this process; if not nil, no contestant is opened
 }
 
 // report is the answer to every order.
 type report struct {
 	Err string
 
-	// To "stop":
+	// The answer to "stop" has these fields as well.
 	Turns   []turns
 	Refused int    // calls that failed without an excuse
 	First   string // the error of one of them
 }
 
-// turns are the turns of one caller, in nanoseconds of hostclock: when it asked for
-// the key, when it got it, and just before it released it. If the end cut a wait
-// short, Asked has one entry more than the others.
+// turns has the times of one caller's turns, in nanoseconds of hostclock: when the caller asked for
+// the key, when it got the key, and when it was about to release the key. If the caller still
+// waited at the end, Asked has one entry more than Got and Freed.
 type turns struct{ Asked, Got, Freed []int64 }
 
-// order sends one order each to the first workers, and returns their reports.
+// order sends each order to the worker with the same index, and returns the workers' reports.
 func (b *bench) order(orders ...order) ([]report, error) {
 	for i, o := range orders {
 		if err := b.workers[i].Send(o); err != nil {
@@ -69,7 +69,7 @@ func (b *bench) order(orders ...order) ([]report, error) {
 // worker is the state of a worker process.
 type worker struct {
 	open    map[string]locker   // by contestant and address of the stores
-	more    map[string][]locker // the same, if each caller needs its own
+	more    map[string][]locker // the lockers of contestants with which each caller needs its own, by the same names
 	callers []locker
 	order   order
 	ring    *ring
@@ -119,7 +119,7 @@ func (w *worker) obey(o order) (r report, err error) {
 	return r, errors.New("unknown order: " + o.Op)
 }
 
-// prepare opens what the callers of an order need and is not open yet.
+// prepare opens the lockers that the current order needs, except those that are open already.
 func (w *worker) prepare(ctx context.Context) (err error) {
 	name := w.order.Contestant + " " + w.order.Stores.One
 	l := w.open[name]
@@ -163,12 +163,12 @@ func (w *worker) run(ctx context.Context) (r report) {
 	return r
 }
 
-// arrival is the time within which the callers start, so that a queue mixes the
-// callers of all processes.
+// arrival is the longest delay of a caller's start. The delays are random, so that the callers of
+// all processes are mixed in a queue.
 const arrival = 20 * time.Millisecond
 
-// take is one caller. It counts the calls that failed without an excuse, and
-// returns the first of these errors.
+// take makes the turns of one caller until ctx ends. It returns how many calls failed without an
+// excuse, and the first of their errors.
 func take(ctx context.Context, l locker, o order, t *turns) (refused int, first string) {
 	time.Sleep(rand.N(arrival))
 	for ctx.Err() == nil {
@@ -194,7 +194,7 @@ func take(ctx context.Context, l locker, o order, t *turns) (refused int, first 
 			refused++
 			first = cmp.Or(first, err.Error())
 		}
-		t.Asked = t.Asked[:len(t.Got)] // without a failed wait
+		t.Asked = t.Asked[:len(t.Got)] // remove the entry of a failed wait
 	}
 	return refused, first
 }

@@ -33,7 +33,7 @@ func (a *caller) lock() {
 	n := a.w.book.take(l, 0, group{start.at, b.shared})
 	var kept time.Time
 	if b.minHold > 0 {
-		kept = b.grant.at.Add(b.minHold) // read now: inner leases have the same grant in their contexts, and change it
+		kept = b.grant.at.Add(b.minHold) // read now, because inner leases have the same grant in their contexts, and change it
 	}
 	leases, cancel := a.hold(&b, l, n)
 	defer cancel()
@@ -41,7 +41,7 @@ func (a *caller) lock() {
 		b.cancel()
 	}
 	if !b.long && a.chance(20) {
-		return // the lease is never unlocked: its term ends it
+		return // the lease is never unlocked, so it ends with its term
 	}
 	if a.chance(2) {
 		a.r.Shuffle(len(leases), func(i, j int) { leases[i], leases[j] = leases[j], leases[i] })
@@ -55,9 +55,9 @@ func (a *caller) lock() {
 	}
 }
 
-// hold acts as a holder of group n. It returns l and the leases taken under l. If hold has detached
-// l, it returns the resumed lease instead, or none. cancel ends the contexts of the calls that
-// under made.
+// hold acts as a holder of group n. It returns l and the leases that it took in the context of l.
+// If hold detached l, it returns the resumed lease in place of l, or no leases. The function cancel
+// ends the contexts of the calls that the method under made.
 func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, cancel func()) {
 	leases = append(leases, l)
 	over, cancel := context.WithCancel(context.Background())
@@ -125,8 +125,8 @@ func (a *caller) reenter(l *hasp.Lease, n int, shared bool) *hasp.Lease {
 	return x
 }
 
-// under locks a key, which may be another one, in the context of l. The call's context also ends
-// when the context over ends.
+// under locks a key in the context of l. The key need not be the key of l. The context of this call
+// also ends when the context over ends.
 func (a *caller) under(over context.Context, l *hasp.Lease) *hasp.Lease {
 	ctx, cancel := context.WithTimeout(l.Context(), a.upTo(200*time.Millisecond))
 	context.AfterFunc(over, cancel)
@@ -203,7 +203,7 @@ func (a *caller) slot() {
 		}
 	}
 	if a.chance(4) {
-		// Without re-entry this call gets the other slot, and keeps it as long as l.
+		// Without re-entry this call gets the other slot, and holds it as long as l is held.
 		began := time.Now()
 		if x, err := a.c.TryLock(l.Context(), slotted, append(opts, a.w.calls.apart())...); err == nil {
 			a.w.book.took(x, 0, began)

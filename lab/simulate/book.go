@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// book records what callers observe, and reports what a lock must not do. All
-// times are those of the bubble, so every comparison is exact.
+// book records what callers observe, and reports each broken promise of a lock. All times are times
+// of the bubble, so every comparison is exact.
 type book struct {
 	t     *testing.T
 	seed  string
@@ -22,15 +22,15 @@ type book struct {
 	// A min hold may end this much too early, because the store's clock is faster than ours.
 	early time.Duration
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards all fields below
 	keys    map[string]*page
 	events  map[string]*tally // by the Client's name
 	granted int
-	forgot  time.Time // the store may have lost holds that it granted before
+	forgot  time.Time // the store may have lost holds that it granted before this time
 	woke    time.Time // when the Clients' host last slept
 }
 
-// page is what is known of one key.
+// page is what is known about one key.
 type page struct {
 	groups []group           // group n is groups[n-1]
 	live   []entry           // leases that were trusted at the last check
@@ -38,14 +38,14 @@ type page struct {
 	fenced time.Time         // when that fence was noted
 	alone  uint64            // the largest fence of an exclusive hold
 	drawn  map[uint64]bool   // all fences
-	broke  time.Time         // a Break may have ended holds granted before
+	broke  time.Time         // a Break may have ended holds granted before this time
 	users  map[string]*usage // by the Client's name
 
 	kept      time.Time // the end of the last min hold
 	keptSince time.Time // when the Lock with that min hold began
 }
 
-// group is the leases that share one hold by re-entry. The store granted the hold after since.
+// group is the leases that share one hold by re-entry. The hold was granted after the time since.
 type group struct {
 	since  time.Time
 	shared bool // WithShared
@@ -58,11 +58,11 @@ type entry struct {
 	group
 }
 
-// usage is what is known of one key and one Client.
+// usage is what is known about the use of one key by one Client.
 type usage struct {
 	calls  int           // calls in flight
 	leases []*hasp.Lease // leases that were trusted at the last check
-	ended  time.Time     // when a check last found that one of them had ended
+	ended  time.Time     // when a check last found that one of the leases had ended
 }
 
 // tally counts the calls of one Client, and its events EventRequested.
@@ -107,7 +107,7 @@ func (b *book) errorf(format string, args ...any) {
 	b.t.Errorf("%s at %v: %s", b.seed, time.Now().Format("05.000"), text)
 }
 
-// entryOf returns m[k], and first makes it if it is nil.
+// entryOf returns m[k]. If m[k] is nil, entryOf first sets it to a new V.
 func entryOf[K comparable, V any](m map[K]*V, k K) *V {
 	if m[k] == nil {
 		m[k] = new(V)
@@ -124,7 +124,7 @@ func (b *book) usageLocked(client, key string) *usage {
 	return entryOf(p.users, client)
 }
 
-// noteLease notes that a Client has a lease, before the caller gets it.
+// noteLease notes that a Client has a lease, before the caller gets the lease.
 func (b *book) noteLease(client string, l *hasp.Lease) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,8 +132,8 @@ func (b *book) noteLease(client string, l *hasp.Lease) {
 	u.leases = append(u.leases, l)
 }
 
-// took notes a lease that a caller got by a Lock that began at since. If n is 0, the lease has a
-// new hold; otherwise it re-entered the hold of group n. took returns the number of the group.
+// took notes a lease that a caller got by a Lock that began at the time since. If n is 0, the lease
+// has a new hold; otherwise it re-entered the hold of group n. took returns the group's number.
 func (b *book) took(l *hasp.Lease, n int, since time.Time) int {
 	return b.take(l, n, group{since: since})
 }
@@ -161,7 +161,7 @@ func (b *book) take(l *hasp.Lease, n int, g group) int {
 	return n
 }
 
-// checkFenceLocked reports a fence that is not larger than earlier ones, or that two holds have.
+// checkFenceLocked reports a fence that is not larger than earlier fences, or that two holds have.
 func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	fence := l.Fence()
 	if fence == 0 {
@@ -194,7 +194,7 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	p.drawn[fence] = true
 }
 
-// grant is when a call began, and when it got its hold. The caller may get the lease later.
+// grant has the times at which a call began and got its hold. The caller may get the lease later.
 type grant struct{ asked, at time.Time }
 
 // grantKey is the key of a *grant in the context of a call.
@@ -206,7 +206,7 @@ func (g *grant) note(e hasp.Event) {
 	case hasp.EventRequested:
 		g.asked = time.Now()
 	case hasp.EventAcquired:
-		// If the host slept meanwhile, e.Wait includes the sleep. Then only this is known: the
+		// If the host slept meanwhile, e.Wait includes the sleep. Then it is only known that the
 		// grant came after the call began.
 		if g.at = g.asked.Add(e.Wait); g.at.After(time.Now()) {
 			g.at = g.asked
@@ -214,7 +214,7 @@ func (g *grant) note(e hasp.Event) {
 	}
 }
 
-// keep notes that group n has released key, with a min hold until end.
+// keep notes that group n has released a key, and that its min hold lasts until the time end.
 func (b *book) keep(key string, n int, end time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -232,9 +232,9 @@ func (b *book) keep(key string, n int, end time.Time) {
 
 // checkKeptLocked reports a hold that began during the min hold of another hold.
 func (b *book) checkKeptLocked(p *page, l *hasp.Lease, g group) {
-	// The store may have forgotten a hold that it granted before one of these times. A hold may be
-	// noted long after its grant: a caller of LockAll notes its first lease only when it has the
-	// last.
+	// The store may have forgotten a hold that began before one of b.forgot, p.broke and b.woke. A
+	// hold may be noted long after its grant, because a caller of LockAll notes its first lease
+	// only when it has the last.
 	known := !b.wakingLocked()
 	for _, since := range []time.Time{p.keptSince, g.since} {
 		known = known && !since.Before(b.forgot) && !since.Before(p.broke) && !since.Before(b.woke)
@@ -257,7 +257,7 @@ func (b *book) checkLocked(key string, p *page) {
 	if b.wakingLocked() {
 		return
 	}
-	// The store may have forgotten a hold that it granted before these times.
+	// The store may have forgotten a hold that it granted before b.forgot or p.broke.
 	known := func(e entry) bool { return !e.since.Before(b.forgot) && !e.since.Before(p.broke) }
 	kept := p.live[:0]
 	for _, e := range p.live {
@@ -300,13 +300,13 @@ func (b *book) slept() {
 	b.woke = time.Now()
 }
 
-// wakingLocked reports whether the Clients' host has just slept. The Clients may notice the sleep a
-// millisecond later. Until then they may trust leases that have ended.
+// wakingLocked reports whether the Clients' host has just slept. The Clients may notice the sleep
+// up to a millisecond later. Until then they may trust leases that have ended.
 func (b *book) wakingLocked() bool {
 	return !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond
 }
 
-// broke notes that a Break of key may happen at any time before until.
+// broke notes that a Break of a key may happen at any time before the time until.
 func (b *book) broke(key string, until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -315,7 +315,7 @@ func (b *book) broke(key string, until time.Time) {
 	}
 }
 
-// held reports whether a Client has a trusted lease of key, or had one less than d ago.
+// held reports whether a Client has a trusted lease of a key, or had one less than d ago.
 func (b *book) held(client, key string, d time.Duration) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -357,7 +357,7 @@ func (b *book) called(client, key string) (done func()) {
 // Lock that such a DoAll makes.
 type directKey struct{}
 
-// wants notes that a call for key is in flight, until done is called.
+// wants notes that a call for a key is in flight, until done is called.
 func (b *book) wants(client, key string) (done func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -370,20 +370,20 @@ func (b *book) wants(client, key string) (done func()) {
 	}
 }
 
-// asked reports whether a call of a Client for key is in flight.
+// asked reports whether a call of a Client for a key is in flight.
 func (b *book) asked(client, key string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.usageLocked(client, key).calls > 0
 }
 
-// audit checks that the events of each Client add up. All Clients are closed, and
-// all callers have returned.
+// audit checks that the events of each Client add up. Before audit, all Clients must be closed, and
+// all callers must have returned.
 func (b *book) audit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for client, t := range b.events {
-		// If no ID is open, each call and each lease has ended once: see follows.
+		// If no ID is open, follows has seen that each call and each lease has ended once.
 		if t.calls != t.requested || len(t.open) > 0 {
 			b.errorf("events of %s do not add up: %+v", client, *t)
 		}

@@ -24,8 +24,8 @@ type client struct {
 
 type lockFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error)
 
-// noted returns lock with a record of its calls and leases in the book. Do and LockAll call Lock,
-// so the book has their leases as well.
+// noted wraps the function lock, so that its calls and leases are in the book. Do and LockAll call
+// Lock, so the book has their leases as well.
 func (c *client) noted(lock lockFunc) lockFunc {
 	return func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 		defer c.w.book.called(c.name, key)()
@@ -45,7 +45,7 @@ func (c *client) TryLock(ctx context.Context, key string, opts ...hasp.Option) (
 	return c.noted(c.Client.TryLock)(ctx, key, opts...)
 }
 
-// caller is a goroutine that uses a Client as its seed says.
+// caller is a goroutine that uses a Client. The seed decides what it does.
 type caller struct {
 	w *World
 	c *client
@@ -56,7 +56,7 @@ func (a *caller) chance(of int) bool { return a.r.IntN(of) == 0 }
 
 func (a *caller) upTo(d time.Duration) time.Duration { return time.Duration(a.r.Int64N(int64(d))) }
 
-// term draws a term that is a little longer than the shortest one, or longer by whole units.
+// term draws the shortest term plus 0 or 1 units, or plus a random part of the duration more.
 func (a *caller) term(more time.Duration) time.Duration {
 	if unit := a.w.kind.Unit; unit > 0 && a.chance(2) {
 		return a.w.kind.shortest() + time.Duration(a.r.IntN(2))*unit
@@ -83,13 +83,13 @@ func (a *caller) run() {
 	}
 }
 
-// bounds are the context and the options of one call, and when it must return.
+// bounds has the context and the options of one call, and the end of the call's wait.
 type bounds struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	opts   []hasp.Option
 	end    time.Time // the end of the wait
-	within bool      // WithMaxWait ends the wait, and not ctx
+	within bool      // WithMaxWait, and not ctx, ends the wait
 	long   bool      // the term is long
 	shared bool      // WithShared
 
@@ -99,13 +99,13 @@ type bounds struct {
 
 const (
 	late  = 50 * time.Millisecond // after the end of its context, a call returns within this time
-	grace = 10 * time.Millisecond // after the end of a command's time, its call returns within this time
+	grace = 10 * time.Millisecond // after the timeout of a command, its call returns within this time
 )
 
 // due returns when a call must have returned.
 func (a *caller) due(b bounds) time.Time {
 	if b.within {
-		// The last attempt may begin at the end of the wait, and has a Timeout at most.
+		// The last attempt may begin at the end of the wait, and takes at most a Timeout.
 		return b.end.Add(a.c.timeout + grace)
 	}
 	return b.end.Add(late)
@@ -133,7 +133,7 @@ func (a *caller) bounds() bounds {
 	term := a.term(400 * time.Millisecond)
 	often := 5
 	if a.w.breaks {
-		often = 2 // if a broken hold leaves a record, only a long term shows it
+		often = 2 // only a long term shows that a broken hold has left a record
 	}
 	if a.c.long && a.chance(often) {
 		term, b.long = LongTerm, true
@@ -154,7 +154,7 @@ func (a *caller) bounds() bounds {
 
 const maxMinHold = 300 * time.Millisecond
 
-// keep draws a min hold, and a max hold that may be shorter.
+// keep draws a min hold, and a max hold that may be shorter than the min hold.
 func (a *caller) keep(b *bounds) {
 	b.minHold, b.grant = 1+a.upTo(maxMinHold), new(grant)
 	b.ctx = context.WithValue(b.ctx, grantKey{}, b.grant)
@@ -212,8 +212,8 @@ func (a *caller) took(what string, b bounds, start start, err error) bool {
 	return false
 }
 
-// checkOutage reports an error that is not clear. An error must be exactly one of ErrHeld, ErrLost,
-// ErrClosed and ErrUnavailable, or only the end of the caller's context.
+// checkOutage reports an error of no kind or of several kinds. An error must match exactly one of
+// ErrHeld, ErrLost, ErrClosed and ErrUnavailable, or be only the end of the caller's context.
 func (a *caller) checkOutage(what string, err error) {
 	if what == "LockAll" {
 		return // LockAll may join the errors of Unlocks
@@ -232,7 +232,7 @@ func (a *caller) checkOutage(what string, err error) {
 // checkHeld reports an ErrHeld that the store cannot have caused, because it has
 // not answered.
 func (a *caller) checkHeld(what string, start start, err error) {
-	// A Client that has the key itself knows that without the store.
+	// A Client that has the key itself knows without the store that the key is held.
 	var held *backend.HeldError
 	if errors.As(err, &held) && held.Owner == a.c.name {
 		return
@@ -245,8 +245,8 @@ func (a *caller) checkHeld(what string, start start, err error) {
 	}
 
 	// The call may repeat an answer that another caller of the Client got up to a Timeout ago. If
-	// that caller is in a driver's Wait, the answer may be older: a Wait polls the store, and ends
-	// when the store has not answered for a Timeout.
+	// that caller is in a driver's Wait, the answer may be older, because a Wait polls the store,
+	// and ends only when the store has not answered for a Timeout.
 	since := start.at
 	if start.others {
 		since = since.Add(-a.c.timeout - 2*late)

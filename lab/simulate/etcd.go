@@ -22,12 +22,12 @@ import (
 	"github.com/hasplock/hasp/lab/internal/memetcd"
 )
 
-// etcd returns the kind etcdlock. wrap may replace the drivers by broken ones.
+// etcd returns the kind etcdlock. The function wrap may replace the drivers by broken ones.
 func etcd(wrap func(Driver) backend.Driver) Kind {
 	return Kind{Name: "etcdlock", Open: openEtcd(wrap), Shortest: 2 * time.Second, Unit: time.Second}
 }
 
-// openEtcd starts an etcd of three members.
+// openEtcd returns a function that starts an etcd of three members.
 func openEtcd(wrap func(Driver) backend.Driver) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
 		s := &members{wrap: wrap, window: time.Duration(2+r.IntN(4)) * time.Second}
@@ -37,9 +37,9 @@ func openEtcd(wrap func(Driver) backend.Driver) func(*testing.T, *rand.Rand) Sto
 	}
 }
 
-// forever is a channel of etcd's client that is never closed, and that its watcher waits on. While
-// a goroutine of a synctest bubble waits on a channel from outside, the bubble's time does not
-// advance. So init sets forever to nil: a receive from nil never ends either.
+// forever is a channel on which the watcher of etcd's client waits, and which is never closed.
+// While a goroutine of a synctest bubble waits on a channel from outside, the bubble's time does
+// not advance. So init sets forever to nil, because a receive from nil never ends either.
 //
 //go:linkname forever go.etcd.io/etcd/client/v3.valCtxCh
 var forever chan struct{}
@@ -70,9 +70,9 @@ func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 	for _, m := range s.etcd.Members {
 		p := faultproxy.New(m.Dial)
 		w.proxies = append(w.proxies, p)
-		// As with a socket, a write does not wait for the other end, and what was written is sent
-		// even after a Close. The buffer is larger than all that a client sends while a link is
-		// silent: gRPC writes with a mutex held, so a full buffer would stop the bubble's time.
+		// As with a socket, a write does not wait for the reader, and written data is sent even
+		// after a Close. The buffer is larger than all data that a client sends while a link is
+		// silent. gRPC writes with a mutex held, so a full buffer would stop the bubble's time.
 		ln := bufconn.Listen(1 << 18)
 		p.Serve(ln)
 		dial[m.Name()+":2379"] = ln.DialContext
@@ -99,7 +99,7 @@ func (s *members) Left() (all []string) {
 	return all
 }
 
-// Strike disturbs one member, all of them, or one Client's link to a member.
+// Strike disturbs one member, all members, or one Client's link to a member.
 func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	node, l := r.IntN(len(s.etcd.Members)), r.IntN(len(s.links))
 	m, p := s.etcd.Members[node], s.links[l].proxies[node]
@@ -136,7 +136,7 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	return nil
 }
 
-// Majority makes all members answer no client: they hang, they have no leader, or they are killed.
+// Majority makes all members stop answering. They hang, they have no leader, or they are killed.
 func (s *members) Majority(r *rand.Rand) (heal func()) {
 	fail, repair := (*memetcd.Member).Freeze, (*memetcd.Member).Thaw
 	switch r.IntN(3) {

@@ -41,9 +41,8 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 	}
 }
 
-// hurry makes the store's clock faster than the clock of the Clients, until over is closed. It is
-// faster by the part that the kind says or, for half of the seeds, by less than backend.Drift allows
-// for.
+// hurry makes the store's clock faster than the clock of the Clients by the given part, until the
+// channel over is closed.
 func (w *World) hurry(fast float64, over chan struct{}) {
 	const step = 20 * time.Millisecond
 	for fast > 0 {
@@ -74,7 +73,7 @@ func (w *World) suspend(r *rand.Rand) {
 	w.asleep.Add(int64(d))
 }
 
-// silence stops everything on the link of c until heal is called, and notes this span.
+// silence stops everything on the link of c until heal is called, and notes the silent span.
 func (w *World) silence(c *client) (heal func()) {
 	end := c.link.Silence()
 	w.mu.Lock()
@@ -103,8 +102,8 @@ func (w *World) majority(s Quorum, r *rand.Rand, most time.Duration) {
 	heal() // only after the span has ended: an answer may come in the same instant
 }
 
-// unheard reports whether the store has sent c nothing since a time, because c's link is silent or
-// a majority of the servers is away.
+// unheard reports whether the store cannot have sent c anything since a time, because c's link is
+// silent or a majority of the servers answers no Client.
 func (w *World) unheard(c *client, since time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -65,13 +65,13 @@ func recovered() {
 	}
 }
 
-// checkContext reports an error if the context of an fn goes on after a lease of the fn, or the
-// context of the call, has ended.
+// checkContext reports the context of an fn if it has not ended, although a lease of the fn or the
+// outer context of the call has ended.
 func (a *caller) checkContext(what string, ctx, outer context.Context, held func() error) {
 	if held() == nil && outer.Err() == nil || ctx.Err() != nil {
 		return
 	}
-	time.Sleep(time.Nanosecond) // the end may be on its way at this very instant
+	time.Sleep(time.Nanosecond) // the context may be about to end at this very instant
 	if ctx.Err() == nil {
 		a.w.book.errorf("the context of the fn of %s by %s goes on: %v, %v", what, a.c.name, held(), outer.Err())
 	}
@@ -177,7 +177,7 @@ func (a *caller) checkLead(b bounds, runs int, last outcome, err error) {
 		return
 	}
 
-	// If no fn held the key until it returned, only the end of the context or Close ends Lead.
+	// If no fn held the key until the fn returned, only the end of the context or Close ends Lead.
 	held := runs > 0 && !last.lost
 	ended := b.ctx.Err() != nil || errors.Is(err, hasp.ErrClosed)
 	switch {
@@ -195,8 +195,8 @@ func (a *caller) checkLead(b bounds, runs int, last outcome, err error) {
 	a.checkReturn("Lead", b, last, err)
 }
 
-// checkReturn reports a call that returned late: after the end of its wait, or after its fn. After
-// its fn, a call has as much time as an Unlock.
+// checkReturn reports a call that returned too late after the end of its wait and of its fn. After
+// its fn has returned, a call may take as long as an Unlock.
 func (a *caller) checkReturn(what string, b bounds, last outcome, err error) {
 	due := a.due(b)
 	if unlocked := last.at.Add(3*a.c.timeout + late); unlocked.After(due) {
@@ -283,7 +283,7 @@ func (a *caller) doAll() {
 	a.checkReturn("DoAll", b, last, err)
 }
 
-// withoutReentry holds a key, and asks for it again by WithoutReentry.
+// withoutReentry holds a key, and asks for the key again with WithoutReentry.
 func (a *caller) withoutReentry() {
 	b := a.bounds()
 	defer b.cancel()
@@ -327,8 +327,8 @@ func (a *caller) apartOptions() (opts []hasp.Option, shared bool) {
 	return opts, shared
 }
 
-// apartInside asks for the key of l in its context, while l may be held. It gets the key
-// only if both are shared, or if l is lost.
+// apartInside asks for the key of l in the context of l, while l may be held. The call gets the key
+// only if both leases are shared, or if l is lost.
 func (a *caller) apartInside(key string, l *hasp.Lease) *hasp.Lease {
 	opts, shared := a.apartOptions()
 	b := bounds{end: time.Now().Add(a.c.timeout)}
@@ -352,8 +352,8 @@ func (a *caller) apartInside(key string, l *hasp.Lease) *hasp.Lease {
 	return x
 }
 
-// apart asks for the key of l on another goroutine, in a context that outlasts l. It closes the
-// channel after when that goroutine has ended.
+// apart asks for the key of l on another goroutine, in a context that outlasts l. It returns a
+// channel that is closed when that goroutine has ended.
 func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
 	opts, shared := a.apartOptions()
 	wait, lasts := a.upTo(2*time.Second), a.upTo(100*time.Millisecond)

@@ -15,13 +15,13 @@ type Kind struct {
 
 	// Shortest is the store's shortest term. The store counts terms in whole Units. Zero means
 	// backend.MinTTL and no unit. Most callers ask for short terms, and a fault lasts for one or
-	// two of them.
+	// two short terms.
 	Shortest, Unit time.Duration
 
 	SameFences bool // two shared holds may have the same fence
 
-	// Fast says by which part the store's clock is faster than the clock of the Clients. If it is
-	// zero, the seed decides, and the part is less than backend.Drift allows for.
+	// Fast says by which part the store's clock is faster than the clock of the Clients. If Fast is
+	// zero, the seed decides on a part that is less than backend.Drift allows for.
 	Fast float64
 }
 
@@ -32,15 +32,15 @@ type Store interface {
 	// Link returns a driver for a new Client, and the Client's link to the store.
 	Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link)
 
-	// Strike makes a fault happen now. The caller adds no link meanwhile. Strike returns the
-	// function that ends the fault, or nil if there is nothing to end. If the store loses its
-	// holds, Strike calls forgot.
+	// Strike makes a fault happen now. The caller must not add a link during the call. Strike
+	// returns the function that ends the fault, or nil if there is nothing to end. If the store
+	// loses its holds, Strike calls forgot.
 	Strike(r *rand.Rand, forgot func()) (heal func())
 
 	// Heal ends all faults that the functions returned by Strike do not end.
 	Heal()
 
-	// Skip lets d pass in the store, while no time passes for the Clients.
+	// Skip lets the duration d pass in the store, while no time passes for the Clients.
 	Skip(d time.Duration)
 
 	// Longest returns the longest term that callers may ask for.
@@ -56,7 +56,7 @@ type Link interface {
 	Silence() (heal func())
 }
 
-// Quorum is a Store that can be without a majority.
+// Quorum is a Store that can lose the majority of its servers.
 type Quorum interface {
 	Store
 

@@ -28,7 +28,7 @@ import (
 func main() {
 	testing.Init()
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(400) // collect garbage rarely: a seed is short and allocates much
+		debug.SetGCPercent(400) // collect garbage rarely, because a seed is short and allocates much
 	}
 	var names []string
 	for _, k := range kinds {
@@ -71,7 +71,7 @@ type progress struct {
 // work runs seeds until all were run or one has failed.
 func (p *progress) work(t *testing.T) {
 	t.Parallel()
-	// A seed that fails ends this goroutine.
+	// A seed that fails ends this goroutine, so a deferred function must note the failure.
 	defer func() {
 		if t.Failed() {
 			p.failed.Store(true)

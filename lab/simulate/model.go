@@ -22,7 +22,7 @@ type model struct {
 	links  []*lossy
 }
 
-// inMemory is a store in memory whose links fail. If waits is set, its drivers are Waiters.
+// inMemory opens a store in memory whose links fail. If waits is true, its drivers are Waiters.
 func inMemory(waits bool) func(*testing.T, *rand.Rand) Store {
 	return func(_ *testing.T, r *rand.Rand) Store {
 		m := &model{mem: new(memlock.Store), waits: waits, bad: r.Float64() * 0.3}
@@ -41,7 +41,7 @@ func (m *model) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link)
 	return polled{l}, l
 }
 
-// Strike makes one link silent. Other faults happen at random, without a strike.
+// Strike makes one link silent. Other faults happen at random, without a call of Strike.
 func (m *model) Strike(r *rand.Rand, _ func()) (heal func()) {
 	return m.links[r.IntN(len(m.links))].Silence()
 }
@@ -84,7 +84,7 @@ type lossy struct {
 	traits  backend.Traits
 	timeout time.Duration
 
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards all fields below
 	r     *rand.Rand
 	bad   float64 // the probability that the link fails
 	quiet int     // silences that have not ended
@@ -163,7 +163,7 @@ func (l *lossy) travel(request func() error) error {
 		time.Sleep(l.upTo(l.timeout * 9 / 10))
 		_ = request()
 		return errNet
-	case x < bad: // the request or its reply is lost, and no error says so
+	case x < bad: // the request or its reply is lost, and no error comes before a Timeout has passed
 		if l.dice() < 0.5 {
 			_ = request()
 		}
@@ -218,14 +218,14 @@ func (l *lossy) Inspect(ctx context.Context, key string) (backend.Status, error)
 // polled is a driver that is not a Waiter: its method Wait hides memlock's.
 type polled struct{ *lossy }
 
-// Wait is not the method of a backend.Waiter.
+// Wait has another signature than the method of a backend.Waiter.
 func (polled) Wait() {}
 
 // poll is how often a Wait checks that the store answers.
 const poll = time.Second
 
-// waits is a Waiter over a link. A Wait that ends early may have left its claim in
-// the store. By its contract, the engine cleans up.
+// waits is a Waiter over a link. A Wait that ends early may have left its claim in the store. By
+// the contract of Wait, the engine removes the claim.
 type waits struct{ *lossy }
 
 // Wait calls memlock's Wait over a link that loses requests, replies and grants.

@@ -28,7 +28,7 @@ type Driver interface {
 	backend.Lister
 }
 
-// kinds are the stores, sorted by their names.
+// kinds are the kinds of stores, sorted by their names.
 var kinds = []Kind{
 	etcd(func(d Driver) backend.Driver { return d }),
 	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
@@ -51,7 +51,7 @@ type servers struct {
 	max   time.Duration // the longest term
 }
 
-// single is a strategy on one server.
+// single returns a function that opens a strategy on one server.
 func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, _ *rand.Rand) Store {
 		return &servers{t: t, nodes: redistest.VirtualNodes(t, 1), max: LongTerm, open: func(all []redis.UniversalClient) backend.Driver { return open(all[0]) }}
@@ -61,8 +61,8 @@ func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *r
 // shortMax is redlock's max_ttl if callers may not ask for long terms.
 const shortMax = 2 * time.Second
 
-// quorum is redlock on n servers. The seed decides whether callers may ask for long terms. If they
-// may, a restarted server abstains for the duration LongTerm.
+// quorum returns a function that opens redlock on n servers. The seed decides whether callers may
+// ask for long terms. If so, a restarted server abstains for the duration LongTerm.
 func quorum(n int) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
 		most := []time.Duration{shortMax, LongTerm}[r.IntN(2)]
@@ -96,10 +96,10 @@ func (w *wires) Slow(r *rand.Rand) {
 	}
 }
 
-// links are the links of all Clients.
+// links has the wires of each Client.
 type links []*wires
 
-// Heal ends the faults that still wait for their command.
+// Heal cancels the faults that wait for a command that has not come yet.
 func (ls links) Heal() {
 	for _, w := range ls {
 		for _, p := range w.proxies {
@@ -111,8 +111,8 @@ func (ls links) Heal() {
 // linkFaults is the number of faults that disturb knows.
 const linkFaults = 7
 
-// disturb makes fault n of a link happen. Faults 0 to 2 happen to the next command that contains
-// text.
+// disturb makes the fault with the number n happen on a link. The faults 0 to 2 happen to the next
+// command that contains the string text.
 func disturb(r *rand.Rand, p *faultproxy.Proxy, n int, text string) (heal func()) {
 	switch n {
 	case 0:
@@ -169,13 +169,13 @@ func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
 		return func() { v.Start(true) }
 	case 2:
 		v.Restart(false)
-		if len(s.nodes) == 1 { // otherwise it is a minority, and no lock may be lost
+		if len(s.nodes) == 1 { // if there are more, one is a minority, and no lock may be lost
 			forgot()
 		}
 	case 3:
 		s.do(v, func(ctx context.Context, rdb *redis.Client) error { return rdb.ScriptFlush(ctx).Err() })
 	case 4:
-		v.Skew(-time.Millisecond) // less than the drift of any term
+		v.Skew(-time.Millisecond) // less than the drift that any term allows for
 		return func() { v.Skew(0) }
 	default:
 		return disturb(r, p, n, match)
@@ -183,7 +183,7 @@ func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
 	return nil
 }
 
-// do calls f with a client whose link to the server no fault affects.
+// do calls f with a client whose link to the server is never disturbed.
 func (s *servers) do(v *redistest.VirtualServer, f func(context.Context, *redis.Client) error) {
 	rdb := v.Direct()
 	defer rdb.Close()

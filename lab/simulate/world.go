@@ -31,10 +31,10 @@ const stuck = 5 * time.Minute
 // Key returns the key with the number i.
 func Key(i int) string { return fmt.Sprintf("key%d", i) }
 
-// World is some Clients of one store in a bubble, and callers that use them.
+// World is the Clients of one store in a synctest bubble, and the callers that use them.
 type World struct {
 	Store Store
-	R     *rand.Rand // used by the goroutine that runs the world
+	R     *rand.Rand // only for the goroutine that runs the world
 
 	t     *testing.T
 	kind  Kind
@@ -48,17 +48,17 @@ type World struct {
 	suspends bool         // the host of the Clients sleeps now and then
 	asleep   atomic.Int64 // how long the host has slept, as a time.Duration
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards all fields below
 	clients int
 	quiet   map[*client][]span // when a Client's link was silent
 	away    []span             // when a majority of the store answered no Client
 }
 
-// span is a time of silence. Its end is zero while the silence lasts.
+// span is a period of silence. Its end is zero while the silence lasts.
 type span struct{ from, to time.Time }
 
-// find runs seeds until one reports an error that contains text, and fails the test if none does. A
-// bug is planted in the store of kind or in calls.
+// find runs seeds until one of them reports an error that contains the string text, and fails the
+// test if none does. The kind's store or the calls have a planted bug.
 func find(t *testing.T, kind Kind, calls calls, text string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -142,8 +142,8 @@ func (w *World) live() {
 
 	w.book.checkAll()
 	w.Store.Heal()
-	// Meanwhile short terms end. Leases with long terms were unlocked or lost, and their Clients,
-	// which are still open, have enough time to remove what is left of them.
+	// Short terms end during this sleep. Leases with long terms were unlocked or lost. Their
+	// Clients are still open, and have enough time to remove what is left of these leases.
 	time.Sleep(w.settled())
 	w.succeed(stay)
 	time.Sleep(w.settled())
@@ -155,7 +155,7 @@ func (w *World) live() {
 	}
 	w.programs()
 	w.book.audit()
-	time.Sleep(time.Hour) // calls that hang in the network end; synctest reports a goroutine that stays
+	time.Sleep(time.Hour) // let calls that hang in the network end; synctest reports a goroutine that stays
 }
 
 // start starts callers and faults. It closes the channel over when they have ended.
@@ -228,13 +228,13 @@ const handOver = 2 * time.Second
 // succession checks callers that hold a key one after another.
 type succession struct {
 	w     *World
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards all fields below
 	taken bool
 	freed time.Time // when the last holder was about to free the key
 }
 
-// hold acts as a holder, without a fault. It ends the context of its call, and then cleans up. It
-// must have the key until it returns.
+// hold acts as a holder that no fault disturbs. It ends the context of the holder's call, and then
+// cleans up. The holder must have the key until hold returns.
 func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func() error) {
 	s.mu.Lock()
 	if d := time.Since(s.freed); s.taken || d > handOver {
@@ -285,8 +285,8 @@ func (w *World) succeed(stay []*client) {
 					return nil
 				})
 			}
-			// Before go-redis uses a connection, it notices a dead TCP connection, but not a dead
-			// pipe. So earlier faults may leave a Client with dead connections to a majority.
+			// Before go-redis uses a connection, it checks whether a TCP connection is dead, but
+			// not a pipe. So earlier faults may leave a Client with dead connections to a majority.
 			if err != nil && !errors.Is(err, io.ErrClosedPipe) {
 				w.book.errorf("Lead or DoAll without a fault: %v", err)
 			}
@@ -295,7 +295,7 @@ func (w *World) succeed(stay []*client) {
 	all.Wait()
 }
 
-// settled returns the time within which the clean-up ends after the faults: some Timeouts
+// settled returns the longest time of the clean-up after the faults. It is the sum of some Timeouts
 // and terms.
 func (w *World) settled() time.Duration {
 	return 12*time.Second + 5*w.kind.Shortest

@@ -19,7 +19,7 @@ type found struct {
 	Void          int // leases that had ended before Lock returned
 	Killed        int // holds whose process was killed
 	Lost          int // holders that learned that the lease was lost
-	Overlaps      int // two held a key together after locks were lost; the fence separates them
+	Overlaps      int // how often two callers held a key together after locks were lost; the fence separates the two
 	Refused       int // uses of the resource with an old fence
 }
 
@@ -68,7 +68,7 @@ func one(b bool) int {
 	return 0
 }
 
-// within reports whether one of spans overlaps the time between from and to.
+// within reports whether one of the spans overlaps the time between from and to.
 func within(spans [][2]int64, from, to int64) bool {
 	return slices.ContainsFunc(spans, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
 }
@@ -102,9 +102,9 @@ func (l *latest) add(t *lockCall) {
 	}
 }
 
-// checkOrder checks the holds of a key, in the order in which they begin: an exclusive hold is
-// alone, and fences grow. If locks may have been lost, it counts overlaps instead. The fence of a
-// void lease counts, but the lease excludes no other.
+// checkOrder gets the holds of a key in the order in which they begin. It checks that no hold
+// overlaps an exclusive one, and that fences grow. If locks may have been lost, it counts overlaps
+// instead. It checks the fence of a void lease, but such a lease excludes no other hold.
 func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 	var any, alone latest              // any is for all holds so far, alone for the exclusive ones
 	top := make([]*lockCall, len(all)) // for each hold, the hold with the largest fence so far
@@ -125,7 +125,7 @@ func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 			}
 		}
 
-		// If a hold was granted before t was asked for, it must have a smaller fence.
+		// A hold that was granted before t was asked for must have a smaller fence than t.
 		if before, _ := slices.BinarySearchFunc(all[:i], t.asked, (*lockCall).begin); before > 0 {
 			n.checkFence(t, top[before-1])
 		}
@@ -154,7 +154,7 @@ func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 	return overlaps
 }
 
-// begin compares the begin of a hold with a time.
+// begin compares the beginning of a hold with a time.
 func (t *lockCall) begin(at int64) int { return cmp.Compare(t.got, at) }
 
 // checkFence reports the fence of t if it is not larger than the fence of last.
@@ -165,24 +165,24 @@ func (n *nemesis) checkFence(t, last *lockCall) {
 	}
 }
 
-// spared is the seat whose process is never killed. checkGrowth checks it.
+// spared is the seat whose process is never killed. checkGrowth checks this process.
 const spared = 0
 
 // enough is the least number of samples, one a second, that checkGrowth needs.
 const enough = 40
 
 // heapSlack is by how many bytes the heap may grow. A connection takes 10 KiB. go-redis keeps
-// references to closed connections, up to the largest number that were idle together.
+// references to as many closed connections as were ever idle at the same time.
 const heapSlack = 4 << 20
 
-// poolSlack is by how many descriptors a client may grow. go-redis keeps the connections of the
+// poolSlack is how many descriptors a client may gain. go-redis keeps the connections of the
 // largest burst, up to ten for each CPU and server. Slow links make bursts larger.
 func (s *store) poolSlack() float64 {
 	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(len(s.addrs), 1))
 }
 
 // checkGrowth compares the last quarter of the run with the second quarter. It reports a violation
-// if the process that lived through the run used over 25 % more in the last quarter.
+// if the process that is never killed used more than 1.25 times as much, plus a slack, in the last.
 func (r *run) checkGrowth() {
 	all := r.rec.uses
 	if len(all) < enough {

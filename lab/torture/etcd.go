@@ -85,8 +85,8 @@ func (c *cluster) healthy() error {
 	return nil
 }
 
-// requested is a fault that is made by a request. Another fault may disturb the request, so it is
-// repeated until it succeeds or patience ends.
+// requested returns a fault that a request makes. Another fault may disturb the request, so it is
+// repeated until it succeeds, for at most the duration patience.
 func requested(request func(context.Context) error) inject {
 	return func(n *nemesis) *injection {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -101,7 +101,7 @@ func requested(request func(context.Context) error) inject {
 	}
 }
 
-// each returns a function that calls do with a member. do disturbs or heals it.
+// each adapts a function that disturbs or heals a member, so that it takes the member's index.
 func (c *cluster) each(do func(*etcdtest.Server) error) func(n *nemesis, i int) {
 	return func(n *nemesis, i int) { n.Check(do(c.members[i])) }
 }

@@ -10,8 +10,8 @@ import (
 type fault struct {
 	name        string
 	class       string  // two faults at the same time have different classes
-	thins       bool    // a minority loses locks; a lease that only a quorum had may be lost
-	least, most float64 // the length, in terms
+	thins       bool    // a minority loses locks, so a lease that only a quorum granted may be lost
+	least, most float64 // the bounds of the length, in terms
 	inject      inject
 
 	at       []int64         // when it was injected
@@ -27,7 +27,7 @@ const (
 
 type catalog []*fault
 
-// add adds a fault that lasts from least to most terms.
+// add adds a fault whose length in terms is between least and most.
 func (c *catalog) add(class string, least, most float64, name string, inject inject) *fault {
 	f := &fault{name: name, class: class, least: least, most: most, inject: inject}
 	*c = append(*c, f)
@@ -41,7 +41,7 @@ func (c *catalog) processes() {
 	c.add(process, 0.5, 3, "waiter stopped", stopped(waiters))
 }
 
-// links adds the faults of the links of one client: of all its connections, and of one request.
+// links adds the faults of one client's links. They disturb all its connections, or one request.
 func (c *catalog) links() {
 	for _, v := range []struct {
 		name string
@@ -61,8 +61,8 @@ func (c *catalog) links() {
 	c.add(link, 0.6, 3, "a request is delivered late", spoiled(faultproxy.HoldRequest))
 }
 
-// evictKeys and refuseWrites make a server run out of memory, and then evict keys or refuse writes.
-// enoughMemory restores the defaults.
+// evictKeys and refuseWrites let a server run out of memory, so that it evicts keys or refuses
+// writes. enoughMemory restores the defaults.
 const (
 	evictKeys    = "config set maxmemory 1; config set maxmemory-policy allkeys-random"
 	refuseWrites = "config set maxmemory 1; config set maxmemory-policy noeviction"
@@ -106,7 +106,7 @@ func (c *catalog) servers(n int, losing bool) {
 	}
 }
 
-// commands adds the faults that are made by commands to k of n servers.
+// commands adds the faults that the harness makes by commands to k of n servers.
 func (c *catalog) commands(n, k int) {
 	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of normal connections"), ordered(k, "client kill type normal", ""))
 	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of subscribers"), ordered(k, "client kill type pubsub", ""))

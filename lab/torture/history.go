@@ -9,7 +9,7 @@ import (
 
 // entry is a line of a history.
 type entry struct {
-	Run    string // the strategy, and losing if the faults take locks away
+	Run    string // the strategy, followed by losingRun if the faults take locks away
 	Client string `json:",omitempty"`
 	report
 }
@@ -23,7 +23,7 @@ func (o options) write(client string, e report) {
 	}
 }
 
-// replay checks a history again, for all promises but progress, leftovers and growth.
+// replay checks a history again. It omits the promises about progress, leftovers and growth.
 func replay(history io.Reader, out io.Writer) (kept bool, err error) {
 	runs, procs := map[string]*nemesis{}, map[string]*proc{}
 	for lines := json.NewDecoder(history); lines.More(); {

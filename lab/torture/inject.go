@@ -8,7 +8,7 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
-// onVictim is a fault of one client. do disturbs the client.
+// onVictim returns a fault of one client. The function do disturbs the client.
 func onVictim(who victims, do func(n *nemesis, t *lockCall) *injection) inject {
 	return func(n *nemesis) *injection {
 		t := n.find(who)
@@ -73,10 +73,10 @@ func spoiled(f faultproxy.Fault) inject {
 	}
 }
 
-// trap waits up to 200 ms until a request fails on any client's link to the server with the index
-// at. It returns nil if none fails.
+// trap waits up to 200 ms until a request fails on any client's link to one server, which has the
+// index at. It returns nil if no request fails.
 func (n *nemesis) trap(at int, f faultproxy.Fault) *injection {
-	var free []int // seats
+	var free []int // seats that no fault affects
 	for seat, links := range n.store.links {
 		if !n.busy[seat] {
 			free = append(free, seat)

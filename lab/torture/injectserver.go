@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// onServers is a fault of k servers. fail disturbs each of them, and heal ends it.
+// onServers returns a fault of k servers. The functions fail and heal disturb and repair a server.
 func onServers(k int, fail, heal func(n *nemesis, i int)) inject {
 	return func(n *nemesis) *injection {
 		servers := n.rand.Perm(len(n.store.addrs))[:k]
@@ -36,7 +36,7 @@ func frozen(k int) inject {
 		func(n *nemesis, i int) { n.store.servers[i].Resume() })
 }
 
-// links returns a function that calls do for the links of all clients to a server.
+// links returns a function that calls the function do with each client's link to a server.
 func links(do func(*faultproxy.Proxy)) func(n *nemesis, i int) {
 	return func(n *nemesis, i int) {
 		for _, all := range n.store.links {
@@ -83,16 +83,16 @@ func ordered(k int, fail, heal string) inject {
 		})
 }
 
-// paused makes servers pause clients. If a server pauses all clients, the pause ends only with its
-// time, because the server reads no command before.
+// paused makes servers pause clients. If a server pauses all clients, the pause ends only when its
+// time has passed, because until then the server reads no command.
 func paused(k int, clients string) inject {
 	return func(n *nemesis) *injection {
 		return ordered(k, fmt.Sprint("client pause ", n.lasts.Milliseconds(), " ", clients), "client unpause")(n)
 	}
 }
 
-// succeeded calls failover, which makes a replica the successor of old. If dead is set, it kills
-// old first. heal waits until old is a replica.
+// succeeded calls failover, which makes a replica the successor of the server old. If dead is true,
+// succeeded first kills that server. The function heal waits until that server is a replica.
 func succeeded(old *redistest.Server, dead bool, failover func()) (heal func()) {
 	if dead {
 		old.Kill()
@@ -113,7 +113,7 @@ func failedOver(dead bool) inject {
 	}
 }
 
-// takenOver makes the replica of a key's master its successor.
+// takenOver makes the replica of a key's master the new master.
 func takenOver(dead bool) inject {
 	return func(n *nemesis) *injection {
 		c, key := n.store.cluster, n.rand.IntN(len(n.names))

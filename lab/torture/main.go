@@ -18,8 +18,8 @@
 //     no goroutines or descriptors in the clients.
 //   - No client uses more and more memory, goroutines or descriptors.
 //
-// A second run has faults that take locks away, such as FLUSHALL. There only the fence protects the
-// resource.
+// A second run has faults that take locks away, such as FLUSHALL. In this run only the fence
+// protects the resource.
 //
 // The seed decides which faults happen, in which order and for how long, and
 // what the clients do. It does not decide the exact timing. The exit status is 1
@@ -56,8 +56,7 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// term is the term of all leases. It is short, so that much happens in little
-// time.
+// term is the term of all leases. It is short, so that a run has many holds.
 const term = 300 * time.Millisecond
 
 // strategies are the strategies whose locks several processes can share. The first three use one
@@ -137,7 +136,8 @@ func exit(status int, err error) {
 var errInterrupted = errors.New("interrupted")
 
 // carryOut makes two runs of each strategy: one without faults that take locks away, and one with
-// them. Up to parallel runs go on at the same time. Each verdict is printed when its run has ended.
+// them. At most the given number of runs go on at the same time. Each verdict is printed when its
+// run has ended.
 func (o options) carryOut(names []string, parallel int) (kept bool, results map[string]*pair, err error) {
 	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -145,7 +145,7 @@ func (o options) carryOut(names []string, parallel int) (kept bool, results map[
 	runs.SetLimit(max(parallel, 1))
 	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
 
-	var mu sync.Mutex // guards all below
+	var mu sync.Mutex // guards all variables below
 	kept, results = true, map[string]*pair{}
 	injected := 0
 	single := func(o options) error {

@@ -37,18 +37,18 @@ type nemesis struct {
 	rand    *rand.Rand
 	busy    map[int]bool  // seats that a fault affects now
 	losses  [][2]int64    // when the store may have lost locks
-	thinned [][2]int64    // when a minority may have lost locks: a lease may end early, but no other caller gets the key
+	thinned [][2]int64    // when a minority may have lost locks; then a lease may end early, but no other caller gets the key
 	count   int           // the number of injected faults
 	lasts   time.Duration // length of the current fault
 	at      int64         // when the current fault was injected
-	found   found         // what the history has, after the check
+	found   found         // what the check found in the history
 }
 
-// torture injects faults until the time is up.
+// torture injects faults until the time end, or until ctx ends.
 func (n *nemesis) torture(ctx context.Context, end time.Time) {
 	for plan, strikes := n.rand, uint64(0); ; {
 		for _, i := range plan.Perm(len(n.faults)) {
-			// Each strike has a generator of its own. So if a strike finds no victim,
+			// Each strike has its own generator of random numbers. So if a strike finds no victim,
 			// the rest of the plan does not change.
 			strikes++
 			n.rand = rand.New(rand.NewPCG(n.seed, strikes))
@@ -68,8 +68,8 @@ func (n *nemesis) torture(ctx context.Context, end time.Time) {
 	}
 }
 
-// strike injects f. If extra is not nil, strike injects extra while f lasts. It heals both, and
-// waits until keys are granted again.
+// strike injects the fault f. If the fault extra is not nil, strike injects that fault as well,
+// while f lasts. It heals both faults, and waits until keys are granted again.
 func (n *nemesis) strike(ctx context.Context, f, extra *fault) {
 	n.lasts = n.span(f.least, f.most)
 	lasts := n.lasts
@@ -124,7 +124,7 @@ func (n *nemesis) inflict(f *fault) *injection {
 // has found one.
 func (n *nemesis) mark() { n.at = hostclock.Now() }
 
-// heal ends a fault, and notes when it may have lost locks.
+// heal ends a fault, and notes when the store may have lost locks because of it.
 func (n *nemesis) heal(f *fault, in *injection) {
 	if in.heal != nil {
 		in.heal()
@@ -162,8 +162,8 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	f.recovery = append(f.recovery, n.await(ctx, keys, in.seat, since))
 }
 
-// await waits until keys are granted. If seat is not negative, only grants to its client count.
-// await returns the time from since to the last grant.
+// await waits until keys are granted after the time since. If seat is not negative, only grants to
+// its client count. await returns the time from the moment since to the last grant.
 func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) time.Duration {
 	var last int64
 	granted := repeatUntil(n.patience, 2*time.Millisecond, func() bool {

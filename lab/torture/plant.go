@@ -14,7 +14,7 @@ import (
 // driver.
 const oneTooMany = "slots"
 
-// plant puts a bug into a driver. A run with it shows whether the harness finds the bug.
+// plant puts a bug into a driver. A run with the bug shows whether the harness finds it.
 func plant(bug string, d backend.Driver) (backend.Driver, error) {
 	b := buggy{Driver: d, bug: bug}
 	switch bug {
@@ -32,7 +32,7 @@ type buggy struct {
 	bug string
 }
 
-// With the bug "reply", Acquire counts the term from the reply.
+// Acquire counts the term from the reply if the bug is "reply".
 func (b buggy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began := time.Now()
 	g, err := b.Driver.Acquire(ctx, c)
@@ -44,8 +44,8 @@ func (b buggy) Renew(ctx context.Context, cs []backend.Claim, done func(int, bac
 	b.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) { done(i, b.late(g, cs[i], began), err) })
 }
 
-// If the bug is "reply", late counts a grant's term from the reply. Otherwise it counts from the
-// request, which was sent at began.
+// If the bug is "reply", late counts a grant's term from the reply. Otherwise it returns the grant
+// as it is. The request was sent at the time began.
 func (b buggy) late(g backend.Grant, c backend.Claim, began time.Time) backend.Grant {
 	if b.bug != "reply" {
 		return g
@@ -57,7 +57,7 @@ func (b buggy) late(g backend.Grant, c backend.Claim, began time.Time) backend.G
 	return g
 }
 
-// With the bug "release", Release frees the key of any holder.
+// Release frees the key of any holder if the bug is "release".
 func (b buggy) Release(ctx context.Context, c backend.Claim) error {
 	err := b.Driver.Release(ctx, c)
 	if b.bug == "release" && errors.Is(err, backend.ErrLost) {
@@ -72,8 +72,8 @@ func (b buggy) Traits() backend.Traits {
 	return t
 }
 
-// Wait asks for the key until it gets it. With the bug "wake-up" it sometimes stops asking, like a
-// waiter that misses a release between its check and its subscription.
+// Wait asks for the key until it gets the key. With the bug "wake-up", it sometimes stops asking,
+// like a waiter that misses a release between its check and its subscription.
 func (b buggy) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	for {
 		again := time.After(5 * time.Millisecond)

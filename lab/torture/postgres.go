@@ -19,7 +19,7 @@ import (
 type database struct {
 	*redistest.Lab
 	server *pgtest.Server
-	data   string // its directory
+	data   string // the server's data directory
 }
 
 func (s *store) openPostgres() {
@@ -43,8 +43,8 @@ func (d *database) withConn(f func(context.Context, *pgx.Conn) error) error {
 }
 
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
-// because it has the fence. The empty key is the sweeper's. It is not counted, because its term
-// ends within a minute.
+// because it has the fence. The sweeper's row of the empty key is omitted, because its term ends
+// within a minute.
 func (d *database) left(context.Context) (all []string) {
 	d.Check(d.withConn(func(ctx context.Context, c *pgx.Conn) error {
 		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''
@@ -136,7 +136,7 @@ func (d *database) restarted(old bool) inject {
 	return func(n *nemesis) *injection {
 		if old {
 			n.Check(d.copied())
-			time.Sleep(n.lasts) // clients go on, and the copy gets old
+			time.Sleep(n.lasts) // clients go on, so the copy becomes out of date
 		}
 		d.server.Kill()
 		return ofAll(func() {

@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// lockCall is one call of Lock and what followed it. Times are of hostclock, and
-// zero until known.
+// lockCall is one call of Lock and what followed it. Times are from hostclock, and 0 until they are
+// known.
 type lockCall struct {
 	proc    *proc
 	key     int // if it is slotted, the slot's number is added at the grant
@@ -49,7 +49,7 @@ type turnID struct {
 // protect.
 type record struct {
 	of      options
-	mu      sync.Mutex           // guards all below
+	mu      sync.Mutex           // guards all fields below
 	open    map[turnID]*lockCall // turns that have not ended
 	turns   []*lockCall          // turns that were granted, in the order of the reports
 	highest map[int]uint64       // the largest fence that the resource has seen, by key
@@ -94,8 +94,8 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	return refused
 }
 
-// touchLocked uses the resource at a time, and reports whether the resource refused it. A read may have a
-// smaller fence than another read, but not than a write.
+// touchLocked uses the resource at a time, and reports whether the resource refused it. The fence
+// of a read may be smaller than that of an earlier read, but not than that of an earlier write.
 func (r *record) touchLocked(t *lockCall, at int64) (refused bool) {
 	least := r.highest[t.key]
 	if t.shared {
@@ -148,8 +148,8 @@ func (r *record) died(p *proc, at int64) {
 	}
 }
 
-// seen returns the turns that have not ended: the holders, the longest plan
-// first, and the waiters, the longest wait first.
+// seen returns the holders that plan to go on, the one with the latest plan first, and the waiters,
+// the one with the longest wait first.
 func (r *record) seen() (holders, waiters []lockCall) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,8 +182,8 @@ func (r *record) unfinished() string {
 	return fmt.Sprintf("%d wait, %s", waiting, cmp.Or(strings.Join(holding, ", "), "none holds one"))
 }
 
-// after returns when key was first granted after a time, or 0. A negative key means
-// any key, and a negative seat any client.
+// after returns when a key was first granted after a time, or 0. A negative key means any key, and
+// a negative seat any client.
 func (r *record) after(key, seat int, since int64) (first int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -37,7 +37,7 @@ func (n *nemesis) again() string {
 	return s
 }
 
-// before returns the last fault that was injected before a moment.
+// before returns the name of the last fault that was injected before a moment.
 func (n *nemesis) before(at int64) string {
 	var last int64
 	name := "nothing"

@@ -57,7 +57,7 @@ func title(key int) string {
 	return fmt.Sprint("key ", key)
 }
 
-// run is one store with its clients under faults. An error of the harness ends the run, by Check.
+// run is one store with its clients under faults. Check ends the run if the harness fails.
 type run struct {
 	options
 	*redistest.Lab // ends the servers and the processes
@@ -78,8 +78,8 @@ func (r *run) fail(promise string, at int64, text string) {
 	r.wrong = append(r.wrong, violation{promise, at, text})
 }
 
-// do makes a run and prints its verdict. It returns nil if there is no fault to inject. An error
-// is an error of the harness.
+// do makes a run and prints its verdict. It returns a nil nemesis if there is no fault to inject.
+// It returns an error only if the harness failed.
 func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
 	l := &redistest.Lab{} // ends the servers and the processes
 	defer l.Close()
@@ -206,7 +206,7 @@ func (r *run) sweep() {
 		})
 		return nil
 	})
-	if errors.Is(err, hasp.ErrLost) { // left itself took this lease, after all clients had closed
+	if errors.Is(err, hasp.ErrLost) { // store.left took this lease, after all clients had closed
 		r.fail("kept until its end", hostclock.Now(), err.Error())
 		return
 	}

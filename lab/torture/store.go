@@ -17,17 +17,17 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// store is where the locks are, with the links of the clients to it.
+// store has the servers that keep the locks, and the clients' links to them.
 type store struct {
 	*redistest.Lab                       // ends the servers
 	what           string                // a description
 	urls           []string              // the clients' URLs, by seat
-	names          []string              // the keys in the store
+	names          []string              // the names of the keys in the store
 	addrs          []string              // the addresses of the servers
 	links          [][]*faultproxy.Proxy // a client's link to a server, by seat and server; nil without links
 
 	left   func(context.Context) []string  // lists what clients have left
-	faults func(all *catalog, losing bool) // adds the faults that take locks away, or those that do not
+	faults func(all *catalog, losing bool) // adds the faults that take locks away if losing is true, and otherwise the other faults
 	ready  func() error                    // waits, after each fault, until all servers work; may be nil
 
 	// For Redis:
@@ -45,14 +45,14 @@ const redlock, filelock = "redlock", "filelock"
 // maxTerm is redlock's max_ttl.
 const maxTerm = 2 * time.Second
 
-// Places where strategies on one Redis keep their locks.
+// Strategies on one Redis keep their locks in one of these places.
 const (
 	onServer   = "redis"
 	onSentinel = "sentinel"
 	onCluster  = "cluster"
 )
 
-// terms has the terms of strategies that need a longer one.
+// terms has the terms of strategies that need longer terms than the other strategies.
 var terms = map[string]time.Duration{
 	"pglock":   time.Second,
 	"etcdlock": 2 * time.Second, // the shortest term that etcd grants
@@ -139,8 +139,8 @@ func (s *store) openSet(strategy, place string) {
 	for i, srv := range set {
 		s.add(srv)
 		if s.cluster != nil {
-			// Only the faults make a replica a master. The timeout is short, because masters vote
-			// again only after two timeouts.
+			// Only the faults may make a replica a master. The timeout is short, because masters
+			// vote again only after two timeouts.
 			s.Check(s.admin[i].ConfigSet(context.Background(), "cluster-replica-no-failover", "yes").Err())
 			s.Check(s.admin[i].ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
 		}
@@ -149,8 +149,8 @@ func (s *store) openSet(strategy, place string) {
 	s.left, s.faults = s.keysLeft, func(all *catalog, losing bool) { all.set(s, losing) }
 }
 
-// openWays makes the links of each client: a proxy of its own before each server. url returns the
-// URL for clients that reach the servers at addrs.
+// openWays makes the links of the clients. Each client has its own proxy for each server. The
+// function url returns the URL for a client that reaches the servers at the addresses addrs.
 func (s *store) openWays(url func(addrs []string) string) {
 	for range seats {
 		var links []*faultproxy.Proxy
@@ -165,8 +165,8 @@ func (s *store) openWays(url func(addrs []string) string) {
 	}
 }
 
-// keysLeft lists keys on the Redis servers, except fence counters and marks, and channels with
-// subscribers.
+// keysLeft lists the channels with subscribers on the Redis servers, and the keys except fence
+// counters and marks.
 func (s *store) keysLeft(ctx context.Context) (all []string) {
 	for i, rdb := range s.admin {
 		keys, err := rdb.Keys(ctx, "*").Result()

@@ -13,7 +13,7 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// run runs all callers until they have drained.
+// run runs all callers until they have ended.
 func (w *client) run() {
 	var wg sync.WaitGroup
 	for i := range callers {
@@ -73,7 +73,7 @@ func (w *client) single(r *rand.Rand) (had bool) {
 	return w.turn(context.Background(), c, r, hot(r))
 }
 
-// many takes hundreds of keys, by one LockAll or by as many Locks at the same time.
+// many takes hundreds of keys, by one LockAll, or by a Lock for each key at the same time.
 func (w *client) many(r *rand.Rand) (had bool) {
 	all := make([]int, len(w.Keys)-keys)
 	for i := range all {
@@ -95,9 +95,9 @@ func (w *client) many(r *rand.Rand) (had bool) {
 type hold struct {
 	id    int64
 	lease *hasp.Lease
-	lost  atomic.Int64  // when its context ended
-	over  chan struct{} // closed when its context has ended
-	stop  func() bool   // ends the wait for the end of its context
+	lost  atomic.Int64  // when the lease's context ended
+	over  chan struct{} // closed when the lease's context has ended
+	stop  func() bool   // ends the wait for the end of the lease's context
 }
 
 // turn is one Lock, or one LockAll of several keys, and what follows it.
@@ -119,7 +119,7 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 		return false
 	}
 
-	last := holds[len(holds)-1] // if the context of any hold ends, its context ends as well
+	last := holds[len(holds)-1] // if the context of any hold ends, the context of last ends as well
 	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
 		under := []int{1, slotted}[r.IntN(2)] // always in this order, to avoid a deadlock
 		w.turn(last.lease.Context(), c, r, []int{under})
@@ -130,7 +130,7 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 		time.Sleep(time.Duration(3+r.IntN(10)) * time.Millisecond)
 	}
 	if blind {
-		w.use(last.id, last.lease) // without a check whether the lease is still held
+		w.use(last.id, last.lease) // do not check whether the lease is still held
 	}
 
 	var wg sync.WaitGroup
@@ -142,8 +142,8 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 	return true
 }
 
-// begin sends the report ask for each key, locks the keys, and reports the holds. The caller plans
-// to unlock them at planned. If Lock fails, begin returns no holds.
+// begin sends a copy of the report ask for each key, locks the keys, and reports the holds. The
+// caller plans to unlock them at the time planned. If Lock fails, begin returns no holds.
 func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option, ask report, length time.Duration) (holds []*hold, planned int64) {
 	ids := make([]int64, len(which))
 	for i, k := range which {
@@ -257,8 +257,8 @@ func (w *client) unlock(h *hold) {
 	w.report(done)
 }
 
-// expires returns the hostclock time until which a lease is trusted, or up to a millisecond less.
-// expires reads both clocks again if the process was stopped between the two readings.
+// expires returns the hostclock time until which a lease is trusted, or a time up to a millisecond
+// earlier. expires reads both clocks again if the process was stopped between the two readings.
 func expires(l *hasp.Lease) int64 {
 	for {
 		t := hostclock.Now()

@@ -23,7 +23,7 @@ import (
 type order struct {
 	Op string // "start", "touched", "drain" or "close"
 
-	// For start.
+	// These fields are for "start".
 	URL    string        `json:",omitempty"`
 	Plant  string        `json:",omitempty"`
 	Owner  string        `json:",omitempty"`
@@ -31,7 +31,7 @@ type order struct {
 	Keys   []string      `json:",omitempty"`
 	Term   time.Duration `json:",omitempty"`
 	Bare   float64       `json:",omitempty"` // share of locks without a fence
-	Steady bool          `json:",omitempty"` // avoid hundreds of calls at a time: their connections stay in the pool
+	Steady bool          `json:",omitempty"` // avoid hundreds of calls at the same time, because their connections stay in the pool
 }
 
 // report is a message from a client. The comment of a field names the kinds of reports that have
@@ -40,7 +40,7 @@ type report struct {
 	What string // the kind: one of the constants below
 	ID   int64  `json:",omitempty"` // the turn's number within the process
 	Key  int    `json:",omitempty"`
-	T    int64  `json:",omitempty"` // the time, by hostclock; of a touch, when the resource is used
+	T    int64  `json:",omitempty"` // the time by hostclock; for a touch, when the resource is used
 
 	Fenced  bool   `json:",omitempty"` // asks
 	Shared  bool   `json:",omitempty"` // asks
@@ -56,7 +56,7 @@ type report struct {
 	Use               *use   `json:",omitempty"` // used
 }
 
-// use is the resource use of a process.
+// use has the numbers of a process's live bytes, goroutines and descriptors.
 type use struct {
 	Heap       uint64 // bytes of live objects
 	Goroutines int
@@ -72,7 +72,7 @@ const (
 	touch  = "touch"  // a caller uses the resource; the answer is "touched"
 	ended  = "ended"  // the lease was lost, or Unlock is about to be called
 	freed  = "freed"  // Unlock has returned
-	used   = "used"   // the resource use of the process
+	used   = "used"   // the process's memory, goroutines and descriptors
 	idle   = "idle"   // all callers have ended
 	closed = "closed" // the client is closed
 	broke  = "broke"  // the harness failed
@@ -83,7 +83,7 @@ const (
 	thinned = "thinned" // a fault may have taken locks away on a minority
 )
 
-// client is one process.
+// client is the state of a client process.
 type client struct {
 	order
 	c       *hasp.Client
@@ -149,7 +149,7 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner})
 }
 
-// openDriver opens a driver, and puts a bug into it, if bug is not empty.
+// openDriver opens a driver. If bug is not empty, it puts this bug into the driver.
 func openDriver(ctx context.Context, url, bug string) (backend.Driver, error) {
 	config, err := hasp.ParseURL(url)
 	if err != nil {
@@ -166,7 +166,7 @@ func (w *client) report(r report) {
 	_ = w.parent.Send(r) // if the parent has ended, Receive fails and so ends this process
 }
 
-// watch reports the resource use of the process once a second.
+// watch reports the process's memory, goroutines and descriptors once a second.
 func (w *client) watch() {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	for range time.Tick(time.Second) {

@@ -51,7 +51,7 @@ func version(object map[string]any) any {
 	return meta["resourceVersion"]
 }
 
-// merge is a JSON merge patch (RFC 7386).
+// merge returns target after a JSON merge patch (RFC 7386).
 func merge(target, patch map[string]any) map[string]any {
 	merged := maps.Clone(target)
 	if merged == nil {

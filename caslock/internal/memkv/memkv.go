@@ -53,7 +53,7 @@ func (s *Store) Limits() caslock.Limits {
 	return caslock.Limits{Reach: backend.Process, Cancellation: backend.CancelPrompt}
 }
 
-// call carries out do with the fault of op. do is called with mu held.
+// call runs the function do, with mu held and with the fault that Store.Fault returns for op.
 func (s *Store) call(ctx context.Context, op string, do func(f Fault) (caslock.Entry, error)) (caslock.Entry, error) {
 	s.Calls.Add(1)
 	if err := ctx.Err(); err != nil {

@@ -19,7 +19,7 @@ var planted = []struct{ name, file, code, bug string }{
 		"began := time.Now()\n	e, err := d.store.Get(ctx, key)\n	if err != nil {\n		return nil, err\n	}\n	v, err := newView(key, e, d.last(key), began)"},
 	{"no read after a conflict", "caslock.go", "result = err\n", "result = backend.ErrHeld\n"},
 	{"a repeated Put counts from the read", "caslock.go", "it.Fence, at)", "it.Fence, at.Add(now.Sub(at)))"},
-	{"no confirming write before ErrLost", "caslock.go", "_, doubt := d.doubts.Load(c.Token)", "doubt := false"},
+	{"no confirming write before ErrLost", "caslock.go", "if doubt || ", "if doubt && false || "},
 	{"a fence by the clock only", "record.go", "Fence: r.Write", "Fence: uint64(now.UnixMicro())"},
 	{"ErrLost for a dead hold without a write", "caslock.go", "			return d.lost(", "			if find(v.rec.Items, c.Token) >= 0 {\n" +
 		"				return nil, backend.ErrLost\n			}\n			return d.lost("},

@@ -1,10 +1,10 @@
 // Package broken has drivers with one deliberate fault each. They prove that the suite of package
-// conformance finds faults. Each fault names clauses, which must fail with it. The drivers without
-// a fault must pass.
+// conformance finds faults. Each fault names the clauses that must fail with it. The drivers
+// without a fault must pass.
 //
-// The drivers use a small store in memory over links that can be cut. So the suite runs on them in
-// virtual time (testing/synctest). The store of package memlock cannot be used: its fences cannot be
-// lost, and its waiters cannot be cut off. Many faults also change what the store keeps.
+// The drivers use a small store in memory, over links that can be cut, so that the suite can run in
+// virtual time (testing/synctest). They cannot use the store of package memlock, because its fences
+// cannot be lost, its waiters cannot be cut off, and many faults change what the store keeps.
 package broken
 
 import (

@@ -16,7 +16,7 @@ const (
 	polls  kind = iota // only a Driver
 	waits              // a Waiter and an Inspector, with fences
 	orders             // like waits, but keeps the order of arrival
-	wakes              // like waits, but a Waker
+	wakes              // like waits, but a Waker instead of a Waiter
 )
 
 // driver is correct until a fault replaces some of its parts.
@@ -76,7 +76,7 @@ func newDriver(w *way, k kind) *driver {
 	return d
 }
 
-// as returns d as a driver with the interfaces of its kind.
+// as returns d with the methods of the interfaces of its kind.
 func (d *driver) as() backend.Driver {
 	switch d.kind {
 	case polls:
@@ -249,8 +249,8 @@ func (d *driver) soundWatch(key string) (changed func() <-chan struct{}) {
 	return func() <-chan struct{} { return c }
 }
 
-// soundSleep returns how long a refused Wait sleeps. left is how long the holder's term still runs,
-// or 0 if that is not known.
+// soundSleep returns how long a refused Wait sleeps. The argument left is how long the holder's
+// term still runs, or 0 if that is not known.
 func soundSleep(left time.Duration) time.Duration {
 	if left > 0 {
 		return min(window/3, left)

@@ -31,7 +31,7 @@ var acquireFaults = []Fault{
 		spoil: onAcquire.fails(func(err error) error {
 			var he *backend.HeldError
 			if errors.As(err, &he) {
-				return &backend.HeldError{RetryAfter: 1000 * he.RetryAfter, Owner: he.Owner} // ms for µs
+				return &backend.HeldError{RetryAfter: 1000 * he.RetryAfter, Owner: he.Owner} // milliseconds taken for microseconds
 			}
 			return err
 		})},

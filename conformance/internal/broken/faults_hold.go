@@ -144,7 +144,7 @@ var fenceFaults = []Fault{
 		spoil: spoils(changes(countByOne), changes(func(s *store) { s.lose = func(bool) { clear(s.fences) } }))},
 }
 
-// countByOne takes fences from a plain counter, so they start again when the store loses its data.
+// countByOne counts fences, so they start at 1 again when the store loses its data.
 func countByOne(s *store) { s.count = func(last uint64, _ time.Time) uint64 { return last + 1 } }
 
 var keepFaults = []Fault{

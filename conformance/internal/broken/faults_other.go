@@ -98,7 +98,7 @@ var outageFaults = []Fault{
 			}))},
 }
 
-// byDeadline makes a call end later than its context's deadline, by late, and ignore cancellation.
+// byDeadline makes a call ignore cancellation, and end at its context's deadline plus late.
 func byDeadline(late time.Duration) func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
 	return func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 		deadline, ok := ctx.Deadline()

@@ -122,7 +122,7 @@ var sharedFaults = []Fault{
 		})},
 }
 
-// joins grants the key at once to each Wait whose Claim.Shared is shared.
+// joins grants the key at once to each Wait whose Claim.Shared equals the argument shared.
 func joins(shared bool) spoil {
 	return onLook.inStore(func(x *command) (uint64, error) {
 		if x.c.Shared == shared {
@@ -134,7 +134,7 @@ func joins(shared bool) spoil {
 
 func exclusively(c *backend.Claim) { c.Shared = false }
 
-// endsNoLaterThan shortens the shared holds of a key so that none ends after end.
+// endsNoLaterThan shortens the shared holds of a key so that none ends after the time end.
 func (x *command) endsNoLaterThan(end time.Time) {
 	for i := range x.r.readers {
 		if x.r.readers[i].until.After(end) {

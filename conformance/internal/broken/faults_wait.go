@@ -152,7 +152,7 @@ var wakeFaults = []Fault{
 		}},
 }
 
-// Until end is called, unheard keeps signals of the key from the callers that listen.
+// unheard keeps signals of the key from the callers that listen, until end is called.
 func (x *command) unheard() (end func()) {
 	kept := x.changed[x.c.Key]
 	delete(x.changed, x.c.Key)
@@ -180,7 +180,7 @@ func watchesNothing(d *driver) {
 // neverQuits makes a Wait that fails leave its place and its hold in the store.
 func neverQuits(d *driver) { d.quit = func(backend.Claim) {} }
 
-// waitInTurn lets one Wait of a driver run at a time.
+// waitInTurn lets only one Wait of a driver run at a time.
 func waitInTurn(d *driver) {
 	turn := make(chan struct{}, 1)
 	onWait.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {

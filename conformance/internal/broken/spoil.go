@@ -11,7 +11,7 @@ import (
 // spoil puts a fault into a driver.
 type spoil func(d *driver)
 
-// spoils returns a spoil that applies all, in this order.
+// spoils returns a spoil that applies the given ones, in their order.
 func spoils(all ...spoil) spoil {
 	return func(d *driver) {
 		for _, spoil := range all {
@@ -43,7 +43,7 @@ func (p part) by(f func(ctx context.Context, d *driver, c backend.Claim, next ca
 	}
 }
 
-// first calls f before the call. If f fails, the call is not made, and its error is the error of f.
+// first calls f before the call. If f fails, the call is not made, and the error of f is returned.
 func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) error) spoil {
 	return p.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 		if err := f(ctx, d, c); err != nil {
@@ -53,7 +53,7 @@ func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) erro
 	})
 }
 
-// firstSends is first with an f that sends a command to the store.
+// firstSends is like first, but f is a command that the store runs before the call.
 func (p part) firstSends(f func(x *command) (uint64, error)) spoil {
 	return p.first(func(ctx context.Context, d *driver, c backend.Claim) error {
 		_, err := d.send(ctx, c, f)
@@ -91,7 +91,7 @@ func (p part) fails(f func(err error) error) spoil {
 	})
 }
 
-// turns replaces the error from of the call by to. If from is nil, it replaces every error.
+// turns replaces each error that matches from with the error to. A nil from matches all errors.
 func (p part) turns(from, to error) spoil {
 	return p.fails(func(err error) error {
 		if from == nil || errors.Is(err, from) {
@@ -108,7 +108,7 @@ func (p part) inStore(f func(x *command) (fence uint64, err error)) spoil {
 	})
 }
 
-// after runs f in the store right after the call's command, if that command has returned answer.
+// after runs f in the store right after the call's command, if the command's error matches answer.
 func (p part) after(answer error, f func(x *command)) spoil {
 	return p.inStore(func(x *command) (uint64, error) {
 		fence, err := p.sound(x)
@@ -128,7 +128,7 @@ func names(f func(key string) string) spoil { return func(d *driver) { d.key = f
 // terms makes f choose the term that the driver asks for.
 func terms(f func(c backend.Claim) time.Duration) spoil { return func(d *driver) { d.ttl = f } }
 
-// deadlines makes f compute the deadlines of grants. called is the time when the call began.
+// deadlines makes f compute the deadlines of grants. The call began at the time called.
 func deadlines(f func(c backend.Claim, called time.Time) time.Time) spoil {
 	return func(d *driver) { d.deadline = f }
 }

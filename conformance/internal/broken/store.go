@@ -49,7 +49,7 @@ type record struct {
 	writer  queued // a writer that waits for readers; it keeps new readers out until writer.alive
 }
 
-// hold is a hold of a key. If token is empty, there is no hold.
+// hold is one hold of a key, or none if token is empty.
 type hold struct {
 	token, owner string
 	since, until time.Time
@@ -142,8 +142,8 @@ func (r *record) holds() []*hold {
 	return all
 }
 
-// find returns a hold whose token mine accepts, or nil. If shared is set, it searches the shared
-// holds only. Otherwise it looks only at the exclusive hold.
+// find returns a hold whose token the function mine accepts, or nil. If shared is set, it searches
+// the shared holds only. Otherwise it looks only at the exclusive hold.
 func (r *record) find(shared bool, mine func(token string) bool) *hold {
 	for i, h := range r.holds() {
 		if shared == (i > 0) && h.token != "" && mine(h.token) {
@@ -197,7 +197,7 @@ func (r *record) free(c backend.Claim) bool {
 	return r.token == "" && (c.Shared || len(r.readers) == 0)
 }
 
-// command is one command of a driver at the store.
+// command is one command that a driver sends to the store.
 type command struct {
 	*store
 	d    *driver
@@ -207,7 +207,7 @@ type command struct {
 	mine func(token string) bool // accepts the token of the claim's own hold
 }
 
-// accepting makes mine decide which tokens x accepts.
+// accepting makes the function mine decide which tokens x accepts.
 func (x *command) accepting(mine func(token string) bool) *command {
 	x.mine = mine
 	return x
@@ -216,7 +216,7 @@ func (x *command) accepting(mine func(token string) bool) *command {
 func anyToken(string) bool { return true }
 
 // refuse returns the refusal of the claim. If waits is set and readers refuse a writer, the writer
-// keeps new readers out from now on.
+// keeps new readers out for twice the time stay.
 func (x *command) refuse(waits bool) error {
 	if waits && !x.c.Shared && len(x.r.readers) > 0 {
 		// A caller that listens asks again after a second. Keep new readers out until then.
@@ -253,8 +253,8 @@ func (x *command) acquire() (fence uint64, err error) {
 }
 
 // look is a poll of a Wait. It grants the key if no token holds it and no place is before the
-// claim's. Otherwise, if the driver keeps the order, the claim takes or keeps its place. If a look
-// was granted the key, its repeat is granted the key again.
+// claim's. Otherwise, if the driver keeps the order of arrival, the claim takes or keeps its place.
+// If a look was granted the key, its repeat is granted the key again.
 func (x *command) look() (fence uint64, err error) {
 	r, c, inQueue := x.r, x.c, x.d.kind == orders
 	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {
@@ -356,8 +356,8 @@ func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 	return st
 }
 
-// list returns up to n keys in order, beginning behind the key after. more reports whether there
-// may be more.
+// list returns up to n entries in the order of their keys, from the first key that is greater than
+// after. The result more reports whether further entries may follow.
 func (s *store) list(prefix, after string, n int, now time.Time) (page []backend.Entry, more bool) {
 	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
 		if key <= after || !strings.HasPrefix(key, prefix) {
@@ -483,7 +483,7 @@ func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 		return pause(ctx, latency)
 	}
 
-	// A Deaf link loses the reply, even if it is Up later.
+	// A Deaf link loses the reply, even if the link is Up later.
 	select {
 	case <-changed:
 		return errNoReply

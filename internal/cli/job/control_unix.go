@@ -85,7 +85,7 @@ func (j *Job) settle() {
 	_ = j.w.Lease.Extend(ctx, backend.MinTTL) // ignore a loss, which hasp notices later
 }
 
-// If Ctrl-C ended the command, DieAlike ends hasp and the scripts that called it, by SIGINT. The
+// DieAlike sends SIGINT to hasp and the scripts that called it, if Ctrl-C ended the command. The
 // terminal has sent SIGINT only to the command's group. So without DieAlike, a script would
 // continue with its next command.
 func (r Result) DieAlike() {

@@ -18,11 +18,11 @@ const (
 // Watch has the arguments of Job.Attend.
 type Watch struct {
 	Lease   *hasp.Lease    // the lock that the command runs under
-	Signals chan os.Signal // receives PassedOn
+	Signals chan os.Signal // receives the signals in PassedOn
 	Grace   time.Duration  // the time between SIGTERM and SIGKILL if the lease is lost
 
-	// If the lease is lost, OnLoss is called once, on its own goroutine. It writes, and a write may
-	// block, so Attend does not wait for it before it ends the command. Attend waits for it before
+	// If the lease is lost, OnLoss is called once, on its own goroutine. OnLoss may block in a
+	// write, so Attend ends the command without waiting for OnLoss. Attend waits for OnLoss before
 	// it returns, so OnLoss must give up after a second.
 	OnLoss func()
 }
@@ -38,7 +38,7 @@ type Result struct {
 }
 
 // NotIgnored returns sigs without the signals that this process has ignored since its start. hasp
-// must go on ignoring them: nohup and non-interactive shells rely on that.
+// must go on ignoring these signals, because nohup and non-interactive shells rely on that.
 func NotIgnored(sigs []os.Signal) []os.Signal {
 	var keep []os.Signal
 	for _, sig := range sigs {

@@ -62,7 +62,7 @@ func Start(path string, argv, env []string) (*Job, error) {
 	return j, nil
 }
 
-// fork starts the command, in the foreground if hasp's group is there and interactive is true.
+// fork starts the command, in the foreground if hasp is interactive and in the foreground.
 func (j *Job) fork(path string, argv, env []string) error {
 	sys := &syscall.SysProcAttr{Setpgid: true}
 	crew.DieWithParent(sys)
@@ -141,8 +141,8 @@ func (j *Job) Attend(w Watch) Result {
 	}
 }
 
-// If the lease is lost, checkLost begins to end the group. It sends SIGCONT after SIGTERM, because
-// a stopped process acts on SIGTERM only when it is continued.
+// checkLost begins to end the group if the lease is lost. It sends SIGCONT after SIGTERM, because a
+// stopped process acts on SIGTERM only when it is continued.
 func (j *Job) checkLost() {
 	if j.lost || j.w.Lease.Err() == nil {
 		return
@@ -156,14 +156,14 @@ func (j *Job) checkLost() {
 }
 
 // signal sends sig to the whole group. If the group's last process has just ended, the signal
-// reaches no other group: the kernel uses the id again only when all process ids have wrapped
+// reaches no other group, because the kernel reuses the id only when the process ids have wrapped
 // around.
 func (j *Job) signal(sig syscall.Signal) {
 	_ = syscall.Kill(-j.pid, sig)
 }
 
 // ended takes the terminal back and returns the result. If the lease was lost, it first waits until
-// the group is empty or the grace time is over.
+// the group is empty or the grace time has passed.
 func (j *Job) ended(ws syscall.WaitStatus) Result {
 	if j.lost {
 		j.sweep()
@@ -212,7 +212,7 @@ func (j *Job) sweep() {
 }
 
 // left reports whether any process of the group is left. It first waits for processes that have
-// ended, because hasp has adopted them if it is the first process of a container.
+// ended, because hasp has adopted them if hasp is the first process of a container.
 func (j *Job) left() bool {
 	for {
 		pid, err := syscall.Wait4(-j.pid, nil, syscall.WNOHANG, nil)

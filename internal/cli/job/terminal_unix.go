@@ -49,15 +49,15 @@ func (t *terminal) lentTo(pgrp int) bool {
 	return t != nil && t.foreground() == pgrp
 }
 
-// If hasp's group is in the foreground, lend puts pgrp into the foreground instead.
+// lend makes pgrp the foreground group if hasp's group is the foreground group.
 func (t *terminal) lend(pgrp int) {
 	if t.ours() {
 		t.lent = unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, pgrp) == nil
 	}
 }
 
-// If the terminal is lent, takeBack puts hasp's group into the foreground. It reports whether it
-// did. If the shell has taken the terminal, takeBack does nothing, even if hasp has not yet
+// takeBack puts hasp's group into the foreground if the terminal is lent, and reports whether it
+// did so. If the shell has taken the terminal, takeBack does nothing, even if hasp has not yet
 // received the shell's SIGCONT.
 func (t *terminal) takeBack() bool {
 	if t == nil || !t.lent {
@@ -70,7 +70,7 @@ func (t *terminal) takeBack() bool {
 	return unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, unix.Getpgrp()) == nil
 }
 
-// recheck corrects lent if the shell has taken the terminal, as it does while hasp is stopped.
+// recheck clears the field lent if the shell has taken the terminal while hasp was stopped.
 func (t *terminal) recheck(pgrp int) {
 	if t != nil && t.lent {
 		t.lent = t.lentTo(pgrp)

@@ -17,8 +17,8 @@ import (
 // Quote returns s as a Go string in ASCII.
 func Quote(s string) string { return strconv.QuoteToASCII(s) }
 
-// Label returns s unchanged if it is one line of ordinary text with no rune beyond last. Otherwise
-// it returns s quoted. So the labels of different strings look different.
+// Label returns s unchanged if it is one line of ordinary text with no rune greater than last.
+// Otherwise it returns s quoted. So the labels of different strings look different.
 func Label(s string, last rune) string {
 	plain := s == strings.TrimSpace(s) && utf8.ValidString(s) && !strings.ContainsAny(s, `"\`) && !strings.Contains(s, "  ")
 	for _, c := range s {
@@ -44,8 +44,8 @@ func Plain(s string) string {
 	return b.String()
 }
 
-// JSON returns the JSON text b in ASCII, because encoding/json does not escape control characters
-// such as U+009B.
+// JSON returns b, which is JSON text, in ASCII, because encoding/json does not escape control
+// characters such as U+009B.
 func JSON(b []byte) []byte {
 	var out []byte
 	for _, c := range utf16.Encode([]rune(string(b))) {

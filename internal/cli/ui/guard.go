@@ -103,7 +103,7 @@ func sameOrigin(r *http.Request) bool {
 }
 
 // authorized reports whether a request has the token as "Authorization: Bearer TOKEN", or has the
-// cookie. It answers a request with ?token=TOKEN by the cookie and a redirect to the address
+// cookie. It answers a request that has ?token=TOKEN with the cookie and a redirect to the address
 // without the token. So the history of the browser does not keep the token.
 func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 	if given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && equal(given, g.token) {
@@ -127,8 +127,8 @@ func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-// pass returns the value of the cookie, a hash of the token. Each token has another value. The
-// value does not reveal the token.
+// pass returns the value of the cookie, a hash of the token. Different tokens have different
+// values, and a value does not reveal its token.
 func (g *guard) pass() string {
 	m := hmac.New(sha256.New, []byte(g.token))
 	m.Write([]byte("hasp ui cookie"))

@@ -47,15 +47,15 @@ type ownerHistory struct {
 	Spans []span `json:"spans"`
 }
 
-// unwatched is a time in which there were no lists.
+// unwatched is a period in which there were no lists.
 type unwatched struct {
 	Why  string `json:"why"` // "outage" or "unwatched"
 	From int64  `json:"from"`
 	To   int64  `json:"to,omitempty"` // 0 while the time lasts
 }
 
-// history has the spans of all keys that have ended, the oldest first. It drops old spans, but
-// keeps at least the last maxSpans, and at most 2*maxSpans.
+// history has the ended spans of all keys, the oldest first. It drops old spans, so that it always
+// keeps the last maxSpans spans, and never more than 2*maxSpans.
 type history struct {
 	spans []span
 	gaps  []unwatched
@@ -72,7 +72,7 @@ func (h *history) follow(old, l *lock) {
 		same = l.Held && SameHold(old.Status, l.Status)
 	}
 
-	// If the hold changed between the two lists, Since says when, if the store records it.
+	// Since says when the hold changed between the two lists, if the store records Since.
 	at := l.seen
 	began := l.seen
 	if !l.Since.IsZero() && l.Since.Before(began) {
@@ -135,7 +135,7 @@ func (h *history) follow(old, l *lock) {
 	}
 }
 
-// how returns how the hold of old ended. A list of the time at no longer had the hold.
+// how returns how the hold of old ended. At the time at, the hold had ended.
 func how(old *lock, at time.Time) string {
 	until := old.until()
 	switch {
@@ -150,7 +150,7 @@ func how(old *lock, at time.Time) string {
 }
 
 // The store measures the rest of a term before its answer arrives. So the computed end of the term
-// may be too late, by up to inexact.
+// may be too late, by at most the duration inexact.
 const inexact = 250 * time.Millisecond
 
 // add appends a span that has ended. If there are too many spans, it removes the oldest. It ignores

@@ -16,7 +16,7 @@ import (
 // table is the answer to a request for the next list.
 type table struct {
 	Now    int64      `json:"now"`
-	Number int        `json:"number"` // of the list
+	Number int        `json:"number"` // the number of the list
 	Store  store      `json:"store"`
 	Rows   []tableRow `json:"rows"`
 	Status status     `json:"status"`
@@ -61,8 +61,8 @@ func Foreign(s backend.Status) bool {
 }
 
 // SameHold reports whether two entries of a key seem to show the same hold. If the store does not
-// record when holds began, SameHold may take two holds of one owner for one. A store may compute
-// Since from the rest of the term, which it rounds to milliseconds.
+// record when holds began, SameHold may mistake two holds of one owner for one hold. A store may
+// compute Since from the rest of the term, which it rounds to milliseconds.
 func SameHold(a, b backend.Status) bool {
 	return a.Held == b.Held && a.Owner == b.Owner && len(a.Shared) > 0 == (len(b.Shared) > 0) &&
 		a.Since.Sub(b.Since).Abs() < 10*time.Millisecond && a.Fence == b.Fence
@@ -105,8 +105,8 @@ func ms(t time.Time) int64 {
 	return t.UnixMilli()
 }
 
-// ID returns the name of a key in messages and in addresses, because a key may be any bytes. If the
-// address of the page ends with # and the ID, the page opens with the key's detail.
+// ID encodes a key, which may be any bytes, for messages and addresses. If the address of the page
+// ends with # and the ID, the page opens with the key's detail.
 func ID(key string) string { return base64.RawURLEncoding.EncodeToString([]byte(key)) }
 
 func parseID(id string) (key string, err error) {

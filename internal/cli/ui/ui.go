@@ -1,10 +1,10 @@
 // Package ui is the web page of "hasp ui". The page has a live table of the locks in a store, and
 // for each key a timeline and its queue. It changes no lock.
 //
-// A browser asks for the next list when it has got one. One list serves all browsers, so the cost
-// for the store does not depend on their number. Without a browser there is no list. If a list takes
-// long, the next one comes later. A watcher compares each list with the one before. It records the
-// holders and waiters of each key, in a bounded amount of memory.
+// A browser asks for the next list as soon as it has received one. One list serves all browsers, so
+// the cost for the store does not depend on their number. While no browser asks, the store is not
+// listed. If a list takes long, the next one comes later. A watcher compares each list with the one
+// before. It records the holders and waiters of each key, in a bounded amount of memory.
 package ui
 
 import (

@@ -10,8 +10,8 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// These constants bound a watcher's memory. If there are more keys, the page does not show them,
-// and says so.
+// These constants bound a watcher's memory. If the store has more keys, the page does not show
+// them, and says so.
 const (
 	maxKeys  = 20_000
 	maxBytes = 16 << 20 // the length of all keys, owners and waiters together
@@ -44,7 +44,7 @@ type watcher struct {
 	took    time.Duration    // the duration of that list
 	rest    time.Duration    // the time from the last list to the next
 	failed  string           // why the last list failed; empty if it succeeded
-	since   time.Time        // when the first of the failed lists failed
+	since   time.Time        // when the first list failed after the last success
 	history history
 }
 
@@ -64,11 +64,11 @@ func newWatcher(src Source, o Options) *watcher {
 	return &watcher{src: src, o: o, came: make(chan struct{}), listing: make(chan struct{}, 1), known: map[string]*lock{}}
 }
 
-// If a list begins more than unwatchedAfter after next, no browser has asked for it meanwhile.
+// If a list begins more than unwatchedAfter later than next, no browser has asked meanwhile.
 const unwatchedAfter = 2 * time.Second
 
-// has is the number of the list that the browser has. await returns when there is another list, or
-// when ctx ends. If need be, await lists the store.
+// await waits for a list that the browser does not have; the browser has list number has. It lists
+// the store itself if it must, and returns early if ctx ends.
 func (w *watcher) await(ctx context.Context, has int) {
 	w.first.Do(func() { close(w.came) })
 	select {
@@ -111,7 +111,7 @@ func (w *watcher) AwaitBrowser(ctx context.Context) error {
 	}
 }
 
-// look lists the store once. idle says that no browser has been there since the last list.
+// look lists the store once. The argument idle says that no browser has asked for a while.
 func (w *watcher) look(ctx context.Context, idle bool) {
 	began := time.Now()
 	next, more, err := w.list(ctx)
@@ -147,7 +147,7 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	w.listed, w.took, w.more, w.failed = began, now.Sub(began), more, ""
 }
 
-// list returns the locks of the store by key. more is how many keys are beyond the bounds.
+// list returns the locks of the store by key. more counts the keys beyond the bounds.
 func (w *watcher) list(ctx context.Context) (next map[string]*lock, more int, err error) {
 	next = map[string]*lock{}
 	bytes := 0
@@ -197,7 +197,7 @@ func (l *lock) until() time.Time {
 // a term, so less than half of the term means that a renewal is overdue.
 func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/2 }
 
-// compare replaces known by next. The caller holds mu.
+// compare sets w.known to next and records what has changed. The caller holds mu.
 func (w *watcher) compare(next map[string]*lock, now time.Time) {
 	for key, l := range next {
 		l.first, l.most = l.seen, l.TTL

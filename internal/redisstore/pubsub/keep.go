@@ -13,9 +13,9 @@ import (
 // lingering is how long a channel without listeners is kept.
 const lingering = time.Second
 
-// Once a second, keep moves each channel to the server that has its slot now. It ends when there
-// are no channels. It does not run more often, because waiters poll anyway, and more searches would
-// burden a server that cannot be used.
+// keep moves each channel once a second to the server that now has the slot of the channel, until
+// there are no channels. Once a second is enough, because waiters poll anyway, and more searches
+// would burden a server that cannot be used.
 func (b *Subscriber) keep() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
@@ -39,9 +39,9 @@ func (b *Subscriber) keep() {
 	}
 }
 
-// removeUnused removes channels that have had no listeners for a while, links that have no
-// channels, and links that have ended. It returns the channels that are left. If there are
-// none, keep ends.
+// removeUnused removes channels that have had no listeners for the time lingering, links that have
+// no channels, and links that have ended. It returns the channels that are left. If there are none,
+// keep ends.
 func (b *Subscriber) removeUnused() []*channel {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,10 +67,10 @@ func (b *Subscriber) removeUnused() []*channel {
 	return slices.Collect(maps.Values(b.channels))
 }
 
-// find moves ch to the server that has its slot now. Otherwise ch could stay at a server that has
-// become a replica. A PUBLISH on the master does not count the subscribers of a replica.
+// find moves ch to the server that now has its slot. Without find, ch could stay at a server that
+// has become a replica, whose subscribers a PUBLISH on the master does not count.
 func (b *Subscriber) find(ctx context.Context, ch *channel) {
-	// Do not hold mu, because this may need a call.
+	// Do not hold mu here, because b.server may call a server.
 	server, err := b.server(ctx, ch.slotKey)
 
 	b.mu.Lock()
@@ -86,15 +86,15 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 		b.placeLocked(ch, server)
 		if lost {
 			// Search again, because the store may have asked a server that did not know yet that
-			// the slot has moved. The old server, now a replica, confirms the subscription, so
-			// nothing else would show the mistake.
+			// the slot has moved. If ch is now at the old server, a replica confirms the
+			// subscription, so nothing else would show the mistake.
 			b.reload()
 		}
 	}
 }
 
-// placeLocked subscribes to ch on the link of server. If that link has just ended, keep
-// finds another one.
+// placeLocked subscribes to ch on the link to server. If that link has just ended, keep finds
+// another one.
 func (b *Subscriber) placeLocked(ch *channel, server resp.Server) {
 	k := b.links[server]
 	if k == nil {
@@ -123,9 +123,9 @@ func (b *Subscriber) reload() {
 	}
 }
 
-// server returns the server that has the slot of slotKey, on which scripts publish. On a cluster it
-// also asks that server whether channels are in slots, and keeps the first answer, because all
-// clients that publish and subscribe must agree.
+// server returns the server that has the slot of slotKey, on which scripts publish. On a cluster,
+// it also asks that server whether channels are in slots. It keeps the first answer for all later
+// calls, because publishers and subscribers must agree.
 func (b *Subscriber) server(ctx context.Context, slotKey string) (resp.Server, error) {
 	server, err := b.store.Server(ctx, slotKey)
 	if err != nil || !b.store.Cluster || b.sharded.Load() != nil {
@@ -133,20 +133,20 @@ func (b *Subscriber) server(ctx context.Context, slotKey string) (resp.Server, e
 	}
 
 	// The command lacks its arguments, so it has no effect, and even a server that loads its data
-	// answers it. Without a reply sharded stays nil, and the next call asks again.
+	// answers it. If there is no reply, b.sharded stays nil, and the next call asks again.
 	err = server.Pipeline(ctx, []string{"spublish"})[0].Err
 	if err != nil && !resp.IsReply(err) {
 		return server, err
 	}
 	sharded := err == nil || !strings.Contains(err.Error(), "unknown command")
-	// While a cluster is upgraded, two callers may get different answers. The first one counts.
+	// Keep the first answer, because callers may get different ones while a cluster is upgraded.
 	b.sharded.CompareAndSwap(nil, &sharded)
 	return server, nil
 }
 
-// Sharded reports whether messages must be published by SPUBLISH instead of
-// PUBLISH: on a cluster of Redis 7 or later. The first call asks the server that
-// has slotKey. If that fails, Sharded returns false, and a message may be lost.
+// Sharded reports whether messages must be published by SPUBLISH instead of PUBLISH, as on a
+// cluster of Redis 7 or later. The first call asks the server that has the slot of slotKey. If that
+// fails, Sharded returns false, and a message may be lost.
 func (b *Subscriber) Sharded(ctx context.Context, slotKey string) bool {
 	if b.store.Cluster && b.sharded.Load() == nil {
 		_, _ = b.server(ctx, slotKey) // if this fails, isSharded reports false

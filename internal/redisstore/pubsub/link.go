@@ -15,8 +15,8 @@ import (
 
 const (
 	tickEvery      = time.Second     // the time between two pings, and between two runs of keep
-	deadAfter      = 3 * time.Second // a connection without an answer for so long is dead
-	connectTimeout = 5 * time.Second // the most that connecting, or finding the servers, may take
+	deadAfter      = 3 * time.Second // after this time without an answer, a connection counts as dead
+	connectTimeout = 5 * time.Second // how long a connect, or a search for the servers, may take
 )
 
 // link is one connection to a server. If it ends, keep gives its channels another link.
@@ -28,9 +28,9 @@ type link struct {
 	drop   context.CancelCauseFunc // ends ctx
 	wake   chan struct{}           // signals that queue has commands for the writer; has room for one
 
-	// b.mu guards these.
+	// b.mu guards the fields below.
 	queue  []command // not sent yet
-	sent   []command // not answered yet, in this order
+	sent   []command // not answered yet; the replies come in this order
 	silent int       // ticks in a row without an answer
 }
 
@@ -54,20 +54,20 @@ func (k *link) addLocked(cmd command) {
 	k.queue = append(k.queue, cmd)
 	select {
 	case k.wake <- struct{}{}:
-	// A signal waits already: the writer will take this command as well.
+	// wake already has a signal, so the writer will take this command as well.
 	default:
 	}
 }
 
-// The method run connects, and reads until the connection ends. It calls the Listeners' functions
-// on its own goroutine.
+// The method run connects, and reads until the connection ends. It calls the functions of the
+// Listeners on its own goroutine.
 func (k *link) run() {
 	ctx, cancel := context.WithTimeout(k.ctx, connectTimeout)
 	c, err := k.server.Subscribe(ctx)
 	cancel()
 	var writer sync.WaitGroup
 	if err == nil {
-		// The reply to the ping of Subscribe is the first that read expects.
+		// Subscribe has sent a PING, so read expects its reply first.
 		k.conn, k.sent = c, []command{ping}
 		writer.Go(k.write)
 		err = k.read()
@@ -89,7 +89,7 @@ func (k *link) run() {
 
 // write sends commands until the link ends, and then closes the connection, which ends the read in
 // progress. Only the writer closes the connection, because Close of a PubSub takes the same lock as
-// a write, and could block.
+// a write, so in another goroutine it could block.
 func (k *link) write() {
 	defer k.conn.Close()
 	ticker := time.NewTicker(tickEvery)
@@ -117,9 +117,9 @@ func (k *link) write() {
 	}
 }
 
-// take returns the commands to send now. At each tick it makes sure that the server has a command
-// to answer, and drops a dead link. Messages do not count as answers, because they may still arrive
-// on a dead connection.
+// take returns the commands to send now. At each tick, it adds a ping if the server has no command
+// to answer, and drops the link if it is dead. Messages do not count as answers, because they may
+// still arrive when commands no longer reach the server.
 func (k *link) take(ticked bool) []command {
 	k.b.mu.Lock()
 	defer k.b.mu.Unlock()
@@ -140,15 +140,15 @@ func (k *link) take(ticked bool) []command {
 // read processes what arrives until the connection fails.
 func (k *link) read() error {
 	for {
-		// Use no timeout: the writer makes the server answer each second, and closes a dead
+		// Use no timeout, because the writer makes the server answer each second, and closes a dead
 		// connection.
 		kind, name, payload, err := k.conn.Receive()
 		if err != nil && !resp.IsReply(err) {
 			return err
 		}
 
-		// Replies come in the order of the commands, so after a reply that does not fit, later
-		// replies cannot be assigned either.
+		// Replies come in the order of the commands, so after a reply that does not match, later
+		// replies cannot be matched either.
 		if !k.handle(kind, name, payload, err) {
 			return errOutOfStep
 		}
@@ -156,16 +156,16 @@ func (k *link) read() error {
 }
 
 // handle processes a message, the answer to a command, or, on a cluster, the end of a subscription
-// whose slot has moved. If the server has refused the command, refusal is its reply, and name is
-// empty. For anything else, handle reports false.
+// whose slot has moved. If the server has refused a command, refusal is the error that it replied,
+// and name is empty. handle returns false for anything else.
 func (k *link) handle(kind, name, payload string, refusal error) bool {
 	b := k.b
 	b.mu.Lock()
 	var to []*Listener
 	again := false
-	// Deliver without mu, because receive may call the Subscriber. Deliver before the next read, so
-	// that a Listener learns that messages may be missing before it receives the first message of
-	// the new subscription.
+	// Do not hold mu during the delivery, because receive may call the Subscriber. Deliver before
+	// the next read, so that a Listener learns that messages may be missing before it receives the
+	// first message of the new subscription.
 	defer func() {
 		b.mu.Unlock()
 		deliver(to, payload, again)
@@ -184,8 +184,8 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 		cmd := k.sent[0]
 		k.sent, k.silent = k.sent[1:], 0
 		switch {
-		// An answer to a ping or an unsubscription only shows that the server answers. Ignore an
-		// answer about a channel that has moved to another link meanwhile.
+		// An answer to a ping or an unsubscription shows only that the server answers. Also ignore
+		// an answer about a channel that has moved to another link meanwhile.
 		case cmd.name != "subscribe" || cmd.ch.link != k:
 		case refusal == nil:
 			cmd.ch.state = isConfirmed

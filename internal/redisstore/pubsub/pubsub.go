@@ -1,8 +1,8 @@
 // Package pubsub subscribes to channels of a Redis, over one connection to each server.
 //
 // A Subscriber has a channel for each name, and a link for each server that has channels. Each
-// subscription is a command of its own. Replies come in the order of the commands, so each reply is
-// about one channel.
+// command is about only one channel, and the replies come in the order of the commands. So the
+// Subscriber knows the channel of each reply.
 package pubsub
 
 import (
@@ -26,8 +26,8 @@ type Config struct {
 	// Cluster reports whether the servers are a cluster, whose channels may be in slots.
 	Cluster bool
 
-	// Reload makes the store find out soon which server has which slot, or which server
-	// is the master. It is nil if channels cannot move to another server.
+	// Reload makes the store search for the server of each slot, or for the master, and does not
+	// wait for the result. It is nil if channels cannot move to another server.
 	Reload func()
 
 	// Wrap adds the name of the store to an error.
@@ -56,14 +56,14 @@ type Subscriber struct {
 type Listener struct {
 	receive func(payload string, again bool)
 	sub     *Subscriber
-	ch      *channel // nil if the Subscriber was closed before
+	ch      *channel // nil if the Subscriber was already closed
 
-	settled chan error  // has the result of Subscribe when it is decided; has room for one
-	done    bool        // the result is decided
+	settled chan error  // receives the result of Subscribe; has room for one
+	done    bool        // settled has received the result
 	closed  atomic.Bool // deliver reads it without mu
 }
 
-// channel is a channel that has listeners, or had some a moment ago.
+// channel is a channel with listeners, or one whose last listener was closed a moment ago.
 type channel struct {
 	name, slotKey string
 	listeners     []*Listener
@@ -94,9 +94,9 @@ func New(c Config) *Subscriber {
 // reached, or the server refuses the channel, for example with NOPERM.
 //
 // receive(payload, false) reports a message. receive("", true) reports that messages may have been
-// missed: the connection was lost, and the subscription has just been confirmed again. receive runs
-// on the goroutine that reads the connection, and must not block. It may run before Listen returns.
-// It may also run once after Close has returned, because Close does not wait for it.
+// missed, because the connection was lost and the subscription was just confirmed again. receive
+// runs on the goroutine that reads the connection, and must not block. It may run before Listen
+// returns. It may also run once after Close has returned, because Close does not wait for it.
 func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
 	l, err := b.Subscribe(ctx, channel, slotKey, receive)
 	if err != nil {
@@ -106,8 +106,8 @@ func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receiv
 	return l, nil
 }
 
-// Subscribe is Listen for a caller that can work without a subscription. If it returns an error,
-// the Listener retries until it is closed, and receive("", true) reports each confirmation.
+// Subscribe is Listen for a caller that can work without a subscription. Even after an error, the
+// Listener retries until it is closed, and receive("", true) reports each confirmation.
 func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
 	l := &Listener{receive: receive, sub: b, settled: make(chan error, 1)}
 	b.join(ctx, l, channel, slotKey)
@@ -128,8 +128,8 @@ func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, rec
 	return l, err
 }
 
-// Command returns the command that publishes to the Listener, PUBLISH or SPUBLISH. It returns an
-// empty string unless the subscription is confirmed, on a connection that is not known to be lost.
+// Command returns the command that publishes to the Listener, PUBLISH or SPUBLISH. If the
+// subscription is not confirmed, or its connection is known to be lost, it returns "".
 func (l *Listener) Command() string {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
@@ -142,8 +142,8 @@ func (l *Listener) Command() string {
 	return "PUBLISH"
 }
 
-// Close ends the Listener. The subscription stays for a moment after the last Listener, so that the
-// next one finds it confirmed.
+// Close ends the Listener. After the last Listener is closed, the subscription stays for a moment,
+// so that the next Listener finds it confirmed.
 func (l *Listener) Close() {
 	if l.closed.Swap(true) {
 		return
@@ -154,7 +154,7 @@ func (l *Listener) Close() {
 	if l.ch != nil {
 		i := slices.Index(l.ch.listeners, l)
 		l.ch.listeners = slices.Delete(l.ch.listeners, i, i+1)
-		l.ch.idle = time.Now() // counts if this was the last one
+		l.ch.idle = time.Now() // matters if this was the last listener
 	}
 }
 
@@ -178,8 +178,8 @@ func (b *Subscriber) Demoted(server resp.Server) {
 	}
 }
 
-// Close ends all subscriptions. It waits for the goroutines, for a second at most, because a
-// client that the caller passed may not end a call with its context.
+// Close ends all subscriptions. It waits for the goroutines, but at most a second, because a client
+// that the caller passed may not end a call when its context ends.
 func (b *Subscriber) Close() {
 	b.mu.Lock()
 	b.closed = true
@@ -200,11 +200,11 @@ func (b *Subscriber) Close() {
 	}
 }
 
-// join adds l to the channel of a name, and subscribes to the channel if it is new. If the
+// join adds l to the channel with the name, and subscribes to the channel if it is new. If the
 // channel's server is not found, keep goes on searching.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) {
-	// Do not hold mu, because this may need a call. Ignore an error if the channel already has a
-	// subscription, or waits for one.
+	// Do not hold mu here, because b.server may call a server. Ignore an error if the channel
+	// already has a subscription, or waits for one.
 	server, err := b.server(ctx, slotKey)
 
 	b.mu.Lock()
@@ -257,10 +257,10 @@ func (ch *channel) settleLocked(err error) (others []*Listener) {
 	return others
 }
 
-// deliver calls the functions of listeners. The caller does not hold mu.
+// deliver calls the functions of listeners. The caller must not hold mu.
 func deliver(listeners []*Listener, payload string, again bool) {
 	for _, l := range listeners {
-		// Skip a Listener that was closed after listeners was read.
+		// Skip a Listener that was closed after the slice listeners was made.
 		if !l.closed.Load() {
 			l.receive(payload, again)
 		}

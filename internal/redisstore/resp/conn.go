@@ -1,6 +1,6 @@
-// Package resp makes hasp's own connections to Redis. One caller uses a Conn at a time, and a Pool
-// holds the Conns to one server. Many callers share a Wire. A call ends when its context ends. The
-// package also has hasp's additions to a go-redis client that the caller passed.
+// Package resp makes hasp's own connections to Redis. Only one caller at a time uses a Conn, and a
+// Pool holds the Conns to one server. Many callers share a Wire. A call ends when its context ends.
+// The package also has hasp's additions to a go-redis client that the caller passed.
 package resp
 
 import (
@@ -36,8 +36,8 @@ type Pool struct {
 	all  map[*Conn]bool // the connections in use and idle, and those that Connect made
 }
 
-// NewPool returns a Pool of up to size connections. dial makes one. The Pool ends with ctx. The
-// caller must run CloseAtEnd on a goroutine.
+// NewPool returns a Pool. The parameter size limits its connections, and dial makes one. The Pool
+// ends when ctx ends. The caller must run CloseAtEnd on a goroutine.
 func NewPool(ctx context.Context, addr string, size int, dial func(context.Context) (*Conn, error)) *Pool {
 	p := &Pool{Addr: addr, dial: dial, room: make(chan struct{}, size), all: map[*Conn]bool{}}
 	p.open, p.end = context.WithCancel(ctx)
@@ -47,8 +47,8 @@ func NewPool(ctx context.Context, addr string, size int, dial func(context.Conte
 // Close ends the Pool.
 func (p *Pool) Close() { p.end() }
 
-// CloseAtEnd waits until the Pool has ended. Then it closes all connections, also those that
-// are in use.
+// CloseAtEnd waits until the Pool has ended. Then it closes all connections, even those that are in
+// use.
 func (p *Pool) CloseAtEnd() {
 	<-p.open.Done()
 	p.mu.Lock()
@@ -71,12 +71,12 @@ func (p *Pool) Do(ctx context.Context, replies []Reply, commands ...[]string) {
 	p.Put(c, c.Do(ctx, replies, commands...))
 }
 
-// maxIdle is how long a connection may be idle. Later, a firewall may have forgotten it.
+// maxIdle is how long a connection may be idle. After this time, a firewall may have forgotten it.
 const maxIdle = 30 * time.Minute
 
-// Get returns a connection for one caller, which returns it by Put.
+// Get returns a connection for one caller, which must give it back by Put.
 func (p *Pool) Get(ctx context.Context) (*Conn, error) {
-	// The connection enforces the deadline, so do not read the clock for it.
+	// Do not read the clock to check the deadline, because the connection enforces it.
 	if parent, quit, _ := lazyctx.Split(ctx); parent.Err() != nil || quit.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -106,8 +106,8 @@ func (p *Pool) Get(ctx context.Context) (*Conn, error) {
 		p.idle[n], p.idle = nil, p.idle[:n]
 		p.mu.Unlock()
 
-		// Use it only if the server has not closed it, and has sent nothing. Check that before each
-		// call, because a command that fails is not sent again.
+		// Use the connection only if the server has neither closed it nor sent anything. Check this
+		// before each call, because a command that fails is not sent again.
 		_ = c.base.SetReadDeadline(time.Time{}) // a deadline that has passed would end the check
 		if time.Since(c.used) < maxIdle && (c.isQuiet == nil || c.isQuiet()) {
 			return c, nil
@@ -117,11 +117,11 @@ func (p *Pool) Get(ctx context.Context) (*Conn, error) {
 }
 
 // staleTime is how long a dial goes on after its caller has left. It is short, because the dial
-// uses room that other callers need, and may never get a reply.
+// takes the place of a connection for other callers, and may never succeed.
 const staleTime = time.Second
 
-// getNew makes a connection. If the caller leaves, the next caller receives it. Otherwise callers
-// with short deadlines would never get a connection to a distant server.
+// getNew makes a connection. If the caller leaves, the connection stays in the Pool for the next
+// one. Otherwise callers with short deadlines would never get a connection to a distant server.
 func (p *Pool) getNew(ctx context.Context) (*Conn, error) {
 	type result struct {
 		*Conn
@@ -162,7 +162,7 @@ func (p *Pool) Put(c *Conn, good bool) {
 	} else {
 		p.Drop(c)
 	}
-	<-p.room // only now, so that the next caller finds c
+	<-p.room // after the append, so that the next caller finds c
 }
 
 // Connect makes a connection that does not count against the Pool's size. Drop closes it.
@@ -174,7 +174,7 @@ func (p *Pool) Connect(ctx context.Context) (*Conn, error) {
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.open.Err() != nil { // CloseAtEnd may not find c
+	if p.open.Err() != nil { // CloseAtEnd may have run before it could find c
 		if err == nil {
 			c.Close()
 		}
@@ -226,7 +226,7 @@ func NewConn(c, base net.Conn) *Conn {
 	conn := &Conn{Conn: c, base: base, in: newReader(c, bufferSize)}
 	conn.interrupt = func() { _ = base.SetDeadline(past) }
 	if s, ok := base.(syscall.Conn); ok {
-		if raw, err := s.SyscallConn(); err == nil { // fails on a closed connection only
+		if raw, err := s.SyscallConn(); err == nil { // fails only on a closed connection
 			conn.isQuiet = quietOf(raw)
 		}
 	}
@@ -248,10 +248,10 @@ type Reply struct {
 var past = time.Unix(1, 0)
 
 // Do sends commands in one write, and stores their replies. The outcome of a command without a
-// reply is unknown. If ctx ends before a reply, the command's error is os.ErrDeadlineExceeded. good
-// is false if the connection must not be used again.
+// reply is unknown. If ctx ends before a reply, the error of that command is
+// os.ErrDeadlineExceeded. good is false if the connection must not be used again.
 func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (good bool) {
-	// The connection enforces the deadline. Set it before an interrupt can set another one.
+	// The connection enforces the deadline. Set it before an interrupt sets another one.
 	parent, quit, deadline := lazyctx.Split(ctx)
 	_ = c.base.SetDeadline(deadline) // fails on a closed connection only
 	var stops [2]func() bool
@@ -274,7 +274,7 @@ func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (g
 	_, err := c.Write(out)
 	astray := false
 	for i := range replies {
-		r := Reply{Err: err} // of the commands whose replies do not arrive
+		r := Reply{Err: err} // the result if the reply does not arrive
 		if err == nil {
 			r, err = c.in.reply()
 			r.Run = c.Run
@@ -283,10 +283,10 @@ func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (g
 		replies[i] = r
 	}
 
-	// Bytes that are left would become the reply to the next command.
+	// Bytes that are left in the buffer would become the reply to the next command.
 	good = err == nil && !astray && c.in.Buffered() == 0
-	// If an interrupt has begun, do not use the connection again: the interrupt could end its next
-	// call.
+	// If an interrupt has begun, do not use the connection again, because the interrupt could end
+	// the next call.
 	for _, stop := range stops {
 		good = (stop == nil || stop()) && good
 	}
@@ -300,8 +300,8 @@ func (c *Conn) leadsAstray(err error) bool {
 	return moved && to == c.addr || IsReadOnly(err)
 }
 
-// The rest of this file is the part of the protocol that hasp needs: it encodes commands and decodes
-// replies (https://redis.io/docs/latest/develop/reference/protocol-spec/).
+// The rest of this file implements the part of the protocol that hasp needs. It encodes commands
+// and decodes replies (https://redis.io/docs/latest/develop/reference/protocol-spec/).
 
 // appendCommand appends a command to out.
 func appendCommand(out []byte, args []string) []byte {
@@ -318,15 +318,15 @@ type ReplyError string
 
 func (e ReplyError) Error() string { return string(e) }
 
-// RedisError marks the error as a reply, as go-redis marks its own: the server answers.
+// RedisError marks the error as a reply, as go-redis marks the replies that it gets.
 func (ReplyError) RedisError() {}
 
-// Limits of a reply. The longest reply, a list of a key's waiters, is far below these limits. A
+// These limit a reply. The longest reply, a list of a key's waiters, is far below these limits. A
 // line must also fit into the reader's buffer. The longest line is an error of a few hundred bytes.
 const (
 	maxReply = 64 << 20 // bytes in a reply
 	maxItems = 1 << 18  // values in a reply
-	maxDepth = 32       // of arrays in arrays
+	maxDepth = 32       // levels of arrays in arrays
 )
 
 var (
@@ -347,8 +347,8 @@ func newReader(r io.Reader, size int) *reader {
 }
 
 // reply reads one reply: nil, an int64, a string, a []any or the error that the server replied.
-// Connections begin with RESP2, which has no other replies. If no reply arrives, err says why, and
-// so does the Reply.
+// Connections begin with RESP2, which has no other replies. If no reply arrives, both the error and
+// the Reply say why.
 func (r *reader) reply() (Reply, error) {
 	r.bytes, r.items = maxReply, maxItems
 	v, err := r.value(maxDepth)
@@ -358,7 +358,7 @@ func (r *reader) reply() (Reply, error) {
 	return Reply{Value: v, Err: err}, err
 }
 
-// value reads a value. depth is how many levels of arrays it may have.
+// value reads a value. depth is how many levels of arrays the value may have.
 func (r *reader) value(depth int) (any, error) {
 	line, err := r.ReadSlice('\n') // a part of the buffer
 	switch {
@@ -390,7 +390,7 @@ func (r *reader) value(depth int) (any, error) {
 		return nil, errProtocol
 	}
 
-	// The line has a number: the value itself, or a length. The length -1 means nil.
+	// The line has a number, which is the value itself or a length. The length -1 means nil.
 	n, err := strconv.ParseInt(string(text), 10, 64)
 	switch {
 	case err != nil || n < -1 && kind != ':':
@@ -410,7 +410,7 @@ func (r *reader) value(depth int) (any, error) {
 // bulk reads a string of n bytes.
 func (r *reader) bulk(n int) (any, error) {
 	r.bytes -= n
-	// Most strings fit into the buffer, and are copied once. The CR LF needs two more bytes.
+	// Most strings fit into the buffer, and are copied only once. The CR LF needs two more bytes.
 	buf, err := r.Peek(n + 2)
 	if err == nil {
 		// Discard only after the return has copied buf, which is a part of the buffer.
@@ -431,7 +431,7 @@ func (r *reader) bulk(n int) (any, error) {
 
 // array reads n values.
 func (r *reader) array(n, depth int) (any, error) {
-	// Do not allocate memory for all of the announced length yet.
+	// Do not allocate memory for all n values yet, because fewer may arrive.
 	all := make([]any, 0, min(n, 64))
 	for range n {
 		v, err := r.value(depth)

@@ -12,8 +12,8 @@ import (
 
 // This file has hasp's additions to a client that the caller passed, and errors for replies.
 
-// Command is a command that go-redis sends once, whatever the settings of the client: go-redis does
-// not retry it after a timeout, in a pipeline or on a cluster.
+// Command is a command that go-redis sends only once, whatever the settings of the client. It does
+// not retry the command after a timeout, not even in a pipeline or on a cluster.
 type Command struct{ *redis.Cmd }
 
 // NoRetry reports to go-redis that it must not repeat the command.
@@ -51,8 +51,8 @@ func (c *Command) reply(err error) Reply {
 // IsReply reports whether err is a server's reply.
 func IsReply(err error) bool { return errors.As(err, new(redis.Error)) }
 
-// IsReadOnly reports whether err is the reply of a replica to a write. In the error of a script,
-// Redis 6.2 puts the word into the middle.
+// IsReadOnly reports whether err is the reply of a replica to a write. Redis 6.2 puts the word
+// READONLY into the middle of the error of a script.
 func IsReadOnly(err error) bool { return IsReply(err) && strings.Contains(err.Error(), "READONLY") }
 
 // Unexpected returns the error for a reply that no version of Redis gives. It contains the
@@ -70,7 +70,7 @@ func Unexpected(reply any, secrets ...string) error {
 const cutSecret = 8
 
 // Hide returns text without the secrets and without their beginnings, because a server may repeat
-// only a part of a command: Redis cuts the arguments of an unknown command after 128 bytes.
+// only a part of a command. Redis cuts the arguments of an unknown command after 128 bytes.
 func Hide(text string, secrets ...string) string {
 	for _, secret := range secrets {
 		if secret == "" {
@@ -91,9 +91,9 @@ func Hide(text string, secrets ...string) string {
 	return text
 }
 
-// survive runs f, which calls a client that the caller of hasp passed, and returns its error. If f
-// panics with a runtime.Error, survive returns that. A reply can make go-redis panic, and many
-// calls run on goroutines of hasp's own, where the panic would end the program.
+// survive runs f, which calls a client that the caller of hasp passed, and returns the error of f.
+// If f panics with a runtime.Error, survive returns that error. A reply can make go-redis panic,
+// and in a goroutine of hasp, where many calls run, the panic would end the program.
 func survive(f func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {

@@ -11,7 +11,7 @@ func quietOf(raw syscall.RawConn) func() bool {
 	peek := func(fd uintptr) bool {
 		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 		quiet = err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
-		return true // without waiting
+		return true // so that Read does not wait for bytes
 	}
 	return func() bool { return raw.Read(peek) == nil && quiet }
 }

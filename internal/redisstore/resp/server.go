@@ -23,8 +23,8 @@ type PubSub interface {
 	// Send sends PING, or a command on a channel, within WriteTimeout.
 	Send(command, channel string) error
 
-	// Receive returns the next message. kind is message, or the command that the server answers.
-	// The error may be a reply. Receive has no timeout.
+	// Receive returns the next message. kind is "message", or the name of the command that the
+	// server answers. The error may be one that the server replied. Receive has no timeout.
 	Receive() (kind, channel, payload string, err error)
 
 	Close()
@@ -74,8 +74,8 @@ func (s ownPubSub) Send(command, channel string) error {
 
 func (s ownPubSub) Receive() (kind, channel, payload string, err error) {
 	r, _ := s.in.reply()
-	// What is missing or is no text stays empty, such as the number of channels in a confirmation.
-	// The caller checks whether the message fits.
+	// An element that is missing or is no text stays empty, such as the number of channels in a
+	// confirmation. The caller checks whether the message is valid.
 	var texts [3]string
 	parts, _ := r.Value.([]any)
 	for i := range min(len(parts), len(texts)) {
@@ -93,8 +93,8 @@ type passed struct{ rdb redis.UniversalClient }
 // Passed returns the Server of a client that the caller passed.
 func Passed(rdb redis.UniversalClient) Server { return passed{rdb} }
 
-// Pipeline makes a pipeline even of one command. A client has a second pool for pipelines, where a
-// renewal does not queue behind callers that want locks.
+// Pipeline uses a pipeline even for one command. A client has a second pool for pipelines, in which
+// a renewal does not wait behind callers that want locks.
 func (s passed) Pipeline(ctx context.Context, commands ...[]string) []Reply {
 	pipe := s.rdb.Pipeline()
 	cmds := make([]Command, len(commands))
@@ -125,8 +125,8 @@ type passedPubSub struct{ *redis.PubSub }
 
 func (s passedPubSub) Close() { s.PubSub.Close() }
 
-// ended is a context that has ended, so that PubSub does not replace a failed connection by itself,
-// without a report. PubSub still obeys the deadline of a context made from ended.
+// ended is a context that has ended. With it, PubSub does not replace a failed connection without a
+// report. PubSub still obeys the deadline of a context that is made from ended.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -17,34 +17,34 @@ import (
 // together, and the replies are read together. When no caller uses the wire any more, the
 // connection goes back to its pool.
 //
-// A caller leaves when its context ends, without an effect on others. If the caller's command is
-// not written yet, it is not sent. Otherwise the reply is dropped. No caller blocks in a read or a
-// write: one goroutine writes while there are commands, and one reads as long as the wire exists.
+// When a caller's context ends, the caller leaves, without an effect on others. If its command is
+// not written yet, the command is not sent. Otherwise the reply is dropped. No caller blocks in a
+// read or a write, because one goroutine writes the commands, and another one reads.
 //
-// A wire that is over takes no more commands, and ends when no caller waits for a reply any more.
+// A wire whose field over is set takes no more commands, and ends when no caller waits for a reply.
 type Wire struct {
 	conn *Conn
-	back func(ok bool) // returns the connection to the pool; ok says that it is in order
+	back func(ok bool) // returns the connection to the pool; ok says whether it may be used again
 	kept bool          // the wire never ends by itself; for tests
 
 	mu      sync.Mutex // guards the fields up to writers
 	queue   []*request // not written yet
-	sent    []*request // written, or about to be, in this order
+	sent    []*request // written, or about to be written; the replies come in this order
 	writing bool       // the writer runs
 	over    error      // why the wire takes no more commands; nil while it takes them
 	wake    time.Time  // when the reader wakes if nothing arrives
 	writers sync.WaitGroup
 
-	// requests has blank *request. Each wire has its own pool, because a channel must stay in its
-	// bubble of testing/synctest.
+	// requests has values of the type *request for reuse. Each wire has its own, because their
+	// channels must stay in one bubble of testing/synctest.
 	requests sync.Pool
 
 	// Only the writer uses these.
 	out   []byte
 	batch []*request
 
-	// Only the reader uses these, and End when the reader has ended.
-	due      []*request    // taken from sent: their replies come next
+	// Only the reader uses these, and after the end of the reader also End.
+	due      []*request    // taken from sent; their replies come next
 	answered int           // how many of due have their reply
 	inReply  bool          // a part of a reply has arrived
 	received bool          // bytes have arrived since the last tick
@@ -70,15 +70,15 @@ func (w *Wire) Pending() (queued, sent int) {
 	return len(w.queue), len(w.sent)
 }
 
-// request is one command on a wire. A reply that arrives sets met, and so does a caller that
-// leaves. If the reply is first, the caller receives it. Otherwise the reply is dropped.
+// request is one command on a wire. met is set when the reply arrives or the caller leaves. If the
+// reply arrives first, the caller receives it. Otherwise the reply is dropped.
 type request struct {
 	name  string          // of the command
 	out   []byte          // the command, encoded
-	until time.Time       // when the caller leaves; zero if it has no deadline
+	until time.Time       // the deadline of the caller, or zero
 	quit  context.Context // when quit ends, the caller leaves within a tick
 	sent  time.Time       // when the command was written
-	met   atomic.Bool     // set by the reply and by a caller that leaves
+	met   atomic.Bool     // the reply has arrived, or the caller has left
 	done  chan Reply      // has room for one, so that answer never blocks
 }
 
@@ -93,7 +93,7 @@ var (
 	// ErrUnsent means that the command was not sent and will not be sent.
 	ErrUnsent = errors.New("not sent")
 
-	// ErrNoReply means that before the reply arrived, the caller left, its deadline passed, or a
+	// ErrNoReply means that no reply arrived before the caller left, its deadline passed, or a
 	// silent wire ended. The outcome of the command is unknown.
 	ErrNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
 
@@ -102,8 +102,8 @@ var (
 	errAstray  = errors.New("the connection leads to the wrong server")
 )
 
-// Do sends commands, one after another, and stores their replies. It returns false if the wire
-// was over before anything was sent. If the caller leaves, some of the commands may not be sent.
+// Do sends commands, one after another, and stores their replies. It returns false if the wire was
+// given up and nothing was sent. If the caller leaves, some commands may not be sent.
 func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (sent bool) {
 	var room [2]*request // enough for the usual call, on the stack
 	all := room[:0]
@@ -124,13 +124,13 @@ func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (se
 	for i, r := range all {
 		replies[i] = w.receive(parent, r)
 	}
-	return replies[0].Err != ErrUnsent // if the first is not sent, the wire is over for the others as well
+	return replies[0].Err != ErrUnsent // if the first command was not sent, the others were not sent either
 }
 
-// receive returns the reply to a request. If the wire is over, it returns ErrUnsent.
+// receive returns the reply to a request. If the request was not sent, the error is ErrUnsent.
 func (w *Wire) receive(parent context.Context, r *request) Reply {
-	// The reader ends the request at its deadline, and soon after the end of quit. So the caller needs
-	// no timer, and does not wait for quit, which all callers of a Client share.
+	// The reader ends the request at its deadline, or soon after quit has ended. So the caller
+	// needs no timer, and does not wait for quit, which all callers of a Client share.
 	select {
 	case reply := <-r.done:
 		if reply.Err != ErrNoReply { // after ErrNoReply, the wire still keeps r for a late reply
@@ -145,10 +145,10 @@ func (w *Wire) receive(parent context.Context, r *request) Reply {
 	if !r.met.Swap(true) {
 		return Reply{Err: ErrNoReply}
 	}
-	return <-r.done // the reply was first
+	return <-r.done // the reply arrived first
 }
 
-// put queues requests of one caller, and reports false if the wire is over.
+// put queues the requests of one caller. It returns false if the wire takes no more commands.
 func (w *Wire) put(all []*request) bool {
 	w.mu.Lock()
 	if w.over != nil {
@@ -177,7 +177,7 @@ func (w *Wire) write() {
 	defer w.writers.Done()
 	for {
 		// Yield, because callers that have just received replies are about to send their next
-		// commands. Otherwise each command would be written alone.
+		// commands. Without this, each command would be written alone.
 		runtime.Gosched()
 		if !w.nextBatch() {
 			return
@@ -189,7 +189,7 @@ func (w *Wire) write() {
 
 		_ = w.conn.SetWriteDeadline(time.Now().Add(silence))
 		if _, err := w.conn.Write(w.out); err != nil {
-			// Write nothing more, because a command may be cut in two.
+			// Write nothing more, because only a part of a command may have been written.
 			w.GiveUp(err)
 			w.conn.Close() // ends the reader
 		}
@@ -209,7 +209,7 @@ func (w *Wire) nextBatch() bool {
 		}
 		w.batch = nil
 	}
-	// mu is still held: if the writer ends here, the next caller starts a new one.
+	// mu is still held, so if the writer ends here, the next caller starts a new one.
 	w.writing = len(w.batch) > 0
 	return w.writing
 }
@@ -219,8 +219,8 @@ func (w *Wire) nextBatch() bool {
 func (w *Wire) join() {
 	w.out = w.out[:0]
 
-	// The reader does not see the batch meanwhile. If a deadline passes now, the reader ends that
-	// request by the end of the tick.
+	// The reader does not see the batch during join. If the deadline of a request passes now, the
+	// reader ends that request by the end of the tick.
 	now := time.Now()
 	sent := w.batch[:0]
 	for _, r := range w.batch {
@@ -238,8 +238,8 @@ func (w *Wire) join() {
 	clear(w.batch)
 }
 
-// GiveUp makes the wire take no more commands because of err. Commands that are already written can
-// still be answered.
+// GiveUp stops the wire from taking commands, and err is the reason. Commands that are already
+// written can still be answered.
 func (w *Wire) GiveUp(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

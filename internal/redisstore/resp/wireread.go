@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// The reader of a wire checks the wire once in a tick.
+// The reader of a wire checks the wire once in each tick.
 //
-// If no command was outstanding for the time rest, the pool gets the connection back.
+// If no command has been outstanding for the duration rest, the pool gets the connection back.
 //
-// If commands are outstanding and nothing arrives for a few round trips, and for two ticks at
-// least, the reader gives the wire up, so that a dead connection fails few calls. Then the wire
-// takes no more commands, and commands that are not written go elsewhere. Written commands are not
-// repeated: their callers wait until their deadlines, or without a deadline until nothing has
-// arrived for the time silence. If the server answers all of them after all, the pool gets the
-// connection back.
+// If commands are outstanding and nothing arrives for a few round trips, and for at least two
+// ticks, the reader gives the wire up, so that a dead connection fails few calls. The wire then
+// takes no more commands, and unwritten commands use another connection. Written commands are not
+// repeated. Their callers wait until their deadlines, or without a deadline until nothing has
+// arrived for the duration silence. If the server has answered all commands by then, the pool gets
+// the connection back.
 //
-// The reader counts ticks instead of time, so that after a stop of the process it first reads the
-// replies that have arrived meanwhile.
+// The reader counts ticks instead of time. So after the process was stopped for a while, the reader
+// first reads the replies that have arrived meanwhile.
 const (
 	tick       = 25 * time.Millisecond
 	rest       = 250 * time.Millisecond
 	roundTrips = 4
-	impatience = time.Second // the most that roundTrips round trips can be
+	impatience = time.Second // the upper limit for the time of roundTrips round trips
 	silence    = 3 * time.Second
 )
 
@@ -79,9 +79,9 @@ func (w *Wire) readNext(in *reader) (Reply, error) {
 	return reply, err
 }
 
-// canReply reports whether a status can be the reply to a command. If not, replies
-// no longer match their commands, and the next one could be an OK that another
-// caller waits for. None of hasp's scripts returns a status.
+// canReply reports whether a status can be the reply to a command. If not, replies no longer match
+// their commands, and the next reply could be an OK that another caller waits for. None of hasp's
+// scripts returns a status.
 func canReply(name string, status any) bool {
 	switch name {
 	case "set":
@@ -92,7 +92,7 @@ func canReply(name string, status any) bool {
 	return true
 }
 
-// replyIsDue reports whether a command is outstanding. If so, the reply belongs to due[answered].
+// replyIsDue reports whether a command is outstanding. If so, due[answered] gets the reply.
 func (w *Wire) replyIsDue() bool {
 	if w.answered < len(w.due) {
 		return true
@@ -103,8 +103,8 @@ func (w *Wire) replyIsDue() bool {
 	return len(w.due) > 0
 }
 
-// wireReader reads from a wire. When a read times out, it checks the wire and reads
-// on, also in the middle of a reply.
+// wireReader reads from a wire. When a read times out, even in the middle of a reply, wireReader
+// checks the wire and reads on.
 type wireReader struct{ w *Wire }
 
 func (r wireReader) Read(p []byte) (int, error) {
@@ -123,15 +123,15 @@ func (r wireReader) Read(p []byte) (int, error) {
 	}
 }
 
-// wakeAtLocked makes the reader wake at this time if nothing arrives before.
+// wakeAtLocked makes the reader wake at the given time if nothing arrives earlier.
 func (w *Wire) wakeAtLocked(at time.Time) {
 	w.wake = at
 	_ = w.conn.SetReadDeadline(at) // fails on a closed connection only
 }
 
-// checkTime ends the tick if its time has passed, and the requests whose deadlines have passed. The
-// reader then sleeps until the next deadline or the end of the tick. If checkTime returns an error,
-// the wire ends.
+// checkTime ends the tick if it has lasted long enough, and ends the requests whose deadlines have
+// passed. The reader then sleeps until the next deadline or the end of the tick. If checkTime
+// returns an error, the wire ends.
 func (w *Wire) checkTime() error {
 	now := time.Now()
 	w.mu.Lock()
@@ -161,8 +161,8 @@ func (w *Wire) checkTime() error {
 	return nil
 }
 
-// tickLocked ends a tick: it gives up a wire that is idle or silent. It returns an
-// error if the wire ends.
+// tickLocked runs at the end of a tick. It gives up a wire that is idle or silent, and returns an
+// error if the wire must end.
 func (w *Wire) tickLocked(now time.Time) error {
 	wait := append(w.due[w.answered:len(w.due):len(w.due)], w.sent...)
 	busy := len(wait) > 0 || w.inReply || w.writing
@@ -197,8 +197,8 @@ func (w *Wire) tickLocked(now time.Time) error {
 	return w.over
 }
 
-// End is called when Read has returned. It gives the connection back to the pool, or
-// closes it if it is not in order. It ends the requests that are left.
+// End is called when Read has returned. It gives the connection back to the pool, or closes it if
+// it must not be used again. It ends the requests that are left.
 func (w *Wire) End() {
 	w.mu.Lock()
 	good := !w.inReply && !w.writing && w.answered == len(w.due) && len(w.sent) == 0
@@ -213,7 +213,7 @@ func (w *Wire) End() {
 	w.back(good)
 
 	// Wait until the writer has ended, because until then w.sent may change. If the writer hangs in
-	// a write, the closed connection ends it.
+	// a write, the close of the connection ends that write.
 	w.writers.Wait()
 	for _, r := range append(w.due[w.answered:], w.sent...) {
 		r.answer(Reply{Err: w.over})

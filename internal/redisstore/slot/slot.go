@@ -31,9 +31,9 @@ func hashed(key string) string {
 	return key
 }
 
-// Tag returns the part of key that decides its slot. In braces, this text puts the name of another
-// Redis key into the same slot. If the part is empty, or contains a closing brace, Tag returns the
-// slot's Number.
+// Tag returns a text that, in braces, puts the name of another Redis key into the slot of key. The
+// text is the part of key that decides its slot. If that part is empty, or contains a closing
+// brace, the text is the Number of the slot.
 func Tag(key string) string {
 	if tag := hashed(key); tag != "" && !strings.Contains(tag, "}") {
 		return tag
@@ -41,11 +41,11 @@ func Tag(key string) string {
 	return Number(Of(key))
 }
 
-// Number returns the smallest number whose decimal form, as a key, is in a slot.
+// Number returns the smallest number whose decimal form is a key in the slot.
 func Number(slot int) string { return numbers()[slot] }
 
-// numbers returns Number of each slot. All versions of hasp must have the same numbers, because the
-// names of keys contain them.
+// numbers returns the result of Number for each slot. All versions of hasp must have the same
+// numbers, because the names of keys contain them.
 var numbers = sync.OnceValue(func() *[Count]string {
 	var all [Count]string
 	for n, left := 0, Count; left > 0; n++ {

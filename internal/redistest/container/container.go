@@ -135,7 +135,7 @@ func (s *Server) Start(ctx context.Context, data bool) error {
 	return redistest.Ready(s.Addr)
 }
 
-// Each container has another port, counted from firstPort.
+// Each container has a different port, counted from firstPort.
 var (
 	firstPort = rand.Uint32N(6000)
 	drawn     atomic.Uint32

@@ -3,10 +3,10 @@
 //
 // It imitates only the requests that etcdlock makes. Any other request ends the program, or is
 // answered with Unimplemented. All members share one state, which stands for their consensus. A
-// member that is cut off from the others reports no new events until it is back. TestLikeEtcd
-// compares the answers with those of a real etcd. memetcd has no users, no disks and no old
-// revisions, and its members do not change. A leader that is cut off confirms no keep-alives, as in
-// etcd since 3.4.25 and 3.5.8.
+// member that is cut off from the others reports no new events until it has joined them again.
+// TestLikeEtcd compares the answers with those of a real etcd. memetcd has no users, no disks and
+// no old revisions, and its set of members does not change. A leader that is cut off confirms no
+// keep-alives, as in etcd since 3.4.25 and 3.5.8.
 package memetcd
 
 import (
@@ -28,7 +28,7 @@ type Cluster struct {
 	over chan struct{} // closed by Close
 	wg   sync.WaitGroup
 
-	mu       sync.Mutex // guards all below, and the fields of the members
+	mu       sync.Mutex // guards all fields below, and the fields of the members
 	r        *rand.Rand
 	state    *state
 	leader   *Member
@@ -109,7 +109,7 @@ func (c *Cluster) upTo(d time.Duration) time.Duration {
 	return c.upToLocked(d)
 }
 
-// quorumLocked reports whether the leader works and a majority of the members do.
+// quorumLocked reports whether the leader and a majority of the members work.
 func (c *Cluster) quorumLocked() bool {
 	return c.leader.worksLocked() && 2*len(c.workingLocked()) > len(c.Members)
 }
@@ -124,7 +124,7 @@ func (c *Cluster) workingLocked() (all []*Member) {
 	return all
 }
 
-// expire revokes the leases whose terms have ended, once a tick, until Close.
+// expire revokes leases whose terms have ended. Until Close, it looks for such leases once a tick.
 func (c *Cluster) expire() {
 	c.sleep(c.upTo(tick))
 	for c.sleep(tick) {
@@ -173,7 +173,7 @@ func (c *Cluster) electLocked() {
 // tryLocked elects a leader if a majority works. It reports whether there is a leader.
 func (c *Cluster) tryLocked() bool {
 	if c.quorumLocked() {
-		return true // the old leader is back in time
+		return true // the old leader works again
 	}
 	working := c.workingLocked()
 	if 2*len(working) <= len(c.Members) {
@@ -189,7 +189,7 @@ func (c *Cluster) leadLocked(m *Member) {
 	c.state.promote()
 }
 
-// MoveLeader makes another member lead, if one can.
+// MoveLeader makes another member the leader, if one can lead.
 func (c *Cluster) MoveLeader() {
 	c.do(func() {
 		others := slices.DeleteFunc(c.workingLocked(), func(m *Member) bool { return m == c.leader })
@@ -202,14 +202,14 @@ func (c *Cluster) MoveLeader() {
 // Fill switches the alarm NOSPACE on or off. While it is on, nothing can be put.
 func (c *Cluster) Fill(full bool) { c.do(func() { c.state.full = full }) }
 
-// Skip moves the end of every term d closer, as if d had passed.
+// Skip ends every lease's term earlier by the duration d, as if this duration had passed.
 func (c *Cluster) Skip(d time.Duration) {
 	c.do(func() {
 		for _, l := range c.state.leases {
 			l.end = l.end.Add(-d)
 		}
 		if c.quorumLocked() {
-			c.state.expire(time.Now().Add(-tick)) // etcd has had a tick since these ended
+			c.state.expire(time.Now().Add(-tick)) // during the skipped time, etcd would have revoked leases that ended a tick ago
 		}
 	})
 }
@@ -226,7 +226,7 @@ func (c *Cluster) Keys() (all []string) {
 }
 
 // Leases returns the numbers of the leases. It leaves out a lease that has no entries and that a
-// client tried to revoke before it was granted: its grant came too late for the client.
+// client tried to revoke before it was granted, because that grant came too late for the client.
 func (c *Cluster) Leases() (all []int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

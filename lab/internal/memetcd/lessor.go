@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// tick is how often etcd looks for leases whose term has ended. So a term ends up to a
-	// tick late.
+	// tick is the interval at which etcd looks for leases whose terms have ended. So etcd revokes a
+	// lease up to a tick late.
 	tick = 500 * time.Millisecond
 
 	minTTL = 2 // seconds: 1.5 election timeouts, rounded up
@@ -67,7 +67,7 @@ func (s *state) revoke(id int64) (*pb.LeaseRevokeResponse, error) {
 }
 
 // expire revokes the leases whose terms have ended by now, in the order of their ends. It reports
-// whether there were any.
+// whether it revoked any.
 func (s *state) expire(now time.Time) (any bool) {
 	byEnd := slices.SortedFunc(maps.Values(s.leases), func(a, b *lease) int {
 		return cmp.Or(a.end.Compare(b.end), cmp.Compare(a.id, b.id))

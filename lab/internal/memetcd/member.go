@@ -23,7 +23,7 @@ type Member struct {
 	server *grpc.Server
 	ln     *bufconn.Listener
 
-	// The mutex of the Cluster guards all below.
+	// The mutex of the Cluster guards all fields below.
 	up, frozen, isolated bool
 	lives                int           // how often it was killed
 	stale                int64         // the last revision that it knows while it is isolated
@@ -66,7 +66,7 @@ func (m *Member) Isolate() {
 	})
 }
 
-// Join ends an Isolate.
+// Join connects the member to the others again after an Isolate.
 func (m *Member) Join() { m.set(func() { m.isolated = false }) }
 
 // Kill ends the process and its connections.
@@ -84,11 +84,11 @@ func (m *Member) Kill() {
 	}
 }
 
-// Start ends a Kill.
+// Start starts the process again after a Kill.
 func (m *Member) Start() { m.set(func() { m.up = true }) }
 
-// After Fail, each request fails with the probability bad: the request is lost, its answer is lost,
-// or the request is carried out late.
+// Fail makes each later request fail with the probability bad. A request that fails is lost, its
+// answer is lost, or it is carried out late.
 func (m *Member) Fail(bad float64) { m.c.do(func() { m.bad = bad }) }
 
 // Lag delays the events of watches.
@@ -188,8 +188,8 @@ func (m *Member) arrive(ctx context.Context) (f fate, stubborn bool, err error) 
 	return f, stubborn, nil
 }
 
-// lose ends a request whose answer is lost. It returns an error that leaves the outcome open, in
-// half of the cases only after the sender has given up.
+// lose ends a request whose answer is lost, by an error that leaves the outcome open. In half of
+// the cases lose returns only after the sender has given up.
 func (m *Member) lose(ctx context.Context) error {
 	m.c.mu.Lock()
 	n, pause := m.c.r.IntN(4), m.c.upToLocked(time.Second)
@@ -254,7 +254,7 @@ func answer[T interface{ GetHeader() *pb.ResponseHeader }](ctx context.Context, 
 	return res, err
 }
 
-// signLocked fills in a header that so far has only its revision.
+// signLocked fills in a header that has only its revision.
 func (m *Member) signLocked(h *pb.ResponseHeader) {
 	h.ClusterId, h.MemberId, h.RaftTerm = 1, m.id, m.c.term
 }

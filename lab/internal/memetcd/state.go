@@ -28,8 +28,8 @@ func newState() *state {
 	return &state{rev: 1, kvs: map[string]*mvccpb.KeyValue{}, leases: map[int64]*lease{}, unknown: map[int64]bool{}}
 }
 
-// checkFields panics if r has a field that memetcd does not imitate. known is a copy of r with the
-// fields that it does imitate.
+// checkFields panics if r has a field that memetcd does not imitate. known is a copy of r that has
+// only the fields that memetcd imitates.
 func checkFields(r, known proto.Message) {
 	if !proto.Equal(r, known) {
 		panic(fmt.Sprintf("memetcd does not imitate %v", r))
@@ -115,7 +115,7 @@ func (s *state) put(r *pb.PutRequest) (*pb.PutResponse, error) {
 	return &pb.PutResponse{Header: header(s.rev)}, nil
 }
 
-// detach takes an entry away from its lease.
+// detach removes an entry from its lease.
 func (s *state) detach(kv *mvccpb.KeyValue) {
 	if l := s.leases[kv.Lease]; l != nil {
 		delete(l.keys, string(kv.Key))
@@ -163,8 +163,8 @@ func (s *state) passes(c *pb.Compare) bool {
 // maxOps is etcd's default of --max-txn-ops.
 const maxOps = 128
 
-// txn carries out a transaction. Each branch changes one entry at most, in its first operation. So
-// an error leaves nothing half done.
+// txn carries out a transaction. Each branch changes at most one entry, in its first operation. So
+// an error never leaves half of a transaction done.
 func (s *state) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	if max(len(r.Compare), len(r.Success), len(r.Failure)) > maxOps {
 		return nil, rpctypes.ErrGRPCTooManyOps

@@ -18,7 +18,7 @@ type watchStream struct {
 	pb.Watch_WatchServer
 	m *Member
 
-	// The mutex of the Cluster guards all below.
+	// The mutex of the Cluster guards all fields below.
 	watchers map[int64]*watcher
 	last     int64               // the number of the newest watch
 	out      []*pb.WatchResponse // responses not sent yet
@@ -28,7 +28,7 @@ type watchStream struct {
 type watcher struct {
 	id   int64
 	span span
-	from int64 // the first revision that was not reported
+	from int64 // the first revision that is not reported yet
 }
 
 // Watch answers requests on one goroutine, and reports events on another.
@@ -90,7 +90,7 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 	}
 }
 
-// createLocked adds a watch of the deletions from the requested revision on, or from now on.
+// createLocked adds a watch of deletions, beginning at the requested revision or, without one, now.
 func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
 	checkFields(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision,
 		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
@@ -132,7 +132,7 @@ func (ws *watchStream) report(ctx context.Context) error {
 // collectLocked returns the responses to send now.
 func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
 	all, ws.out = ws.out, nil
-	if len(all) == 0 { // the stream confirms a watch before it reports its events
+	if len(all) == 0 { // confirm a watch before reporting its events
 		at := ws.m.appliedLocked()
 		for _, w := range ws.watchers {
 			all = append(all, w.news(ws.m.c.state, at)...)
@@ -145,7 +145,7 @@ func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
 	return all
 }
 
-// news returns the deletions up to the revision at, in one response for each revision.
+// news returns the deletions up to a revision, in one response for each revision.
 func (w *watcher) news(s *state, at int64) (all []*pb.WatchResponse) {
 	for _, e := range s.deletionsSince(w.from) {
 		rev := e.Kv.ModRevision
