@@ -208,8 +208,8 @@ func (ln *line) leaveWithoutHoldLocked() {
 	ln.leaveLocked()
 }
 
-// startedLocked makes h, which the head got from the store, the hold of the line. waited is how
-// long the Client waited for h. If sought is true, the first attempt did not get h.
+// startedLocked makes h the hold of the line. The head of the queue got h from the store. waited is
+// how long the Client waited for h. If sought is true, the first attempt did not get h.
 func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	ln.q.open++
 	ln.hold, ln.answers = h, answers{}

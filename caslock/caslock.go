@@ -61,8 +61,9 @@ func New(ctx context.Context, store Store, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New alone, for the conformance suite or for a wrapper that is
-// passed to [hasp.New]. Over a Watcher it is a backend.Waker, and over a Lister a backend.Lister.
+// NewDriver returns only the driver that New would use, and probes the store as New does. It is for
+// the conformance suite, or for a wrapper that is passed to [hasp.New]. If the store is a Watcher,
+// the driver is a backend.Waker. If the store is a Lister, the driver is a backend.Lister.
 func NewDriver(ctx context.Context, store Store, _ *Options) (backend.Driver, error) {
 	if store == nil {
 		return nil, fmt.Errorf("caslock: %w: store is nil", backend.ErrInvalid)

@@ -48,16 +48,20 @@
 //
 // # Write an adapter
 //
-// An adapter has four short methods. In Consul, Get is GET /v1/kv/KEY?consistent, the version is
-// ModifyIndex, Put is PUT /v1/kv/KEY?cas=VERSION with 0 for an absent key and the answer true or
-// false, and Watch is a GET with index=VERSION. In DynamoDB, the version is an attribute that each
-// Put sets to a new random value, with ConditionExpression "version = :v" or
-// "attribute_not_exists(version)"; Get is a GetItem with ConsistentRead. Five rules:
+// An adapter has four short methods. In Consul, Get is GET /v1/kv/KEY?consistent, and the version is
+// ModifyIndex. Put is PUT /v1/txn with one operation of the verb cas, with Index 0 for an absent
+// key, because only its answer has the new ModifyIndex. Watch is a GET with index=VERSION. In
+// DynamoDB, the version is an attribute that each Put sets to a new random value, with
+// ConditionExpression "version = :v" or "attribute_not_exists(version)"; Get is a GetItem with
+// ConsistentRead. Six rules:
 //
 //   - Only the store's answer that the version differs is ErrConflict. A timeout is not, and nor is
 //     an error of the server.
-//   - Switch off the retries of the client library.
+//   - Switch off the retries of a Put and a Delete in the client library.
+//   - A version never comes again. A counter of the store may begin again when the store has lost
+//     its data, and then an old holder can overwrite a new one. Say so in the documentation.
 //   - Keys are any bytes. If the store takes fewer, escape them, and end a long name with a hash.
 //   - Set Age only from one clock that no client sets. It may be too small, but never too large.
-//   - Run the suite of package conformance over the store, with a Link that loses replies.
+//   - Run the suite of package conformance over the store, with a Link that loses replies. Its hook
+//     Open returns NewDriver. Leave out the hook Entries, because the record of a free key stays.
 package caslock

@@ -27,7 +27,8 @@ type Store interface {
 	// empty and the key is absent. It returns the new version, or ErrConflict if neither applies.
 	Put(ctx context.Context, key string, value []byte, version string) (newVersion string, err error)
 
-	// Delete removes key if it has this version. Otherwise it returns ErrConflict.
+	// Delete removes key if it has this version. Otherwise it returns ErrConflict, or nil if the
+	// key is absent.
 	Delete(ctx context.Context, key, version string) error
 
 	// Limits returns what the driver cannot find out by a call. The answer never changes.
@@ -55,14 +56,16 @@ type Limits struct {
 // Watcher is a Store that reports changes. With it, waiters do not poll.
 type Watcher interface {
 	// Watch sends a signal after each later change of key, and when it may have missed one. The
-	// channel changes has room for one signal. If the watch breaks, the channel is closed. The
-	// caller calls stop once, and stop does not block.
+	// channel changes has room for one signal. If the watch breaks, the channel is closed. ctx
+	// bounds only the call of Watch, so the watch goes on after ctx has ended. To end it, the
+	// caller calls stop once, which does not block.
 	Watch(ctx context.Context, key string) (changes <-chan struct{}, stop func(), err error)
 }
 
 // Lister is a Store that lists its entries. With it, the driver has List, and sweeps.
 type Lister interface {
 	// Scan returns up to n entries after the position that the last call has returned. The first
-	// position is empty, and so is next at the end. Entries without the prefix may be included.
+	// position is empty, and so is next at the end. It may return more than n entries, and entries
+	// without the prefix, so a store without pages returns all.
 	Scan(ctx context.Context, prefix, position string, n int) (es []Entry, next string, err error)
 }

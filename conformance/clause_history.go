@@ -55,7 +55,7 @@ type visit struct {
 	least  uint64 // the largest fence when the attempt began
 }
 
-// rivals returns the part of counts that is about claims which exclude the claim of v.
+// rivals counts the claims that exclude the claim of v. counts has the claims of each kind.
 func (v *visit) rivals(counts [2]int) int {
 	if v.kind == kindOf(true) {
 		return counts[kindOf(false)]

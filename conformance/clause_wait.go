@@ -51,8 +51,8 @@ func waitWoken(e *env, a, b *driver, key string) {
 	}
 }
 
-// moment returns a random pause. Its maximum grows with round from 50 µs to 6.4 ms, so that the
-// pause ends between the first steps of both fast and slow drivers.
+// moment returns a random pause. Its maximum grows from 50 µs to 6.4 ms with the number round, so
+// that pauses end within the first steps of a fast driver, and also of a slow one.
 func moment(round int) time.Duration { return rand.N(50 * time.Microsecond << (round % 8)) }
 
 func waitDeadline(e *env, a, b *driver) {

@@ -109,16 +109,18 @@ func (l *listener) refused() {
 	}
 }
 
-// woken ends the try unless the caller is woken, or its channel is closed. A slow machine may cause
-// a failure, because a driver may wake only callers whose last attempt is recent.
-func (l *listener) woken(what string) {
+// woken ends the try unless the caller is woken, or its channel is closed. It reports whether the
+// channel is open. A slow machine may cause a failure, because a driver may wake only callers whose
+// last attempt is recent.
+func (l *listener) woken(what string) (open bool) {
 	t := time.NewTimer(l.d.e.patience)
 	defer t.Stop()
 	select {
-	case <-l.wake:
+	case _, open = <-l.wake:
 	case <-t.C:
 		requireInTime(false, "%s wakes no caller that listens", what)
 	}
+	return open
 }
 
 func wakeChange(e *env, a, b *driver) {
@@ -137,7 +139,7 @@ func wakeChange(e *env, a, b *driver) {
 		default:
 			a.give(c)
 		}
-		l.woken(way)
+		requireInTime(l.woken(way), "the driver stops listening, although the link works")
 	}
 }
 

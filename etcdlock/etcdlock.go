@@ -134,8 +134,8 @@ func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New without a Client, for the conformance suite or for a wrapper
-// that is passed to [hasp.New].
+// NewDriver returns only the driver that New would use. It is for the conformance suite, or for a
+// wrapper that is passed to [hasp.New].
 func NewDriver(conf clientv3.Config, o *Options) (backend.Driver, error) {
 	d, err := newDriver(conf, o)
 	if err != nil {

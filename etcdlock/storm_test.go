@@ -136,8 +136,7 @@ func TestPauses(t *testing.T) {
 	})
 }
 
-// TestManyKeysWaitedFor waits for more keys than the server allows streams for each
-// connection.
+// TestManyKeysWaitedFor waits for more keys than the server allows streams for each connection.
 func TestManyKeysWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1, "--max-concurrent-streams", "100")[0]
@@ -211,8 +210,7 @@ func TestMemoryOfWaiters(t *testing.T) {
 	}
 }
 
-// TestRefusedWatch takes the user's right away. The driver must not ask for a watch all the
-// time.
+// TestRefusedWatch takes the user's right away. The driver must not ask for a watch all the time.
 func TestRefusedWatch(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]

@@ -237,7 +237,7 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 	}
 	d.bury(d.foreign(kv.Lease))
 
-	// End the lease then, because its term is at least 2 s, in whole seconds, and ends late.
+	// End the lease at c.KeepUntil, because by itself it would end later: it lasts 2 s or more.
 	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l) })
 	return nil
 }

@@ -164,14 +164,7 @@ func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 // NewDriver returns the driver that New uses. It is for the conformance suite, and for wrappers
 // that are passed to [hasp.New].
 func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
-	if rdb == nil {
-		return nil, fmt.Errorf("fairlock: %w: client is nil", hasp.ErrInvalid)
-	}
-	d, err := newDriver(redisstore.New(rdb), o)
-	if err != nil {
-		return nil, fmt.Errorf("fairlock: %w", err)
-	}
-	return d, nil
+	return redisstore.NewDriver("fairlock", rdb, o, newDriver)
 }
 
 // open opens the driver for hasp.Open.

@@ -242,8 +242,7 @@ func TestWaitThatEndsWhileItQueuesAgain(t *testing.T) {
 	})
 }
 
-// If one connection hangs, and the store answers on others, the wait goes on and
-// keeps its place.
+// If one connection hangs, and the store answers on others, the wait goes on and keeps its place.
 func TestPollThatHangs(t *testing.T) {
 	inWorld(t, func(w *world) {
 		holder, ps := w.procs(3)

@@ -25,8 +25,7 @@ const (
 	timeoutsKey = "hasp:{k}:timeouts:k"
 )
 
-// another returns one more driver on the same Redis. Its window is longer than the
-// test.
+// another returns one more driver on the same Redis. Its window is longer than the test.
 func (r rig) another(t *testing.T) Driver {
 	d := await.Value(fairlock.NewDriver(r.Server.Client(), &fairlock.Options{Window: time.Minute})).(Driver)
 	t.Cleanup(func() { d.Close() })
@@ -373,8 +372,7 @@ func TestSubscriberByPatternIsNoReceiver(t *testing.T) {
 	x.served(t)
 }
 
-// A user without the right to the channels receives no messages. It polls, and is
-// served in order.
+// A user without the right to the channels receives no messages. It polls, and is served in order.
 func TestUserWithoutTheChannel(t *testing.T) {
 	for name, rights := range map[string][]any{
 		"no channels": {"resetchannels"},

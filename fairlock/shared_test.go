@@ -205,8 +205,7 @@ func TestWaitersWithoutASubscriber(t *testing.T) {
 	}
 }
 
-// A reader that cannot be told has a hold until it would poll, and others hold the key
-// beside it.
+// A reader that cannot be told has a hold until it would poll, and others hold the key beside it.
 func TestReaderWithoutACommand(t *testing.T) {
 	r := onServer(t)
 	c := r.hold(t)

@@ -42,8 +42,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 	})
 }
 
-// proc is a driver with connections of its own to the Redis, as in a process of
-// its own.
+// proc is a driver with connections of its own to the Redis, as in a process of its own.
 type proc struct {
 	Driver
 	w     *world
@@ -80,8 +79,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	}
 }
 
-// scripts returns how many scripts p has sent since the caller last asked for its
-// commands.
+// scripts returns how many scripts p has sent since the caller last asked for its commands.
 func (p *proc) scripts() (n int) {
 	for _, cmd := range p.proxy.Commands() {
 		if strings.HasPrefix(cmd, "eval") {
@@ -113,8 +111,7 @@ func (p *proc) move() {
 	}
 }
 
-// delayMessages blocks the connection of the messages until the caller calls
-// deliver.
+// delayMessages blocks the connection of the messages until the caller calls deliver.
 func (p *proc) delayMessages() (deliver func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,8 +157,7 @@ func (w *world) proc(change ...func(o *fairlock.Options)) *proc {
 	return p
 }
 
-// procs returns n processes. The first holds the key "k" for longer than the test
-// lasts.
+// procs returns n processes. The first holds the key "k" for longer than the test lasts.
 func (w *world) procs(n int) (backend.Claim, []*proc) {
 	w.Helper()
 	var ps []*proc
@@ -442,9 +438,8 @@ func TestWaiterThatWasCutOffKeepsItsPlace(t *testing.T) {
 	})
 }
 
-// The connections of a stopped process still accept data, so it looks alive. If terms are
-// below the window, each stopped waiter costs its term at most. All of them together cost a
-// window.
+// The connections of a stopped process still accept data, so it looks alive. If terms are below the
+// window, each stopped waiter costs its term at most. All of them together cost a window.
 func TestStoppedWaitersCostOneWindowTogether(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Minute, time.Second} {
 		inWorld(t, func(w *world) {
@@ -498,8 +493,7 @@ func TestKeyIsHandedOnIfItsReceiverGivesUp(t *testing.T) {
 	})
 }
 
-// The message is lost with its connection. The waiter finds the grant when it has
-// subscribed again.
+// The message is lost with its connection. The waiter finds the grant when it has subscribed again.
 func TestMessageLostWithItsConnection(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)

@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// Header is the header with the fence of a request. In an answer 412, it has the largest fence that
-// the resource has seen.
+// Header is the name of the header that carries a fence: in a request, the caller's fence, and in
+// an answer 412, the largest fence that the resource has seen.
 const Header = "Fence"
 
 // Handler puts the fence of a request into the context of next, for the guard of the resource. It

@@ -135,8 +135,8 @@ func New(dir string, o *Options) (*hasp.Client, error) {
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New without a Client, for the conformance suite or for a wrapper
-// that is passed to [hasp.New].
+// NewDriver returns only the driver that New would use. It is for the conformance suite, or for a
+// wrapper that is passed to [hasp.New].
 func NewDriver(dir string, o *Options) (backend.Driver, error) {
 	d, err := newDriver(dir, o)
 	if err != nil {

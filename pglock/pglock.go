@@ -143,8 +143,8 @@ func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*hasp.Client, err
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns the driver of New without a Client, for the conformance suite or for a wrapper
-// that is passed to [hasp.New].
+// NewDriver returns only the driver that New would use. It is for the conformance suite, or for a
+// wrapper that is passed to [hasp.New].
 func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Driver, error) {
 	if pool == nil {
 		return nil, fmt.Errorf("pglock: %w: pool is nil", hasp.ErrInvalid)

@@ -137,14 +137,7 @@ func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 // NewDriver returns only the driver that New would use. It is for the conformance suite, or for a
 // wrapper that is passed to [hasp.New].
 func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
-	if rdb == nil {
-		return nil, fmt.Errorf("pubsublock: %w: client is nil", hasp.ErrInvalid)
-	}
-	d, err := newDriver(redisstore.New(rdb), o)
-	if err != nil {
-		return nil, fmt.Errorf("pubsublock: %w", err)
-	}
-	return d, nil
+	return redisstore.NewDriver("pubsublock", rdb, o, newDriver)
 }
 
 // open opens this strategy.

@@ -17,9 +17,8 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 func TestConformance(t *testing.T) {
 	// An acquire sends SET, GET and INFO to each of three nodes. A renewal sends a script, and may
-	// send another one to repair a minority. A waiter subscribes on each node and
-	// polls: often at first, later once a second. A poll costs an attempt on one node and a script
-	// on each.
+	// send another one to repair a minority. A waiter subscribes on each node and polls: often at
+	// first, later once a second. A poll costs an attempt on one node and a script on each.
 	cost := conformance.Cost{Acquire: 10.5, Renew: 4.5, Release: 3, Waiting: 36}
 	strategytest.Conform(t, 3, conformance.Harness{Cost: cost}, func(nodes []redis.UniversalClient) backend.Driver {
 		return await.Value(NewDriver(nodes, &Options{Durable: true})).(*driver)

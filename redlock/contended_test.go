@@ -54,8 +54,7 @@ func (c *crowd) commands() (total int64) {
 	return total
 }
 
-// waits makes one client wait, runs after, and returns how long after that the client
-// got the key.
+// waits makes one client wait, runs after, and returns how long after that the client got the key.
 func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 5, 2)
@@ -199,8 +198,7 @@ func TestWaitOnFewNodes(t *testing.T) {
 	}
 }
 
-// If a majority is away and the lead has a record, Acquire reports an outage and
-// not a refusal.
+// If a majority is away and the lead has a record, Acquire reports an outage and not a refusal.
 func TestAcquireWithoutAMajorityIsAnOutage(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		for _, v := range tr.vs {

@@ -21,8 +21,7 @@ import (
 	"github.com/hasplock/hasp/internal/strategytest"
 )
 
-// trial is a set of nodes in virtual time, and a driver that reaches them through
-// their proxies.
+// trial is a set of nodes in virtual time, and a driver that reaches them through their proxies.
 type trial struct {
 	vs redistest.VirtualServers
 	d  *driver
@@ -230,8 +229,7 @@ func TestTheFastestQuorumDecides(t *testing.T) {
 	}
 }
 
-// If so many nodes are down that no quorum is possible, no call waits for the nodes
-// that hang.
+// If so many nodes are down that no quorum is possible, no call waits for the nodes that hang.
 func TestAnImpossibleQuorumIsAnOutageAtOnce(t *testing.T) {
 	for n, which := range map[int][2]string{3: {"01", "2"}, 5: {"024", "3"}} {
 		try(t, n, nil, func(t *testing.T, tr trial) {

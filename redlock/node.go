@@ -42,8 +42,7 @@ type node struct {
 	disconnects  int        // how many successive calls failed because the connection was closed
 }
 
-// admit returns nil if the node may be asked now. Otherwise it returns why the node
-// is suspect.
+// admit returns nil if the node may be asked now. Otherwise it returns why the node is suspect.
 func (n *node) admit() error {
 	why, hangs := n.suspicion()
 	// If a node refuses connections but a quorum needs it, ask the node at once. Call needed before

@@ -68,9 +68,8 @@ func TestARecordThatCameLateRenewsNothing(t *testing.T) {
 	})
 }
 
-// The name of node 1 leads A to the server of node 0, as after a wrong answer of DNS, and
-// A's link to node 2 is down. If that one server counted twice, A would go on when B has the
-// key.
+// The name of node 1 leads A to the server of node 0, as after a wrong answer of DNS, and A's link
+// to node 2 is down. If that one server counted twice, A would go on when B has the key.
 func TestAServerCountsOnceWhateverItsName(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		try(t, 3, nil, func(t *testing.T, tr trial) {

@@ -120,9 +120,8 @@ type Options struct {
 	// advance. The default is 30 days, and the minimum is a millisecond.
 	FenceTTL time.Duration
 
-	// Durable says that the nodes write each command to disk before they answer it
-	// (appendonly yes, appendfsync always). A node that is restarted with its data
-	// then votes at once.
+	// Durable says that the nodes write each command to disk before they answer it (appendonly yes,
+	// appendfsync always). A node that is restarted with its data then votes at once.
 	Durable bool
 
 	// AllowUnsafeNodes accepts fewer than three nodes, which tolerate no failure; an even number,
@@ -348,8 +347,7 @@ func (d *driver) spawn(f func()) bool {
 	return true
 }
 
-// beginWork counts the caller as work that Close waits for. It returns false if Close has
-// begun.
+// beginWork counts the caller as work that Close waits for. It returns false if Close has begun.
 func (d *driver) beginWork() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

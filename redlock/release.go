@@ -22,8 +22,8 @@ const (
 
 // Release removes the record of c.Token from all nodes, and publishes the release. It returns as
 // soon as a quorum has answered. After a hold of half a second or more, it also waits for the lead.
-// The calls to the other nodes continue. With c.KeepUntil, each node keeps the key taken until
-// then, by a record without a holder. A node that does not answer keeps the old record.
+// The calls to the other nodes continue. Until c.KeepUntil, if it is set, the key stays taken
+// on each node, by a record without a holder. A node that does not answer keeps the old record.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	a, err := d.beginRelease(c)
 	if err != nil {

@@ -187,8 +187,7 @@ func (n *node) renewed(r *renewal, reply any, err error) (vote, flaw, error) {
 	return yes, flaw{}, nil
 }
 
-// proven reports whether the record on node i counts for a renewal that has just been
-// answered.
+// proven reports whether the record on node i counts for a renewal that has just been answered.
 func (a *attempt) proven(i int) bool {
 	a.d.mu.Lock()
 	defer a.d.mu.Unlock()

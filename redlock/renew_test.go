@@ -156,8 +156,7 @@ func TestNothingIsRepairedAfterUnlock(t *testing.T) {
 	}
 }
 
-// A renewal whose caller has stopped waiting repairs nothing: the lease may have ended
-// meanwhile.
+// A renewal whose caller has stopped waiting repairs nothing: the lease may have ended meanwhile.
 func TestAnAbandonedRenewalRepairsNothing(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
 		time.Sleep(9 * time.Second)
@@ -173,8 +172,7 @@ func TestAnAbandonedRenewalRepairsNothing(t *testing.T) {
 	})
 }
 
-// A lost hold, or a node that hangs, does not change the results of other holds in the
-// batch.
+// A lost hold, or a node that hangs, does not change the results of other holds in the batch.
 func TestRenewalsInBulkHaveTheirOwnResults(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
 		all := []backend.Claim{c, aClaim("gone"), aClaim("half"), aClaim("long")}
@@ -278,8 +276,7 @@ func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
 	})
 }
 
-// A node that hangs and is asked whether it is back does not delay what the other
-// nodes decide.
+// A node that hangs and is asked whether it is back does not delay what the other nodes decide.
 func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[0].Proxy.Stall()
@@ -299,8 +296,7 @@ func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 	})
 }
 
-// If there is no quorum without the lead, an attempt waits for its vote, however slow it
-// is.
+// If there is no quorum without the lead, an attempt waits for its vote, however slow it is.
 func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
 	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
 		tr.vs[2].Kill()
@@ -331,8 +327,7 @@ func (tr trial) atOnce(t *testing.T, what string) {
 	t.Errorf("%s: %v", what, err)
 }
 
-// A node that was restarted empty does not vote, so it does not make the others
-// sufficient.
+// A node that was restarted empty does not vote, so it does not make the others sufficient.
 func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
 	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
 		tr.vs[2].Kill()
@@ -349,9 +344,8 @@ func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
 	})
 }
 
-// A hold that a renewal has found lost does not block the key. Its release removes
-// the records of a minority, at once or when their node is back, however long the
-// last renewal prolonged them.
+// A hold that a renewal has found lost does not block the key. Its release removes the records of a
+// minority, at once or when their node is back, however long the last renewal prolonged them.
 func TestReleaseAfterALossRemovesWhatIsLeft(t *testing.T) {
 	for _, renewed := range []bool{false, true} {
 		try(t, 5, nil, func(t *testing.T, tr trial) {

@@ -55,8 +55,7 @@ func (tr trial) abstains(t *testing.T, what string, d *driver, claim func(string
 	return end
 }
 
-// amnesia lists the events that make a node forget its votes, and whether the driver is
-// durable.
+// amnesia lists the events that make a node forget its votes, and whether the driver is durable.
 var amnesia = map[string]struct {
 	durable bool
 	forget  func(v *redistest.VirtualServer)
@@ -239,8 +238,7 @@ func TestNewSetWithoutAMinorityVotesAtOnce(t *testing.T) {
 	}
 }
 
-// If a majority is away, or a node that answers has a mark, the set does not count
-// as new.
+// If a majority is away, or a node that answers has a mark, the set does not count as new.
 func TestSetWithoutAMajorityWaits(t *testing.T) {
 	for name, cut := range away {
 		for _, marked := range []bool{false, true} {
@@ -467,11 +465,10 @@ func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 	})
 }
 
-// All nodes are restarted empty, one after another, during one hold that is renewed, and
-// no other driver asks for a vote. The nodes must not forget the fence, which the next one must
-// exceed. Then the leader's link to node 3
-// hangs until its record there has ended, node 2 is restarted, and node 1 cannot
-// be reached. Nodes 2 and 3 must know that the set is not new.
+// All nodes are restarted empty, one after another, during one hold that is renewed, and no other
+// driver asks for a vote. The nodes must not forget the fence, which the next one must exceed. Then
+// the leader's link to node 3 hangs until its record there has ended, node 2 is restarted, and node
+// 1 cannot be reached. Nodes 2 and 3 must know that the set is not new.
 func TestRenewalsKeepMarks(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		c := aFenced("k")

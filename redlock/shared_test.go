@@ -214,8 +214,7 @@ func TestAWriterThatOnlyTheLeadLetsIn(t *testing.T) {
 	})
 }
 
-// If nodes are far away, a look takes longer than 300 ms, and the intents last until the
-// next one.
+// If nodes are far away, a look takes longer than 300 ms, and the intents last until the next one.
 func TestAWriterFarAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 3, 13)

@@ -190,9 +190,9 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	})
 }
 
-// strayed shuns the lead and returns true if the lead has contradicted the other nodes for
-// leadTimeout. That is, its record cannot have a quorum, or it has no record although it voted yes
-// and another caller holds the key. strayed does not act at once, because a rival may be about to
+// strayed finds out whether the lead has contradicted the other nodes for the time leadTimeout: its
+// record cannot have a quorum, or it has no record although it voted yes and another caller holds
+// the key. If so, strayed shuns the lead and returns true. It does not act at once, because a rival may be about to
 // ask the other nodes, or may have written its record after the lead answered.
 func (w *waiting) strayed(lead int, s survey) bool {
 	seen, odd := "", false

@@ -67,7 +67,6 @@ import (
 	"cmp"
 	"context"
 	"embed"
-	"fmt"
 	"iter"
 	"slices"
 	"strconv"
@@ -129,14 +128,7 @@ func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 // NewDriver returns only the driver that New would use. It is for the conformance suite, or for a
 // wrapper that is passed to [hasp.New].
 func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
-	if rdb == nil {
-		return nil, fmt.Errorf("spinlock: %w: client is nil", hasp.ErrInvalid)
-	}
-	d, err := newDriver(redisstore.New(rdb), o)
-	if err != nil {
-		return nil, fmt.Errorf("spinlock: %w", err)
-	}
-	return d, nil
+	return redisstore.NewDriver("spinlock", rdb, o, newDriver)
 }
 
 // open makes the driver for hasp.Open.

@@ -1,6 +1,7 @@
 // Package natskv lets caslock keep locks in a key-value bucket of NATS JetStream. Waiters are woken
 // by a watch. Use file storage, and three replicas or more if a lock must survive the loss of a
-// server.
+// server. After a loss of all data the versions begin again, so an old holder may overwrite a new
+// one.
 //
 // By default the store has no clock; package caslock says what TryLock means without one. If the
 // clocks of all servers agree within backend.Drift, as by NTP, New can use them. A record's age is

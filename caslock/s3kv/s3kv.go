@@ -42,7 +42,8 @@ type Client interface {
 	ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error)
 }
 
-// Store is the objects of a bucket whose names begin with a prefix. It is safe for concurrent use.
+// Store keeps its entries in objects of a bucket, whose names begin with a prefix. It is safe for
+// concurrent use.
 type Store struct {
 	client         Client
 	bucket, prefix string

@@ -160,15 +160,13 @@ func (p *Proxy) Commands() (all []string) {
 	return all
 }
 
-// Count returns how many commands clients have sent, without those that set up a
-// connection.
+// Count returns how many commands clients have sent, without those that set up a connection.
 func (p *Proxy) Count() (n int64) {
 	p.locked(func() { n = p.count })
 	return n
 }
 
-// Stall stops all bytes in both directions. Connections stay, and new ones are
-// accepted.
+// Stall stops all bytes in both directions. Connections stay, and new ones are accepted.
 func (p *Proxy) Stall() {
 	p.StallRequests()
 	p.StallReplies()

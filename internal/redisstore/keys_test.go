@@ -78,8 +78,7 @@ func random(n int) []string {
 	return keys
 }
 
-// On a cluster, the channels on which scripts on a key can publish are one for each
-// slot.
+// On a cluster, the channels on which scripts on a key can publish are one for each slot.
 func TestChannel(t *testing.T) {
 	one := New(redis.NewClient(&redis.Options{}))
 	if got, want := one.Channel("grant:me", "k{1}"), "hasp:grant:me"; got != want {
@@ -160,8 +159,7 @@ func TestPatternFindsEveryName(t *testing.T) {
 	}
 }
 
-// Owner returns a part of a record only if hasp wrote the record. Another value
-// may be a secret.
+// Owner returns a part of a record only if hasp wrote the record. Another value may be a secret.
 func TestRecordsOfAnyAttempt(t *testing.T) {
 	token := strings.Repeat("A", 22)
 	for record, owner := range map[string]string{

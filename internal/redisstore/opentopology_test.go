@@ -171,8 +171,7 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	}
 }
 
-// Close ends all goroutines of a topology, also while it searches for servers that do
-// not answer.
+// Close ends all goroutines of a topology, also while it searches for servers that do not answer.
 func TestCloseLeavesNothing(t *testing.T) {
 	for _, url := range []string{"redis-sentinel://%s/m", "redis-cluster://%s"} {
 		for _, hung := range []bool{true, false} {

@@ -94,8 +94,7 @@ func TestReplicasConfirm(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// All at the same time, because each takes as long as a call without a deadline
-	// waits.
+	// All at the same time, because each takes as long as a call without a deadline waits.
 	master.Del(t.Context(), "each0")
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -187,8 +186,7 @@ func TestPatienceEndsBeforeTheCall(t *testing.T) {
 	}
 }
 
-// Holds that wait for a slow replica must not delay renewals: healthy leases would be
-// lost.
+// Holds that wait for a slow replica must not delay renewals: healthy leases would be lost.
 func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
@@ -223,8 +221,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 		return nil
 	})
 
-	// From here on commands travel together. The command of a caller that leaves is
-	// not sent.
+	// From here on commands travel together. The command of a caller that leaves is not sent.
 	const callers = 100
 	for i := range callers {
 		hold(1 + i)

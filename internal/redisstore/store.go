@@ -96,13 +96,21 @@ func (at *server) process(ctx context.Context, key string) (resp.Server, error) 
 	return at.Server, nil
 }
 
-// New returns a Store that uses a client of the caller. The client keeps its settings, and the
-// Store's Close does not close the client. New panics if rdb is nil.
-func New(rdb redis.UniversalClient) *Store {
+// NewDriver returns the driver that newDriver makes of a Store over rdb. Errors name the strategy.
+func NewDriver[D backend.Driver, O any](strategy string, rdb redis.UniversalClient, o *O, newDriver func(*Store, *O) (D, error)) (backend.Driver, error) {
 	if rdb == nil {
-		panic("redisstore: New: client is nil")
+		return nil, fmt.Errorf("%s: %w: client is nil", strategy, backend.ErrInvalid)
 	}
+	d, err := newDriver(New(rdb), o)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", strategy, err)
+	}
+	return d, nil
+}
 
+// New returns a Store that uses a client of the caller. The client keeps its settings, and the
+// Store's Close does not close the client.
+func New(rdb redis.UniversalClient) *Store {
 	s := &Store{name: "redis"}
 	var reload func()
 	switch c := rdb.(type) {

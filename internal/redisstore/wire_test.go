@@ -102,8 +102,7 @@ func TestIdleWireGoesBackToThePool(t *testing.T) {
 	})
 }
 
-// If a server has become a replica, a new connection to its address may lead to another
-// server.
+// If a server has become a replica, a new connection to its address may lead to another server.
 func TestWireToAReplicaIsLeft(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
 	s := opened(t, srv.URL(), nil)

@@ -71,8 +71,7 @@ type Options struct {
 	// data survives Kill and Restart.
 	Keep bool
 
-	// SentinelUser and SentinelPassword are the credentials for the sentinels of
-	// StartSentinel.
+	// SentinelUser and SentinelPassword are the credentials for the sentinels of StartSentinel.
 	SentinelUser, SentinelPassword string
 
 	// Bare makes StartCluster start a cluster without replicas.

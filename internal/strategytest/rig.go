@@ -1,7 +1,6 @@
 package strategytest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -152,11 +151,4 @@ func Unlock(t *testing.T, lease *hasp.Lease) {
 var Outages = map[string]func(p *faultproxy.Proxy) (mend func()){
 	"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
 	"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },
-}
-
-// Bounded returns a context that ends after d.
-func Bounded(t *testing.T, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
 }

@@ -32,8 +32,7 @@ type bench struct {
 // errWrong is a failure that a slow machine does not explain.
 var errWrong = errors.New("wrong")
 
-// newBench starts servers and workers. The caller must call close, even after
-// an error.
+// newBench starts servers and workers. The caller must call close, even after an error.
 func newBench(ctx context.Context, p plan, all []contestant) (b *bench, err error) {
 	b = &bench{plan: p, all: all, open: map[string]locker{}, far: map[time.Duration]stores{}, began: time.Now()}
 	if err := b.start(); err != nil {

@@ -53,8 +53,7 @@ func (b *bench) contended(ctx context.Context, scenario string, c contestant, s 
 	return b.judge(c, section{scenario, s.String()}, w.figures(reports), reports)
 }
 
-// judge returns an error if hasp or a bare contestant is at fault. It notes the
-// faults of peers.
+// judge returns an error if hasp or a bare contestant is at fault. It notes the faults of peers.
 func (b *bench) judge(c contestant, s section, f figures, reports []report) (figures, error) {
 	overlaps, refused, first := f["overlaps"], 0, ""
 	delete(f, "overlaps")

@@ -15,7 +15,7 @@ import (
 	"github.com/hasplock/hasp/internal/etcdtest"
 )
 
-// spent is what the stores of a contestant have spent so far.
+// spent says how much work the stores of a contestant have done so far.
 type spent struct {
 	commands float64 // including those inside scripts
 	scripts  float64

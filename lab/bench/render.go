@@ -149,8 +149,8 @@ func (r *results) ratio(title, metric string, in section) column {
 	return column{title, func(x row) string { return times(r.ofBare(in, x.contestant, metric)) }}
 }
 
-// both returns a column that shows a metric and its ratio to the bare contestant's, in the given
-// section.
+// both returns a column with a metric of the given section, and its ratio to the same metric of the
+// contestant named bare.
 func (r *results) both(title, metric string, in section) column {
 	return column{title, func(x row) string {
 		return fmt.Sprintf("%s (%s)", number(r.median(in.cell(x.contestant), metric)), times(r.ofBare(in, x.contestant, metric)))

@@ -29,7 +29,7 @@ type order struct {
 	Ring       []link        // the members of the ring in this process; if not nil, no contestant is opened
 }
 
-// report is the answer to every order.
+// report is what a worker answers to an order.
 type report struct {
 	Err string
 

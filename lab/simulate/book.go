@@ -293,7 +293,7 @@ func (b *book) forget() {
 	b.forgot = time.Now().Add(1) // what was granted at this very instant is lost as well
 }
 
-// slept notes that the host of the Clients sleeps now.
+// slept notes that the host of the Clients has begun to sleep.
 func (b *book) slept() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

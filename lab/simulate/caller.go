@@ -56,7 +56,7 @@ func (a *caller) chance(of int) bool { return a.r.IntN(of) == 0 }
 
 func (a *caller) upTo(d time.Duration) time.Duration { return time.Duration(a.r.Int64N(int64(d))) }
 
-// term draws the shortest term plus 0 or 1 units, or plus a random part of the duration more.
+// term draws a term. It is the shortest term plus 0 or 1 units, or plus a random time up to more.
 func (a *caller) term(more time.Duration) time.Duration {
 	if unit := a.w.kind.Unit; unit > 0 && a.chance(2) {
 		return a.w.kind.shortest() + time.Duration(a.r.IntN(2))*unit
@@ -193,8 +193,7 @@ func (a *caller) start(keys ...string) start {
 	return s
 }
 
-// took checks the result of a call that began at start, and reports whether the
-// caller has the key.
+// took checks the result of a call that began at start, and reports whether the caller has the key.
 func (a *caller) took(what string, b bounds, start start, err error) bool {
 	due := a.due(b)
 	if d := time.Since(due); d > 0 {
@@ -229,8 +228,7 @@ func (a *caller) checkOutage(what string, err error) {
 	}
 }
 
-// checkHeld reports an ErrHeld that the store cannot have caused, because it has
-// not answered.
+// checkHeld reports an ErrHeld that the store cannot have caused, because it has not answered.
 func (a *caller) checkHeld(what string, start start, err error) {
 	// A Client that has the key itself knows without the store that the key is held.
 	var held *backend.HeldError

@@ -108,8 +108,7 @@ func (l *lossy) dice() (x float64) {
 
 func (l *lossy) upTo(d time.Duration) time.Duration { return time.Duration(l.dice() * float64(d)) }
 
-// Silence loses everything that is sent from now on, without an error, until heal
-// is called.
+// Silence loses everything that is sent from now on, without an error, until heal is called.
 func (l *lossy) Silence() (heal func()) {
 	l.locked(func() { l.quiet++ })
 	return func() { l.locked(func() { l.quiet-- }) }

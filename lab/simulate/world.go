@@ -106,8 +106,7 @@ func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) 
 	return granted
 }
 
-// live runs callers and faults together. Then it heals all faults and checks what
-// is left.
+// live runs callers and faults together. Then it heals all faults and checks what is left.
 func (w *World) live() {
 	var stay []*client
 	for range 2 + w.R.IntN(4) {

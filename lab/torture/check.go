@@ -39,8 +39,8 @@ func (n *nemesis) check() (f found) {
 		f.Fenced += one(t.fenced)
 		f.Shared += one(t.shared)
 		f.Slots += one(t.key >= slotted)
-		// checkOrder checks that each slot has one holder at a time. So the key has too many
-		// holders only if the number of a slot is too large.
+		// checkOrder checks that each slot has one holder at a time. So it remains to check that
+		// no slot has too large a number: then the key has no more holders than slots.
 		if t.key >= slotted+slots {
 			n.fail("slots", t.got, fmt.Sprintf("%s got slot %d of %d", t.proc, t.key-slotted, slots))
 		}

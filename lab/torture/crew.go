@@ -11,8 +11,7 @@ import (
 // patience is how long torture waits for steps that must happen on any machine, however slow.
 const patience = 3 * time.Minute
 
-// seat is a place for a client process. When the process is killed, another
-// takes its place.
+// seat is a place for a client process. When the process is killed, another takes its place.
 type seat struct {
 	*run
 	n    int
@@ -89,8 +88,7 @@ func (s *seat) await(what string) (r report) {
 	return r
 }
 
-// kill ends the process as SIGKILL does, and returns when all its reports are
-// recorded.
+// kill ends the process as SIGKILL does, and returns when all its reports are recorded.
 func (p *proc) kill() {
 	at := hostclock.Now()
 	_ = p.Kill()

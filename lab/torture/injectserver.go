@@ -123,8 +123,7 @@ func takenOver(dead bool) inject {
 	}
 }
 
-// resharded moves the slot of a key. While the fault lasts, the move is
-// incomplete.
+// resharded moves the slot of a key. While the fault lasts, the move is incomplete.
 func resharded(n *nemesis) *injection {
 	key := n.rand.IntN(len(n.names))
 	return &injection{key: key, seat: -1, heal: n.store.cluster.Move(n.names[key])}

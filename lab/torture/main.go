@@ -4,10 +4,9 @@
 //	go run ./torture [-strategy A,B] [-seed N] [-time 60s] [-on STORE] [-faults REGEXP] [-plant BUG] [-history FILE]
 //	go run ./torture -check FILE
 //
-// Client processes lock, use a resource that refuses an old fence, and unlock.
-// Meanwhile processes are killed and stopped, connections cut and stalled, replies
-// lost, requests delivered late, and servers stopped, restarted and filled up.
-// Then torture checks the history:
+// Client processes lock, use a resource that refuses an old fence, and unlock. Meanwhile processes
+// are killed and stopped, connections cut and stalled, replies lost, requests delivered late, and
+// servers stopped, restarted and filled up. Then torture checks the history:
 //
 //   - No two callers hold a key at the same time, unless both hold it shared. A caller holds it
 //     from the return of Lock to the call of Unlock or the end of the lease.

@@ -13,8 +13,7 @@ import (
 // inject makes a fault happen now. It returns nil if it found no victim.
 type inject func(n *nemesis) *injection
 
-// injection is a fault that was injected. Recovery is the time until a key is
-// granted again.
+// injection is a fault that was injected. Recovery is the time until a key is granted again.
 type injection struct {
 	heal func() // may be nil
 	from bool   // recovery counts from the beginning of the fault, not from its end
@@ -27,11 +26,10 @@ type injection struct {
 // ofAll is the injection of a fault after which each key must be granted.
 func ofAll(heal func()) *injection { return &injection{heal: heal, key: -1, seat: -1} }
 
-// ofSeat is the injection of a fault after which a seat's client must get a key.
+// ofSeat returns a fault after whose end the client in that seat must get a key.
 func ofSeat(seat int, heal func()) *injection { return &injection{heal: heal, key: -1, seat: seat} }
 
-// nemesis injects faults one after another. The seed decides which faults, and
-// how long they last.
+// nemesis injects faults one after another. The seed decides which faults, and how long they last.
 type nemesis struct {
 	*run
 	rand    *rand.Rand

@@ -10,8 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// oneTooMany is the bug "slots": the callers ask for one slot too many. It is no bug of a
-// driver.
+// oneTooMany is the bug "slots": the callers ask for one slot too many. It is no bug of a driver.
 const oneTooMany = "slots"
 
 // plant puts a bug into a driver. A run with the bug shows whether the harness finds it.

@@ -45,8 +45,7 @@ type turnID struct {
 	id   int64
 }
 
-// record is the history of a run. It is also the resource that the locks
-// protect.
+// record is the history of a run. It is also the resource that the locks protect.
 type record struct {
 	of      options
 	mu      sync.Mutex           // guards all fields below
@@ -62,8 +61,7 @@ func newRecord(of options) *record {
 	return &record{of: of, open: map[turnID]*lockCall{}, highest: map[int]uint64{}, written: map[int]uint64{}}
 }
 
-// take records a report. For a use of the resource, it returns whether the
-// resource refused it.
+// take records a report. For a use of the resource, it returns whether the resource refused it.
 func (r *record) take(p *proc, e report) (refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -208,8 +208,7 @@ func (w *client) options(r *rand.Rand, key int) (opts []hasp.Option, ask report)
 	return opts, ask
 }
 
-// lock locks one key by Lock, and several by LockAll. The leases are in the
-// order of the keys.
+// lock locks one key by Lock, and several by LockAll. The leases are in the order of the keys.
 func (w *client) lock(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option) ([]*hasp.Lease, error) {
 	if len(which) == 1 {
 		name := slottedName

@@ -83,6 +83,15 @@ var wakeFaults = []Fault{
 			defer x.unheard()()
 			return x.release()
 		})},
+	{Name: "a caller listens only until the context of Listen ends", Clause: "wake-change", kind: wakes,
+		spoil: func(d *driver) {
+			d.listen = func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+				_, stop, err := d.soundListen(ctx, c)
+				closed := make(chan struct{})
+				context.AfterFunc(ctx, func() { close(closed) })
+				return closed, stop, err
+			}
+		}},
 	{Name: "only the first shared release wakes", Clause: "wake-shared", kind: wakes,
 		spoil: onRelease.inStore(func(x *command) (uint64, error) {
 			if len(x.r.readers) == 1 {

@@ -86,7 +86,7 @@ func (j *Job) fork(path string, argv, env []string) error {
 	return err
 }
 
-// wait sends each stop of the command and its end to changes.
+// wait sends a message to j.changes when the command stops, and when it ends.
 func (j *Job) wait() {
 	for {
 		var ws syscall.WaitStatus

@@ -12,10 +12,9 @@ import (
 // terminal is the controlling terminal of hasp. It is nil if there is none. All methods except
 // foreground accept a nil terminal.
 //
-// A terminal has one foreground process group. That group may read from it, and
-// receives the signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the
-// foreground. The command has a group of its own, so hasp lends it the terminal,
-// as a shell does, and takes it back.
+// A terminal has one foreground process group. That group may read from it, and receives the
+// signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the foreground. The command has a
+// group of its own, so hasp lends it the terminal, as a shell does, and takes it back.
 type terminal struct {
 	fd   int
 	lent bool // hasp has lent it to the command's group, which may have lent it to another group

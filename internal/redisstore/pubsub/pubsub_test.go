@@ -38,8 +38,7 @@ type listening struct {
 	direct *redis.Client
 }
 
-// virtually runs f in virtual time. When the Store has been closed, no goroutine may be
-// left.
+// virtually runs f in virtual time. When the Store has been closed, no goroutine may be left.
 func virtually(t *testing.T, f func(t *testing.T, s *listening)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -56,8 +55,7 @@ func virtually(t *testing.T, f func(t *testing.T, s *listening)) {
 	})
 }
 
-// goroutines returns the stacks of a Store's goroutines in virtual time, without the
-// caller's.
+// goroutines returns the stacks of a Store's goroutines in virtual time, without the caller's.
 func goroutines() string {
 	buf := make([]byte, 4<<20)
 	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
@@ -120,8 +118,7 @@ func (s *listening) listen(name string) *recorder {
 	return listen(s.t, s.Subscriber, name)
 }
 
-// listenTo listens in real time. On a busy machine a connection may take several
-// attempts.
+// listenTo listens in real time. On a busy machine a connection may take several attempts.
 func listenTo(t *testing.T, s *redisstore.Store, name string) *recorder {
 	t.Helper()
 	e := &recorder{}
@@ -286,8 +283,7 @@ func TestPongIsDemanded(t *testing.T) {
 	})
 }
 
-// After a connection was lost, a channel is confirmed again before its Listeners learn of
-// the gap.
+// After a connection was lost, a channel is confirmed again before its Listeners learn of the gap.
 func TestReconnect(t *testing.T) {
 	virtually(t, func(t *testing.T, s *listening) {
 		a, b := s.listen("a"), s.listen("b")
@@ -378,9 +374,8 @@ func TestListenEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// A connection is replaced at the wish of Listeners, and if a command shows that its
-// server is a replica now, however young the connection is. Many such signs make few new
-// connections.
+// A connection is replaced at the wish of Listeners, and if a command shows that its server is a
+// replica now, however young the connection is. Many such signs make few new connections.
 func TestConnectionIsReplaced(t *testing.T) {
 	readOnly := "READONLY You can't write against a read only replica."
 	for name, text := range map[string]string{

@@ -129,8 +129,7 @@ func TestNoReplyCountsAfterAWrongStatus(t *testing.T) {
 	}
 }
 
-// asked sends a command on a goroutine of its own, and returns a channel that gets its
-// error.
+// asked sends a command on a goroutine of its own, and returns a channel that gets its error.
 func asked(w *Wire, ctx context.Context) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -199,8 +198,7 @@ func TestSilentWireIsGivenUpAfterAFewRoundTrips(t *testing.T) {
 	}
 }
 
-// The round trips of a wire are measured. So a server that is far away does not count as
-// dead.
+// The round trips of a wire are measured. So a server that is far away does not count as dead.
 func TestServerFarAwayIsNotGivenUp(t *testing.T) {
 	overWire(t, false, func(t *testing.T, w *Wire, server net.Conn, _ <-chan bool) {
 		const away = 40 * time.Millisecond
