@@ -4,10 +4,9 @@
 // election of client-go on that Lease. So a program can move from client-go to hasp, or back, while
 // it runs. The Lease of any other key is named hasp- and a hash.
 //
-// The record of caslock is an annotation, and the spec is as client-go writes it. The store has no
-// clock, and package caslock says what TryLock means without one. Waiters poll. If there are many,
-// set hasp.Options.Backoff to some seconds. The service account needs the verbs get, list, create,
-// patch and delete on leases in the group coordination.k8s.io.
+// The spec is as client-go writes it, and an annotation has the record of caslock. The store has no
+// clock: see package caslock for TryLock. Waiters poll; for many, set hasp.Options.Backoff to
+// seconds. The account needs get, list, create, patch and delete on leases of coordination.k8s.io.
 package k8slease
 
 import (
