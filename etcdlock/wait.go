@@ -224,23 +224,23 @@ func (w *waiter) enter(ctx context.Context) error {
 	return nil
 }
 
-// keepAlive begins the lease's term anew, on a goroutine, if a third of the term has passed.
+// keepAlive begins the lease's term anew, on a goroutine, if a third of the term has passed. Only a
+// proven keep-alive counts: see outcome.
 func (w *waiter) keepAlive() {
 	l := w.lease
-	if l == nil || w.d.age(l) < l.term()/3 || w.beating.Swap(true) {
+	if l == nil || w.entry.CreateRevision == 0 || w.d.age(l) < l.term()/3 || w.beating.Swap(true) {
 		return
 	}
-	name := string(w.entry.Key)
+	h := w.d.newHold(w.c, w.entry, l)
 	w.d.cluster.spawn(func() {
 		defer w.beating.Store(false)
-		ctx, cancel := context.WithTimeout(w.d.cluster.ctx, l.term()/3)
+		ctx, cancel := context.WithTimeout(w.d.cluster.ctx, l.term()*2/3)
 		defer cancel()
-		switch b := w.d.cluster.beat(ctx, l.id); {
-		case b.err == nil && b.ttl > 0:
-			l.beganAt(b.began)
-		case b.err == nil:
-			w.q.deleted(name, ended)
-		}
+		w.d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, err error) {
+			if errors.Is(err, errGone) {
+				w.q.deleted(string(h.entry.Key), ended)
+			}
+		})
 	})
 }
 

@@ -23,6 +23,7 @@ const (
 	process = "process"
 	link    = "link"
 	server  = "server"
+	alone   = "alone" // of a server, and no other fault prolongs it
 )
 
 type catalog []*fault

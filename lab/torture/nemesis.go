@@ -58,7 +58,7 @@ func (n *nemesis) torture(ctx context.Context, end time.Time) {
 			if n.rand.IntN(6) == 0 {
 				extra = n.faults[n.rand.IntN(len(n.faults))]
 			}
-			if extra != nil && extra.class == f.class {
+			if extra != nil && (extra.class == f.class || f.class == alone) {
 				extra = nil
 			}
 			n.strike(ctx, f, extra)
