@@ -10,17 +10,17 @@ import (
 
 // answers is what the store has answered to the callers of a line.
 type answers struct {
-	// last is why the head, or the previous head, did not get the key: the store's ErrHeld, or an
+	// last says why the head, or the previous head, did not get the key: the store's ErrHeld, or an
 	// outage. It is errHeldHere if the previous head had the key, and nil if nothing is known.
 	last error
 
-	// Both times are by clock.awake.
+	// Both times below come from clock.awake.
 	outage     instant // when the outage began; 0 if there is none
 	unanswered instant // when the first attempt after the last answer or outage began; 0 if there was none
 }
 
 // answeredLocked records that a call failed with err: ErrHeld, or an outage, such as a broken
-// connection or a timeout. sent is when the call began, by clock.awake.
+// connection or a timeout. The argument sent is the time of clock.awake at which the call began.
 func (ln *line) answeredLocked(err error, sent instant) {
 	ln.last, ln.unanswered = err, 0
 	if !errors.Is(err, ErrHeld) {
@@ -31,8 +31,8 @@ func (ln *line) answeredLocked(err error, sent instant) {
 	ln.q.contended.note(ln.key, ln.q.clock.now())
 }
 
-// unansweredLocked records that a call got no answer, because its caller's context ended first.
-// sent is when the call began, by clock.awake.
+// unansweredLocked records that a call got no answer, because its caller's context ended first. The
+// argument sent is the time of clock.awake at which the call began.
 func (ln *line) unansweredLocked(sent instant) {
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
 	if ln.staleLocked(ln.last) {
@@ -41,8 +41,8 @@ func (ln *line) unansweredLocked(sent instant) {
 }
 
 // outageLocked returns how long the line's outage has lasted, or 0 if there is no outage. The time
-// counts from the start of the outage, or from the caller's arrival if that is later. The parameter
-// since is when the caller arrived, by clock.awake.
+// counts from the start of the outage, or from the caller's arrival if that is later. The argument
+// since is the time of clock.awake at which the caller arrived.
 func (ln *line) outageLocked(since instant) time.Duration {
 	if ln.outage == 0 {
 		return 0
@@ -50,8 +50,8 @@ func (ln *line) outageLocked(since instant) time.Duration {
 	return time.Duration(ln.q.clock.awake() - max(ln.outage, since))
 }
 
-// staleLocked reports whether answer is an ErrHeld that is too old to report. An ErrHeld is too old
-// if attempts have had no answer for a third of Timeout, because the store may hang.
+// staleLocked reports whether the error answer is an ErrHeld that is too old to report. An ErrHeld
+// is too old if attempts have had no answer for a third of Timeout, because the store may hang.
 func (ln *line) staleLocked(answer error) bool {
 	return ln.unanswered != 0 && errors.Is(answer, ErrHeld) && time.Duration(ln.q.clock.awake()-ln.unanswered) >= ln.q.opts.Timeout/3
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// This file has the bottom of the engine: the core, the clock, and the calls to the driver.
+// This file contains the bottom of the engine: the core, the clock, and the calls to the driver.
 
 // core is what the parts of a Client share: the settings that never change, the mutex, and the
 // count of the goroutines that Close waits for.
@@ -51,8 +51,8 @@ func newCore(opts Options, traits backend.Traits) *core {
 	return c
 }
 
-// enter begins a call on the caller's goroutine. Close waits until leave ends the call. If Close
-// has stopped waiting, enter returns ErrClosed.
+// enter begins a call on the caller's goroutine. Close waits until the method leave ends the call.
+// If Close has stopped waiting, enter returns ErrClosed.
 func (c *core) enter() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,7 +70,7 @@ func (c *core) leave() {
 	c.changed.Broadcast()
 }
 
-// spawn runs f on a goroutine that Close waits for. If Close has stopped waiting, it returns false.
+// spawn runs f on a goroutine that Close waits for. It returns false if Close has stopped waiting.
 func (c *core) spawn(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +110,7 @@ func (c *core) answerTime() time.Duration {
 	return min(max(4*c.roundTrip(), 50*time.Millisecond), c.opts.Timeout)
 }
 
-// settle waits until cond returns true, or until the time end. It calls cond with mu held.
+// settle waits until cond returns true, or until the deadline end. It calls cond with mu held.
 func (c *core) settle(end time.Time, cond func() bool) {
 	timer := time.AfterFunc(time.Until(end), func() {
 		// Hold mu, so that the signal cannot come between the check of the time and the Wait.
@@ -154,13 +154,13 @@ func jitter(d time.Duration) time.Duration {
 
 // instant is a moment by a Client's clock, in nanoseconds since the Client was created. 0 means no
 // moment. An instant includes the suspends that the clock notices (see clock.local and package
-// hostclock). An instant "by clock.awake" does not include suspends.
+// hostclock). A time "of clock.awake" is an instant that does not include suspends.
 type instant int64
 
-// never is later than every deadline.
+// never is an instant that is later than every deadline.
 const never = instant(1<<63 - 1)
 
-// add returns t + d, or never if the sum would be larger.
+// add returns t + d, or the constant never if the sum would be larger.
 func (t instant) add(d time.Duration) instant {
 	if d > 0 && t > never-instant(d) {
 		return never
@@ -171,8 +171,8 @@ func (t instant) add(d time.Duration) instant {
 // clock is Go's monotonic clock plus the time for which the machine has slept. Inside a synctest
 // bubble, Go's clock is virtual.
 //
-// Only the method read reads the time of sleep. It does so at most once a millisecond, because a
-// reading takes system calls. The engine calls read around calls that acquire or renew a hold, in
+// Only the method read reads the time of sleep, at most once a millisecond, because a reading takes
+// system calls. The engine calls read before and after each call that acquires or renews a hold, in
 // Lease.Err, and once a second while leases are held. The method now uses the last reading.
 type clock struct {
 	base      time.Time            // just before the clock was created
@@ -183,8 +183,8 @@ type clock struct {
 	nextCheck atomic.Int64         // when read must call suspended again: a time of Go's clock, counted from base
 }
 
-// checkInterval is how long read uses the last reading. It counts by Go's clock, which stops during
-// a suspend, so read may notice a suspend late, by up to checkInterval.
+// checkInterval is how long the method read uses the last reading. Go's clock measures this time,
+// and stops during a suspend. Therefore read may notice a suspend up to checkInterval late.
 const checkInterval = time.Millisecond
 
 func newClock(suspended func() time.Duration, local bool) *clock {
@@ -209,8 +209,8 @@ func (k *clock) awake() instant { return instant(time.Since(k.base)) }
 // may differ by less than that.
 const minSuspend = int64(time.Millisecond)
 
-// read returns the present time, and how long the machine has slept, so now − slept is the time by
-// clock.awake. It reads the time of sleep, unless it has done so within checkInterval.
+// read returns the instant now, and how long the machine has slept; now − slept is the time of
+// clock.awake. It reads the time of sleep anew if the last reading is older than checkInterval.
 func (k *clock) read() (now instant, slept int64) {
 	awake := int64(time.Since(k.base))
 	slept = k.slept.Load()
@@ -220,7 +220,7 @@ func (k *clock) read() (now instant, slept int64) {
 
 	seen := int64(k.suspended() - k.before)
 	// Store only a larger value, because instants must not go back, and another goroutine may have
-	// stored a larger one meanwhile.
+	// stored a larger value meanwhile.
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
@@ -229,9 +229,9 @@ func (k *clock) read() (now instant, slept int64) {
 	return instant(int64(time.Since(k.base)) + slept), slept // both results include the same slept
 }
 
-// at converts t, a time by this process's clock, to an instant. slept is how long the machine had
-// slept when t was read, or at an earlier moment. If a suspend came between that moment and t, the
-// result is too early, which is safe for a deadline.
+// at converts the time t of this process's clock to an instant. The argument slept is how long the
+// machine had slept when t was read, or at an earlier moment. If a suspend came between that moment
+// and t, the result is too early, which is safe for a deadline.
 func (k *clock) at(t time.Time, slept int64) instant {
 	return instant(int64(t.Sub(k.base)) + slept)
 }
@@ -259,9 +259,9 @@ type store struct {
 	waker  backend.Waker  // driver, or nil if it is no Waker or is a Waiter
 }
 
-// call runs f, which makes one call to the store, and gets the values of ctx. It returns when f
-// returns, after the duration bound, or when ctx ends. If the function late is not nil, call also
-// returns when Close begins. If call returns before f, late gets the outcome of f.
+// call runs f, which makes one call to the store and receives the values of ctx. It returns when f
+// returns, when the duration bound has passed, or when ctx ends. If the function late is not nil,
+// call also returns when Close begins. If call returns before f, late receives the outcome of f.
 //
 // The Traits decide how f runs. If Reach is Process, the function direct runs f to its end. If the
 // driver's calls end with their context (see Cancellation), direct runs f with a context that ends
@@ -291,16 +291,16 @@ func call[T any](s *store, ctx context.Context, bound time.Duration,
 	return v, err
 }
 
-// prompt reports whether the function direct can make a call of the driver. It can if the store is
-// in this process, or if a call ends with its context when that is ctx with a deadline.
+// prompt reports whether the function direct can call the driver. It can if the store is in this
+// process, if a call ends with its context, or if a call ends at its deadline and ctx cannot end.
 func (s *store) prompt(ctx context.Context) bool {
 	ends := s.traits.Cancellation
 	return ends == backend.CancelPrompt || ends == backend.CancelByDeadline && ctx.Done() == nil || s.traits.Reach == backend.Process
 }
 
-// direct runs f on the caller's goroutine. The context of f ends when ctx or quit ends, or after
-// the duration bound. quit may be nil. With CancelByDeadline, f may go on after quit has ended. If
-// Reach is Process, the context of f never ends.
+// direct runs f on the caller's goroutine. The context of f ends when the context ctx or quit ends,
+// or when the duration bound has passed. The argument quit may be nil. With CancelByDeadline, f may
+// go on after the end of quit. If Reach is Process, the context of f never ends.
 func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f func(context.Context) (T, error)) (T, error) {
 	if s.traits.Reach == backend.Process {
 		if ctx.Done() != nil {
@@ -325,14 +325,14 @@ func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f f
 	return v, err
 }
 
-// run calls f with a context that ends with ctx. If bound is above 0, the context ends after that
-// time at the latest. If Cancellation is CancelPrompt, or Reach is Process, f runs on the caller's
-// goroutine, and run returns when f returns.
+// run calls f with a new context that ends with ctx. If bound is above 0, the new context ends
+// after that time at the latest. If Cancellation is CancelPrompt, or Reach is Process, f runs on
+// the caller's goroutine, and run returns when f returns.
 //
-// Otherwise f runs on a goroutine of its own. Then run returns when f has returned, when leave or
-// quit is closed, or a moment after the context has ended. If f returns after run has returned, the
-// function late gets the outcome, unless it is nil. If Close has stopped waiting, run returns
-// ErrClosed without calling f.
+// Otherwise f runs on a goroutine of its own. Then run returns when f has returned, when the
+// channel leave or quit is closed, or a moment after the new context has ended. If f returns after
+// run, the function late receives the outcome, unless late is nil. If Close has stopped waiting,
+// run returns ErrClosed without calling f.
 func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit <-chan struct{},
 	f func(context.Context) (T, error), late func(T, error)) (v T, err error) {
 	end := func() {}
@@ -408,8 +408,8 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) err
 	return err
 }
 
-// keeping returns cl for a release that begins now. It sets KeepUntil unless keep is past. Each
-// release computes KeepUntil anew, because the machine may have slept since the last one.
+// keeping returns cl for a release that begins now. It sets KeepUntil unless the instant keep is
+// past. Each release computes it anew, because the machine may have slept since the last release.
 func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
 	if keep == 0 {
 		return cl

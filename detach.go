@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Handle is a hold without a lease: [Lease.Detach] returns it, and [Client.Resume] makes a lease of
-// it, in this process or in another one. It encodes to JSON.
+// Handle is a hold without a lease: [Lease.Detach] returns it, and [Client.Resume] creates a lease
+// from it, in this process or in another one. It can be encoded as JSON.
 //
 // A handle is a secret, because any program that has it can release the key. Pass it on in a file
 // or through a pipe, and not in arguments or logs. Package fmt prints only its key.
@@ -118,12 +118,12 @@ func (l *Lease) detachableLocked() error {
 // hold is unchanged or renewed, and Resume may be called again.
 //
 // Only one caller may resume a handle. A second Resume on the same Client returns ErrInvalid. If
-// two Clients resume it, both get a lease, because the store cannot distinguish them. When one of
-// them unlocks, the other loses its lease at the next renewal.
+// two Clients resume it, both receive a lease, because the store cannot distinguish them. When one
+// of them unlocks, the other loses its lease at the next renewal.
 //
 // The lease has the term, the fence, the slot, the min hold and the max hold of the detached lease.
 // Of the options, Resume takes only WithTTL, WithoutRenewal and WithMaxHold; others are ErrInvalid.
-// A max hold given here counts from now, and cannot end later than that of the detached lease.
+// A new max hold counts from now, and cannot end later than that of the detached lease.
 func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, error) {
 	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: never}
 	w.r.apply(opts)
@@ -172,7 +172,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	w.tries = 1
 	// If the outcome is unknown, do not release the hold, because the handle can still resume it.
 	g, err := call(&c.store, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
-		err = noAnswer(c.opts.Timeout) // remains if Renew returns without a call of done, which cannot come later
+		err = noAnswer(c.opts.Timeout) // this error remains if Renew returns without a call of done; such a call cannot come later
 		c.store.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 		return g, err
 	}, nil)

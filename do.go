@@ -15,7 +15,7 @@ import (
 )
 
 // Do runs fn while it holds key. fn receives the lease's context, which ends when ctx ends or the
-// lock is lost. A Lock of the same key with this context re-enters.
+// lock is lost. If fn locks the same key with this context, it re-enters the lease.
 //
 // The lease is renewed until fn returns, even after ctx has ended, so that no other caller gets the
 // key while fn cleans up. If fn ignores the end of its context, the key stays locked; WithMaxHold
@@ -76,18 +76,18 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 	return joined(all.do(ctx, func() error { return fn(all.Context(), all) }))
 }
 
-// LockAll locks all of keys or none. A key that is given twice is locked only once. WithMaxWait
-// bounds the sum of the waits for held keys. After that time, LockAll still locks keys that are
-// free, and fails at the first key that is held. The other options apply to each key. If LockAll
-// fails, no key stays taken because of WithMinHold.
+// LockAll locks either all keys that are given or no key. A key that is given twice is locked only
+// once. WithMaxWait bounds the sum of the waits for held keys. After that time, LockAll still locks
+// keys that are free, and fails at the first key that is held. The other options apply to each key.
+// If LockAll fails, no key stays taken because of WithMinHold.
 //
 // LockAll waits for one key after another in sorted order. While it waits for a key, it holds no
-// later one, so two calls with overlapping keys cannot deadlock. If l is a [*Client], LockAll first
+// later key, so two calls with overlapping keys cannot deadlock. If l is a [*Client], LockAll first
 // makes one attempt at every key, as TryLock does, up to 64 at the same time. So if the keys are
 // free, they take one round trip together. LockAll keeps the keys before the first one that it did
-// not get, and unlocks the later ones. With WithMaxWait(0), or with less time than some round trips
-// take, LockAll skips these attempts, and locks one key after another. So if the keys of two such
-// calls overlap, one of the calls succeeds.
+// not get, and unlocks the later ones. With WithMaxWait(0), or with less time than a few round
+// trips take, LockAll skips these attempts, and locks one key after another. So if the keys of two
+// such calls overlap, one of the calls succeeds.
 //
 // While LockAll waits for a key, the leases that it already has are renewed, unless WithoutRenewal
 // is among opts. In that case choose a TTL that is much longer than the sum of all waits and calls
@@ -98,7 +98,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 		return nil, fmt.Errorf("hasp: lock all: %w: no keys", ErrInvalid)
 	}
 
-	// Lock all or none, even if l is a wrapper that panics or ends the goroutine.
+	// Lock all keys or no key, even if the Locker is a wrapper that panics or ends the goroutine.
 	all := &Leases{}
 	returns := false
 	defer func() {
@@ -118,7 +118,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 	return all, nil
 }
 
-// lock locks keys, which are sorted. After an error, the caller must call undo.
+// lock locks the given keys, which are sorted. After an error, the caller must call undo.
 func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Option) error {
 	// Of the options, only WithMaxWait concerns all keys together.
 	var r request
@@ -130,7 +130,7 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 	if direct {
 		// Derive the leases' contexts from ctx. If they were derived from one another, or from the
 		// joint context, an Unlock of one lease would end the contexts of others. With a wrapper,
-		// they are derived from one another, because it may pass on a context of its own.
+		// the contexts are derived from one another, because a wrapper may pass on its own.
 		ls.joint = newLeaseContext(ctx, nil, ls)
 		wait = ls.joint.Context
 		opts = append(opts, func(r *request) { r.parent = ctx })
@@ -171,11 +171,11 @@ func (ls *Leases) undo(ctx context.Context) error {
 	return ls.Unlock(ctx)
 }
 
-// tryAtOnce makes one attempt at each of keys, at the same time. It keeps the leases before the
-// first key that it did not get, and unlocks the others. If the attempt at that first key got no
-// answer for Timeout, tryAtOnce returns the error, because Lock would wait for another Timeout.
+// tryAtOnce makes one attempt at each key of keys, all at the same time. It keeps the leases before
+// the first key that it did not get, and unlocks the others. If the attempt at that first key got
+// no answer for Timeout, tryAtOnce returns the error, because Lock would wait for another Timeout.
 func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts []Option) (hung error) {
-	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // each has one entry more than keys, which stays nil
+	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // each has one entry more than keys; that entry stays nil
 	var refused atomic.Bool
 
 	// Defer this, because Observe may panic in an attempt.
@@ -185,7 +185,7 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 			ls.add(l)
 		}
 		rest := Leases{leases: slices.DeleteFunc(got[n:], func(l *Lease) bool { return l == nil })}
-		_ = rest.Unlock(ctx) // if it fails, the Client repeats it
+		_ = rest.Unlock(ctx) // if the Unlock fails, the Client repeats it
 		hung = errs[n]
 	}()
 
@@ -209,10 +209,10 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 // maxAtOnce bounds the calls that atOnce has in flight, because some stores have few connections.
 const maxAtOnce = 64
 
-// atOnce calls f for 0 to n-1. Each call has a goroutine of its own, and up to maxAtOnce run at the
-// same time. When f has returned false, because the store did not answer, this bound is dropped.
-// Otherwise each group of maxAtOnce calls might take a whole Options.Timeout. If f panics or ends
-// its goroutine, atOnce does the same when all calls have ended.
+// atOnce calls f with the numbers 0 to n-1. Each call has a goroutine of its own, and up to
+// maxAtOnce run at the same time. When f has returned false, because the store did not answer, this
+// bound is dropped. Otherwise each group of maxAtOnce calls might take a whole Options.Timeout. If
+// f panics or ends its goroutine, atOnce does the same when all calls have ended.
 func atOnce(n int, f func(i int) (answered bool)) {
 	if n == 1 {
 		f(0)
@@ -310,7 +310,7 @@ func (ls *Leases) Unlock(ctx context.Context) error {
 	return errors.Join(ls.unlock(ctx)...)
 }
 
-// unlock does what Unlock does, and returns the error of each lease, by its index in ls.leases.
+// unlock does what Unlock does. The error with index i is that of the lease ls.leases[i].
 func (ls *Leases) unlock(ctx context.Context) []error {
 	errs := make([]error, len(ls.leases))
 	atOnce(len(errs), func(i int) bool {
@@ -335,7 +335,7 @@ const (
 //   - immediately ErrInvalid or errors.ErrUnsupported, as Lock does, and also ErrInvalid if fn is
 //     nil or opts have WithMaxWait or WithShared.
 //
-// After a loss, Lead waits until fn has returned, discards its result, even a nil one, and competes
+// After a loss, Lead waits until fn has returned, discards the result of fn, even nil, and competes
 // again after a pause of up to 100 ms. So fn must be safe to run again. In one Lead, no two calls
 // of fn run at the same time. After an outage, Lead tries again after a pause of up to a second.
 // Options.Observe reports outages and losses, and [Client.Inspect] shows who leads.

@@ -43,8 +43,8 @@ var (
 	// none of the other errors here, except where LockAll or Do joins several errors.
 	//
 	// If the caller's context ends before any call has failed, the error matches only the context's
-	// error: a short deadline is not an outage. If a call has failed before, the error matches
-	// both. So test for the context's error first.
+	// error: a short deadline is not an outage. If a call has failed before, the error also matches
+	// ErrUnavailable. Therefore test for the context's error first.
 	ErrUnavailable = backend.ErrUnavailable
 )
 
@@ -136,8 +136,8 @@ func (e available) Is(target error) bool {
 
 func (e available) As(target any) bool { return errors.As(e.err, target) }
 
-// waitError is the error of a wait that ended with its caller's context. errors.Is finds both its
-// errors.
+// waitError is the error of a wait that ended with its caller's context. errors.Is finds the errors
+// in both fields.
 type waitError struct {
 	err   error // why the caller did not have the key
 	cause error // why the wait ended
@@ -147,7 +147,7 @@ func (e *waitError) Error() string { return e.cause.Error() + " (" + e.err.Error
 
 func (e *waitError) Unwrap() []error { return []error{e.err, e.cause} }
 
-// withContextEnd returns err joined with ctx's error and cause, if ctx has ended.
+// withContextEnd returns err. If ctx has ended, it joins err with the error and the cause of ctx.
 func withContextEnd(ctx context.Context, err error) error {
 	end := ctx.Err() // before Cause, because Err of a lease's context reads the clock, and may end the context
 	cause := context.Cause(ctx)
@@ -168,7 +168,7 @@ func withContextEnd(ctx context.Context, err error) error {
 	case err == nil:
 		return cause
 	case errors.Is(err, end):
-		return err // err matches the end already
+		return err // err already matches the error of ctx
 	}
 	return &waitError{err, cause}
 }

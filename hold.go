@@ -38,7 +38,7 @@ type hold struct {
 	limit     instant // the end of WithMaxHold, or never; renewals ask for a term that ends just after it
 	keep      instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
 
-	// The fields up to lapsed are about its renewal.
+	// The fields from due to lapsed describe the renewal of the hold.
 	due      instant       // when the next renewal is due
 	planned  instant       // when the field due was set
 	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
@@ -50,7 +50,7 @@ type hold struct {
 	renewal  int8          // renews, paused or unrenewed
 	queued   bool          // it waits in a lane for a batch
 	extended bool          // Extend was called, so the hold is not handed over
-	lapsed   bool          // its deadline or its max hold has ended it, so the store may still keep it
+	lapsed   bool          // its deadline or its max hold has ended the hold, so the store may still keep it
 
 	// See "A key lingers" in queue.go.
 	linger  time.Duration // how long it may linger after its grant; depends on the option of its present or last caller
@@ -72,9 +72,9 @@ const (
 // errLate says that a grant came too late. It is an outage.
 var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDeadlineExceeded)
 
-// newHold returns the hold that g grants. start is when the call began, and slept is how long the
-// machine had slept by then. If the grant's term ended before the answer came, newHold has the
-// reaper release the token, and returns errLate.
+// newHold returns the hold that g grants. The argument start is the time at which the call began,
+// and slept is how long the machine had slept at that time. If the grant's term ended before the
+// answer came, newHold has the reaper release the token, and returns errLate.
 func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
 	cl.Handle = g.Handle
 	term := cl.TTL - backend.Drift(cl.TTL)
@@ -107,8 +107,8 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now instant, 
 	return h, nil
 }
 
-// startLocked makes h the hold of ln, and returns its first lease. waited is how long the Client
-// waited for h. If sought is true, the first attempt did not get h.
+// startLocked makes h the hold of ln, and returns its first lease. The argument waited is how long
+// the Client waited for h. If sought is true, the first attempt did not get h.
 func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited time.Duration, sought bool) *Lease {
 	h.line = ln
 	if r.noRenew {
@@ -163,9 +163,9 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 // renewalsPerT says that a renewal starts after a third of the TTL.
 const renewalsPerT = 3
 
-// renewalTime returns when to renew a term. since is when the term began. The result is a third of
-// the term after that, less a random part of up to a tenth of the third. So the renewals of holds
-// that were taken together become due at different times.
+// renewalTime returns the time at which to renew a term that began at the time since. That is a
+// third of the term later, less a random part of up to a tenth of that third. So the renewals of
+// holds that were taken together become due at different times.
 func renewalTime(since instant, term time.Duration) instant {
 	third := term / renewalsPerT
 	return since.add(third - rand.N(third/10+1))
@@ -179,9 +179,9 @@ func (h *hold) callEndedLocked() {
 	}
 }
 
-// holdHeap is a binary heap of holds, ordered by when the renewer must serve them. Its entries
-// contain these times, because to read a time from a hold, a comparison would wait for memory. With
-// 30,000 leases, this wait was a quarter of the cost of a renewal.
+// holdHeap is a binary heap of holds, ordered by the times at which the renewer must serve them.
+// Its entries contain these times, because a comparison that read a time from a hold would wait for
+// memory. With 30,000 leases, this wait was a quarter of the cost of a renewal.
 type holdHeap []scheduled
 
 type scheduled struct {
@@ -189,7 +189,7 @@ type scheduled struct {
 	hold *hold
 }
 
-// place overwrites the entry at i with s, and moves s to where it belongs in the heap.
+// place stores s in the entry with index i, and moves s to its proper place in the heap.
 func (q holdHeap) place(i int, s scheduled) {
 	for up := (i - 1) / 2; i > 0 && s.next < q[up].next; up = (i - 1) / 2 {
 		q[i] = q[up]
@@ -355,8 +355,8 @@ const (
 
 // These constants are how many times the reaper releases a token. If the store has answered the
 // Acquire or the Wait, one release is enough. If the outcome is unknown, the store may carry out
-// the command after the first release. So the reaper makes a second release a Timeout later. By
-// then the command has arrived, or its connection is dead.
+// the command after the first release. So the reaper makes a second release a Timeout later. At
+// that time the command has arrived, or its connection is dead.
 const (
 	reapOnce  = 1
 	reapTwice = 2
@@ -366,8 +366,8 @@ const (
 // from calls of unknown outcome, late grants, lost holds, and places in a queue that were given up.
 // It has one goroutine, which runs while there is work, and one more for each release in flight.
 //
-// Its times are by clock.awake, because a command may reach the store only after a suspend, and
-// must still be cleaned up then.
+// Its times come from clock.awake, because a command may reach the store only after a suspend, and
+// its token must still be released then.
 type reaper struct {
 	*store
 	wake chan struct{} // signals a change of the queue; has room for one signal
@@ -381,14 +381,14 @@ type reaper struct {
 type reap struct {
 	claim  backend.Claim
 	keep   instant       // end of the min hold, until which the release leaves the key taken; or 0
-	at     instant       // when the next try is due, by clock.awake
-	until  instant       // when the token has expired in the store, by clock.awake
+	at     instant       // the time of clock.awake at which the next try is due
+	until  instant       // the time of clock.awake at which the token has expired in the store
 	times  int           // how many more releases must free the token or find it gone
 	failed int           // number of releases in a row that failed in another way
 	freed  chan struct{} // closed when the token is not in the store any more; nil if no caller waits for that
 }
 
-// over closes the channel freed, if a caller waits for that.
+// over closes the channel freed of x, if a caller waits for that.
 func (x *reap) over() {
 	if x.freed != nil {
 		close(x.freed)
@@ -543,18 +543,18 @@ func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 	return call(r.store, ctx, bound, f, late)
 }
 
-// failed is called if an Acquire or a Wait for cl has returned err. If the outcome is unknown and
-// the driver does not clean up, the reaper releases the token. The outcome is also unknown if err
-// joins a definite error and the error of a context.
+// failed handles the error err of an Acquire or a Wait for cl. If the outcome is unknown and the
+// driver does not clean up, the reaper releases the token. The outcome is also unknown if err joins
+// a definite error and the error of a context.
 func (r *reaper) failed(cl backend.Claim, err error) {
 	if !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
 		r.add(cl, reapTwice)
 	}
 }
 
-// guard returns the functions f and late for call or run. f calls ask, which is the driver's
-// Acquire or Wait, and has the reaper clean up after a failure. The function late has the reaper
-// release a grant that comes after the caller has left.
+// guard returns the arguments f and late of the function call or run. The function f calls ask,
+// which is the driver's Acquire or Wait, and has the reaper clean up after a failure. The function
+// late has the reaper release a grant that comes after the caller has left.
 func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim) (backend.Grant, error)) (f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
 	f = func(ctx context.Context) (backend.Grant, error) {
 		g, err := ask(ctx, cl)

@@ -13,7 +13,7 @@ import (
 
 // The methods Inspect, Break and List of Client, in locker.go, call these functions.
 
-// inspect calls f with the driver, which must be an Inspector, and with Options.Prefix and key.
+// inspect calls f with the driver, which must be an Inspector, and with the key Options.Prefix+key.
 func inspect[T any](s *store, ctx context.Context, key string, f func(backend.Inspector, context.Context, string) (T, error)) (v T, err error) {
 	in, ok := s.driver.(backend.Inspector)
 	switch {

@@ -27,7 +27,7 @@ type Lease struct {
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0
 	loss    *LostError                   // why it was lost; set before state becomes lost
-	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
+	ctx     atomic.Pointer[leaseContext] // created by the first call of Context
 	state   atomic.Int32                 // one of the states below; written under mu
 	reentry bool                         // the lease joined a hold that its caller had
 	shared  bool                         // WithShared
@@ -63,8 +63,8 @@ func (l *Lease) Key() string { return l.key }
 
 // Fence returns a number that grows with every new hold of the key. Send it with each write to the
 // resource that the lock protects. Let the resource refuse a fence that is smaller than the largest
-// it has seen; package fence has guards that do so. With shared leases, the resource keeps two such
-// numbers: see WithShared. Fence returns 0 if the hold was taken without WithFence.
+// it has seen; package fence provides guards that do so. With shared leases, the resource keeps two
+// such numbers: see WithShared. Fence returns 0 if the hold was taken without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
 
 // Shared reports whether the lease is shared: other leases may hold the key at the same time. A
@@ -75,8 +75,8 @@ func (l *Lease) Shared() bool { return l.hold.claim.Shared }
 // without slots.
 func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 
-// Expires returns when the lease ends if no further renewal succeeds. The lease's context ends at
-// that time at the latest.
+// Expires returns the time at which the lease ends if no further renewal succeeds. The lease's
+// context ends at that time at the latest.
 func (l *Lease) Expires() time.Time { return l.hold.renewer.clock.time(l.end()) }
 
 // Err returns nil while the lease is held, ErrReleased after Unlock or Detach, and ErrClosed after
@@ -136,8 +136,8 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 // context do not read the clock: they end when a timer fires, which may be late.
 func (l *Lease) Context() context.Context { return l.context(nil) }
 
-// context returns the context of l. If this call makes the context, and joint is not nil, the end
-// of l also calls joint.
+// context returns the context of l. If this call creates the context, and the function joint is not
+// nil, the end of l also calls joint.
 func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
 	if x := l.ctx.Load(); x != nil {
 		return x
@@ -160,7 +160,7 @@ func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
 	return x
 }
 
-// renewUntilUnlock makes renewals go on until Unlock, also after the end of Lock's context.
+// renewUntilUnlock lets renewals go on until Unlock, also after the end of Lock's context.
 // WithoutRenewal and WithMaxHold keep their effect.
 func (l *Lease) renewUntilUnlock() {
 	r, h := l.hold.renewer, l.hold
@@ -175,8 +175,8 @@ func (l *Lease) renewUntilUnlock() {
 	}
 }
 
-// countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it last, because a
-// call that fails unlocks the lease, and must not leave the key taken.
+// countMinHold lets l's min hold take effect, if l has one. Lock or LockAll calls it at the end,
+// because a call that fails unlocks the lease, and must not leave the key taken.
 func (l *Lease) countMinHold() {
 	l.hold.renewer.mu.Lock()
 	defer l.hold.renewer.mu.Unlock()

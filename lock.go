@@ -14,15 +14,15 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// This file has Lock and TryLock: their arguments, the loop of attempts, and re-entry. wait.go has
-// the waits of a caller that is not the first in line, or that the store has refused.
+// This file contains Lock and TryLock: their arguments, the loop of attempts, and re-entry. wait.go
+// contains the waits of a caller that is not the first in line, or that the store has refused.
 
 // wait is one call of Lock or TryLock, from its arguments to a hold.
 type wait struct {
 	c     *Client
 	r     request
 	start instant // when Lock was called
-	began instant // the moment of start by clock.awake, because a suspend is no part of an outage
+	began instant // the time of clock.awake at the moment start, because a suspend is no part of an outage
 	once  bool    // make only one attempt
 	end   instant // when WithMaxWait ends the wait, or never
 	tries int     // calls to the store so far
@@ -51,11 +51,11 @@ type wait struct {
 // and the lease is renewed for at most one more term. The key stays locked until Unlock, or until
 // the term ends. With [Do], the lease is renewed until the function returns.
 //
-// A context derived from a lease's context re-enters: if that lease holds the same key on the same
-// Client, Lock returns immediately with a lease on the same hold. Unlock the inner lease first, as
-// defer does. If the outer lease is unlocked first, the inner lease's context ends, and the hold is
-// renewed for at most one more term. A call with any other context waits for the key, even if its
-// caller holds it.
+// With a context derived from a lease's context, Lock re-enters: if that lease holds the same key
+// on the same Client, Lock returns immediately with a lease on the same hold. Unlock the inner
+// lease first, as defer does. If the outer lease is unlocked first, the inner lease's context ends,
+// and the hold is renewed for at most one more term. A call with any other context waits for the
+// key, even if its caller holds it.
 func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "lock", key, opts)
 }
@@ -67,7 +67,7 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 	return c.lock(ctx, "trylock", key, opts)
 }
 
-// waitPool has waits for reuse. Nothing refers to a wait after its call has returned.
+// waitPool stores values of type wait for reuse. Nothing refers to one after its call has returned.
 var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
 func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Lease, err error) {
@@ -123,7 +123,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Le
 }
 
 // prepare returns an error if the arguments of a call are invalid. Otherwise it sets the fields of
-// w that follow from them.
+// w that follow from the arguments.
 func (w *wait) prepare(ctx context.Context) error {
 	r := &w.r
 	switch {
@@ -188,10 +188,10 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 		return nil, tk.err
 	}
 
-	// This caller is the head now, and takes over the answer that the last head got. The line
+	// This caller is the head now, and takes over the answer that the last head received. The line
 	// counts the caller until its hold has ended, or until it gives up below.
 	w.lastAnswer = tk.lastAnswer
-	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.oneOfAll) { // a TryLock waits for a gap only if LockAll makes it
+	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.oneOfAll) { // a TryLock waits for a gap only if LockAll calls it
 		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
 			w.stood = true
 			w.sleep(ctx, d)
@@ -290,16 +290,16 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	return left - trip - max(trip/2, time.Millisecond)
 }
 
-// attempt makes one attempt. start is when it begins, and slept is how long the machine has slept
-// by then. If the outcome is unknown, reaper.acquire has the token released. With a driver of Reach
-// Process, the outcome is always known. If the parameter last is true, no attempt follows.
+// attempt makes one attempt. The argument start is when it begins, and slept is how long the
+// machine has slept at that time. If the outcome is unknown, reaper.acquire has the token released.
+// With Reach Process it is always known. If the argument last is true, no attempt follows.
 func (w *wait) attempt(ctx context.Context, start instant, slept int64, last bool) (*hold, error) {
 	c, ln, sent := w.c, w.line, start-instant(slept)
 	cl := w.claim()
 	cl.WillRetry = !last
 
 	// The call may take up to Timeout, but not past the end of the wait. During an outage, subtract
-	// how long the outage has lasted. But bound is never below c.answerTime.
+	// how long the outage has lasted. But the bound is never below c.answerTime.
 	bound := min(c.opts.Timeout, time.Duration(w.end-start))
 	c.mu.Lock()
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
@@ -378,7 +378,7 @@ func (w *wait) reenter(ctx context.Context) (*Lease, error) {
 	return nil, errNoneAround
 }
 
-// join adds a lease to the hold of outer. If outer has just ended, the error is errNoneAround.
+// join adds a lease to the hold of outer. If that lease has just ended, join returns errNoneAround.
 func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	h := outer.hold
 	c := h.renewer

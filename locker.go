@@ -33,7 +33,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Locker takes named locks. [*Client] implements it, and every strategy makes a Client:
+// Locker takes named locks. [*Client] implements it, and every strategy creates a Client:
 //
 //	memlock.New(options)               // one process
 //	filelock.New(dir, options)         // the processes of one host
@@ -148,8 +148,8 @@ type Entry = backend.Entry
 //
 // The list is no snapshot: a key that is taken or freed meanwhile may be missing, and a key may
 // appear twice. List asks the store page by page as the loop goes on, and Options.Timeout bounds
-// each call. If there is an error, List yields it once, last, as an [*Error]. If the driver cannot
-// list, the error is errors.ErrUnsupported.
+// each call. If there is an error, List yields it once, at the end, as an [*Error]. If the driver
+// cannot list, the error is errors.ErrUnsupported.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return c.store.list(ctx, prefix)
 }
@@ -168,8 +168,8 @@ func (c *Client) Close() error {
 		return nil
 	}
 
-	// Call close and closeLocked under one lock of mu, so that Close misses no hold: a caller that
-	// gets one later finds that the Client is closing. The leases that end here can be unlocked.
+	// Lock mu once for both close and closeLocked, so that Close misses no hold: a caller that gets
+	// a hold later finds that the Client is closing. The leases that end here can be unlocked.
 	c.close(ErrClosed)
 	c.changed.Broadcast()
 	ended := c.renewer.closeLocked()
@@ -199,7 +199,7 @@ func (c *Client) Close() error {
 }
 
 // notUnlocked returns an error that names the keys of those leases that were not unlocked after
-// Close ended them, or nil if all were.
+// Close ended them, or nil if all leases were.
 func notUnlocked(leases []*Lease) error {
 	var keys []string
 	for _, l := range leases {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// maxUnobserved is how many events may wait for Observe. If more wait, events of failed renewals
-// are dropped, because such events repeat.
+// maxUnobserved is how many events may wait for Observe. If more events wait, events of failed
+// renewals are dropped, because such events repeat.
 const maxUnobserved = 4096
 
 var lastEventID atomic.Uint64
@@ -30,7 +30,7 @@ type unobserved struct {
 	e   Event
 }
 
-// event returns an event of l, with the fields that all its events have.
+// event returns an event of l, with the fields that all events of l have.
 func (l *Lease) event(kind EventKind, err error) Event {
 	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.shared, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
 }
@@ -45,8 +45,8 @@ func (o *observer) call(ctx context.Context, e Event) {
 	}
 }
 
-// acquired reports that a caller got l. waited is how long the caller waited, and tries is the
-// number of its calls to the store. If the lease has ended already, acquired also reports its end.
+// acquired reports that a caller got l. The argument waited is the length of the wait, and tries is
+// the number of calls to the store. If the lease has ended already, acquired also reports that.
 func (o *observer) acquired(ctx context.Context, l *Lease, waited time.Duration, tries int) {
 	e := l.event(EventAcquired, nil)
 	e.Wait, e.Tries = waited, tries
@@ -93,7 +93,7 @@ func (o *observer) lost(l *Lease, err error) {
 	}
 }
 
-// lostLocked queues e, the EventLost of l, or keeps e in l until EventAcquired was reported. If
+// lostLocked queues e, the EventLost of l, or stores e in l until EventAcquired was reported. If
 // Close has stopped waiting, no goroutine may start. In that case, lostLocked returns true, and the
 // caller must report e after it has released mu.
 func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
@@ -108,13 +108,13 @@ func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	return false
 }
 
-// renewFailedLocked queues the event of a failed renewal. leases are all leases of one hold.
+// renewFailedLocked queues the event of a failed renewal of a hold with these leases.
 func (o *observer) renewFailedLocked(leases []*Lease, err error) {
 	if o.opts.Observe == nil || len(leases) == 0 || len(o.queue) >= maxUnobserved {
 		return
 	}
 	// Report only the outermost lease, and not those that have re-entered. If its EventAcquired was
-	// not reported yet, drop the event, because the next renewal that fails makes another.
+	// not reported yet, drop the event, because the next renewal that fails creates another event.
 	if l := leases[0]; l.reported {
 		o.queueEventLocked(l, l.event(EventRenewFailed, err))
 	}

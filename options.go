@@ -359,8 +359,8 @@ const (
 	EventStillHeld EventKind = "still held"
 )
 
-// Event reports one change of a lock, for metrics, traces and logs. It has no token and no secret
-// of the store.
+// Event reports one change of a lock, for metrics, traces and logs. It contains no token and no
+// secret of the store.
 type Event struct {
 	Kind    EventKind
 	ID      uint64        // identifies the call of Lock, TryLock or Resume; unique in the process

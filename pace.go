@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// A Client that polls sleeps for a ninth of the mean wait for the key. So all Clients together make
-// about eight attempts for each hold, however many Clients there are. The record of a hold says how
-// long its Client waited, so all Clients know the same mean. If each Client knew only its own
-// waits, a lucky Client would poll more often, and so get the key more often.
+// A polling Client sleeps for a ninth of the mean wait for the key. Therefore all Clients together
+// make about eight attempts for each hold, however many Clients there are. The record of a hold
+// says how long its Client waited, so all Clients know the same mean. If each Client knew only its
+// own waits, a lucky Client would poll more often, and therefore get the key more often.
 const (
 	sleepsInWait = 9
 	meanOver     = 4                      // the weight of a new wait in the mean is 1/meanOver
@@ -25,14 +25,14 @@ const (
 // If the key is contended, the next line of the key takes over the pace.
 type pace struct {
 	began instant       // when the row of holds began (see queue.go); 0 between two rows
-	ended instant       // when the last head's hold ended, from which waits count
+	ended instant       // when the last head's hold ended; waits count from that time
 	mean  time.Duration // the mean wait for the key; 0 if it is not known
 	found instant       // when an attempt first found the present hold; 0 if no attempt was refused since the Client had the key
 	held  time.Duration // how long the Client of the present hold had waited
 }
 
-// refused records that an attempt found the key held, and returns how long to sleep. waited is how
-// long this Client has waited for the key, and held is how long the holder's Client had waited.
+// refused records that the key was held, and returns how long to sleep. The argument waited is how
+// long this Client has waited, and held is how long the holder's Client had waited.
 func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 	if p.found == 0 || held != p.held {
 		p.found, p.held = now, held
@@ -46,10 +46,10 @@ func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
 	return p.sleep(waited, time.Duration(now-p.found))
 }
 
-// sleep returns how long to sleep. waited is how long the Client has waited for the key, and age is
-// how long it has known the present hold. If waited is the mean wait, the sleep is a ninth of that
-// mean. The longer waited is, the shorter is the sleep, so that no wait is much longer than the
-// others.
+// sleep returns how long to sleep. The argument waited is how long the Client has waited for the
+// key, and age is how long it has known the present hold. If waited is the mean wait, the sleep is
+// a ninth of the mean. The longer the wait, the shorter the sleep, so that no wait is much longer
+// than others.
 func (p *pace) sleep(waited, age time.Duration) time.Duration {
 	d := minSleep
 	if p.mean > 0 {

@@ -14,9 +14,9 @@ import (
 // bounds how long a row of holds lasts; see rowTime.
 const freshEnough = 50 * time.Millisecond
 
-// queue keeps the callers of one Client that want or hold a key, by key. It is a state machine
-// without I/O: each step changes the line of a key, and tells a caller what to do next. If that
-// caller waits, the step sends it a ticket. Otherwise the step returns a ticket.
+// queue stores, for each key, the callers of one Client that want or hold the key. It is a state
+// machine without I/O: each step changes the line of a key, and tells a caller what to do next. If
+// that caller waits, the step sends it a ticket. Otherwise the step returns a ticket.
 //
 //	a caller joins             it may ask the store, must wait, or is refused
 //	the store has answered     the line knows an outage, or why the key is not free
@@ -31,22 +31,22 @@ type queue struct {
 	recalled chan string // the key of a recall that was not handled yet; has room for one
 
 	// All below is guarded by mu.
-	lines     map[string]*line    // by key; without the lines of shared callers
+	lines     map[string]*line    // the line of each key, except the lines of shared callers
 	contended contended           // keys that other Clients may want
-	lookers   map[string]chan int // by key: the channel of the caller that looks for a slot; it receives slots that may be free
+	lookers   map[string]chan int // for each key, the channel of the caller that looks for a slot; the channel receives slots that may be free
 	callers   int                 // number of callers in all lines
 	yields    instant             // when a caller that reuses a key yields its processor next
 	open      int                 // number of holds that are trusted or being released, or that Close ended before their Unlock
 }
 
-// line is the callers of one Client that want or hold one key. It exists only while there are such
-// callers. The Client's mu guards all of it.
+// line contains the callers of one Client that want or hold one key. It exists only while there are
+// such callers. The Client's mu guards all its fields.
 //
 // At most one caller is at the head: it asks the store for the key, holds it, or releases it. The
 // others wait in order of arrival.
 //
-// If the driver is Ordered, it queues the callers itself: all of them ask the store, and the line
-// only counts them.
+// If the driver is Ordered, it queues the callers itself: each caller asks the store, and the line
+// only counts the callers.
 //
 // A shared caller has a line of its own, which no other caller joins. It asks the store itself, and
 // has a hold of its own. If a Client handed a shared hold from caller to caller, the Client might
@@ -71,9 +71,9 @@ type line struct {
 type turn struct {
 	r     *request
 	ctx   context.Context // Lock's context
-	since instant         // when the caller came, by clock.awake
+	since instant         // the time of clock.awake at which the caller came
 	ready chan ticket     // receives the caller's ticket, and has room for it; nil unless the caller waits
-	place *list.Element   // its place in the line's waiting; nil if it is not there
+	place *list.Element   // its place in the list line.waiting; nil if it is not there
 }
 
 type ticket struct {
@@ -208,7 +208,7 @@ func (ln *line) leaveWithoutHoldLocked() {
 	ln.leaveLocked()
 }
 
-// startedLocked makes h the hold of the line. The head of the queue got h from the store. waited is
+// startedLocked makes h the hold of the line. The head got h from the store. The argument waited is
 // how long the Client waited for h. If sought is true, the first attempt did not get h.
 func (ln *line) startedLocked(h *hold, waited time.Duration, sought bool) {
 	ln.q.open++
@@ -362,9 +362,9 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 
 // lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap
 // even if the store has not refused this Client lately, because other Clients may have asked only
-// during holds. If this Client took the key again immediately, they would never find the key free.
-// But after a brief row there is no gap, and if the key is contended, the next caller goes on with
-// the row.
+// during holds. If this Client took the key again immediately, the others would never find the key
+// free. But after a brief row there is no gap, and if the key is contended, the next caller goes on
+// with the row.
 func (ln *line) lastLeavesLocked() {
 	q := ln.q
 	if q.traits.Ordered {
@@ -387,7 +387,7 @@ func (ln *line) lastLeavesLocked() {
 	q.contended.set(ln.key, k)
 }
 
-// contended holds the keys that the store has refused lately.
+// contended contains the keys that the store has refused lately.
 //
 // With an Ordered driver, a caller that wants such a key joins the driver's queue without an
 // attempt, because during an attempt, callers of other Clients could join the queue first. With
@@ -471,7 +471,7 @@ const (
 	wantedLinger = 2 * time.Millisecond   // the longest linger of a key that other Clients want, or may want
 )
 
-// lingerFor returns how long the hold may linger after its grant for a caller with r.
+// lingerFor returns how long the hold may linger after its grant for a caller with the request r.
 func (h *hold) lingerFor(r *request) time.Duration {
 	c := h.renewer
 	switch _, recalls := c.driver.(backend.Recaller); {
@@ -507,8 +507,8 @@ func (q *queue) recallLocked() {
 	}
 }
 
-// lingerLocked makes the ghost keep the hold, whose last lease was unlocked. It returns false if
-// the key must be released.
+// lingerLocked lets the ghost keep the hold, whose last lease was unlocked. It returns false if the
+// key must be released.
 func (h *hold) lingerLocked(key string) bool {
 	c, end := h.renewer, h.granted.add(h.linger)
 	if h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {

@@ -13,13 +13,13 @@ type recalls struct {
 
 	// All below is guarded by mu.
 	id      string  // the ID to which other Clients send messages; empty until this Client receives them
-	asked   bool    // Recalls is in flight or has succeeded
+	asked   bool    // the call of Recalls is in flight or has succeeded
 	askNext instant // when to call Recalls again, after it has failed
 }
 
 // mark adds a mark to the token of a claim whose hold may linger, and returns the result. The mark
-// has this Client's ID, so that refused callers know which Client to ask for the key. If this
-// Client does not receive messages yet, mark adds no mark, and begins to receive them.
+// contains this Client's ID, so that refused callers know which Client to ask for the key. If this
+// Client does not receive messages yet, the method adds no mark, and begins to receive messages.
 func (r *recalls) mark(token string) string {
 	d, ok := r.driver.(backend.Recaller)
 	if !ok {
@@ -47,9 +47,9 @@ func (r *recalls) mark(token string) string {
 	return backend.RecallMark + r.id + backend.RecallMark + token
 }
 
-// received handles a message that says that a caller of another Client was refused key. If callers
-// of this Client use the key in a busy loop, received may wait long for mu. So it leaves the key
-// where the next Unlock of the loop finds it.
+// received handles a message: a caller of another Client was refused the key. If callers of this
+// Client use the key in a busy loop, received may wait for mu for a long time. Therefore it first
+// puts the key where the next Unlock of the loop finds it.
 func (r *recalls) received(key string) {
 	r.queue.recalled <- key // if the channel is full, the call that filled it empties it soon
 	r.mu.Lock()
@@ -57,8 +57,8 @@ func (r *recalls) received(key string) {
 	r.queue.recallLocked()
 }
 
-// breaks ends the linger of a key that this Client breaks, because the next caller here must not
-// get the broken hold.
+// breaks handles a Break of key by this Client: the key must not linger any more, because the next
+// caller here must not get the broken hold.
 func (q *queue) breaks(key string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

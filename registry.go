@@ -15,9 +15,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Config names a driver and its settings. [ParseURL] makes one from a URL. It can be decoded from
-// YAML and JSON; in JSON each parameter is a string. Let the decoder refuse unknown fields.
-// Otherwise, if the field params is misspelt, all parameters in it are ignored.
+// Config names a driver and its settings. [ParseURL] creates one from a URL. A Config can be
+// decoded from YAML and JSON; in JSON each parameter is a string. Let the decoder refuse unknown
+// fields. Otherwise, if the field params is misspelt, all parameters in it are ignored.
 //
 //	strategy: spinlock
 //	nodes: ["redis://user:password@host:6379/0"]
@@ -84,8 +84,8 @@ func ParseURL(rawURL string) (Config, error) {
 	}
 
 	// A password with a question mark would be cut in two, and errors that show parameters would
-	// show a part of it. In that case the "@" after the password is in the query, so refuse it
-	// there.
+	// show a part of the password. In that case the "@" after the password is in the query, so
+	// refuse it there.
 	if strings.Contains(query, "@") {
 		return Config{}, fmt.Errorf("%w: url: an @ after the question mark: in a password, write a question mark as %%3F; in a parameter, write @ as %%40", ErrInvalid)
 	}
@@ -227,17 +227,17 @@ type opener struct {
 	params []string // names of the parameters that open knows
 }
 
-// registry holds the openers of strategies by name.
+// registry maps the name of each registered strategy to its opener.
 var registry = struct {
 	sync.Mutex // guards openers
 	openers    map[string]opener
 }{openers: map[string]opener{}}
 
-// Register registers a strategy for Open. Strategies call it in their init. Register panics if open
-// is nil or the name is taken.
+// Register registers a strategy for Open. Strategies call it in their init. Register panics if the
+// function open is nil or the name is taken.
 //
 // params are the names of the strategy's own parameters. Package hasp refuses all other names, so
-// open finds only these in c.Params. The function open must call the store once, to check that it
+// c.Params contains only these names. The function open must call the store once, to check that it
 // can be reached, and must return when ctx ends. Its errors must contain no password.
 func Register(strategy string, open func(ctx context.Context, c Config) (backend.Driver, error), params ...string) {
 	registry.Lock()

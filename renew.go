@@ -12,9 +12,9 @@ import (
 
 // Bounds of renewals in batches.
 const (
-	batchSize   = 256                   // the most claims in one call of Renew
-	maxBatches  = 24                    // the most calls that a lane in renewer.well has in flight
-	maxSuspect  = 8                     // the most calls that a lane in renewer.suspect has in flight
+	batchSize   = 256                   // the largest number of claims in one call of Renew
+	maxBatches  = 24                    // the largest number of calls that a lane in renewer.well has in flight
+	maxSuspect  = 8                     // the same for a lane in renewer.suspect
 	minWindow   = 5 * time.Millisecond  // the shortest window; see windowsPerT
 	maxWindow   = 50 * time.Millisecond // the longest window
 	windowsPerT = 100                   // the window is TTL/100: renewals that are due within it are sent together
@@ -39,17 +39,17 @@ type renewer struct {
 	suspect [tryClasses]lane // lanes of holds whose last renewal failed or was not answered
 }
 
-// lane has the holds of one class that are due for renewal. In a class, the time that a try may
-// last varies by at most a factor of two. All holds of a batch come from one lane, because a batch
-// lasts only as long as its shortest try. Each lane has its own bound on calls in flight, because a
-// call for long terms that gets no answer outlasts a short term. Holds whose last renewal failed
-// have their own lanes, because their calls may take long.
+// lane contains the holds of one class that are due for renewal. In a class, the time that a try
+// may last varies by at most a factor of two. All holds of a batch come from one lane, because a
+// batch lasts only as long as its shortest try. Each lane has its own bound on calls in flight,
+// because a call for long terms that gets no answer outlasts a short term. Holds whose last renewal
+// failed wait in lanes of their own, because their calls may take long.
 type lane struct {
 	queue   []*hold // in the order in which the holds became due
 	flights int     // number of calls in flight
 }
 
-// tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
+// tryClasses is the number of classes: enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
 
 // closeLocked ends the leases of all holds because of Close, and returns them.
@@ -186,9 +186,9 @@ type batch struct {
 	lane   *lane           // nil for an Extend
 	try    time.Duration   // the shortest try of its holds
 	holds  []*hold         // an entry becomes nil, under mu, when the hold is answered
-	claims []backend.Claim // claims of the holds, by the same index
+	claims []backend.Claim // claims[i] is the claim of holds[i]
 	sent   instant         // when the call began
-	slept  int64           // how long the machine had slept by then
+	slept  int64           // how long the machine had slept when the call began
 	over   bool            // the call has ended, and later answers do not count; guarded by mu
 	err    error           // the last outcome, which Extend returns, because its batch has one hold; guarded by mu
 }
@@ -208,7 +208,7 @@ func (b *batch) run() {
 	r.dispatchLocked()
 }
 
-// prepare makes the claims. It drops holds that have ended or must not be renewed any more.
+// prepare creates the claims. It drops holds that have ended or must not be renewed any more.
 func (b *batch) prepare() {
 	r, all := b.r, b.holds
 	leases, joined := make([][]*Lease, len(all)), make([]int32, len(all))
@@ -257,8 +257,8 @@ func (l *Lease) abandoned() bool {
 	return isClosed(l.parentDone)
 }
 
-// renewalLocked returns the claim of the next renewal, or false if h must not be renewed. wanted is
-// true if at least one context of its Locks has not ended.
+// renewalLocked returns the claim of the next renewal, or false if h must not be renewed. The
+// argument wanted is true if at least one context of its Locks has not ended.
 func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	cl := h.claim
 	if h.index < 0 {
@@ -290,8 +290,8 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	return cl, true
 }
 
-// send makes the call. If bound is above 0, the call may take at most that time. A claim fails if
-// it has no answer when the call ends, or a moment after ctx has ended or bound has passed.
+// send makes the call. If bound is above 0, the call may take at most this duration. A claim fails
+// if it has no answer when the call ends, or a moment after ctx has ended or bound has passed.
 func (b *batch) send(ctx context.Context, bound time.Duration) {
 	r := b.r
 	b.sent, b.slept = r.clock.read()
@@ -381,10 +381,10 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	}
 }
 
-// extend renews h alone, for an Extend that has made h busy. bound is the longest time of the call.
+// extend renews h alone, for an Extend that has made h busy. The duration bound limits the call.
 func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
 	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
-	b.err = noAnswer(bound) // remains if send returns just before done has recorded the answer
+	b.err = noAnswer(bound) // this error remains if send returns just before done has recorded the answer
 	b.send(ctx, 0)          // the function call has bounded ctx already
 
 	r.mu.Lock()
@@ -414,20 +414,20 @@ func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 	return min(timeout, try)
 }
 
-// termLocked returns the term that h has now. It may be much shorter than the term that renewals
-// ask for, after a re-entry that wants a longer term, or after a hand-over by the store. The length
-// of a try depends on the term that h has now, because several tries must fit into it.
+// termLocked returns the term that h has now. Renewals may ask for a much longer term, after a
+// re-entry with a longer term or after a hand-over by the store. The length of a try depends on the
+// term that h has now, because several tries must fit into it.
 func (h *hold) termLocked() time.Duration {
 	left := time.Duration(instant(h.deadline.Load()) - max(h.confirmed, h.granted))
 	return min(h.claim.TTL, termFor(left))
 }
 
-// termFor returns a term that is at least as long as d after the drift is subtracted.
+// termFor returns a term that is still at least d long after the drift is subtracted.
 func termFor(d time.Duration) time.Duration {
 	return max(d+d/99+3*time.Millisecond, backend.MinTTL)
 }
 
-// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether they had.
+// resumeRenewalLocked resumes the renewals of h if they were paused, and reports whether they were.
 // If it returns true, the caller must schedule h.
 func (h *hold) resumeRenewalLocked(now instant) bool {
 	if h.renewal != paused {
@@ -438,8 +438,8 @@ func (h *hold) resumeRenewalLocked(now instant) bool {
 	return true
 }
 
-// renewedLocked records that the store has renewed h. start is when the call was sent, and until is
-// when the renewed term ends for the holder.
+// renewedLocked records that the store has renewed h. The argument start is when the call was sent,
+// and until is the end of the renewed term for the holder.
 func (h *hold) renewedLocked(now, start, until instant) {
 	// Answers may arrive in any order, and the store never shortens a term. So an older answer must
 	// not move the deadline back.

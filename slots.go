@@ -29,7 +29,7 @@ const (
 	queueTTL = 5 * time.Second
 )
 
-// takeSlot does what take does, for a call with slots.
+// takeSlot does what the method take does, for a call with slots.
 func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if w.once {
 		if w.c.queue.looked(w.r.name) {
@@ -53,7 +53,7 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	return w.lookUntilFree(ctx)
 }
 
-// takePart takes the key of r, as a part of w.
+// takePart takes the key of the request r, as a part of the wait w.
 func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, error) {
 	start, slept := w.c.clock.read()
 	p := &wait{c: w.c, r: r, start: start, began: start - instant(slept), end: w.end, once: once}
@@ -71,7 +71,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	defer c.queue.looks(w.r.name, freed, false)
 
 	var last error     // why the caller has no slot: ErrHeld, or the last error of an outage
-	var outage instant // when an outage began, by clock.awake; 0 if the store answers
+	var outage instant // the time of clock.awake at which an outage began; 0 if the store answers
 	for pause := n * firstLook; ; pause = min(2*pause, max(n*lastLook, slowLook)) {
 		asked := c.clock.awake()
 		l, retry, err := w.look(ctx, first)
@@ -98,13 +98,13 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 		if retry > 0 {
 			d = min(d, retry+minSleep) // if the slot's holder has died, the slot is free after that time
 		}
-		c.queue.looks(w.r.name, freed, true) // only after the first look, so that a Lock that gets a slot immediately does not make TryLocks fail
+		c.queue.looks(w.r.name, freed, true) // only after the first call of look, so that a Lock that gets a slot immediately does not make TryLocks fail
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
 
-// pauseLooking returns when d has passed, a slot was freed, or the wait has ended. It returns the
-// slot to ask for first.
+// pauseLooking returns when the time d has passed, a slot was freed, or the wait has ended. It
+// returns the slot to ask for first.
 func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Duration) int {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -118,10 +118,10 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 	return rand.N(w.r.slots)
 }
 
-// look makes one attempt at each slot until it gets one. It begins with the slot whose number is
-// first. If all slots are held, retry is the shortest rest of a holder's term, and err is the
-// answer for that slot. If no rest is known, retry is 0. If there is no answer for one slot, look
-// goes on. If there is no answer for a second slot, look ends.
+// look makes one attempt at each slot until it has one. The argument first is the number of the
+// slot to begin with. If all slots are held, retry is the shortest rest of a holder's term, and err
+// is the answer for that slot. If no rest is known, retry is 0. If there is no answer for one slot,
+// look goes on. If there is no answer for a second slot, look ends.
 func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
 	var outage error  // the error for the first slot without an answer
@@ -158,8 +158,8 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// looks records that a caller begins to look for a slot of key, or that it ends, if on is false.
-// The channel freed receives the number of a slot that may have become free.
+// looks records that a caller begins to look for a slot of key or, if the argument on is false, has
+// stopped. The channel freed receives the number of a slot that may have become free.
 func (q *queue) looks(key string, freed chan int, on bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -92,9 +92,9 @@ func (w *wait) giveUpLocked() {
 	w.line = nil
 }
 
-// abandon gives up what the call has acquired. lock calls it if Options.Observe, Options.Backoff or
-// a method of the context has panicked or has ended the goroutine. l is the lease that Lock would
-// have returned, or nil.
+// abandon gives up what the call has acquired. The method lock calls it if Options.Observe,
+// Options.Backoff or a method of the context has panicked or has ended the goroutine. The argument
+// l is the lease that Lock would have returned, or nil.
 func (w *wait) abandon(l *Lease) {
 	if l != nil {
 		_, _ = l.unlock(context.Background()) // without another event; if the release fails, the Client repeats it
@@ -113,9 +113,9 @@ func (w *wait) abandon(l *Lease) {
 	}
 }
 
-// shouldWait reports whether to call the Wait of a Waiter instead of Acquire. It does if the store
-// has just refused this caller, so Acquire would probably be refused. With an Ordered Waiter, it
-// also does if other callers of this Client want the key, or the driver refused it lately.
+// shouldWait reports whether to call the Wait of a Waiter instead of Acquire. It returns true if
+// the store has just refused this caller, so Acquire would probably be refused. With an Ordered
+// Waiter, it also does if other callers of this Client want the key, or the key was refused lately.
 func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
@@ -133,7 +133,7 @@ func (w *wait) shouldWait() bool {
 	return w.line.callers > 1 || w.c.clock.now() < w.c.queue.contended[w.line.key].until
 }
 
-// waitInStore calls the driver's Wait for as long as this caller may wait. If its outcome is
+// waitInStore calls the driver's Wait for as long as this caller may wait. If the outcome is
 // unknown, the reaper releases the token.
 func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*hold, error) {
 	c := w.c
@@ -167,9 +167,9 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 	return nil, err
 }
 
-// over records the outcome of a call that returned err. It reports whether the wait has ended, and
-// with which error. sent is when the call began, by clock.awake; for a driver's Wait, it is the
-// result of outageOf. The parameter last is true if the call was meant to be the last one.
+// over records the outcome err of a call. It reports whether the wait has ended, and with which
+// error. The argument sent is the time of clock.awake at which the call began, or for a driver's
+// Wait, the result of outageOf. If last is true, the call was meant to be the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
 	outage, final := w.note(err, sent, last)
 
@@ -227,10 +227,10 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 	return outage, false
 }
 
-// outageOf returns when an outage began, by clock.awake. A Waiter has reported the outage with err.
-// The result is
+// outageOf returns the time of clock.awake at which the outage began that a Waiter has reported
+// with err. The result is
 //   - the Since of a [backend.UnavailableError], if err has one;
-//   - the time began, if err is only the context's error, because Wait had no answer since then;
+//   - the value began, if err is only the context's error, because Wait had no answer since then;
 //   - otherwise the present time.
 func (c *core) outageOf(err error, began instant) instant {
 	now := c.clock.awake()
@@ -264,10 +264,10 @@ func (w *wait) endErr(ctx context.Context) error {
 }
 
 // pause returns how long to sleep after an attempt that failed with err. If the key is held,
-// Options.Backoff decides, or the pace of the line if there is no Backoff. A caller that listens
-// polls seldom, because the Waker wakes it. In an outage the number of attempts decides, and
-// Backoff may make the sleep longer. The sleep ends when the holder's term ends, and leaves time
-// for a last attempt before the wait ends.
+// Options.Backoff decides, or the pace of the line if there is no Backoff. A listening caller polls
+// seldom, because the Waker wakes it. In an outage the number of attempts decides, and Backoff may
+// make the sleep longer. The sleep ends when the holder's term ends, and leaves time for a last
+// attempt before the wait ends.
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
 	c := w.c
 	var held backend.HeldError
@@ -281,8 +281,8 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	switch {
 	case !errors.Is(err, ErrHeld):
-		// In an outage, least bounds the sleep from below, so that calls that fail immediately do
-		// not keep a processor busy. Shorten a long Backoff to the time that is left for retries.
+		// In an outage, no sleep is shorter than least, so that calls that fail immediately do not
+		// keep a processor busy. Shorten a long Backoff to the time that is left for retries.
 		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
 		rest := c.opts.Timeout - w.line.outageLocked(w.began)
@@ -345,20 +345,20 @@ func (w *wait) listen(ctx context.Context) bool {
 	return true
 }
 
-// stopListening ends the listening that listen has begun.
+// stopListening ends the listening that the method listen has begun.
 func (w *wait) stopListening() {
 	w.stop()
 	w.listening = listening{}
 }
 
-// sleep returns true after d, or when a Waker wakes the caller. It returns false as soon as ctx
-// ends or Close begins.
+// sleep returns true after the duration d, or when a Waker wakes the caller. It returns false as
+// soon as ctx ends or Close begins.
 func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case _, ok := <-w.wake: // wake keeps a signal that came during the attempt
+	case _, ok := <-w.wake: // the channel keeps a signal that came during the attempt
 		if !ok {
 			w.stopListening()
 			w.listenAgain = w.c.clock.now().add(listenPoll)
@@ -371,7 +371,7 @@ func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
 	return true
 }
 
-// rest returns true after d, or false as soon as ctx ends or quit is closed.
+// rest returns true after the duration d, or false once ctx has ended or quit is closed.
 func rest(ctx context.Context, quit <-chan struct{}, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -154,7 +154,7 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 // UnavailableError is an outage whose start may be known. A Waiter may return it. It matches
 // [ErrUnavailable].
 type UnavailableError struct {
-	// Since is when the store stopped answering; zero if that is not known.
+	// Since is the time at which the store stopped answering; zero if that is not known.
 	Since time.Time
 
 	// Err is the store's error.
@@ -284,8 +284,8 @@ type Waker interface {
 	Listen(ctx context.Context, c Claim) (wake <-chan struct{}, stop func(), err error)
 }
 
-// RecallMark is the first character of the token of a hold that may linger. That token is ~ID~ and
-// more characters. No other token begins with the mark.
+// RecallMark is the first character of the token of a hold that may linger. That token consists of
+// ~ID~ and further characters. No other token begins with the mark.
 const RecallMark = "~"
 
 // RecallID returns the ID in token. The argument may also be a record that begins with a token. If
@@ -337,9 +337,9 @@ type Lister interface {
 	// if callers of this driver wait for the key.
 	//
 	// List sends nothing before the loop asks for the next entry, and nothing after the loop has
-	// ended. One call to the store looks at 1,000 entries at most, and lasts for timeout at most.
-	// An error ends the list: List yields the error once, last, with a zero Entry. If ctx ends
-	// before the list does, that error matches ctx's error.
+	// ended. One call to the store looks at 1,000 entries at most, and takes at most the duration
+	// timeout. An error ends the list: List yields the error once, last, with a zero Entry. If ctx
+	// ends before the list does, that error matches ctx's error.
 	List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[Entry, error]
 }
 
@@ -373,8 +373,8 @@ type Traits struct {
 	// means a millisecond or less.
 	MinTTL, TTLUnit time.Duration
 
-	// Cleans drivers remove what a failed Acquire or Wait has left in the store, even if the
-	// outcome of the call is unknown. So the engine does not release the token of such a call.
+	// Cleans says that the driver removes what a failed Acquire or Wait has left in the store, even
+	// after an unknown outcome. So the engine does not release the token of such a call.
 	Cleans bool
 
 	// Reach is how far the exclusion goes.
@@ -540,11 +540,11 @@ func Drift(ttl time.Duration) time.Duration {
 // eachAtOnce is how many claims RenewEach renews at the same time, if no call is slow.
 const eachAtOnce = 16
 
-// RenewEach implements [Driver.Renew] with renew, which renews one claim. It makes up to 16 calls
-// of renew at the same time. If ctx has a deadline and these calls are slow, it makes more, so that
-// it sends every claim in the first half of the time until the deadline. So claims that get no
-// answer do not delay the others past that half. If there are several claims, RenewEach begins no
-// call after ctx has ended. It returns when all calls have returned.
+// RenewEach implements [Driver.Renew] with the function renew, which renews one claim. It makes up
+// to 16 calls of renew at the same time. If ctx has a deadline and these calls are slow, it makes
+// more calls, so that it sends every claim in the first half of the time until the deadline. Claims
+// that get no answer do not delay the others past that half. If there are several claims, RenewEach
+// begins no call after ctx has ended. It returns when all calls have returned.
 func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err error),
 	renew func(ctx context.Context, c Claim) (Grant, error)) {
 	if len(cs) == 1 {

@@ -36,8 +36,8 @@ type driver struct {
 	store  Store
 	limits Limits
 
-	// doubts has the tokens that this driver has sent a Put for, because a Put of unknown outcome
-	// may still arrive. A Release that is answered removes its token. See lost.
+	// doubts contains the tokens for which this driver has sent a Put, because a Put of unknown
+	// outcome may still arrive. A Release that is answered removes its token. See the method lost.
 	doubts sync.Map
 
 	writer string // the token of the intents of this driver
@@ -95,7 +95,7 @@ func NewDriver(ctx context.Context, store Store, _ *Options) (backend.Driver, er
 	return d, nil
 }
 
-// probe checks that the store refuses a Put and a Delete of a wrong version.
+// probe checks that the store refuses a Put and a Delete with a wrong version.
 func (d *driver) probe(ctx context.Context) error {
 	key := "caslock-probe-" + rand.Text()
 	one, err := d.store.Put(ctx, key, []byte("1"), "")
@@ -149,8 +149,8 @@ func (d *driver) last(key string) *view {
 	return d.views[key]
 }
 
-// remember keeps v as the last view of key. If v is nil, it forgets the last view. If there are too
-// many views, it forgets some of them, which only delays a take-over.
+// remember stores v as the last view of key. If v is nil, it forgets the last view. If there are
+// too many views, it forgets some of them, which only delays a take-over.
 func (d *driver) remember(key string, v *view) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -202,10 +202,10 @@ func (d *driver) put(ctx context.Context, v *view, r *record) error {
 	return err
 }
 
-// update writes the record that edit makes of a view, and returns edit's error. If edit returns no
-// record, update writes nothing. It takes at most the time timeout. It begins with v, or with a Get
-// if v is nil. It reads again if edit returns ErrConflict, or if another write came first. The
-// other write may be update's own Put, if a library or a proxy has sent the Put twice.
+// update writes the record that edit returns for a view, and returns edit's error. If edit returns
+// no record, update writes nothing. It takes at most the duration timeout. It begins with v, or
+// with a Get if v is nil. It reads again if edit returns ErrConflict, or if another write came
+// first. The other write may be update's own Put, if a library or a proxy has sent the Put twice.
 func (d *driver) update(ctx context.Context, key string, timeout time.Duration, v *view, edit func(v *view, now time.Time) (*record, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -232,8 +232,8 @@ func (d *driver) update(ctx context.Context, key string, timeout time.Duration, 
 	}
 }
 
-// Acquire makes one attempt: a Put on the version that it has seen, so that one Put per version
-// wins. If the last view shows a free key, Acquire makes no Get.
+// Acquire makes one attempt: a Put on the version that it has seen, so that only one Put for each
+// version succeeds. If the last view shows a free key, Acquire makes no Get.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 	if d.limits.MaxTTL > 0 && c.TTL > d.limits.MaxTTL {
 		return g, fmt.Errorf("%w: ttl %v is above %v", backend.ErrInvalid, c.TTL, d.limits.MaxTTL)
@@ -298,7 +298,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 	return g, err // g means nothing if there is an error
 }
 
-// grant returns the grant of a hold whose Put was sent at start.
+// grant returns the grant of a hold whose Put was sent at the time start.
 func grant(c *backend.Claim, fence uint64, start time.Time) backend.Grant {
 	g := backend.Grant{Until: start.Add(c.TTL - backend.Drift(c.TTL))}
 	if c.Fenced {
@@ -340,8 +340,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// change lets edit change the hold of c.Token, and writes the result, or removes the hold if edit
-// returns false. If the last view has the hold, change makes no Get before the Put.
+// change lets the function edit change the hold of c.Token, and writes the result. If edit returns
+// false, the hold is removed. If the last view has the hold, change makes no Get before the Put.
 func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *item, r *record, now time.Time) bool) error {
 	last := d.last(c.Key)
 	err := d.update(ctx, c.Key, c.Timeout, last, func(v *view, now time.Time) (*record, error) {
@@ -366,11 +366,11 @@ func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it *ite
 	return err
 }
 
-// lost is called if c.Token holds nothing in v. It returns what to write before ErrLost, or nil if
-// there is no doubt. items are the live items of v. There are three doubts: a Put of unknown
-// outcome may still arrive and bring the token back, v may be stale, and another driver may have
-// renewed a hold that has died for this driver. A new version ends all three doubts, because a
-// write that expects an earlier version is refused.
+// lost handles a claim whose token holds nothing in v. It returns the record to write before
+// ErrLost is reported, or nil if there is no doubt. The argument items contains the live items of
+// v. There are three doubts: a Put of unknown outcome may still arrive and bring the token back, v
+// may be stale, and another driver may have renewed a hold that has died for this driver. A new
+// version ends all three doubts, because a write that expects an earlier version is refused.
 func (d *driver) lost(c *backend.Claim, v *view, items []item, now time.Time) *record {
 	_, doubt := d.doubts.Load(c.Token)
 	// A writer that gives up releases its last claim. Its intent may be of an earlier claim.

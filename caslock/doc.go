@@ -27,8 +27,8 @@
 //
 // A lock of a free key takes a write, and a read before it unless the driver has just seen the key
 // free. An attempt at a held key takes a read. A renewal or an unlock takes a write. If another
-// client has written the key meanwhile, each of them takes one more read and write. A waiter reads
-// when the store reports a change. If the store cannot do that, the waiter polls:
+// client has written the key meanwhile, each of these calls takes one more read and write. A waiter
+// reads when the store reports a change. If the store cannot do that, the waiter polls:
 // hasp.Options.Backoff sets the pace, which should be seconds if calls cost money. All shared
 // leases of a key are in one record, which each renewal rewrites. So a key in a distant store
 // should have 20 shared leases at most. A writer that waits for them writes at each attempt.
@@ -48,10 +48,10 @@
 //
 // # Write an adapter
 //
-// An adapter has four short methods. In Consul, Get is GET /v1/kv/KEY?consistent, and the version is
-// ModifyIndex. Put is PUT /v1/txn with one operation of the verb cas, with Index 0 for an absent
-// key, because only its answer has the new ModifyIndex. Watch is a GET with index=VERSION. In
-// DynamoDB, the version is an attribute that each Put sets to a new random value, with
+// An adapter has four short methods. In Consul, Get is GET /v1/kv/KEY?consistent, and the version
+// is ModifyIndex. Put is PUT /v1/txn with one operation of the verb cas, with Index 0 for an absent
+// key, because only the answer to a txn has the new ModifyIndex. Watch is a GET with index=VERSION.
+// In DynamoDB, the version is an attribute that each Put sets to a new random value, with
 // ConditionExpression "version = :v" or "attribute_not_exists(version)"; Get is a GetItem with
 // ConsistentRead. Six rules:
 //

@@ -34,7 +34,7 @@ type item struct {
 	Fence  uint64        `json:"fence,omitempty"`
 	Waited time.Duration `json:"waited,omitempty"`
 	Since  time.Time     `json:"since"` // by the writer's clock, like Ends
-	Ends   time.Time     `json:"ends"`  // for people; it also ends kept and intent items: see rest
+	Ends   time.Time     `json:"ends"`  // for people; it also ends items of the kinds kept and intent: see the method rest
 
 	seen time.Time // when this process first saw Token and N
 }
@@ -56,9 +56,9 @@ type view struct {
 
 var errForeign = errors.New("the value was written by another program: remove it, or choose another key")
 
-// newView returns the view of an entry. before is the last view, or nil. now is a time after the
-// reply. The reply came after the write, and the write after the writer began to count its term. A
-// time from before the call could be earlier than the write.
+// newView returns the view of an entry. The argument before is the last view of key, or nil, and
+// now is a time after the reply. The reply came after the write, and the writer began to count its
+// term before the write. A time from before the call could be earlier than the write.
 func newView(key string, e Entry, before *view, now time.Time) (*view, error) {
 	v := &view{version: e.Version}
 	if e.Version == "" {
@@ -72,7 +72,7 @@ func newView(key string, e Entry, before *view, now time.Time) (*view, error) {
 	return v, nil
 }
 
-// observe sets the field seen of each item to now, or to the time in before if that is earlier.
+// observe sets the field seen of each item to the time now, or an earlier one from the view before.
 func (v *view) observe(before *view, now time.Time) {
 	for i := range v.rec.Items {
 		it := &v.rec.Items[i]
@@ -103,7 +103,7 @@ func (v *view) live(now time.Time) []item {
 	return without(v.rec.Items, func(it *item) bool { return it.rest(now) <= 0 })
 }
 
-// without returns a copy of items that lacks those for which drop returns true.
+// without returns a copy of items that lacks each item for which the function drop returns true.
 func without(items []item, drop func(it *item) bool) []item {
 	return slices.DeleteFunc(slices.Clone(items), func(it item) bool { return drop(&it) })
 }
@@ -127,7 +127,7 @@ func refusal(items []item, now time.Time) *backend.HeldError {
 	return e
 }
 
-// next returns a record that has these items, and replaces the record of v.
+// next returns a record with these items, which is to replace the record of v.
 func (v *view) next(items []item, now time.Time) *record {
 	r := v.rec
 	r.Write, r.Items = max(r.Write+1, uint64(now.UnixMicro())), items
@@ -154,8 +154,8 @@ func Holder(value []byte) (owner string, ttl time.Duration) {
 }
 
 // Foreign returns a value for Get that shows a driver the hold of another program, or no hold if
-// ttl is zero. last is the value that a driver has written last, or nil. id must change with each
-// renewal, because the driver takes the key when it has seen the same id for ttl.
+// ttl is zero. The argument last is the value written last by a driver, or nil. The id must change
+// with each renewal, because the driver takes the key when it has seen the same id for ttl.
 func Foreign(key string, last []byte, id, owner string, ttl time.Duration) []byte {
 	var r record
 	_ = json.Unmarshal(last, &r)

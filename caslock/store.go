@@ -13,9 +13,9 @@ import (
 var ErrConflict = errors.New("version conflict")
 
 // Store is a key-value store that replaces a value only if its version is the expected one. An
-// adapter implements it. Many goroutines may call its methods at the same time. It sends each call
-// only once, so an adapter switches off the retries of its client library. If a Put is repeated
-// nevertheless and gets ErrConflict, the driver finds that out by more calls. A Store that
+// adapter implements it. Many goroutines may call its methods at the same time. An adapter sends
+// each call only once, so it switches off the retries of its client library. If a Put is repeated
+// nevertheless and gets ErrConflict, the driver finds that out by further calls. A Store that
 // implements io.Closer is closed with its driver.
 type Store interface {
 	// Get returns the value of key with its version, or an empty Version if the key is absent. It
@@ -42,7 +42,7 @@ type Entry struct {
 	Version string
 
 	// Age is the minimum time since the value was written, by a clock that no client sets; zero if
-	// it is not known. With it, a new caller need not wait for a whole term of a dead holder.
+	// it is not known. With Age, a new caller need not wait for a whole term of a dead holder.
 	Age time.Duration
 }
 
@@ -53,19 +53,19 @@ type Limits struct {
 	MaxTTL       time.Duration        // the longest term; zero means that there is no limit
 }
 
-// Watcher is a Store that reports changes. With it, waiters do not poll.
+// Watcher is a Store that reports changes, so that waiters need not poll.
 type Watcher interface {
-	// Watch sends a signal after each later change of key, and when it may have missed one. The
-	// channel changes has room for one signal. If the watch breaks, the channel is closed. ctx
-	// bounds only the call of Watch, so the watch goes on after ctx has ended. To end it, the
-	// caller calls stop once, which does not block.
+	// Watch sends a signal after each later change of key, and when it may have missed a change.
+	// The channel changes has room for one signal. If the watch breaks, the channel is closed. ctx
+	// bounds only the call of Watch, so the watch goes on after ctx has ended. To end the watch,
+	// the caller calls the function stop once, which does not block.
 	Watch(ctx context.Context, key string) (changes <-chan struct{}, stop func(), err error)
 }
 
-// Lister is a Store that lists its entries. With it, the driver has List, and sweeps.
+// Lister is a Store that lists its entries, so that its driver has the method List and sweeps.
 type Lister interface {
-	// Scan returns up to n entries after the position that the last call has returned. The first
-	// position is empty, and so is next at the end. It may return more than n entries, and entries
-	// without the prefix, so a store without pages returns all.
+	// Scan returns up to n entries after the argument position, which is the result next of the
+	// last call, and empty in the first call. At the end, next is empty. Scan may return more than
+	// n entries, and entries without the prefix, so a store without pages returns all entries.
 	Scan(ctx context.Context, prefix, position string, n int) (es []Entry, next string, err error)
 }

@@ -85,7 +85,7 @@ func (p *child) begin(rq request) <-chan error {
 	})
 }
 
-// do makes one call in the child.
+// do lets the child make one call.
 func (p *child) do(op string, c backend.Claim) error {
 	return p.e.arrives(op+" in another process", p.begin(request{Op: op, Claim: c}))
 }
@@ -121,8 +121,8 @@ type reply struct {
 	Kind int // the index of the matching error in kinds; -1 if none matches
 }
 
-// kinds has the errors that the parent can match with errors.Is. Of other errors the parent gets
-// only the text.
+// kinds lists the errors that the parent can match with errors.Is. Of other errors the parent
+// receives only the text.
 var kinds = []error{hasp.ErrHeld, hasp.ErrLost}
 
 func replyOf(err error) reply {
@@ -172,7 +172,7 @@ type agent struct {
 	leases map[string]*hasp.Lease // by the token of each request "lock"
 }
 
-// serve answers requests until the parent sends no more or has ended. It returns an exit code.
+// serve answers requests until the parent stops sending or has ended. It returns an exit code.
 func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 	err := a.open(ctx, h, spec)
 	a.parent.Send(replyOf(err))

@@ -63,7 +63,7 @@ func acquireExcludes(e *env, a, b *driver) {
 func acquireOneWinner(e *env) {
 	drivers, key := e.drivers(), e.key()
 	for round := range 15 {
-		// The goroutines begin together, so that the store gets their attempts at the same time.
+		// The goroutines begin together, so that their attempts reach the store at the same time.
 		start := make(chan struct{})
 		time.AfterFunc(time.Millisecond, func() { close(start) })
 
@@ -118,9 +118,9 @@ func acquireDeadContext(e *env) {
 	}
 }
 
-// undone cleans up after an attempt that returned err. Like the engine, undone makes d release the
+// undone cleans up after an attempt that returned err. Like the engine, undone lets d release the
 // token at once, and again after the timeout. After an error, a driver with Traits.Cleans does the
-// clean-up itself. The try ends unless the driver other gets the key afterwards.
+// clean-up itself. The try ends unless the driver in the argument other then gets the key.
 func (e *env) undone(d, other *driver, c backend.Claim, err error) {
 	cleans := e.traits.Cleans && err != nil
 	undo := func() error {

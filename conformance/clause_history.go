@@ -11,7 +11,7 @@ import (
 )
 
 // historyClauses let many callers use two keys at the same time. From the return of its attempt to
-// the call of its release, a caller knows that it has a key. A ledger compares what the callers
+// the call of its release, a caller knows that it holds a key. A ledger compares what the callers
 // know.
 var historyClauses = []clause{
 	{name: "history-driver", says: saysOneHolder, check: func(e *env) { e.users(false).byDrivers(e.drivers()) },
@@ -29,13 +29,13 @@ func historyShared(e *env) {
 	e.users(true).byClients(e.clients())
 }
 
-// ledger records what the callers of one key know. Each of its arrays has one number for shared
-// claims, and one for exclusive claims; see kindOf.
+// ledger records what the callers of one key know. Each of its arrays contains one number for
+// shared claims, and one for exclusive claims; see kindOf.
 type ledger struct {
 	mu      sync.Mutex // guards the fields below
 	claims  [2]int     // claims that may be in the store: not yet refused, and not yet released
 	begun   [2]int     // attempts so far
-	holders [2]int     // callers that have the key
+	holders [2]int     // callers that hold the key
 	fence   uint64     // the largest fence so far
 }
 
@@ -50,12 +50,12 @@ func kindOf(shared bool) int {
 type visit struct {
 	*ledger
 	kind   int    // see kindOf
-	others int    // claims that could refuse the attempt when it began
-	begun  int    // attempts so far that could refuse this one, when it began
+	others int    // when the attempt began: the claims that could refuse it
+	begun  int    // when the attempt began: the attempts so far that could refuse it
 	least  uint64 // the largest fence when the attempt began
 }
 
-// rivals counts the claims that exclude the claim of v. counts has the claims of each kind.
+// rivals returns how many claims exclude that of v. counts[k] is the number of claims of kind k.
 func (v *visit) rivals(counts [2]int) int {
 	if v.kind == kindOf(true) {
 		return counts[kindOf(false)]
@@ -75,7 +75,7 @@ func (l *ledger) begin(shared bool) *visit {
 	return v
 }
 
-// got notes the grant. The caller has the key until it calls left.
+// got checks a grant. It counts the caller as a holder until the caller calls the method left.
 func (v *visit) got(fence uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -92,14 +92,14 @@ func (v *visit) got(fence uint64) {
 	v.fence = max(v.fence, fence)
 }
 
-// left notes that the caller is about to release the hold.
+// left no longer counts the caller as a holder, because the caller is about to release its hold.
 func (v *visit) left() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.holders[v.kind]--
 }
 
-// over notes that the attempt was refused, or that the release of its hold has ended.
+// over no longer counts the claim: the attempt was refused, or the release of its hold has ended.
 func (v *visit) over() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -114,7 +114,7 @@ func (v *visit) refused() {
 		"an attempt (shared: %v) was refused, although no other caller had asked for the key", v.kind == kindOf(true))
 }
 
-// users is many callers of two keys.
+// users describes many callers, all of which use the same two keys.
 type users struct {
 	e      *env
 	shared bool          // half of the attempts are shared
@@ -132,7 +132,7 @@ func (e *env) users(shared bool) *users {
 	return c
 }
 
-// draw returns a key, its ledger, and whether an attempt is shared.
+// draw returns a random key, its ledger, and whether the next attempt must be shared.
 func (c *users) draw() (key string, l *ledger, shared bool) {
 	k := rand.N(len(c.keys))
 	return c.keys[k], c.ledger[k], c.shared && rand.N(2) == 0

@@ -25,14 +25,14 @@ var keepClauses = append(given(keeps, []clause{
 	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: pair(keepUnclaimed),
 		why: "A driver without MinHold frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
 
-// keptFor returns c with a KeepUntil of now + d.
+// keptFor returns c with a KeepUntil of time.Now() + d.
 func keptFor(c backend.Claim, d time.Duration) backend.Claim {
 	c.KeepUntil = time.Now().Add(d)
 	return c
 }
 
-// taken ends the try unless an attempt at key is refused. If the refusal says how long the term
-// still runs, that time must not exceed rest.
+// taken makes an attempt at key, and ends the try unless the attempt is refused. If the refusal
+// says how long the term still runs, that time must not exceed the argument rest.
 func (d *driver) taken(key string, rest time.Duration) {
 	c := d.e.claimOf(key, d.e.long)
 	_, err := d.acquire(c)
@@ -45,21 +45,21 @@ func (d *driver) taken(key string, rest time.Duration) {
 	}
 }
 
-// endsAt waits until d gets key, and ends the try if the grant comes before the time end.
+// endsAt waits until d acquires key. If the grant is earlier than the argument end, the try ends.
 func (d *driver) endsAt(key string, end time.Time) {
 	c := d.succeed(key, d.e.long)
 	d.e.notBefore(end, time.Now())
 	d.give(c)
 }
 
-// notBefore ends the try if the grant of a key, at the time at, was earlier than the time end by
-// more than the drift. The drift is allowed because the store's clock may run at another speed.
+// notBefore ends the try if a key was granted too early. The argument at is the time of the grant.
+// It may precede the argument end by the drift: the store's clock may run at another speed.
 func (e *env) notBefore(end, at time.Time) {
 	early := end.Sub(at) - backend.Drift(3*e.term)
 	require(early <= 0, "the key was granted %v before the end of KeepUntil", early)
 }
 
-// keptHold takes a key for ttl. It releases the key at once, with a KeepUntil of now + rest.
+// keptHold takes a key for ttl and releases it at once, with a KeepUntil of time.Now() + rest.
 func (d *driver) keptHold(ttl, rest time.Duration) backend.Claim {
 	c := keptFor(d.hold(ttl), rest)
 	verdict := mustf

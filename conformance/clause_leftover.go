@@ -26,7 +26,7 @@ func (e *env) entries() []string {
 	return l
 }
 
-// nothingSince returns an error if the store has an entry that is not in the list before.
+// nothingSince returns an error if the store has an entry that is not in the argument before.
 func (e *env) nothingSince(before []string) error {
 	left := slices.DeleteFunc(e.entries(), func(entry string) bool { return slices.Contains(before, entry) })
 	if len(left) > 0 {
@@ -66,8 +66,8 @@ func leftovers(e *env) {
 	must(e.lockOnce(c, k.Key))
 
 	// After a call of unknown outcome the Client releases the token once more, one timeout later.
-	// Wait for this release, because Close does not wait for it, and because it also undoes a
-	// command that arrives late.
+	// Wait for this release, because Close does not, and because this release also undoes a command
+	// that arrives late.
 	e.sleep(e.timeout)
 	must(errors.Join(c.Close(), b.Close()))
 	e.sleep(e.timeout)
@@ -110,7 +110,7 @@ func leftoversExpired(e *env) {
 		e.queued(d, held.Key, 1)
 		d.give(held)
 
-		// This may fail on a slow machine, if the hold expires before the driver confirms it.
+		// This may fail on a slow machine, if the hold expires before the driver confirms the hold.
 		mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
 	}
 
@@ -132,7 +132,7 @@ func leftoversExpired(e *env) {
 	})
 }
 
-// leaveShared lets shared holds end in several ways, after callers that waited for them have left.
+// leaveShared lets shared holds end in several ways, after callers that waited for them gave up.
 func (e *env) leaveShared(d *driver) {
 	d.join(e.key(), e.term)
 
@@ -162,8 +162,8 @@ var costClauses = alone(given(commands, []clause{
 		why: "Callers that wait do not keep the store busy, however many wait in one Client."},
 }))
 
-// costs makes n calls of f. Meanwhile the store may serve at most about n*each calls, including
-// calls from the background.
+// costs calls f n times. Meanwhile the store may serve at most about n*each calls, including those
+// that drivers make in the background.
 func (e *env) costs(what string, n int, each float64, f func(i int)) {
 	count := func() int64 {
 		n, err := e.h.Commands(e.ctx, e.store)
@@ -226,8 +226,8 @@ func commandsWaiting(e *env) {
 	err := errOf(c.Lock(e.ctx, held.Key, hasp.WithMaxWait(e.term)))
 	require(err != nil, "lock %.60q, which is held: granted", held.Key)
 
-	// Besides the calls in each second, allow 2*n, because an ordered driver sends a call to put
-	// each waiter into the queue.
+	// Besides the calls in each second, allow 2*n calls, because an ordered driver sends a call to
+	// put each waiter into the queue.
 	const n = 8
 	ctx := e.endingAfter(2 * time.Second)
 	e.costs(fmt.Sprintf("%d callers waiting for 2 s", n), 1, 2*e.h.Cost.Waiting+2*n, func(int) {

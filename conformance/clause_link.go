@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// linkClauses disturb a link to the store. Each clause makes a link of its own.
+// linkClauses disturb a link to the store. Each clause creates a link of its own.
 var linkClauses = given(link, []clause{
 	{name: "link-outage", says: saysOutage, check: linkOutage,
 		why: "An outage is not reported as ErrHeld, ErrLost or ErrInvalid. The driver works again after it."},
@@ -28,8 +28,8 @@ var linkClauses = given(link, []clause{
 		why: "A waiter that is cut off does not keep the others from the key. It still waits when its connection works again."},
 })
 
-// cable makes a link. The end of the try sets the link to Up before it releases the holds, and
-// closes the link after the drivers that use the link.
+// cable creates a link. When the try ends, these steps follow each other: the link becomes Up, the
+// holds are released, the drivers that use the link are closed, and the link is closed.
 func (e *env) cable() *Link {
 	l, err := e.h.Link(e.ctx, e.store)
 	hooked(err)

@@ -32,8 +32,8 @@ var listClauses = given(lister, []clause{
 		why: "Client.List takes Options.Prefix off the keys. Each slot is a key of its own."},
 })
 
-// listing begins a list. Each of its calls to the store may take ten timeouts, because a call may
-// read hundreds of records.
+// listing begins a list. Each call of the list to the store may take ten timeouts, because a call
+// may read hundreds of records.
 func (d *driver) listing(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return d.Driver.(backend.Lister).List(ctx, prefix, 10*d.e.timeout)
 }
@@ -57,8 +57,8 @@ func (d *driver) statuses(key string) map[string]backend.Status {
 	return all
 }
 
-// listed collects the entries of a list and its error. It ends the try if the list goes on after an
-// error.
+// listed collects the entries and the error of a list. It ends the try if that list goes on after
+// an error.
 func listed(list iter.Seq2[backend.Entry, error]) (map[string]backend.Status, error) {
 	all, last := map[string]backend.Status{}, error(nil)
 	for entry, err := range list {
@@ -139,7 +139,7 @@ func listForeign(e *env) {
 }
 
 func listPages(e *env) {
-	const n, at = 1100, 8 // n is the number of keys, and at is the number of goroutines that take them
+	const n, at = 1100, 8 // the number of keys, and the number of goroutines that take these keys
 	d := e.open()
 	prefix, keys := e.keysFor(n)
 	cs := make([]backend.Claim, n)

@@ -76,7 +76,7 @@ func othersExclude(e *env, first, second other) {
 	b.give(next)
 }
 
-// shutOut ends the try unless d's attempt at key, its renewal and its release are all refused.
+// shutOut lets d acquire, renew and release key. It ends the try unless all three are refused.
 func (d *driver) shutOut(key string) {
 	c := d.e.claimOf(key, d.e.long)
 	d.lost(c, "another's hold")

@@ -36,8 +36,8 @@ func reach(e *env) {
 	must(is("acquire in another process a key that is held", err, backend.ErrHeld))
 }
 
-// turns takes the lock on key repeatedly. While it holds the key it makes a directory. A second
-// holder at the same time cannot make that directory, so its call of turns returns an error.
+// turns locks key repeatedly, and makes a directory while it holds key. A second holder at the same
+// time cannot make that directory, so the call of turns by the second holder returns an error.
 func turns(ctx context.Context, c *hasp.Client, key, dir string, times int, term time.Duration) error {
 	inside := filepath.Join(dir, "inside")
 	for began := time.Now(); times > 0 && time.Since(began) < term; times-- {
@@ -80,8 +80,8 @@ func processExclusion(e *env) {
 			return
 		}
 
-		// Do not use arrives, because the request may take longer than arrives waits. The request
-		// ends after its term.
+		// Do not use the method arrives, because the request may take longer than that method
+		// waits. The request ends after its term.
 		must(<-children[i].begin(request{Op: "turns", Claim: e.claimOf(key, e.long), Dir: dir, Times: times}))
 	}))
 }

@@ -23,16 +23,16 @@ var releaseClauses = []clause{
 		why: "Renew and Release work with the token alone, without a handle, in every driver on the store."},
 }
 
-// lostHolds makes a call with tokens that do not hold their keys. It checks that the call neither
-// takes a key nor affects a successor.
+// lostHolds makes the given call with tokens that do not hold their keys. It checks that the call
+// neither takes a key nor affects a successor.
 func (e *env) lostHolds(what string, call func(d *driver, c backend.Claim) error) {
 	a, b := e.open(), e.open()
 	never, released, expired := e.claim(e.long), a.hold(e.long), a.hold(e.term)
 	a.give(released)
 	beforeLong, beforeShort := a.hold(e.term), a.hold(e.term)
 
-	// When the holds beforeLong and beforeShort have ended, the hold expired has also ended,
-	// because it began earlier with the same term.
+	// When the holds beforeLong and beforeShort have ended, the hold in the variable expired has
+	// also ended, because that hold began earlier with the same term.
 	long, short := b.succeed(beforeLong.Key, e.long), b.succeed(beforeShort.Key, e.term)
 	for state, c := range map[string]backend.Claim{
 		"never was": never, "was released": released, "has expired": expired,
@@ -131,12 +131,12 @@ func renewNeverShortens(e *env, a, b *driver) {
 	}
 }
 
-// answers records the calls of done that a Renew makes.
+// answers records how a Renew calls the function done.
 type answers struct {
 	mu    sync.Mutex // guards the fields below, but not errs after Renew has returned
 	errs  []error    // the answer for each claim; errUnanswered if there is none
 	over  bool       // set when Renew has returned
-	wrong error      // a call of done that Renew must not make
+	wrong error      // describes a call of done that Renew must not make
 }
 
 func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {

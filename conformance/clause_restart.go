@@ -27,8 +27,8 @@ var restartClauses = alone([]clause{
 		why: "Fences still grow after a restart of a store that has lost its data."},
 })
 
-// down stops the store. A call of up starts the store again. If up was not called, the end of the
-// try starts the store.
+// down stops the store. A call of the function up starts the store again. Without such a call, the
+// end of the try starts the store.
 func (e *env) down() (up func(data bool)) {
 	hooked(e.h.Stop(e.ctx, e.store))
 	stopped := true
@@ -85,7 +85,7 @@ func restartWaiter(e *env, a, b *driver) {
 	e.recovers(a)
 
 	// If the restart kept the data, the token of c still holds the key. From here on, only the
-	// waiter's token may hold it.
+	// waiter's token may hold the key.
 	a.giveIfHeld(c, "after a restart")
 	w.servedOrUnknown("Wait during a restart")
 	must(a.grantedAtLast(c.Key))
@@ -141,8 +141,8 @@ func flushUnnoticed(e *env) {
 	}
 }
 
-// kickRiddenOut ends the drivers' connections, some of them idle and some in use by waits and
-// renewals.
+// kickRiddenOut ends the drivers' connections. Some of these are idle, and waits and renewals use
+// the others.
 func kickRiddenOut(e *env, a, b *driver) {
 	holder, waiting := e.newClient(), e.newClient()
 	lease := e.lock(holder, e.key(), hasp.WithTTL(e.term))

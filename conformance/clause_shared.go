@@ -62,7 +62,7 @@ func (d *driver) joins(key string) (backend.Claim, error) {
 // joinsAtLast calls joins, and then releases the hold.
 func (d *driver) joinsAtLast(key string) error { return d.givesBack(d.joins(key)) }
 
-// join takes a shared hold of key for ttl. It ends the try if that is refused.
+// join takes a shared hold of key for ttl. It ends the try if the hold is refused.
 func (d *driver) join(key string, ttl time.Duration) backend.Claim {
 	c := shared(d.e.claimOf(key, ttl))
 	d.take(c)
@@ -127,7 +127,7 @@ func sharedWait(e *env, a, b *driver) {
 	}
 }
 
-// stillWaits sleeps for a moment, and ends the try if the Wait has ended by then.
+// stillWaits sleeps for a moment. If the Wait has ended after that moment, the try ends.
 func (w *wanted) stillWaits(what string) {
 	w.d.e.sleep(w.d.e.term / 8)
 	select {
@@ -137,8 +137,8 @@ func (w *wanted) stillWaits(what string) {
 	}
 }
 
-// readersOf keeps shared holds of two drivers on key, until stop is called or the try ends. Each
-// driver asks for its next hold before it releases the previous one, and repeats a refused attempt.
+// readersOf lets two drivers hold key together, until the function stop is called or the try ends.
+// A driver asks for its next hold before it releases one, and repeats refused attempts.
 func (e *env) readersOf(key string) (stop func() error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	var ends []<-chan error
@@ -191,8 +191,8 @@ func sharedWriterWaits(e *env) {
 }
 
 // sharedWriterGone checks that a writer that has gone does not keep new readers out. One reader
-// keeps its hold, so that no writer gets the key, because a grant would remove what the first
-// writer has left in the store.
+// keeps its hold, so that no writer is granted the key. A grant would remove what the first writer
+// has left in the store.
 func sharedWriterGone(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 	if !e.traits.Ordered {
@@ -257,8 +257,8 @@ func sharedUnclaimed(e *env, a, b *driver) {
 }
 
 // sharedTerms lets a shared hold end beside a longer one. In the first case the short hold begins
-// first. In the second the long hold begins first. In the third both are renewed for the short
-// term, which must not shorten the long hold.
+// first. In the second case the long hold begins first. In the third case both holds are renewed
+// for the short term, which must not shorten the long hold.
 func sharedTerms(e *env) {
 	must(e.each(3, func(n int) {
 		a, b, key := e.open(), e.open(), e.key()

@@ -17,9 +17,9 @@ var termClauses = []clause{
 		why: "Grant.Until, also of a renewal, or call start + TTL − drift, has passed before another token is granted the key."},
 }
 
-// succession takes a key and waits until another driver gets it. If renewed is set, it renews the
-// hold once. It returns the start of the last call that prolonged the hold, and the time of the
-// next grant. It returns an error if that grant came before the hold's deadline.
+// succession takes a key and waits until another driver acquires it. If renewed is true, succession
+// renews the hold once. It returns the start of the last call that prolonged the hold, and the time
+// of the next grant. It returns an error if that grant came before the hold's deadline.
 func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	a, b := e.open(), e.open()
 	c := e.claim(e.term)
@@ -39,8 +39,8 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	return called, next, err
 }
 
-// succeedsAfter waits until d gets key, and returns the time of the grant. It returns an error if
-// that time is before the deadline of the previous hold.
+// succeedsAfter waits until d acquires key, and returns the time of the grant. It returns an error
+// if that time is before the deadline of the previous hold.
 func (d *driver) succeedsAfter(deadline time.Time, key string) (at time.Time, err error) {
 	d.succeed(key, d.e.long)
 	if at = time.Now(); deadline.After(at) {
@@ -89,7 +89,7 @@ var fenceClauses = []clause{
 		why: "If a claim asks for a fence, a driver that is not Fenced returns errors.ErrUnsupported and takes nothing."},
 }
 
-// fences checks that each fence of a key is larger than the one before.
+// fences checks that each fence of a key is larger than the previous fence.
 type fences struct {
 	e    *env
 	key  string
@@ -100,7 +100,7 @@ func (e *env) fences() *fences { return &fences{e: e, key: e.key()} }
 
 func (f *fences) claim(ttl time.Duration) backend.Claim { return fencedClaim(f.e.claimOf(f.key, ttl)) }
 
-// add ends the try unless the fence of g is larger than the one before.
+// add ends the try unless the fence of g is larger than the previous fence.
 func (f *fences) add(how string, g backend.Grant) {
 	require(g.Fence != 0, "%s: no fence", how)
 	require(g.Fence > f.last, "%s: fence %d after %d", how, g.Fence, f.last)

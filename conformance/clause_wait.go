@@ -51,8 +51,8 @@ func waitWoken(e *env, a, b *driver, key string) {
 	}
 }
 
-// moment returns a random pause. Its maximum grows from 50 µs to 6.4 ms with the number round, so
-// that pauses end within the first steps of a fast driver, and also of a slow one.
+// moment returns a random pause. Over eight rounds the maximum grows from 50 µs to 6.4 ms, so that
+// some pauses end within the first steps of a fast driver, and some within those of a slow one.
 func moment(round int) time.Duration { return rand.N(50 * time.Microsecond << (round % 8)) }
 
 func waitDeadline(e *env, a, b *driver) {
@@ -74,7 +74,7 @@ func waitDeadline(e *env, a, b *driver) {
 }
 
 // waitSeen lets a driver see a waiter, which gets the key more than a term later. A driver that
-// measures a term from when it first saw a token must then measure a new one.
+// measures a term from the time at which it first saw a token must then begin again.
 func waitSeen(e *env) {
 	must(e.each(2, func(i int) {
 		a, b, observer := e.open(), e.open(), e.open()
@@ -192,8 +192,8 @@ var orderClauses = []clause{
 		why: "A driver that always keeps the order of arrival is Ordered by its Traits."},
 }
 
-// line lets n waiters of several drivers queue for a held key. Those whose numbers are in quit give
-// up. Then the holder releases the key. line returns the order in which the others get it.
+// line lets n waiters of several drivers queue for a held key. Those that the list quit names give
+// up. Then the holder releases the key. The result is the order in which the others get the key.
 func (e *env) line(n int, quit ...int) (order []int) {
 	a := e.open()
 	c := a.hold(e.long)
@@ -217,8 +217,8 @@ func (e *env) line(n int, quit ...int) (order []int) {
 	return order
 }
 
-// queue begins n Waits for a held key, by the drivers in turn. After each Wait begins, it waits
-// until driver a reports the new waiter in the queue.
+// queue lets the drivers in turn begin n Waits for a held key. After it has begun a Wait, queue
+// blocks until driver a reports the new waiter.
 func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted {
 	ws := make([]*wanted, n)
 	for i := range ws {
@@ -232,7 +232,7 @@ func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted 
 func (e *env) inOrder(got []int) {
 	verdict := require
 	if !e.inspector {
-		verdict = requireInTime // the order of the queue is not certain: see queued
+		verdict = requireInTime // the order of the queue is not certain: see the method queued
 	}
 	verdict(slices.IsSorted(got), "waiters got the key in order %v", got)
 }
@@ -272,8 +272,8 @@ func orderNoBarging(e *env) {
 	last.use()
 }
 
-// orderNotClaimed gives a driver many chances to break the order. A driver that never breaks it
-// must say so in its Traits.
+// orderNotClaimed gives a driver many chances to break the order. A driver that never breaks the
+// order must be Ordered by its Traits.
 func orderNotClaimed(e *env, a, b *driver) {
 	for i := range 30 {
 		c := a.hold(e.long)

@@ -39,7 +39,7 @@ func recall(e *env, a, b *driver) {
 	mustf(a.Driver.(backend.Recaller).Recalls(ctx, id, func(key string) {
 		select {
 		case asked <- key:
-		default: // asked is full
+		default: // the channel asked is full
 		}
 	}), "receive recalls")
 
@@ -109,9 +109,9 @@ func (l *listener) refused() {
 	}
 }
 
-// woken ends the try unless the caller is woken, or its channel is closed. It reports whether the
-// channel is open. A slow machine may cause a failure, because a driver may wake only callers whose
-// last attempt is recent.
+// woken ends the try unless the caller is woken, or the caller's channel is closed. It reports
+// whether the channel is open. A slow machine may cause a failure, because a driver may wake only
+// callers whose last attempt is recent.
 func (l *listener) woken(what string) (open bool) {
 	t := time.NewTimer(l.d.e.patience)
 	defer t.Stop()
@@ -202,8 +202,8 @@ func wakeDown(e *env) {
 	}
 }
 
-// wait waits for the key of c. If d is a Waiter, it calls Wait. If d is a Waker, it makes a Client
-// and calls Lock. So the clauses about Wait also check Wakers.
+// wait blocks until c has its key. If d is a Waiter, wait calls Wait. If d is a Waker, wait creates
+// a Client and calls Lock. In this way the clauses about Wait also check Wakers.
 func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant, error) {
 	if w, ok := d.(backend.Waiter); ok {
 		return w.Wait(ctx, c)
@@ -239,8 +239,8 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 	return g, nil
 }
 
-// loan is a driver between a Client and a Waker. All attempts of the Client get the token of c. As
-// in a Wait, an unknown outcome ends the wait.
+// loan is a driver between a Client and a Waker. All attempts of the Client use the token of the
+// field c. As in a Wait, an attempt of unknown outcome ends the wait.
 type loan struct {
 	backend.Waker
 	c     backend.Claim

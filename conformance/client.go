@@ -5,7 +5,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// client makes a Client over d. The end of the try closes it.
+// client creates a Client over d. The end of the try closes the Client.
 func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
 	if o.TTL == 0 {
 		o.TTL = e.long

@@ -35,10 +35,10 @@
 //
 // # Several processes
 //
-// Clauses over several processes start this program again. Check starts it with the same arguments,
-// and Run with arguments that select the test. In such a child process, Check and Run open drivers
-// with Open, execute the parent's requests, and exit. They do not call Store and do not return.
-// Code before the call of Check or Run also runs in the child; see [Child].
+// Clauses over several processes start this program again. Check passes the same arguments, and Run
+// passes arguments that select the test. In such a child process, Check and Run open drivers with
+// Open, execute the parent's requests, and exit. They do not call Store and do not return. Code
+// before the call of Check or Run also runs in the child; see [Child].
 package conformance
 
 import (
@@ -60,10 +60,10 @@ type Harness struct {
 	// test's name.
 	Name string
 
-	// Store starts a store, or finds one that runs, and returns its address and a function that
-	// stops it. It is called once. If it is nil, the address is empty. All keys of the suite
-	// contain "hasp-conformance-" and a random part, so other programs may use the store at the
-	// same time.
+	// Store starts a store, or finds one that runs, and returns the store's address and a function
+	// that stops it. Store is called once. If Store is nil, the address is empty. All keys of the
+	// suite contain "hasp-conformance-" and a random part, so other programs may use the store at
+	// the same time.
 	Store func(ctx context.Context) (store string, stop func(), err error)
 
 	// Open opens a new driver on the store at an address that Store or Link has returned. The suite
@@ -71,9 +71,9 @@ type Harness struct {
 	// processes.
 	Open func(ctx context.Context, store string) (backend.Driver, error)
 
-	// Term is the term of leases that expire in a clause; default 400 ms. The suite rounds it up as
-	// the driver's Traits say. Long is a term that outlasts every clause; default and minimum 1
-	// min. Timeout bounds one call to the store; default 3 s.
+	// Term is the term of leases that expire in a clause; default 400 ms. The suite rounds Term up
+	// as the driver's Traits say. Long is a term that outlasts every clause; its default and
+	// minimum are 1 min. Timeout bounds one call to the store; default 3 s.
 	Term, Long, Timeout time.Duration
 
 	// Only selects clauses by name. If it is nil, all clauses run.
@@ -84,12 +84,12 @@ type Harness struct {
 	// is optional if its failure harms no other process.
 	Cannot map[string]string
 
-	// Stop stops the store, so that it does not answer. Start starts it again at the same address,
-	// with its data or without. If Start cannot do that, it returns errors.ErrUnsupported.
+	// Stop stops the store, so that it does not answer. Start starts the store again at the same
+	// address, with its data or without. If Start cannot do that, it returns errors.ErrUnsupported.
 	Stop  func(ctx context.Context, store string) error
 	Start func(ctx context.Context, store string, data bool) error
 
-	// Link makes a new connection path to the store. The suite disturbs this path, which must not
+	// Link creates a connection path to the store. The suite disturbs this path, which must not
 	// affect other paths. Several links exist at the same time. For a store on TCP, use [TCP].
 	Link func(ctx context.Context, store string) (*Link, error)
 
@@ -108,12 +108,12 @@ type Harness struct {
 	// may stay.
 	Entries func(ctx context.Context, store string) ([]string, error)
 
-	// Sweep removes the leftovers of expired holds immediately. The driver or its store does that
-	// only from time to time. Sweep may be nil if leftovers disappear within 20 seconds without it.
+	// Sweep removes the leftovers of expired holds immediately. Without it, the driver or its store
+	// does so from time to time. Sweep may be nil if leftovers then disappear within 20 seconds.
 	Sweep func(ctx context.Context, store string) error
 
-	// Others has an Open for each other strategy that keeps its locks on the same store under the
-	// same keys, by the strategy's name. Processes with these strategies must exclude each other.
+	// Others maps the name of each other strategy to its Open. These strategies keep their locks on
+	// the same store under the same keys. Processes that use them must exclude each other.
 	Others map[string]func(ctx context.Context, store string) (backend.Driver, error)
 }
 

@@ -24,7 +24,7 @@ func (d *driver) note(c backend.Claim, g backend.Grant) {
 	}
 }
 
-// noted returns c with the handle that note has kept for its token, if there is one.
+// noted returns c with the handle, if any, that the method note has stored for the token of c.
 func (d *driver) noted(c backend.Claim) backend.Claim {
 	c.Handle, _ = d.handles.Load(c.Token)
 	return c
@@ -33,14 +33,14 @@ func (d *driver) noted(c backend.Claim) backend.Claim {
 // opener is the type of Harness.Open.
 type opener = func(ctx context.Context, store string) (backend.Driver, error)
 
-// open opens a driver. The end of the try closes it.
+// open opens a driver. The end of the try closes the driver.
 func (e *env) open() *driver { return e.openBy(e.h.Open, e.store) }
 
 func (e *env) drivers() []*driver { return []*driver{e.open(), e.open(), e.open()} }
 
 func (e *env) openAt(store string) *driver { return e.openBy(e.h.Open, store) }
 
-// openBy does the same as open, for any strategy and any address of the store.
+// openBy does the same as the method open, for any strategy and any address of the store.
 func (e *env) openBy(open opener, store string) *driver {
 	d := &driver{Driver: e.openOwn(open, store), e: e}
 	e.onEnd(func() { d.Close() })
@@ -86,7 +86,7 @@ func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	return g, err
 }
 
-// mine registers c, so that it is released at the end of the try.
+// mine registers c, so that the end of the try releases c.
 func (d *driver) mine(c backend.Claim) {
 	d.e.mu.Lock()
 	defer d.e.mu.Unlock()
@@ -164,7 +164,7 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	return g, err
 }
 
-// renews is renew without the grant.
+// renews does the same as the method renew, but returns no grant.
 func (d *driver) renews(c backend.Claim) error { return errOf(d.renew(c)) }
 
 // keep renews a hold, or ends the try.
@@ -174,7 +174,7 @@ func (d *driver) keep(c backend.Claim) backend.Grant {
 	return g
 }
 
-// lost ends the try unless a renewal and a release of c return ErrLost.
+// lost renews and releases c. It ends the try unless both calls return ErrLost.
 func (d *driver) lost(c backend.Claim, what string) {
 	must(is("renewal of "+what, d.renews(c), backend.ErrLost))
 	must(is("release of "+what, d.release(c), backend.ErrLost))
@@ -198,7 +198,7 @@ func (d *driver) granted(key string) error {
 	return d.release(c)
 }
 
-// grantedAtLast is like granted, but repeats an attempt that is refused, until key is free.
+// grantedAtLast is like the method granted, but repeats a refused attempt until key is free.
 func (d *driver) grantedAtLast(key string) error { return d.givesBack(d.seizes(key, d.e.long)) }
 
 // givesBack releases c if err, the error of its attempt, is nil.
@@ -209,7 +209,7 @@ func (d *driver) givesBack(c backend.Claim, err error) error {
 	return d.release(c)
 }
 
-// seize makes attempts until one is granted. The function claim makes the claim of each attempt.
+// seize makes attempts until one is granted. The function claim returns the claim of each attempt.
 func (d *driver) seize(claim func() backend.Claim) (c backend.Claim, g backend.Grant, err error) {
 	err = d.e.try(func() {
 		d.e.retry(fmt.Sprintf("acquire %.60q", claim().Key), func() error {
@@ -230,15 +230,15 @@ func (d *driver) seizes(key string, ttl time.Duration) (backend.Claim, error) {
 	return c, err
 }
 
-// succeed calls seizes, and ends the try if seizes returns an error.
+// succeed calls the method seizes, and ends the try if that method returns an error.
 func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
 	c, err := d.seizes(key, ttl)
 	must(err)
 	return c
 }
 
-// outlast waits until all older holds with the term ttl have expired by the store's clock. To find
-// out, it takes a new key for ttl, and waits until another token gets that key.
+// outlast waits until, by the store's clock, all older holds with the term ttl have expired. To
+// find out, it takes a new key for the term ttl, and waits until another token gets that key.
 func (d *driver) outlast(ttl time.Duration) {
 	c := d.hold(ttl)
 	d.e.sleep(ttl * 9 / 10)
@@ -275,7 +275,7 @@ func (d *driver) breakKey(key string) {
 	mustf(d.Driver.(backend.Inspector).Break(ctx, key), "break %.60q", key)
 }
 
-// until returns the time until which a holder may rely on its hold.
+// until returns the deadline of a hold. After that time the holder must not rely on the hold.
 func until(g backend.Grant, c backend.Claim, called time.Time) time.Time {
 	if g.Until.IsZero() {
 		return called.Add(c.TTL - backend.Drift(c.TTL))
@@ -287,12 +287,12 @@ type wanted struct {
 	d     *driver
 	c     backend.Claim
 	done  chan error
-	grant backend.Grant // read it only after a receive from done
+	grant backend.Grant // read it only after a receive from the channel done
 	ended chan struct{}
 	stop  context.CancelFunc
 }
 
-// wait waits for the key of c.
+// wait calls the function wait, and registers the hold that this returns.
 func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	g, err := wait(ctx, d.Driver, c)
 	if err == nil {
@@ -302,12 +302,12 @@ func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return g, err
 }
 
-// want begins a Wait for c. The field done of its result receives the error of the Wait.
+// want begins a Wait for c. The channel done of the result receives the error of the Wait.
 func (d *driver) want(c backend.Claim) *wanted {
 	ctx, stop := context.WithCancel(d.e.ctx)
 	w := &wanted{d: d, c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
 
-	// Register before the Wait begins, so that the end of the try stops it.
+	// Register before the Wait begins, so that the end of the try stops the Wait.
 	d.e.beforeReleases(func(end context.Context) {
 		stop()
 		select {
@@ -335,14 +335,14 @@ func (w *wanted) use() {
 	w.d.give(w.c)
 }
 
-// served ends the try unless the Wait gets the key. It then renews and releases the hold.
+// served ends the try unless the Wait gets the key. Then served renews and releases the hold.
 func (w *wanted) served(what string) {
 	w.granted(what)
 	w.use()
 }
 
-// servedOrUnknown does the same as served, but also accepts an error of unknown outcome, and
-// returns that error.
+// servedOrUnknown does the same as the method served, but also accepts an error of unknown outcome,
+// and returns that error.
 func (w *wanted) servedOrUnknown(what string) error {
 	err := w.d.e.arrives(what, w.done)
 	if err == nil {
@@ -353,7 +353,7 @@ func (w *wanted) servedOrUnknown(what string) error {
 	return err
 }
 
-// cancel ends a Wait for a held key and returns its error.
+// cancel ends a Wait for a held key and returns the error of the Wait.
 func (w *wanted) cancel() error {
 	w.stop()
 	err := w.d.e.arrives("a cancelled Wait", w.done)
@@ -362,7 +362,7 @@ func (w *wanted) cancel() error {
 }
 
 // abandon cleans up after a Wait that returned err, as the engine does. If the outcome is unknown,
-// it releases the claim at once, and again after the timeout.
+// abandon releases the claim at once, and again after the timeout.
 func (w *wanted) abandon(err error) {
 	cancelled := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	if err == nil || definite(err) && !cancelled {
@@ -375,7 +375,7 @@ func (w *wanted) abandon(err error) {
 }
 
 // queued waits until Inspect reports n waiters for key. If the driver has no Inspect or no order,
-// it only sleeps, so that the waiters probably are in the queue.
+// the method only sleeps, so that the waiters probably are in the queue.
 func (e *env) queued(d *driver, key string, n int) {
 	if !e.inspector || !e.traits.Ordered {
 		e.sleep(e.term / 8)

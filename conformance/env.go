@@ -24,12 +24,12 @@ type env struct {
 	ctx context.Context
 
 	mu      sync.Mutex                           // guards the fields below
-	held    map[string]func(ctx context.Context) // the release of each hold, by token
-	first   []func(ctx context.Context)          // called before the releases
+	held    map[string]func(ctx context.Context) // maps the token of each hold to the function that releases it
+	first   []func(ctx context.Context)          // the functions to call before the releases
 	cleanup []func()
 }
 
-// try runs f. If a step of f fails, it returns the error of that step.
+// try runs f. If a step of f fails, try returns the error of that step.
 func (e *env) try(f func()) (err error) {
 	defer func() {
 		switch p := recover().(type) {
@@ -44,23 +44,23 @@ func (e *env) try(f func()) (err error) {
 	return nil
 }
 
-// onEnd makes the end of the try call f. The function that was registered last is called first.
+// onEnd lets the end of the try call f. The function that was registered last is called first.
 func (e *env) onEnd(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.cleanup = append(e.cleanup, f)
 }
 
-// beforeReleases makes the end of the try call f before it releases holds. The function that was
-// registered first is called first.
+// beforeReleases registers f, so that the end of the try calls f before it releases holds. The
+// function that was registered first is called first.
 func (e *env) beforeReleases(f func(ctx context.Context)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.first = append(e.first, f)
 }
 
-// close is the end of the try. It ends waits, releases holds and calls the registered functions,
-// even if the context of the try has ended.
+// close performs the end of the try. It ends Waits, releases holds and calls the registered
+// functions, even if the context of the try has ended.
 func (e *env) close() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.timeout)
 	defer cancel()
@@ -74,7 +74,7 @@ func (e *env) close() {
 		f(ctx)
 	}
 
-	// Read e.held only after the Waits have ended, because each of them may have registered a hold.
+	// Read e.held only after the Waits have ended, because each Wait may have registered a hold.
 	e.mu.Lock()
 	held, cleanup := maps.Clone(e.held), e.cleanup
 	e.mu.Unlock()
@@ -100,7 +100,7 @@ func (e *env) claim(ttl time.Duration) backend.Claim { return e.claimOf(e.key(),
 
 // claimOf returns the claim of a new attempt at key.
 func (e *env) claimOf(key string, ttl time.Duration) backend.Claim {
-	token := "A" + rand.Text() // begins with a letter, so that a change of case makes another token
+	token := "A" + rand.Text() // begins with a letter, so that a change of case yields another token
 	return backend.Claim{Key: key, Token: token, Owner: "owner-" + strings.ToLower(token[len(token)-6:]),
 		TTL: ttl, Timeout: e.timeout}
 }
@@ -110,7 +110,7 @@ func fencedClaim(c backend.Claim) backend.Claim {
 	return c
 }
 
-// fencedIfCan returns c. If the driver has fences, the claim asks for one.
+// fencedIfCan returns c. If the driver has fences, the result asks for a fence.
 func (e *env) fencedIfCan(c backend.Claim) backend.Claim {
 	c.Fenced = e.traits.Fenced
 	return c
@@ -129,7 +129,7 @@ func (e *env) deadContext() context.Context {
 	return ctx
 }
 
-// sleep sleeps for d. If the context of the try ends first, it ends the try.
+// sleep sleeps for d. If the context of the try ends first, the try ends.
 func (e *env) sleep(d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -140,7 +140,7 @@ func (e *env) sleep(d time.Duration) {
 	}
 }
 
-// until waits until f returns true.
+// until calls f repeatedly until f returns true.
 func (e *env) until(what string, f func() bool) {
 	e.retry(what, func() error {
 		if !f() {
@@ -150,7 +150,7 @@ func (e *env) until(what string, f func() bool) {
 	})
 }
 
-// retry calls f until it returns no error.
+// retry calls f until f returns no error.
 func (e *env) retry(what string, f func() error) {
 	began := time.Now()
 	for pause := time.Millisecond; ; {
@@ -172,10 +172,10 @@ func (e *env) begin(f func() error) <-chan error {
 	return done
 }
 
-// within calls f and returns its error. If f does not return in time, it ends the try.
+// within calls f and returns its error. If f does not return in time, the try ends.
 func (e *env) within(what string, f func() error) error { return e.arrives(what, e.begin(f)) }
 
-// arrives receives from done. If nothing comes in time, it ends the try.
+// arrives returns what it receives from done. If nothing comes in time, the try ends.
 func (e *env) arrives(what string, done <-chan error) error {
 	t := time.NewTimer(e.patience)
 	defer t.Stop()
@@ -190,7 +190,7 @@ func (e *env) arrives(what string, done <-chan error) error {
 	panic("unreachable")
 }
 
-// each makes n calls of f at the same time, with 0 to n-1, and joins the errors of failed steps.
+// each calls f(0) to f(n-1) at the same time, and joins the errors of failed steps.
 func (e *env) each(n int, f func(i int)) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -220,8 +220,8 @@ func stacks(label string) string {
 	return strings.Join(found, "\n\n")
 }
 
-// leaves runs f. It returns an error if goroutines that f started do not end. It gives them time,
-// because a goroutine may report its end a moment before it ends.
+// leaves runs f, and returns an error if goroutines that f started do not end. It gives these
+// goroutines time, because a goroutine may report its end a moment before it ends.
 func (e *env) leaves(f func()) error {
 	label := fmt.Sprintf("%s leak %d", e.id, e.serial.Add(1))
 

@@ -7,7 +7,7 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
-// Link is a connection path to the store. The suite can disturb it.
+// Link is a connection path to the store. The suite can disturb this path.
 type Link struct {
 	// Store is the address of the store over this link, for Open.
 	Store string
@@ -15,9 +15,9 @@ type Link struct {
 	// Set puts the link into a state. The state also applies to connections that exist already.
 	Set func(LinkState)
 
-	// SetAfter puts the link into state s when it has carried the given number of replies. State s
-	// already applies to the next reply: Deaf loses it, and Hung holds it back. A later Set or
-	// SetAfter cancels a change that has not happened yet.
+	// SetAfter puts the link into state s when the link has carried the given number of replies.
+	// State s already applies to the next reply: Deaf loses it, and Hung holds it back. A later Set
+	// or SetAfter cancels a change that has not happened yet.
 	//
 	// The suite uses SetAfter to disturb each round trip of a call in turn. If it is nil, the
 	// clauses that need it are skipped.
@@ -49,8 +49,8 @@ const (
 // Delay is how long a Slow link holds a reply back.
 const Delay = 150 * time.Millisecond
 
-// TCP makes a Link to target, which is a TCP address. The link listens on the loopback interface,
-// and its Store is the host:port where it listens. If Open takes another form of address,
+// TCP creates a Link to target, which is a TCP address. The link listens on the loopback interface,
+// and its Store is the host:port where it listens. If Open expects another form of address,
 // Harness.Link must change Store to that form.
 func TCP(target string) (*Link, error) {
 	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", target) })

@@ -27,7 +27,7 @@ func (l *Link) disturb(n int, s LinkState) {
 	}
 }
 
-// lostReply describes a call whose reply the method loses drops.
+// lostReply describes a call whose reply is dropped by the method loses.
 type lostReply struct {
 	what   string
 	claim  func() backend.Claim // returns a new claim for each call
@@ -36,7 +36,7 @@ type lostReply struct {
 	again  bool                       // the driver may send the call again
 }
 
-// loses makes calls, and loses the first reply of the first call, the second reply of the second
+// loses makes calls, and drops the first reply of the first call, the second reply of the second
 // call, and so on. It stops when the store has carried out a call whose reply was lost. It returns
 // the claim of that call, and the error that the call returns once the link is up again.
 func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
@@ -58,7 +58,7 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 			// lost. Otherwise the reply was late, which only a slow machine explains.
 			requireInTime(r.again || !landed, "%s: no error, want one of unknown outcome", r.what)
 		case errors.Is(err, backend.ErrHeld) && !landed && !e.inspector:
-			mustInTime(err, "%s", r.what) // r.landed had taken the key with an attempt of its own
+			mustInTime(err, "%s", r.what) // the function r.landed had taken the key with an attempt of its own
 		default:
 			must(unknown(r.what, err))
 		}
@@ -74,10 +74,10 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 	panic("unreachable")
 }
 
-// lands reports whether the store carries out a call within a term. done receives the error of the
-// call.
+// lands reports whether the store carries out a call within a term. The channel done receives the
+// error of the call.
 func (e *env) lands(done <-chan error, landed func() bool) bool {
-	e.sleep(e.term / 8) // landed may make an attempt, which must not come before the call
+	e.sleep(e.term / 8) // the function landed may make an attempt, which must not come before the call
 	for began := time.Now(); time.Since(began) < e.term; e.sleep(e.term / 32) {
 		if landed() {
 			return true
@@ -151,7 +151,7 @@ func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, 
 	check func(b *driver, next []backend.Claim)) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
-	for n := -1; n < maxReplies; n++ { // with -1 the request itself is held back
+	for n := -1; n < maxReplies; n++ { // if n is -1, the request itself is held back
 		e.recovers(d) // makes connections
 		cs, next := d.holdMany(len(terms), e.long), make([]backend.Claim, len(terms))
 
@@ -172,7 +172,7 @@ func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, 
 		require(err != nil || n >= 0, "%s: succeeded, although it reached the store when others had the key", what)
 		mustf(e.try(func() { check(b, next) }), "%s, carried out when another had the key", what)
 		if err == nil && ended {
-			return // none of its replies was held back
+			return // no reply of the call was held back
 		}
 	}
 	requireInTime(false, "%s: %d of its replies were carried, and it did not succeed", what, maxReplies)
@@ -207,7 +207,7 @@ func linkLateAcquire(e *env) {
 			b.give(next)
 		}
 		if e.undone(d, b, c, err); ended {
-			return // none of its replies was held back
+			return // no reply of the call was held back
 		}
 	}
 	requireInTime(false, "an attempt: %d of its replies were carried, and it did not end", maxReplies)

@@ -11,7 +11,7 @@ import (
 )
 
 // Run does what [Check] does, as a test with a subtest for each clause. Clauses run at the same
-// time unless -run or -skip selects some.
+// time unless -run or -skip selects some clauses.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.Name == "" {
@@ -87,7 +87,7 @@ func report(t *testing.T, r Result) {
 }
 
 // testArgs returns arguments with which a test binary runs the test of this name, followed by the
-// arguments of this program.
+// other arguments of this program.
 func testArgs(name string) []string {
 	parts := strings.Split(name, "/")
 	for i := range parts {

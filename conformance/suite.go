@@ -19,7 +19,7 @@ import (
 const (
 	limit      = 5 * time.Minute // the longest time of one try; a try that takes longer hangs
 	concurrent = 8               // how many clauses run at the same time; they mostly sleep
-	tries      = 4               // how often a clause is tried at most; see repeat
+	tries      = 4               // how often a clause is tried at most; see the method repeat
 )
 
 // allowance is how much time a try of a clause has.
@@ -32,8 +32,8 @@ type allowance struct {
 }
 
 // paceOf returns the allowance of try n; the first try is 0. From try to try, the field term grows
-// fourfold, and the other fields double. The field long stays below Traits.MaxTTL, and term is at
-// most an eighth of long, unless Harness.Term is longer.
+// fourfold, and the other fields double. The field long stays below Traits.MaxTTL, and the field
+// term is at most an eighth of the field long, unless Harness.Term is longer.
 func (s *suite) paceOf(n int) allowance {
 	p := allowance{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
 		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}
@@ -59,11 +59,11 @@ type suite struct {
 	id        string       // part of each key, so that keys of two runs differ
 	serial    atomic.Int64 // the number of the last key or label
 	hopeless  atomic.Bool  // the first clause has failed, so the others are skipped
-	childArgs []string     // arguments of child processes; nil for the program's own
+	childArgs []string     // arguments of child processes; nil means the program's own arguments
 }
 
 // newSuite starts the store, and opens a driver to learn its Traits. This driver stays open until
-// stop, because a store in memory may lose its data when its last driver is closed.
+// stop is called, because a store in memory may lose its data when its last driver is closed.
 func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error) {
 	if err := h.check(); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	return s, nil
 }
 
-// granted returns ttl, rounded up as the driver does it.
+// granted returns ttl, rounded up as the driver rounds terms.
 func (s *suite) granted(ttl time.Duration) time.Duration {
 	ttl = max(ttl, s.traits.MinTTL)
 	if unit := s.traits.TTLUnit; unit > 0 {
@@ -203,7 +203,7 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 }
 
 // repeat tries a clause, at most tries times, until it passes or fails for a reason other than a
-// slow machine. The result earlier has the failures of tries that were repeated.
+// slow machine. The result earlier describes the failures of tries that were repeated.
 func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err error) {
 	for n := range tries {
 		p := s.paceOf(n)
@@ -247,8 +247,8 @@ func (s *suite) once(ctx context.Context, c *clause, p allowance) error {
 	case <-ctx.Done():
 	}
 
-	// The context has ended. Give the check time to notice that, because its error may say what it
-	// waited for.
+	// The context has ended. Give the check time to notice that, because the error of the check may
+	// say what the check waited for.
 	select {
 	case err := <-done:
 		return err

@@ -39,7 +39,7 @@ func pair(check func(e *env, a, b *driver)) func(e *env) {
 	return func(e *env) { check(e, e.open(), e.open()) }
 }
 
-// pairOn does the same as pair, and also passes a new key.
+// pairOn does the same as the function pair, and also passes a new key.
 func pairOn(check func(e *env, a, b *driver, key string)) func(e *env) {
 	return func(e *env) { check(e, e.open(), e.open(), e.key()) }
 }
@@ -127,7 +127,7 @@ func needs(reason string, met func(s *suite) bool) need {
 	}
 }
 
-// all combines several needs into one. Its reason is the first reason that one of them gives.
+// all combines several needs into one, whose reason is the first reason that one of them gives.
 func all(needs ...need) need {
 	return func(s *suite) string {
 		for _, n := range needs {

@@ -21,14 +21,14 @@ func must(err error) {
 	}
 }
 
-// mustf is like must, but puts a message before the error. The message names the step.
+// mustf is like the function must, but puts a message before the error. The message names the step.
 func mustf(err error, format string, args ...any) {
 	if err != nil {
 		fail("%s: %w", fmt.Sprintf(format, args...), err)
 	}
 }
 
-// require ends the try unless ok.
+// require ends the try unless ok is true.
 func require(ok bool, format string, args ...any) {
 	if !ok {
 		fail(format, args...)
@@ -46,14 +46,14 @@ func (e *slowError) Unwrap() error { return e.error }
 
 func slow(format string, args ...any) error { return &slowError{fmt.Errorf(format, args...)} }
 
-// mustInTime is like mustf, but for a step that may fail on a slow machine.
+// mustInTime is like the function mustf, but for a step that may fail on a slow machine.
 func mustInTime(err error, format string, args ...any) {
 	if err != nil {
 		must(slow("%s: %w", fmt.Sprintf(format, args...), err))
 	}
 }
 
-// requireInTime is like require, but for a condition that may be false on a slow machine.
+// requireInTime is like the function require, but a slow machine may make the condition false.
 func requireInTime(ok bool, format string, args ...any) {
 	if !ok {
 		must(slow(format, args...))
@@ -74,7 +74,7 @@ func hooked(err error) {
 	must(err)
 }
 
-// is returns an error unless got matches want.
+// is returns an error unless the error got matches the error want.
 func is(what string, got, want error) error {
 	if errors.Is(got, want) {
 		return nil

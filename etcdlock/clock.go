@@ -21,13 +21,13 @@ func newClock() *clock {
 	return k
 }
 
-// now returns the time since a fixed moment in the past.
+// The method now returns the time since a fixed moment in the past.
 func (k *clock) now() time.Duration {
 	// Keep the largest reading, because a reading may be too small if the process pauses during it.
 	return time.Duration(raise(&k.slept, int64(k.suspended()))) + time.Since(k.base)
 }
 
-// raise sets a to max(a, n), and returns the new value.
+// raise sets the number in a to the larger of that number and n, and returns the new number.
 func raise(a *atomic.Int64, n int64) int64 {
 	for {
 		if old := a.Load(); old >= n {

@@ -19,8 +19,8 @@ const (
 	// callers wait, the driver sends a read to the member in use at this interval.
 	liveness = time.Second
 
-	// A search asks the member in use this much earlier than the others. Otherwise another member
-	// would replace a member that is only slow, and the calls in flight would fail.
+	// A search asks the member in use this much earlier than the other members. Otherwise another
+	// member would replace a member that is only slow, and the calls in flight would fail.
 	headStart = time.Second
 
 	searchTime = 3 * time.Second        // bounds one search for a member
@@ -29,11 +29,11 @@ const (
 	maxRest    = time.Second            // the longest pause, after several such searches
 )
 
-// cluster has the endpoints of the etcd and the member in use. Each member has a client of its own,
-// because one client for several members would also send calls to a member that hangs.
+// cluster contains the endpoints of the etcd and the member in use. Each member has a client of its
+// own, because one client for several members would also send calls to a member that hangs.
 type cluster struct {
 	conf  clientv3.Config // the settings of each client, without the endpoint
-	all   []string        // all endpoints
+	all   []string        // the endpoints of all members
 	clock *clock
 	beats chan struct{}   // has room for the keep-alives that may be under way
 	ctx   context.Context // ends with the driver
@@ -41,17 +41,17 @@ type cluster struct {
 
 	mu      sync.Mutex    // guards the fields below
 	current *member       // the member in use; nil before the first search, and after a connection has failed
-	search  chan struct{} // closed when the search that is under way ends; nil if there is none
-	silent  time.Time     // when the first call after the last answer was sent; zero if there is none
+	search  chan struct{} // closed when the search that is under way ends; nil if no search is under way
+	silent  time.Time     // the time of the first call after the last answer; zero if there is no such call
 	failed  time.Time     // when the last search failed
 	rest    time.Duration // the next search may begin at failed + rest
 	err     error         // the error of the last search
 }
 
-// call makes one call to the etcd. If the member is silent, call waits for the answer. If another
-// member replaces the silent one meanwhile, the call fails, and its outcome is unknown. call
-// repeats a call only if etcd has certainly not carried it out, because there was no connection, or
-// etcd refused the auth token.
+// The function call sends one call to the etcd. If the member is silent, the function waits for the
+// answer. If another member replaces the silent one meanwhile, the call fails, and its outcome is
+// unknown. The function repeats a call only if etcd has certainly not carried the call out, because
+// there was no connection, or etcd refused the auth token.
 func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) (v T, err error) {
 	for try := 0; ; try++ {
 		m, err := c.member(ctx)
@@ -66,7 +66,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			return v, nil
 		}
 
-		// If etcd has refused the auth token, the client has fetched another one by now.
+		// If etcd has refused the auth token, the client has fetched another token by now.
 		notSent := isUnsent(err)
 		if try == 0 && (notSent || is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)) {
 			continue
@@ -78,7 +78,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 	}
 }
 
-// member returns the member in use.
+// The method member returns the member in use.
 func (c *cluster) member(ctx context.Context) (*member, error) {
 	for {
 		c.mu.Lock()
@@ -158,15 +158,15 @@ func (c *cluster) answered(m *member, err error) {
 	}
 }
 
-// silence returns when etcd stopped answering, and the error of the last search. The time is zero
-// if etcd answers, and the error is nil if the search found a member.
+// silence returns the time at which etcd stopped answering, and the error of the last search. The
+// time is zero if etcd answers, and the error is nil if the search found a member.
 func (c *cluster) silence() (time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.silent, c.err
 }
 
-// searchLocked begins a search, unless one is under way. The end of the search closes the channel.
+// searchLocked begins a search, unless one runs. The end of the search closes the returned channel.
 func (c *cluster) searchLocked() <-chan struct{} {
 	if c.search != nil {
 		return c.search
@@ -182,12 +182,12 @@ func (c *cluster) searchLocked() <-chan struct{} {
 		c.search, c.err = nil, err
 		if err != nil {
 			c.failed, c.rest = time.Now(), min(max(2*c.rest, minRest), maxRest)
-			return // old stays in use
+			return // the member old stays in use
 		}
 
 		c.rest, c.silent = 0, time.Time{}
 		if m == old {
-			return // if the connection has failed meanwhile, old stays given up
+			return // if the connection has failed meanwhile, the driver has given up this member
 		}
 		if c.current != nil {
 			c.wg.Go(c.current.close) // the calls to this member fail, with unknown outcomes
@@ -197,7 +197,7 @@ func (c *cluster) searchLocked() <-chan struct{} {
 	return done
 }
 
-// find returns old if it answers, or else the first new member that answers. old may be nil.
+// find returns the member old if it answers, or else the first new member that answers.
 func (c *cluster) find(old *member) (*member, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.conf.DialTimeout)
 	defer cancel()
@@ -209,8 +209,8 @@ func (c *cluster) find(old *member) (*member, error) {
 		}
 	}
 
-	// Connect to every endpoint, including old's, because a connection may be dead although its
-	// member lives.
+	// Connect to every endpoint, including that of the member old, because a connection may be dead
+	// although its member lives.
 	found, failed := make(chan *member), make(chan error, len(c.all))
 	for _, endpoint := range c.all {
 		c.wg.Go(func() {
@@ -248,7 +248,7 @@ func (c *cluster) find(old *member) (*member, error) {
 	return nil, first
 }
 
-// close waits for the goroutines, and ends the connection. The caller has ended c.ctx before.
+// The method close waits for the goroutines, and ends the connection. The caller has ended c.ctx.
 func (c *cluster) close() {
 	c.mu.Lock()
 	c.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
@@ -273,13 +273,13 @@ func (c *cluster) spawn(f func()) {
 type member struct {
 	endpoint string
 	client   *clientv3.Client
-	leases   pb.LeaseClient // can choose the numbers of leases, unlike the methods of client
+	leases   pb.LeaseClient // can choose the numbers of leases, unlike the methods of the field client
 	idle     chan *stream   // the streams that no call uses
-	refusals atomic.Int64   // counts refused watches: see watch
+	refusals atomic.Int64   // counts refused watches: see the method watch of queue
 }
 
 // connect returns a member. If conf has a user, the member is connected already, because the client
-// has fetched an auth token. Otherwise it may not be connected yet.
+// has fetched an auth token. Otherwise the member may not be connected yet.
 func (c *cluster) connect(endpoint string) (*member, error) {
 	conf := c.conf
 	conf.Endpoints = []string{endpoint}
@@ -308,9 +308,9 @@ const maxBeats = 64
 
 // beat is a keep-alive with its answer.
 type beat struct {
-	began time.Duration // when it was sent, by the driver's clock; the lease does not end before began + ttl
+	began time.Duration // when the keep-alive was sent, by the driver's clock; the lease does not end before began + ttl
 	ttl   int64         // the lease's term in seconds; 0 or less if the lease has ended
-	term  uint64        // the raft term that the member knew; each leader has another one
+	term  uint64        // the raft term that the member knew; each leader has another raft term
 	err   error
 }
 
@@ -334,7 +334,7 @@ type stream struct {
 	cancel context.CancelFunc
 }
 
-// beat sends a keep-alive on an idle stream, or on a new one, and fills in b.
+// beat sends a keep-alive on an idle stream, or on a new stream, and stores the answer in b.
 func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (err error) {
 	s, within := &stream{}, context.Context(nil)
 	select {
@@ -361,6 +361,6 @@ func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (
 		}
 		return err
 	}
-	m.idle <- s // never blocks, because idle has room for maxBeats streams
+	m.idle <- s // never blocks, because m.idle has room for maxBeats streams
 	return nil
 }

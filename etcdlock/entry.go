@@ -18,11 +18,11 @@ import (
 //
 //	hasp/KEY/xLEASE   or, if the claim is shared,   hasp/KEY/sLEASE
 //
-// KEY is the escaped key. LEASE is the number of the lease that the entry was made with.
-// The create revision of the entry is its place in the queue, and the fence of its hold.
+// KEY is the escaped key. LEASE is the number of the lease with which the entry was created. The
+// create revision of the entry is its place in the queue, and the fence of its hold.
 //
-// The name has the lease and not the token, because a deleted name stays in etcd's index until the
-// next compaction. Leases are reused, so there are fewer names than tokens.
+// The name contains the lease and not the token, because a deleted name stays in etcd's index until
+// the next compaction. Leases are reused, so there are fewer names than tokens.
 const root = "hasp/"
 
 var escaper = strings.NewReplacer("%", "%25", "/", "%2F")
@@ -60,7 +60,7 @@ func keyOf(name string) (key string, ok bool) {
 	return unescaper.Replace(escaped), ok && ok2
 }
 
-// newEntry returns the entry that a claim makes with a lease. The entry's revisions are 0.
+// newEntry returns the entry for the claim c under the lease l. The entry's revisions are 0.
 func newEntry(c backend.Claim, l *lease, since time.Time) *mvccpb.KeyValue {
 	r := record{fenced: c.Fenced, token: c.Token, since: since, owner: c.Owner}
 	return &mvccpb.KeyValue{Key: []byte(entryName(c.Key, l.id, c.Shared)), Value: r.encode(), Lease: l.id}
@@ -74,12 +74,12 @@ type record struct {
 	owner  string
 }
 
-// kept is the token of a hold that was released with KeepUntil. No claim has it, because
-// a token consists of URL-safe characters.
+// The constant kept is the token of a hold that was released with KeepUntil. No claim has this
+// token, because tokens consist of URL-safe characters.
 const kept = "(kept)"
 
-// encode returns the value of an entry. It has a version, a flag, the token, r.since in
-// milliseconds, and the owner, which may have any bytes.
+// encode returns the value of an entry. The value contains a version, a flag, the token, r.since in
+// milliseconds, and the owner, which may contain any bytes.
 func (r record) encode() []byte {
 	mark := "-"
 	if r.fenced {
@@ -88,7 +88,7 @@ func (r record) encode() []byte {
 	return fmt.Appendf(nil, "1 %s %s %d %s", mark, r.token, max(r.since.UnixMilli(), 0), r.owner)
 }
 
-// parseRecord is the reverse of encode. ok is false if value was not written by hasp.
+// parseRecord is the reverse of encode. The result ok is false if hasp did not write the value.
 func parseRecord(value []byte) (r record, ok bool) {
 	f := bytes.SplitN(value, []byte(" "), 5)
 	if len(f) != 5 || string(f[0]) != "1" {
@@ -107,7 +107,7 @@ func parseRecord(value []byte) (r record, ok bool) {
 func holders(kvs []*mvccpb.KeyValue) int {
 	n := slices.IndexFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isShared(kv.Key) })
 	if n < 0 {
-		return len(kvs) // all are shared
+		return len(kvs) // all entries are shared
 	}
 	return max(n, 1)
 }

@@ -30,13 +30,13 @@ var (
 	errGone = errors.New("the lease has ended")
 )
 
-// unsent is the error of a call that was not sent, so it has changed nothing.
+// unsent is the error of a call that was not sent, so the call has changed nothing.
 type unsent struct{ error }
 
 func (u *unsent) Unwrap() error { return u.error }
 
 // unchanged reports whether a call that returned err has certainly changed nothing, because etcd
-// has refused the call, or it was not sent.
+// has refused the call, or the call was not sent.
 func unchanged(err error) bool {
 	return backend.Definite(err) || errors.Is(err, errGone) || errors.Is(err, errNoSpace) || errors.As(err, new(*unsent))
 }
@@ -52,7 +52,7 @@ func codeOf(err error) codes.Code {
 // isUnavailable reports whether the connection has failed, or the member has no leader.
 func isUnavailable(err error) bool { return codeOf(err) == codes.Unavailable }
 
-// The function is reports whether err is one of targets, which are errors of etcd.
+// The function is reports whether err is one of the errors of etcd in targets.
 func is(err error, targets ...error) bool {
 	known := rpctypes.Error(err)
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(known, t) })
@@ -79,12 +79,12 @@ func isContextEnd(err error) bool {
 // isAnswer reports whether err shows that the member and its leader work.
 func isAnswer(err error) bool { return err == nil || !isUnavailable(err) && !isContextEnd(err) }
 
-// isGone reports whether err says that there is no such lease.
+// isGone reports whether err is errGone, or says that a lease does not exist.
 func isGone(err error) bool {
 	return errors.Is(err, errGone) || is(err, rpctypes.ErrLeaseNotFound)
 }
 
-// explain returns ctx.Err() if ctx has ended, and otherwise the error of a call with advice.
+// explain returns ctx.Err() if ctx has ended, and otherwise err, the error of a call, with advice.
 func explain(ctx context.Context, endpoint string, err error) error {
 	if err := ctx.Err(); err != nil {
 		return err

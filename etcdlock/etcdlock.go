@@ -3,14 +3,14 @@
 //
 // # Guarantees
 //
-// A key has one holder at a time, as long as a majority of the members keeps its data. A hold is in
+// A key has one holder at a time, as long as a majority of the members keeps the data. A hold is in
 // etcd's log, so it survives a change of the leader, and the loss of a minority of the members. The
 // fence is the revision at which the holder joined the queue, so after etcd has lost its data,
 // fences may be smaller than before. TryLock does not overtake waiters. Shared claims that are
 // neighbours in the queue hold the key together.
 //
-// etcd checks twice a second which leases have ended, so a term ends up to half a second late. It
-// never ends early. After a change of the leader all terms begin anew.
+// etcd checks twice a second which leases have ended, so a term ends up to half a second late. A
+// term never ends early. After a change of the leader all terms begin anew.
 //
 // A waiter that died, or is cut off, keeps its place in the queue for the time in the parameter
 // window (5 s by default), plus up to half a second.
@@ -32,7 +32,7 @@
 //	etcdlock+etcd://user:password@host:2379,host:2379,host:2379
 //	etcdlock+etcds://user:password@host:2379,host:2379,host:2379?ca=/path/to/ca.pem
 //
-// All members of the etcd are hosts. The parameters are:
+// The hosts are all members of the etcd. The parameters are:
 //
 //	window       how long a waiter keeps its place without a sign of life (default 5s)
 //	ca           file of the certificate authorities to trust, in PEM   (etcds)
@@ -95,10 +95,10 @@ type driver struct {
 	active  atomic.Int64       // counts the Waits and revocations under way
 	cancel  context.CancelFunc // ends the cluster's context
 	open    context.Context    // ends when Close begins
-	shut    context.CancelFunc // ends open
+	shut    context.CancelFunc // ends the context open
 
 	mu     sync.Mutex        // guards the map queues, every queue in it, and the places of waiters
-	queues map[string]*queue // the queues that callers wait in, by key
+	queues map[string]*queue // maps each key to the queue that callers wait in
 }
 
 var (
@@ -121,7 +121,7 @@ type Options struct {
 	Window time.Duration
 }
 
-// New returns a Client whose locks are in the etcd of conf. The Client makes etcd clients of its
+// New returns a Client whose locks are in the etcd of conf. The Client creates etcd clients of its
 // own, each for one endpoint, with the user and the connection settings of conf. If conf has
 // neither a Logger nor a LogConfig, these clients log nothing. If conf has no endpoints, or a value
 // in o is out of range, the error is hasp.ErrInvalid.
@@ -193,13 +193,13 @@ func failFast(ctx context.Context, method string, req, reply any, conn *grpc.Cli
 
 // Traits reports that the driver serves waiters in order of arrival, grants fences and shared
 // holds, obeys KeepUntil, and cleans up after calls that fail. Terms are whole seconds, 2 or more.
-// The driver excludes all clients of the same etcd, and ends a call soon after its context.
+// The driver excludes all clients of the same etcd, and ends a call soon after the call's context.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Cleans: true,
 		MinTTL: minTTL, TTLUnit: ttlUnit, MaxTTL: maxTTL, Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
 
-// check returns an error if c can never be granted.
+// check returns an error if c can never be granted, Close has begun, or ctx is done.
 func (d *driver) check(ctx context.Context, c backend.Claim) error {
 	switch {
 	case c.Key == "" || c.Token == "":
@@ -227,7 +227,7 @@ func (d *driver) checkKey(ctx context.Context, key string) error {
 func (d *driver) isClosed() bool { return d.open.Err() != nil }
 
 // Close ends all waits, revokes the leases that no hold uses, and closes the connections. It waits
-// for etcd for a second at most. Leases that are not revoked by then end with their terms.
+// for etcd for a second at most. Leases that were not revoked in that second end with their terms.
 func (d *driver) Close() error {
 	d.shut()
 	d.pool.prune(0)

@@ -21,19 +21,19 @@ type hold struct {
 	entry   *mvccpb.KeyValue // the entry as this driver has written it
 	lease   *lease
 	granted time.Time
-	over    atomic.Bool // the hold is released, lost or maybe moved; the call that sets over ends or reuses lease
+	over    atomic.Bool // true if the hold is released, lost or maybe moved; the call that sets this flag ends or reuses the lease
 
 	mu     sync.Mutex // guards others and ended
-	others []*lease   // leases that may have the entry, after moves of unknown outcome
-	ended  bool       // the entry is gone
+	others []*lease   // leases that the entry may be under, after moves of unknown outcome
+	ended  bool       // true if the entry is gone
 }
 
 func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hold {
 	return &hold{d: d, token: c.Token, entry: entry, lease: l, granted: time.Now()}
 }
 
-// grant returns the grant of h. The holder may trust the hold for ttl, counted from when the term
-// of the lease last began.
+// grant returns the grant of h. The holder may trust the hold for ttl, counted from the time at
+// which the lease's term last began.
 func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
 	// Read Go's clock first. A suspend in between then makes Until too early, which is safe.
 	now, age := time.Now(), h.d.age(h.lease)
@@ -44,7 +44,7 @@ func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
 	return g
 }
 
-// ownHold returns the hold of c, even if its field over is set, or nil if another driver made it.
+// ownHold returns c's hold, even if its field over is set, or nil if another driver made the hold.
 func (d *driver) ownHold(c backend.Claim) *hold {
 	h, _ := c.Handle.(*hold)
 	if h == nil || h.d != d || h.token != c.Token {
@@ -57,8 +57,8 @@ func (d *driver) ownHold(c backend.Claim) *hold {
 // younger than maxAge and younger than a tenth of the term.
 const maxAge = time.Second
 
-// Acquire takes a key whose queue is empty. A shared claim also takes a key whose queue has
-// shared holds only.
+// Acquire takes a key whose queue is empty. A shared claim also takes a key whose queue contains
+// only shared entries.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.check(ctx, c); err != nil {
 		return backend.Grant{}, err
@@ -164,7 +164,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	backend.RenewEach(ctx, rest, func(n int, g backend.Grant, err error) { done(others[n], g, err) }, d.renewOther)
 }
 
-// renewal is a keep-alive for a hold, and the result of a read of its entry.
+// renewal is a keep-alive for a hold, and the result of a read of the hold's entry.
 type renewal struct {
 	i        int // the index of the claim
 	h        *hold
@@ -174,10 +174,10 @@ type renewal struct {
 	err      error  // the error of the read
 }
 
-// prove sends keep-alives for the leases of holds, then reads the entries, and calls done for each
-// hold, with errGone if the hold is lost. If a keep-alive has no answer in half of the time that
-// ctx leaves, that renewal fails, so that the other renewals need not wait for it. The read may
-// still show that its hold is lost.
+// prove sends keep-alives for the leases of holds, then reads the entries, and calls the function
+// done for each hold, with errGone if the hold is lost. If a keep-alive has no answer in half of
+// the time that ctx leaves, that renewal fails, so that the other renewals need not wait for it.
+// The read may still show that its hold is lost.
 func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if end, ok := ctx.Deadline(); ok {
@@ -200,7 +200,7 @@ func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal,
 // and requests of up to 1.5 MiB.
 const maxReads = 100
 
-// read reads the entries of holds.
+// The method read fetches the entries of the holds in the slice open.
 func (d *driver) read(ctx context.Context, open []*renewal) {
 	var wg sync.WaitGroup
 	for some := range slices.Chunk(open, maxReads) {
@@ -222,8 +222,8 @@ func (d *driver) read(ctx context.Context, open []*renewal) {
 	wg.Wait()
 }
 
-// outcome returns errGone if the lease has ended, or the entry is not under it any more. In both
-// cases the hold is lost, unless another driver has moved the entry.
+// outcome returns errGone if the lease has ended, or the entry is not under the lease any more. In
+// both cases the hold is lost, unless another driver has moved the entry.
 func (r *renewal) outcome() error {
 	if r.err == nil && !r.attached || r.beat.err == nil && r.beat.ttl <= 0 {
 		r.h.abandon()
@@ -235,7 +235,7 @@ func (r *renewal) outcome() error {
 	return r.beat.outcome(r.h.lease, r.term)
 }
 
-// outcome returns nil if the keep-alive has begun the lease's term anew, and records when. The
+// outcome returns nil if the keep-alive has begun the lease's term anew, and records that time. The
 // parameter term is the raft term of the answer to a later read or put of the entry.
 //
 // A keep-alive alone proves nothing. A deposed leader may answer it, and so may a leader that is
@@ -252,15 +252,15 @@ func (b beat) outcome(l *lease, term uint64) error {
 	return nil
 }
 
-// abandon ends the lease of h, because the entry of h is not under that lease any more. It does
-// nothing if another call has set h.over.
+// The method abandon ends the lease of h, because the entry of h is not under that lease any more.
+// It does nothing if another call has set h.over.
 func (h *hold) abandon() {
 	if !h.over.Swap(true) {
 		h.d.bury(h.lease)
 	}
 }
 
-// Release removes the entry that has c's token, whether it is a hold or a place in the queue.
+// Release removes the entry with c's token, whether that is a hold or a place in the queue.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if d.isClosed() {
 		return errClosed
@@ -273,7 +273,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return d.releaseByToken(ctx, c)
 	}
 
-	// Because over is set, no other call ends the lease or gives it back from now on.
+	// Because h.over is true now, no other call ends the lease or gives the lease back to the pool.
 	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
 		h.settle(true) // a move may have begun meanwhile

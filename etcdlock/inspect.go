@@ -18,7 +18,7 @@ import (
 const (
 	maxShown = 1000 // how many shared holders a Status shows
 	atOnce   = 16   // how many requests for the rest of a term are sent at once
-	pageSize = 1000 // how many entries one answer to List has
+	pageSize = 1000 // how many entries one answer to List contains
 )
 
 // Inspect returns the holder and the queue. It takes one call for the queue, and one call for the
@@ -35,8 +35,8 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return all[0].status(), nil
 }
 
-// Break removes the entries that hold the key, and ends their leases. The holders learn of it at
-// their next renewals.
+// Break removes the entries that hold the key, and ends their leases. The holders learn of the loss
+// at their next renewals.
 func (d *driver) Break(ctx context.Context, key string) error {
 	kvs, err := d.entries(ctx, key)
 	held := kvs[:holders(kvs)]
@@ -58,10 +58,10 @@ func (d *driver) Break(ctx context.Context, key string) error {
 type listed struct {
 	key  string
 	kvs  []*mvccpb.KeyValue
-	left []time.Duration // the rest of each holder's term; 0 or less if it has ended
+	left []time.Duration // the rest of each holder's term; 0 or less if the term has ended
 }
 
-// terms asks for the rest of the holders' terms, rounded up to seconds.
+// The method terms asks etcd for the rest of each holder's term, rounded up to seconds.
 func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, atOnce)

@@ -17,8 +17,8 @@ type lease struct {
 	asked int64 // the term that was asked for, in seconds
 	ttl   int64 // the term that etcd has granted, in seconds
 
-	// began is when the driver sent the last request that began the term anew, by the driver's
-	// clock. The lease does not end before began + ttl.
+	// began is the time, on the driver's clock, at which the driver sent the last request that
+	// began the term anew. The lease does not end before began + ttl.
 	began atomic.Int64
 
 	// doubtful is set if a put under the lease has an unknown outcome. Such a lease is never used
@@ -26,7 +26,7 @@ type lease struct {
 	// harmless.
 	doubtful atomic.Bool
 
-	since time.Time // when it was given back to the pool
+	since time.Time // when the lease was last given back to the pool
 }
 
 // foreign returns the lease with this id only for revoking it. The term of the lease is not known.
@@ -42,11 +42,11 @@ const (
 	revokeTime = 3 * time.Second // bounds one attempt to revoke a lease
 )
 
-// pool keeps unused leases, so that a hold need not wait for a new one.
+// pool keeps unused leases, so that a hold need not wait for a new lease.
 type pool struct {
 	d    *driver
 	mu   sync.Mutex         // guards idle
-	idle map[int64][]*lease // by the term that was asked for
+	idle map[int64][]*lease // maps a term in seconds to the unused leases for which that term was asked
 }
 
 // seconds returns ttl rounded up to whole seconds, and at least minTTL.
@@ -60,7 +60,7 @@ func (l *lease) term() time.Duration { return time.Duration(l.ttl) * time.Second
 // age returns how much of l's term may have passed.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
-// old reports whether less than a third of l's term may be left.
+// The method old reports whether less than a third of l's term may be left.
 func (d *driver) old(l *lease) bool { return d.age(l) > l.term()*2/3 }
 
 // beganAt records a time of the driver's clock at which, or after which, l's term began anew.
@@ -80,8 +80,8 @@ func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 	return p.grant(ctx, secs)
 }
 
-// grant makes a lease. The driver chooses the lease's number, so that it can revoke the lease even
-// if the answer is lost.
+// The method grant creates a lease. The driver chooses the lease's number, so that it can revoke
+// the lease even if the answer is lost.
 func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	l := &lease{id: rand.Int64N(1<<62) + 1, asked: secs, ttl: secs}
 	l.began.Store(int64(p.d.clock.now()))
@@ -98,8 +98,8 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	return l, nil
 }
 
-// give puts a lease into the pool, or ends it if it must not be reused. The caller knows for
-// certain that the lease has no entry.
+// The method give puts a lease into the pool, or ends it if it must not be reused. The caller knows
+// for certain that the lease has no entry.
 func (p *pool) give(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,7 +138,7 @@ func (d *driver) bury(l *lease) {
 	})
 }
 
-// end tries to revoke a lease. It returns false if it must be called again.
+// The method end tries to revoke a lease. It returns false if the caller must try again.
 func (d *driver) end(l *lease) bool {
 	select {
 	case d.burials <- struct{}{}:

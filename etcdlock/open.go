@@ -34,7 +34,7 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
 }
 
-// open opens etcdlock+etcd:// and etcdlock+etcds://.
+// The function open returns a driver for an etcdlock+etcd:// or etcdlock+etcds:// URL.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	o := &Options{}
 	if text, ok := c.Params["window"]; ok {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -190,4 +191,42 @@ func TestStuckKeepAliveOfAWaiter(t *testing.T) {
 	}
 	free(t, h, c)
 	free(t, d, w.granted(t))
+}
+
+// A waiter gets the key, and moves its entry to another lease. Its keep-alive for the old lease
+// arrives after that. The next waiter of the driver does not get the key as well.
+func TestKeepAliveAfterTheGrant(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, m := openMeddled(t, s.Client, nil)
+	h := openDriver(t, s.Client)
+	held := take(t, h, "key", 5*time.Minute)
+	before := await.Value(entries(t.Context(), s.Client))
+	first := wants(t, d, "key")
+	queued(t, h, "key", 1)
+	old := slices.DeleteFunc(await.Value(entries(t.Context(), s.Client)), func(e string) bool { return slices.Contains(before, e) })
+	next := wants(t, d, "key")
+	queued(t, h, "key", 2)
+
+	var late atomic.Bool
+	sent, arrives := make(chan struct{}), make(chan struct{})
+	m.changing(func(msg any) {
+		if _, ok := msg.(*pb.LeaseKeepAliveRequest); ok && !late.Swap(true) {
+			close(sent)
+			<-arrives
+		}
+	})
+	<-sent
+	free(t, h, held)
+	c := first.granted(t)
+	await.Until(t, "the end of the old lease", func() bool {
+		return !slices.Contains(await.Value(entries(t.Context(), s.Client)), old[len(old)-1])
+	})
+	close(arrives)
+	time.Sleep(500 * time.Millisecond)
+	if len(next) > 0 {
+		t.Error("two waiters have the key")
+	}
+	free(t, d, c)
+	free(t, d, next.granted(t))
 }

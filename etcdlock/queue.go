@@ -29,12 +29,12 @@ type queue struct {
 	changed chan struct{} // closed and replaced when there is a new view
 }
 
-// view is what is known since a watch was confirmed. Deletions before that may have been missed.
+// view is what is known since a watch was confirmed. Earlier deletions may have been missed.
 type view struct {
-	known   int64              // order has all entries that exist and were created up to this revision
+	known   int64              // the field order contains all entries that exist and were created up to this revision
 	order   []*mvccpb.KeyValue // the entries, in order of their creation
 	reading int                // how many reads are under way
-	gone    map[string]int64   // the revisions of deletions during these reads, by the entry's name
+	gone    map[string]int64   // maps names of entries that were deleted during these reads to the revisions of the deletions
 }
 
 // entryState is what is known of a waiter's entry, which is the waiter's place in the queue.
@@ -42,8 +42,8 @@ type entryState struct {
 	view  *view  // the queue's view when the read began; the result is valid only in this view
 	name  string // the entry's name
 	mine  int64  // the create revision of the entry; 0 until the queue was read
-	front bool   // no entry ahead excludes it; this stays true, because later entries are behind
-	lost  bool   // the entry was deleted
+	front bool   // true if no entry ahead excludes this entry; stays true, because later entries are behind
+	lost  bool   // true if the entry was deleted, or is not under its lease
 }
 
 func (w *waiter) signal() {
@@ -78,8 +78,8 @@ func (q *queue) leave(w *waiter) {
 	}
 }
 
-// begin prepares a read by w. The entries to read were created after the revision in known. If
-// there is no watch, ok is false.
+// The method begin prepares a read by the waiter w. The read must fetch the entries that were
+// created after the revision known. If there is no watch, the result ok is false.
 func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -145,7 +145,7 @@ func (q *queue) wakeFrontLocked() {
 type where int
 
 const (
-	behind where = iota // others are ahead
+	behind where = iota // an entry ahead excludes the waiter's entry
 	front               // the key is the waiter's
 	unsure              // the queue must be read again
 	lost                // the entry is gone
@@ -182,7 +182,7 @@ const (
 	maxPause = time.Second           // the longest pause, after several refusals
 )
 
-// run keeps a watch until ctx ends.
+// The method run starts a new watch whenever a watch has ended, until ctx ends.
 func (q *queue) run(ctx context.Context) {
 	for p := minPause; ctx.Err() == nil; p = min(2*p, maxPause) {
 		if m, err := q.d.cluster.member(ctx); err == nil && q.watch(ctx, m) {
@@ -192,7 +192,7 @@ func (q *queue) run(ctx context.Context) {
 	}
 }
 
-// watch records deletions until the watch ends. It reports whether etcd has confirmed the watch.
+// The method watch runs one watch for deletions. It reports whether etcd has confirmed the watch.
 func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 	// The client has a stream for each set of metadata. If the auth token of a stream has expired,
 	// etcd refuses all further watches on that stream. So use another stream after etcd has refused
@@ -229,6 +229,17 @@ func (q *queue) see(v *view) {
 	}
 }
 
+// lose records that w's entry of this name is not under its lease. The entry stays in the view,
+// because w may have got the key meanwhile, and moved the entry to another lease.
+func (q *queue) lose(w *waiter, name string) {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	if w.place.name == name {
+		w.place.lost = true
+		w.signal()
+	}
+}
+
 // The constant ended stands for the revision of a deletion that no event has reported.
 const ended = math.MaxInt64
 
@@ -253,8 +264,8 @@ func (q *queue) deleted(name string, revision int64) {
 }
 
 // checkHead chooses at random a queue that callers wait in, and reads its first entry. If the entry
-// is gone, checkHead records the deletion, because its event may be lost. If there is no answer,
-// the call begins a search, because a member that hangs reports no events.
+// is gone, checkHead records the deletion, because the event of the deletion may be lost. If there
+// is no answer, the call begins a search, because a member that hangs reports no events.
 func (d *driver) checkHead() {
 	d.mu.Lock()
 	var q *queue

@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has the calls that find a hold by its token, because another driver made the hold, or
-// the hold's state is not known. It also has the calls that move a hold to another lease.
+// This file contains the calls that find a hold by its token, because another driver made the hold,
+// or the hold's state is not known. It also contains the calls that move a hold to another lease.
 
 // renewOther moves a hold to a new lease, because the hold needs a longer term than its lease has,
 // or this driver does not know the hold's lease.
@@ -82,11 +82,11 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	return n.grant(c, c.TTL), nil
 }
 
-// The method doubt records that the entry of h may be under h's lease or the lease other, so
-// neither is revoked. The next renewal or release finds and changes the entry, and calls settle.
+// The method doubt records that h's entry may be under h.lease or the argument other. Unless h has
+// ended, both leases live on. The next renewal or release changes the entry and calls settle.
 func (h *hold) doubt(other *lease) {
 	if h == nil {
-		return // the lease other serves the hold, or ends by itself
+		return // the new lease serves the hold, or ends by itself
 	}
 	h.over.Store(true)
 	h.mu.Lock()
@@ -98,9 +98,9 @@ func (h *hold) doubt(other *lease) {
 	}
 }
 
-// settle ends the leases that h does not use any more; h may be nil. It is called after the entry
-// was moved to another lease, or removed. So a late put of h has no effect, because the put's lease
-// has ended, or the entry has changed.
+// The method settle ends the leases that the hold h does not use any more; h may be nil. It is
+// called after the entry was moved to another lease, or removed. Therefore a late put of h has no
+// effect, because the put's lease has ended, or the entry has changed.
 func (h *hold) settle(ended bool) {
 	if h == nil {
 		return
@@ -114,16 +114,16 @@ func (h *hold) settle(ended bool) {
 	h.others, h.ended = nil, h.ended || ended
 }
 
-// rewrite puts an entry again, with another value and another lease, and returns the new entry. It
-// has the same name and create revision, and so the same place and fence. rewrite returns errGone
-// if the entry has changed since it was read.
+// rewrite puts an entry again, with another value and another lease, and returns the new entry. The
+// new entry has the same name and create revision, and therefore the same place and fence. rewrite
+// returns errGone if the entry has changed since it was read.
 func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64) (*mvccpb.KeyValue, error) {
 	at, err := d.change(ctx, kv, put(string(kv.Key), value, lease))
 	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: at}, err
 }
 
-// change applies op to an entry, and returns the revision of this change. It returns errGone if the
-// entry has changed since it was read.
+// The method change applies the operation op to an entry, and returns the revision of this change.
+// It returns errGone if the entry has changed since it was read.
 func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op) (int64, error) {
 	r, err := d.txn(ctx, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision), []clientv3.Op{op})
 	switch {
@@ -135,14 +135,14 @@ func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op
 	return r.Header.Revision, nil
 }
 
-// txn makes a transaction.
+// txn sends a transaction: the operations in then if cond is true, or else those in otherwise.
 func (d *driver) txn(ctx context.Context, cond clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	return call(ctx, d.cluster, func(m *member) (*clientv3.TxnResponse, error) {
 		return m.client.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
 	})
 }
 
-// put stores an entry under a lease.
+// The function put returns the operation that stores an entry under a lease.
 func put(name string, value []byte, lease int64) clientv3.Op {
 	return clientv3.OpPut(name, string(value), clientv3.WithLease(clientv3.LeaseID(lease)))
 }
@@ -219,9 +219,9 @@ func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 	return nil
 }
 
-// keep leaves the key taken until c.KeepUntil, although no token holds it. For that, keep puts the
-// entry under another lease, which this process ends at that time. If the process has ended or the
-// driver is closed by then, the lease ends with its term, up to 2.5 s later.
+// The method keep leaves the key taken until c.KeepUntil, although no token holds it. For that, the
+// method puts the entry under another lease, which this process ends at that time. If the process
+// ends or the driver is closed before that time, the lease ends with its term, up to 2.5 s later.
 func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) error {
 	l, err := d.pool.grant(ctx, seconds(time.Until(c.KeepUntil)))
 	if err != nil {

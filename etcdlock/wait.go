@@ -28,12 +28,12 @@ type waiter struct {
 	since   time.Time        // when calls began to fail, or the watch was lost; zero after a success
 	err     error            // the error of these calls
 
-	place entryState    // the driver's mu guards it
-	wake  chan struct{} // signals a change of place; has room for one signal
+	place entryState    // guarded by the driver's mu
+	wake  chan struct{} // signals a change of the field place; has room for one signal
 }
 
-// Wait puts an entry into the queue of the key, and returns when the entries ahead that exclude it
-// are gone.
+// Wait puts an entry into the queue of the key, and returns when the entries ahead that exclude
+// this entry are gone.
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.check(ctx, c); err != nil {
 		return backend.Grant{}, err
@@ -138,7 +138,7 @@ func (w *waiter) ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// abandon gives up an entry that is gone, so that the next attempt takes another lease.
+// The method abandon gives up an entry that is gone, so that the next attempt takes another lease.
 func (w *waiter) abandon() {
 	if w.lease != nil {
 		w.d.bury(w.lease)
@@ -153,8 +153,8 @@ func pause(ctx context.Context, d time.Duration) {
 	<-ctx.Done()
 }
 
-// sleep waits for a signal, for a slot in turns, or until the duration d has passed. It reports
-// whether it has taken a slot.
+// sleep waits for a signal, for a slot in the channel turns, or until the duration d has passed. It
+// reports whether it has taken a slot.
 func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struct{}, turns chan<- struct{}) bool {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -178,8 +178,8 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 }
 
 // ready waits for a watch, and then for this waiter's turn to enter the queue. The watch comes
-// first, so that it reports every deletion after the put of the entry. After at most 100 ms, ready
-// returns even if it has not got both, so that the caller can check whether the Wait must end.
+// first, so that it reports every deletion after the put of the entry. After 100 ms, ready returns
+// even without the watch or the turn, so that the caller can check whether the Wait must end.
 func (w *waiter) ready(ctx context.Context) (watched, ready bool) {
 	w.keepAlive()
 	w.d.mu.Lock()
@@ -231,30 +231,35 @@ func (w *waiter) keepAlive() {
 	if l == nil || w.entry.CreateRevision == 0 || w.d.age(l) < l.term()/3 || w.beating.Swap(true) {
 		return
 	}
-	h := w.d.newHold(w.c, w.entry, l)
+	r := &renewal{h: w.d.newHold(w.c, w.entry, l)}
 	w.d.cluster.spawn(func() {
 		defer w.beating.Store(false)
-		ctx, cancel := context.WithTimeout(w.d.cluster.ctx, l.term()*2/3)
+		ctx, cancel := context.WithTimeout(w.d.cluster.ctx, l.term()/3)
 		defer cancel()
-		w.d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, err error) {
-			if errors.Is(err, errGone) {
-				w.q.deleted(string(h.entry.Key), ended)
-			}
-		})
+		if r.beat = w.d.cluster.beat(ctx, l.id); r.beat.err != nil {
+			return
+		}
+		w.d.read(ctx, []*renewal{r})
+		switch {
+		case r.err == nil && r.attached:
+			_ = r.beat.outcome(l, r.term) // an error says that the term may not have begun anew
+		case r.err == nil:
+			w.q.lose(w, string(r.h.entry.Key))
+		}
 	})
 }
 
 // grant returns the hold of an entry at the front of the queue. If over is false and err is nil,
 // the entry was removed meanwhile, and the Wait goes on. A hold that is not renewed starts with the
-// whole TTL. A hold that is renewed keeps the lease of its place, of which at least two thirds are
-// left. If that lease is too short, the first renewal moves the hold to another lease.
+// whole TTL. A hold that is renewed keeps the lease of its place, with at least two thirds of its
+// term left. If that lease is too short, the first renewal moves the hold to another lease.
 func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err error) {
 	within, cancel := w.bounded(ctx)
 	defer cancel()
 	l, h := w.lease, w.d.newHold(w.c, w.entry, w.lease)
 	term := min(w.c.TTL, l.term())
 	if term < w.c.TTL && !w.c.Renewed {
-		// Set ended, so that if the outcome is unknown, both leases end. Then the Wait fails.
+		// Set h.ended, so that both leases end if the outcome is unknown. Then the Wait fails.
 		h.ended = true
 		g, err = w.d.move(within, w.c, h, w.entry)
 		return g, err == nil || !unchanged(err), err // after errGone, the entry was removed, but its event may be late

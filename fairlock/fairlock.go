@@ -17,22 +17,22 @@
 // A waiter whose connection is closed is skipped at once, and removed when its window (see below)
 // has passed. If more than 500 skipped waiters are at the head of the queue, the others wait until
 // the windows of these waiters have passed. A waiter that is stopped, or cut off while its
-// connection stays open, looks alive. The key is handed to the first of these, and is unused for at
-// most a window. By then, the windows of all of them have passed.
+// connection stays open, looks alive. The key is handed to the first such waiter, and is unused for
+// at most one window. After that, the windows of the other such waiters have passed as well.
 //
 // # Shared holds
 //
-// Readers and writers stand in one queue. The readers at its head get the key together, up to the
-// first writer. A reader that arrives while a writer waits is queued behind the writer. Readers of
-// spinlock and pubsublock may hold the key together with readers of fairlock.
+// Readers and writers stand in one queue. The readers at the head of the queue receive the key
+// together, up to the first writer. A reader that arrives while a writer waits is queued behind the
+// writer. Readers of spinlock and pubsublock may hold the key together with readers of fairlock.
 //
 // # Cost
 //
 // It takes one round trip to lock a free key, one to find that a key is held, and one to unlock. A
 // contended acquisition takes two scripts, however many callers wait. One takes a place in the
-// queue, and the holder's release hands the key over. A third script confirms the hold in three
-// cases: the lease is WithoutRenewal and its term is above the window; the term is below the window
-// and half of it has passed since the last poll; or replicas must confirm the hold.
+// queue, and the other is the release that hands the key over. A third script confirms the hold in
+// three cases: the lease is WithoutRenewal and its term is above the window; the term is below the
+// window and half of the term has passed since the last poll; or replicas must confirm the hold.
 //
 // While callers wait for a key, their Client polls the key every third of the window. One script
 // keeps their places alive and checks whether the key is free. A key that another strategy holds is
@@ -57,15 +57,15 @@
 //
 // # Keys
 //
-// A lock is a string under the key itself. It has a mark that says whether callers may wait, and
-// the start, token, fence, term and owner of the hold. Its time to live is the term. If
-// hasp.WithMinHold keeps the key after an Unlock, the token begins with kept-, and a message makes
-// the first waiter's Client look up the new end. A key with any other value counts as held. The
-// record of shared holds is a sorted set under the key itself. It has a member token#owner for each
-// holder, whose score is the end of the holder's term. In the same cluster slot are
+// A lock is a string under the key itself. It contains a mark that says whether callers may wait,
+// and the start, token, fence, term and owner of the hold. Its time to live is the term. If
+// hasp.WithMinHold keeps the key after an Unlock, the token begins with kept-, and a message tells
+// the first waiter's Client to look up the new end. A key with any other value counts as held. The
+// record of shared holds is a sorted set under the key itself. It contains a member token#owner for
+// each holder, whose score is the end of the holder's term. In the same cluster slot are
 //
 //	hasp:{tag}:queue:key     the list of the waiters, in order of arrival
-//	hasp:{tag}:timeouts:key  the sorted set of the waiters' tokens, by the ends of their places
+//	hasp:{tag}:timeouts:key  the sorted set of the waiters' tokens; a score is the end of a place
 //	hasp:{tag}:fence:key     the fence counter
 //
 // The first two keys exist only while callers wait. A user's key that begins with "hasp:{" is
@@ -103,7 +103,7 @@ const minWindow = 300 * time.Millisecond
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
-	// Client has the options of the Client that New returns. NewDriver ignores it.
+	// Client contains the options of the hasp.Client that New returns. NewDriver ignores them.
 	Client hasp.Options
 
 	// Window is how long a waiter keeps its place in the queue without a poll. The waiter's process
@@ -112,7 +112,7 @@ type Options struct {
 	// default is 5 s, and the minimum is 300 ms.
 	Window time.Duration
 
-	// FenceTTL is how long the fence counter of a key is kept after its last fenced hold began.
+	// FenceTTL is how long a key's fence counter is kept after the key's last fenced hold began.
 	// When the counter is gone, fences still grow as long as the server's clock advances. The
 	// default is 30 days, and the minimum is a millisecond.
 	FenceTTL time.Duration
@@ -227,7 +227,7 @@ const closing = time.Second
 // Close ends all waits and the driver's background work. If the driver was opened
 // by URL, it closes the connections too.
 func (d *driver) Close() error {
-	// After shut, begin and beginLocked refuse new activities, so Wait below covers all activities.
+	// After the call of d.shut, no activity can begin, so background.Wait covers all activities.
 	d.mu.Lock()
 	d.shut()
 	for _, g := range d.groups {
@@ -259,8 +259,8 @@ func (d *driver) Close() error {
 
 var errClosed = errors.New("fairlock: driver is closed")
 
-// begin counts a new activity. Close waits until the activity calls background.Done.
-// begin returns false once Close has begun.
+// begin counts a new activity. Close waits until the activity calls background.Done. The result is
+// false once Close has begun.
 func (d *driver) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

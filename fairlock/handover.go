@@ -9,8 +9,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// received handles a message. A message about a grant has a token, a round, and a fence, or - if no
-// fence could be granted. A message with a token and "look" asks the Client to poll.
+// received handles a message. A message about a grant contains a token, a round, and a fence, which
+// is - if no fence could be granted. A message with a token and "look" asks the Client to poll.
 func (d *driver) received(payload string) {
 	f := strings.Fields(payload)
 	d.mu.Lock()
@@ -25,12 +25,12 @@ func (d *driver) received(payload string) {
 	switch {
 	case w.handed != nil:
 	case len(f) != 3 || f[1] != strconv.Itoa(w.round) || w.unsure:
-		// Poll if the message is look, is about another round, or may be about an earlier hold
-		// because an enqueue of this round was not answered. The reply to the poll schedules
+		// Poll if the message asks for a poll, is about another round, or may be about an earlier
+		// hold because an enqueue of this round was not answered. The reply to the poll schedules
 		// another poll for the end of the term.
 		w.group.pollByLocked(time.Now())
 		// The poll leaves out a waiter whose enqueue is in flight. That enqueue may have run before
-		// this message. Raise gaps, so that (*waiter).enqueued polls when the reply arrives.
+		// this message. Raise sub.gaps, so that (*waiter).enqueued polls when the reply arrives.
 		w.group.sub.gaps++
 	case f[2] == "-":
 		// The script has removed the place, and has offered the key to the next waiter.
@@ -43,8 +43,8 @@ func (d *driver) received(payload string) {
 	}
 }
 
-// deliver handles the return values of handOver in the reply to a call that was sent at the given
-// time.
+// deliver handles the grants in the argument handed, which the script's function handOver returned.
+// The argument sent is the time at which the call of the script was sent.
 func (d *driver) deliver(handed []any, sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

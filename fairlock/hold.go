@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// scripts has the Lua scripts. The header of each script describes its arguments and replies.
+// scripts contains the Lua scripts. The header of each script describes its arguments and replies.
 //
 //go:embed *.lua
 var scripts embed.FS
@@ -34,7 +34,7 @@ func keysOf(key string) [4]string {
 	}
 }
 
-// call returns the call of a script that may hand the key over.
+// call returns the redisstore.Call for a script that may hand the key over.
 func (d *driver) call(keys []string, args ...string) redisstore.Call {
 	return redisstore.Call{Keys: keys, Args: append([]string{d.fenceTTL}, args...)}
 }
@@ -66,7 +66,7 @@ func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) err
 }
 
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a place in the queue,
-// Release gives up that place. With c.KeepUntil, the next waiter gets the key at that time.
+// Release gives up that place. A c.KeepUntil delays the hand-over until that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	// An enqueue of the token may arrive after this release, and take a new place (see Wait). So
 	// repeat the release when no enqueue can arrive any more.

@@ -23,7 +23,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return s, err
 }
 
-// status decodes the reply of inspect.lua. It reports whether the record is fairlock's or shared.
+// status decodes the reply of inspect.lua, and reports whether the record is fairlock's or shared.
 func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 	var pttl, shared int64
 	var since, fence string
@@ -34,7 +34,7 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 
 	if pttl != -2 {
 		s.Held, s.TTL = true, redisstore.Term(pttl)
-		// Only a record of fairlock has a start.
+		// Only a record of fairlock contains a start.
 		if ms, err := strconv.ParseInt(since, 10, 64); err == nil {
 			s.Since, own = time.UnixMilli(ms), pttl >= 0
 		}
@@ -59,7 +59,7 @@ var records = redisstore.Listing{Type: "string", Peek: []string{"getrange", "0",
 }}
 
 // List returns the keys with a record of fairlock, with shared holds, or with waiters. If another
-// strategy or program holds a key with waiters, the key has no Owner.
+// strategy or program holds a key with waiters, the entry has no Owner.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	call := func(c redisstore.Candidate) redisstore.Call {
 		keys := keysOf(c.Key)

@@ -15,11 +15,11 @@ import (
 const (
 	foreignEvery      = time.Second            // how often to poll a key of another strategy, whose release sends no message
 	unsubscribedEvery = 250 * time.Millisecond // how often to poll without a subscription, or for a free key
-	pollTokens        = 500                    // the most tokens in one poll
+	pollTokens        = 500                    // the largest number of tokens in one poll
 )
 
 // group holds the waiters of this driver for one key. It exists as long as it has waiters, and
-// polls the key for all of them.
+// polls the key for all its waiters.
 type group struct {
 	d    *driver
 	key  string
@@ -28,10 +28,10 @@ type group struct {
 
 	// The driver's mu guards these.
 	waiters     map[string]*waiter // by token
-	timer       *time.Timer        // starts the next poll; nil before the first
+	timer       *time.Timer        // starts the next poll; nil before the first poll
 	next        time.Time          // when the next poll is due; zero if none is scheduled
 	extended    time.Time          // when the last call that kept this client's places was sent
-	kept        int64              // until when that call keeps the places, by the server's clock in ms
+	kept        int64              // the server's time in ms until which that call keeps the places
 	pending     int                // polls in flight; several only if there are many waiters
 	sent        time.Time          // when the polls in flight were sent; zero if no poll is in flight
 	again       bool               // another poll became due while polls were pending
@@ -46,7 +46,7 @@ func (d *driver) join(ctx context.Context, w *waiter) {
 	s := d.subscribe(ctx, w.c) // may call the server, so mu must not be held
 
 	// Another waiter may have created the group meanwhile. The group's subscription is also s,
-	// because leave ends a group before the group's subscription.
+	// because the method leave ends a group before it ends the group's subscription.
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g := d.groups[w.c.Key]
@@ -60,7 +60,7 @@ func (d *driver) join(ctx context.Context, w *waiter) {
 	d.waiters[w.c.Token] = w
 }
 
-// leave removes w from its group. If w was its last waiter, the group ends.
+// leave removes w from its group. If w was the group's last waiter, the group ends.
 func (d *driver) leave(w *waiter) {
 	g := w.group
 	if g == nil {
@@ -103,9 +103,9 @@ func (g *group) pollByLocked(at time.Time) {
 	}
 }
 
-// nextPoll returns when to poll after a call that was sent at the given time and reported r. This
-// time is early enough to keep the places, and not after the end of the holder's term. If no
-// message will announce the release, the time is even earlier.
+// nextPoll returns the time of the next poll, after a call that was sent at the time sent and
+// returned the report r. This time is early enough to keep the places, and not after the end of the
+// holder's term. If no message will announce the release, the time is even earlier.
 func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	after := g.d.window / 3
 	if r.foreign {
@@ -170,13 +170,13 @@ func (g *group) poll() {
 		}
 		g.pending++
 		g.sent = time.Now()
-		// Use half of the timeout. So if a connection is lost, a second poll is sent before the
+		// Use half of the timeout. Then, if a connection is lost, a second poll is sent before the
 		// loss counts as an outage, and before places end.
 		go g.send(command, some, timeout/2)
 	}
 }
 
-// send makes one poll, which asks about the given places.
+// send sends one poll, which asks about the given places.
 func (g *group) send(command string, places []polled, timeout time.Duration) {
 	d := g.d
 	defer d.background.Done()
@@ -187,15 +187,15 @@ func (g *group) send(command string, places []polled, timeout time.Duration) {
 
 	ctx, cancel := context.WithTimeout(d.calls, timeout)
 	defer cancel()
-	sent := time.Now() // before the call, so that notBefore is before the beginning of a hold
+	sent := time.Now() // read before the call, so that notBefore is before the beginning of a hold
 	reply, err := d.store.Run(ctx, pollScript, d.call(g.keys[:], args...))
 	g.polled(places, reply, err, sent)
-	if r, ok := reportOf(reply); ok { // the holder may be new, so that nobody has asked it for the key
+	if r, ok := reportOf(reply); ok { // perhaps nobody has asked a new holder for the key yet
 		d.store.Recall(ctx, r.token, g.key)
 	}
 }
 
-// polled handles the outcome of a poll that was sent at the given time.
+// polled handles the outcome of a poll. The argument sent is the time at which it was sent.
 func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
 	d := g.d
 	r, ok := reportOf(reply)
@@ -231,14 +231,14 @@ func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
 	}
 }
 
-// keptLocked records until when a call that was sent at the given time keeps the client's places.
+// keptLocked records how long a call, which was sent at the time sent, keeps the client's places.
 func (g *group) keptLocked(r report, sent time.Time) {
 	if r.kept > 0 && sent.After(g.extended) {
 		g.extended, g.kept = sent, r.kept
 	}
 }
 
-// updateLocked handles what a poll that was sent at the given time found for one place.
+// updateLocked handles what a poll, which was sent at the time sent, found for one place.
 func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	w := pl.w
 	switch {
@@ -259,8 +259,8 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 	w.wakeUpLocked()
 }
 
-// scheduleLocked schedules the next poll. All pending polls have ended, and r is the
-// report of the last of them.
+// scheduleLocked schedules the next poll. All pending polls have ended, and r is the report of the
+// poll that ended last.
 func (g *group) scheduleLocked(r report, sent time.Time) {
 	next := time.Now()
 	if g.err != nil {
@@ -279,8 +279,8 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 	g.pollByLocked(next)
 }
 
-// failedLocked records that a poll that was sent at the given time was not answered. If the outage
-// has lasted for the Timeout of a waiter, failedLocked ends that wait.
+// failedLocked records that a poll, which was sent at the time sent, was not answered. If the
+// outage has lasted for the Timeout of a waiter, the wait of that waiter ends.
 func (g *group) failedLocked(err error, sent time.Time) {
 	if g.outageSince.IsZero() {
 		g.outageSince = sent
@@ -296,9 +296,9 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	}
 }
 
-// outageAfterLocked returns the outage since the last answer, or nil if there is none. answered is
-// when the call with that answer was sent. There is an outage if a later poll has failed, or has
-// had no answer for a third of timeout.
+// outageAfterLocked returns the outage since the last answer, or nil if there is none. The argument
+// answered is the time at which the call with that answer was sent. There is an outage if a later
+// poll has failed, or has had no answer for a third of the duration timeout.
 func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) error {
 	switch {
 	case g.outageSince.After(answered):

@@ -13,7 +13,7 @@ import (
 )
 
 // decode stores the first elements of a script's reply in *to[0], *to[1] and so on, and returns the
-// other elements. ok is false if an element is missing or has another type.
+// other elements. The result ok is false if an element is missing or has another type.
 func decode(reply any, to ...any) (others []any, ok bool) {
 	r, _ := reply.([]any)
 	if len(r) < len(to) {
@@ -46,7 +46,7 @@ type report struct {
 	fence        uint64
 	owner        string
 	found        string // for each queried token 1 if it is in the queue, and otherwise 0
-	kept         int64  // until when the call keeps the client's places, by the server's clock in ms; or 0
+	kept         int64  // the server's time in ms until which the call keeps the client's places; or 0
 	handed       []any  // the return values of handOver, if the script called it
 }
 
@@ -63,7 +63,7 @@ func reportOf(reply any) (r report, ok bool) {
 func held(pttl int64, owner string, shared bool) *backend.HeldError {
 	e := &backend.HeldError{Owner: owner, Shared: shared}
 	if pttl >= 0 {
-		// In the last millisecond, PTTL is 0, but a RetryAfter of 0 means that it is unknown.
+		// In the last millisecond, PTTL is 0, but a RetryAfter of 0 means that the time is unknown.
 		e.RetryAfter = redisstore.Term(max(pttl, 1))
 	}
 	return e

@@ -92,7 +92,7 @@ func (d *driver) shareSubscription(channel string, s *subscription) *subscriptio
 	return s
 }
 
-// unsubscribe ends the use of s by one waiter.
+// unsubscribe ends one waiter's use of the subscription s.
 func (d *driver) unsubscribe(s *subscription) {
 	d.mu.Lock()
 	s.waiters--
@@ -108,13 +108,13 @@ func (d *driver) unsubscribe(s *subscription) {
 	}
 }
 
-// messagesMissed makes all waiters of s poll, because s was interrupted.
+// messagesMissed makes all groups of the subscription s poll, because s was interrupted.
 func (d *driver) messagesMissed(s *subscription) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// The poll leaves out waiters whose enqueue is in flight. Raise gaps, so that
-	// (*waiter).enqueued polls for them when the reply arrives.
+	// The poll leaves out waiters whose enqueue is in flight. Raise s.gaps, so that
+	// (*waiter).enqueued polls for these waiters when the reply arrives.
 	s.gaps++
 	now := time.Now()
 	for _, g := range d.groups {

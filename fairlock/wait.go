@@ -17,7 +17,7 @@ type waiter struct {
 	d    *driver
 	c    backend.Claim
 	term time.Duration // the term of a hold that is handed over: the TTL, or the window if that is shorter
-	wake chan struct{} // signals a change of a field that the driver's mu guards; has room for one
+	wake chan struct{} // signals a change of a field that the driver's mu guards; has room for one signal
 
 	// Only the goroutine of Wait uses these.
 	unanswered  bool      // an enqueue was not answered, and may still arrive
@@ -83,7 +83,7 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			return backend.Grant{}, w.endError(ctx)
 		}
 		if w.hasPlace() {
-			// If a change came after outcome, w.wake has a signal, so sleep returns at once.
+			// If a change came after w.outcome(), w.wake has a signal, so sleep returns at once.
 			w.sleep(ctx, nil)
 			continue
 		}
@@ -118,7 +118,7 @@ func pause(try int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// sleep returns when w is woken, when timeout fires, when ctx ends, or when Close begins.
+// sleep waits until w is woken, the channel timeout fires, ctx ends, or Close begins.
 func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
 	select {
 	case <-w.wake:
@@ -147,17 +147,17 @@ func (w *waiter) endError(ctx context.Context) error {
 	defer w.d.mu.Unlock()
 	switch {
 	case w.outage != nil:
-		// The outage is newer than every answer, because an answer to an enqueue clears outage.
+		// The outage is newer than every answer, because an answer to an enqueue clears w.outage.
 		return &backend.UnavailableError{Since: w.outageSince, Err: w.outage}
 	case ctx.Err() == nil:
 		return errClosed
 	case w.held != nil:
-		// If the store has not answered since then, return the outage.
+		// If the store has not answered since the time w.heldAt, return the outage.
 		if err := w.group.outageAfterLocked(w.heldAt, w.c.Timeout); err != nil {
 			return err
 		}
 
-		// Subtract the time since the call was sent from RetryAfter.
+		// From RetryAfter, subtract the time that has passed since the call was sent.
 		e := *w.held
 		if e.RetryAfter > 0 {
 			e.RetryAfter = max(e.RetryAfter-time.Since(w.heldAt), 0)
@@ -190,9 +190,9 @@ func (w *waiter) newRoundLocked() {
 	w.notBefore, w.queued, w.unsure, w.handed = time.Time{}, false, false, nil
 }
 
-// grantLocked returns the grant of the hold that was handed over, and whether Wait may return it.
-// Wait may return it if the replicas have confirmed the hold, at least half of its term is left, and
-// the term is the whole TTL or a renewal will raise it.
+// grantLocked returns the grant of the hold that was handed over, and whether Wait may return this
+// grant. It may if the replicas have confirmed the hold, at least half of its term is left, and the
+// term is the whole TTL or a renewal will raise it.
 func (w *waiter) grantLocked() (backend.Grant, bool) {
 	g := backend.Grant{Until: w.handed.until}
 	if w.c.Fenced {
@@ -205,7 +205,7 @@ func (w *waiter) grantLocked() (backend.Grant, bool) {
 		return g, false
 	}
 
-	// The record outlasts Until, because it was written after notBefore.
+	// The record outlasts g.Until, because the record was written after w.notBefore.
 	g.Until = w.notBefore.Add(w.term - backend.Drift(w.term))
 	return g, (w.c.Renewed || w.term == w.c.TTL) && time.Until(g.Until) >= w.term/2
 }
@@ -235,7 +235,7 @@ func (w *waiter) enqueue(ctx context.Context) error {
 		redisstore.Millis(w.term), flags(w.c), w.c.Owner,
 	}, " ")
 	gaps := g.sub.gaps // read before the call, because a message may come before the reply
-	// If another call has just kept the client's places, this place may end when they do.
+	// If another call has just kept the client's places, this place may end when those places end.
 	till := g.kept
 	if sent.Sub(g.extended) > d.window/3 {
 		till = 0
@@ -245,14 +245,14 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	reply, err := d.store.Run(ctx, enqueueScript, call)
 
 	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
-		// Let outcome end the wait with this error, which is an answer.
+		// Let the method outcome end the wait with this error, which is an answer.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		w.failed = err
 		return nil
 	}
 	if err != nil {
-		// unanswered stays set, because this call may arrive even after a later one was answered.
+		// w.unanswered stays set, because this call may arrive even after a later one was answered.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		w.unanswered, w.unsure = true, true
@@ -261,15 +261,15 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	return w.enqueued(ctx, reply, sent, gaps)
 }
 
-// enqueued handles the reply to an enqueue that was sent at the given time. gaps is the value of
-// sub.gaps at that time.
+// enqueued handles the reply to an enqueue. The argument sent is the time at which the enqueue was
+// sent, and the argument gaps is the value of sub.gaps at that time.
 func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps int) error {
 	d, g := w.d, w.group
 	r, ok := reportOf(reply)
 	if !ok {
 		return d.store.Unexpected(reply)
 	}
-	d.deliver(r.handed, sent) // takes mu, and may set handed or failed
+	d.deliver(r.handed, sent) // locks mu, and may set w.handed or w.failed
 	if r.token != w.c.Token { // otherwise the claim has the key now
 		d.store.Recall(ctx, r.token, w.c.Key)
 	}
@@ -308,11 +308,11 @@ func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps i
 	return nil
 }
 
-// queuedLocked records that w was still in the queue at a call that was sent at the given time and
-// reported r.
+// queuedLocked records that w was still in the queue. The call that found this was sent at the time
+// sent, and returned the report r.
 func (w *waiter) queuedLocked(r report, sent time.Time) {
 	w.queued = true
-	// Replies may come out of order. Use the call that was sent last.
+	// Replies may arrive out of order, so use the time of the call that was sent last.
 	if sent.After(w.notBefore) {
 		w.notBefore = sent
 	}

@@ -1,7 +1,7 @@
-// Package fence has guards for the resource that a lock protects. A guard remembers the largest
-// fence of each resource, and refuses a write with a smaller one. Such a write comes late, because
-// its holder was stopped or cut off, and another caller has had the lock since. No lock can prevent
-// such a write by itself.
+// Package fence provides guards for the resource that a lock protects. A guard remembers the
+// largest fence of each resource, and refuses a write with a smaller one. Such a write comes late,
+// because its holder was stopped or cut off, and another caller has had the lock since. No lock can
+// prevent such a write by itself.
 //
 // The caller takes its lease with [hasp.WithFence] and passes the lease's context to the guard,
 // which finds the fence there. A check before a write is not enough, because a program may be
@@ -47,8 +47,8 @@ func (e *StaleError) Error() string {
 // Is reports whether target is [ErrStale] or [hasp.ErrLost].
 func (e *StaleError) Is(target error) bool { return target == ErrStale || target == hasp.ErrLost }
 
-// Compare returns a [*StaleError] if the fence f is smaller than seen. Use it to write a guard for
-// another store. That guard must compare and write in one step.
+// Compare returns a [*StaleError] if the fence f is smaller than the fence seen. Use it to write a
+// guard for another store. That guard must compare and write in one step.
 func Compare(resource string, f, seen uint64) error {
 	if f < seen {
 		return &StaleError{resource, f, seen}
@@ -90,7 +90,7 @@ func first(leases []*hasp.Lease) *hasp.Lease {
 
 var withKey = new(int)
 
-// with is the value of a context of With.
+// with is the value that With stores in a context.
 type with struct {
 	fence  uint64
 	around *hasp.Lease // the innermost lease around With; a lease taken later is inside With

@@ -10,9 +10,9 @@ import (
 // an answer 412, the largest fence that the resource has seen.
 const Header = "Fence"
 
-// Handler puts the fence of a request into the context of next, for the guard of the resource. It
-// answers 428 if the request has no fence, and 400 if the fence is not a number above zero. Pass
-// the guard's error to [Refuse], which answers 412 if the fence is stale.
+// Handler calls the handler next with the fence of the request in its context, for the guard of the
+// resource. It answers 428 if the request has no fence, and 400 if the fence is not a number above
+// zero. Pass the guard's error to [Refuse], which answers 412 if the fence is stale.
 func Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		values := r.Header.Values(Header)
@@ -72,7 +72,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil || resp.StatusCode != http.StatusPreconditionFailed {
 		return resp, err
 	}
-	seen, _ := strconv.ParseUint(resp.Header.Get(Header), 10, 64) // 0 if there is none
+	seen, _ := strconv.ParseUint(resp.Header.Get(Header), 10, 64) // 0 if there is no header
 	if err := Compare(r.URL.Host+r.URL.Path, f, seen); err != nil {
 		resp.Body.Close()
 		return nil, err

@@ -15,7 +15,7 @@ type Memory struct {
 
 // entry is what Memory knows of a resource.
 type entry struct {
-	turn chan struct{} // has room for one value; the caller that puts a value in may write and use seen
+	turn chan struct{} // has room for one value; the caller that puts a value in may write to the resource, and use the field seen
 	seen uint64        // the largest fence so far
 }
 

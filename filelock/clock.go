@@ -8,7 +8,7 @@ type instant struct {
 	// a file keeps all data that was written to it, even without a flush.
 	boot string
 
-	// clock names the clock that counts up. It is boot, plus a suffix in a time namespace.
+	// clock names the boot clock: the identifier in boot, plus a suffix in a time namespace.
 	clock string
 
 	up   time.Duration // time since the boot, including suspends
@@ -23,5 +23,5 @@ func readClock() instant {
 	return now
 }
 
-// bootTime returns when this boot began, by the wall clock of i.
+// bootTime returns the time of the wall clock at which this boot began.
 func (i instant) bootTime() time.Time { return i.wall.Add(-i.up) }

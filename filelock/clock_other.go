@@ -3,5 +3,5 @@
 package filelock
 
 // bootClock returns the zero instant, because this platform has no reliable identifier of a boot.
-// Without one, a clock that starts at 0 at each boot is worse than the wall clock.
+// Without an identifier, a clock that starts at 0 at each boot is worse than the wall clock.
 func bootClock() instant { return instant{} }

@@ -10,9 +10,9 @@ import (
 
 // A fence is the larger of two numbers: the wall clock in microseconds, and the last fence of the
 // stripe + 1. The last fence is in the file of the stripe. That file is written before the record
-// that has the fence. So fences grow across releases, expiries, kills and reboots, even if the
-// clock is set back. The file is not flushed, because a flush takes many milliseconds. So after a
-// power failure, only the clock makes fences grow.
+// that contains the fence. So fences grow across releases, expiries, kills and reboots, even if the
+// clock is set back. The file is not flushed, because a flush takes many milliseconds. After a
+// power failure, therefore, only the clock lets fences grow.
 
 const fenceHeader = "hasp filelock fence 1\n"
 
@@ -21,7 +21,7 @@ var errFence = errors.New("not the file in which filelock keeps a stripe's last 
 // minFence returns the smallest fence that may be given at the instant now.
 func minFence(now instant) uint64 { return uint64(max(now.wall.UnixMicro(), 0)) }
 
-// drawFence returns a fence above all earlier fences of the stripe's keys.
+// drawFence returns a fence that is larger than all earlier fences of the stripe's keys.
 func (g *guard) drawFence(now instant) (uint64, error) {
 	path := g.d.guardFile("stripe", g.n)
 	var last uint64
@@ -40,13 +40,13 @@ func (g *guard) drawFence(now instant) (uint64, error) {
 		return fence, g.d.replace(path, g.d.guardFile("temp", g.n), content)
 	}
 	// Overwrite the number in place, which is faster. The file keeps its length, so the write works
-	// on a full disk. It is one short write, which leaves either the old or the new content.
+	// on a full disk. One short write leaves either the old or the new content.
 	_, err = f.WriteAt(content, 0)
 	return fence, err
 }
 
-// readFence returns the last fence of a stripe, or 0 if its file is torn. It fails if the file is
-// damaged or foreign, because any guess might be too small.
+// readFence returns the last fence of a stripe, or 0 if its file is torn. readFence fails if the
+// file is damaged or foreign, because any guess might be too small.
 func readFence(f *os.File) (uint64, error) {
 	b, err := io.ReadAll(io.LimitReader(f, maxRecord))
 	if err != nil {

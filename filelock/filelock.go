@@ -22,18 +22,18 @@
 // Only processes of one host exclude each other, even if several hosts or virtual machines share
 // the directory, as with NFS or SMB. The file system must support flock(2). A hostile process that
 // may write in the directory can break locks. So use a directory that belongs to the users who
-// share the locks, and not /tmp itself. Waiters have no order: the first caller that asks when the
-// key is free gets it.
+// share the locks, and not /tmp itself. Waiters have no order: the first caller that asks for the
+// free key receives it.
 //
 // # Cost
 //
-// On Unix, an attempt at a held key reads one file and locks none, which takes about 10 µs. Polling
-// by many callers is therefore cheap. To take or release a key takes about fifteen system calls,
-// one of which creates a file. On a local file system these calls take tens of microseconds. A list
-// reads 256 names at a time, and the record of each name. On Unix, a list locks no guard. A batch
-// of renewals locks each guard once. A claim with a fence writes a second file. No call waits for
-// the disk. A power failure may lose records, but it also ends their holders. If a power failure
-// leaves an incomplete record, its key is free after the next boot.
+// On Unix, an attempt at a held key reads one file and locks no file, which takes about 10 µs.
+// Polling by many callers is therefore cheap. To take or release a key takes about fifteen system
+// calls, one of which creates a file. On a local file system these calls take tens of microseconds.
+// A list reads 256 names at a time, and the record of each name. On Unix, a list locks no guard. A
+// batch of renewals locks each guard once. A claim with a fence writes a second file. No call waits
+// for the disk. A power failure may lose records, but it also ends their holders. If a power
+// failure leaves an incomplete record, the record's key is free after the next boot.
 //
 // # URL
 //
@@ -45,13 +45,13 @@
 //
 // # Files
 //
-// The directory is created if it is missing. Its files have its permissions without the right to
-// execute. A user who may write may lock. A user who may only read may inspect with a Client from
-// [New]. Such a user cannot open the directory by URL, because Open tests that the user can write
-// in it. For several users, create the directory with mode=0770 and the group that they share; hasp
-// sets the setgid bit. Missing parents get mode 0700. A sticky directory serves only one user,
-// because other users cannot replace an expired record. If the directory is removed, its keys are
-// free, as after Break.
+// The directory is created if it is missing. The files in it have the directory's permissions
+// without the right to execute. A user who may write may lock. A user who may only read may inspect
+// with a Client from [New]. Such a user cannot open the directory by URL, because Open tests that
+// the user can write in it. For several users, create the directory with mode=0770 and the group
+// that they share; hasp sets the setgid bit. Missing parents get mode 0700. A sticky directory
+// serves only one user, because other users cannot replace an expired record. If the directory is
+// removed, its keys are free, as after Break.
 //
 //	key-NAME.lock          the record of a held key, as text; NAME is the key with
 //	sha256-HEX.lock        %xx escapes; a long key has its SHA-256 instead
@@ -63,11 +63,11 @@
 // A key that was released or broken has no file, so a million keys that are not in use leave 128
 // small files. The record of a holder that died or had a minimum hold expires. An expired record
 // stays until the key is taken again or a sweep removes the record. A driver sweeps 256 files when
-// it takes its first key, and each 128th key after that. So expired records outnumber other records
-// by a few hundred at most. Open by URL sweeps 1,000 files. If a process dies while it creates the
-// directory or a guard, or opens the directory by URL, it may leave .filelock-new-* beside the
-// directory, or a small file temp-* in the directory. These files do no harm, and hasp does not
-// remove them.
+// it takes its first key, and each 128th key after that. Therefore expired records outnumber other
+// records by a few hundred at most. Open by URL sweeps 1,000 files. If a process dies while it
+// creates the directory or a guard, or opens the directory by URL, it may leave .filelock-new-*
+// beside the directory, or a small file temp-* in the directory. These files do no harm, and hasp
+// does not remove them.
 package filelock
 
 import (
@@ -90,9 +90,9 @@ type Options struct {
 	// Client has the options of the Client that New returns. NewDriver ignores it.
 	Client hasp.Options
 
-	// Mode is the mode of the directory if it has to be created. Its files get the same mode
+	// Mode is the mode of the directory if it has to be created. The files in it have the same mode
 	// without the right to execute. The default is 0700: only this user. All bits of the owner must
-	// be set, and no bits above 0777.
+	// be set. Bits above 0777 must not be set.
 	Mode fs.FileMode
 }
 
@@ -100,17 +100,17 @@ type Options struct {
 // Inspector and a Lister, and excludes all processes of the host.
 type driver struct {
 	dir   string
-	mode  fs.FileMode // of dir, if it has to be created
+	mode  fs.FileMode // the mode of the directory, if it has to be created
 	clock func() instant
 
-	// turns has a channel for each guard, with room for one goroutine. So only one goroutine of
-	// this process polls the guard's file.
+	// turns contains a channel for each guard. The channel has room for one goroutine, so only one
+	// goroutine of this process polls the guard's file.
 	turns [stripes]chan struct{}
 
 	closed atomic.Bool
 
 	taken   atomic.Uint64 // how many times this driver has tried to take a key
-	unswept chan *os.File // has the open directory that the next sweep continues to read, or nil; is empty during a sweep
+	unswept chan *os.File // contains the open directory that the next sweep continues to read, or nil; is empty during a sweep
 }
 
 var (
@@ -175,15 +175,15 @@ func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Reach: backend.Host}
 }
 
-// Acquire takes c.Key if no record says that it is held.
+// Acquire takes c.Key if no record says that the key is held.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.check(ctx); err != nil {
 		return backend.Grant{}, err
 	}
 
 	// First read the record without the guard, because most attempts of waiters then need no guard.
-	// Another process may replace the record meanwhile, but a record gets its name only when it is
-	// complete. So this call needs the guard only if no valid record holds the key.
+	// Another process may replace the record meanwhile, but only a complete file is renamed to a
+	// record's name. So this call needs the guard only if no valid record holds the key.
 	if readsNeedNoGuard {
 		now := d.clock()
 		if r, err := d.load(c.Key, now); err == nil && r != nil {
@@ -221,8 +221,8 @@ func (g *guard) acquire(c backend.Claim) (backend.Grant, error) {
 			return backend.Grant{}, err
 		}
 	}
-	// The record lasts longer than the holder relies on it, however long store takes, because the
-	// holder counts the term from the start of this call, before the clock was read.
+	// The record lasts longer than the holder relies on it, however long the method store takes,
+	// because the holder counts the term from the start of this call, before the clock was read.
 	if err := g.store(&r); err != nil {
 		return backend.Grant{}, err
 	}
@@ -230,7 +230,7 @@ func (g *guard) acquire(c backend.Claim) (backend.Grant, error) {
 }
 
 // Release removes the record if it has c.Token and its term has not ended. The removal works on a
-// full disk. With c.KeepUntil, Release writes a record that has another token and ends at that
+// full disk. If c.KeepUntil is set, Release writes a record that has another token and ends at that
 // time. On a full disk this write may fail, and the old record stays until its term ends.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
@@ -257,8 +257,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	})
 }
 
-// Break removes the record of key, whichever token it has. It also removes a file that cannot be
-// read, or is no regular file.
+// Break removes the record of the key, whichever token the record has. It also removes a file that
+// cannot be read, or is no regular file.
 func (d *driver) Break(ctx context.Context, key string) error {
 	return d.guarded(ctx, key, 0, func(*guard) error {
 		err := os.Remove(d.path(key))
@@ -280,8 +280,8 @@ func (d *driver) guarded(ctx context.Context, key string, timeout time.Duration,
 	return d.explain(f(g))
 }
 
-// Inspect reports the record of key. If the platform can read a record without a guard, Inspect
-// needs no permission to write.
+// Inspect reports the record of the given key. If the platform can read a record without a guard,
+// Inspect needs no permission to write.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := d.check(ctx); err != nil {
 		return backend.Status{}, err
@@ -311,8 +311,8 @@ func (r *record) status(now instant) backend.Status {
 	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}
 }
 
-// Close makes every later call return an error. Between calls, a driver has no file open, except
-// the directory if a sweep has not reached its end.
+// Close makes every later call return an error. Between calls, a driver keeps no file open, except
+// the directory while a sweep of it is not complete.
 func (d *driver) Close() error {
 	d.closed.Store(true)
 	if dir := <-d.unswept; dir != nil {

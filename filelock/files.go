@@ -15,15 +15,15 @@ import (
 // Names of files and directories that are not ready for use.
 const (
 	probePrefix = "temp-open-"     // in the directory: the file with which Open tests the directory
-	newPrefix   = "temp-new-"      // in the directory: an empty file before it gets its name
-	dirPrefix   = ".filelock-new-" // beside the directory: the directory before it gets its name
+	newPrefix   = "temp-new-"      // in the directory: an empty file before it has its final name
+	dirPrefix   = ".filelock-new-" // beside the directory: the directory before it has its final name
 )
 
 // openFile opens the file at path. If it is not a regular file, openFile returns an error.
 func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	if openFlags == 0 {
-		// No flags make the open safe on this platform, so check the file before the open. Check
-		// again below, because another process may replace the file in between.
+		// No flags make a call of open safe on this platform, so check the file before that call.
+		// Check again below, because another process may replace the file in between.
 		if err := checkRegular(path); err != nil {
 			return nil, err
 		}
@@ -84,9 +84,9 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 	return b, fi, err
 }
 
-// create creates a file with the directory's mode, whatever this process's umask is. path must be a
-// temporary name: if the process is killed before it has set the mode, it leaves a file that other
-// users cannot open.
+// The function create creates a file with the directory's mode, whatever this process's umask is.
+// The argument path must be a temporary name, because a process that is killed before it has set
+// the mode leaves a file that other users cannot open.
 func create(path string) (*os.File, error) {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {
@@ -110,13 +110,13 @@ func create(path string) (*os.File, error) {
 	return f, err
 }
 
-// replace gives the file at path a new content in one step. A process that opens path gets the old
-// or the new content, even if this process is killed at any point. temp is the temporary file of a
-// guard that the caller holds.
+// The method replace gives the file at path a new content in one step. A process that opens path
+// reads the old or the new content, even if this process is killed at any point. The argument temp
+// is the path of the temporary file of a guard that the caller holds.
 func (d *driver) replace(path, temp string, content []byte) error {
 	f, err := create(temp)
 	if errors.Is(err, fs.ErrExist) {
-		// This process has the guard now, so the process that created temp has died. Remove temp.
+		// This process has the guard now, so the creator of this file has died. Remove the file.
 		if err = os.Remove(temp); err == nil {
 			f, err = create(temp)
 		}
@@ -170,7 +170,7 @@ func createEmpty(path string) error {
 		return err
 	}
 
-	// Use a link, which fails if another process has created a file meanwhile. A rename would
+	// Use a hard link, which fails if another process has created a file meanwhile. A rename would
 	// replace that file, which may be locked.
 	err = os.Link(temp, path)
 	if err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) {

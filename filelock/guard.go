@@ -15,17 +15,17 @@ import (
 // guard is the right to change the records of one stripe of the keys. Only one process of the host
 // can have it. It is a flock(2) lock, which the kernel ends when the process dies.
 //
-// The guard's file is never removed. Otherwise a process that had it open would lock a file without
-// a name, while the next process locks a new file. The last fence is in another file, the file of
-// the stripe, because on some platforms the lock ends when the process closes any descriptor of the
-// locked file.
+// The guard's file is never removed. Otherwise a process that had already opened it would lock a
+// file without a name, while the next process locks a new file. The last fence is in another file,
+// the file of the stripe, because on some platforms the lock ends when the process closes any
+// descriptor of the locked file.
 type guard struct {
 	d    *driver
 	n    int          // the number of a stripe
 	lock *flock.Flock // the guard's file, locked
 }
 
-// guardFile returns the path of a file of guard n. kind is "guard", "stripe" or "temp".
+// guardFile returns the path of a file of guard n. The kind is "guard", "stripe" or "temp".
 func (d *driver) guardFile(kind string, n int) string {
 	return filepath.Join(d.dir, fmt.Sprintf("%s-%02x", kind, n))
 }
@@ -53,7 +53,7 @@ func (d *driver) lockGuard(ctx context.Context, n int) (*guard, error) {
 	for delay := firstPoll; ; delay = min(2*delay, lastPoll) {
 		g, err := d.tryFlock(n)
 		if g != nil {
-			return g, nil // the guard keeps the turn until drop
+			return g, nil // the guard has the turn until a call of the method drop
 		}
 		if err != nil {
 			<-d.turns[n]
@@ -118,8 +118,8 @@ func (d *driver) tryFlock(n int) (*guard, error) {
 	return &guard{d: d, n: n, lock: l}, nil
 }
 
-// locksFileAt reports whether l has locked the file that is at path now. If the locked file is not
-// a regular file, the error says so.
+// locksFileAt reports whether l has locked the file that now has the given path. If the locked file
+// is not a regular file, the error says so.
 func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	locked, err := l.Stat()
 	if err != nil {
@@ -135,14 +135,14 @@ func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	return err == nil && os.SameFile(locked, atPath), err
 }
 
-// drop unlocks the guard, and then gives up this process's turn. In the other order, the next
-// goroutine could find the file still locked, and would sleep.
+// The method drop unlocks the guard, and then gives up this process's turn. In the other order, the
+// next goroutine could find the file still locked, and would sleep.
 func (g *guard) drop() {
 	_ = g.lock.Unlock() // does not fail, because the descriptor is open
 	<-g.d.turns[g.n]
 }
 
-// guardBusy returns the error of a call whose ctx ended before it got guard n.
+// guardBusy returns the error of a call whose ctx ended before the call had locked guard n.
 func (d *driver) guardBusy(ctx context.Context, n int, start time.Time) error {
 	path := d.guardFile("guard", n)
 	return fmt.Errorf("%s: another process has locked this file for %v; if it is stopped, continue or end it (fuser %[1]s names it); the disk may be slow: %[3]w",

@@ -73,7 +73,7 @@ func (d *driver) listDir(ctx context.Context, prefix string, timeout time.Durati
 	}
 }
 
-// named returns the record in the file with that name, or nil if the file has no valid record.
+// The method named returns the record in the given file, or nil if that file has no valid record.
 func (d *driver) named(ctx context.Context, name string, timeout time.Duration) (*record, error) {
 	if !readsNeedNoGuard {
 		stripe, ok := stripeOfName(name)
@@ -92,7 +92,7 @@ func (d *driver) named(ctx context.Context, name string, timeout time.Duration) 
 	return d.recordIn(name)
 }
 
-// recordIn does what named does, without the guard.
+// recordIn does what the method named does, but without the guard.
 func (d *driver) recordIn(name string) (*record, error) {
 	b, _, err := readFile(filepath.Join(d.dir, name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotFile) {
@@ -108,7 +108,7 @@ func (d *driver) recordIn(name string) (*record, error) {
 	return r, nil
 }
 
-// mayBegin reports whether the file with that name may have the record of a key that begins with
+// mayBegin reports whether the file with that name may contain the record of a key that begins with
 // prefix. If the key is long, the name does not show how the key begins, and mayBegin returns true.
 func mayBegin(name, prefix string) bool {
 	if escaped, ok := strings.CutPrefix(name, plainPrefix); ok {
@@ -138,9 +138,9 @@ const (
 	openFiles  = 1000 // how many files Open by URL sweeps
 )
 
-// sweepOften calls sweep before d takes its first key, and before each 128th key (sweepEvery) after
-// that. A sweep checks twice as many files as d has created since the last sweep, so at most about
-// half of the files have expired records.
+// sweepOften calls the method sweep before d takes its first key, and before each 128th key
+// (sweepEvery) after that. A sweep checks twice as many files as d has created since the last
+// sweep, so at most about half of the files contain expired records.
 func (d *driver) sweepOften(ctx context.Context) {
 	if d.taken.Add(1)%sweepEvery == 1 {
 		d.sweep(ctx, sweepFiles)
@@ -148,7 +148,7 @@ func (d *driver) sweepOften(ctx context.Context) {
 }
 
 // sweep checks the next n files of the directory, and removes records whose terms have ended. It
-// ignores errors, because a call that needs the file reports them.
+// ignores an error of a file, because a later call that needs the file reports that error.
 func (d *driver) sweep(ctx context.Context, n int) {
 	var dir *os.File
 	select {
@@ -186,7 +186,7 @@ func (d *driver) sweep(ctx context.Context, n int) {
 	}
 }
 
-// removeExpired removes the record of key if its term has ended.
+// removeExpired removes the record of the given key if the term of that record has ended.
 func (d *driver) removeExpired(ctx context.Context, key string) {
 	g, err := d.tryGuard(ctx, stripeOf(key))
 	if g == nil || err != nil {
@@ -194,7 +194,7 @@ func (d *driver) removeExpired(ctx context.Context, key string) {
 	}
 	defer g.drop()
 
-	// Read the record again under the guard, because another process may have taken the key since.
+	// Read the record again under the guard, because another process may have just taken the key.
 	if r, err := d.load(key, d.clock()); r == nil && err == nil {
 		os.Remove(d.path(key))
 	}

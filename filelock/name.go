@@ -5,12 +5,12 @@ import (
 	"encoding/hex"
 )
 
-// stripes is the number of stripes of keys in a directory. Each has a guard. The number is part of
-// the format: two processes with different numbers would not exclude each other.
+// stripes is the number of stripes of keys in a directory. Each stripe has a guard. The number is
+// part of the format: two processes with different numbers would not exclude each other.
 const stripes = 64
 
-// maxPlain is the length of the longest encoded key in a file name. So the whole name stays below
-// 143 bytes, the smallest limit of a common file system (eCryptfs).
+// maxPlain is the length of the longest encoded key in a file name. The whole name therefore stays
+// below 143 bytes, the smallest limit of a common file system (eCryptfs).
 const maxPlain = 120
 
 // stateName returns the name of key's state file. No two keys have the same name:
@@ -19,14 +19,14 @@ const maxPlain = 120
 //     "_" and "." stay as they are. Any other byte becomes "%" and two hexadecimal digits. So names
 //     have no upper-case and no non-ASCII letters, because some file systems ignore case or
 //     normalise Unicode.
-//   - The name for a long key has the key's SHA-256. The record has the whole key, and load
-//     compares it.
+//   - The name for a long key contains the key's SHA-256. The record contains the whole key, which
+//     the method load compares with the key that it looks for.
 //
 // Because of the prefix, no name is "." or "..", and none is the name of another file of the
 // directory or of a device (NUL, con). Because of the suffix, no name ends with a dot or a space,
 // which Windows ignores.
 func stateName(key string) string {
-	// Do not escape a key above maxPlain, because escaping never makes a key shorter.
+	// Do not escape a key that is longer than maxPlain, because escaping never makes a key shorter.
 	if len(key) <= maxPlain {
 		if plain := escape(key); len(plain) <= maxPlain {
 			return plainPrefix + plain + suffix
@@ -42,7 +42,7 @@ const (
 	suffix      = ".lock"
 )
 
-// escape encodes a short key, or the beginning of one.
+// escape encodes a short key, or a prefix of keys.
 func escape(key string) string {
 	const digits = "0123456789abcdef"
 	plain := make([]byte, 0, 3*len(key))

@@ -52,9 +52,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// parseDir returns the directory that a node names: an absolute path, or one that begins with ./ or
-// ../. It refuses other relative paths. In such a path the first slash was probably forgotten, and
-// processes with different working directories would not exclude each other.
+// parseDir returns the directory that a node names: an absolute path, or a path that begins with ./
+// or ../. It refuses other relative paths. In such a path the first slash was probably forgotten,
+// and processes with different working directories would not exclude each other.
 func parseDir(node string) (string, error) {
 	if runtime.GOOS == "windows" && len(node) > 2 && node[0] == '/' && node[2] == ':' {
 		node = node[1:] // filelock:///C:/locks
@@ -85,7 +85,7 @@ func userDir() (string, error) {
 }
 
 // probe creates the directory if it does not exist, and then creates, writes and locks a temporary
-// file in it. So a wrong configuration is an error of Open, and not of the first Lock.
+// file in it. Therefore a wrong configuration is an error of Open, and not of the first Lock.
 func (d *driver) probe(ctx context.Context) (err error) {
 	defer func() { err = d.explain(err) }()
 	if err := d.check(ctx); err != nil {

@@ -4,7 +4,7 @@ package filelock
 
 import "errors"
 
-// openFlags is 0, so openFile checks the file before it opens it.
+// openFlags is 0, so openFile checks the file before it opens the file.
 const openFlags = 0
 
 // readsNeedNoGuard is false, because a read may need the guard on this platform.

@@ -2,8 +2,8 @@ package filelock
 
 import "golang.org/x/sys/windows"
 
-// openFlags is 0, because no flag keeps an open from following a link. So openFile checks the file
-// before it opens it.
+// openFlags is 0, because no flag forbids that a call of open follows a symbolic link. Therefore
+// openFile checks the file before it opens the file.
 const openFlags = 0
 
 // readsNeedNoGuard is false, because Windows reports a sharing violation if a file is replaced

@@ -15,9 +15,9 @@ const recordHeader = "hasp filelock record 2\n"
 
 const maxRecord = 1 << 20
 
-// record is the content of a state file, which says who holds which key until when. In the file it
-// is text that people can read, with a field on each line. The checksum at the end shows that no
-// part is missing.
+// record is the content of a state file. It says who holds which key, and when the term ends. The
+// file contains text that people can read, with a field on each line. The checksum at the end shows
+// that no part is missing.
 type record struct {
 	key   string
 	token string
@@ -41,10 +41,10 @@ var (
 	errChanged = errors.New("the record does not match its checksum")
 )
 
-// left returns how much of the term is left. Within one boot the boot clock decides, whatever
-// happens to the wall clock. A record of another boot clock lasts until its end by the wall clock,
-// because its holder may still run. The holder may be in a container with its own boot clock, or in
-// a virtual machine that shares the directory against our advice.
+// The method left returns how much of the term remains. Within one boot the boot clock decides,
+// whatever happens to the wall clock. A record of another boot clock lasts until its end by the
+// wall clock, because its holder may still run. The holder may be in a container with its own boot
+// clock, or in a virtual machine that shares the directory against our advice.
 func (r *record) left(now instant) time.Duration {
 	if r.clock != "" && r.clock == now.clock {
 		return r.end - now.up
@@ -52,7 +52,7 @@ func (r *record) left(now instant) time.Duration {
 	return r.until.Sub(now.wall)
 }
 
-// extend makes the term last for at least the duration ttl, and reports whether that changed it.
+// extend makes the term last for at least ttl, and reports whether that changed the term.
 func (r *record) extend(now instant, ttl time.Duration) bool {
 	if r.left(now) >= ttl {
 		return false
@@ -61,14 +61,14 @@ func (r *record) extend(now instant, ttl time.Duration) bool {
 	return true
 }
 
-// endIn makes the term end when the duration left has passed, which may shorten the term.
+// endIn sets the end of the term to now plus the given duration. This may shorten the term.
 func (r *record) endIn(now instant, left time.Duration) {
 	// If a sum overflows, the subtraction in the method left overflows back.
 	r.clock, r.end, r.until = now.clock, now.up+left, now.wall.Add(left).UTC()
 }
 
-// encode returns the content of the state file. Strings are quoted in ASCII, because a key may have
-// any bytes, such as a line feed.
+// encode returns the content of the state file. Strings are quoted in ASCII, because a key may
+// contain any bytes, such as a line feed.
 func (r *record) encode() []byte {
 	b := fmt.Appendf(nil, recordHeader+"key %+q\ntoken %+q\nowner %+q\npid %d\nsince %s\nfence %d\nclock %+q\nend %d\nuntil %s\nwaited %d\n",
 		r.key, r.token, r.owner, r.pid, r.since.Format(time.RFC3339Nano), r.fence, r.clock, r.end, r.until.Format(time.RFC3339Nano), r.waited)
@@ -93,15 +93,15 @@ func decode(b []byte) (*record, error) {
 	return r, nil
 }
 
-// seal appends the checksum, which is the last line of each file of this package.
+// seal appends the checksum, which is the last line of each state file and of each stripe file.
 func seal(b []byte) []byte {
 	return fmt.Appendf(b, "sum %08x\n", crc32.ChecksumIEEE(b))
 }
 
 const sumLen = len("sum 01234567\n")
 
-// unseal returns the text between header and checksum. It returns errTorn if the end is missing or
-// the file has only zeros, because a power failure may leave either.
+// unseal returns the text between the header and the checksum. It returns errTorn if the end is
+// missing or the file contains only zeros, because a power failure may leave such a file.
 func unseal(b []byte, header string, foreign error) (string, error) {
 	kind := header[:strings.LastIndexByte(header, ' ')+1]
 	switch {
@@ -131,7 +131,7 @@ type fields struct {
 // complete reports whether all lines were parsed and were as expected.
 func (p *fields) complete() bool { return !p.bad && p.rest == "" }
 
-// next returns the value of the next line, which must begin with name.
+// The method next returns the value of the next line, which must begin with the given name.
 func (p *fields) next(name string) string {
 	line, rest, ok := strings.Cut(p.rest, "\n")
 	value, named := strings.CutPrefix(line, name+" ")

@@ -15,9 +15,9 @@ import (
 
 func (d *driver) path(key string) string { return filepath.Join(d.dir, stateName(key)) }
 
-// load returns the record that holds key, or nil, nil if there is none or its term has ended. If
-// the state file has no valid record of key, the error is not ErrHeld, because the key is not free,
-// but its holder is not known.
+// The method load returns the record that holds the key, or nil, nil if there is no record or its
+// term has ended. If the state file has no valid record of the key, the error is not ErrHeld,
+// because the key is not free, but its holder is not known.
 func (d *driver) load(key string, now instant) (*record, error) {
 	path := d.path(key)
 	b, fi, err := readFile(path)
@@ -70,13 +70,13 @@ func (g *guard) store(r *record) error {
 	return g.d.replace(g.d.path(r.key), g.d.guardFile("temp", g.n), b)
 }
 
-// refusal returns the error of a caller that wants the key while r holds it.
+// refusal returns the error of a caller that wants the key while the record r holds it.
 func (r *record) refusal(now instant) error {
 	return &backend.HeldError{RetryAfter: r.left(now), Owner: r.owner, Waited: r.waited}
 }
 
 // Renew prolongs the terms of cs. It locks each guard once, for all claims of that guard's stripe.
-// If another process has a guard, only the claims of that stripe wait.
+// If another process has a guard, only the claims of that guard's stripe wait.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	if len(cs) == 0 {
 		return
@@ -84,13 +84,13 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	ctx, cancel := withTimeout(ctx, cs[0].Timeout)
 	defer cancel()
 
-	byStripe := map[int][]int{} // indices in cs, by stripe
+	byStripe := map[int][]int{} // maps each stripe to the indices of its claims in cs
 	for i, c := range cs {
 		n := stripeOf(c.Key)
 		byStripe[n] = append(byStripe[n], i)
 	}
 
-	var mu sync.Mutex // held during done, so that no two calls of done run at the same time
+	var mu sync.Mutex // held during each call of the function done, so that no two such calls run at the same time
 	answer := func(is []int, g *guard, err error) {
 		errs := g.renewAll(ctx, cs, is, err)
 		mu.Lock()
@@ -101,7 +101,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	}
 
 	var wg sync.WaitGroup
-	defer wg.Wait() // done must not be called after Renew has returned
+	defer wg.Wait() // the function done must not be called after Renew has returned
 	for n, is := range byStripe {
 		wg.Go(func() {
 			g, err := d.lockGuard(ctx, n)
@@ -110,13 +110,13 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	}
 }
 
-// renewAll renews the claims of cs whose indices are in is, drops the guard, and returns the
-// outcomes. If g is nil, every outcome is err.
+// renewAll renews the claims of cs whose indices are in the slice is, drops the guard, and returns
+// the outcomes. If g is nil, every outcome is err.
 func (g *guard) renewAll(ctx context.Context, cs []backend.Claim, is []int, err error) []error {
 	if g == nil {
 		return slices.Repeat([]error{err}, len(is))
 	}
-	// Drop the guard here, before done is called, because done may take long.
+	// Drop the guard here, before the function done is called, because that call may take long.
 	defer g.drop()
 	errs := make([]error, len(is))
 	for j, i := range is {

@@ -1,6 +1,6 @@
 // Package gocronhasp makes each run of a [gocron] job happen once, although several processes
-// schedule it. [NewLocker] takes a lock for each run of a job. [NewElector] lets one process run
-// all jobs.
+// schedule the job. [NewLocker] takes a lock for each run of a job. [NewElector] lets one process
+// run all jobs.
 //
 //	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronhasp.NewLocker(c, 30*time.Second)))
 //
@@ -24,7 +24,7 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// Locker is a [gocron.Locker] over a [hasp.Locker]. Several schedulers may use it.
+// Locker is a [gocron.Locker] over a [hasp.Locker]. Several schedulers may share one Locker.
 type Locker struct {
 	l    hasp.Locker
 	opts []hasp.Option
@@ -33,7 +33,7 @@ type Locker struct {
 var _ gocron.Locker = (*Locker)(nil)
 
 // NewLocker returns a Locker that keeps the key of a job taken for at least minHold after a run has
-// started; see [hasp.WithMinHold]. So even a job that takes a millisecond runs once per tick,
+// started; see [hasp.WithMinHold]. Therefore even a job of a millisecond runs once per tick,
 // although the clocks of the schedulers differ. If the time between two ticks is P, and clocks
 // differ by up to D, minHold must be longer than D and shorter than P − D. P/2 is a good choice. If
 // jobs have different periods, give each job its own Locker by [gocron.WithDistributedJobLocker].
@@ -51,12 +51,12 @@ func NewLocker(l hasp.Locker, minHold time.Duration, opts ...hasp.Option) *Locke
 // every job a name of its own, which is the same in all processes. The default is the name of the
 // job's Go function.
 //
-// The lock is renewed until gocron calls Unlock at the end of the run, even if ctx ends before.
+// The lock is renewed until gocron calls Unlock at the end of the run, even if ctx ends earlier.
 // gocron cancels ctx when the job is removed or the scheduler shuts down, and the job may still run
-// then.
+// at that time.
 //
 // If Lock returns an error, gocron skips this run, and only the listener [gocron.AfterLockError]
-// gets the error. [hasp.ErrHeld] is usual, because the job runs elsewhere, or has run for this
+// receives the error. [hasp.ErrHeld] is usual, because the job runs elsewhere, or has run for this
 // tick. Log every other error. [hasp.ErrUnavailable] says that the store failed. If the store fails
 // for all processes, the job does not run for this tick. [hasp.ErrInvalid] and
 // [errors.ErrUnsupported] say that the job never runs. gocron discards the error of Unlock, so use
@@ -87,8 +87,8 @@ type Elector struct {
 
 var _ gocron.Elector = (*Elector)(nil)
 
-// NewElector returns an Elector that competes for key by [hasp.Lead] until Close, or until
-// ctx ends. It takes the options of Lead.
+// NewElector returns an Elector that competes for key by [hasp.Lead] until Close, or until ctx
+// ends. The opts are the options of Lead.
 //
 // When the leader calls Close, another process leads at once. When a leader dies, no process starts
 // jobs until the term of its lease has ended, so a tick may be skipped. If clocks differ, and the
@@ -117,8 +117,8 @@ func (e *Elector) hold(ctx context.Context, lease *hasp.Lease) error {
 }
 
 // IsLeader returns nil if this process leads. It makes no call to the store. It reads the clock, so
-// a process that was stopped past its term learns at its next call that it no longer leads. ctx has
-// no effect.
+// a process that was stopped past its term learns at its next call of IsLeader that it no longer
+// leads. ctx has no effect.
 //
 // If this process does not lead, IsLeader returns [ErrNotLeader]. If the Elector has ended without
 // a Close, the error also matches the reason: [hasp.ErrInvalid], [errors.ErrUnsupported] or
@@ -138,10 +138,10 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 	return ErrNotLeader
 }
 
-// Close stops competing for the key, and unlocks the key if this process leads. Call it after
-// Shutdown of the scheduler, which waits for running jobs. Otherwise a successor may start a job
+// Close stops competing for the key, and unlocks the key if this process leads. Call Close after
+// the scheduler's Shutdown, which waits for running jobs. Otherwise a successor may start a job
 // that still runs here. For the same reason, the ctx of NewElector should not end before Shutdown.
-// Close returns the error of the Unlock. If the Elector had ended before, Close returns the reason.
+// Close returns the error of the Unlock, or, if the Elector had already ended, the reason.
 func (e *Elector) Close() error {
 	e.cancel()
 	<-e.done

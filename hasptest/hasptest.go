@@ -67,8 +67,8 @@ func (l *Locker) Lose(key string) {
 	}
 }
 
-// Hold lets another program hold key until release is called. If key is held already, Hold panics:
-// call Lose first.
+// Hold lets another program hold key until the function release is called. If key is held already,
+// Hold panics: call Lose first.
 func (l *Locker) Hold(key string) (release func()) {
 	lease, err := l.other.TryLock(context.Background(), key)
 	if err != nil {
@@ -77,9 +77,9 @@ func (l *Locker) Hold(key string) (release func()) {
 	return func() { _ = lease.Unlock(context.Background()) } // its error is ErrLost after Lose
 }
 
-// Down makes the store unreachable for this process: its calls fail, also those that wait for a
-// key. If the store is down for the term of a lease, the lease is lost with hasp.LostUnanswered.
-// The store keeps the hold until its term has ended.
+// Down makes the store unreachable for this process: all calls of the process fail, also those that
+// wait for a key. If the store is down for the term of a lease, the lease is lost with
+// hasp.LostUnanswered. The store keeps the hold until its term has ended.
 func (l *Locker) Down() { l.link.set(true, 0) }
 
 // Up ends Down and Delay.
@@ -99,7 +99,7 @@ type link struct {
 	delay   time.Duration
 	waiters sync.WaitGroup // calls in the queue of the store
 	uncut   context.Context
-	cut     context.CancelFunc // ends uncut, so that the waiters get no answer
+	cut     context.CancelFunc // ends the context uncut, so that the waiters get no answer
 }
 
 func newLink(timeout time.Duration) *link {
@@ -108,8 +108,8 @@ func newLink(timeout time.Duration) *link {
 	return l
 }
 
-// set changes the link. When it returns, the waiters that are cut off have left the queue.
-// Otherwise they would get the key without learning of it, and keep the key from the others.
+// set changes the state of the link. When set returns, the waiters that are cut off have left the
+// queue. Otherwise they would get the key without learning of it, and keep the key from the others.
 func (l *link) set(down bool, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -130,8 +130,8 @@ func (l *link) state() (down bool, delay time.Duration) {
 
 var errDown = errors.New("hasptest: the store is down")
 
-// answer sends a call to the store, and returns its answer after the delay. If the link is down
-// before or after the call, or ctx ends, there is no answer.
+// answer sends a call to the store, and returns the store's answer after the delay. If the link is
+// down before or after the call, or ctx ends, there is no answer.
 func answer[T any](ctx context.Context, d *driver, call func() (T, error)) (v T, err error) {
 	down, delay := d.link.state()
 	if !down {

@@ -6,9 +6,9 @@
 // Other processes are not excluded.
 //
 // A call costs no round trip. A key without a holder or a waiter takes no memory, unless its last
-// hold expired without a release. The store removes such a hold when a caller wants the key. It
-// removes all such holds when it has at least 1,024 keys, and at least twice as many keys as the
-// last removal left.
+// hold expired without a release. The store removes such a hold when a caller wants the key. The
+// store removes all such holds when it has at least 1,024 keys, and at least twice as many keys as
+// the last removal left.
 //
 // The URL memlock:// or memlock://NAME names a store that all Clients of the process with that URL
 // share. The Client of [New] has a store of its own. The URL has no parameters.
@@ -35,7 +35,7 @@ type Store struct {
 	mu    sync.Mutex // guards the fields below, and every entry and waiter
 	keys  map[string]*entry
 	fence uint64 // the last fence; one counter for all keys, so that a free key needs no entry
-	limit int    // when len(keys) reaches it, expired holds are removed
+	limit int    // when len(keys) reaches this number, expired holds are removed
 }
 
 const minLimit = 1024
@@ -73,11 +73,11 @@ type entry struct {
 	key   string
 	claim backend.Claim // the exclusive holder's claim; Token is empty if there is none
 	fence uint64        // the largest fence of the holders, or 0
-	since time.Time     // when the exclusive hold began
+	since time.Time     // the time at which the exclusive hold began
 	until time.Time     // when its term ends
-	queue list.List     // the waiters in order of arrival, as *waiter
+	queue list.List     // the waiters (of type *waiter) in order of arrival
 
-	// readers has the holders of a shared hold, by token. Some of their terms may have ended.
+	// readers maps tokens to holders of a shared hold. The terms of some may have ended.
 	readers map[string]*reader
 }
 
@@ -100,7 +100,7 @@ func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Process}
 }
 
-// Acquire takes the key if it has no waiter, and is free for c.
+// Acquire takes the key if the key has no waiter, and is free for the claim c.
 func (d *driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.closedErr(); err != nil {
 		return backend.Grant{}, err
@@ -158,9 +158,9 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 }
 
-// poll reports whether w has the key now, or returns the error that ends its wait. Otherwise, if w
-// is first in the queue, left is the rest of a holder's term, after which w must call poll again.
-// For other waiters left is 0.
+// poll reports whether the waiter w has the key now, or returns the error that ends w's wait.
+// Otherwise, if w is the first waiter, the result left is the rest of a holder's term, after which
+// w must call poll again. For the other waiters that result is 0.
 func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, left time.Duration, err error) {
 	s := d.store
 	s.mu.Lock()
@@ -203,7 +203,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 			return
 		}
 		g, err := d.renew(c)
-		done(i, g, err) // do not hold mu here, because done may be any code
+		done(i, g, err) // do not hold mu here, because the function done may be any code
 	}
 }
 
@@ -237,8 +237,8 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 // because tokens have only URL-safe characters.
 const keptToken = "(kept)"
 
-// Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it at that
-// time.
+// Release hands the key to the first waiter. If c.KeepUntil is set, the first waiter receives the
+// key at that time.
 func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	if err := d.closedErr(); err != nil {
 		return err
@@ -336,7 +336,7 @@ func (d *driver) Break(_ context.Context, key string) error {
 	return nil
 }
 
-// Close ends every Wait of this driver. The store keeps its holds.
+// Close ends every Wait of this driver. The holds stay in the store.
 func (d *driver) Close() error {
 	d.once.Do(func() { close(d.closed) })
 	return nil
@@ -351,7 +351,7 @@ func (d *driver) closedErr() error {
 	}
 }
 
-// trustedUntil returns until when the holder may trust a term that begins now.
+// trustedUntil returns the time until which the holder may trust a term that begins now.
 func trustedUntil(now time.Time, ttl time.Duration) time.Time {
 	return now.Add(ttl - backend.Drift(ttl))
 }
@@ -414,8 +414,8 @@ func (e *entry) status(now time.Time) (st backend.Status) {
 	return st
 }
 
-// refusal returns a HeldError, which names the holder, if there is one. If there is none, the
-// caller is refused because others wait.
+// refusal returns a HeldError. If the key has a holder, the error names the holder. If the key has
+// no holder, the caller is refused because other callers wait.
 func (e *entry) refusal(now time.Time) *backend.HeldError {
 	he := &backend.HeldError{}
 	if e.held(now) {
@@ -434,8 +434,8 @@ func (e *entry) first() *waiter {
 	return nil
 }
 
-// heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, it also returns
-// the reader.
+// heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, heldLocked also
+// returns the reader.
 func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	// A hold whose term has ended is lost, even if the key is still free.
 	e := s.keys[c.Key]
@@ -455,7 +455,7 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 	if e := s.keys[key]; e != nil {
 		return e
 	}
-	if len(s.keys) >= s.limit { // in the zero Store the limit is 0, so sweepLocked makes the map
+	if len(s.keys) >= s.limit { // in the zero Store the limit is 0, so sweepLocked creates the map
 		s.sweepLocked(now)
 	}
 	e := &entry{key: key}
@@ -463,7 +463,7 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 	return e
 }
 
-// grantLocked makes c the holder of e, or one more reader.
+// grantLocked makes the claim c the holder of the key, or adds c to the readers.
 func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
 	if !e.held(now) {
 		e.claim, e.readers, e.until, e.fence = backend.Claim{}, nil, now, 0
@@ -494,7 +494,7 @@ func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
 
 // advanceLocked is called after each change of a hold or of the queue. It hands the key to the
 // first waiter if the key is free for that waiter. If the first waiter is shared, the shared
-// waiters directly behind it also get the key. A free key without a waiter loses its entry.
+// waiters directly behind it also receive the key. A free key without a waiter loses its entry.
 func (s *Store) advanceLocked(e *entry, now time.Time) {
 	for w := e.first(); w != nil && e.freeFor(w.claim, now); w = e.first() {
 		e.queue.Remove(w.place)
@@ -504,7 +504,7 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 	}
 	switch next := e.first(); {
 	case next != nil:
-		next.signal() // next may have become first, or next's timer may run until the end of an old term
+		next.signal() // this waiter may have become the first, or its timer may run until the end of an old term
 	case !e.held(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
@@ -536,7 +536,7 @@ func (w *waiter) signal() {
 
 func init() { hasp.Register("memlock", open) }
 
-// named holds the stores that URLs name.
+// The variable named contains the stores of URLs, under the names in these URLs.
 var named = struct {
 	sync.Mutex // guards stores
 	stores     map[string]*Store

@@ -13,16 +13,16 @@ import (
 )
 
 // bounds are the buckets of both histograms, in seconds. They are set because OpenTelemetry's
-// default buckets are made for milliseconds.
+// default buckets are meant for milliseconds.
 var bounds = []float64{0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 3600}
 
-// metrics has the instruments of one call of Observe.
+// metrics contains the instruments of one call of Observe.
 type metrics struct {
 	config *config
 	begun  sync.Map // the values of hasp.key whose counters have begun at 0
 
 	mu    sync.RWMutex        // guards known
-	known map[labels]measured // attribute sets, kept because they are costly to make
+	known map[labels]measured // attribute sets, kept because they are costly to create
 
 	waitTime, useTime                  metric.Float64Histogram
 	count, pending, followers, leaders metric.Int64UpDownCounter
@@ -33,7 +33,7 @@ type metrics struct {
 // empty, its attribute is left out.
 type labels struct{ state, op, errorType, loss, key string }
 
-// measured is a set of attributes in the form that instruments take.
+// The type measured contains a set of attributes in the form that instruments accept.
 type measured struct {
 	add    []metric.AddOption
 	record []metric.RecordOption
@@ -63,8 +63,7 @@ func (m *metrics) init(c *config) {
 	m.renewalFailures = instrument(meter.Int64Counter("hasp.client.lock.renewal_failures", metric.WithUnit("{failure}"),
 		metric.WithDescription("The number of renewals that failed or were not answered.")))
 
-	// Begin the counters at 0. If a counter began at 1, Prometheus would not see the first
-	// increase.
+	// Begin the counters at 0. If a counter began at 1, Prometheus would miss the first increase.
 	ctx := context.Background()
 	m.beginCounters(ctx, "")
 	m.count.Add(ctx, 0, m.with(labels{state: "used"}).add...)
@@ -75,7 +74,7 @@ func (m *metrics) init(c *config) {
 	}
 }
 
-// instrument passes err to otel's error handler, and returns i, which works even after an error.
+// instrument passes err to otel's error handler, and returns the instrument i, which always works.
 func instrument[T any](i T, err error) T {
 	if err != nil {
 		otel.Handle(err)
@@ -83,7 +82,7 @@ func instrument[T any](i T, err error) T {
 	return i
 }
 
-// beginCounters makes the counters of key begin at 0.
+// beginCounters starts the counters of the given key at 0.
 func (m *metrics) beginCounters(ctx context.Context, key string) {
 	for _, c := range []metric.Int64Counter{m.timeouts, m.renewalFailures} {
 		c.Add(ctx, 0, m.with(labels{key: key}).add...)
@@ -114,7 +113,7 @@ func (m *metrics) with(l labels) measured {
 
 const leads = "lead"
 
-// record measures e. kind is the type of e's error.
+// record measures the event e. The argument kind is the error.type of e.
 func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 	switch {
 	case e.Kind == hasp.EventRequested && key != "":
@@ -133,7 +132,7 @@ func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 	}
 }
 
-// lock measures e, an event of Lock or TryLock.
+// The method lock measures the event e of a call of Lock, TryLock or Resume.
 func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	switch e.Kind {
 	case hasp.EventRequested:
@@ -160,8 +159,9 @@ func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	}
 }
 
-// lead measures e, an event of Lead. It records the wait of a call only if the call does not lead.
-// A follower may wait for as long as another process leads, which would hide the waits of Lock.
+// The method lead measures the event e of a call of Lead. It records the wait of a call only if the
+// call does not lead. A follower may wait for as long as another process leads, and such waits
+// would hide the waits of Lock.
 func (m *metrics) lead(ctx context.Context, e hasp.Event, kind, key string) {
 	add := m.with(labels{key: key}).add
 	switch e.Kind {

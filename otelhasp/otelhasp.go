@@ -1,5 +1,5 @@
 // Package otelhasp records what a hasp.Client does as metrics and traces of [OpenTelemetry].
-// [Observe] makes both from the events of the Client:
+// [Observe] creates both from the events of the Client:
 //
 //	c, err := hasp.Open(ctx, url, &hasp.Options{Observe: otelhasp.Observe(nil)})
 //
@@ -32,13 +32,13 @@
 // with the hasp.operation.name "lead".
 //
 // The values of error.type are: held, unavailable, canceled, deadline_exceeded, closed, lost,
-// invalid, unsupported and _OTHER. If several of them apply, the value is the first of
-// unavailable, closed, invalid, unsupported, canceled, held, deadline_exceeded and lost.
+// invalid, unsupported and _OTHER. If several values apply, error.type is the first of them in this
+// order: unavailable, closed, invalid, unsupported, canceled, held, deadline_exceeded, lost.
 //
-// Each call of Lock, TryLock, Resume or Lead has a span "hasp wait", unless it re-entered. With
-// [WithHoldSpans], each hold has a span "hasp hold". Both are children of the span in the context
-// of that call, the caller's span. The spans that are started with the lease's context are also
-// children of the caller's span. Spans and metrics have the key only if [WithKey] asks for it.
+// Each call of Lock, TryLock, Resume or Lead has a span "hasp wait", unless the call re-entered.
+// With [WithHoldSpans], each hold has a span "hasp hold". Both are children of the caller's span,
+// which is in the context of that call. The spans that are started with the lease's context are
+// also children of the caller's span. Spans and metrics include the key only if [WithKey] is used.
 //
 // [OpenTelemetry]: https://opentelemetry.io
 package otelhasp
@@ -98,12 +98,12 @@ func WithAttributes(attrs ...attribute.KeyValue) Option {
 	return func(c *config) { c.attrs = append(c.attrs, attrs...) }
 }
 
-// WithKey adds the attribute hasp.key to every metric and span. The attribute's value is name(key),
-// where key is without the prefix of the Client. If name returns "", the attribute is left out.
+// WithKey adds the attribute hasp.key to every metric and span. The value is name(key). That key
+// does not include the prefix of the Client. If the value is "", the attribute is left out.
 //
-// name should return few different values, such as "invoices" for the key "invoices/2024-06",
-// because the provider keeps time series for each value until the provider shuts down. name is
-// called once for each event, by many goroutines.
+// The function name should return few different values, such as "invoices" for the key
+// "invoices/2024-06", because the provider keeps time series for each value until the provider
+// shuts down. Many goroutines call the function, once for each event.
 func WithKey(name func(key string) string) Option {
 	return func(c *config) { c.key = name }
 }
@@ -115,7 +115,7 @@ func WithHoldSpans() Option {
 }
 
 // Observe returns a function for hasp.Options.Observe. The function records metrics and spans. If
-// next is not nil, it then calls next with the same arguments.
+// the argument next is not nil, the function then calls next with the same arguments.
 //
 // Call Observe once for each Client. Errors of the provider go to the error handler of package
 // otel.
@@ -162,7 +162,7 @@ func (o *observer) observe(ctx context.Context, e hasp.Event) {
 	}
 }
 
-// attributes returns the attributes of WithAttributes, then those in more, and then the key.
+// attributes returns the attributes of WithAttributes, those in the slice more, and the key.
 func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.KeyValue {
 	attrs := append(slices.Clone(c.attrs), more...)
 	if key != "" {
@@ -171,8 +171,8 @@ func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.
 	return attrs
 }
 
-// errorTypes are the values of error.type. If an error matches several of them, the first one
-// counts.
+// errorTypes are the values of error.type. If an error matches several values, the first of these
+// values counts.
 var errorTypes = []struct {
 	err  error
 	name string

@@ -12,15 +12,15 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// spans makes spans for one call of Observe.
+// The type spans creates the trace spans of one call of Observe.
 type spans struct {
 	config *config
 	tracer trace.Tracer
-	holds  sync.Map // the trace.Span of each present hold, by Event.ID
+	holds  sync.Map // maps the Event.ID of each present hold to the hold's trace.Span
 }
 
-// record begins, changes or ends the span of e. kind is the type of e's error. No span is put into
-// a context, so spans that are started with the lease's context are children of the caller's span.
+// record begins, changes or ends the span of e, whose error.type is kind. No span is put into a
+// context, so spans that are started with the lease's context are children of the caller's span.
 func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 	switch e.Kind {
 	case hasp.EventAcquired, hasp.EventRefused:
@@ -44,7 +44,7 @@ func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 	}
 }
 
-// waited makes the whole span of a wait when the wait has ended. The event says how long the wait
+// waited creates the whole span of a wait when the wait has ended. The event says how long the wait
 // took.
 func (s *spans) waited(ctx context.Context, e hasp.Event, kind, key string) {
 	now := time.Now()
@@ -64,7 +64,7 @@ func (s *spans) begin(ctx context.Context, e hasp.Event, key string) {
 	}
 }
 
-// end ends span. It leaves out the text of the error, because the text contains the key.
+// The function end ends a span. It omits the error's text, because that text contains the key.
 func end(span trace.Span, kind string, opts ...trace.SpanEndOption) {
 	if kind != "" {
 		span.SetAttributes(errorTypeKey.String(kind))

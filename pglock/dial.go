@@ -14,7 +14,7 @@ var errNoCancel = errors.New("pglock: no requests to cancel statements")
 
 // withoutCancels makes cfg's connections send no cancel request while refuse returns true, because
 // such a request may crash a PgBouncer before 1.19. pgx sends a cancel request if the context of a
-// statement ends. Without it, lock_timeout still bounds how long the statement waits for locks.
+// statement ends. In either case, lock_timeout bounds how long the statement waits for locks.
 func withoutCancels(cfg *pgx.ConnConfig, refuse func() bool) {
 	var established atomic.Bool
 	dial := cfg.DialFunc

@@ -15,7 +15,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// said wraps an error and replaces its text.
+// The type said wraps an error and replaces the error's text.
 type said struct {
 	text string
 	err  error
@@ -69,7 +69,7 @@ func diagnose(err error) error {
 	return &said{"postgresql: " + text, err}
 }
 
-// hints say what to do about errors of PostgreSQL, by code.
+// hints maps the codes of PostgreSQL's errors to advice about these errors.
 var hints = map[string]string{
 	"28P01":             "check user and password in the URL: postgres://user:password@host/database",
 	"28000":             "check the user in the URL, sslmode, and pg_hba.conf of the server",

@@ -33,12 +33,12 @@ const (
 // health records which connections may be dead, and when the next connection may be made.
 //
 // A firewall may forget all connections of a pool, although they still look sound. So if a
-// statement gets no answer, all connections without an answer since it was sent are in doubt. They
+// statement has no answer, all connections without an answer since it was sent are in doubt. They
 // are closed before their next use, so that only calls under way can time out.
 type health struct {
 	mu       sync.Mutex // guards the fields below
 	answered time.Time  // when the last answer came, on any connection
-	doubt    time.Time  // connections without an answer since then are in doubt
+	doubt    time.Time  // connections without an answer since this time are in doubt
 	dialing  int        // how many callers may be making a connection
 	refusal  error      // why the server last refused a connection
 	resumes  time.Time  // when the pause after the refusal ends
@@ -65,7 +65,7 @@ func (h *health) doubts(c *pgx.Conn) bool {
 	return lastAnswer(c).Before(h.doubt)
 }
 
-// note records err, the outcome of a statement on c. The parameter sent is when it was sent.
+// note records err, the outcome of a statement on c. The argument sent is the time of sending.
 func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,7 +78,7 @@ func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err erro
 	}
 }
 
-// last returns the time of the last answer, and the time since which connections are in doubt.
+// The method last returns the time of the last answer, and the value of the field doubt.
 func (h *health) last() (answered, doubt time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,8 +86,8 @@ func (h *health) last() (answered, doubt time.Time) {
 }
 
 // mayAsk reports whether a caller may ask the pool for a connection now, and whether the pool may
-// have to dial. If dials is true, the caller must then call asked. If ask is false, the caller must
-// wait for a connection. If there is none, err is the server's last refusal.
+// have to dial. If dials is true, the caller must then call h.asked. If ask is false, the caller
+// must return err, or wait for a connection if err is nil.
 func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	if s.IdleConns() > 0 || s.TotalConns() == s.MaxConns() {
 		return true, false, nil // the pool makes no connection, unless another caller takes the idle one first
@@ -120,7 +120,7 @@ func (h *health) asked(ctx context.Context, err error) {
 	h.refusal, h.resumes = oneLine(err), time.Now().Add(pause/2+rand.N(pause))
 }
 
-// acquire returns a connection of the pool that is not in doubt. The caller must then call release.
+// acquire returns a pool's connection that is not in doubt. The caller must then call release.
 func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	for {
 		ask, dials, err := d.health.mayAsk(d.pool.Stat())

@@ -39,7 +39,7 @@ func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 	return backend.Entry{Key: unhex(key), Status: s}, nil
 }
 
-// owners returns up to 1,000 owners of shared holds that last. It ignores malformed holds.
+// owners returns up to 1,000 owners of present shared holds. It ignores malformed holds.
 func owners(readers string, now time.Time) (owners []string) {
 	var holds map[string]struct{ Owner, End string }
 	_ = json.Unmarshal([]byte(readers), &holds) // Unmarshal goes on after a value of a wrong type
@@ -53,7 +53,7 @@ func owners(readers string, now time.Time) (owners []string) {
 }
 
 // Inspect returns the holder of key, without waiters, because pglock does not record them. Every
-// hold raises the key's fence, but Status.Fence is zero if the last claim did not ask for it.
+// hold raises the key's fence, but Status.Fence is zero if the last claim did not ask for a fence.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := checkKey(key); err != nil {
 		return backend.Status{}, err
@@ -69,7 +69,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return e.Status, err
 }
 
-// Break ends every hold of key, and wakes the callers that wait for it.
+// Break ends every hold of key, and wakes the callers that wait for the key.
 func (d *driver) Break(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err

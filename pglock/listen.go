@@ -34,17 +34,17 @@ type listener struct {
 	d *driver
 
 	mu      sync.Mutex                        // guards the fields below
-	waits   map[string]map[chan struct{}]bool // the wake channels of callers, by message
+	waits   map[string]map[chan struct{}]bool // maps each message to the wake channels of the callers that wait for it
 	last    time.Time                         // when a wait last began or ended
 	running bool
 	deaf    bool               // the last attempt to listen failed, so waiting callers poll
-	end     context.CancelFunc // ends the present session; nil if there is none
+	end     context.CancelFunc // ends the present session; nil before the first session
 }
 
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
 // Listen registers a caller to be woken by the next release. That release sends a message, because
-// a refused attempt has marked the row. When a connection begins to listen, it wakes all callers.
+// a refused attempt has marked the row. When listening begins, the driver wakes all callers.
 func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	return d.listener.add(message(c.Key))
 }
@@ -98,8 +98,8 @@ func (l *listener) wakeLocked(m string) {
 	}
 }
 
-// set records whether the listener is deaf. If it is deaf, set closes the channels of all callers,
-// so that they poll. Otherwise set wakes them, because releases may have been missed.
+// The method set records whether the listener is deaf. If so, it closes the channels of all
+// callers, who then poll. Otherwise it wakes them, because releases may have been missed.
 func (l *listener) set(deaf bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,7 +117,7 @@ func (l *listener) set(deaf bool) {
 }
 
 // idle reports whether no caller has waited during the last 5 s (lingers). If so, and the parameter
-// ends is true, the method run must end, because a later wait starts run again.
+// ends is true, the method run must end, because a later wait starts it again.
 func (l *listener) idle(ends bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +147,7 @@ func (l *listener) run() {
 	}
 }
 
-// leave ends the present session, if any. It is called when the server may be a replica now.
+// The method leave ends the session, if any. It is called when the server may be a replica now.
 func (l *listener) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,7 +205,7 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 	}
 }
 
-// connect makes a connection beside the pool, with the pool's settings.
+// connect opens a connection beside the pool, with the pool's settings.
 func (d *driver) connect(ctx context.Context) (*pgx.Conn, error) {
 	cfg := d.pool.Config()
 	if cfg.ConnConfig.ConnectTimeout == 0 {

@@ -38,7 +38,7 @@ var (
 // tracer counts statements in tests.
 var tracer pgx.QueryTracer
 
-// open returns a driver for c, which comes from a URL of this strategy.
+// The function open returns a driver for c, which comes from a URL of this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	o := Options{Schema: c.Params["schema"], Table: c.Params["table"]}
 	if err := o.check(); err != nil {
@@ -62,8 +62,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil
 	}
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		// Set a deadline, because ctx has none and the connection already takes up a place in the
-		// pool.
+		// Set a deadline, because ctx has no deadline and the connection already takes up a place
+		// in the pool.
 		within, cancel := context.WithTimeout(ctx, cfg.ConnConfig.ConnectTimeout)
 		defer cancel()
 		return d.notice(within, conn, true)
@@ -80,8 +80,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// parse makes the settings of the pool. It passes on only the parameters in libpqParams, because
-// pgx would send any other one to the server as a setting. The deadline of ctx comes from the
+// parse returns the settings of the pool. It passes on only the parameters in libpqParams, because
+// pgx would send any other parameter to the server as a setting. The deadline of ctx comes from the
 // Client's Timeout.
 func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 	const want = "want postgres://user:password@host:port/database"
@@ -132,9 +132,9 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 }
 
 // timeoutPerHost returns the default of connect_timeout. Hosts are tried one after another, so each
-// gets a part of the Timeout, and a host that does not answer leaves time for the next one. A short
-// default also helps in an outage, because each connection attempt takes up a place in the pool for
-// this time.
+// host has a part of the Timeout, and a host that does not answer leaves time for the next host. A
+// short default also helps in an outage, because each connection attempt takes up a place in the
+// pool for this time.
 func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
 	hosts := map[string]bool{fmt.Sprint(cfg.Host, ":", cfg.Port): true}
 	for _, f := range cfg.Fallbacks {

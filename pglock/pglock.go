@@ -20,10 +20,10 @@
 //
 // It takes one statement to lock a free key, one to find that a key is held, one to renew up to 256
 // leases of a Client, and one to unlock. A release wakes waiters by NOTIFY. Waiters also try once a
-// second, and when the holder's term ends. Meanwhile their Client has one more connection. Each
-// call for a shared lease rewrites the row of the key, which lists all shared leases of that key.
-// So a key should have tens of shared leases, not thousands. A transaction that stays open for
-// long, as in pg_dump, slows down busy keys of its database: see docs/pglock.md.
+// second, and when the holder's term ends. While callers wait, their Client uses one more
+// connection. Each call for a shared lease rewrites the row of the key, which lists all shared
+// leases of that key. So a key should have tens of shared leases, not thousands. A transaction that
+// stays open for long, as in pg_dump, slows down busy keys of its database: see docs/pglock.md.
 //
 // # URL
 //
@@ -103,12 +103,12 @@ type driver struct {
 	channel string      // the channel of the messages that releases send
 	bouncer atomic.Bool // true if a pooler shares sessions, so that nothing may be left in them
 
-	// The channel takes limits the attempts in flight, so that releases get a connection even if
-	// attempts wait for rows that other transactions have locked.
+	// The field takes is a channel that limits the attempts in flight, so that releases find a
+	// connection even if attempts wait for rows that other transactions have locked.
 	takes chan struct{}
 
-	// The channel others limits all statements except renewals, so that a renewal never waits for a
-	// connection behind the releases of a busy Client.
+	// The field others is a channel that limits all statements except renewals, so that a renewal
+	// never waits for a connection behind the releases of a busy Client.
 	others chan struct{}
 
 	guards   guards
@@ -133,7 +133,7 @@ var (
 // table, and creates the table if there is none. If the database cannot be used, the error says
 // what to do, and contains no password. If pool is nil or a value in o is out of range, the error
 // is hasp.ErrInvalid. Close does not close the pool, which remains the caller's. While callers
-// wait, the Client has one connection outside the pool, with the pool's settings.
+// wait, the Client uses one connection outside the pool, with the pool's settings.
 func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(ctx, pool, o)
@@ -149,7 +149,7 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 	if pool == nil {
 		return nil, fmt.Errorf("pglock: %w: pool is nil", hasp.ErrInvalid)
 	}
-	own := *cmp.Or(o, &Options{}) // check sets the defaults
+	own := *cmp.Or(o, &Options{}) // the method check sets the defaults
 	if err := own.check(); err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 
 func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
 	size := int(pool.Config().MaxConns)
-	kept := max(size/8, 1) // connections for renewals only; attempts leave as many to releases
+	kept := max(size/8, 1) // connections for renewals only; attempts leave the same number to releases
 	d := &driver{pool: pool, own: own, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
@@ -224,8 +224,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			return g, err
 		}
 
-		// Mark the row before the caller sleeps. If the key was released before the mark, markErr
-		// is errNoRow, and the loop makes another attempt.
+		// Mark the row before the caller sleeps. If the key was released before the row was marked,
+		// markErr is errNoRow, and the loop makes another attempt.
 		switch markErr := d.mark(ctx, c, last.marked, err); {
 		case markErr == nil:
 			return g, err
@@ -238,9 +238,9 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 }
 
-// mark makes each release of c.Key in the next 3 s wake the callers that wait. If c is exclusive
-// and shared holds have refused it, mark also keeps out new shared holds for these 3 s, or until a
-// Release with c's token. The parameter marked says whether the row is marked already.
+// The method mark lets each release of c.Key in the next 3 s wake the callers that wait. If c is
+// exclusive and shared holds have refused it, mark also keeps out new shared holds for these 3 s,
+// or until a Release with c's token. The parameter marked says whether the row is marked already.
 func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
 	var held *backend.HeldError
 	intends := errors.As(refusal, &held) && held.Shared && !c.Shared
@@ -250,8 +250,8 @@ func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal
 	return d.exec(ctx, d.sql.mark, []byte(c.Key), c.Token, c.Shared, lockWait(maxBlocked))
 }
 
-// takeSlot blocks until slots has room or ctx is done. The caller gives the slot back by
-// receiving from slots.
+// takeSlot blocks until the channel slots has room or ctx is done. The caller gives the slot back
+// by receiving from slots.
 func takeSlot(ctx context.Context, slots chan struct{}) error {
 	select {
 	case slots <- struct{}{}:
@@ -274,8 +274,8 @@ const (
 	// guards a write of the last holder may take longer.
 	maxBlocked = 50 * time.Millisecond
 
-	// stillBlocked is for an attempt at a key that is known to be guarded, or while the channel
-	// takes is full. The callers of these attempts poll, so they leave connections to others.
+	// stillBlocked is for an attempt at a key that is known to be guarded, or while d.takes is
+	// full. The callers of these attempts poll, so they leave connections to other callers.
 	stillBlocked = time.Millisecond
 
 	// maxRenewBlocked is for renewals and breaks, which a guard does not block. An attempt also
@@ -283,7 +283,7 @@ const (
 	maxRenewBlocked = time.Second
 )
 
-// heldError returns the error about a hold. The parameter left is the rest of its term in
+// heldError returns the error about a hold. The parameter left is the rest of the hold's term in
 // microseconds, or nil if the term has no end.
 func heldError(owner string, shared bool, left *int64) *backend.HeldError {
 	return &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
@@ -299,7 +299,7 @@ func unhex(text string) string {
 	return string(b)
 }
 
-// term converts left from microseconds. If left is nil, the hold has no end, and term returns -1.
+// The function term converts microseconds to a Duration, and nil, which means no end, to -1.
 func term(left *int64) time.Duration {
 	if left == nil {
 		return -1
@@ -308,15 +308,15 @@ func term(left *int64) time.Duration {
 	return time.Duration(min(*left, most)) * time.Microsecond
 }
 
-// guards records the free keys whose rows other transactions have locked, and since when. A key is
-// removed when an attempt at it ends without a lock timeout.
+// guards records the free keys whose rows other transactions have locked, and the times at which
+// these locks were noticed. A key is removed when an attempt at it ends without a lock timeout.
 type guards struct {
-	mu    sync.Mutex // guards the map since
+	mu    sync.Mutex // guards the field since
 	since map[string]time.Time
 }
 
 const (
-	maxGuards   = 256         // how many keys are recorded; when there are more, all are forgotten
+	maxGuards   = 256         // how many keys are recorded; when there are more keys, all keys are forgotten
 	longestRest = time.Second // the longest time between two attempts at a guarded key
 )
 
@@ -333,7 +333,7 @@ func (g *guards) forget(key string) {
 }
 
 // refusal records that the key is guarded, and returns the error. The end of a guard wakes no
-// caller, so RetryAfter makes the caller ask again. It grows with the age of the guard.
+// caller, so RetryAfter makes the caller ask again. RetryAfter grows with the age of the guard.
 func (g *guards) refusal(key string) *backend.HeldError {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -346,7 +346,7 @@ func (g *guards) refusal(key string) *backend.HeldError {
 	return &backend.HeldError{RetryAfter: rand.N(min(time.Since(g.since[key]), longestRest))}
 }
 
-// take makes one attempt. The caller holds a slot of d.takes.
+// The method take makes one attempt. The caller of take holds a slot of d.takes.
 func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refusal, error) {
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, refusal{}, err
@@ -370,14 +370,14 @@ func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 	}
 }
 
-// joinable reports whether err is about a shared hold that c can join. Only calls that join or
-// leave such a hold lock its row, and they commit at once.
+// joinable reports whether err is about a shared hold that c can join. The row of such a hold is
+// usually locked only by statements of drivers, which commit at once.
 func joinable(c backend.Claim, err error) bool {
 	var held *backend.HeldError
 	return c.Shared && errors.As(err, &held) && held.Shared
 }
 
-// takeOnce sends one statement for take.
+// takeOnce sends one statement for the method take.
 func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // leave time to call the method blocked
@@ -411,12 +411,12 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 	return backend.Grant{Fence: uint64(*fence)}, refusal{}, nil
 }
 
-// blocked returns why an attempt has timed out on a lock of PostgreSQL. That attempt has changed
-// nothing. If another transaction has locked the row, row is true, and the error is a HeldError. If
-// a statement such as CREATE INDEX locks the table, the error is an outage, because no key can be
-// taken or renewed. A table lock ends an attempt only if the server, the role or the database has a
-// lock_timeout, because the attempt sets its own after it has the table. If it was another lock, or
-// the lock is gone, blocked returns false and nil, and the caller must retry.
+// The method blocked returns why an attempt has timed out on a lock of PostgreSQL. That attempt has
+// changed nothing. If another transaction has locked the row, the results are true and a HeldError.
+// If a statement such as CREATE INDEX locks the table, the error is an outage, because no key can
+// be taken or renewed. A table lock ends an attempt only if the server, the role or the database
+// has a lock_timeout, because the attempt sets its own after it has the table. If it was another
+// lock, or the lock is gone, blocked returns false and nil, and the caller must retry.
 func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
 	var (
 		held, shared, table bool
@@ -456,7 +456,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	d.renew(ctx, d.sql.renewShared, cs, shared, done)
 }
 
-// renew renews some of the claims in cs. The slice which has their indexes.
+// The method renew renews the claims cs[which[0]], cs[which[1]] and so on.
 func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, which []int, done func(i int, g backend.Grant, err error)) {
 	if len(which) == 0 {
 		return

@@ -28,7 +28,7 @@ const (
 	tooManyConnections   = "53300"
 )
 
-// code returns the code of a PostgreSQL error, or "".
+// The function code returns the SQLSTATE code of a PostgreSQL error, or "".
 func code(err error) string {
 	var pe *pgconn.PgError
 	if errors.As(err, &pe) {
@@ -50,7 +50,7 @@ func isConflict(err error) bool {
 const maxConflicts = 10
 
 // query does what queryUnbounded does, but first waits for a slot of d.others. Every statement
-// except a renewal uses query, so that renewals always find a connection.
+// except a renewal uses this method, so that renewals always find a connection.
 func (d *driver) query(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
 	if err := takeSlot(ctx, d.others); err != nil {
 		return err
@@ -59,8 +59,8 @@ func (d *driver) query(ctx context.Context, sql string, scan func(pgx.Rows) erro
 	return d.queryUnbounded(ctx, sql, scan, args...)
 }
 
-// queryUnbounded runs a statement and calls scan for each row, without waiting for a slot. If there
-// is no row, the error is errNoRow.
+// queryUnbounded runs a statement and calls the function scan for each row, without waiting for a
+// slot. If there is no row, the error is errNoRow.
 //
 // It repeats a statement that has certainly changed nothing, because PostgreSQL has undone it after
 // a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
@@ -150,11 +150,11 @@ func (d *driver) failed(c *pgx.Conn, err error) error {
 }
 
 // lockWait is how long a statement may wait for locks of PostgreSQL. It is the statement's last
-// argument. When the statement gets a connection, the wait is shortened to end at the caller's
+// argument. When the statement has a connection, the wait is shortened to end at the caller's
 // deadline. Otherwise the server could carry out the statement long after the caller has left.
 type lockWait time.Duration
 
-// timeout returns the value of lock_timeout.
+// The method timeout returns the value for lock_timeout.
 func (w lockWait) timeout(ctx context.Context) string {
 	most := time.Duration(w)
 	if end, ok := ctx.Deadline(); ok {

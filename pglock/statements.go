@@ -10,7 +10,7 @@ import (
 //go:embed sql/*.sql
 var files embed.FS
 
-// statements has the SQL statements for one table, from the files in the directory sql.
+// statements contains the SQL statements for one table, from the files in the directory sql.
 type statements struct {
 	name string // the name of the table, in quotes
 

@@ -16,14 +16,14 @@ import (
 // minVersion is the oldest PostgreSQL that pglock accepts, as a server_version_num.
 const minVersion = 130000
 
-// columns are the columns of the table, with their types.
+// columns lists the columns that the table must have, with their types.
 var columns = []string{
 	"expires timestamp with time zone", "fence bigint", "fenced boolean", "key bytea", "owner bytea",
 	"readers jsonb", "since timestamp with time zone", "token text", "wanted timestamp with time zone",
 	"writer text", "writer_until timestamp with time zone",
 }
 
-// found is the database's answer about the table.
+// The type found is the database's answer about the table.
 type found struct {
 	version  int
 	user     string
@@ -90,7 +90,7 @@ func (d *driver) setUp(ctx context.Context) error {
 	return nil
 }
 
-// find looks for the table.
+// The method find looks for the table.
 func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
 	name := pgx.Identifier{d.options.Table}
 	if d.options.Schema != "" {
@@ -118,7 +118,7 @@ func noRights(err error, user, schema, table string) error {
 		user, schema, ddl, s, u, t, u, err)
 }
 
-// create creates the table, unless another client has just done so.
+// The method create creates the table, unless another client has just done so.
 func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 	schema := d.options.Schema
 	if schema == "" {
@@ -167,9 +167,9 @@ func (f found) check(table string) error {
 
 // notice finds out whether a connection pooler is between the driver and the server. If there is a
 // pooler, the answer comes from another server process than the one that was named when the
-// connection began. If there is no pooler and own is set, notice sets the session's isolation level
-// to read committed, which has the fewest conflicts, and lock_timeout to 0. Otherwise a wait for a
-// table lock could end with the same error as a wait for a row (see blocked).
+// connection began. If there is no pooler and own is true, notice sets the session's isolation
+// level to read committed, which has the fewest conflicts, and lock_timeout to 0. Otherwise a wait
+// for a table lock could end with the same error as a wait for a row (see blocked).
 func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
 		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) END`

@@ -8,9 +8,9 @@
 // different processes get the key in no particular order. A Redis that fails over to a replica may
 // lose its newest writes, and with them a lock. replicas=N makes this rarer. See docs/redis.md.
 //
-// A release wakes the waiters. Waiters also try once a second, and when the holder's term ends. So
-// if a message is lost or not sent, or if a connection is half-open, they notice the free key
-// within a second. Until then, other programs that poll more often may take the key.
+// A release wakes the waiters. Waiters also try once a second, and when the holder's term ends.
+// Therefore, if a message is lost or not sent, or if a connection is half-open, the waiters notice
+// the free key within a second. Until then, other programs that poll more often may take the key.
 //
 // # Cost
 //
@@ -105,8 +105,8 @@ type driver struct {
 	fenceTTL string // Options.FenceTTL in ms
 
 	// crowds holds, for each key, how many connections received the message when this driver last
-	// released the key. One of them is probably this driver's own. The driver lets the Clients at
-	// the other connections get the key first.
+	// released the key. One of these connections is probably this driver's own. The driver lets the
+	// Clients at the other connections take the key first.
 	crowds memory[int]
 
 	// intents holds the keys at which this driver may have stored an intent.
@@ -140,7 +140,7 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	return redisstore.NewDriver("pubsublock", rdb, o, newDriver)
 }
 
-// open opens this strategy.
+// The function open makes the driver for hasp.Open.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	o := Options{Channel: c.Params["channel"]}
 	var err error
@@ -195,7 +195,7 @@ var (
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also takes a key that readers
 // hold, unless there is an intent. If the claim is a writer that waits for readers, Acquire stores
-// an intent. At the first refusal by readers, this takes a second command.
+// an intent. At the first refusal by readers, Acquire needs a second command.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Shared {
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
@@ -296,7 +296,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return d.store.Inspect(ctx, inspectScript, key)
 }
 
-// records says how List finds the holds.
+// The variable records says how List finds the holds.
 var records = redisstore.Listing{Type: "hash", Peek: []string{"hlen"}, Ours: func(fields any) bool { return fields == int64(1) }}
 
 // List returns the keys with a record of pubsublock, or with shared holds, but not those of

@@ -10,8 +10,8 @@ import (
 )
 
 // A writer that waits for readers stores an intent, which keeps out new readers. The driver passes
-// the intent's key to a script only if readers have refused the driver at that key before. So an
-// intent costs nothing for keys without readers.
+// the intent's key to a script only if readers have refused the driver at that key before.
+// Therefore an intent costs nothing for keys without readers.
 const (
 	intentTTL  = 3 * time.Second         // the writer repeats the intent once a second
 	intendsFor = intentTTL + time.Second // how long after a refusal the driver passes the intent's key
@@ -31,10 +31,10 @@ const (
 type listening struct {
 	wake chan struct{} // see backend.Waker
 
-	mu    sync.Mutex  // guards all below
+	mu    sync.Mutex  // guards the fields below
 	timer *time.Timer // signals wake after a delay; nil if no message was held back
 	woken time.Time   // when the last message came, or when Listen began
-	ahead int         // how many other Clients get the key first: see driver.crowds
+	ahead int         // how many other Clients take the key first: see driver.crowds
 }
 
 // Listen subscribes to the channel on which releases of c.Key are published. If the connection is
@@ -51,7 +51,7 @@ func (d *driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struc
 		return nil, nil, err
 	}
 
-	return l.wake, s.Close, nil // a message that is held back may signal wake even after stop
+	return l.wake, s.Close, nil // a message that is held back may signal the channel even after a call of stop
 }
 
 // The method published runs for each message, and when messages may have been missed. It ignores
@@ -72,15 +72,15 @@ func (l *listening) published(string, bool) {
 func (l *listening) signal() {
 	select {
 	case l.wake <- struct{}{}:
-	default: // wake already has a signal, whose attempt also begins after this release
+	default: // the channel already contains a signal, whose attempt also begins after this release
 	}
 }
 
 // delay returns how long to leave the key to other Clients after a message. Redis sends messages to
-// subscribers in a fixed order, so if all made an attempt at once, the same one would take the key
-// each time. So a Client waits for n·min(since/8, oneDelay), where n is the number of turns before
-// its own, and since is the time since the last message. The delay is at most since/2 and at most
-// maxDelay, because the key stays free in this time if the other Clients have left.
+// subscribers in a fixed order, so if all Clients tried at once, the same one would always take the
+// key. Therefore a Client waits for n·min(since/8, oneDelay), where n is the number of turns before
+// its own, and since is the time from the last message to this one. The delay is at most since/2
+// and at most maxDelay, because the key stays free meanwhile if the other Clients have left.
 func (l *listening) delay(now time.Time) time.Duration {
 	since := now.Sub(l.woken) // how long the turn of another Client took
 	l.woken, l.ahead = now, max(l.ahead-1, 0)
@@ -98,8 +98,8 @@ type note[T any] struct {
 	at   time.Time
 }
 
-// maxNoted is the most keys that a memory holds. After a key is forgotten, its intent stays until
-// the intent expires, and one Client may take the key more often than the others.
+// maxNoted limits the keys in a memory. After a key is forgotten, its intent stays until the intent
+// expires, and one Client may take the key more often than the others.
 const maxNoted = 256
 
 func (m *memory[T]) note(key string, what T) {
@@ -113,7 +113,7 @@ func (m *memory[T]) note(key string, what T) {
 	m.noted[key] = note[T]{what, time.Now()}
 }
 
-// get returns what was noted about key. ok is false if that was longer ago than the given time.
+// get returns the note about key. The result ok is false if the note is older than the given time.
 func (m *memory[T]) get(key string, within time.Duration) (what T, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -22,7 +22,7 @@ const (
 
 var errNotAsked = errors.New("not asked")
 
-// attempt is one try to take a key by a vote of the nodes. If it wins, it is also the hold.
+// attempt is one try to take a key by a vote of the nodes. If it wins, it then represents the hold.
 //
 // Each attempt has a record of its own, token#owner or token~n#owner, so that the clean-up of
 // one attempt never removes a vote for another attempt with the same token.
@@ -31,7 +31,7 @@ type attempt struct {
 	c       backend.Claim
 	lockKey string // the name of c.Key on the nodes
 	record  string
-	prefix  string // the start of record; no record of another attempt begins with it
+	prefix  string // the start of the record; no record of another attempt begins with it
 	again   bool   // an earlier attempt had the same token
 	began   time.Time
 	ballot  *ballot
@@ -89,7 +89,7 @@ func (d *driver) newAttempt(c backend.Claim, number, lead int, p *queueState) *a
 	return a
 }
 
-// tryAcquire makes the nodes vote, and returns as soon as the votes decide the result. Calls in
+// tryAcquire asks the nodes to vote, and returns as soon as the votes decide the result. Calls in
 // flight continue after that. If the attempt has failed, the records that these calls may have
 // written are released when the calls end.
 func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int, p *queueState) (backend.Grant, error) {
@@ -128,11 +128,11 @@ func (d *driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 var errLate = fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
 
 // won reports whether redsync has counted a quorum of votes within the term. It returns false if
-// the ballot is decided first, redsync gives up, or ctx ends. won refuses the attempt if a quorum
-// has voted, but a win would need a node that has not answered in the usual time. Otherwise the
-// votes for this attempt would block other callers while that node hangs.
+// the ballot is decided first, redsync gives up, or ctx ends. It also ends the attempt as refused
+// if a quorum has voted, but a win would need a node that has not answered in the usual time.
+// Otherwise the votes for this attempt would block other callers while that node hangs.
 func (a *attempt) won(ctx context.Context) bool {
-	counted := make(chan error, 1) // has room for one, because won may return before redsync
+	counted := make(chan error, 1) // has room for one result, because won may return before redsync
 	// Do not pass ctx, because the driver must learn whether a call has taken the key.
 	a.d.work.Go(func() { counted <- a.redsyncMutex().TryLockContext(context.Background()) })
 
@@ -153,7 +153,7 @@ func (a *attempt) won(ctx context.Context) bool {
 }
 
 // register adds an attempt to d.attempts, where the attempt stays while its commands are in flight
-// or its hold lasts. register counts the caller as work that Close waits for, and returns false if
+// or its hold lasts. The caller then counts as work that Close waits for. The result is false if
 // Close has begun.
 func (d *driver) register(a *attempt) bool {
 	d.mu.Lock()
@@ -194,9 +194,9 @@ func (a *attempt) grant(ctx context.Context) (g backend.Grant, err error) {
 	return g, nil
 }
 
-// askLead asks the lead for its vote before the other nodes. It returns true if redsync must count
-// votes, because the lead has voted yes or has not answered in time. redsync asks the other nodes,
-// if there are any, and also counts the lead's vote.
+// askLead asks the lead for its vote before other nodes are asked. It returns true if the lead has
+// voted yes or has not answered in time, so that redsync must count votes. Then redsync asks the
+// other nodes, if there are any, and also counts the lead's vote.
 func (a *attempt) askLead(ctx context.Context) bool {
 	a.d.work.Go(func() { _, _ = a.askNode(a.lead) })
 
@@ -221,8 +221,8 @@ func (a *attempt) askLead(ctx context.Context) bool {
 		return true
 	}
 	for i := range a.d.nodes {
-		// Settle the nodes that are never asked, because a Release waits for the outcome on every
-		// node.
+		// Call settle for the nodes that are never asked, because a Release waits for the outcome
+		// on every node.
 		if i != a.lead {
 			a.settle(i, failed, 0)
 		}
@@ -230,7 +230,7 @@ func (a *attempt) askLead(ctx context.Context) bool {
 	return false
 }
 
-// leadVote waits for the vote that askLead has asked the lead for.
+// leadVote waits for the lead's vote, which askLead has requested.
 func (a *attempt) leadVote() (bool, error) {
 	select {
 	case <-a.leadVoted:
@@ -252,11 +252,11 @@ func (a *attempt) askNode(i int) (bool, error) {
 
 	v, err := n.requestVote(a)
 	if v == yes {
-		// Call prove before cast, because a renewal may follow, and it counts only proven records.
+		// Call prove before cast, because a renewal may follow, which counts only proven records.
 		a.prove(i, a.began, a.c.TTL, 0)
 	}
 	// If the lead refuses, end the attempt before other nodes vote. Decide the ballot here, because
-	// a single no does not decide it.
+	// the refusal of a single node does not decide it.
 	if i == a.lead && v == no {
 		a.ballot.decide(refused)
 	}
@@ -276,15 +276,15 @@ func (a *attempt) active() bool {
 	return !a.failed && !a.released
 }
 
-// settle records the outcome of the call for the vote of node i. If the attempt has already failed,
-// settle starts the release of the record on that node.
+// settle records the outcome of the call that asked node i for its vote. It also starts the release
+// of the record on that node, if the attempt has already failed.
 func (a *attempt) settle(i int, v vote, proposal uint64) {
 	d := a.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := &a.on[i]
 	r.mayHold, r.mayArrive, r.proposal = v == yes || v == unknown, v == unknown, proposal
-	// Close inFlight last, because a Release waits for that, and then reads mayHold.
+	// Close r.inFlight last, because a Release waits for this channel, and then reads r.mayHold.
 	close(r.inFlight)
 	// If cleanUp ran before this outcome was known, it has not released the record on this node.
 	if a.failed {
@@ -292,9 +292,9 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 	}
 }
 
-// forgetLocked records that a's token holds nothing. Commands in flight may still write records, so
-// the nodes could report that the token holds the key. Until these commands have ended, the driver
-// itself refuses renewals and releases of the token.
+// forgetLocked records that the token of the attempt a holds nothing. Commands in flight may still
+// write records, so the nodes could report that the token holds the key. Until these commands have
+// ended, the driver itself refuses renewals and releases of the token.
 func (a *attempt) forgetLocked() {
 	a.d.attempts[a.c.Token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
 }
@@ -307,7 +307,7 @@ func (a *attempt) cleanUp() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	// If a call to a node is in flight, settle later sees failed and releases the record there.
+	// For a call that is in flight, a.settle later reads a.failed, and releases the record there.
 	a.failed = true
 	left := false
 	for i := range d.nodes {
@@ -315,13 +315,13 @@ func (a *attempt) cleanUp() {
 		a.cleanUpLocked(i)
 	}
 
-	// Stop if a Release has removed this attempt, or a newer attempt with the same token has replaced it.
+	// Stop if a Release has removed this attempt, or a newer attempt of the token has replaced it.
 	if d.attempts[token] != a {
 		return
 	}
 	delete(d.attempts, token)
-	// Keep an entry for the token if nodes may have the record until the release arrives there, or
-	// if votes for earlier attempts with the token may still arrive.
+	// Keep an entry for the token if nodes may store the record until its release arrives, or if
+	// votes for earlier attempts with the token may still arrive.
 	if left || a.again || a.ballot.result() != refused {
 		a.forgetLocked()
 	}
@@ -358,8 +358,8 @@ func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
 	return mayHold
 }
 
-// settled returns a channel that is closed when the last command that writes a's record to node i
-// has ended.
+// settled returns a channel that is closed when the last command that writes the record of the
+// attempt a to node i has ended.
 func (d *driver) settled(a *attempt, i int) <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()

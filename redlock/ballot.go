@@ -29,7 +29,7 @@ const (
 	undecided verdict = iota
 	won               // a quorum voted yes
 	refused           // the attempt cannot win, or the hold is lost
-	noQuorum          // too few nodes vote for a decision
+	noQuorum          // too few nodes vote, so there is no decision
 	abandoned         // the caller stopped waiting
 )
 
@@ -37,7 +37,7 @@ const (
 type rule func(n, quorum int, count *[5]int) verdict
 
 // acquireRule is the rule for an attempt to take a key. It never returns won, because redsync
-// decides that. It returns refused if a quorum has voted, and no quorum can still vote yes.
+// decides who wins. It returns refused if a quorum has voted, and no quorum can still vote yes.
 func acquireRule(n, quorum int, count *[5]int) verdict {
 	voted := count[yes] + count[no]
 	switch {
@@ -68,7 +68,7 @@ type ballot struct {
 	rule   rule
 	nodes  []*node
 	quorum int
-	done   chan struct{} // closed with the verdict
+	done   chan struct{} // closed when there is a verdict
 
 	mu      sync.Mutex // guards the fields below
 	verdict verdict
@@ -100,7 +100,7 @@ func (b *ballot) cast(i int, v vote, err error) (decided bool) {
 		b.errs[i] = err
 	}
 
-	// The verdict never changes. Later votes change only what failures returns.
+	// The verdict never changes. Later votes change only the result of the method failures.
 	if b.verdict == undecided {
 		b.decideLocked(b.rule(len(b.votes), b.quorum, &b.count))
 		decided = b.verdict != undecided
@@ -117,8 +117,8 @@ func (b *ballot) decide(v verdict) {
 	}
 }
 
-// refuseIfSplit gives the verdict refused if a quorum has voted, but a quorum of yes votes would
-// need nodes that have not voted.
+// refuseIfSplit gives the ballot the verdict refused if a quorum has voted, but a quorum of yes
+// votes would need nodes that have not voted.
 func (b *ballot) refuseIfSplit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -140,9 +140,9 @@ func (b *ballot) result() verdict {
 	return b.verdict
 }
 
-// poll asks all nodes at once about a hold, and returns the error of the verdict. If there is a
-// lead, poll also waits for the lead's answer, but no longer than the lead's patience. The caller
-// must count as work (see beginWork). If ctx ends, the calls continue.
+// poll asks all nodes at once about a hold, and returns the error that follows from the verdict. If
+// there is a lead, poll also waits for the lead's answer, but no longer than the lead's method
+// patience allows. The caller must count as work (see beginWork). If ctx ends, the calls continue.
 func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, error)) error {
 	b := newBallot(d.nodes, holdRule)
 	gather(ctx, d, func(n *node) int {
@@ -162,13 +162,13 @@ func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, er
 	return b.err()
 }
 
-// failures returns an outage with the errors of the nodes that do not vote. If the ballot was
-// abandoned, the nodes whose votes are pending have errors as well.
+// failures returns an error that contains the errors of the nodes that do not vote. If the ballot
+// was abandoned, it also contains an error for each node whose vote is pending.
 func (b *ballot) failures() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
-	// Votes may still arrive and change errs, so work on a copy.
+	// Votes may still arrive and change b.errs, so work on a copy.
 	errs := make([]error, len(b.votes))
 	copy(errs, b.errs)
 	for i, v := range b.votes {
@@ -179,7 +179,7 @@ func (b *ballot) failures() error {
 	return outage(errs)
 }
 
-// err returns the error of a ballot by holdRule.
+// err returns the error of a ballot whose rule is holdRule.
 func (b *ballot) err() error {
 	switch b.result() {
 	case won:

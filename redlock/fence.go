@@ -22,12 +22,12 @@ func (n *node) noFence(key string) error {
 	return fmt.Errorf("%s: the value of %q is no fence counter; remove it, so that hasp can begin a new one", n.name, redisstore.DerivedKey("fence", key))
 }
 
-// raiseFence stores a's fence on a quorum of nodes, each of which has a's record, and returns the
-// fence.
+// raiseFence stores the fence of the attempt a on a quorum of nodes that have the attempt's record,
+// and returns the fence.
 func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 	d := a.d
 	d.mu.Lock()
-	// The proposals of the whole quorum are known, because a node settles before its vote is cast.
+	// All proposals of the quorum are known, because settle runs before a node's vote is cast.
 	fence := uint64(0)
 	for _, r := range a.on {
 		fence = max(fence, r.proposal)

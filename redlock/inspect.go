@@ -11,15 +11,15 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// inspectTimeout limits a call to a node that has no claim, as in Inspect and Break.
+// inspectTimeout limits a call to a node if no claim sets the Timeout, as in Inspect and Break.
 const inspectTimeout = 3 * time.Second
 
-// forever makes gather wait until all nodes have answered or ctx is done.
+// forever is a limit for gather, which then waits until all nodes have answered or ctx is done.
 const forever = time.Duration(math.MaxInt64)
 
-// gather asks all nodes at once, and returns their answers. After each answer it calls more(all)
-// with all answers so far, and then waits for the other nodes no longer than the result. gather
-// also stops waiting when ctx is done. The caller must count as work (see beginWork).
+// gather asks all nodes at once, and returns their answers. After each answer, it passes all
+// answers so far to the function more, and then waits for other nodes at most the duration that the
+// function returned. It also stops when ctx is done. The caller must count as work (see beginWork).
 func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -45,14 +45,14 @@ func gather[T any](ctx context.Context, d *driver, ask func(n *node) T, more fun
 	return all
 }
 
-// report is what one node stores under some keys.
+// report says what one node stores under the keys of a query.
 type report struct {
 	i     int // the index of the node
 	found []redisstore.Found
 	err   error
 }
 
-// query asks all nodes about the given keys. ctx and more() limit the wait, as in gather.
+// query asks all nodes about keys. The wait is limited by ctx and the function more, as in gather.
 func (d *driver) query(ctx context.Context, keys []string, timeout time.Duration, more func([]report) time.Duration) []report {
 	if !d.beginWork() {
 		return []report{{err: errClosed}}
@@ -113,7 +113,7 @@ type survey struct {
 	free    int                 // how many nodes have no record
 }
 
-// sum returns the survey of what the nodes report about one key, whose index is key.
+// sum returns the survey of the reports about one key. The argument key is the index of that key.
 func (d *driver) sum(all []report, key int, reader bool) survey {
 	s := survey{d: d, reader: reader, reports: len(all), on: make([]*redisstore.Found, len(d.nodes)), errs: make([]error, len(d.nodes))}
 	byRecord := map[string][]redisstore.Found{}
@@ -163,7 +163,7 @@ const maxShared = 1000
 
 func longestFirst(a, b redisstore.Found) int { return -cmp.Compare(remaining(a), remaining(b)) }
 
-// records returns the records on a node: the members of a shared record, or its one record.
+// records returns the records on a node: the members of a shared record, or the node's only record.
 func records(f redisstore.Found) []string {
 	if f.Shared() {
 		return f.Members
@@ -176,8 +176,8 @@ func (s survey) shared(i int) bool {
 	return i != noLead && s.on[i] != nil && s.on[i].Shared()
 }
 
-// joins reports whether the caller could take the key on a node that has f, because both the caller
-// and the holders there are readers.
+// joins reports whether the caller could take the key on a node that reported f, because both the
+// caller and the holders there are readers.
 func (s survey) joins(f redisstore.Found) bool { return s.reader && f.Shared() }
 
 // open returns how many nodes have no record that is in the caller's way.
@@ -205,8 +205,8 @@ func (s survey) hasQuorum() bool { return len(s.taken)+s.free >= s.d.quorum() }
 // silent returns how many nodes have not answered, or have answered with an error.
 func (s survey) silent() int { return len(s.d.nodes) - len(s.taken) - s.free }
 
-// outage returns nil if a quorum has answered, and otherwise the outage. If ctx has ended, and no
-// node has returned an error, it returns ctx's error.
+// outage returns nil if a quorum has answered, and otherwise the error for a missing quorum. If ctx
+// has ended, and no node has returned an error, it returns ctx's error.
 func (s survey) outage(ctx context.Context) error {
 	if s.hasQuorum() {
 		return nil
@@ -218,8 +218,8 @@ func (s survey) outage(ctx context.Context) error {
 	return outage(s.errs)
 }
 
-// record returns the record on node i, and how many nodes may have this record at most. For a
-// shared record it returns "" and 0, because the members differ from node to node.
+// record returns the record on node i, and the largest number of nodes that may have this record.
+// For a shared record it returns "" and 0, because the members differ from node to node.
 func (s survey) record(i int) (record string, most int) {
 	if i == noLead || s.on[i] == nil || s.on[i].Free() || s.on[i].Shared() {
 		return "", 0
@@ -240,7 +240,7 @@ func (s survey) unheld() bool {
 		return true
 	}
 
-	most, count := 0, map[string]int{} // how many nodes have each record in the caller's way
+	most, count := 0, map[string]int{} // count maps records in the caller's way to numbers of nodes
 	for _, f := range s.taken {
 		if s.joins(f) {
 			continue
@@ -255,8 +255,8 @@ func (s survey) unheld() bool {
 	return most+s.silent() < s.d.quorum()
 }
 
-// heldError returns the error for a key that s shows as held. If s shows no holder, RetryAfter is
-// the time until a quorum of nodes has no record.
+// heldError returns the error for a key that the survey s shows as held. If the survey shows no
+// holder, RetryAfter is the time until a quorum of nodes has no record.
 func (s survey) heldError() error {
 	if s.holder != nil {
 		return s.holder.Held()
@@ -270,9 +270,9 @@ func (s survey) heldError() error {
 	return s.taken[max(0, min(len(s.taken)-1, s.d.quorum()-s.free-1))].Held()
 }
 
-// survey asks the nodes about c.Key, until their answers show the holder, or show that the key has
-// none. After a quorum has answered, survey waits at most leadTimeout for the lead, and for answers
-// that decide whether there is a holder. So a node that hangs does not delay callers.
+// survey asks the nodes about c.Key, until their answers show whether there is a holder. After a
+// quorum has answered, survey waits at most the time leadTimeout for the lead, and for answers that
+// decide this. So a hanging node delays callers only that long.
 func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	return d.sum(d.query(ctx, []string{c.Key}, c.Timeout, func(all []report) time.Duration {
 		s := d.sum(all, 0, c.Shared)
@@ -286,9 +286,9 @@ func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	}), 0, c.Shared)
 }
 
-// clearSurvey is like survey, but for a caller that will not ask again. As long as late nodes leave
-// open whether there is a holder, it asks all nodes again, because a late node may be free, or a
-// record may be about to be released. It gives up after 160 ms, or later if nodes are slow.
+// clearSurvey is like survey, but for a caller that will not ask again. While late nodes may decide
+// whether there is a holder, it asks all nodes again, because a late node may be free, or a record
+// may be about to be released. It gives up after 160 ms, or later if nodes are slow.
 func (d *driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 	s, end := d.survey(ctx, c, noLead), time.Now().Add(max(8*leadTimeout, 4*d.patience()))
 	for pause := minSleep; s.reports < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause = min(2*pause, leadTimeout) {
@@ -301,9 +301,9 @@ func (d *driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 	return s
 }
 
-// Inspect reports the holder of key, whose record a quorum of the nodes has. The Status has no
-// Since and no Waiters, because records do not contain them. If the holder does not use hasp, the
-// Status has no Owner.
+// Inspect reports the holder of key, whose record a quorum of the nodes stores. The Status has no
+// Since and no Waiters, because records do not contain these values. If the holder does not use
+// hasp, the Status has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	s := d.sum(d.query(ctx, []string{key}, inspectTimeout, func(all []report) time.Duration {
 		switch s := d.sum(all, 0, false); {
@@ -326,8 +326,8 @@ func (s survey) status() (st backend.Status) {
 		st = s.holder.Status()
 	}
 
-	// Take the largest fence. A granted fence is on a majority, so one of these nodes has it,
-	// unless the node has lost its counter.
+	// Return the largest fence. A majority stores each granted fence, so one of the nodes that
+	// answered has it, unless that node has lost its counter.
 	for _, f := range s.on {
 		if f != nil {
 			st.Fence = max(st.Fence, f.Status().Fence)
@@ -345,7 +345,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	}
 	defer d.work.Done()
 
-	// Collect the attempts whose votes could arrive after the removal, which waits for them.
+	// Collect the attempts whose votes could arrive after the removal, which waits for these votes.
 	var voting []*attempt
 	d.mu.Lock()
 	for _, a := range d.attempts {

@@ -12,7 +12,7 @@ import (
 
 var _ backend.Lister = (*driver)(nil)
 
-// recordsAtOnce is how many keys List asks each node about in one pipeline.
+// recordsAtOnce is the number of keys about which List asks each node in one pipeline.
 const recordsAtOnce = 50
 
 // List yields the keys whose record a quorum of the nodes has, each key once. It scans one node
@@ -67,7 +67,7 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// joined asks all nodes about the given keys, and returns those that are held through hasp.
+// joined asks all nodes about keys, and returns an entry for each key that is held through hasp.
 func (d *driver) joined(ctx context.Context, some []redisstore.Candidate, timeout time.Duration) (entries []backend.Entry, err error) {
 	keys := make([]string, len(some))
 	for i, c := range some {

@@ -15,9 +15,9 @@ import (
 
 // markKey is the key of a node's mark. The mark names the run of the server (its run_id), and the
 // time from which that run votes. A server that was restarted or has lost its data may have
-// forgotten a vote. So it gets a new mark, and does not vote until the longest term of any caller
-// has passed, when every lease that it may have voted for has ended. The reply to each vote has the
-// mark and the run of the server that voted. See docs/redlock.md.
+// forgotten a vote. So the server receives a new mark, and does not vote until the longest term of
+// any caller has passed. At that time, every lease for which it may have voted has ended. Each vote
+// comes with the mark and the run of the server that voted. See docs/redlock.md.
 const markKey = "hasp:{redlock}:mark"
 
 const (
@@ -43,11 +43,11 @@ type standing struct {
 	identity
 	i         int       // the index of the node; only markNewSet uses it
 	asked     time.Time // a time just before the node was asked
-	answered  int64     // when the node answered, by its own clock in ms
+	answered  int64     // the node's time in ms when it answered
 	votesFrom time.Time // when the node may begin to vote, by our clock; zero if it may vote now
 }
 
-// marks has what the driver knows of one node's mark.
+// marks contains what the driver knows about one node's mark.
 type marks struct {
 	turn       chan struct{} // a mutex whose lock can time out; full while a caller asks the node
 	current    atomic.Pointer[standing]
@@ -60,14 +60,14 @@ func (m *marks) voting() bool {
 	return s != nil && !time.Now().Before(s.votesFrom)
 }
 
-// checkVote returns nil if the node's vote for the attempt a counts, and otherwise why it does not.
-// The vote was requested at the time began, and id came with the reply.
+// checkVote returns nil if the node's vote for the attempt a counts, and otherwise why it does not
+// count. The vote was requested at the time began, and the identity id came with the reply.
 func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began time.Time) error {
 	s := n.marks.current.Load()
 	_, longest, _ := timesOf(s.mark)
 	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longest {
-		// The run or mark in the reply is not that in s, or the node must wait for a longer term,
-		// which this driver has learned since then. Ask the node again.
+		// The reply has another run or mark than s, or the node must wait for a longer term, of
+		// which this driver has learned after it stored s. Ask the node again.
 		var err error
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
@@ -76,7 +76,7 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 		case s.run != id.run:
 			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
 		case s.mark != id.mark:
-			// Reject the vote, because the node may have lost the record since then.
+			// Reject the vote, because the node may have lost the record after it voted.
 			return fmt.Errorf("%s: has another mark than when it voted", n.name)
 		}
 	}
@@ -94,8 +94,8 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 	return nil
 }
 
-// refreshInBackground asks for the node's standing on a goroutine of its own, unless a goroutine is
-// already doing so.
+// refreshInBackground starts a goroutine that asks for the node's standing, unless such a goroutine
+// is already running.
 func (n *node) refreshInBackground(timeout time.Duration) {
 	if n.marks.refreshing.Swap(true) {
 		return
@@ -104,13 +104,13 @@ func (n *node) refreshInBackground(timeout time.Duration) {
 		defer n.marks.refreshing.Store(false)
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		_, _ = n.refreshMark(ctx, time.Now()) // if this fails, the next use asks again
+		_, _ = n.refreshMark(ctx, time.Now()) // if this fails, the next use of the node asks again
 	})
 }
 
 // refreshMark asks for the node's standing and marks the node. If another caller has asked after
-// the time in since, that answer is used. Only one caller asks at a time. Close cancels the call,
-// which takes no key.
+// the time that the argument since names, refreshMark returns that answer. Only one caller asks at
+// a time. Close may cancel the call, because it takes no key.
 func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -135,7 +135,7 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		return nil, n.nodeError(err, time.Since(s.asked))
 	}
 
-	// Check and store with mu held. So if two nodes are one server, the second finds the first.
+	// Hold d.mu for both steps, so that if two nodes are one server, the second finds the first.
 	n.d.mu.Lock()
 	other := n.d.impostor(n, s.run)
 	if other == nil {
@@ -146,13 +146,13 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 	case other != nil:
 		return nil, sameServerError{n.name, other.name}
 	case !n.marks.voting():
-		// When the wait has ended, write this into the mark, unless Close has begun.
+		// When the node's wait has ended, update the mark, unless Close has begun.
 		time.AfterFunc(time.Until(s.votesFrom), func() { n.refreshInBackground(inspectTimeout) })
 	}
 	return s, nil
 }
 
-// updateMark writes or keeps the node's mark, and completes s. The caller holds marks.turn.
+// updateMark writes or keeps the node's mark, and completes s. The caller holds n.marks.turn.
 func (n *node) updateMark(ctx context.Context, s *standing) error {
 	// If the wait has ended by our clock, it has ended for every driver, even if the mark names a
 	// later time because the node's clock was ahead when the mark was made.
@@ -173,7 +173,7 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 }
 
 // timesOf returns the time from which a mark lets its run vote, and the longest term that the mark
-// names, both in ms. ok is false if there is no mark.
+// names, both in ms. The result ok is false if there is no mark.
 func timesOf(mark string) (from, longest int64, ok bool) {
 	fields := strings.Fields(mark)
 	if len(fields) != 3 {
@@ -190,8 +190,8 @@ func runOfMark(mark string) string {
 	return run
 }
 
-// raiseLongestTTL raises d.longestTTL to the given term in ms, unless it is higher. The driver
-// learns longer terms from marks. A node that has lost its own mark must wait for these terms too.
+// raiseLongestTTL raises d.longestTTL to at least the given term in ms. The driver learns longer
+// terms from marks. A node that has lost its own mark must wait for these terms too.
 func (d *driver) raiseLongestTTL(longest int64) {
 	for {
 		old := d.longestTTL.Load()
@@ -202,20 +202,20 @@ func (d *driver) raiseLongestTTL(longest int64) {
 	}
 }
 
-// runOf returns the run of the server that a reply to INFO names. If a server other than Redis
-// names no run, its restart is noticed only if it loses its data.
+// runOf returns the run that a server's reply to INFO names. Some servers other than Redis name no
+// run. The restart of such a server is noticed only if the server loses its data.
 func runOf(info any) string { return cmp.Or(redisstore.InfoField(info, "run_id"), unknownRun) }
 
-// writeMark writes to any node, or only to a node that already has a mark.
+// These values tell writeMark to write to any node, or only to a node that already has a mark.
 const (
 	anyNode    = "0"
 	onlyMarked = "1" // the script does not write to a node without a mark
 )
 
-// writeMark gives the node a mark, or keeps the mark that the node has, and completes s. The node
-// votes at once if its run is that in s and its clock is before atOnceUntil, in ms. It also votes
-// at once if it keeps its mark, and the mark equals waited, because the wait of that mark has
-// ended.
+// writeMark gives the node a mark, or keeps the mark that the node has, and completes the standing
+// s. The node votes at once if its run is that in s and its clock is before the time atOnceUntil,
+// in ms. The node also votes at once if it keeps its mark, and this mark equals the argument
+// waited, because the wait of that mark has ended.
 func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceUntil int64, waited string) error {
 	durable := "0"
 	if n.d.opts.Durable {
@@ -228,9 +228,9 @@ func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceU
 		Args: []string{strconv.FormatInt(n.d.longestTTL.Load(), 10), durable, s.run, strconv.FormatInt(atOnceUntil, 10), waited, which},
 	}
 
-	// Try one time more than the pool can have connections, because after a restart they are all
-	// dead, although the node answers on new ones. If the script runs twice, the second run keeps
-	// the mark.
+	// Try one time more than the pool can have connections, because all old connections are dead
+	// after a restart, although the node answers on new ones. If the script runs twice, the second
+	// run keeps the mark.
 	for tries := 1; ; tries++ {
 		began := time.Now()
 		reply, err := n.store.Run(ctx, markScript, call)
@@ -270,8 +270,8 @@ func (n *node) completeStanding(s *standing, reply any) error {
 }
 
 // markNewSet marks all nodes that answer, if the set is new. A set is new if a majority of its
-// nodes answers, and none of these has a mark. If the set does not look new, but n has no mark,
-// markNewSet asks once more after a pause, because another process may be marking the set.
+// nodes answers, and none of these nodes has a mark. If the set does not look new, but n has no
+// mark, markNewSet asks once more after a pause, because another process may be marking the set.
 func (d *driver) markNewSet(ctx context.Context, n *node) {
 	select {
 	case d.markTurn <- struct{}{}:
@@ -287,8 +287,8 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 	defer cancel()
 
 	for first := true; ; first = false {
-		// The element of a node in all stays nil if the node has a mark, returns an error, or does
-		// not answer within half of the time that is left.
+		// In the slice all, the element of a node stays nil if the node has a mark, returns an
+		// error, or does not answer within half of the time that is left.
 		end, _ := ctx.Deadline()
 		within, stop := context.WithTimeout(ctx, time.Until(end)/2)
 		all := make([]*standing, len(d.nodes))
@@ -317,9 +317,9 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 		if all[n.i] == nil {
 			return
 		}
-		// A majority of nodes, all with marks, has voted for each live lock. So if a majority
-		// answers, none with a mark, there is no live lock, or some of the nodes that voted for the
-		// lock have lost their data.
+		// A majority of nodes, which all had marks, has voted for each holder. Suppose that a
+		// majority answers, and no node of it has a mark. Then no key is held, or some of the nodes
+		// that voted for a holder have lost their data.
 		if unmarked >= d.quorum() && marked == 0 {
 			gather(ctx, d, func(n *node) error {
 				if s := all[n.i]; s != nil {
@@ -343,7 +343,7 @@ func (d *driver) markNewSet(ctx context.Context, n *node) {
 }
 
 // impostor returns a node other than n that has the given run, or whose mark names this run. If
-// there is one, n's address leads to that node's server, whose answers must not count for n.
+// there is one, the address of n leads to that node's server, whose answers must not count for n.
 func (d *driver) impostor(n *node, run string) *node {
 	if d.opts.AllowUnsafeNodes || run == "" || run == unknownRun {
 		return nil

@@ -21,7 +21,7 @@ import (
 
 // probeEvery is the shortest time between two calls to a suspect node, so that callers rarely wait
 // for that node. A node is suspect if a call to it has timed out, or if it refuses or closes every
-// connection. But callers ask a node that refuses connections at any time if a quorum needs it.
+// connection. But if a quorum needs a node that refuses connections, callers ask it at any time.
 const probeEvery = 200 * time.Millisecond
 
 // node is one of the masters.
@@ -30,10 +30,10 @@ type node struct {
 	i       int // the index in d.nodes
 	store   *redisstore.Store
 	name    string       // as the store's errors name it
-	latency atomic.Int64 // smoothed time of an answer in ns; 0 if unknown, so that the node cannot lead
+	latency atomic.Int64 // smoothed answer time in ns; 0 means unknown, and then the node cannot lead
 	marks   marks
 
-	cleanups map[string]*cleanup // releases to be repeated, by record or token; d.mu guards it
+	cleanups map[string]*cleanup // releases to be repeated, by record or token; d.mu guards this map
 
 	mu           sync.Mutex // guards the fields below
 	suspectSince time.Time  // when the first call without an answer began; zero if the node is not suspect
@@ -61,7 +61,7 @@ func (n *node) admit() error {
 }
 
 // suspicion returns why the node is suspect, or nil if it is not. It also reports whether the
-// suspect node hangs. Otherwise the suspect node refuses connections.
+// suspect node hangs. A suspect node that does not hang refuses connections.
 func (n *node) suspicion() (why error, hangs bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -90,7 +90,7 @@ func (n *node) needed() bool {
 	return voting < n.d.quorum()
 }
 
-// observe records the outcome of a call with the context ctx that was sent at the time began.
+// observe records the outcome of a call, which had the context ctx and was sent at the time began.
 func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	var timeout net.Error // the deadline of a connection may pass a moment before that of ctx
 	late := err != nil && (ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout())
@@ -175,8 +175,8 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 
 	err := n.admit()
 	if err == nil && n.marks.current.Load() == nil {
-		// Load the mark before the vote, because checkVote compares the vote with it. An old mark
-		// will do.
+		// Load the mark before the vote, because checkVote compares the vote with the mark. An old
+		// mark will do.
 		_, err = n.refreshMark(ctx, time.Time{})
 	}
 	if err == nil && !a.active() {
@@ -190,8 +190,8 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 	began := time.Now()
 	v, fence, id, err := n.sendAcquire(ctx, a)
 	n.observe(ctx, began, err)
-	// Settle before checkVote, which may call the node again, because a Release may wait for the
-	// outcome of the vote.
+	// Call settle before checkVote, which may call the node again, because a Release may wait for
+	// the outcome of the vote.
 	a.settle(n.i, v, fence)
 
 	switch {

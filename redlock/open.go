@@ -22,8 +22,8 @@ var (
 )
 
 const (
-	// connections is the largest number of connections to a node. It is high, so that calls to a
-	// slow node do not wait for a connection.
+	// connections is the largest number of connections to a node. The number is high, so that calls
+	// to a slow node do not wait for a connection.
 	connections = 256
 
 	// openGrace is how long Open waits for the other nodes once a quorum has answered.
@@ -74,7 +74,7 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// nodeURLs returns the URL and the address of each node that is named in lists.
+// nodeURLs returns the URL and the address of each node in the given lists.
 func nodeURLs(lists []string) (nodes, names []string, err error) {
 	for _, list := range lists {
 		urls, err := redisstore.Nodes(list)
@@ -92,8 +92,8 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 	return nodes, names, nil
 }
 
-// nodeParams returns the parameters for one node. Only the nodes with TLS get the parameters of
-// TLS. If no node has TLS, all nodes get them, so that redisstore returns an error.
+// nodeParams returns the parameters for one node. Only the nodes with TLS receive the parameters of
+// TLS. If no node has TLS, all nodes receive these parameters, so that redisstore returns an error.
 func nodeParams(node string, all []string, p map[string]string) map[string]string {
 	secure := func(node string) bool { return strings.HasPrefix(node, "rediss://") }
 	params := map[string]string{}
@@ -133,8 +133,8 @@ func options(p map[string]string) (*Options, error) {
 	return o, nil
 }
 
-// probe asks all nodes at once. When a quorum has answered without an error, probe waits at most
-// openGrace for the other nodes, and returns nil. The call to a late node continues after that.
+// probe asks all nodes at once. When a quorum has answered without an error, it waits at most the
+// time openGrace for other nodes, and returns nil. The call to a late node continues after that.
 func (d *driver) probe(ctx context.Context, probes []func(context.Context) error) error {
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {

@@ -16,10 +16,10 @@ import (
 // The lead refuses a free key to a caller if another caller has waited longer. A release wakes the
 // first waiter of the queue, and all readers, which do not stand in the queue.
 //
-// The order is not guaranteed, because the queue can only make the lead vote no. Some callers do
-// not stand in it, and may get the key first: callers that chose another lead, callers that have
-// met no contention, and redsync. When the lead changes, waiters keep their order, because each
-// waiter tells the new lead how long it has waited.
+// The order is not guaranteed, because the queue can only let the lead refuse a caller. Some
+// callers do not stand in the queue, and may acquire the key first: callers that chose another
+// lead, callers that have met no contention, and redsync. When the lead changes, waiters keep their
+// order, because each waiter tells the new lead how long it has waited.
 //
 // Other designs were worse. Without a queue, a release woke all waiters, which cost 100 to 180
 // commands for each hold with 64 Clients. Queues on several nodes could disagree on the first
@@ -36,7 +36,7 @@ func queueKeys(key string) []string {
 	return []string{redisstore.DerivedKey("turns", key), redisstore.DerivedKey("looks", key), redisstore.DerivedKey("waits", key)}
 }
 
-// queueState has what the lead learns about the caller, and the lead's answer.
+// queueState contains what the lead learns about the caller, and the lead's answer.
 type queueState struct {
 	waiter string    // the name in the queue; empty for a caller that does not queue
 	since  time.Time // when the waiter arrived
@@ -48,11 +48,11 @@ type queueState struct {
 // These are the answers of the lead. queue.lua returns the number of a refusal minus one.
 const (
 	unanswered  int32 = iota
-	behind            // no, and another caller has waited longer
-	next              // no, and no other caller has waited longer
+	behind            // the lead votes no, and another caller has waited longer
+	next              // the lead votes no, and no other caller has waited longer
 	behindFree        // like behind, but the key is free on the lead
 	nextReaders       // like next, and readers hold the key on the lead
-	leadYes           // yes, and the waiter has left the queue
+	leadYes           // the lead votes yes, and the waiter has left the queue
 )
 
 // sendPlain asks for a vote by plain commands, which cost the server less than a script. The
@@ -72,7 +72,7 @@ func (n *node) sendPlain(ctx context.Context, a *attempt) (v vote, id identity, 
 	case set.Err != nil:
 		return voteAfter(set.Err), id, set.Err
 	case set.Value == nil:
-		return no, id, nil // a no counts whatever the mark is, because a no gives the key to nobody
+		return no, id, nil // the vote no counts whatever the mark is, because it gives the key to nobody
 	case set.Value != "OK":
 		return unknown, id, n.store.Unexpected(set.Value)
 	case get.Err != nil || last.Err != nil:
@@ -83,7 +83,7 @@ func (n *node) sendPlain(ctx context.Context, a *attempt) (v vote, id identity, 
 
 // sendAcquire sends the commands or the script that take the key. It returns the vote, the proposed
 // fence if the claim is fenced, and the identity of the server that voted. The script for the lead
-// also keeps the queue. A reader has no lead.
+// also maintains the queue. A reader has no lead.
 func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
 	if !a.c.Fenced && !a.c.Shared && n.i != a.lead {
 		v, id, err = n.sendPlain(ctx, a)
@@ -151,8 +151,8 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	return unknown, 0, id, n.store.Unexpected(reply)
 }
 
-// refuses stores a node's answer to a refused caller in a.place. It returns false if this is no
-// answer of the script.
+// refuses stores in a.place what a node has answered to a caller that it refused. The result is
+// false if the script never answers this.
 func (n *node) refuses(a *attempt, says []any) bool {
 	p := a.place
 	if n.i != a.lead {
@@ -163,7 +163,7 @@ func (n *node) refuses(a *attempt, says []any) bool {
 		if len(says) != 1 || !a.c.Shared || rest <= 0 {
 			return false
 		}
-		// Several nodes may set intent at once. Any of their values will do, because a writer
+		// Several nodes may set p.intent at once. Any of their values will do, because a writer
 		// repeats all of its intents.
 		p.intent.Store(rest)
 		return true

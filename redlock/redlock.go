@@ -1,6 +1,6 @@
 // Package redlock implements locks on several independent Redis masters. A caller holds a key if a
-// quorum, more than half of the nodes, has the caller's record
-// (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/).
+// quorum, more than half of the nodes, stores the caller's record. See
+// https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/.
 //
 // # Guarantees
 //
@@ -13,8 +13,8 @@
 // may have forgotten a vote. The nodes of a new set vote at once. If a majority of the nodes
 // answers, and all of these nodes have lost their data, the set counts as new.
 //
-// Each holder gets a larger fence than the holder before it, unless a node has lost its counter,
-// and the nodes' clocks also differ by more than the time between the two holds.
+// Each holder receives a larger fence than the holder before it, unless a node has lost its
+// counter, and the nodes' clocks also differ by more than the time between the two holds.
 //
 // # Limits
 //
@@ -22,17 +22,17 @@
 // operators delete keys or Redis evicts them, or if two servers answer at the address of one node.
 // In these cases, only the fence protects the resource. See docs/redlock.md.
 //
-// Waiters usually, but not always, get the key in the order in which they began to wait. TryLock
-// may report a free key as held while other callers wait for the key, and for a second after the
-// last waiter has died.
+// Waiters usually, but not always, acquire the key in the order in which they began to wait.
+// TryLock may report a free key as held while other callers wait for the key, and for a second
+// after the last waiter has died.
 //
 // # Cost
 //
 // Each call goes to all nodes at once. It takes one round trip to lock a free key, and one to
-// unlock it. For both together, each node executes five commands, counting those inside scripts, or
-// six if the program passed its own clients. If other callers wanted the key within the last
-// second, one node is asked first, which takes one more round trip. A fence takes one more round
-// trip, and so does finding the holder of a held key. All waiters of a Client share one extra
+// unlock it. For these two calls together, each node executes five commands, counting those inside
+// scripts, or six if the program passed its own clients. If other callers wanted the key within the
+// last second, one node is asked first, which takes one more round trip. A fence takes one more
+// round trip, and so does finding the holder of a held key. All waiters of a Client share one extra
 // connection to each node. Renewals are sent in batches.
 //
 // # URL
@@ -60,10 +60,10 @@
 // A lock is a string on each node, under the key itself. Its value is token#owner, or token~n#owner
 // for a later attempt. If hasp.WithMinHold keeps the key after Unlock, the value begins with kept-.
 // A shared lock is a sorted set with a member in this form for each holder. The member's score is
-// the end of the holder's term in ms by the node's clock. hasp and redsync exclude each other on
-// the same nodes. A key with any other value counts as held on its node, and so does a set that
-// never expires. A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
-// instead. The other keys, and the channels that a release publishes to, are
+// the time in ms, on the node's clock, at which the holder's term ends. hasp and redsync exclude
+// each other on the same nodes. A key with any other value counts as held on its node, and so does
+// a set that never expires. A user's key that begins with "hasp:{" is stored under
+// hasp:{tag}:lock:key instead. The other keys, and the channels that a release publishes to, are
 //
 //	hasp:{tag}:fence:key           the fence counter, a string
 //	hasp:{tag}:intent:key          the intent of a waiting writer, which keeps out new readers
@@ -106,16 +106,16 @@ var errClosed = errors.New("redlock: driver is closed")
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
 type Options struct {
-	// Client has the options of the Client that New returns. NewDriver ignores it.
+	// Client contains the options of the hasp.Client that New returns. NewDriver ignores them.
 	Client hasp.Options
 
 	// MaxTTL is the longest term that any caller may ask for. Lock and Extend refuse a longer one.
 	// A node that was restarted or has lost its data does not vote until this time has passed. The
-	// default is two minutes, the minimum is backend.MinTTL. A min hold may be longer, but if a
-	// majority of the nodes lose their data meanwhile, even one by one, the key is free early.
+	// default is two minutes, the minimum is backend.MinTTL. The time of hasp.WithMinHold may be
+	// longer, but if most nodes lose their data meanwhile, even one by one, the key is free early.
 	MaxTTL time.Duration
 
-	// FenceTTL is how long a node keeps the fence counter of a key after its last fenced hold was
+	// FenceTTL is how long a node keeps a key's fence counter after the key's last fenced hold was
 	// taken or renewed. When the counter is gone, fences still grow as long as the servers' clocks
 	// advance. The default is 30 days, and the minimum is a millisecond.
 	FenceTTL time.Duration
@@ -140,12 +140,12 @@ type driver struct {
 
 	work       sync.WaitGroup     // goroutines and calls that Close waits for
 	closing    context.Context    // done when Close begins; no work begins after that
-	beginClose context.CancelFunc // ends closing
+	beginClose context.CancelFunc // cancels the context closing
 
 	// mu guards the fields below, and the fields of attempts and nodes whose comments say so.
 	mu       sync.Mutex
 	attempts map[string]*attempt // by token
-	sweepAt  int                 // register removes expired attempts when there are so many attempts
+	sweepAt  int                 // the number of attempts at which register removes the expired attempts
 	wants    map[string]*rivalry // by key
 }
 
@@ -158,9 +158,9 @@ func init() { hasp.Register("redlock", openConfig, params...) }
 
 // New returns a Client that keeps its locks on several masters, each with a Redis client of its
 // own. Close does not close the Redis clients. Their settings apply, except that hasp's commands
-// are not retried. The error is hasp.ErrInvalid if one is nil, a redis.ClusterClient or a
-// redis.Ring, or if o is out of range. Unless o.AllowUnsafeNodes is set, it is also ErrInvalid if
-// there are fewer than three, an even number, or two with the same address.
+// are not retried. The error is hasp.ErrInvalid if a Redis client is nil, a redis.ClusterClient or
+// a redis.Ring, or if o is out of range. Unless o.AllowUnsafeNodes is set, it is also ErrInvalid if
+// there are fewer than three Redis clients, an even number, or two with the same address.
 func New(clients []goredis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(clients, o)
@@ -198,8 +198,8 @@ func NewDriver(clients []goredis.UniversalClient, o *Options) (backend.Driver, e
 	return d, nil
 }
 
-// newDriver returns a driver over stores. names has the address of each node, or "" if the address
-// is not known.
+// newDriver returns a driver over stores. The argument names contains the address of each node, or
+// "" if the address is not known.
 func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver, error) {
 	o = cmp.Or(o, &Options{})
 	d := &driver{
@@ -266,8 +266,8 @@ func (d *driver) Traits() backend.Traits {
 // quorum is the smallest majority of the nodes.
 func (d *driver) quorum() int { return len(d.nodes)/2 + 1 }
 
-// checkTTL returns an error if ttl is longer than MaxTTL. A restarted node votes again after
-// MaxTTL, so all leases must have ended by then.
+// checkTTL returns an error if ttl is longer than MaxTTL. A restarted node votes again when MaxTTL
+// has passed, so all earlier leases must have ended at that time.
 func (d *driver) checkTTL(ttl time.Duration) error {
 	if ttl > d.opts.MaxTTL {
 		return fmt.Errorf("%w: a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs", backend.ErrInvalid, ttl, d.opts.MaxTTL)
@@ -277,9 +277,9 @@ func (d *driver) checkTTL(ttl time.Duration) error {
 
 // Acquire takes c.Key if it is free on a quorum of the nodes. For a shared claim, a node with a
 // shared record also counts as free. Acquire asks all nodes at once, unless the claim is exclusive
-// and other callers wanted the key within the last second. If so, it first asks one node, the lead,
-// which refuses even a free key if other callers wait for it. Acquire does not wait for the key,
-// but asks a few times if only the queue refused it, or if no caller seems to hold the key.
+// and other callers wanted the key within the last second. In that case, it first asks only one
+// node, the lead, which refuses even a free key if other callers wait for the key. Acquire does not
+// wait, but asks a few times if only the queue refused it, or if no caller seems to hold the key.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	// Rivals that ask the same node first do not split the votes. Readers need no lead, because
 	// they do not exclude each other.
@@ -293,7 +293,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	number := 1
 	for pause := minSleep; p.answer.Load() == behindFree && isHeld(err) && pause < leadTimeout; pause *= 2 {
 		// Only the queue has refused the key, which is free on the lead. Ask again, because the
-		// first waiter may be about to take the key, or may have had it and still be in the queue.
+		// first waiter may be about to take the key, or may have held it and still be in the queue.
 		doze(ctx, pause)
 		p = &queueState{}
 		g, err = d.tryAcquire(ctx, c, number, lead, p)
@@ -313,13 +313,13 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		case s.holder != nil && !s.joins(*s.holder), !s.unheld(), round == maxRounds:
 			return backend.Grant{}, s.heldError()
 		case p.answer.Load() == behind:
-			// Give up, because other callers wait for the key, and one of them gets it next.
+			// Give up, because one of the callers that wait for the key receives it next.
 			return backend.Grant{}, s.heldError()
 		}
 
 		// Ask again, because the records that blocked this attempt, such as a rival's votes, are
-		// about to be released. If only the queue refused the attempt, the first waiter has left
-		// the free key alone, so that waiter has probably died. If several rivals ask again at
+		// about to be released. If only the queue refused the attempt, the first waiter has not
+		// taken the free key, so that waiter has probably died. If several rivals ask again at
 		// once, one of them nearly always wins.
 		g, err = d.tryAcquire(ctx, c, number, noLead, p)
 		number++
@@ -362,7 +362,7 @@ func (d *driver) beginWork() bool {
 
 // Close waits at most 3 s for the commands in flight, and for the release of the records that these
 // commands leave on nodes. A record that stays would block its key for a term. Close then closes
-// the connections of waiters, and all connections of a driver that was opened by URL.
+// the connections of waiters and, if the driver was opened by URL, all other connections.
 func (d *driver) Close() error {
 	d.mu.Lock()
 	d.beginClose() // after this, only goroutines that d.work counts add to d.work

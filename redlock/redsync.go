@@ -14,8 +14,8 @@ import (
 )
 
 // An attempt uses a mutex of redsync, which asks all nodes at once, counts votes up to a quorum,
-// and checks the rest of the term. Only redsync decides whether an attempt wins. But it does not
-// know that a quorum has become impossible, that a node must not vote, or that the outcome of a
+// and checks the rest of the term. Only redsync decides whether an attempt wins. But redsync does
+// not know that a quorum has become impossible, that a node must not vote, or that the outcome of a
 // call is unknown. So the ballot counts the same votes, and ends an attempt that cannot win.
 
 // redsyncPool stands for a node in one operation of redsync, which calls the function instead of
@@ -53,23 +53,23 @@ func (a *attempt) redsyncMutex() *redsync.Mutex {
 // Get returns a connection for one call.
 func (p redsyncPool) Get(context.Context) (redis.Conn, error) { return redsyncConn{take: p}, nil }
 
-// redsyncConn is one call. It has the methods of redis.Conn that TryLock uses.
+// redsyncConn stands for one call. It implements the methods of redis.Conn that TryLock uses.
 type redsyncConn struct {
-	redis.Conn // nil: the other methods are not called
+	redis.Conn // nil, because redsync calls no other methods
 	take       redsyncPool
 }
 
 func (c redsyncConn) SetNX(string, string, time.Duration) (bool, error) { return c.take() }
 
-// Eval does nothing. A Mutex that gives up calls it to release the key, but the driver does that
-// itself.
+// Eval does nothing. A Mutex that gives up calls Eval to release the key, but the driver itself
+// releases the key.
 func (redsyncConn) Eval(*redis.Script, ...any) (any, error) { return int64(0), errNotAsked }
 
 func (redsyncConn) Close() error { return nil }
 
-// outage returns the error of a call without a quorum. It is a *multierror.Error with one error for
-// each node that does not vote. Each error names its node. errs has one element for each node,
-// which is nil if the node voted.
+// outage returns the error of a call that has no quorum. It is a *multierror.Error with one error
+// for each node that does not vote. Each error names its node. The argument errs contains one
+// element for each node, which is nil if the node voted.
 func outage(errs []error) error {
 	n := len(errs)
 	m := &multierror.Error{ErrorFormat: func(errs []error) string {

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// firstRetry is the pause before the first round of a node's clean-ups. It doubles after each
-	// round that the node does not answer.
+	// firstRetry is the pause before the first round of a node's clean-ups. The pause doubles after
+	// each round that the node does not answer.
 	firstRetry = 50 * time.Millisecond
 
 	// cleanupsAtOnce is the largest number of clean-ups that are sent to one node at once.
@@ -22,8 +22,8 @@ const (
 
 // Release removes the record of c.Token from all nodes, and publishes the release. It returns as
 // soon as a quorum has answered. After a hold of half a second or more, it also waits for the lead.
-// The calls to the other nodes continue. Until c.KeepUntil, if it is set, the key stays taken
-// on each node, by a record without a holder. A node that does not answer keeps the old record.
+// The calls to the other nodes continue. If c.KeepUntil is set, the key stays taken on each node
+// until that time, by a record without a holder. A node that does not answer keeps the old record.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	a, err := d.beginRelease(c)
 	if err != nil {
@@ -34,8 +34,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	lead := noLead
 	if a != nil && time.Since(a.began) >= wantedFor/2 {
 		// Also wait for the lead, whose reply says whether callers wait. During a long hold, this
-		// driver forgets that callers wait. If the holder then locks the key again at once, it
-		// could overtake them each time.
+		// driver forgets that callers wait. If the holder then locks the key again at once, the
+		// holder could overtake these callers each time.
 		lead = d.leader(c.Key)
 	}
 	prefix := c.Token
@@ -47,8 +47,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	// continue, so that all nodes release the record.
 	err = d.poll(ctx, lead, func(n *node) (vote, error) { return n.releaseHold(c, a, call) })
 	if err == nil && a != nil && a.again {
-		// Let renewals of the token fail. Otherwise, late votes for an earlier attempt and nodes
-		// that have not answered this release could together be a quorum for a renewal.
+		// Make all later renewals of the token fail. Otherwise, late votes for an earlier attempt
+		// and nodes that have not answered this release could together be a quorum for a renewal.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		a.forgetLocked()
@@ -56,9 +56,9 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// beginRelease prevents further repairs of c's hold, and returns the attempt that took the hold. If
-// this driver does not know the hold, the attempt is nil, and each node must search for the records
-// of the token. beginRelease counts the Release as work.
+// beginRelease prevents further repairs of the hold of c, and returns the attempt that took the
+// hold. If this driver does not know the hold, the attempt is nil, and each node must search for
+// the records of the token. The Release then counts as work.
 func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -79,9 +79,9 @@ func (d *driver) beginRelease(c backend.Claim) (*attempt, error) {
 	return a, nil
 }
 
-// releaseHold waits for the commands in flight for c on the node, and then runs call, which
-// releases c there. If the outcome is unknown, a goroutine repeats the release. The attempt a is
-// nil if the driver does not know the hold.
+// releaseHold waits for the commands in flight for c on the node, and then sends the given call,
+// which releases the hold of c there. If the outcome is unknown, a goroutine repeats the release.
+// The attempt a is nil if the driver does not know the hold.
 func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (vote, error) {
 	r := &cleanup{c: c, call: call, answers: 1, until: time.Now().Add(c.TTL + c.Timeout)}
 	if a != nil {
@@ -110,17 +110,17 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 
 // cleanup is the release of one record on one node. A command of unknown outcome may write the
 // record after the first release. So the node must also answer a second release, which is sent a
-// Timeout later. By then, the connection of that command is dead, so the record cannot return.
+// Timeout later. At that time, the connection of that command is dead, so the record cannot return.
 type cleanup struct {
 	c       backend.Claim
-	call    redisstore.Call // of release.lua
+	call    redisstore.Call // a call of release.lua
 	answers int             // how many releases must still be answered; the driver's mu guards it
 	due     time.Time       // when the next release may be sent
 	until   time.Time       // when the record will have expired on the node
 }
 
-// cleanUp sends a release. If the node must answer another release of r after that, r joins the
-// node's clean-ups. Close waits for r in any case, because the caller counts as work.
+// cleanUp sends the release r. If the node must answer another release after that, r is added to
+// the node's clean-ups. Close waits for r in any case, because the caller counts as work.
 func (n *node) cleanUp(r *cleanup) error {
 	err := n.try(r, false)
 
@@ -140,8 +140,8 @@ func (n *node) cleanUp(r *cleanup) error {
 	return err
 }
 
-// try sends a release, unless the node is suspect. If last is true, it asks even a suspect node,
-// because perhaps only one connection was dead.
+// try sends a release, unless the node is suspect. If the argument last is true, it asks even a
+// suspect node, because perhaps only one connection was dead.
 func (n *node) try(r *cleanup, last bool) error {
 	if !last {
 		if err := n.admit(); err != nil {
@@ -156,7 +156,7 @@ func (n *node) try(r *cleanup, last bool) error {
 
 	reply, err := n.send(r.c.Timeout, releaseScript, call)
 	// A reply above 1 says that other callers wait for the key. Let this driver's next Acquire ask
-	// the lead first, so that it does not overtake them.
+	// the lead first, so that this Acquire does not overtake these callers.
 	if waiters, ok := reply.(int64); ok && waiters > 1 {
 		n.d.refused(r.c.Key)
 		reply = int64(1)
@@ -172,8 +172,8 @@ func (n *node) try(r *cleanup, last bool) error {
 	return err
 }
 
-// repeatCleanups tries the node's clean-ups until none is left. Each node has at most one goroutine
-// that runs it.
+// repeatCleanups tries the node's clean-ups until none is left. For each node, at most one
+// goroutine runs this method.
 func (n *node) repeatCleanups() {
 	pause, left := firstRetry, true
 	for left {
@@ -204,8 +204,8 @@ func (n *node) repeatCleanups() {
 	}
 }
 
-// dueCleanups returns the clean-ups that are due, or all of them if last is true. It drops those
-// that are done or expired, and reports whether any are left for a later round.
+// dueCleanups returns the clean-ups that are due, or all clean-ups if the argument last is true. It
+// drops the clean-ups that are done or expired, and reports whether others remain for later.
 func (n *node) dueCleanups(last bool) (due []*cleanup, left bool) {
 	n.d.mu.Lock()
 	defer n.d.mu.Unlock()
@@ -222,8 +222,8 @@ func (n *node) dueCleanups(last bool) (due []*cleanup, left bool) {
 	return due, len(n.cleanups) > 0
 }
 
-// releaseCall returns the call of release.lua for c's records that begin with prefix. The script
-// publishes to channel, unless channel is empty.
+// releaseCall returns the call of release.lua for the records of c that begin with the given
+// prefix. The script publishes to the given channel, unless channel is empty.
 func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
 	args := []string{prefix, channel, c.Token, ""}
 	if c.Shared {

@@ -40,7 +40,7 @@ type flaw struct {
 // caller, that caller's attempt lasts at most one Timeout. So the attempt ends before the other
 // nodes of the quorum are free.
 type proof struct {
-	until time.Time // the record is there until then, if the node keeps its data
+	until time.Time // the time until which the node has the record, if it keeps its data
 	lost  time.Time // when the last renewal that did not find the record began
 }
 
@@ -63,7 +63,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	}
 
 	// End the ballots. Votes that arrive later must not lead to a repair, because another caller
-	// may hold the key by then. If Close has begun, no votes decide the ballots.
+	// may hold the key when they arrive. If Close has begun, no votes decide the ballots.
 	defer func() {
 		for _, r := range renewals {
 			r.ballot.decide(abandoned)
@@ -102,7 +102,7 @@ func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
 		return nil, backend.ErrLost
 	}
 	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now()}
-	// Raise expiry now, because some nodes may prolong their records even if the renewal fails.
+	// Raise a.expiry now, because some nodes may prolong their records even if the renewal fails.
 	if expiry := r.began.Add(c.TTL + c.Timeout); a != nil && expiry.After(a.expiry) {
 		a.expiry = expiry
 	}
@@ -138,8 +138,8 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 		cast(j, v, err)
 	})
 
-	// RunEach does not report calls that got no reply in time. Their outcome is unknown, so they do
-	// not count as a no.
+	// RunEach does not report calls that received no reply in time. The outcome of these calls is
+	// unknown, so they do not count as refusals.
 	for j := range renewals {
 		if !answered[j] {
 			cast(j, failed, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
@@ -147,8 +147,8 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 	}
 
 	// If a quorum has renewed a hold, repair this node if it lacks the record. If its record did
-	// not count, the record counts after this, if at least one Timeout of the term is left. Each
-	// ballot is decided in time, because all nodes vote within their Timeout.
+	// not count, the record will count from now on, if at least one Timeout of the term is left.
+	// Each ballot is decided in time, because all nodes vote within their Timeout.
 	for _, f := range flaws {
 		<-f.r.ballot.done
 		switch {
@@ -162,7 +162,7 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 }
 
 // renewed returns the vote that follows from the outcome of a renewal on the node. If the node does
-// not count for a hold that this driver took, renewed also returns the flaw.
+// not count for a hold that this driver took, the flaw says why.
 func (n *node) renewed(r *renewal, reply any, err error) (vote, flaw, error) {
 	if err != nil {
 		return failed, flaw{}, n.nodeError(err, r.c.Timeout)
@@ -194,9 +194,9 @@ func (a *attempt) proven(i int) bool {
 	return time.Now().Before(a.on[i].proof.until)
 }
 
-// prove notes that the record on node i counts until began+ttl, less the drift. It does nothing if
-// less time than spare is left until then, or if a renewal that began later did not find the
-// record.
+// prove notes that the record on node i counts until began+ttl minus the drift. It does nothing if
+// less than the duration spare is left until that time, or if a renewal that began later did not
+// find the record.
 func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
 	end := began.Add(ttl - backend.Drift(ttl))
 	a.d.mu.Lock()
@@ -230,8 +230,8 @@ func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisst
 
 // decodeRenewal decodes a reply of renew.lua to a call for c. It returns whether the node has the
 // hold, and if not, the node's time in ms. If the mark in the reply names another run than the
-// node's known mark, it returns an error, because the server of another node may have answered, and
-// would count twice. A new run that has the old mark is not noticed.
+// node's known mark, decodeRenewal returns an error, because the server of another node may have
+// answered, and would count twice. A new run that has the old mark is not noticed.
 func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64, err error) {
 	parts, _ := reply.([]any)
 	if len(parts) == 1 && parts[0] == int64(-1) {
@@ -266,7 +266,7 @@ func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64,
 }
 
 // repair writes a hold to the node. The record ends with the lease, however late the command
-// arrives, because the command names the end by the node's own clock.
+// arrives, because the command names the time on the node's own clock at which the record ends.
 func (n *node) repair(f flaw) {
 	d, r, a, ended := n.d, f.r, f.r.a, make(chan struct{})
 	end := r.began.Add(r.c.TTL - backend.Drift(r.c.TTL))
@@ -301,8 +301,8 @@ func (n *node) repair(f flaw) {
 		}
 		if err != nil && voteAfter(err) == unknown {
 			d.mu.Lock()
-			// The command may still arrive. Set mayArrive before ended is closed, because a Release
-			// that waits for ended then reads mayArrive.
+			// The command may still arrive. Set mayArrive before the channel ended is closed,
+			// because a Release that waits for this channel then reads mayArrive.
 			a.on[n.i].mayArrive = true
 			d.mu.Unlock()
 		}

@@ -7,7 +7,7 @@ import (
 
 const (
 	wantedFor = time.Second      // how long a key counts as contended after a refusal
-	maxWanted = 256              // the most keys that are remembered; callers of other keys may split votes or lose their order
+	maxWanted = 256              // the largest number of keys that are remembered; callers of other keys may split votes or lose their order
 	shunFor   = 10 * time.Second // how long a shunned node must not lead
 )
 
@@ -18,7 +18,7 @@ type rivalry struct {
 	until   time.Time         // when all nodes may lead again
 }
 
-// rivalsLocked returns the rivalry for a key. If there is none, it adds a new one.
+// rivalsLocked returns the rivalry for a key. If the key has no rivalry, it adds a new one.
 func (d *driver) rivalsLocked(key string) *rivalry {
 	r := d.wants[key]
 	if r == nil {
@@ -39,9 +39,9 @@ func (d *driver) refused(key string) {
 	d.rivalsLocked(key).at = time.Now()
 }
 
-// shun keeps node i from leading for the time shunFor. A node is shunned if its record blocks only
-// callers that ask this node first; if it lacks the holder's record, so that the release wakes no
-// waiter there; or if it cannot keep a queue.
+// shun prevents node i from leading for the time shunFor. A node is shunned if its record blocks
+// only callers that ask this node first; if it lacks the holder's record, so that the release wakes
+// no waiter there; or if it cannot keep a queue.
 func (d *driver) shun(key string, i int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -15,18 +15,18 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// These constants limit a waiter's sleeps between two calls of look. The longest is lookEvery.
+// These limit a waiter's sleeps between two calls of look. The longest sleep is lookEvery.
 const (
 	minSleep   = time.Millisecond
 	maxPoll    = 100 * time.Millisecond // the longest sleep of a waiter without a subscription
 	firstSleep = 50 * time.Millisecond  // the first sleep of the first waiter; it doubles with each look
 )
 
-// waiting is the state of one Wait.
+// waiting is the state of one call of Wait.
 type waiting struct {
 	d    *driver
 	c    backend.Claim
-	wake chan struct{} // signals a release; has room for one
+	wake chan struct{} // signals a release; has room for one signal
 
 	waiter string           // the name in the queue
 	began  time.Time        // when Wait began
@@ -43,8 +43,8 @@ type waiting struct {
 	trip   time.Duration      // how long the last look took
 
 	surveyed  time.Time // when all nodes were last asked
-	leftover  string    // what strayed saw on the lead at that time: its record, a text that names a record that it lacks, or empty
-	seenSince time.Time // since when leftover has been the same
+	leftover  string    // what strayed found on the lead at that time: the lead's record, a text about a record that the lead lacks, or empty
+	seenSince time.Time // the time since which leftover has been the same
 }
 
 // Wait queues on one node, the lead. It makes an attempt when a release there wakes this waiter,
@@ -86,8 +86,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return backend.Grant{}, ctx.Err()
 }
 
-// look makes one attempt. If the nodes refuse it, look asks all nodes for the holder, unless they
-// were asked recently. If there is no holder, look makes another attempt.
+// look makes one attempt. If the nodes refuse this attempt, all nodes are asked for the holder,
+// unless they were asked recently. If there is no holder, look makes another attempt.
 func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
 	lead := w.lead(ctx)
@@ -98,7 +98,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	case w.knows(began):
 		w.d.refused(w.c.Key)
 		if w.held != nil {
-			err = w.held // the answer of all nodes says more
+			err = w.held // the answers of all nodes say more
 		}
 	default:
 		w.d.refused(w.c.Key)
@@ -113,7 +113,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		case w.barred > 0:
 			// Make no attempt, because it would be refused too.
 		case strayed || w.leftover == "" && w.answer != behind:
-			// Make an attempt, because the lead shows no record, or one that blocks no quorum.
+			// Make an attempt, because the lead shows no record, or a record that blocks no quorum.
 			if lead = w.lead(ctx); s.shared(lead) {
 				lead = noLead // a shared record is left on the lead, but a quorum is free
 			}
@@ -127,14 +127,14 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		w.vain++
 		return g, err
 	}
-	// Count the term from before the nodes were asked, so that it ends here before it ends there.
+	// Count the term from w.asked, so that it ends here before it ends on the nodes.
 	g.Until = w.asked.Add(w.c.TTL - backend.Drift(w.c.TTL))
 	return g, nil
 }
 
 // knows reports whether a refusal by the lead is enough, because all nodes were asked recently. The
 // first waiter asks all nodes more often, to find out whether the lead's record has a quorum.
-// Asking all nodes also shows an outage of the others.
+// Asking all nodes also shows an outage of the other nodes.
 func (w *waiting) knows(now time.Time) bool {
 	recent := min(time.Second, w.c.Timeout/3)
 	if w.answer != behind && !w.c.Shared {
@@ -154,10 +154,10 @@ func (w *waiting) lead(ctx context.Context) int {
 	return lead
 }
 
-// stand moves the waiter to the node with the index lead. It leaves the old queue, and subscribes
-// on the new node. With noLead, it only leaves the queue. The next attempt takes a place in the new
-// queue, so that releases can wake the waiter. A reader has no place in the queue, and subscribes
-// to a channel for all readers of the key, because one release lets all of them in.
+// stand moves the waiter to the node with index lead. The waiter leaves the old queue, and
+// subscribes on the new node. If lead is noLead, it only leaves the queue. The next attempt takes a
+// place in the new queue, so that releases can wake the waiter. A reader has no place in the queue,
+// and subscribes to a channel for all readers of the key, because a release admits them all.
 func (w *waiting) stand(ctx context.Context, lead int) {
 	if w.queue == lead {
 		return
@@ -190,18 +190,18 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	})
 }
 
-// strayed finds out whether the lead has contradicted the other nodes for the time leadTimeout: its
-// record cannot have a quorum, or it has no record although it voted yes and another caller holds
-// the key. If so, strayed shuns the lead and returns true. It does not act at once, because a rival may be about to
-// ask the other nodes, or may have written its record after the lead answered.
+// strayed reports whether the lead has contradicted the other nodes for the time leadTimeout. That
+// is, its record cannot have a quorum, or it has no record, although it voted yes and another
+// caller holds the key. If so, strayed shuns the lead. It does not act at once, because a rival may
+// be about to ask the other nodes, or may have written its record after the lead answered.
 func (w *waiting) strayed(lead int, s survey) bool {
 	seen, odd := "", false
 	record, most := s.record(lead)
-	own := strings.HasPrefix(record, w.c.Token+"~") // the vote of w's last attempt, which the lead is about to release
+	own := strings.HasPrefix(record, w.c.Token+"~") // the record is the vote for w's last attempt, and will soon be released
 	if record != "" && !own {
 		seen, odd = record, most < w.d.quorum()
 	} else if lead != noLead && s.on[lead] != nil && (own || s.on[lead].Free()) && s.holder != nil && w.answer == leadYes {
-		seen, odd = "lacks a shared record", true // without its members, which may change
+		seen, odd = "lacks a shared record", true // the text does not name the members, which may change
 		if !s.holder.Shared() {
 			seen = "lacks " + s.holder.Record
 		}
@@ -217,7 +217,7 @@ func (w *waiting) strayed(lead int, s survey) bool {
 	return true
 }
 
-// attempt makes the nodes vote, with a record that no earlier attempt has had.
+// attempt asks the nodes to vote, with a record that no earlier attempt has had.
 func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) {
 	w.number++
 	w.asked = time.Now()
@@ -251,7 +251,7 @@ func (d *driver) leader(key string) int {
 	return noLead
 }
 
-// sleep returns when the next attempt is due, or when ctx is done.
+// sleep waits until the next attempt is due, or ctx is done.
 func (w *waiting) sleep(ctx context.Context) {
 	select {
 	case <-w.wake:
@@ -271,7 +271,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		longest = backend.SharedRetryEvery // each look repeats the intent
 	}
 
-	d := longest - rand.N(longest/6) // a random part shorter, but never longer, because only looks keep the place in the queue
+	d := longest - rand.N(longest/6) // subtract a random part, but never add one, because only looks keep the place in the queue
 	if w.answer != behind {
 		first := firstSleep
 		if w.answer == leadYes || w.c.Shared {
@@ -284,10 +284,10 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	}
 
 	if w.barred > 0 {
-		d = min(d, w.barred+minSleep) // only this wakes the reader if the writer has died
+		d = min(d, w.barred+minSleep) // only this limit wakes the reader if the writer has died
 	}
 
-	// The first waiter makes an attempt when the holder's term ends, as the last survey showed it.
+	// The first waiter makes an attempt when the holder's term ends according to the last survey.
 	if w.held != nil && w.answer != behind {
 		if left := w.held.RetryAfter - time.Since(w.surveyed); left > 0 {
 			d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
@@ -306,11 +306,11 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 
 // Readers do not stand in the queue. As long as new readers join, a quorum may never be free for a
 // writer. So if the first waiter waits for readers, each of its looks stores an intent on every
-// node. A node with an intent votes no for readers. In a trial, readers queued as well. Then they
-// got the key later, and writers got it no sooner.
+// node. A node with an intent refuses readers. In a trial in which readers queued as well, they
+// acquired the key later, and writers acquired it no sooner.
 
 // leaveIntent stores an intent on all nodes if this writer waits for readers. It does not wait for
-// their answers.
+// the nodes' answers.
 func (w *waiting) leaveIntent() {
 	if w.answer != nextReaders {
 		return

@@ -12,8 +12,8 @@
 //
 // It takes one round trip to lock a free key and one to unlock it. If the key is held, the first
 // attempt of a caller takes a second round trip, to learn the holder and the rest of the term.
-// Later attempts, and attempts with WithFence, take only one. While a key lingers
-// (hasp.WithLinger), one refused attempt takes one more, to ask the holder for a release. Renewals
+// Later attempts, and attempts with WithFence, take one round trip. While a key lingers
+// (hasp.WithLinger), one refused attempt takes another round trip, to ask for a release. Renewals
 // travel in batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
 //
 // However many Clients wait, together they make about eight attempts per hold, and the key is free
@@ -37,8 +37,8 @@
 // # Keys
 //
 // A lock is a string under the key itself. Its value is token~n#owner, and its time to live is the
-// term. n is how long the holder's Client waited for the key, in microseconds; Clients that wait
-// choose their pace by it. If hasp.WithMinHold keeps the key after an Unlock, the value is
+// term. The number n is how long the holder's Client waited for the key, in microseconds; Clients
+// that wait choose their pace by n. If hasp.WithMinHold keeps the key after an Unlock, the value is
 // kept-token~n#owner. Spring's RedisLockRegistry stores its locks in the same way. For keys with
 // the prefix "registry:", hasp and new RedisLockRegistry(connectionFactory, "registry") exclude
 // each other. A key with any other value counts as held.
@@ -131,7 +131,7 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	return redisstore.NewDriver("spinlock", rdb, o, newDriver)
 }
 
-// open makes the driver for hasp.Open.
+// The function open makes the driver for hasp.Open.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	o := Options{Registry: c.Params["registry"]}
 	var err error
@@ -178,13 +178,13 @@ var (
 	inspectScript = redisstore.NewScript(redisstore.Source(scripts, "inspect"))
 )
 
-// mark ends the token in a record, token~n#owner.
+// The constant mark follows the token in a record, token~n#owner.
 const mark = "~"
 
 // The function waited returns how long the writer of a record had waited, or 0 if not known.
 func waited(record string) time.Duration {
 	head, _, _ := strings.Cut(record, redisstore.Mark)
-	text := head[strings.LastIndex(head, mark)+1:] // the token of a hold that may linger has marks, too
+	text := head[strings.LastIndex(head, mark)+1:] // the token of a hold that may linger contains marks, too
 	n, err := strconv.ParseUint(text, 10, 48)      // in a value of another program, text may be anything
 	if err != nil {
 		return 0
@@ -204,7 +204,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.take(ctx, c, key, record)
 	}
 
-	// Without a fence use SET, which costs the server less than a script.
+	// If no fence is wanted, use SET, which costs the server less than a script.
 	reply, err := d.store.Send(ctx, key, true, "set", key, record, "px", redisstore.Millis(c.TTL), "nx")
 	switch {
 	case err != nil:
@@ -220,8 +220,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // take runs the script that takes the key. The same script makes the fence, so that a later hold
-// gets a larger fence. If the caller waits and readers hold the key, the script stores an intent.
-// If the key is free, the script removes any intent, even another caller's.
+// receives a larger fence. If the caller waits and readers hold the key, the script stores an
+// intent. If the key is free, the script removes any intent, even another caller's.
 func (d *driver) take(ctx context.Context, c backend.Claim, key, record string) (backend.Grant, error) {
 	call := redisstore.Call{Keys: []string{key}, Args: []string{record, redisstore.Millis(c.TTL), ""}}
 	if c.Fenced {
@@ -289,8 +289,8 @@ func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) err
 	return d.store.Recalls(ctx, id, f)
 }
 
-// Inspect returns the holders of key. Since is zero, because a record does not contain it. A holder
-// that does not use hasp has no Owner.
+// Inspect returns the holders of key. In the result, Since is zero, because a record does not
+// contain it. A holder that does not use hasp has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)
 }
@@ -305,7 +305,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	key = redisstore.LockKey(key)
 	removed, err := d.store.Do(ctx, "unlink", key) // a value of any type
 	if removed == int64(1) && d.registry != "" {
-		// Ignore the error of a user who may not publish: the key is free.
+		// Ignore the error of a user who may not publish, because the key is free.
 		_, _ = d.store.Send(ctx, key, false, "publish", d.channel(key), key)
 	}
 	return err

@@ -33,8 +33,8 @@ type Store struct {
 	url    string
 }
 
-// New returns a store in a namespace of the API server at server, such as https://10.0.0.1. client
-// adds the credentials: rest.HTTPClientFor of client-go makes such a client.
+// New returns a store in a namespace of the API server at the URL server, such as https://10.0.0.1.
+// The argument client adds the credentials: rest.HTTPClientFor of client-go creates such a client.
 func New(client *http.Client, server, namespace string) *Store {
 	return &Store{client, strings.TrimSuffix(server, "/") + "/apis/coordination.k8s.io/v1/namespaces/" + url.PathEscape(namespace) + "/leases"}
 }
@@ -46,7 +46,7 @@ func (s *Store) Limits() caslock.Limits {
 
 const (
 	record = "hasplock.github.io/record" // annotation: the value that the driver has written
-	wrote  = "hasplock.github.io/wrote"  // annotation: the id of the record's spec; see entry
+	wrote  = "hasplock.github.io/wrote"  // annotation: the id of the record's spec; see the method entry
 	label  = "hasplock.github.io/lock"
 )
 

@@ -118,8 +118,8 @@ func conflict(err error) error {
 	return err
 }
 
-// Watch makes a consumer for the changes of key. The library makes the consumer again after an
-// outage, and goes on after the last message that it has received.
+// Watch creates a consumer for the changes of key. The library creates it again after an outage,
+// and goes on after the last message that it has received.
 func (s *Store) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
 	own, cancel := context.WithCancel(context.Background())
 	defer context.AfterFunc(ctx, cancel)() // bounds only the call of Watch

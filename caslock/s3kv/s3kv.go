@@ -4,7 +4,7 @@
 // The store must obey If-None-Match and If-Match in PUT, and If-Match in DELETE, as general purpose
 // buckets of Amazon S3 do. caslock.New refuses a store that ignores one of them or answers 501 to
 // it, because a DELETE without a condition could remove a new hold. Use the bucket in only one
-// Region, without a Multi-Region Access Point, whose buckets check conditions each alone.
+// Region, without a Multi-Region Access Point, where each bucket checks conditions alone.
 //
 // Each poll costs money, so set hasp.Options.Backoff to some seconds. The program needs
 // s3:GetObject, s3:PutObject, s3:DeleteObject, and s3:ListBucket, without which S3 answers 403 for
@@ -84,7 +84,7 @@ func answer(err error) error {
 	if !errors.As(err, &api) {
 		return err
 	}
-	switch api.ErrorCode() { // the SDK makes a code from the status of an empty answer
+	switch api.ErrorCode() { // the SDK derives a code from the status of an empty answer
 	case "PreconditionFailed", "NoSuchKey", "NotFound", "ConditionalRequestConflict", "OperationAborted", "Conflict":
 		return caslock.ErrConflict
 	case "NotImplemented":

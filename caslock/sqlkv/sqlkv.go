@@ -88,8 +88,8 @@ func (s *Store) Limits() caslock.Limits { return s.dialect.limits }
 
 const maxPlain = 1000 // bytes
 
-// name returns the name of key, which has at most 1,024 bytes. The name of a long key ends with a
-// hash, and is longer than the name of any short key.
+// name returns the name of the row of key, of at most 1,024 bytes. The name of a long key ends with
+// a hash, and is longer than the name of any short key.
 func name(key string) []byte {
 	if len(key) <= maxPlain {
 		return []byte(key)

@@ -12,16 +12,16 @@ import (
 	"github.com/hasplock/hasp/fence"
 )
 
-// Do runs the commands that the function write adds to p, all together. If a larger fence than the
-// one of ctx was seen, the error is a [*fence.StaleError], and no command runs.
+// Do runs the commands that the function write adds to p, in one transaction. If a larger fence
+// than the one of ctx was seen, the error is a [*fence.StaleError], and no command runs.
 //
 // fenceKey is the key in which Redis keeps the largest fence, such as "{account/7}:fence". It must
-// not be evicted. On a Cluster, all keys of the commands must be in its slot.
+// not be evicted. On a Cluster, all keys of the commands must be in the slot of fenceKey.
 //
 // Do watches fenceKey, reads it, and sends the commands in a MULTI: three round trips on a
 // connection of its own. If another holder raises the fence meanwhile, Do begins again, and calls
-// write again. The commands have their results when Do returns. If one fails, Do returns its error,
-// but Redis has run the others.
+// write again. The commands have their results when Do returns. If a command fails, Do returns the
+// error of the command, but Redis has run the others.
 func Do(ctx context.Context, rdb redis.UniversalClient, fenceKey string, write func(p redis.Pipeliner) error) error {
 	f, err := fence.Of(ctx)
 	if err != nil {

@@ -5,5 +5,5 @@
 //
 // each server is a container, and the tests fail if there is no Docker. Otherwise the servers are
 // processes. The tests of Sentinel, of clusters, of failovers and of rights always use processes.
-// No package imports this one, so users of hasp do not get its dependencies.
+// No package imports this package, so users of hasp do not depend on what it imports.
 package acceptance

@@ -1,5 +1,5 @@
-// Package await lets a test wait for an event on a machine of any speed, because it waits for much
-// longer than any machine needs.
+// Package await lets a test wait for an event on a machine of any speed, because the package waits
+// for much longer than any machine needs.
 package await
 
 import (
@@ -50,7 +50,7 @@ func Return(t testing.TB, what string, f func()) {
 	}
 }
 
-// Until calls f until it returns true.
+// Until calls f until f returns true.
 func Until(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	Success(t, what, func() error {
@@ -63,7 +63,7 @@ func Until(t testing.TB, what string, f func() bool) {
 
 var errNot = errors.New("it is not so")
 
-// Success calls f until it returns nil.
+// Success calls f until f returns nil.
 func Success(t testing.TB, what string, f func() error) {
 	t.Helper()
 	pause, end := time.Millisecond, time.Now().Add(Patience)

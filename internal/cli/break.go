@@ -42,7 +42,7 @@ because it would delete data that may not be a lock.`,
 
 func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, force bool) error {
 	before, err := client.Inspect(ctx, key)
-	if err != nil && !force { // force also frees a record that cannot be read
+	if err != nil && !force { // --force also frees a record that cannot be read
 		return err
 	}
 	if err == nil && !before.Held {
@@ -74,7 +74,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 	return nil
 }
 
-// confirm asks the user whether to break key. If the user does not say yes, it returns an error.
+// confirm asks the user whether to break key. It returns an error unless the user says yes.
 func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	held := text.Quote(key) + " is held"
 	if s.Owner != "" {

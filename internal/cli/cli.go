@@ -55,8 +55,8 @@ type app struct {
 	out, err io.Writer
 	release  func() error // the function release that interruptible has returned
 	store    storeFlags
-	owner    string // the owner of this process's locks; open sets it
-	strategy string // the store's strategy; open sets it
+	owner    string // the owner of this process's locks; the method open sets it
+	strategy string // the store's strategy; the method open sets it
 	ran      bool   // a command has begun; earlier errors are about the command line
 	code     int    // the exit code of a command that returned no error
 }
@@ -134,7 +134,7 @@ func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (key
 			if err != nil || len(keys) == most {
 				return err
 			}
-			if text.Label(e.Key, '~') == e.Key { // a shell cannot show the others
+			if text.Label(e.Key, '~') == e.Key { // a shell cannot show other keys
 				keys = append(keys, e.Key)
 			}
 		}
@@ -144,8 +144,8 @@ func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (key
 }
 
 // interruptible returns a context that ends when one of sigs arrives. The context's cause names the
-// signal. After a call of release, signals no longer end the context. If a signal has already ended
-// the context, release returns the cause.
+// signal. After a call of the function release, signals no longer end the context. If a signal has
+// already ended the context, release returns the cause.
 func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, release func() error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, job.NotIgnored(sigs)...)

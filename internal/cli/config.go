@@ -46,8 +46,8 @@ var (
 	unknownField = regexp.MustCompile(`field (\S+) not found in type`)
 )
 
-// yamlError returns an error that names the line and an unknown field. It does not use the text of
-// err, because that text may quote values, and has names of Go types.
+// yamlError returns an error with the line and the unknown field, if err names them. It drops the
+// rest of err's text, which may quote values, and which contains names of Go types.
 func yamlError(err error) error {
 	what := wantConfig
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {

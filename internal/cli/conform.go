@@ -73,7 +73,7 @@ func (a *app) conform(ctx context.Context, c hasp.Config) error {
 	return err
 }
 
-// printClause prints one line about a clause, and two more for a failure.
+// printClause prints one line about a clause, and two more lines for a failure.
 func (a *app) printClause(r conformance.Result) {
 	took := ""
 	if r.Elapsed > 0 {
@@ -119,7 +119,7 @@ func harness(c hasp.Config) conformance.Harness {
 	return h
 }
 
-// serverOf returns the URL of the only node of c if that is a server on plain TCP, and nil
+// serverOf returns the URL of the only node of c if this node is a server on plain TCP, and nil
 // otherwise.
 func serverOf(c hasp.Config) *url.URL {
 	if len(c.Nodes) != 1 {

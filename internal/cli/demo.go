@@ -27,7 +27,7 @@ import (
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
-// demo is a call of hasp demo. Its workers get it as JSON.
+// demo has the settings of a call of hasp demo. The workers receive them as JSON.
 type demo struct {
 	Increments int           // how many each worker makes
 	TTL        time.Duration // the term of the lock
@@ -39,7 +39,7 @@ type demo struct {
 	Began      time.Time
 }
 
-// The demo kills the worker with the number victim.
+// The demo starts demoWorkers workers. The constant victim is the number of the one that it kills.
 const demoWorkers, victim = 5, 2
 
 func (a *app) demoCommand() *cobra.Command {
@@ -170,8 +170,8 @@ func (a *app) reportDemo(d *demo, number int) {
 	}
 }
 
-// demoPage serves the page of hasp ui until the caller calls end. It returns when a browser has
-// opened the page.
+// demoPage serves the page of hasp ui until the caller calls the function end. demoPage returns
+// when a browser has opened the page.
 func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end func(), err error) {
 	ln, err := listenAt(ctx, "127.0.0.1:0")
 	if err != nil {
@@ -199,8 +199,8 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 // how many increments it makes; and the turn in which it is killed, or 0.
 const workerEnv = "HASP_DEMO_WORKER"
 
-// runWorkers returns when the workers have made all increments, or with the error of the first one
-// that failed. In both cases no worker runs any more.
+// runWorkers returns when the workers have made all increments, or returns the error of the first
+// worker that failed. In both cases no worker runs any more.
 func (a *app) runWorkers(ctx context.Context, d *demo) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -281,7 +281,7 @@ func workerError(cmd *exec.Cmd, err error, number int, said string) error {
 	return codeError{code, fmt.Errorf("worker %d: %s", number, strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: "))}
 }
 
-// clock returns the time since the start of the demo for a line of output.
+// clock formats, for a line of output, the time since the start of the demo.
 func (d *demo) clock() string { return fmt.Sprintf("%8.3fs", time.Since(d.Began).Seconds()) }
 
 // worker is one process of the demo. To increment the number in a file, it reads, pauses, and
@@ -331,7 +331,7 @@ func (w *worker) work(ctx context.Context) error {
 	return nil
 }
 
-// turn makes one increment under the lock. If the lock is lost before the number is written, it
+// turn makes one increment under the lock. If the lock is lost before the number is written, turn
 // tries again.
 func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error {
 	if w.NoLock {
@@ -361,8 +361,8 @@ func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error
 	}
 }
 
-// increment reads, pauses and writes. Just before it writes, it calls valid, because the lease may
-// be lost during the pause.
+// increment reads, pauses and writes. Just before it writes, it calls the function valid, because
+// the lease may be lost during the pause.
 func (w *worker) increment(valid func() error, how string) error {
 	n, err := readNumber(w.File)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// doctor is a call of hasp doctor.
+// doctor has the state of a call of hasp doctor.
 type doctor struct {
 	*app
 	bad    int   // how many lines are bad
@@ -95,7 +95,7 @@ func (d *doctor) examine(ctx context.Context, c hasp.Config) error {
 
 // try finds out what the user may do, and how long a lock takes.
 func (d *doctor) try(ctx context.Context, client *hasp.Client) {
-	const key = "hasp-doctor" // not a random one, because filelock keeps a file for each key
+	const key = "hasp-doctor" // not a random key, because filelock keeps a file for each key
 	rights := "the user may do all that this strategy has"
 	lock := func(opt hasp.Option) error {
 		return hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Minute) }, opt)

@@ -89,7 +89,7 @@ slots are held, and 1 if a caller could get it.`,
 	return cmd
 }
 
-// maxSlots is the most slots that WithSlots allows.
+// maxSlots is the largest number of slots that WithSlots allows.
 const maxSlots = 100
 
 // heldSlots returns those of the first n slots of key that are held, and an error if the store does
@@ -112,8 +112,8 @@ func heldSlots(ctx context.Context, client *hasp.Client, key string, n int) (hel
 	return held, failed
 }
 
-// printStatus prints s and the held slots for people. n is the number of slots, or 0 if that is not
-// known.
+// printStatus prints s and the held slots for people. The argument n is the number of slots, or 0
+// if that number is not known.
 func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.Status, n int) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	row := func(name, format string, args ...any) {

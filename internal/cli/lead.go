@@ -17,8 +17,8 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// lead is a call of hasp lead. It is like run, but when it has lost the key, it competes for the
-// key again.
+// lead has the state of a call of hasp lead. This is like hasp run, but when it has lost the key,
+// it competes for the key again.
 type lead struct {
 	run
 	down   atomic.Bool // the last attempt could not reach the store
@@ -147,7 +147,7 @@ func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 	l.quiet()
 	l.ended = false
 
-	// A signal that has already arrived ends hasp, and the command would not get it. So do not
+	// A signal that has already arrived ends hasp, and the command would not receive it. So do not
 	// begin the command.
 	for len(l.signals) > 0 {
 		if slices.Contains(job.Ending, <-l.signals) {

@@ -140,8 +140,8 @@ the lock was lost. "hasp lock --help" has an example.`,
 	}
 }
 
-// input calls read, which reads stdin, and returns its result. If ctx ends first, input returns an
-// error, and the goroutine that reads stays until the program ends.
+// input calls the function read, which reads stdin, and returns the result. If ctx ends first,
+// input returns an error, and the goroutine that reads stays until the program ends.
 func input(ctx context.Context, read func() string) (string, error) {
 	got := make(chan string, 1)
 	go func() { got <- read() }()

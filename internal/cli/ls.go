@@ -70,7 +70,7 @@ func (l *ls) run(ctx context.Context, client *hasp.Client) error {
 	return printed(l.print(all, time.Now()))
 }
 
-// list returns the entries in the order of their keys. If List yields a key twice, it returns the
+// list returns the entries in the order of their keys. If List yields a key twice, list returns the
 // last entry of the key.
 func (l *ls) list(ctx context.Context, client *hasp.Client) ([]hasp.Entry, error) {
 	byKey := map[string]hasp.Entry{}
@@ -104,7 +104,7 @@ func (l *ls) print(all []hasp.Entry, now time.Time) error {
 	return nil
 }
 
-// table prints a table. All cells are printable ASCII.
+// table prints entries as the rows of a table. All cells are printable ASCII.
 func table(out io.Writer, all []hasp.Entry, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "KEY\tOWNER\tAGE\tLEFT\tFENCE\tWAITERS")

@@ -21,7 +21,7 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// run is a call of hasp run.
+// run has the settings and the state of a call of hasp run.
 type run struct {
 	*app
 	key  string
@@ -210,7 +210,7 @@ func (r *run) run(cmd *cobra.Command) error {
 	}
 
 	// From here on, signals are for the command. They must not end ctx, because the lease ends with
-	// ctx. Call Notify before release, so that no signal is missed between the two calls.
+	// ctx. Call Notify before r.release, so that no signal is missed between the two calls.
 	r.signals = make(chan os.Signal, 32)
 	signal.Notify(r.signals, job.NotIgnored(job.PassedOn)...)
 	defer signal.Stop(r.signals)
@@ -242,7 +242,7 @@ func (r *run) begin(cmd *cobra.Command, observe func(context.Context, hasp.Event
 	}
 
 	// If no process reads stderr, a write raises SIGPIPE. Catch it, because otherwise hasp would
-	// end and leave the command and the lock behind. The command itself gets the default action.
+	// end and leave the command and the lock behind. The command itself has the default action.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	return r.open(cmd, cmd.CommandPath()+" "+filepath.Base(r.argv[0]), observe)
 }
@@ -275,14 +275,14 @@ func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 		r.complain("warning: %s; the key is free when its term is over", strings.TrimPrefix(unlock.Error(), "hasp: "))
 	}
 
-	r.close(client) // DieAlike may end the process, so close before it
+	r.close(client) // DieAlike may end the process, so close the Client first
 	if r.code != exitLost {
 		result.DieAlike()
 	}
 }
 
-// close closes the Client, which waits for calls to the store. After a loss it does nothing,
-// because no call matters any more, and the store may hang.
+// close calls Client.Close, which blocks until calls to the store have ended. After a loss close
+// does nothing, because no call matters any more, and the store may hang.
 func (r *run) close(client *hasp.Client) {
 	if r.code != exitLost {
 		client.Close()

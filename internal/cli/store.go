@@ -23,7 +23,7 @@ const defaultURL = "filelock://"
 type storeFlags struct {
 	url    string
 	file   string
-	secret []string // the passwords that redact removes; learn adds them
+	secret []string // the passwords that the method redact removes; the method learn adds them
 }
 
 func (s *storeFlags) register(root *cobra.Command) {
@@ -39,8 +39,8 @@ func (s *storeFlags) given(cmd *cobra.Command) bool {
 	return set || cmd.Flag("url").Changed || cmd.Flag("config").Changed
 }
 
-// config returns where the locks are kept. It learns the passwords in the configuration. It warns
-// about a password in --url, because every user of the host can read the command line.
+// config returns where the locks are kept. It remembers the passwords in the configuration. It
+// warns about a password in --url, because every user of the host can read the command line.
 func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	s := &a.store
 	for _, name := range []string{"url", "config"} {
@@ -101,7 +101,7 @@ func registered(c hasp.Config) error {
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
 }
 
-// open opens the store that the flags name. The text doing becomes a part of the owner.
+// open opens the store that the flags name. The argument doing becomes a part of the owner.
 func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Context, hasp.Event)) (*hasp.Client, error) {
 	c, err := a.config(cmd)
 	if err != nil {

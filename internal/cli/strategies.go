@@ -28,7 +28,7 @@ type Strategy struct {
 // InOrder is the Order of a strategy that serves waiters in order of arrival.
 const InOrder = "arrival"
 
-// described has the strategies of this program.
+// described lists the strategies of this program.
 var described = []Strategy{
 	{"memlock", "process", InOrder, true, "memlock://", "one process: tests and examples"},
 	{"filelock", "host", "none", true, "filelock:///var/lib/app/locks", "files; no server"},
@@ -38,7 +38,7 @@ var described = []Strategy{
 	{"redlock", "network", "usually arrival", true, "redlock+redis://host1:6379,host2:6379,host3:6379", "several Redis masters, of which a minority may fail"},
 }
 
-// describe returns the description of a strategy. If there is none, it returns the zero Strategy.
+// describe returns the description of a strategy. If it has none, the result is the zero Strategy.
 func describe(name string) Strategy {
 	for _, s := range described {
 		if s.Name == name {

@@ -48,7 +48,7 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 	}
 
 	held, within := &hasp.HeldError{}, ""
-	errors.As(err, &held) // held has the holder, if the store names one
+	errors.As(err, &held) // if the store names the holder, the variable held contains it
 	if r.wait > 0 {
 		within = " and was not free within " + text.Duration(r.wait)
 	}
@@ -93,13 +93,13 @@ const (
 	fenceEnv = "HASP_FENCE="
 	slotEnv  = "HASP_SLOT="
 
-	// heldEnv has the key and the owner of this lock and of each lock around it, as the query of a
-	// URL. A hasp run inside the command reads it.
+	// heldEnv contains, as the query of a URL, the key and the owner of this lock and of each lock
+	// of an outer hasp run. A hasp run inside the command reads it.
 	heldEnv = "HASP_HELD="
 )
 
-// environment returns env with the variables for lease. They replace the variables of a hasp around
-// this one, except that HASP_HELD keeps the outer locks.
+// environment returns env with the variables for lease. They replace the variables of an outer hasp
+// run, except that HASP_HELD keeps the outer locks.
 func (r *run) environment(env []string, lease *hasp.Lease) []string {
 	held := heldAround()
 	held.Add(lease.Key(), r.owner)
@@ -118,19 +118,19 @@ func (r *run) environment(env []string, lease *hasp.Lease) []string {
 	return env
 }
 
-// heldAround returns the owners of the locks that hasp processes around this one have taken, by
-// key.
+// heldAround returns the locks of the outer hasp runs, inside which this process runs. It maps each
+// key to the owners.
 func heldAround() url.Values {
 	held, _ := url.ParseQuery(os.Getenv(strings.TrimSuffix(heldEnv, "=")))
 	return held
 }
 
-// refuseNested returns an error if hasp processes around this one hold the key, or all of its
-// slots. Those processes wait until this process ends, so this process must not wait for them.
+// refuseNested returns an error if the outer hasp runs hold the key, or all of its slots. The outer
+// runs wait until this process ends, so this process must not wait for them.
 //
-// The environment alone does not prove that. A process in the background keeps its environment
-// after the lock was released. The lock may also be in another store. So refuseNested asks the
-// store for the owners.
+// The environment alone does not prove that they hold the key. A process in the background keeps
+// its environment after the lock was released. The lock may also be in another store. So
+// refuseNested asks the store for the owners.
 func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
 	owners := heldAround()[r.key]
 	if len(owners) == 0 {

@@ -14,7 +14,7 @@ type Child struct {
 	err strings.Builder
 }
 
-// Test starts a child. The end of the test kills it.
+// Test starts a child. The end of the test kills the child.
 func Test(t *testing.T, role string, args ...string) *Child {
 	t.Helper()
 	c := &Child{}
@@ -37,7 +37,7 @@ func (c *Child) Line(t *testing.T) (line string) {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// Finish closes the child's standard input, because the child may wait for that. It then waits
+// Finish closes the child's standard input, because the child may wait for that. Finish then waits
 // until the child has ended. If the child has an error, the test fails.
 func (c *Child) Finish(t *testing.T) {
 	t.Helper()

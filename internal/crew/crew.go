@@ -55,7 +55,7 @@ type Pipe struct {
 	log io.Writer
 }
 
-// mark begins each line that is a message. A program may also print other lines.
+// mark is the beginning of each line that is a message. A program may also print other lines.
 const mark = "hasp-crew: "
 
 // Parent returns the connection to the process that started this one. Call it once, because it uses
@@ -106,7 +106,7 @@ func Start(role string, args ...string) (*Process, error) {
 }
 
 // StartProgram is like Start, but for a program that reaches Main only with certain arguments. The
-// writer log gets the standard error of the process, and what the process prints besides messages.
+// writer log receives the standard error of the process, and its output other than messages.
 func StartProgram(log io.Writer, program []string, role string, args ...string) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// ReservePort reserves a port of the loopback interface until release is called. It binds a socket
-// that does not listen. So the port stays reserved even while the server on it is down.
+// ReservePort reserves a port of the loopback interface until release() is called. It binds a
+// socket that does not listen. So the port stays reserved even while the server on it is down.
 func ReservePort(port int) (release func(), err error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -20,8 +20,8 @@ func ReservePort(port int) (release func(), err error) {
 	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		return nil, os.NewSyscallError("bind", err)
 	}
-	// Set this only after bind. So the port can be shared with the server, but not with another
-	// ReservePort.
+	// Set this option only after bind. So the port can be shared with the server, but not with
+	// another ReservePort.
 	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
 		return nil, os.NewSyscallError("setsockopt", err)
 	}

@@ -8,7 +8,7 @@ import (
 
 // StartServer starts another program. On Linux the kernel kills its process when this program ends,
 // even by SIGKILL. StartServer waits for the process in the background, so the caller must not call
-// c.Wait. It closes ended when the process has ended and its output is complete.
+// c.Wait. It closes the channel ended when the process has ended and its output is complete.
 func StartServer(c *exec.Cmd) (ended <-chan struct{}, err error) {
 	started, done := make(chan error, 1), make(chan struct{})
 	go func() {

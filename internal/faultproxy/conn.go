@@ -27,14 +27,14 @@ type conn struct {
 
 	part []byte // the beginning of a promise's place, if the last read ended within that place
 
-	more     chan struct{} // gets a signal when queue has grown; capacity 1
+	more     chan struct{} // receives a signal when queue has grown; capacity 1
 	mu       sync.Mutex    // guards the fields below
 	queue    []reply       // what to send to the client
 	promised []promise
 }
 
-// promise is an answer that the proxy itself gives. The server echoes place, a random text. The
-// client gets reply instead of that echo, so the answer comes in the order of replies.
+// promise is an answer that the proxy itself gives. The server echoes the random text in the field
+// place. The client receives the field reply instead, so the answer comes in the order of replies.
 type promise struct {
 	reply string
 	place string
@@ -93,8 +93,8 @@ func (c *conn) remove() {
 	delete(c.p.conns, c)
 }
 
-// readAhead reads what the client sends. So a client can write while the server hangs, even on a
-// pipe, which unlike a socket has no buffer.
+// readAhead reads what the client sends. Therefore a client can write while the server hangs, even
+// on a pipe, which unlike a socket has no buffer.
 func (c *conn) readAhead(to chan<- []byte) {
 	defer close(to)
 	for {
@@ -167,8 +167,8 @@ func (c *conn) requests(client io.Reader) {
 	}
 }
 
-// replies reads all replies without delay, even those that the client must not get, because
-// miniredis holds locks while it writes.
+// The method replies reads all replies without delay, even those that the client must not receive,
+// because miniredis holds locks while it writes.
 func (c *conn) replies() {
 	buf := make([]byte, 32<<10)
 	for {
@@ -203,7 +203,7 @@ func (c *conn) promise(r rule) (place string) {
 	return p.place
 }
 
-// kept returns the bytes from the server, with each promised place replaced by its reply.
+// The method kept returns the server's bytes, but with the proxy's answers instead of the echoes.
 func (c *conn) kept(read []byte) (all []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -274,7 +274,7 @@ func (c *conn) deliver() {
 	}
 }
 
-// open waits while way, a direction of the proxy, is stalled. It reports whether the connection is
+// open waits while the direction way of the proxy is stalled. It reports whether the connection is
 // still open.
 func (c *conn) open(way *chan struct{}) bool {
 	c.p.mu.Lock()

@@ -19,14 +19,14 @@ const (
 	// passing on the reply.
 	LoseReply Fault = iota + 1
 
-	// HangReply lets the server execute the command. The client gets neither the reply nor any
+	// HangReply lets the server execute the command. The client receives neither the reply nor any
 	// later reply on that connection.
 	HangReply
 
-	// LoseRequest closes the connection before the server gets the command.
+	// LoseRequest closes the connection before the server receives the command.
 	LoseRequest
 
-	// answer is the fault of Answer. deaf is the fault of a Deaf State.
+	// The fault answer belongs to the method Answer. The fault deaf belongs to a Deaf State.
 	answer
 	deaf
 
@@ -35,7 +35,7 @@ const (
 	HoldRequest
 )
 
-// State is how a [Proxy] treats all connections. The zero State carries everything.
+// State is how a [Proxy] treats all connections. The zero State lets everything pass.
 type State struct {
 	Delay   time.Duration // by how much each reply is late
 	Deaf    bool          // replies are lost; the end of the state closes connections that lost one
@@ -55,7 +55,7 @@ type Proxy struct {
 	count       int64         // how many commands clients have sent
 	record      bool          // set by the first call of Commands
 	commands    []string      // the commands since the last call of Commands
-	in, out     chan struct{} // in is closed while requests flow; out, while replies flow
+	in, out     chan struct{} // the channel in is closed while requests flow, and out while replies flow
 	release     chan struct{} // Release closes and replaces it
 	delay       time.Duration
 	down        bool
@@ -136,7 +136,7 @@ func (p *Proxy) locked(f func()) {
 func (p *Proxy) Fail(match string, f Fault) { p.add(rule{match: match, fault: f}) }
 
 // Answer makes the proxy answer each command whose text contains match, until Forgive. The answer
-// is reply, which may be any bytes. The server does not get these commands.
+// is reply, which may be any bytes. The server does not receive these commands.
 func (p *Proxy) Answer(match, reply string) { p.add(rule{match: match, fault: answer, reply: reply}) }
 
 func (p *Proxy) add(r rule) { p.locked(func() { p.rules = append(p.rules, r) }) }
@@ -209,7 +209,7 @@ func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
 // Set puts the proxy into state s. It cancels an earlier SetAfter.
 func (p *Proxy) Set(s State) { p.locked(func() { p.setLocked(s) }) }
 
-// SetAfter lets everything pass now, and puts the proxy into state s after that many replies.
+// SetAfter lets all bytes pass. After the given number of replies, it puts the proxy into state s.
 func (p *Proxy) SetAfter(replies int, s State) {
 	p.locked(func() {
 		p.setLocked(State{})
@@ -230,7 +230,7 @@ func (p *Proxy) setLocked(s State) {
 	}
 }
 
-// replied counts a reply for SetAfter. It reports whether the reply must be lost.
+// The method replied counts a reply for SetAfter. It reports whether the reply must be lost.
 func (p *Proxy) replied() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -242,7 +242,7 @@ func (p *Proxy) replied() bool {
 	return p.deaf
 }
 
-// Forget makes the present connections carry no more bytes. Neither end learns of it.
+// Forget stops all bytes on the present connections. Neither end learns of this.
 func (p *Proxy) Forget() {
 	p.locked(func() {
 		for c := range p.conns {

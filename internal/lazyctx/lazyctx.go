@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// Context ends with its parent, with its second parent quit, at its deadline, or when End is called,
-// whichever is first. Otherwise it behaves like a context of context.WithDeadline.
+// Context ends when one of its two parents ends, at its deadline, or when End is called, whichever
+// is first. Otherwise it behaves like a context of context.WithDeadline.
 type Context struct {
 	parent, quit context.Context
 	deadline     time.Time
-	parents      bool // deadline is the parent's, so the parent reports when it passes
+	parents      bool // the deadline is the parent's, so the parent reports when the deadline passes
 
 	mu     sync.Mutex // guards the fields below
-	native *native    // made when a caller first asks for Done; nil until then
-	err    error      // why the context ended, if Err or End recorded that while native was nil
+	native *native    // created when a caller first asks for Done; nil until then
+	err    error      // why the context ended, if Err or End recorded that while the field native was nil
 }
 
 // native is a context of package context.
@@ -40,8 +40,8 @@ func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
 }
 
 // Split separates the cancellation of ctx from its deadline, for callers that enforce the deadline
-// themselves and want no timer. ctx ends when parent or quit ends, or at the deadline. Without one,
-// deadline is zero.
+// themselves and want no timer. ctx ends when one of the results parent and quit ends, or at the
+// deadline. If ctx has no deadline, the result deadline is zero.
 func Split(ctx context.Context) (parent, quit context.Context, deadline time.Time) {
 	if c, ok := ctx.(*Context); ok {
 		return c.parent, c.quit, c.deadline
@@ -59,7 +59,7 @@ func (c *Context) End() {
 	}
 	c.mu.Unlock()
 
-	// Do not hold mu here, because the end of native may run code that calls Value.
+	// Do not hold mu here, because n.end may run code that calls Value.
 	if n != nil {
 		n.end()
 	}
@@ -86,7 +86,7 @@ func (c *Context) Done() <-chan struct{} {
 	return c.native.Done()
 }
 
-// Deadline returns when the context ends at the latest.
+// Deadline returns the time at which the context ends at the latest.
 func (c *Context) Deadline() (time.Time, bool) { return c.deadline, true }
 
 // Err returns nil until the context has ended.
@@ -100,7 +100,7 @@ func (c *Context) Err() error {
 		return c.native.Err()
 	}
 
-	// Without native there is no timer, so the clock decides. The answer is kept, because an error
+	// If native is nil, there is no timer, so look at the clock. Keep the answer, because an error
 	// must not change once a caller has seen it.
 	switch c.err = c.parent.Err(); {
 	case c.err != nil:
@@ -112,8 +112,8 @@ func (c *Context) Err() error {
 	return c.err
 }
 
-// Value returns the parent's value, through the native context if there is one. In this way package
-// context finds native, and attaches a context derived from c to native without a goroutine.
+// Value asks the native context if there is one, and otherwise the parent. In this way package
+// context finds that context, and attaches contexts derived from c to it without a goroutine.
 func (c *Context) Value(key any) any {
 	c.mu.Lock()
 	n := c.native

@@ -57,7 +57,7 @@ var shared struct {
 	tests int
 }
 
-// Shared makes a new database on a server that other tests use as well, because the start of a
+// Shared creates a new database on a server that other tests use as well, because the start of a
 // server takes seconds of processor time. The settings are those of the database, such as
 // "lock_timeout = 100".
 func Shared(t testing.TB, settings ...string) *Server {
@@ -140,7 +140,7 @@ func start(program string, options []string, files func(*Server) error) (s *Serv
 	return s, nil
 }
 
-// place finds a free port and makes a directory that the server may use.
+// place chooses a free port and creates a directory that the server may use.
 func (s *Server) place() (err error) {
 	if s.Addr, err = crew.FreeAddr(); err != nil {
 		return err
@@ -167,7 +167,7 @@ func credential() *syscall.Credential {
 }
 
 // find returns the path of a program. Debian keeps the programs of PostgreSQL in a directory that
-// is not on the PATH. The PATH has wrappers of these programs, so find searches it last.
+// is not on the PATH. The PATH has wrappers of these programs, so find searches the PATH last.
 func find(name string) (string, error) {
 	installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	if len(installed) > 0 {
@@ -311,7 +311,7 @@ func (s *Server) Kill() {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	for end := time.Now().Add(time.Minute); slices.ContainsFunc(pids, lives) && time.Now().Before(end); {
-		time.Sleep(time.Millisecond) // a server does not start again while one of them lives
+		time.Sleep(time.Millisecond) // a server does not start again while one of these processes lives
 	}
 }
 
@@ -362,7 +362,7 @@ func children(pid int) (pids []int) {
 	return pids
 }
 
-// stat returns the state and the parent of a process, as /proc has them.
+// stat returns the state and the parent of a process, as /proc shows them.
 func stat(pid int) (state string, parent int) {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, _ := strings.Cut(string(b), ") ") // skip the number and the name

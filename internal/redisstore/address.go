@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Params are the parameters that Open takes:
+// Params are the parameters that Open accepts:
 //
 //	ca           file of the certificate authorities to trust, in PEM   (rediss…)
 //	cert, key    files of this client's certificate and key, in PEM     (rediss…)
@@ -46,7 +46,7 @@ const (
 	aCluster
 )
 
-// schemes has the known schemes of a URL, and the fields that each one sets.
+// schemes maps each known scheme of a URL to the fields that the scheme sets.
 var schemes = map[string]address{
 	"redis":           {kind: aServer},
 	"rediss":          {kind: aServer, tls: true},
@@ -92,8 +92,8 @@ func split(node string) (a address, user, hosts, path string, ok bool) {
 }
 
 // parse parses a node's URL. Its errors contain no part of the URL that may be a secret, so they do
-// not wrap the errors of net/url, which quote the URL. A password may be percent-encoded. It must
-// be if it contains a % or a ?.
+// not wrap the errors of net/url, which quote the URL. A password may be percent-encoded. If it
+// contains a % or a ?, it must be percent-encoded.
 func parse(node string) (address, error) {
 	a, user, hosts, path, ok := split(node)
 	if !ok {
@@ -234,7 +234,7 @@ func (a *address) parseHost(hostport string) error {
 	return nil
 }
 
-// setParams checks the parameters that Params lists, and stores them in a.
+// setParams checks the parameters that Params lists, and stores their values in the address a.
 func (a *address) setParams(params map[string]string) error {
 	for _, name := range []string{"ca", "cert", "key", "server_name"} {
 		if params[name] != "" && !a.tls {

@@ -10,7 +10,7 @@ import (
 
 // DoAll sends commands, each once, over one connection. The Store must have a single server. The
 // server executes the commands in the given order, but may execute commands of other clients in
-// between. If Prepare made the Store, each reply has the run ID of the server that sent it.
+// between. If Prepare made the Store, each reply contains the run ID of the server that sent it.
 func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 	at, err := s.servers.find(ctx, "")
 	if err != nil {
@@ -53,7 +53,7 @@ type answer struct {
 }
 
 // RunEach runs sc once for each call, in one pipeline for each server, and passes each reply to the
-// function done, on the caller's goroutine. RunEach returns when all replies were passed, or when
+// function done, on the caller's goroutine. RunEach returns after all replies were passed, or after
 // ctx has ended. The outcome of a call without a reply is unknown.
 //
 // The pipelines run on goroutines of their own, because a client that the caller passed may end a
@@ -98,9 +98,9 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers c
 	}
 }
 
-// runGroup runs those calls whose indexes are in the slice which. It first sends the hash of the
-// script. If the server does not know the script, runGroup sends the refused calls again, with the
-// source. If the server redirects a call, Run runs that call alone on the other server.
+// runGroup runs only the calls with the given indexes. It first sends the hash of the script. If
+// the server does not know the script, runGroup sends the refused calls again, with the source. If
+// the server redirects a call, Run runs that call alone on the other server.
 func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Call, which []int, answers chan<- answer) {
 	for _, whole := range []bool{false, true} {
 		commands := make([][]string, len(which))

@@ -61,8 +61,8 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	return at, nil
 }
 
-// The method has returns the server of a key. known is true if a search has succeeded, and stale if
-// that was long ago. If no server has the slot, at is any server, which will return an error.
+// The method has returns the server of a key. The result known says whether a search has succeeded,
+// and stale whether that was long ago. If no server has the slot, the method returns any server.
 func (c *cluster) has(key string) (at *server, known, stale bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -90,7 +90,7 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 		return c.serverLocked(redirected(addr, at.addr)), true
 	}
 	if errors.Is(err, redis.ErrClosed) && c.d.open.Err() == nil {
-		// adopt has closed the server's pool, so nothing was sent.
+		// The method adopt has closed the server's pool, so nothing was sent.
 		if to, _, _ := c.has(key); to != at {
 			return to, false
 		}
@@ -98,7 +98,7 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 	return nil, false
 }
 
-// moved records that the slot of key is now on the server at addr, and returns that server.
+// moved records that the slot of key is now at the address addr, and returns the server there.
 func (c *cluster) moved(at *server, key, addr string) *server {
 	// Search for all slots, because other slots may have moved as well.
 	c.searches.request()
@@ -111,8 +111,8 @@ func (c *cluster) moved(at *server, key, addr string) *server {
 	return to
 }
 
-// redirected completes addr, the address to which the server at origin redirects a command. If that
-// server does not know the host, addr has no host.
+// redirected completes addr, to which the server with the address origin redirects a command. If
+// that server does not know the host, addr has no host.
 func redirected(addr, origin string) string {
 	i := strings.LastIndexByte(addr, ':')
 	if i < 0 {
@@ -121,9 +121,9 @@ func redirected(addr, origin string) string {
 	return hostport(strings.Trim(addr[:i], "[]"), addr[i+1:], origin)
 }
 
-// hostport joins a host and a port that the server at origin reported. If the host is missing, or
-// if it is a loopback address and origin's is not, hostport uses the host of origin. If the port is
-// 0, it uses the port of origin.
+// hostport joins a host and a port that the server with the address origin reported. If the host is
+// missing, or if it is a loopback address and the host of origin is not, hostport uses the host of
+// origin. If the port is 0, hostport uses the port of origin.
 func hostport(host, port, origin string) string {
 	ours, its, _ := net.SplitHostPort(origin)
 	if host == "" || host == "?" || loopback(host) && !loopback(ours) {
@@ -165,8 +165,8 @@ type span struct {
 	addr        string
 }
 
-// search queries the servers for the slots until one answers. If a server fails or is slow, search
-// queries the next one.
+// The method search queries the servers for the slots until one answers. If a server fails or is
+// slow, the method queries the next one.
 func (c *cluster) search(ctx context.Context, timeout time.Duration) error {
 	answers, errs := askAll(ctx, c.nodes(), hedgeAfter, 0, func(ctx context.Context, s *server) ([]span, error) {
 		return c.ask(ctx, s, timeout)
@@ -249,8 +249,8 @@ func (c *cluster) adopt(spans []span) {
 			s.unused = time.Time{}
 		case s.unused.IsZero():
 			s.unused = c.asked
-		// Close the pool only after staleAfter, because callers that found the server earlier may
-		// still use it.
+		// Close the pool only after the duration staleAfter, because callers that found the server
+		// earlier may still use it.
 		case c.asked.Sub(s.unused) > staleAfter:
 			s.pool.Close()
 			delete(c.servers, addr)

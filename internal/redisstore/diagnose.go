@@ -19,7 +19,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// hints has advice for the user, which depends on the kind of the server that failed.
+// hints contains advice for the user, which depends on the kind of the server that failed.
 type hints struct {
 	auth    string // if the server refuses the password
 	scripts string // if the server does not know a command
@@ -33,8 +33,8 @@ func lockHints(a address) hints {
 }
 
 // diagnose returns an error that says in one line why a server cannot be used, and what to do about
-// it. took is how long the attempt lasted. Only the error of a timeout shows it, so a search may
-// pass its timeout instead. The hint contains no text that the server replied.
+// it. The argument took is how long the attempt lasted. Only a timeout's error shows it, so a
+// search may pass its timeout instead. The hint contains no text that the server replied.
 func diagnose(err error, h hints, took time.Duration) error {
 	var (
 		reply redis.Error
@@ -103,13 +103,13 @@ func replyHint(text string, h hints) string {
 
 // unfit returns why a server must not store locks, or nil. It reads the replies to INFO
 // replication, INFO memory and CLUSTER INFO. A reply is nil if the user has no right to the
-// command, or if the server does not know it.
+// command, or if the server does not know the command.
 func unfit(replication, memory, cluster any, mayEvict bool) error {
 	policy := InfoField(memory, "maxmemory_policy")
 	switch {
 	case InfoField(replication, "role") == "slave":
 		master := net.JoinHostPort(InfoField(replication, "master_host"), InfoField(replication, "master_port"))
-		// Return no ReplyError, because a just demoted master of a cluster must not end Open.
+		// Return no ReplyError, because a demoted master of a cluster must not make Open fail.
 		return fmt.Errorf("it is a replica of %s (name the master in the URL, or the sentinels: redis-sentinel://host:port,host:port/NAME)", master)
 	case InfoField(cluster, "cluster_state") == "fail":
 		return resp.ReplyError("CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)")
@@ -171,7 +171,7 @@ func firstSentence(err redis.Error) error {
 	return said{strings.TrimSuffix(text, "."), err}
 }
 
-// said wraps an error, but has a text of its own.
+// said is an error with a text of its own, which wraps another error.
 type said struct {
 	text string
 	err  error

@@ -24,10 +24,10 @@ import (
 type dialer struct {
 	tls     *tls.Config        // nil without TLS
 	timeout atomic.Int64       // how long a dial or a search may take, as a time.Duration
-	size    int                // the most connections to a server for commands
+	size    int                // the maximum number of connections to a server for commands
 	asksRun bool               // each connection asks its server for the run ID, because two connections may lead to different servers
 	open    context.Context    // ends with the Store
-	end     context.CancelFunc // ends open
+	end     context.CancelFunc // ends the context open
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	mu sync.Mutex     // makes spawn and close exclude each other
@@ -53,11 +53,11 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	return d, nil
 }
 
-// spawn runs f on a goroutine of its own. After close has begun, it returns false and does not run f.
+// spawn runs f on a goroutine of its own. Once the Store is being closed, it returns false instead.
 func (d *dialer) spawn(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// close holds mu while it ends open, and then waits. So wg does not grow during the wait.
+	// The method close holds mu while it ends d.open, so wg does not grow while close waits.
 	if d.open.Err() != nil {
 		return false
 	}
@@ -105,7 +105,7 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 	}
 	if d.tls != nil && len(setup) == 0 {
 		// Send a PING, because with TLS 1.3 a server sends tickets before its first reply. Unless
-		// they are read, they look like a reply without a command.
+		// these tickets are read, they look like a reply without a command.
 		setup = [][]string{{"ping"}}
 	}
 	network := "tcp"
@@ -128,7 +128,7 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 			case setup[i][0] == "role" && r.Err == nil && !isMaster(r.Value):
 				err = errNotMaster
 			case setup[i][0] == "info" && r.Err == nil:
-				// Refuse a reply that is not one to INFO. A reply to INFO may lack run_id, but it
+				// Refuse a text that is no reply to INFO. A reply to INFO may lack run_id, but it
 				// always has some field.
 				if text, _ := r.Value.(string); !strings.Contains(text, ":") {
 					err = resp.Unexpected(r.Value)
@@ -141,7 +141,7 @@ func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
 		}
 		if err == nil && !good {
 			// Either ctx ended as the last reply arrived, or there are bytes that the next command
-			// would get as its reply.
+			// would receive as its reply.
 			err = cmp.Or(ctx.Err(), errors.New("the server sends more replies than it gets commands"))
 		}
 		if err != nil {
@@ -192,5 +192,5 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn,
 	return resp.NewConn(secure, plain), nil
 }
 
-// errHandshake marks an error of a TLS handshake, which also wraps the cause.
+// errHandshake marks an error of a TLS handshake. That error also wraps the cause.
 var errHandshake = errors.New("TLS handshake")

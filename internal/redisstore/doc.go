@@ -11,16 +11,16 @@
 // A Store that was opened by a URL makes its own connections (package resp), because a read of
 // go-redis ends at the deadline of its context, but not when that context is cancelled. go-redis is
 // used only for a client that the caller passed. A pool keeps the connections of its largest burst,
-// so hasp limits each to less than 10 KiB.
+// so hasp limits the memory of each connection to less than 10 KiB.
 //
 // The only caller of a server uses a connection of the pool. Concurrent callers share one
 // connection, the wire, which gives 20 to 60 % more throughput. If a reply on the wire is lost, the
 // outcome is unknown, because no command is sent twice. If commands on the wire stay unanswered for
-// about 75 ms, the wire takes no more commands. So few calls fail if a connection dies without an
-// error: at 500 calls a second, 48 failed. When the wire waited for one to three seconds, 646
-// failed. Holds that replicas must confirm, commands after an ASK, the pipelines of RunEach, and
-// commands of more than 64 KiB do not use a wire. A client that the caller passed has none, because
-// its hooks and settings apply to all commands.
+// about 75 ms, the wire takes no more commands. Therefore few calls fail if a connection dies
+// without an error. At 500 calls a second, 48 calls failed. When the wire waited for one to three
+// seconds instead, 646 calls failed. Holds that replicas must confirm, commands after an ASK, the
+// pipelines of RunEach, and commands of more than 64 KiB do not use a wire. A client that the
+// caller passed has no wire, because its hooks and settings apply to all commands.
 //
 // The AutoPipeline of go-redis cannot replace the wire yet. Only its asynchronous form lets a
 // caller stop waiting, and even then the command is still sent. If the AutoPipeline of a later
@@ -28,15 +28,15 @@
 //
 // hasp does not trust replies. It allocates memory for the bytes that arrive, and not for the
 // announced length. A reply that the script cannot return grants nothing. A wire ends if a status
-// cannot be the reply to its command, because the next reply could be the OK of another caller.
+// cannot be the reply to its command, because the next reply could be the OK for another caller.
 //
 // # Replicas
 //
 // With replicas=N, WAIT follows each command that takes a hold. WAIT blocks its connection until
-// the replicas have the connection's writes. So all new holds at a server use one connection. Holds
-// that are requested during a WAIT are sent together after that WAIT, with one WAIT for all.
-// Renewals use the rest of the pool. When each hold had its own connection, 300 callers with a
-// replica 5 ms away used the whole pool, and 50 of 50 healthy leases were lost.
+// the replicas have received the connection's writes. Therefore all new holds at a server use one
+// connection. Holds that are requested during a WAIT are sent together after that WAIT, with one
+// WAIT for all. Renewals use the rest of the pool. When each hold had its own connection, 300
+// callers with a replica 5 ms away used the whole pool, and 50 of 50 healthy leases were lost.
 //
 // # Subscriptions
 //
@@ -47,10 +47,10 @@
 //
 // hasp finds the servers itself. It asks all sentinels, after each failure and every 10 s, and uses
 // the answer with the highest epoch. The failover client of go-redis 9.23 uses the first answer,
-// and holds its mutex while it dials. hasp does not subscribe to the sentinels' messages. They
-// would show a new master sooner than these searches only if the old master still takes writes.
+// and holds its mutex while it dials. hasp does not subscribe to the sentinels' messages. These
+// would show a new master sooner than the searches only if the old master still accepts writes.
 //
 // On a cluster, the reload of go-redis 9.23 would call one server after another without a deadline.
-// So one server that hangs would stop the reload, and callers could not wait for its end. A WAIT in
-// a pipeline of that client may go to another server than the write.
+// Therefore a single server that hangs would stop the reload, and callers could not wait for the
+// end of the reload. A WAIT in a pipeline of that client may go to another server than the write.
 package redisstore

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// These are the levels that Examine passes to found.
+// These are the levels that Examine passes to the function found.
 const (
 	OK   = "ok"
 	Warn = "warn" // a fault of the store may cost a lock
@@ -16,9 +16,9 @@ const (
 )
 
 // Examine examines the server of a URL, the master that the sentinels name, or each master of the
-// cluster. It calls found for each property. text says the property's state, the risk, and what to
-// set. Examine accepts servers that Open refuses, and skips what the user has no right to read.
-// alone is false if other nodes vote on each lock, so the loss of one server's data loses no lock.
+// cluster. It calls found for each property. The argument text says the state, the risk, and what
+// to set. Examine accepts servers that Open refuses, and skips what the user has no right to read.
+// The argument alone is false if several nodes vote on each lock, so that one may lose its data.
 func Examine(ctx context.Context, node string, params map[string]string, alone bool, found func(level, what, text string)) error {
 	s, _, err := prepare(node, params, 0, false)
 	if err != nil {
@@ -97,8 +97,8 @@ func setting(reply any) string {
 	return ""
 }
 
-// ahead returns how far the clock of a server is ahead of ours. The server read its clock between
-// the times sent and got, so ahead returns 0 if the reply lies between them.
+// ahead returns by how much a server's clock is ahead of our clock. The server read its clock
+// between our times sent and got. If the reply lies between these two times, the result is 0.
 func ahead(reply any, sent, got time.Time) (d time.Duration, ok bool) {
 	parts, _ := reply.([]any)
 	if len(parts) != 2 {

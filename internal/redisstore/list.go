@@ -31,8 +31,8 @@ const (
 	recordsAtOnce = 25    // records that one pipeline reads
 )
 
-// rest sleeps for the time that has passed since began, the start of a call, so that the server can
-// serve other clients. It returns early if ctx ends.
+// rest sleeps for as long as a call has lasted, so that the server can serve other clients. The
+// argument began is the start of that call. If ctx ends, rest returns early.
 func rest(ctx context.Context, began time.Time) {
 	select {
 	case <-time.After(time.Since(began)):
@@ -46,7 +46,7 @@ type Listing struct {
 	Type string
 
 	// Peek is a command that reads the start of a value. List inserts the key after the first
-	// element of Peek. Ours reports whether the value may be a record, given the reply to Peek.
+	// element of Peek. From the reply to Peek, Ours reports whether the value may be a record.
 	Peek []string
 	Ours func(reply any) bool
 
@@ -86,8 +86,8 @@ type Candidate struct {
 	Queued bool // found by its queue; otherwise by its record
 }
 
-// List yields the keys that have records. It reads them by the script sc. The keys of sc are the
-// lock and the fence counter, and [Found] describes its reply.
+// List yields the keys that have records. It reads the records by the script sc. The keys of sc are
+// the lock and the fence counter, and [Found] describes its reply.
 func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script) iter.Seq2[backend.Entry, error] {
 	call := func(c Candidate) Call {
 		return Call{Keys: []string{LockKey(c.Key), DerivedKey("fence", c.Key)}}
@@ -101,11 +101,11 @@ func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, 
 	})
 }
 
-// IsOurs reports whether the key has a record of hasp, which always has an end.
+// IsOurs reports whether the key has a record of hasp. Such a record always has a term.
 func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.Record)) }
 
-// ListBy is List for a script with other keys and another reply. The parameter call makes the Call
-// of a key. The parameter status decodes the reply, and reports whether to list the key.
+// ListBy is List for a script with other keys and another reply. The function call returns the Call
+// for a key. The function status decodes the reply, and reports whether to list the key.
 func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script,
 	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
@@ -132,7 +132,7 @@ func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration
 	}
 }
 
-// records reads the records of several keys, in one pipeline for each server.
+// records runs sc for several keys, in one pipeline for each server, and returns their entries.
 func (s *Store) records(ctx context.Context, timeout time.Duration, sc *Script, some []Candidate,
 	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) ([]backend.Entry, error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
@@ -281,7 +281,7 @@ func scanned(reply any) (next string, names []string, ok bool) {
 }
 
 // peek sends one command for each name to the server, in pipelines, and sleeps after each pipeline.
-// The reply for a key that this user may not use is nil.
+// If this user may not use a key, the reply for that key is nil.
 func (sc *scan) peek(ctx context.Context, names []string, command func(name string) []string) ([]any, error) {
 	var all []any
 	for some := range slices.Chunk(names, peeksAtOnce) {
@@ -312,8 +312,8 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 	return all, nil
 }
 
-// keyOf returns the key of the lock to which a Redis key belongs. kind is the kind of a derived
-// key, or empty for the Redis key of the lock itself. ok is false if no key of hasp has this name.
+// keyOf returns the key of the lock to which a Redis key belongs. For the lock's own Redis key, the
+// result kind is empty. If no key of hasp has this name, ok is false.
 func keyOf(name string) (key, kind string, ok bool) {
 	rest, derived := strings.CutPrefix(name, ours)
 	if !derived {
@@ -333,7 +333,7 @@ func keyOf(name string) (key, kind string, ok bool) {
 // escaped puts a backslash before each special character of a glob.
 var escaped = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
 
-// pattern returns a glob that all Redis keys of locks with the prefix match, or "" for all names.
+// pattern returns a glob for the Redis keys of locks whose keys begin with prefix, or "" for all.
 func pattern(prefix, queue string) string {
 	switch {
 	case prefix == "":

@@ -12,10 +12,10 @@ import (
 //	redis-cluster://user:password@host:port,host:port
 //	unix://user:password@/path/to/socket
 //
-// or with rediss in place of redis for TLS. params are the strategy's parameters. Open uses those
-// in Params. Before Open returns, it finds the servers, and runs a script on the server or on each
-// master of a cluster. If the URL or a parameter is wrong, the error wraps backend.ErrInvalid. Any
-// other error contains the cause, and a hint if there is one. No error contains a password.
+// or with rediss in place of redis for TLS. The map params contains the strategy's parameters. Open
+// uses those in Params. It finds the servers, and runs a script on the server or on each master of
+// a cluster. If the URL or a parameter is wrong, the error wraps backend.ErrInvalid. Any other
+// error contains the cause, and a hint if there is one. No error contains a password.
 func Open(ctx context.Context, node string, params map[string]string) (*Store, error) {
 	s, probe, err := prepare(node, params, 0, false)
 	if err != nil {
@@ -28,15 +28,15 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 	return s, nil
 }
 
-// Prepare is Open without a call to a server. The caller must run probe, which finds the servers
-// and runs the script. Prepare is for servers that may be down now and up later. For commands, the
-// Store uses at most the given number of connections to each server. Subscriptions use one more.
-// Each connection first asks for the run ID of its server.
+// Prepare is Open without a call to a server. The caller must run the function probe, which finds
+// the servers and runs the script. Prepare is for servers that may be down now and up later. For
+// commands, the Store uses at most the given number of connections to each server. Subscriptions
+// use one more. Each connection first asks for the run ID of its server.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
 	return prepare(node, params, connections, true)
 }
 
-// NamesRun reports whether the replies of DoAll have the run ID of the server.
+// NamesRun reports whether the replies of DoAll contain the run ID of the server.
 func (s *Store) NamesRun() bool { return s.dialer != nil && s.dialer.asksRun }
 
 func prepare(node string, params map[string]string, connections int, asksRun bool) (s *Store, probe func(context.Context) error, err error) {
@@ -95,9 +95,9 @@ func (s *Store) probe(ctx context.Context, a address) error {
 	return s.probeServer(ctx, a, at)
 }
 
-// probeServer runs a script on a server. As many replicas must confirm it as the parameter replicas
-// says. probeServer refuses a replica, a server that may evict keys, and a server whose cluster is
-// down.
+// probeServer runs a script on a server. As many replicas must confirm the script as the parameter
+// replicas says. probeServer refuses a replica, a server that may evict keys, and a server whose
+// cluster is down.
 func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
 	commands := [][]string{{"eval", "return 1", "0"}, {"info", "replication"}, {"info", "memory"}}

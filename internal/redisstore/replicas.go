@@ -15,8 +15,8 @@ import (
 // strategy of the new holder must send a renewal, so that the replicas confirm the hold.
 func (s *Store) Replicas() int { return s.replicas }
 
-// tookNothing reports whether the reply to a command with kept set means that the command took no
-// hold. [Store.Send] lists these replies.
+// tookNothing reports whether a reply means that the command took no hold. For commands with kept
+// set, [Store.Send] lists these replies.
 func tookNothing(reply any) bool {
 	if all, ok := reply.([]any); ok && len(all) > 0 {
 		reply = all[0]
@@ -41,12 +41,12 @@ func (s *Store) pipeline(ctx context.Context, at *server, kept bool, commands ..
 	return replies[:n]
 }
 
-// longest bounds the wait for replicas, even if the call has a later deadline.
+// The constant longest limits the wait for replicas, even if the call has a later deadline.
 const longest = 3 * time.Second
 
-// patience returns how long the server waits for its replicas, in milliseconds. It is less than the
-// time until ctx's deadline, so that the server can still reply that too few have confirmed. It is
-// never 0, because a WAIT with a timeout of 0 has no limit.
+// patience returns how long the server waits for its replicas, in milliseconds. This time is less
+// than the time until ctx's deadline, so that the server can still reply that too few have
+// confirmed. It is never 0, because a WAIT with a timeout of 0 has no limit.
 func patience(ctx context.Context) int64 {
 	left := longest
 	if end, ok := ctx.Deadline(); ok {
@@ -56,9 +56,9 @@ func patience(ctx context.Context) int64 {
 	return max(1, (left * 4 / 5).Milliseconds())
 }
 
-// confirm checks wait, the reply to WAIT. If too few replicas have confirmed, confirm puts an error
-// in place of the reply of each command that took a hold. The master has these holds, but a
-// failover could lose them.
+// confirm checks the reply to WAIT, which is the argument wait. If too few replicas have confirmed,
+// confirm puts an error in place of the reply of each command that took a hold. The master has
+// these holds, but a failover could lose them.
 func (s *Store) confirm(replies []Reply, wait Reply) {
 	err := wait.Err
 	n, ok := wait.Value.(int64)
@@ -81,11 +81,11 @@ func (s *Store) confirm(replies []Reply, wait Reply) {
 
 // waitBatch sends the holds that replicas must confirm. WAIT blocks its connection. If each hold
 // had a connection of its own, many callers would use the whole pool, and renewals would queue
-// behind them until healthy leases were lost. So holds that are requested during a WAIT are sent
-// together after that WAIT, with one WAIT for all of them.
+// behind them until healthy leases were lost. Therefore holds that are requested during a WAIT are
+// sent together after that WAIT, with one WAIT for all these holds.
 type waitBatch struct {
-	mu      sync.Mutex // guards all below
-	moving  bool       // a goroutine runs move
+	mu      sync.Mutex // guards the fields below
+	moving  bool       // a goroutine runs the method move
 	waiting []*item
 }
 
@@ -96,7 +96,7 @@ type item struct {
 	done chan Reply // has room for one, so that move does not block if the caller has left
 }
 
-// hold sends a command, and returns its reply when replicas of the server have confirmed it.
+// hold sends a command, waits until the replicas have confirmed it, and returns its reply.
 func (l *waitBatch) hold(ctx context.Context, s *Store, at *server, args []string) Reply {
 	it := &item{ctx, args, make(chan Reply, 1)}
 	l.mu.Lock()
@@ -111,7 +111,7 @@ func (l *waitBatch) hold(ctx context.Context, s *Store, at *server, args []strin
 	case r := <-it.done:
 		return r
 	case <-ctx.Done():
-		// If move has not taken the command yet, the command will not be sent.
+		// If the method move has not taken the command yet, the command will not be sent.
 		return Reply{Err: resp.ErrNoReply}
 	}
 }
@@ -122,7 +122,7 @@ func (l *waitBatch) move(s *Store, at *server) {
 		l.mu.Lock()
 		some := l.waiting
 		l.waiting = nil
-		// mu is still held. So if move ends here, the next caller sees this, and starts move again.
+		// Set moving while mu is held. If move ends here, the next caller then starts move again.
 		l.moving = len(some) > 0
 		l.mu.Unlock()
 		if len(some) == 0 {
@@ -141,8 +141,8 @@ func (s *Store) sendTogether(at *server, some []*item) {
 	}
 
 	// The cancellation of one caller must not end this pipeline, because other callers share it.
-	// The pipeline ends at the latest deadline of its callers, or when the time longest has passed,
-	// so that a dead connection does not block later holds for long.
+	// The pipeline ends at the latest deadline of its callers, or after the duration longest, so
+	// that a dead connection does not block later holds for long.
 	end, last := time.Now().Add(longest), time.Time{}
 	commands := make([][]string, len(some))
 	for i, it := range some {

@@ -24,7 +24,7 @@ type searcher struct {
 	ended time.Time  // when the last search ended
 }
 
-// search is one search, for whose end several callers may wait.
+// search is the state of one search. Several callers may wait for the end of the search.
 type search struct {
 	done chan struct{} // closed when err is set
 	err  error
@@ -33,7 +33,7 @@ type search struct {
 // pause is the least time between the end of a search and the next search.
 const pause = 100 * time.Millisecond
 
-// wait waits until the search under way ends. If there is none, wait starts one.
+// wait blocks until the search under way ends. If no search is under way, wait starts one.
 func (s *searcher) wait(ctx context.Context) error {
 	s.mu.Lock()
 	k := s.startLocked()
@@ -71,7 +71,7 @@ func (s *searcher) startLocked() *search {
 	return k
 }
 
-// search runs the search k after a pause.
+// search sleeps for the duration pause, and then runs the search whose state is k.
 func (s *searcher) search(k *search, pause time.Duration) {
 	select {
 	case <-time.After(pause):
@@ -132,8 +132,8 @@ func askAll[T any](ctx context.Context, servers []*server, pause, grace time.Dur
 	return answers, errs
 }
 
-// worst returns the most useful error of several servers. This is an error that a server replied,
-// if there is one. kind is a word for the servers in the plural.
+// The function worst returns the most useful of the errors of several servers. If a server replied
+// with an error, that error is the result. kind is a word for the servers in the plural.
 func worst(errs []error, kind string) error {
 	for _, err := range errs {
 		if resp.IsReply(err) {

@@ -22,12 +22,12 @@ import (
 
 // This file sends commands and scripts, and makes the names of Redis keys.
 
-// ours is the beginning of each key that hasp derives.
+// The constant ours is the beginning of each key that hasp derives.
 const ours = "hasp:{"
 
-// LockKey returns the Redis key of the lock on key, for all strategies. This is key itself, so that
-// the strategies exclude each other and other programs. Only a key that begins like a derived key
-// gets a derived name.
+// LockKey returns the Redis key of the lock on key, for all strategies. This name is key itself, so
+// that the strategies exclude each other and other programs. Only if key begins like a derived key
+// does LockKey return a derived name.
 func LockKey(key string) string {
 	if strings.HasPrefix(key, ours) {
 		return DerivedKey("lock", key)
@@ -42,8 +42,8 @@ func DerivedKey(kind, key string) string {
 	return ours + slot.Tag(key) + "}:" + kind + ":" + key
 }
 
-// Channel returns the name of one of hasp's channels, on which scripts on key can publish. On a
-// cluster, the name depends on the slot of key.
+// Channel returns the name of one of hasp's channels. Scripts for key can publish on this channel.
+// On a cluster, the name depends on the slot of key.
 func (s *Store) Channel(name, key string) string {
 	if s.isCluster {
 		return ours + slot.Number(slot.Of(LockKey(key))) + "}:" + name
@@ -67,13 +67,13 @@ func (s *Store) Do(ctx context.Context, args ...string) (any, error) {
 const maxHops = 8
 
 // Send sends one command, once, to the server that has key. It returns the reply: nil, an int64, a
-// string or a []any. Errors name the server. Usually args stays on the caller's stack, because the
-// command is encoded before another goroutine receives it.
+// string or a []any. Errors name the server. The slice args usually stays on the caller's stack,
+// because the command is encoded before another goroutine receives it.
 //
-// kept is true for a command that takes or extends a hold. If the Store waits for replicas, and too
-// few of them confirm the command in time, Send returns an error, and the outcome is unknown.
-// Replicas need not confirm a command that took nothing. Its reply is nil, a number that is not
-// positive, or an array that begins with either.
+// The argument kept is true for a command that takes or extends a hold. If the Store waits for
+// replicas, and too few of them confirm the command in time, Send returns an error, and the outcome
+// is unknown. Replicas need not confirm a command that took nothing. The reply to such a command is
+// nil, a number that is not positive, or an array that begins with nil or such a number.
 func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string) (any, error) {
 	at, err := s.servers.find(ctx, key)
 	if err != nil {
@@ -102,7 +102,7 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 	}
 }
 
-// sendTo passes a command that replicas must confirm to at.waits. It sends any other command over
+// sendTo passes a command to at.waits if replicas must confirm it. It sends any other command over
 // the wire if there are other callers, and over a connection of the pool if there are none.
 func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []string) Reply {
 	if at.pool == nil {
@@ -131,13 +131,13 @@ func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args 
 	return replies[0]
 }
 
-// cancelled reports whether a call returned err because ctx was cancelled.
+// The function cancelled reports whether a call returned err because ctx was cancelled.
 func cancelled(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// outcome returns a reply, or its error with the name of the server. It reports an error to the
-// topology, and a READONLY error also to the Subscriber.
+// outcome returns a reply, or the reply's error with the name of the server. It reports an error to
+// the topology, and a READONLY error also to the Subscriber.
 func (s *Store) outcome(at *server, r Reply) (any, error) {
 	err := r.Err
 	if err == nil {
@@ -174,8 +174,8 @@ func (s single) find(context.Context, string) (*server, error)           { retur
 func (s single) follow(*server, string, error) (to *server, asking bool) { return nil, false }
 func (s single) failed(*server, error)                                   {}
 
-// Script is a Lua script. A Store usually sends only its hash. It sends the source in the first
-// calls of Run, and to a server that does not know the script.
+// Script is a Lua script. A Store usually sends only its hash. It sends the source until a call of
+// Run has succeeded, and when a server does not know the script.
 type Script struct {
 	src, sha string
 	kept     bool // see Store.Send
@@ -186,9 +186,9 @@ var parts embed.FS
 
 // Source joins the named parts of a script. A part is a file of the strategy, or a file of this
 // package that strategies share. The line "-- include NAME" is replaced by the part NAME. In each
-// run, Lua creates the functions of the parts that the run reaches. So a script includes a part
-// where it first needs the part, and a usual run creates no function. A usual run also passes only
-// texts to Redis, because numbers would have to be formatted.
+// run, Lua creates the functions of the parts that the run reaches. Therefore a script includes a
+// part where it first needs the part, and a usual run creates no function. A usual run also passes
+// only texts to Redis, because numbers would have to be formatted.
 func Source(files embed.FS, names ...string) string {
 	var text strings.Builder
 	for _, name := range names {
@@ -215,7 +215,7 @@ func NewScript(src string) *Script {
 	return &Script{src: src, sha: hex.EncodeToString(sum[:])}
 }
 
-// NewHold returns a script that takes or extends a hold, so replicas must confirm it (see the
+// NewHold returns a script that takes or extends a hold, so replicas must confirm the hold (see the
 // parameter kept of [Store.Send]).
 func NewHold(src string) *Script {
 	sc := NewScript(src)
@@ -230,8 +230,8 @@ type Call struct {
 	Args []string
 }
 
-// appendArgs appends the command that runs s. It contains the source if whole is true, and
-// otherwise the hash.
+// appendArgs appends the command that runs s. If whole is true, the command contains the source,
+// and otherwise the hash.
 func (s *Script) appendArgs(all []string, c Call, whole bool) []string {
 	if whole {
 		all = append(all, "eval", s.src)
@@ -281,9 +281,9 @@ func Millis(d time.Duration) string {
 	return strconv.FormatInt((d + time.Millisecond - 1).Milliseconds(), 10)
 }
 
-// Rest returns the time that is left until KeepUntil, in milliseconds rounded up. A key that is
-// released with KeepUntil gets this term. If KeepUntil is zero or has passed, Rest returns "", and
-// the key must be freed.
+// Rest returns the time that is left until KeepUntil, in milliseconds rounded up. This is the term
+// of a key that is released with KeepUntil. If KeepUntil is zero or has passed, Rest returns "",
+// and the key must be freed.
 func Rest(then time.Time) string {
 	if then.IsZero() || time.Until(then) <= 0 { // usually KeepUntil is zero, and the clock need not be read
 		return ""

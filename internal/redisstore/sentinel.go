@@ -17,8 +17,8 @@ import (
 )
 
 // sentinels is the topology of a master that sentinels name. A search queries all sentinels, and
-// uses the answer with the highest epoch. A search starts after each failure, and when searchEvery
-// has passed. Each new connection first checks that its server is the master.
+// uses the answer with the highest epoch. A search starts after each failure, and after the
+// duration searchEvery. Each new connection first checks that its server is the master.
 type sentinels struct {
 	a        address
 	d        *dialer
@@ -32,7 +32,7 @@ type sentinels struct {
 }
 
 // searchEvery limits how long hasp uses a demoted master that does not know yet that it was
-// demoted, and still takes writes.
+// demoted, and still accepts writes.
 const searchEvery = 10 * time.Second
 
 func newSentinels(a address, d *dialer) *sentinels {
@@ -55,7 +55,7 @@ func (t *sentinels) find(ctx context.Context, _ string) (*server, error) {
 	if at := t.known(); at != nil {
 		return at, nil
 	}
-	// Since the search, the server that the search found has replied that it is not the master.
+	// After the search, the server that the search found has replied that it is not the master.
 	return nil, errors.New("the master is being replaced")
 }
 
@@ -65,8 +65,8 @@ func (t *sentinels) known() *server {
 	return t.master
 }
 
-// follow returns the current master if the server at was closed because it is no longer the master.
-// In that case, the command was not sent.
+// follow returns the current master if the argument at is a server that was closed because it is no
+// longer the master. In that case, the command was not sent.
 func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	if to := t.known(); errors.Is(err, redis.ErrClosed) && to != at {
 		return to, false
@@ -74,8 +74,8 @@ func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	return nil, false
 }
 
-// The method failed starts a search if another server may be the master now. If the server at
-// itself reports that it is not the master, the method also closes its pool.
+// The method failed starts a search if another server may be the master now. If the given server
+// itself reports that it is not the master, the method also closes the pool of that server.
 func (t *sentinels) failed(at *server, err error) {
 	if !mayHaveMoved(err) {
 		return
@@ -135,9 +135,9 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (cla
 	return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))
 }
 
-// adopt makes the server that an answer names the master, if that server reports that it is the
-// master. If some sentinels have not answered, adopt ignores an answer with a lower epoch than the
-// known one, because its sentinel has missed a failover.
+// adopt records the server in an answer as the master, if that server reports that it is the
+// master. If some sentinels have not answered, adopt ignores an answer whose epoch is lower than
+// the known epoch, because the sentinel that gave it has missed a failover.
 func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	t.mu.Lock()
 	was := t.master

@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// maxShared is the most bytes of arguments that a command on a wire may have. A longer command
-// could end the wire, because a server closes the connection if an argument is too long.
+// maxShared limits the bytes in the arguments of a command on a wire. A longer command could end
+// the wire, because a server closes the connection if an argument is too long.
 const maxShared = 64 << 10
 
 // isLarge reports whether commands must have a connection of their own.
@@ -27,7 +27,7 @@ func isLarge(commands ...[]string) bool {
 const hesitation = 20 * time.Millisecond
 
 // share sends commands over the server's wire, and stores their replies. If there is no wire, share
-// sends them over a connection of the pool, and makes that connection the wire. If another caller
+// sends the commands over a connection of the pool, which then becomes the wire. If another caller
 // takes too long to make a wire, share uses the pool and makes no wire.
 func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands ...[]string) {
 	// Try a second time if a wire was given up before it sent the command.
@@ -36,8 +36,8 @@ func (s *Store) share(ctx context.Context, at *server, replies []Reply, commands
 		if w == nil {
 			made, cancel := context.WithTimeout(context.Background(), hesitation)
 			if at.making.CompareAndSwap(nil, &made) {
-				// Set making to nil before cancel wakes the callers that wait, so that the next of
-				// them can make a wire.
+				// Set the field making to nil before cancel wakes the waiting callers, so that one
+				// of these can make a wire.
 				defer cancel()
 				defer at.making.Store(nil)
 				s.sendAndShare(ctx, at, replies, commands)
@@ -81,9 +81,9 @@ func (s *Store) sendAndShare(ctx context.Context, at *server, replies []Reply, c
 	}
 }
 
-// startWire makes a wire of a connection that a call has used. took is how long the call lasted. If
-// the Store is being closed, startWire returns false. If the server has a wire already, the new
-// wire replaces it, and the old one ends when its callers have their replies.
+// startWire makes a wire of a connection that a call has used. The argument took is how long that
+// call lasted. If the Store is being closed, startWire returns false. If the server has a wire
+// already, the new wire replaces it, and the old one ends when its callers have their replies.
 func (s *Store) startWire(at *server, conn *resp.Conn, took time.Duration) bool {
 	w := resp.NewWire(conn, took, s.always, func(ok bool) { at.pool.Put(conn, ok) })
 	reads := s.dialer.spawn(func() {

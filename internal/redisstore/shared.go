@@ -19,7 +19,7 @@ var (
 )
 
 // IntentKey returns the Redis key of the intent on key. A writer that waits for readers stores its
-// token under it.
+// token under this key.
 func IntentKey(key string) string { return DerivedKey("intent", key) }
 
 // AcquireShared makes one attempt to take c.Key shared. fenceTTL is the term of a fence counter in ms.

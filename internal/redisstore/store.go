@@ -30,13 +30,13 @@ type Store struct {
 	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
 	dialer    *dialer  // nil if the caller of hasp passed the client
 
-	// recalled has, for each key, the record of the last hold for which Recall has sent a message.
+	// recalled contains, for each key, the record of the last hold for which Recall sent a message.
 	// Recall sends only one message for a hold, because refused callers may ask very often.
 	mu       sync.Mutex // guards recalled
 	recalled map[string]string
 
-	// If always is set, which only tests do, a caller uses a wire even if there is no other caller,
-	// and the wire does not end by itself.
+	// Only tests set the field always. If it is true, a caller uses a wire even if there is no
+	// other caller, and the wire does not end by itself.
 	always bool
 }
 
@@ -45,15 +45,15 @@ type topology interface {
 	// find returns the server that has the slot of a key.
 	find(ctx context.Context, key string) (*server, error)
 
-	// all returns the servers that have keys.
+	// The method all returns the servers that have keys.
 	all(ctx context.Context) ([]*server, error)
 
-	// follow returns the server to which a command must be sent again after the server at has
-	// returned err, and whether ASKING must precede the command. If the server at has neither
-	// redirected the command nor been closed as unused, to is nil.
+	// follow returns the server to which a command must be sent again, and whether ASKING must
+	// precede it. The argument at is the server that returned err. If that server has neither
+	// redirected the command nor been closed, the first result is nil.
 	follow(at *server, key string, err error) (to *server, asking bool)
 
-	// failed reports an error of a server to the topology, which may then search for the servers.
+	// The method failed reports an error of a server. The topology may then search for the servers.
 	failed(at *server, err error)
 }
 
@@ -70,11 +70,11 @@ type server struct {
 	waits   waitBatch                 // for holds that replicas must confirm
 	wire    atomic.Pointer[resp.Wire] // the shared connection; nil if there is none
 
-	// making is a context that ends when the caller that makes a wire has made it or has failed, at
-	// the latest after the time hesitation. It is nil if no caller makes a wire.
+	// While no caller makes a wire, making is nil. Otherwise this context ends when that caller has
+	// made the wire or has failed, at the latest after the duration hesitation.
 	making atomic.Pointer[context.Context]
 
-	unused time.Time // since when the server has had no slot, or zero if it has slots; guarded by the cluster's mu
+	unused time.Time // when a search first found the server without slots; zero if it has slots; guarded by the cluster's mu
 }
 
 // newServer returns a server without connections.
@@ -115,7 +115,7 @@ func New(rdb redis.UniversalClient) *Store {
 	var reload func()
 	switch c := rdb.(type) {
 	case *redis.Client:
-		// A client of sentinels has no address, and go-redis reports this word instead.
+		// A client of sentinels has no address, and go-redis reports "FailoverClient" instead.
 		if c.Options().Addr != "FailoverClient" {
 			s.name += " " + c.Options().Addr
 		}
@@ -131,7 +131,7 @@ func New(rdb redis.UniversalClient) *Store {
 }
 
 // subscribe makes the Subscriber. The function reload starts a search for the servers of the
-// channels. It is nil if channels cannot move to another server.
+// channels. If channels cannot move to another server, reload is nil.
 func (s *Store) subscribe(reload func()) {
 	s.Subscriber = pubsub.New(pubsub.Config{
 		Server: func(ctx context.Context, slotKey string) (resp.Server, error) {
@@ -161,8 +161,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Cancellation reports when a call returns at the latest if the server does not answer. It assumes
-// that the hooks of a client that the caller passed obey their contexts. A Limiter, a
+// Cancellation reports how soon a call ends with its context if the server does not answer. It
+// assumes that the hooks of a client that the caller passed obey their contexts. A Limiter, a
 // CredentialsProvider or a StreamingCredentialsProvider receives no context, so with one of them a
 // call may outlast its context.
 func (s *Store) Cancellation() backend.Cancellation {
@@ -188,9 +188,9 @@ func (s *Store) Cancellation() backend.Cancellation {
 // fail adds the name of the Store to an error.
 func (s *Store) fail(err error) error { return s.named(s.name, err) }
 
-// named adds a name to an error, and hides passwords, because a server's error may repeat the
-// command. If err or the reply in it contains a password, named also drops the wrapped errors,
-// which a program could print.
+// The method named adds a name to an error, and hides passwords, because a server's error may
+// repeat the command. If err or the reply in it contains a password, the method also drops the
+// wrapped errors, which a program could print.
 func (s *Store) named(name string, err error) error {
 	all := err.Error()
 	if reply := redis.Error(nil); errors.As(err, &reply) {

@@ -25,8 +25,8 @@ func Owner(record string) string {
 	return ""
 }
 
-// isToken reports whether a text has only characters that a token can have, or the token~n that
-// redlock and spinlock store.
+// isToken reports whether a text has only characters that can be in a token, or in the text token~n
+// that redlock and spinlock store.
 func isToken(text string) bool {
 	for _, r := range text {
 		if !strings.ContainsRune("-_~", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
@@ -45,7 +45,7 @@ type Found struct {
 	fence   string
 }
 
-// Decode decodes the reply of a script that reports on a key, and reports whether it is valid.
+// Decode decodes a script's report on a key, and returns whether the reply is valid.
 func Decode(reply any) (Found, bool) {
 	parts, _ := reply.([]any)
 	if len(parts) < 3 {
@@ -118,11 +118,11 @@ func OpenOne(ctx context.Context, strategy string, nodes []string, params map[st
 	return Open(ctx, nodes[0], params)
 }
 
-// Renew runs sc once for each claim, and passes the results to done, as backend.Driver's Renew
-// does. The script extends the hold on its key. Its arguments are the claim's token with mark after
-// it, and the term in milliseconds. For a shared hold, Mark follows the token, the owner is the
-// third argument, and sharedrenew.lua extends the hold. The script returns 1, or 0 if the token
-// does not hold the key.
+// Renew runs sc once for each claim, and passes the results to the function done, as
+// backend.Driver's Renew does. The script extends the hold on its key. Its arguments are the
+// claim's token with the text mark after it, and the term in milliseconds. For a shared hold, the
+// constant Mark follows the token, the owner is the third argument, and sharedrenew.lua extends the
+// hold. The script returns 1, or 0 if the token does not hold the key.
 func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark string, done func(i int, g backend.Grant, err error)) {
 	calls := make([]Call, len(cs))
 	for i, c := range cs {
@@ -193,12 +193,12 @@ func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) erro
 	return err
 }
 
-// maxRecalled is the most keys in Store.recalled. At this limit, Recall forgets all of them.
+// maxRecalled limits the number of keys in Store.recalled. At this limit, Recall forgets all keys.
 const maxRecalled = 256
 
 // Recall asks the Client that holds key to release it, if the holder's token says that the key may
-// linger. The text record begins with that token. If the user may not publish, or the message is
-// lost, the caller waits for the end of the linger.
+// linger. The argument record begins with that token. If the user may not publish, or the message
+// is lost, the caller waits for the end of the linger.
 func (s *Store) Recall(ctx context.Context, record, key string) {
 	id, ok := backend.RecallID(record)
 	if !ok || !isToken(id) {
@@ -227,7 +227,7 @@ func NoFence(counter string) error {
 	return fmt.Errorf("%w: the value of %q is no fence counter; remove it, so that hasp can begin a new one", backend.ErrInvalid, counter)
 }
 
-// FenceTTL parses the parameter fence_ttl. It returns zero if there is none.
+// FenceTTL parses the parameter fence_ttl. It returns zero if the parameter is missing.
 func FenceTTL(params map[string]string) (time.Duration, error) {
 	text, ok := params["fence_ttl"]
 	if !ok {

@@ -6,7 +6,7 @@ import (
 	"os"
 )
 
-// Certificate has the names of PEM files. The certificate is its own authority, so CAFile and
+// Certificate contains the names of PEM files. The certificate is its own authority, so CAFile and
 // CertFile are the same file. Servers and clients use the same certificate.
 type Certificate struct{ CAFile, CertFile, KeyFile string }
 

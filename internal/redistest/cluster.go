@@ -25,8 +25,8 @@ const (
 	slots   = 16384
 )
 
-// StartCluster starts a cluster for t. Servers has the masters, and then their replicas in the same
-// order.
+// StartCluster starts a cluster for t. The field Servers contains the masters, and then their
+// replicas in the same order.
 func StartCluster(t testing.TB, o *Options) *Cluster {
 	t.Helper()
 	c := &Cluster{newSet(t, o)}
@@ -88,7 +88,7 @@ var keepsShards = sync.OnceValue(func() bool {
 	return err == nil && (major > 7 || major == 7 && minor >= 2)
 })
 
-// complete returns an error until all nodes serve.
+// The method complete returns an error until all nodes serve.
 func (c *Cluster) complete(ctx context.Context) error {
 	for i, srv := range c.Servers {
 		info, err := srv.command(ctx, "cluster", "info").Text()
@@ -144,7 +144,7 @@ func (c *Cluster) find(slot int) (srv *Server, id string) {
 	return srv, id
 }
 
-// owned returns an error until all running nodes agree that srv serves the slot.
+// The method owned returns an error until all running nodes agree that srv serves the slot.
 func (c *Cluster) owned(ctx context.Context, srv *Server, slot int) error {
 	n, err := c.owner(ctx, slot)
 	if err == nil && n.addr != srv.Addr {
@@ -169,7 +169,7 @@ func (c *Cluster) Master(key string) *Server {
 	return srv
 }
 
-// Failover makes the replica of a key's master the new master. It returns when all nodes agree. If
+// Failover makes the replica of a key's master the new master. It waits until all nodes agree. If
 // the old master still runs, it hands over its data without loss.
 func (c *Cluster) Failover(key string) {
 	c.t.Helper()
@@ -194,15 +194,15 @@ func (c *Cluster) Failover(key string) {
 		} else if time.Since(asked) < 6*time.Second {
 			return err
 		}
-		// A replica gives up its failover after 5 s. So repeat the command after 6 s.
+		// A replica gives up its failover after 5 s. Therefore repeat the command after 6 s.
 		asked = time.Now()
 		return errors.Join(errors.New("not a master yet"), replica.command(ctx, how...).Err())
 	})
 }
 
 // Move begins to move the slot of key to another master. It returns in the middle of the move. All
-// keys of the slot are then on the other master, but clients must still ask the first master.
-// finish completes the move.
+// keys of the slot are then on the other master, but clients must still ask the first master. The
+// function finish completes the move.
 func (c *Cluster) Move(key string) (finish func()) {
 	c.t.Helper()
 	slot := c.slot(key)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Between fails the test unless the time since began lies between the limits from and to.
+// Between fails the test unless the time since the given start lies between the two limits.
 func Between(t testing.TB, what string, began time.Time, from, to time.Duration) {
 	t.Helper()
 	if took := time.Since(began); took < from || took > to {

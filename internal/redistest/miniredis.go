@@ -106,7 +106,7 @@ func (v *VirtualServer) start(data bool) error {
 // Restart is Kill and Start.
 func (v *VirtualServer) Restart(data bool) { v.Kill(); v.Start(data) }
 
-// Skew sets the clock that TIME reads ahead by d. The terms of keys do not change.
+// Skew makes TIME report a clock that is ahead by d. The terms of keys do not change.
 func (v *VirtualServer) Skew(d time.Duration) {
 	v.id.mu.Lock()
 	defer v.id.mu.Unlock()
@@ -136,8 +136,8 @@ func (v *VirtualServer) Link() (*redis.Client, *faultproxy.Proxy) {
 	return v.Named(func() *VirtualServer { return v })
 }
 
-// Named is Link, but calls its parameter to get the server of each new connection. So the Link is
-// like a DNS name whose address changes.
+// Named is like Link, but for each new connection it calls its parameter, which returns the server.
+// Therefore this Link is like a DNS name whose address changes.
 func (v *VirtualServer) Named(now func() *VirtualServer) (*redis.Client, *faultproxy.Proxy) {
 	link := faultproxy.New(func() (net.Conn, error) {
 		to := now()
@@ -150,8 +150,8 @@ func (v *VirtualServer) Named(now func() *VirtualServer) (*redis.Client, *faultp
 	return v.client(link.Dialer()), link
 }
 
-// refused is a connection to a dead server. The dialer returns it instead of an error, because
-// go-redis would log an error.
+// The type refused is a connection to a dead server. The dialer returns it instead of an error,
+// because go-redis would log an error.
 type refused struct{ net.Conn }
 
 // errRefused wraps its error once more (by Join), because go-redis removes one layer of an error.

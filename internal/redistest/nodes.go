@@ -59,8 +59,8 @@ func (ns *Nodes) Clients() []redis.UniversalClient {
 }
 
 // Settled calls count until its result has not changed for 100 ms, and returns the result. A caller
-// that returns after a majority of replies leaves commands in flight. Settled lets them arrive. It
-// gives up after 5 s.
+// that returns after a majority of replies leaves commands in flight. Settled lets these commands
+// arrive. It gives up after 5 s.
 func Settled(count func() int64) int64 {
 	n := count()
 	for range 50 {

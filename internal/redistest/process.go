@@ -22,7 +22,7 @@ type process struct {
 	dir  string
 	args []string
 	cmd  *exec.Cmd
-	out  *bytes.Buffer   // its output, which is complete when done is closed
+	out  *bytes.Buffer   // its output, which is complete when the channel done is closed
 	done <-chan struct{} // closed when the process has ended
 }
 
@@ -91,7 +91,7 @@ func (s *Server) startAt(dir string, port int, more ...string) error {
 	return s.run(&process{dir: dir, args: append(s.args(dir, port), more...)})
 }
 
-// run starts p and waits until it answers.
+// run starts p and waits until the server answers.
 func (s *Server) run(p *process) error {
 	s.flav = p
 	s.t.Cleanup(func() { p.kill() })

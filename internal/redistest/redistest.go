@@ -42,8 +42,8 @@ func program() string { return cmp.Or(os.Getenv(ServerEnv), "redis-server") }
 
 // Options describe the server that a test needs. Nil means a server without special options.
 type Options struct {
-	// Own means that no other test uses the server. So the test can stop, kill or flush it. Every
-	// other option implies Own.
+	// Own means that no other test uses the server. Therefore the test can stop, kill or flush it.
+	// Every other option implies Own.
 	Own bool
 
 	// Real means a real Redis. With miniredis the test is skipped.
@@ -183,7 +183,7 @@ func Serve(t testing.TB, f func(net.Conn)) (addr string) {
 	return ln.Addr().String()
 }
 
-// atATime is the least number of parallel tests that Main runs at the same time.
+// atATime is the minimum number of parallel tests that Main runs at the same time.
 const atATime = 8
 
 // Main runs the tests of m and returns the exit code. Parallel tests against a Redis mostly sleep,
@@ -236,8 +236,7 @@ func (l *Lab) Check(err error) {
 	}
 }
 
-// Close calls the functions that were passed to Cleanup, the last one first. So it ends all
-// servers.
+// Close calls the functions that were passed to Cleanup, the last one first. This ends all servers.
 func (l *Lab) Close() {
 	all := l.cleanups
 	l.cleanups = nil

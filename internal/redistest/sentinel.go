@@ -104,7 +104,7 @@ func (s *Sentinel) config(all []member, i int) string {
 	return b.String()
 }
 
-// complete returns an error until all servers know each other.
+// The method complete returns an error until all servers know each other.
 func (s *Sentinel) complete(ctx context.Context) error {
 	err := s.Servers[0].followed(ctx, 2)
 	for _, replica := range s.Servers[1:] {
@@ -152,9 +152,9 @@ func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 	return s.at(addr)
 }
 
-// Failover makes the sentinels fail over to a replica, whether the old master runs or not. It
-// returns when all sentinels name the new master. The old master becomes a replica a moment later,
-// or after its restart.
+// Failover makes the sentinels fail over to a replica, whether the old master runs or not. It waits
+// until all sentinels name the new master. The old master becomes a replica a moment later, or
+// after its restart.
 func (s *Sentinel) Failover() {
 	s.t.Helper()
 	old, asked := s.Master(), time.Time{}

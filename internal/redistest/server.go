@@ -29,10 +29,10 @@ type Server struct {
 	away atomic.Bool // paused or killed
 }
 
-// flavour is a kind of server.
+// flavour controls a server of one kind, such as a process.
 type flavour interface {
 	pause() error            // makes the server keep its connections and answer nothing
-	resume() error           // ends pause
+	resume() error           // undoes pause
 	kill() error             // ends the server at once, as SIGKILL does
 	restart(data bool) error // starts a killed server at its old address, with or without its data
 }
@@ -101,7 +101,7 @@ func (s *Server) network() string {
 	return "tcp"
 }
 
-// own returns the flavour of the server. If the server was found by a URL, it skips the test.
+// The method own returns the flavour that controls s. If s was found by a URL, it skips the test.
 func (s *Server) own() flavour {
 	if s.flav == nil {
 		s.t.Skip("needs a server of its own")
@@ -153,8 +153,8 @@ func (s *Server) Demoted() {
 	must(s.t, "demoted", until(func(ctx context.Context) error { return s.is(ctx, "slave") }))
 }
 
-// role returns the reply to ROLE. It begins with "master" or "slave". For a replica, the master's
-// host, its port and the state of the link follow.
+// role returns the reply to ROLE. The reply begins with "master" or "slave". For a replica, the
+// master's host, its port and the state of the link follow.
 func (s *Server) role(ctx context.Context) ([]any, error) {
 	parts, err := s.command(ctx, "role").Slice()
 	if err == nil && len(parts) < 3 {
@@ -185,7 +185,7 @@ func (s *Server) follows(ctx context.Context, master *Server) bool {
 	return err == nil && parts[0] == "slave" && net.JoinHostPort(fmt.Sprint(parts[1]), fmt.Sprint(parts[2])) == master.Addr
 }
 
-// followed returns an error unless the given number of replicas are in step with the server.
+// The method followed returns an error unless the given number of replicas are in step with s.
 func (s *Server) followed(ctx context.Context, replicas int64) error {
 	n, err := s.command(ctx, "wait", replicas, 1000).Int64()
 	if err == nil && n < replicas {
@@ -229,7 +229,7 @@ func (s *Server) process(ctx context.Context, cmd redis.Cmder) error {
 // than a server needs, because the machine may be busy.
 const patience = 3 * time.Minute
 
-// until calls ask until ask returns nil. After the time patience, it returns the last error.
+// The function until repeats ask while it fails, for the time patience, and returns the last error.
 func until(ask func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

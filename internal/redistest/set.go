@@ -30,7 +30,7 @@ type Set struct {
 	// Certificate is the certificate of all servers, for TLS.
 	Certificate
 
-	// Servers has the servers that were masters at the start, and then their replicas.
+	// Servers contains the servers that were masters at the start, and then their replicas.
 	Servers []*Server
 
 	t   testing.TB
@@ -113,7 +113,7 @@ func (s *Set) at(addr string) (*Server, error) {
 	return s.Servers[i], nil
 }
 
-// running returns the servers that are neither paused nor killed.
+// The function running returns the servers that are neither paused nor killed.
 func running(all []*Server) []*Server {
 	return slices.DeleteFunc(slices.Clone(all), func(s *Server) bool { return s.away.Load() })
 }
@@ -162,7 +162,7 @@ func (s *Set) url(kind string, servers []*Server, suffix string) string {
 	return scheme + kind + "://" + userinfo(s.o.User, s.o.Password) + strings.Join(addrs, ",") + suffix
 }
 
-// must calls ask until ask returns nil. It fails the test if that takes longer than patience.
+// must calls ask until one call succeeds. After the duration patience, it fails the test.
 func (s *Set) must(what string, ask func(ctx context.Context) error) {
 	s.t.Helper()
 	must(s.t, what, until(ask))

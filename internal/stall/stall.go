@@ -8,8 +8,8 @@ import "time"
 const tick = 10 * time.Millisecond
 
 // Watch measures the longest time for which this process did not run a goroutine that was due. If
-// probe is not nil, Watch calls it at each tick. So the time for which a server stands still counts
-// as well, if probe calls the server. The caller must call stop, which returns the longest time.
+// probe is not nil, Watch calls it at each tick. If probe calls a server, the time for which that
+// server stands still counts as well. The caller must call stop(), which returns the longest time.
 func Watch(probe func()) (stop func() time.Duration) {
 	quit, longest := make(chan struct{}), make(chan time.Duration)
 	go func() {

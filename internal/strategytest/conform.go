@@ -18,13 +18,13 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Conform runs the conformance suite in virtual time, on n servers in memory. h has the settings
-// that differ between strategies, and open makes the drivers.
+// Conform runs the conformance suite in virtual time, on n servers in memory. The argument h
+// contains the settings that differ between strategies, and the function open makes the drivers.
 //
 // Conform leaves out some clauses, which internal/acceptance runs on real servers. Several
 // processes cannot share virtual time. Goroutines cannot be counted, because the servers in memory
-// have some for each connection. There is no Kick, and no Stop for several servers, because
-// go-redis notices the end of an idle connection only on a socket.
+// run some goroutines for each connection. There is no Kick, and no Stop for several servers,
+// because go-redis notices the end of an idle connection only on a socket.
 func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis.UniversalClient) backend.Driver) {
 	await.Crowd(t)
 	t.Parallel()
@@ -82,7 +82,7 @@ func (ns Nodes) Each(f func(n Node) error) error {
 	return redistest.Each(len(ns), func(i int) error { return f(ns[i]) })
 }
 
-// Hooks sets the hooks of h that disturb all nodes together or read from them.
+// Hooks sets the hooks of h that disturb all nodes together, or that read from the nodes.
 func Hooks(h *conformance.Harness, nodes func() Nodes) {
 	h.Stop = func(ctx context.Context, _ string) error {
 		return nodes().Each(func(n Node) error { return n.Stop(ctx) })
@@ -122,10 +122,10 @@ type links struct {
 	all redistest.VirtualServers
 
 	mu      sync.Mutex                         // guards clients
-	clients map[string][]redis.UniversalClient // by Link.Store
+	clients map[string][]redis.UniversalClient // the key is Link.Store
 }
 
-// of returns clients of all servers. If store is a Link's Store, they connect over the Link.
+// The method of returns clients of all servers. If store is a Link's, they connect over it.
 func (l *links) of(store string) []redis.UniversalClient {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,7 +135,7 @@ func (l *links) of(store string) []redis.UniversalClient {
 	return l.all.Clients()
 }
 
-// link makes a Link to all servers.
+// The method link makes a Link to all servers.
 func (l *links) link(context.Context, string) (*conformance.Link, error) {
 	var proxies []*faultproxy.Proxy
 	var clients []redis.UniversalClient

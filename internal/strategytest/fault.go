@@ -64,7 +64,7 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 	}
 }
 
-// ScriptErrorsAreNoLoss proves that a user who may not read a record gets an outage, and not a loss.
+// ScriptErrorsAreNoLoss proves that without the right to read a record, a failed call is an outage.
 func (s Strategy) ScriptErrorsAreNoLoss(t *testing.T) {
 	outages := 0
 	for _, right := range []string{"getrange", "hlen", "hkeys", "hdel"} {

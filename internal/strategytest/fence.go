@@ -16,10 +16,10 @@ import (
 // counter is the Redis key of the fence counter of the key k.
 const counter = "hasp:{k}:fence:k"
 
-// FenceCounter proves that the first fence is the server's time in microseconds. So it is larger
-// than all earlier fences even if the counter was lost. If the clock was set back, each later fence
-// is one larger than the last. The counter is kept for the FenceTTL. All strategies on one Redis
-// share the counter. A claim without a fence does not touch it.
+// FenceCounter proves that the first fence is the server's time in microseconds. Therefore this
+// fence is larger than all earlier fences even if the counter was lost. If the clock was set back,
+// each later fence is one larger than the fence before. The counter is kept for the FenceTTL. All
+// strategies on one Redis share the counter. A claim without a fence does not touch it.
 func (s Strategy) FenceCounter(t *testing.T) {
 	r := s.setup(t, nil)
 	byOption := await.Value(s.New(r.Redis, time.Hour)).(backend.Inspector)
@@ -61,7 +61,7 @@ func (s Strategy) FenceCounter(t *testing.T) {
 }
 
 // ForeignFenceCounterIsRefused proves that a value of another program under the counter's key is
-// neither used nor overwritten. Until that value is removed, a fenced claim neither gets the key
+// neither used nor overwritten. Until that value is removed, a fenced claim neither takes the key
 // nor waits for the key.
 func (s Strategy) ForeignFenceCounterIsRefused(t *testing.T) {
 	r := s.setup(t, nil)

@@ -26,7 +26,7 @@ func (s Strategy) open(rdb redis.UniversalClient) backend.Inspector {
 
 func (s Strategy) setup(t *testing.T, o *redistest.Options) rig { return Setup(t, o, s.open) }
 
-// kinds makes claims without and with a fence.
+// kinds contains functions that make claims, without and with a fence.
 var kinds = map[string]func(key string) backend.Claim{"unfenced": Claim, "fenced": Fenced}
 
 // RecordAndRefusal proves that an Acquire makes the record that Has expects. A refusal says who
@@ -72,9 +72,9 @@ func (s Strategy) RecordAndRefusal(t *testing.T) {
 }
 
 // RenewAlwaysWrites proves that a renewal writes even if the present term is longer. From Redis 7.2
-// on, WAIT asks the replicas only about the last write of its own connection. So replicas would
-// confirm a renewal that writes nothing, although they may lack the hold, for instance after an
-// Extend that they did not confirm. A record without a term stays without one.
+// on, WAIT asks the replicas only about the last write of its own connection. Therefore replicas
+// would confirm a renewal that writes nothing, although they may lack the hold, for instance after
+// an Extend that they did not confirm. A record without a term stays without one.
 func (s Strategy) RenewAlwaysWrites(t *testing.T) {
 	r := s.setup(t, &redistest.Options{Own: true, Real: true})
 	c := Claim("k")
@@ -101,7 +101,7 @@ func (s Strategy) RenewAlwaysWrites(t *testing.T) {
 	}
 }
 
-// Kept returns c with a KeepUntil of now + d, for a Release.
+// Kept returns c for a Release, with a KeepUntil that is d after the present time.
 func Kept(c backend.Claim, d time.Duration) backend.Claim {
 	c.KeepUntil = time.Now().Add(d)
 	return c
@@ -119,7 +119,7 @@ func sortedSet(member string, end time.Duration) func(ctx context.Context, rdb *
 	}
 }
 
-// foreign has functions that write values which are no record of any strategy.
+// foreign contains functions that write values which are no record of any strategy.
 var foreign = map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
 	"string": func(ctx context.Context, rdb *redis.Client, key string) error {
 		return rdb.Set(ctx, key, "a secret#with a mark", 0).Err()
@@ -139,7 +139,7 @@ var foreign = map[string]func(ctx context.Context, rdb *redis.Client, key string
 	"sorted set without a token": sortedSet("#x", time.Hour),
 }
 
-// foreignValues returns foreign and s.Foreign together.
+// foreignValues returns the functions in the maps foreign and s.Foreign.
 func (s Strategy) foreignValues() map[string]func(ctx context.Context, rdb *redis.Client, key string) error {
 	all := maps.Clone(foreign)
 	maps.Copy(all, s.Foreign)

@@ -29,7 +29,7 @@ func Listed(ctx context.Context, d backend.Driver, prefix string) (map[string]ba
 	return all, nil
 }
 
-// wantListed fails the test unless a list has exactly these keys.
+// wantListed fails the test unless a list contains exactly these keys.
 func (r Rig[D]) wantListed(t *testing.T, what, prefix string, keys ...string) {
 	t.Helper()
 	all, err := Listed(t.Context(), r.Driver, prefix)
@@ -76,9 +76,9 @@ func (s Strategy) foreignKeys(t *testing.T, rdb *redis.Client) {
 	Want(t, "exec", ErrOf(pipe.Exec(ctx)), nil)
 }
 
-// ListNamesOnlyOurOwn proves that a list has hasp's records only, and does not read values of other
-// programs. It leaves out keys that the user has no right to. A user without the right to list gets
-// an error.
+// ListNamesOnlyOurOwn proves that List returns only hasp's records, and does not read values of
+// other programs. List leaves out keys that the user has no right to. A user without the right to
+// list receives an error.
 func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
 	r := s.setup(t, real)
 	ctx := t.Context()

@@ -24,8 +24,8 @@ type Rig[D backend.Inspector] struct {
 	Driver D
 }
 
-// Setup starts a Redis and returns a Rig. open makes the driver. If o is nil, no other test uses
-// the Redis.
+// Setup starts a Redis and returns a Rig. The function open makes the driver. If o is nil, no other
+// test uses the Redis.
 func Setup[D backend.Inspector](t *testing.T, o *redistest.Options, open func(rdb redis.UniversalClient) D) Rig[D] {
 	t.Helper()
 	if o == nil {
@@ -36,8 +36,8 @@ func Setup[D backend.Inspector](t *testing.T, o *redistest.Options, open func(rd
 	return Rig[D]{srv, rdb, open(rdb)}
 }
 
-// Term is the TTL of claims. It is so long that at least half of it is left when a test reads the
-// rest, even on a slow machine.
+// Term is the TTL of claims. It is so long that at least half of it is left when a test reads what
+// is left, even on a slow machine.
 const Term = time.Minute
 
 var serial atomic.Int64
@@ -131,7 +131,7 @@ func Lost(t *testing.T, what string, err error) {
 	Want(t, what, err, backend.ErrLost)
 }
 
-// Lock locks k.
+// Lock locks the key k.
 func Lock(t *testing.T, c *hasp.Client, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	lease, err := c.Lock(t.Context(), "k", opts...)
@@ -147,7 +147,7 @@ func Unlock(t *testing.T, lease *hasp.Lease) {
 	Want(t, "unlock", lease.Unlock(t.Context()), nil)
 }
 
-// Outages has functions that make a Proxy fail. The function mend makes the Proxy work again.
+// Outages contains functions that make a Proxy fail. The function mend makes the Proxy work again.
 var Outages = map[string]func(p *faultproxy.Proxy) (mend func()){
 	"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
 	"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },

@@ -19,11 +19,11 @@ func Shared(key string) backend.Claim {
 	return c
 }
 
-// real asks for a real Redis, because the tests need ACLs and Redis's own compiler of scripts.
+// The options real ask for a real Redis, because tests need ACLs and Redis's compiler of scripts.
 var real = &redistest.Options{Own: true, Real: true}
 
-// refused fails the test unless c is refused with a HeldError whose Shared has the given value. It
-// returns that error.
+// The function refused fails the test unless c is refused with a HeldError whose Shared has the
+// given value. It returns this error.
 func refused(t *testing.T, what string, r rig, c backend.Claim, shared bool) backend.HeldError {
 	t.Helper()
 	var held *backend.HeldError
@@ -94,7 +94,7 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 			t.Fatalf("%s: a TryLock left an intent", kind)
 		}
 
-		// Let w ask again if, on a slow machine, the intent expires before the test reads it.
+		// Repeat the attempt if, on a slow machine, the intent expires before the test reads it.
 		w.WillRetry, w.Waited = true, time.Millisecond
 		var left time.Duration
 		await.Until(t, kind+": an intent", func() bool {
@@ -126,7 +126,7 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 	}
 
 	// A user without the right to hasp's own keys can leave no intent. While there are readers, the
-	// user's writer is refused. When they have left, the writer gets the key.
+	// user's writer is refused. When the readers have left, the writer takes the key.
 	reader, w := Shared("k"), Claim("k")
 	r.Acquire(t, reader)
 	r.Forbid(t, "resetkeys", "~k")

@@ -40,7 +40,7 @@ type Strategy struct {
 	// same Redis type as its records.
 	Foreign map[string]func(ctx context.Context, rdb *redis.Client, key string) error
 
-	// Since says that Inspect reports when a hold began.
+	// Since is true if Inspect reports the time at which a hold began.
 	Since bool
 
 	// Intents is the term of an intent; 0 if the strategy has no intents.

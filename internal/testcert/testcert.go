@@ -1,4 +1,4 @@
-// Package testcert makes certificates for tests.
+// Package testcert creates certificates for tests.
 package testcert
 
 import (

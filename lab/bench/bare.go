@@ -13,7 +13,7 @@ import (
 )
 
 // connect returns a go-redis client with default options, but with timeouts that are too long for a
-// slow machine to reach. All contestants on go-redis use it.
+// slow machine to reach. All contestants on go-redis use such a client.
 func connect(url string) (*redis.Client, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
@@ -39,7 +39,7 @@ type bareCaller struct {
 	term  time.Duration
 	pause time.Duration // mean sleep before another attempt; if 0, there is only one attempt
 	end   func() error
-	held  *sync.Map // the locks to renew; nil if none are renewed
+	held  *sync.Map // the locks to renew; nil if no locks are renewed
 }
 
 // polling is the pause of a contestant that polls for a key.
@@ -99,7 +99,7 @@ func (l *bareLock) Unlock(ctx context.Context) error {
 func (b *bareCaller) close() { _ = b.end() }
 
 // keeper sends only the commands of a lock that lingers. It keeps its key until another process,
-// which polls, asks for the key by a message. Then it releases the key.
+// which polls, asks for the key by a message. Then the keeper releases the key.
 type keeper struct {
 	*bareCaller
 	rdb *redis.Client
@@ -176,12 +176,12 @@ func (l *keptLock) Unlock(ctx context.Context) error {
 	return err
 }
 
-// quorum sends only the commands of a lock on five nodes. It asks all nodes at once, and returns
-// when three have granted or three have failed. Unlock also releases grants that came later.
+// quorum sends only the commands of a lock on five nodes. It asks all nodes at once, until three
+// nodes have granted or three nodes have failed. Unlock also releases grants that came later.
 type quorum struct{ nodes []locker }
 
 type quorumLock struct {
-	acquired []chan held // for each node, a channel that gets the node's grant or nil
+	acquired []chan held // for each node, a channel that receives the node's grant or nil
 }
 
 func openQuorum(ctx context.Context, s stores, term time.Duration) (locker, error) {
@@ -235,7 +235,7 @@ func (l *quorumLock) Unlock(ctx context.Context) error {
 	return most(answers, len(l.acquired))
 }
 
-// most returns nil when more than half of n answers are nil, and errors when that cannot happen.
+// most returns nil once a majority of n answers is nil, and errors once a majority is impossible.
 func most(answers <-chan error, n int) error {
 	var yes int
 	var no []error

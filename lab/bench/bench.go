@@ -19,12 +19,12 @@ type bench struct {
 	all     []contestant
 	only    []string            // texts that the text of a setting must contain
 	servers redistest.Lab       // ends the servers
-	redises []*redistest.Server // first the one that contestants on one node use, then five masters
+	redises []*redistest.Server // first the server that contestants on one node use, then five masters
 	at      stores
-	far     map[time.Duration]stores // by the delay that they add to each round trip
+	far     map[time.Duration]stores // for each delay of a round trip, the addresses of the proxies with this delay
 	meter   *meter
 	workers []*crew.Process
-	open    map[string]locker // lockers by contestant, which stay open until the process ends
+	open    map[string]locker // for each contestant, a locker that stays open until the process ends
 	results *results
 	began   time.Time
 }
@@ -141,8 +141,8 @@ func (b *bench) turns(round int, scenario string) (all []measurement) {
 	return all
 }
 
-// run makes as many rounds as there is time for. If there is only one round, each scenario has an
-// equal share of the time, so that a slow machine measures something of each scenario.
+// run carries out as many rounds as there is time for. If there is only one round, each scenario
+// has an equal share of the time, so that a slow machine measures something of each scenario.
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
 		for i, scenario := range names {
@@ -161,7 +161,7 @@ func (b *bench) run(ctx context.Context, names []string) error {
 	return nil
 }
 
-// round makes the turns of a scenario that can begin before the time until.
+// round carries out the turns of a scenario that can begin before the time until.
 func (b *bench) round(ctx context.Context, round int, scenario string, until time.Time) error {
 	setting := ""
 	for _, t := range b.turns(round, scenario) {

@@ -72,7 +72,7 @@ func (b *bench) judge(c contestant, s section, f figures, reports []report) (fig
 	return f, nil
 }
 
-// placeRing makes a ring with one member in each process, or with two if there is only one process.
+// placeRing forms a ring with a member in each process, or with two members in the only process.
 func placeRing(orders []order) {
 	members := max(len(orders), 2)
 	for i := range members {
@@ -81,7 +81,7 @@ func placeRing(orders []order) {
 	}
 }
 
-// window is the part of a contest that is measured. The callers arrive before it.
+// window is the part of a contest that is measured. The callers arrive before the window begins.
 type window struct {
 	from, to int64
 	server   spent

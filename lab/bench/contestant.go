@@ -17,7 +17,7 @@ import (
 )
 
 // locker is the interface that every contestant is adapted to. The adapters are thin, so that
-// nearly all measured costs are the contestant's own.
+// nearly all measured costs are costs of the contestant.
 type locker interface {
 	lock(ctx context.Context, key string) (held, error) // waits for the key
 	close()
@@ -34,7 +34,7 @@ type perCaller interface {
 	caller(ctx context.Context) (locker, error)
 }
 
-// stores has the addresses of the servers that keep the locks.
+// stores contains the addresses of the servers that store the locks.
 type stores struct {
 	One  string   // URL of a Redis
 	Five []string // URLs of five independent masters
@@ -115,7 +115,7 @@ func excused(err error, took, term time.Duration) bool {
 		errors.Is(err, rpctypes.ErrTimeout) || strings.Contains(err.Error(), "timeout")
 }
 
-// chosen returns the contestants whose names contain one of words, or all if words is empty.
+// chosen returns the contestants whose names contain a given word, or all if there are no words.
 func chosen(all []contestant, words []string) []contestant {
 	return slices.DeleteFunc(all, func(c contestant) bool {
 		return len(words) > 0 && !slices.ContainsFunc(words, func(w string) bool { return strings.Contains(c.name, w) })

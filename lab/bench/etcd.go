@@ -18,7 +18,7 @@ type etcdCaller struct {
 	c       *etcd.Client
 	s       *concurrency.Session
 	seconds int
-	own     bool // close closes the client as well
+	own     bool // the method close closes the client as well
 }
 
 func openEtcd(_ context.Context, s stores, term time.Duration) (locker, error) {

@@ -31,11 +31,11 @@ type floor struct {
 	waiting chan chan<- string // the callers, in the order of their commands
 	writer  bool               // a caller is about to write
 
-	turn  sync.Mutex // the caller that writes holds turn, which guards the field spare
+	turn  sync.Mutex // locked by the caller that writes; guards the field spare
 	spare []byte     // a buffer that the next commands reuse
 }
 
-// openFloor opens a floor that sends a driver's commands. It records them from the driver itself.
+// openFloor opens a floor that sends a driver's commands, and records them from the driver itself.
 func openFloor[O any](newDriver func(redis.UniversalClient, *O) (backend.Driver, error)) opener {
 	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
 		rdb, err := connect(s.One)
@@ -90,7 +90,7 @@ func (f *floor) do(t template, l *floorLock) error {
 	f.mu.Unlock()
 
 	if first {
-		runtime.Gosched() // let the callers that have just got replies append their next commands
+		runtime.Gosched() // let the callers that have just received replies append their next commands
 		f.turn.Lock()
 		f.mu.Lock()
 		out := f.out
@@ -128,7 +128,7 @@ func (f *floor) close() {
 // the key or the token.
 type template [][]string
 
-// The recorded commands have the sample key and token. A part that equals one of these two is a
+// The recorded commands contain the sample key and token. A part that equals one of these two is a
 // place for another key or token.
 const sampleKey, sampleToken = "bench:sample-key", "bench-sample-token"
 

@@ -24,7 +24,7 @@ func openHasp(strategy string, opts ...hasp.Option) opener {
 	}
 }
 
-// openRedlock opens redlock by a URL that has the hosts of all five URLs.
+// openRedlock opens redlock by a URL that contains the hosts of all five servers.
 func openRedlock(ctx context.Context, s stores, term time.Duration) (locker, error) {
 	hosts := make([]string, len(s.Five))
 	for i, url := range s.Five {

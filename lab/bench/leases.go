@@ -12,10 +12,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// takers is how many goroutines the function together uses. acquiring is acquire's time limit.
 const (
-	takers    = 128
-	acquiring = 12 * time.Second
+	takers    = 128              // the number of goroutines that the function together uses
+	acquiring = 12 * time.Second // the time limit of the function acquire
 )
 
 // probing is the pause of the lone caller between two pairs.
@@ -78,14 +77,14 @@ type prober struct {
 	term time.Duration
 }
 
-// spell has the lone caller's times, and what this process and the stores spent meanwhile.
+// spell contains the lone caller's times, and what this process and the stores spent meanwhile.
 type spell struct {
 	pairs        []time.Duration
 	seconds, cpu float64
 	server       spent
 }
 
-// beside makes pairs until the duration length has passed. A pair that is stuck is the last one.
+// beside measures pairs until the duration length has passed. A stuck pair is the last pair.
 func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time.Duration) (s spell, err error) {
 	bound, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
@@ -117,8 +116,8 @@ func (p *prober) pair(ctx context.Context, s *spell) error {
 	return err
 }
 
-// acquire takes the leases of the setting, except for those whose Lock failed
-// because the machine was slow.
+// acquire locks the keys of the setting, and leaves out a key whose Lock failed because the machine
+// was slow.
 func acquire(ctx context.Context, l locker, name string, s crowd) (all []held, err error) {
 	all = make([]held, s.leases)
 	end := time.Now().Add(acquiring)

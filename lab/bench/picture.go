@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// colors are the colors of contestants in the picture. Those of hasp are also
-// distinct for color-blind readers.
+// colors contains the colors of contestants in the picture. The colors of hasp's contestants are
+// also distinct for color-blind readers.
 var colors = map[string]string{
 	"bare": "#202020", ringName: "#707070",
 	"hasp-spinlock": "#0072b2", "hasp-pubsublock": "#d55e00", "hasp-fairlock": "#009e73",

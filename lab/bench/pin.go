@@ -11,7 +11,7 @@ import (
 
 // pin binds this process to the first processor and the stores of a contestant to the second, until
 // unpin is called. Otherwise the time of a lone pair would depend on the processors that the system
-// happens to choose. It is three times as long if an idle processor must wake up for each message.
+// chooses. This time is three times as long if an idle processor must wake up for each message.
 func (b *bench) pin(ctx context.Context, c contestant) (unpin func()) {
 	pids := b.meter.pids(ctx, c)
 	bind := func(own, stores string) {

@@ -22,7 +22,7 @@ type plan struct {
 
 // distinct is a setting of the scenario without contention. In each round every contestant has
 // several short turns, because on a machine with few processors the figures depend on the processor
-// on which a server runs, and a server stays on one for a while.
+// on which a server runs, and a server stays on one processor for a while.
 type distinct struct {
 	goroutines int
 	length     time.Duration

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// pages have generated parts, which are between <!-- bench: NAME --> and <!-- /bench -->.
+// pages are files with generated parts. A part is between <!-- bench: NAME --> and <!-- /bench -->.
 var pages = []string{"README.md", "docs/performance.md"}
 
 // fillPages puts the figures of a run into the generated parts of pages, and into the picture. It
@@ -40,7 +40,7 @@ func (r *results) fillPages(root string, write bool) error {
 	return nil
 }
 
-// parts returns functions that make the tables of the pages and of results.md, by table name.
+// parts maps the name of each table of the pages and of results.md to the table's function.
 func (r *results) parts() map[string]func() string {
 	p := planOf(r.Quick)
 	return map[string]func() string{
@@ -143,21 +143,21 @@ func (r *results) of(title, metric string, in section) column {
 	return column{title, func(x row) string { return number(r.median(in.cell(x.contestant), metric)) }}
 }
 
-// ratio returns a column that shows a metric divided by that of the bare contestant, in the given
-// section.
+// ratio returns a column that shows a metric in the given section, divided by the same metric of a
+// bare contestant.
 func (r *results) ratio(title, metric string, in section) column {
 	return column{title, func(x row) string { return times(r.ofBare(in, x.contestant, metric)) }}
 }
 
-// both returns a column with a metric of the given section, and its ratio to the same metric of the
-// contestant named bare.
+// both returns a column that shows a metric in the given section, and the ratio to the same metric
+// of a bare contestant.
 func (r *results) both(title, metric string, in section) column {
 	return column{title, func(x row) string {
 		return fmt.Sprintf("%s (%s)", number(r.median(in.cell(x.contestant), metric)), times(r.ofBare(in, x.contestant, metric)))
 	}}
 }
 
-// ofBare returns a contestant's metric divided by the bare contestant's, or NaN without figures.
+// ofBare returns a contestant's metric divided by that of a bare contestant. It may be NaN.
 func (r *results) ofBare(s section, name, metric string) float64 {
 	base := "bare"
 	switch {
@@ -197,7 +197,7 @@ func times(ratio float64) string {
 	return number(ratio) + "×"
 }
 
-// number formats f with two decimals below 10, one below 100, and none above or for an integer.
+// number formats f. A fraction has two decimals below 10, one decimal below 100, and none above.
 func number(f float64) string {
 	digits := 2
 	switch a := math.Abs(f); {
@@ -264,7 +264,7 @@ func (r *results) rows(s section, nodes int) (rows []row) {
 // shown are the contestants on one node that the front page shows.
 var shown = []string{"hasp-spinlock", "hasp-pubsublock", "hasp-fairlock", "redislock", "redsync", "rueidislock", "etcd"}
 
-// ratios is the table of the front page.
+// ratios returns the table of the front page.
 func (r *results) ratios(p plan) string {
 	free, held := p.contended()[0], p.held(1)[0]
 	var rows []row
@@ -328,7 +328,7 @@ func (r *results) bySetting(settings []section, metric string) string {
 	return r.table(rows, columns...)
 }
 
-// kept is the table of many leases.
+// kept returns the table of many leases.
 func (r *results) kept(p plan) string {
 	var rows []row
 	for _, c := range slices.Backward(p.crowds) {

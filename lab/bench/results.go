@@ -32,7 +32,7 @@ type results struct {
 	Took    time.Duration
 	Machine string
 	Commit  string // of the repository
-	Redis   string // its version
+	Redis   string // the version of Redis
 	Pinned  bool   // in turns with one goroutine, this process ran on one processor and the servers on another
 	Quick   bool
 	Skipped []string // turns that there was no time for

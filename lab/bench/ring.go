@@ -10,9 +10,9 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// ringName is the name of the contestant that only hands over. A message goes round a ring, in
-// which each member publishes it to the next member by a script. No lock in Redis can hand over
-// faster.
+// ringName is the name of the contestant that only hands over a message. This message goes round a
+// ring, in which each member publishes the message to the next member by a script. No lock in Redis
+// can hand over faster.
 const ringName = "bare-publish"
 
 // link is a member of the ring: its channel and the channel of the next member.
@@ -50,7 +50,7 @@ func newRing(ctx context.Context, o order) (r *ring, err error) {
 	return r, nil
 }
 
-// run makes the members pass the message on until ctx ends.
+// run lets the members pass the message on until ctx ends.
 func (r *ring) run(ctx context.Context) (all report) {
 	all.Turns = make([]turns, len(r.members))
 	var members errgroup.Group

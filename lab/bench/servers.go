@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// start starts the servers that the contestants need, and makes a meter that reads their counters.
-// The method close ends the servers.
+// start starts the servers that the contestants need, and creates a meter that reads the counters
+// of these servers. The method close ends the servers.
 func (b *bench) start() error {
 	needs := map[int]bool{1: true}
 	for _, c := range b.all {
@@ -38,7 +38,7 @@ func (b *bench) start() error {
 }
 
 // storesOf returns the addresses of the stores for a setting that adds the duration trip to each
-// round trip. If trip is not 0, they are addresses of proxies that delay replies.
+// round trip. If trip is not 0, the result contains addresses of proxies that delay replies.
 func (b *bench) storesOf(trip time.Duration) stores {
 	if trip == 0 {
 		return b.at

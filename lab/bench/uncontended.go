@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// figures are the results of one turn, by the names of metrics.
+// figures maps the names of metrics to the results of one turn.
 type figures map[string]float64
 
 // keysEach is the number of keys that each caller has.
@@ -75,11 +75,11 @@ func distinctKeys(callers int) [][]string {
 	return keys
 }
 
-// made is what callers have done. A pair is a Lock and its Unlock.
+// made counts what callers have done. A pair is a Lock and its Unlock.
 type made struct {
 	pairs int
 	took  time.Duration // from the start to the end of the last pair
-	stuck int           // callers that still waited for a free key at the end
+	stuck int           // the number of callers that still waited for a free key at the end
 }
 
 // grace is how long a caller may take for its last pair after the time for pairs has passed.
@@ -114,7 +114,7 @@ func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, l
 	return all, err
 }
 
-// caller makes pairs with its keys until stop is true. It tries to make at least one pair.
+// caller locks and unlocks its keys until stop is true. It tries at least one pair.
 func caller(ctx context.Context, l locker, term time.Duration, keys []string, stop *atomic.Bool) (m made, err error) {
 	always := context.WithoutCancel(ctx)
 	for i := 0; i == 0 || !stop.Load(); i++ {

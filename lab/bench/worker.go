@@ -36,12 +36,12 @@ type report struct {
 	// The answer to "stop" has these fields as well.
 	Turns   []turns
 	Refused int    // calls that failed without an excuse
-	First   string // the error of one of them
+	First   string // the error of one such call
 }
 
-// turns has the times of one caller's turns, in nanoseconds of hostclock: when the caller asked for
-// the key, when it got the key, and when it was about to release the key. If the caller still
-// waited at the end, Asked has one entry more than Got and Freed.
+// turns contains the times of one caller's turns, in nanoseconds of hostclock: when the caller
+// asked for the key, when it received the key, and when it was about to release the key. If the
+// caller still waited at the end, Asked contains one entry more than Got and Freed.
 type turns struct{ Asked, Got, Freed []int64 }
 
 // order sends each order to the worker with the same index, and returns the workers' reports.
@@ -68,8 +68,8 @@ func (b *bench) order(orders ...order) ([]report, error) {
 
 // worker is the state of a worker process.
 type worker struct {
-	open    map[string]locker   // by contestant and address of the stores
-	more    map[string][]locker // the lockers of contestants with which each caller needs its own, by the same names
+	open    map[string]locker   // the open lockers; a name contains the contestant and the address of the stores
+	more    map[string][]locker // under the same names, one locker for each caller, if callers must not share a locker
 	callers []locker
 	order   order
 	ring    *ring
@@ -146,7 +146,7 @@ func (w *worker) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// run makes the callers take turns at the key until ctx ends.
+// run lets the callers take turns at the key until ctx ends.
 func (w *worker) run(ctx context.Context) (r report) {
 	r.Turns = make([]turns, len(w.callers))
 	refused := make([]int, len(w.callers))
@@ -167,8 +167,8 @@ func (w *worker) run(ctx context.Context) (r report) {
 // all processes are mixed in a queue.
 const arrival = 20 * time.Millisecond
 
-// take makes the turns of one caller until ctx ends. It returns how many calls failed without an
-// excuse, and the first of their errors.
+// take carries out the turns of one caller until ctx ends. It returns how many calls failed without
+// an excuse, and the first error of such a call.
 func take(ctx context.Context, l locker, o order, t *turns) (refused int, first string) {
 	time.Sleep(rand.N(arrival))
 	for ctx.Err() == nil {

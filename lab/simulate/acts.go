@@ -33,7 +33,7 @@ func (a *caller) lock() {
 	n := a.w.book.take(l, 0, group{start.at, b.shared})
 	var kept time.Time
 	if b.minHold > 0 {
-		kept = b.grant.at.Add(b.minHold) // read now, because inner leases have the same grant in their contexts, and change it
+		kept = b.grant.at.Add(b.minHold) // calculated now, because calls in the context of the lease change the same grant
 	}
 	leases, cancel := a.hold(&b, l, n)
 	defer cancel()
@@ -55,9 +55,9 @@ func (a *caller) lock() {
 	}
 }
 
-// hold acts as a holder of group n. It returns l and the leases that it took in the context of l.
-// If hold detached l, it returns the resumed lease in place of l, or no leases. The function cancel
-// ends the contexts of the calls that the method under made.
+// hold acts as a holder of group n. It returns l and the leases that were granted in the context of
+// l. If hold detached l, it returns the resumed lease instead of l, or no leases. The function
+// cancel ends the contexts of the calls that the method under made.
 func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, cancel func()) {
 	leases = append(leases, l)
 	over, cancel := context.WithCancel(context.Background())
@@ -139,7 +139,7 @@ func (a *caller) under(over context.Context, l *hasp.Lease) *hasp.Lease {
 }
 
 // unlock unlocks a lease, and reports whether the lease is certainly released. Now and then it
-// unlocks the lease again, or from two goroutines.
+// calls Unlock twice, or from two goroutines.
 func (a *caller) unlock(ctx context.Context, l *hasp.Lease) bool {
 	began := time.Now()
 	if a.chance(10) {
@@ -163,13 +163,13 @@ func (a *caller) unlock(ctx context.Context, l *hasp.Lease) bool {
 	return err == nil || errors.Is(err, hasp.ErrReleased)
 }
 
-// slotted is a key with slots, and slots is their number.
+// slotted is the name of a key with slots, and the constant slots is the number of its slots.
 const (
 	slotted = "slotted"
 	slots   = 2
 )
 
-// slot takes a slot of a key, and sometimes re-enters it.
+// slot locks one slot of a key, and sometimes re-enters the hold of this slot.
 func (a *caller) slot() {
 	b := a.bounds()
 	defer b.cancel()
@@ -203,7 +203,7 @@ func (a *caller) slot() {
 		}
 	}
 	if a.chance(4) {
-		// Without re-entry this call gets the other slot, and holds it as long as l is held.
+		// This call does not re-enter. So while l is held, it can only lock the other slot.
 		began := time.Now()
 		if x, err := a.c.TryLock(l.Context(), slotted, append(opts, a.w.calls.apart())...); err == nil {
 			a.w.book.took(x, 0, began)
@@ -217,8 +217,8 @@ func (a *caller) slot() {
 	}
 }
 
-// breaks frees a key that any caller may hold, as the command "hasp break" does. Half the time it
-// cannot reach one of the servers.
+// breaks frees a key that any caller may hold, as the command "hasp break" does. In half of the
+// cases its Client cannot reach one of the servers.
 func (a *caller) breaks() {
 	if !a.w.breaks {
 		return
@@ -233,8 +233,8 @@ func (a *caller) breaks() {
 	a.w.close(c)
 }
 
-// robbed is a caller whose key is taken away in the store. Its next renewal is refused. If the
-// Client left the rest of the hold, the key would be blocked for a minute.
+// robbed acts as a caller whose key is removed from the store. The next renewal is refused. If the
+// Client did not remove the rest of the hold, the key would be blocked for a minute.
 func (a *caller) robbed() {
 	s, ok := a.w.Store.(Robber)
 	if !ok || !a.c.long {
@@ -255,7 +255,7 @@ func (a *caller) robbed() {
 	a.unlock(context.Background(), l)
 }
 
-// polls acts as a program with a Client of its own that calls TryLock now and then.
+// polls acts as a program that opens a Client and calls TryLock now and then.
 func (a *caller) polls() {
 	p := caller{w: a.w, c: a.w.client(a.r), r: a.r}
 	key := a.key()
@@ -272,8 +272,8 @@ func (a *caller) polls() {
 	a.w.close(p.c)
 }
 
-// short acts as a program that opens a Client for one lock, as "hasp run" does. When its Client is
-// closed, its hold must be gone.
+// short acts as a program that opens a Client for one lock, as "hasp run" does. When the Client is
+// closed, the hold must be gone.
 func (a *caller) short() {
 	p := caller{w: a.w, c: a.w.client(a.r), r: a.r}
 	b := p.bounds()

@@ -16,10 +16,10 @@ import (
 type book struct {
 	t     *testing.T
 	seed  string
-	found func(string) // gets the errors instead of t, if it is not nil
+	found func(string) // if not nil, this function receives the errors instead of t
 	same  bool         // two shared holds may have the same fence
 
-	// A min hold may end this much too early, because the store's clock is faster than ours.
+	// A min hold may end too early by this duration, because the store's clock is fast.
 	early time.Duration
 
 	mu      sync.Mutex // guards all fields below
@@ -35,17 +35,17 @@ type page struct {
 	groups []group           // group n is groups[n-1]
 	live   []entry           // leases that were trusted at the last check
 	fence  uint64            // the largest fence
-	fenced time.Time         // when that fence was noted
+	fenced time.Time         // when the largest fence was noted
 	alone  uint64            // the largest fence of an exclusive hold
 	drawn  map[uint64]bool   // all fences
 	broke  time.Time         // a Break may have ended holds granted before this time
 	users  map[string]*usage // by the Client's name
 
-	kept      time.Time // the end of the last min hold
+	kept      time.Time // the latest end of a min hold
 	keptSince time.Time // when the Lock with that min hold began
 }
 
-// group is the leases that share one hold by re-entry. The hold was granted after the time since.
+// group describes leases that share one hold by re-entry. The time since is before the grant.
 type group struct {
 	since  time.Time
 	shared bool // WithShared
@@ -65,14 +65,14 @@ type usage struct {
 	ended  time.Time     // when a check last found that one of the leases had ended
 }
 
-// tally counts the calls of one Client, and its events EventRequested.
+// tally counts the calls of one Client, and the events EventRequested of that Client.
 type tally struct {
 	calls, requested int
 
-	open map[uint64]hasp.EventKind // by Event.ID, the last event of each call or lease that has not ended
+	open map[uint64]hasp.EventKind // the kind of the last event of each call or lease that has not ended, under its Event.ID
 }
 
-// follows notes e, and reports whether e may come after the last event with its ID.
+// follows notes the event e, and reports whether e may follow the last event with the same ID.
 func (t *tally) follows(e hasp.Event) bool {
 	before := t.open[e.ID]
 	switch e.Kind {
@@ -124,7 +124,7 @@ func (b *book) usageLocked(client, key string) *usage {
 	return entryOf(p.users, client)
 }
 
-// noteLease notes that a Client has a lease, before the caller gets the lease.
+// noteLease notes that a Client has a lease, before the caller receives the lease.
 func (b *book) noteLease(client string, l *hasp.Lease) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,8 +132,8 @@ func (b *book) noteLease(client string, l *hasp.Lease) {
 	u.leases = append(u.leases, l)
 }
 
-// took notes a lease that a caller got by a Lock that began at the time since. If n is 0, the lease
-// has a new hold; otherwise it re-entered the hold of group n. took returns the group's number.
+// took notes a lease from a Lock that began at the time since. If n is 0, the lease has a new hold;
+// otherwise the lease re-entered the hold of group n. took returns the number of its group.
 func (b *book) took(l *hasp.Lease, n int, since time.Time) int {
 	return b.take(l, n, group{since: since})
 }
@@ -161,7 +161,7 @@ func (b *book) take(l *hasp.Lease, n int, g group) int {
 	return n
 }
 
-// checkFenceLocked reports a fence that is not larger than earlier fences, or that two holds have.
+// checkFenceLocked reports a fence that is not larger than earlier fences, or belongs to two holds.
 func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	fence := l.Fence()
 	if fence == 0 {
@@ -194,13 +194,13 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	p.drawn[fence] = true
 }
 
-// grant has the times at which a call began and got its hold. The caller may get the lease later.
+// grant contains the times of a call and of its grant. The caller may receive the lease later.
 type grant struct{ asked, at time.Time }
 
 // grantKey is the key of a *grant in the context of a call.
 type grantKey struct{}
 
-// note sets g from the events of its call.
+// note sets the times in g from the events of a call.
 func (g *grant) note(e hasp.Event) {
 	switch e.Kind {
 	case hasp.EventRequested:
@@ -214,7 +214,7 @@ func (g *grant) note(e hasp.Event) {
 	}
 }
 
-// keep notes that group n has released a key, and that its min hold lasts until the time end.
+// keep notes that group n has released a key, and that the group's min hold ends at the time end.
 func (b *book) keep(key string, n int, end time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -234,7 +234,7 @@ func (b *book) keep(key string, n int, end time.Time) {
 func (b *book) checkKeptLocked(p *page, l *hasp.Lease, g group) {
 	// The store may have forgotten a hold that began before one of b.forgot, p.broke and b.woke. A
 	// hold may be noted long after its grant, because a caller of LockAll notes its first lease
-	// only when it has the last.
+	// only when it has its last lease.
 	known := !b.wakingLocked()
 	for _, since := range []time.Time{p.keptSince, g.since} {
 		known = known && !since.Before(b.forgot) && !since.Before(p.broke) && !since.Before(b.woke)
@@ -345,7 +345,7 @@ func (b *book) observe(client string) func(context.Context, hasp.Event) {
 	}
 }
 
-// called counts a call of Lock or TryLock, which lasts until done is called.
+// called counts a call of Lock or TryLock, which lasts until the function done is called.
 func (b *book) called(client, key string) (done func()) {
 	b.mu.Lock()
 	entryOf(b.events, client).calls++
@@ -353,11 +353,11 @@ func (b *book) called(client, key string) (done func()) {
 	return b.wants(client, key)
 }
 
-// directKey marks the context of a DoAll that uses a Client directly. observe counts the calls of
-// Lock that such a DoAll makes.
+// directKey marks the context of a DoAll that uses a Client directly. The method observe counts the
+// calls of Lock that such a DoAll makes.
 type directKey struct{}
 
-// wants notes that a call for a key is in flight, until done is called.
+// wants notes that a call for a key is in flight until the function done is called.
 func (b *book) wants(client, key string) (done func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -383,7 +383,7 @@ func (b *book) audit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for client, t := range b.events {
-		// If no ID is open, follows has seen that each call and each lease has ended once.
+		// If no ID is open, the method follows has found that each call and each lease ended once.
 		if t.calls != t.requested || len(t.open) > 0 {
 			b.errorf("events of %s do not add up: %+v", client, *t)
 		}

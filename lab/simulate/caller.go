@@ -24,8 +24,8 @@ type client struct {
 
 type lockFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error)
 
-// noted wraps the function lock, so that its calls and leases are in the book. Do and LockAll call
-// Lock, so the book has their leases as well.
+// noted wraps the function lock, so that the book records the calls of this function and their
+// leases. Do and LockAll call Lock, so the book records their leases as well.
 func (c *client) noted(lock lockFunc) lockFunc {
 	return func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 		defer c.w.book.called(c.name, key)()
@@ -56,7 +56,7 @@ func (a *caller) chance(of int) bool { return a.r.IntN(of) == 0 }
 
 func (a *caller) upTo(d time.Duration) time.Duration { return time.Duration(a.r.Int64N(int64(d))) }
 
-// term draws a term. It is the shortest term plus 0 or 1 units, or plus a random time up to more.
+// term draws a term: the shortest term plus 0 or 1 units, or plus a random part of the time more.
 func (a *caller) term(more time.Duration) time.Duration {
 	if unit := a.w.kind.Unit; unit > 0 && a.chance(2) {
 		return a.w.kind.shortest() + time.Duration(a.r.IntN(2))*unit
@@ -68,7 +68,7 @@ func (a *caller) nap(d time.Duration) { time.Sleep(a.upTo(d)) }
 
 func (a *caller) key() string { return Key(a.r.IntN(KeyCount)) }
 
-// run does what users do, several times.
+// run carries out a random number of the acts of users.
 func (a *caller) run() {
 	acts := []func(){a.doAll, a.lead, a.short, a.withoutReentry, a.breaks, a.polls, a.robbed, a.slot, a.lead, a.doAll}
 	for range 4 + a.r.IntN(10) {
@@ -83,7 +83,7 @@ func (a *caller) run() {
 	}
 }
 
-// bounds has the context and the options of one call, and the end of the call's wait.
+// bounds contains the context and the options of one call, and the time at which its wait ends.
 type bounds struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -93,16 +93,16 @@ type bounds struct {
 	long   bool      // the term is long
 	shared bool      // WithShared
 
-	minHold time.Duration // WithMinHold, or 0
-	grant   *grant        // when a call with a min hold got its hold
+	minHold time.Duration // the duration of WithMinHold, or 0
+	grant   *grant        // the times of a call with a min hold; otherwise nil
 }
 
 const (
-	late  = 50 * time.Millisecond // after the end of its context, a call returns within this time
-	grace = 10 * time.Millisecond // after the timeout of a command, its call returns within this time
+	late  = 50 * time.Millisecond // a call returns within this time after the end of its context
+	grace = 10 * time.Millisecond // a call returns within this time after the timeout of its command
 )
 
-// due returns when a call must have returned.
+// due returns the time by which a call must have returned.
 func (a *caller) due(b bounds) time.Time {
 	if b.within {
 		// The last attempt may begin at the end of the wait, and takes at most a Timeout.
@@ -111,8 +111,8 @@ func (a *caller) due(b bounds) time.Time {
 	return b.end.Add(late)
 }
 
-// bounds draws the bounds of a call. Every call has bounds, so that a caller that is stuck is
-// reported.
+// bounds draws the context and the options of a call. Every call is bounded, so that a stuck caller
+// is reported.
 func (a *caller) bounds() bounds {
 	b, wait := bounds{}, 10*time.Millisecond+a.upTo(max(2*time.Second, 2*a.w.kind.shortest()))
 	switch a.r.IntN(4) {
@@ -154,14 +154,14 @@ func (a *caller) bounds() bounds {
 
 const maxMinHold = 300 * time.Millisecond
 
-// keep draws a min hold, and a max hold that may be shorter than the min hold.
+// keep adds a random min hold to a call, and a max hold that may be shorter than the min hold.
 func (a *caller) keep(b *bounds) {
 	b.minHold, b.grant = 1+a.upTo(maxMinHold), new(grant)
 	b.ctx = context.WithValue(b.ctx, grantKey{}, b.grant)
 	b.opts = append(b.opts, hasp.WithMinHold(b.minHold), hasp.WithMaxHold(time.Millisecond+a.upTo(800*time.Millisecond)))
 }
 
-// share makes some calls shared.
+// share adds WithShared to some calls, if the driver has Traits.Shared.
 func (a *caller) share(b *bounds) {
 	if a.c.shares && a.chance(2) {
 		b.shared = true
@@ -169,16 +169,16 @@ func (a *caller) share(b *bounds) {
 	}
 }
 
-// try limits b to one attempt.
+// try changes the bounds b to those of a call that makes only one attempt.
 func (b *bounds) try(c *client) {
 	if end := time.Now().Add(c.timeout); b.within || end.Before(b.end) {
 		b.end, b.within = end, false
 	}
 }
 
-// start describes the moment when a call began. The field here means that the call's Client had one
-// of the keys then, or shortly before. The field others means that other callers of the Client were
-// asking for one of the keys.
+// start describes the moment at which a call began. If the field here is true, the call's Client
+// had one of the keys at that moment or shortly before. If the field others is true, other callers
+// of that Client were asking for one of the keys.
 type start struct {
 	at           time.Time
 	here, others bool
@@ -193,7 +193,7 @@ func (a *caller) start(keys ...string) start {
 	return s
 }
 
-// took checks the result of a call that began at start, and reports whether the caller has the key.
+// took checks the result of a call that start describes, and reports whether the call has the key.
 func (a *caller) took(what string, b bounds, start start, err error) bool {
 	due := a.due(b)
 	if d := time.Since(due); d > 0 {
@@ -228,9 +228,9 @@ func (a *caller) checkOutage(what string, err error) {
 	}
 }
 
-// checkHeld reports an ErrHeld that the store cannot have caused, because it has not answered.
+// checkHeld reports an ErrHeld of a call to which the store cannot have sent an answer.
 func (a *caller) checkHeld(what string, start start, err error) {
-	// A Client that has the key itself knows without the store that the key is held.
+	// If the Client itself has the key, it knows without the store that the key is held.
 	var held *backend.HeldError
 	if errors.As(err, &held) && held.Owner == a.c.name {
 		return
@@ -242,9 +242,9 @@ func (a *caller) checkHeld(what string, start start, err error) {
 		return
 	}
 
-	// The call may repeat an answer that another caller of the Client got up to a Timeout ago. If
-	// that caller is in a driver's Wait, the answer may be older, because a Wait polls the store,
-	// and ends only when the store has not answered for a Timeout.
+	// The call may repeat an answer that another caller of the Client received up to a Timeout ago.
+	// If that caller is in a driver's Wait, the answer may be older, because a Wait polls the
+	// store, and ends only when the store has not answered for a Timeout.
 	since := start.at
 	if start.others {
 		since = since.Add(-a.c.timeout - 2*late)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// faults injects some faults, one after another, and heals each.
+// faults injects some faults, one after another, and heals each fault.
 func (w *World) faults(r *rand.Rand, stay []*client) {
 	upTo := func(d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d))) }
 	short := w.kind.shortest()
@@ -55,7 +55,7 @@ func (w *World) hurry(fast float64, over chan struct{}) {
 	}
 }
 
-// suspend makes the host of all Clients sleep. Meanwhile its goroutines and Go's clock stand still.
+// suspend lets the host of all Clients sleep. Meanwhile its goroutines and Go's clock stand still.
 // Only the store's clock and the count of suspended time advance.
 func (w *World) suspend(r *rand.Rand) {
 	least, most := time.Duration(0), max(500*time.Millisecond, 2*w.kind.shortest()) // about as long as a short term
@@ -102,8 +102,8 @@ func (w *World) majority(s Quorum, r *rand.Rand, most time.Duration) {
 	heal() // only after the span has ended: an answer may come in the same instant
 }
 
-// unheard reports whether the store cannot have sent c anything since a time, because c's link is
-// silent or a majority of the servers answers no Client.
+// unheard reports whether the store cannot have sent anything to c after the time since, because
+// the link of c is silent or a majority of the servers answers no Client.
 func (w *World) unheard(c *client, since time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

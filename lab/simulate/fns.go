@@ -10,22 +10,22 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// calls are functions of package hasp that tests replace by broken ones.
+// calls contains functions of package hasp that tests replace by broken functions.
 type calls struct {
 	lead  func(context.Context, hasp.Locker, string, func(context.Context, *hasp.Lease) error, ...hasp.Option) error
 	doAll func(context.Context, hasp.Locker, []string, func(context.Context, *hasp.Leases) error, ...hasp.Option) error
 	apart func() hasp.Option
 }
 
-// sound has the real functions of package hasp.
+// sound contains the real functions of package hasp.
 var sound = calls{lead: hasp.Lead, doAll: hasp.DoAll, apart: hasp.WithoutReentry}
 
-// tracked is the Locker of one Lead or DoAll. It keeps the leases that its Locks return.
+// tracked is the Locker of one Lead or DoAll. It stores the leases that its method Lock returns.
 type tracked struct {
 	*client
 	leases []*hasp.Lease
 	began  []time.Time // when the Lock of each lease began
-	lost   time.Time   // when fn of Lead returned without its lease; zero after the next Lock
+	lost   time.Time   // when the fn of a Lead returned after the loss of its lease; zero after the next Lock
 }
 
 func (t *tracked) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
@@ -44,7 +44,7 @@ func (t *tracked) Lock(ctx context.Context, key string, opts ...hasp.Option) (*h
 // leadPause is the longest pause of Lead after a loss.
 const leadPause = 100 * time.Millisecond
 
-// checkEnded reports a lease that is still trusted, although its call has returned.
+// checkEnded reports a lease that is still trusted, although the Lead or DoAll has returned.
 func (t *tracked) checkEnded(what string) {
 	for _, l := range t.leases {
 		if l.Err() == nil {
@@ -53,7 +53,7 @@ func (t *tracked) checkEnded(what string) {
 	}
 }
 
-// errFn is the error of an fn, and panicFn is its panic.
+// errFn is the error that an fn returns, and panicFn is the value with which an fn panics.
 var errFn = errors.New("fn")
 
 const panicFn = "fn"
@@ -77,7 +77,7 @@ func (a *caller) checkContext(what string, ctx, outer context.Context, held func
 	}
 }
 
-// inside does what most fns do.
+// inside acts as most fns do: it waits, and meanwhile checks the context and the book.
 func (a *caller) inside(what string, ctx, outer context.Context, held func() error) {
 	for range 1 + a.r.IntN(4) {
 		a.checkContext(what, ctx, outer, held)
@@ -97,7 +97,7 @@ func (a *caller) inside(what string, ctx, outer context.Context, held func() err
 	}
 }
 
-// outcome is how an fn has returned. It is zero until fn returns.
+// outcome describes how an fn has returned. It is zero until the fn returns.
 type outcome struct {
 	at   time.Time
 	err  error
@@ -109,7 +109,7 @@ func (o outcome) String() string {
 	return fmt.Sprintf("returned %v at %v, its lease lost: %v, its context over: %v", o.err, o.at.Format("05.000"), o.lost, o.over)
 }
 
-// returns sets the outcome of an fn.
+// returns stores in o how an fn ends with the error err. Its result is err.
 func (o *outcome) returns(ctx context.Context, held func() error, err error) error {
 	*o = outcome{at: time.Now(), err: err, lost: errors.Is(held(), hasp.ErrLost), over: ctx.Err() != nil}
 	return err
@@ -271,7 +271,7 @@ func (a *caller) doAll() {
 	}, b.opts...)
 
 	if !entered {
-		// ErrLost means that LockAll lost one key while it waited for the next.
+		// ErrLost means that LockAll lost one key while it waited for the next key.
 		if !errors.Is(err, hasp.ErrLost) && a.took("LockAll", b, start, err) {
 			a.w.book.errorf("DoAll by %s returned nil, and fn has not run", a.c.name)
 		}
@@ -327,8 +327,8 @@ func (a *caller) apartOptions() (opts []hasp.Option, shared bool) {
 	return opts, shared
 }
 
-// apartInside asks for the key of l in the context of l, while l may be held. The call gets the key
-// only if both leases are shared, or if l is lost.
+// apartInside asks for the key of l in the context of l, while l may be held. The call locks the
+// key only if both leases are shared, or if l is lost.
 func (a *caller) apartInside(key string, l *hasp.Lease) *hasp.Lease {
 	opts, shared := a.apartOptions()
 	b := bounds{end: time.Now().Add(a.c.timeout)}

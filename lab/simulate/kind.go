@@ -13,9 +13,9 @@ type Kind struct {
 	Name string // the value of the flag -kind
 	Open func(t *testing.T, r *rand.Rand) Store
 
-	// Shortest is the store's shortest term. The store counts terms in whole Units. Zero means
-	// backend.MinTTL and no unit. Most callers ask for short terms, and a fault lasts for one or
-	// two short terms.
+	// Shortest is the store's shortest term. The store counts terms in whole Units. If Shortest is
+	// zero, it means backend.MinTTL. If Unit is zero, there is no unit. Most callers ask for short
+	// terms, and a fault lasts for one or two short terms.
 	Shortest, Unit time.Duration
 
 	SameFences bool // two shared holds may have the same fence
@@ -34,7 +34,7 @@ type Store interface {
 
 	// Strike makes a fault happen now. The caller must not add a link during the call. Strike
 	// returns the function that ends the fault, or nil if there is nothing to end. If the store
-	// loses its holds, Strike calls forgot.
+	// loses its holds, Strike calls the function forgot.
 	Strike(r *rand.Rand, forgot func()) (heal func())
 
 	// Heal ends all faults that the functions returned by Strike do not end.
@@ -52,7 +52,7 @@ type Store interface {
 
 // Link is one Client's link to the store.
 type Link interface {
-	// Silence stops everything on the link, without an error, until heal is called.
+	// Silence stops everything on the link, without an error, until the function heal is called.
 	Silence() (heal func())
 }
 
@@ -60,7 +60,7 @@ type Link interface {
 type Quorum interface {
 	Store
 
-	// Majority makes the store answer no Client from now on, until heal is called.
+	// Majority stops the answers of the store to all Clients until the function heal is called.
 	Majority(r *rand.Rand) (heal func())
 }
 

@@ -49,7 +49,7 @@ func main() {
 
 	p := &progress{which: which, from: *from, seeds: *seeds}
 	began := time.Now()
-	// Package testing gives each worker a test, which synctest needs.
+	// Package testing creates a test for each worker, because synctest needs a test.
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Seeds", F: func(t *testing.T) {
 		t.Cleanup(func() {
 			fmt.Printf("%d seeds, %d holds, in %v\n", min(p.next.Load(), p.seeds), p.granted.Load(), time.Since(began).Round(time.Second))
@@ -68,7 +68,7 @@ type progress struct {
 	failed        atomic.Bool
 }
 
-// work runs seeds until all were run or one has failed.
+// work runs seeds until no seed is left or a seed has failed.
 func (p *progress) work(t *testing.T) {
 	t.Parallel()
 	// A seed that fails ends this goroutine, so a deferred function must note the failure.

@@ -41,7 +41,7 @@ func (m *model) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link)
 	return polled{l}, l
 }
 
-// Strike makes one link silent. Other faults happen at random, without a call of Strike.
+// Strike silences one link. Other faults happen at random, without a call of Strike.
 func (m *model) Strike(r *rand.Rand, _ func()) (heal func()) {
 	return m.links[r.IntN(len(m.links))].Silence()
 }
@@ -52,8 +52,8 @@ func (m *model) Heal() {
 	}
 }
 
-// Skip ends the holds whose terms end within d. It does not shorten longer terms, because in a run
-// a few short skips do not matter to them.
+// Skip ends the holds whose terms end within d. It does not shorten longer terms, because the few
+// short skips of a run do not matter to such terms.
 func (m *model) Skip(d time.Duration) {
 	mem := m.mem.Driver().(Driver)
 	for i := range KeyCount {
@@ -77,8 +77,8 @@ func (m *model) Left() (held []string) {
 // errNet is the error of a lossy link.
 var errNet = errors.New("connection reset")
 
-// lossy is a driver whose methods call memlock's over a link that fails. The link loses requests
-// and replies, delivers requests late, and hangs.
+// lossy is a driver that calls a memlock driver over a link that fails. The link loses requests and
+// replies, delivers requests late, and hangs.
 type lossy struct {
 	Driver
 	traits  backend.Traits
@@ -87,7 +87,7 @@ type lossy struct {
 	mu    sync.Mutex // guards all fields below
 	r     *rand.Rand
 	bad   float64 // the probability that the link fails
-	quiet int     // silences that have not ended
+	quiet int     // the number of silences that have not ended
 }
 
 // Traits returns the model's traits, which may promise less than memlock's.
@@ -119,8 +119,8 @@ func (l *lossy) silent() (silent bool) {
 	return silent
 }
 
-// send makes the store carry out a request, unless the link fails. As with a real driver, the
-// traits say whether the call ends with its context.
+// send lets the store carry out a request, unless the link fails. As with a real driver, the traits
+// say whether the call of send ends with its context.
 func (l *lossy) send(ctx context.Context, request func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- l.travel(request) }()
@@ -143,7 +143,7 @@ func (l *lossy) send(ctx context.Context, request func() error) error {
 	}
 }
 
-// travel carries a request to the store and its reply back.
+// travel carries a request to the store, and carries the reply back.
 func (l *lossy) travel(request func() error) error {
 	time.Sleep(l.upTo(3 * time.Millisecond))
 	var bad float64
@@ -214,13 +214,13 @@ func (l *lossy) Inspect(ctx context.Context, key string) (backend.Status, error)
 	return <-status, nil
 }
 
-// polled is a driver that is not a Waiter: its method Wait hides memlock's.
+// polled is a driver that is not a Waiter: its method Wait hides the Wait of memlock's driver.
 type polled struct{ *lossy }
 
-// Wait has another signature than the method of a backend.Waiter.
+// Wait has a different signature from the Wait of a backend.Waiter.
 func (polled) Wait() {}
 
-// poll is how often a Wait checks that the store answers.
+// poll is the interval at which a Wait checks that the store answers.
 const poll = time.Second
 
 // waits is a Waiter over a link. A Wait that ends early may have left its claim in the store. By
@@ -251,7 +251,7 @@ func (w waits) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error)
 		return backend.Grant{}, err
 	}
 	if w.silent() || w.dice() < w.bad/4 {
-		return backend.Grant{}, &backend.UnavailableError{Since: began, Err: errNet} // the claim has the key, and the reply is lost
+		return backend.Grant{}, &backend.UnavailableError{Since: began, Err: errNet} // the key was granted, and the reply is lost
 	}
 	g.Until = time.Now().Add(c.TTL - backend.Drift(c.TTL))
 	return g, nil
@@ -274,8 +274,8 @@ func (w waits) watch(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-// abandon keeps the place of a caller that has given up, as a store does until it is asked to
-// remove the place.
+// abandon leaves the claim of a caller that has given up in the queue, as a store does until it is
+// asked to remove the claim.
 func (w waits) abandon(c backend.Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
 	defer cancel()

@@ -21,14 +21,14 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// Driver has the interfaces that the drivers of memlock and of etcdlock implement.
+// Driver combines the interfaces that the drivers of memlock and of etcdlock implement.
 type Driver interface {
 	backend.Waiter
 	backend.Inspector
 	backend.Lister
 }
 
-// kinds are the kinds of stores, sorted by their names.
+// kinds lists all kinds of stores in the order of their names.
 var kinds = []Kind{
 	etcd(func(d Driver) backend.Driver { return d }),
 	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
@@ -42,7 +42,7 @@ var kinds = []Kind{
 	{Name: "waiter", Open: inMemory(true)},
 }
 
-// servers are virtual Redis servers: one, or the nodes of a redlock.
+// servers is a store on one virtual Redis server, or on the nodes of a redlock.
 type servers struct {
 	links
 	t     *testing.T
@@ -62,7 +62,7 @@ func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *r
 const shortMax = 2 * time.Second
 
 // quorum returns a function that opens redlock on n servers. The seed decides whether callers may
-// ask for long terms. If so, a restarted server abstains for the duration LongTerm.
+// ask for long terms. If they may, a restarted server abstains for the duration LongTerm.
 func quorum(n int) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
 		most := []time.Duration{shortMax, LongTerm}[r.IntN(2)]
@@ -96,7 +96,7 @@ func (w *wires) Slow(r *rand.Rand) {
 	}
 }
 
-// links has the wires of each Client.
+// links contains the wires of each Client.
 type links []*wires
 
 // Heal cancels the faults that wait for a command that has not come yet.
@@ -108,11 +108,11 @@ func (ls links) Heal() {
 	}
 }
 
-// linkFaults is the number of faults that disturb knows.
+// linkFaults is the number of different faults that the function disturb can inject.
 const linkFaults = 7
 
-// disturb makes the fault with the number n happen on a link. The faults 0 to 2 happen to the next
-// command that contains the string text.
+// disturb injects fault number n into a link. The faults 0 to 2 affect the next command that
+// contains the string text.
 func disturb(r *rand.Rand, p *faultproxy.Proxy, n int, text string) (heal func()) {
 	switch n {
 	case 0:
@@ -155,7 +155,7 @@ func (s *servers) Skip(d time.Duration) {
 
 func (s *servers) Longest() time.Duration { return s.max }
 
-// Strike disturbs one server, or one Client's link to it.
+// Strike disturbs one server, or one Client's link to that server.
 func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
 	node, l := r.IntN(len(s.nodes)), r.IntN(len(s.links))
 	v, p := s.nodes[node], s.links[l].proxies[node]
@@ -169,7 +169,7 @@ func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
 		return func() { v.Start(true) }
 	case 2:
 		v.Restart(false)
-		if len(s.nodes) == 1 { // if there are more, one is a minority, and no lock may be lost
+		if len(s.nodes) == 1 { // one of several servers is a minority, and then no lock may be lost
 			forgot()
 		}
 	case 3:
@@ -225,7 +225,7 @@ func (s *masters) Majority(r *rand.Rand) (heal func()) {
 // stranger is the record of a holder that is no Client of the world.
 const stranger = "stranger"
 
-// hold makes a stranger hold all free keys on a server.
+// hold locks all free keys of a server for a stranger.
 func (s *servers) hold(v *redistest.VirtualServer) {
 	s.do(v, func(ctx context.Context, rdb *redis.Client) (err error) {
 		for i := range KeyCount {
@@ -235,7 +235,7 @@ func (s *servers) hold(v *redistest.VirtualServer) {
 	})
 }
 
-// free ends the holds of the stranger on a server.
+// free removes the stranger's keys from a server.
 func (s *servers) free(v *redistest.VirtualServer) {
 	for i := range KeyCount {
 		if record, _ := v.Mini.Get(Key(i)); record == stranger {

@@ -25,13 +25,13 @@ const KeyCount = 2
 // LongTerm is longer than a run. So a record with this term stays until it is released.
 const LongTerm = time.Minute
 
-// stuck is the longest real time of one seed.
+// stuck is the real time after which a seed counts as stuck.
 const stuck = 5 * time.Minute
 
 // Key returns the key with the number i.
 func Key(i int) string { return fmt.Sprintf("key%d", i) }
 
-// World is the Clients of one store in a synctest bubble, and the callers that use them.
+// World is the Clients of one store in a synctest bubble, and the callers of these Clients.
 type World struct {
 	Store Store
 	R     *rand.Rand // only for the goroutine that runs the world
@@ -42,7 +42,7 @@ type World struct {
 	book  *book
 	calls calls
 	real  bool // the links are wires
-	// breaks means that callers break keys. It is set before they start.
+	// breaks means that callers break keys. It is set before the callers start.
 	breaks bool
 
 	suspends bool         // the host of the Clients sleeps now and then
@@ -54,11 +54,11 @@ type World struct {
 	away    []span             // when a majority of the store answered no Client
 }
 
-// span is a period of silence. Its end is zero while the silence lasts.
+// span is a period of silence. Its end, the field to, is zero while the silence lasts.
 type span struct{ from, to time.Time }
 
 // find runs seeds until one of them reports an error that contains the string text, and fails the
-// test if none does. The kind's store or the calls have a planted bug.
+// test if no seed does. The kind's store or the calls contain a planted bug.
 func find(t *testing.T, kind Kind, calls calls, text string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -81,8 +81,8 @@ func find(t *testing.T, kind Kind, calls calls, text string) {
 	t.Logf("seed %d, %d errors", seed, len(all))
 }
 
-// run runs one seed of one kind of store. It reports errors to t, or to found if that is not nil,
-// and returns how many holds were granted. It calls synctest.Test, so t must not be in a bubble.
+// run runs one seed of a kind of store, and returns the number of holds. It reports errors to t, or
+// to the function found if that is set. It calls synctest.Test, so t must not be in a bubble.
 func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) (granted int) {
 	// The time of a bubble stands still while a goroutine computes. So a timer
 	// outside the bubble ends a seed that computes without end.
@@ -157,7 +157,7 @@ func (w *World) live() {
 	time.Sleep(time.Hour) // let calls that hang in the network end; synctest reports a goroutine that stays
 }
 
-// start starts callers and faults. It closes the channel over when they have ended.
+// start starts callers and faults. When these have ended, start closes the channel over.
 func (w *World) start(stay []*client) (over chan struct{}) {
 	var all sync.WaitGroup
 	for i := range 6 + w.R.IntN(6) {
@@ -174,7 +174,7 @@ func (w *World) start(stay []*client) (over chan struct{}) {
 }
 
 // programs opens Clients for one lock each, one after another, as "hasp run" does. No server fails,
-// but some links are slow. A record that a Client leaves at Close would block others for a term.
+// but some links are slow. A record left at Close would block other callers for a term.
 func (w *World) programs() {
 	if !w.real {
 		return // a link of the model may lose the release
@@ -233,7 +233,7 @@ type succession struct {
 }
 
 // hold acts as a holder that no fault disturbs. It ends the context of the holder's call, and then
-// cleans up. The holder must have the key until hold returns.
+// cleans up. The holder must have the key until the method hold returns.
 func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func() error) {
 	s.mu.Lock()
 	if d := time.Since(s.freed); s.taken || d > handOver {
@@ -284,8 +284,8 @@ func (w *World) succeed(stay []*client) {
 					return nil
 				})
 			}
-			// Before go-redis uses a connection, it checks whether a TCP connection is dead, but
-			// not a pipe. So earlier faults may leave a Client with dead connections to a majority.
+			// Before go-redis uses a TCP connection, it checks that the connection works. It checks
+			// no pipe. So earlier faults may leave a Client with dead pipes to a majority.
 			if err != nil && !errors.Is(err, io.ErrClosedPipe) {
 				w.book.errorf("Lead or DoAll without a fault: %v", err)
 			}
@@ -319,7 +319,7 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	c := &client{w: w, name: fmt.Sprintf("client%d", w.clients), timeout: timeout}
 	own := rand.New(rand.NewPCG(w.seed, 1<<33+uint64(w.clients)))
 
-	// A driver or a Client keeps the value that hostclock.Suspended has when it is made. Worlds of
+	// A driver or a Client stores the value that hostclock.Suspended has at its creation. Worlds of
 	// other seeds set this variable too.
 	sleepy.Lock()
 	defer sleepy.Unlock()

@@ -68,7 +68,7 @@ func one(b bool) int {
 	return 0
 }
 
-// within reports whether one of the spans overlaps the time between from and to.
+// within reports whether one of the spans overlaps the period between the times from and to.
 func within(spans [][2]int64, from, to int64) bool {
 	return slices.ContainsFunc(spans, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
 }
@@ -90,7 +90,7 @@ func (n *nemesis) checkLoss(t *lockCall) {
 	}
 }
 
-// latest has the hold with the latest end, and the hold with the largest fence.
+// latest contains the hold with the latest end, and the hold with the largest fence.
 type latest struct{ end, fence *lockCall }
 
 func (l *latest) add(t *lockCall) {
@@ -102,11 +102,11 @@ func (l *latest) add(t *lockCall) {
 	}
 }
 
-// checkOrder gets the holds of a key in the order in which they begin. It checks that no hold
-// overlaps an exclusive one, and that fences grow. If locks may have been lost, it counts overlaps
-// instead. It checks the fence of a void lease, but such a lease excludes no other hold.
+// checkOrder checks the holds of a key in the order in which they begin. No hold may overlap an
+// exclusive hold, and fences must grow. If locks may have been lost, overlaps are only counted. The
+// fence of a void lease is checked, but such a lease excludes no other hold.
 func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
-	var any, alone latest              // any is for all holds so far, alone for the exclusive ones
+	var any, alone latest              // the variable any covers all earlier holds, and the variable alone covers the exclusive ones
 	top := make([]*lockCall, len(all)) // for each hold, the hold with the largest fence so far
 	drawn := map[uint64]*lockCall{}
 	for i, t := range all {
@@ -115,8 +115,8 @@ func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 			excluded = alone
 		}
 		if last := excluded.end; last != nil && !t.void() && t.got < last.end {
-			// The store may have forgotten the older hold or the newer one. It can be the newer one,
-			// because a grant may reach its caller only after another caller has got the key.
+			// The store may have forgotten the older hold. It may also have forgotten the newer
+			// hold, because a grant may reach its caller after another caller received the key.
 			if within(n.losses, min(last.asked, t.asked), t.got) {
 				overlaps++
 			} else {
@@ -129,9 +129,9 @@ func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 		if before, _ := slices.BinarySearchFunc(all[:i], t.asked, (*lockCall).begin); before > 0 {
 			n.checkFence(t, top[before-1])
 		}
-		// If one of two callers asked before the other got the key, the store may have granted them
-		// in either order, unless they exclude each other. The order is also open if a grant
-		// reached its caller after the store had forgotten it and had made another grant.
+		// If one of two callers asked before the other got the key, the store may have granted the
+		// holds in either order, unless these exclude each other. The order is also open if a grant
+		// reached its caller after the store had forgotten this grant and had granted another.
 		if last := excluded.fence; last != nil && t.asked <= last.got && !t.void() && t.got >= last.end && !within(n.losses, t.asked, t.got) {
 			n.checkFence(t, last)
 		}
@@ -168,21 +168,21 @@ func (n *nemesis) checkFence(t, last *lockCall) {
 // spared is the seat whose process is never killed. checkGrowth checks this process.
 const spared = 0
 
-// enough is the least number of samples, one a second, that checkGrowth needs.
+// enough is the least number of samples that checkGrowth needs. One sample is taken each second.
 const enough = 40
 
-// heapSlack is by how many bytes the heap may grow. A connection takes 10 KiB. go-redis keeps
+// heapSlack is by how many bytes the heap may grow. A connection needs 10 KiB. go-redis keeps
 // references to as many closed connections as were ever idle at the same time.
 const heapSlack = 4 << 20
 
-// poolSlack is how many descriptors a client may gain. go-redis keeps the connections of the
+// poolSlack returns how many descriptors a client may gain. go-redis keeps the connections of the
 // largest burst, up to ten for each CPU and server. Slow links make bursts larger.
 func (s *store) poolSlack() float64 {
 	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(len(s.addrs), 1))
 }
 
-// checkGrowth compares the last quarter of the run with the second quarter. It reports a violation
-// if the process that is never killed used more than 1.25 times as much, plus a slack, in the last.
+// checkGrowth compares two quarters of the run. It reports a violation if the process that is never
+// killed used more in the last quarter than 1.25 times its use in the second, plus a slack.
 func (r *run) checkGrowth() {
 	all := r.rec.uses
 	if len(all) < enough {

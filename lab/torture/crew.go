@@ -11,7 +11,7 @@ import (
 // patience is how long torture waits for steps that must happen on any machine, however slow.
 const patience = 3 * time.Minute
 
-// seat is a place for a client process. When the process is killed, another takes its place.
+// seat is a place for a client process. When this process is killed, a new one takes the place.
 type seat struct {
 	*run
 	n    int

@@ -87,8 +87,8 @@ func (c *cluster) healthy() error {
 	return nil
 }
 
-// requested returns a fault that a request makes. Another fault may disturb the request, so it is
-// repeated until it succeeds, for at most the duration patience.
+// requested returns a fault that consists of one request. Another fault may disturb this request.
+// So the request is repeated until it succeeds, for at most the duration patience.
 func requested(request func(context.Context) error) inject {
 	return func(n *nemesis) *injection {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -103,7 +103,7 @@ func requested(request func(context.Context) error) inject {
 	}
 }
 
-// each adapts a function that disturbs or heals a member, so that it takes the member's index.
+// each adapts the function do, which disturbs or heals a member, to take the member's index.
 func (c *cluster) each(do func(*etcdtest.Server) error) func(n *nemesis, i int) {
 	return func(n *nemesis, i int) { n.Check(do(c.members[i])) }
 }

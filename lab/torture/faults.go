@@ -11,10 +11,10 @@ type fault struct {
 	name        string
 	class       string  // two faults at the same time have different classes
 	thins       bool    // a minority loses locks, so a lease that only a quorum granted may be lost
-	least, most float64 // the bounds of the length, in terms
+	least, most float64 // the bounds of the length, as multiples of the term
 	inject      inject
 
-	at       []int64         // when it was injected
+	at       []int64         // when the fault was injected
 	recovery []time.Duration // the time to recovery after each injection
 }
 
@@ -23,7 +23,7 @@ const (
 	process = "process"
 	link    = "link"
 	server  = "server"
-	alone   = "alone" // of a server, and no other fault prolongs it
+	alone   = "alone" // of a server; no other fault prolongs such a fault
 )
 
 type catalog []*fault
@@ -42,7 +42,7 @@ func (c *catalog) processes() {
 	c.add(process, 0.5, 3, "waiter stopped", stopped(waiters))
 }
 
-// links adds the faults of one client's links. They disturb all its connections, or one request.
+// links adds the faults that disturb all connections of one client, or one request of any client.
 func (c *catalog) links() {
 	for _, v := range []struct {
 		name string
@@ -107,7 +107,7 @@ func (c *catalog) servers(n int, losing bool) {
 	}
 }
 
-// commands adds the faults that the harness makes by commands to k of n servers.
+// commands adds the faults that the harness causes by commands to k of n servers.
 func (c *catalog) commands(n, k int) {
 	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of normal connections"), ordered(k, "client kill type normal", ""))
 	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of subscribers"), ordered(k, "client kill type pubsub", ""))

@@ -19,7 +19,7 @@ func onVictim(who victims, do func(n *nemesis, t *lockCall) *injection) inject {
 	}
 }
 
-// killed kills a process. A new process takes its seat.
+// killed returns a fault that kills the process of a victim. A new process takes its seat.
 func killed(who victims) inject {
 	return onVictim(mortal(who), func(n *nemesis, t *lockCall) *injection {
 		t.proc.kill()
@@ -27,7 +27,7 @@ func killed(who victims) inject {
 	})
 }
 
-// stopped stops a process by SIGSTOP.
+// stopped returns a fault that stops the process of a victim by SIGSTOP.
 func stopped(who victims) inject {
 	return onVictim(who, func(n *nemesis, t *lockCall) *injection {
 		p := t.proc.Process.Process
@@ -38,7 +38,7 @@ func stopped(who victims) inject {
 	})
 }
 
-// linked disturbs the links of a client to all servers, or to a minority of them.
+// linked returns a fault of a client's links to all servers, or to a minority of the servers.
 func linked(who victims, fail, heal func(*faultproxy.Proxy)) inject {
 	return onVictim(who, func(n *nemesis, t *lockCall) *injection {
 		links := n.store.links[t.proc.seat]
@@ -61,7 +61,7 @@ func linked(who victims, fail, heal func(*faultproxy.Proxy)) inject {
 	})
 }
 
-// spoiled makes the next request of any client to one server fail.
+// spoiled returns a fault that spoils the next request of any client to one server.
 func spoiled(f faultproxy.Fault) inject {
 	return func(n *nemesis) (in *injection) {
 		at := n.rand.IntN(len(n.store.links[0]))
@@ -73,8 +73,8 @@ func spoiled(f faultproxy.Fault) inject {
 	}
 }
 
-// trap waits up to 200 ms until a request fails on any client's link to one server, which has the
-// index at. It returns nil if no request fails.
+// trap waits up to 200 ms until a request fails on the link of any client to the server whose index
+// is the argument at. It returns nil if no request fails.
 func (n *nemesis) trap(at int, f faultproxy.Fault) *injection {
 	var free []int // seats that no fault affects
 	for seat, links := range n.store.links {

@@ -49,7 +49,7 @@ func unreachable(k int) inject {
 	return onServers(k, links((*faultproxy.Proxy).Down), links((*faultproxy.Proxy).Up))
 }
 
-// slow delays replies by more than half a term.
+// slow returns a fault that delays replies by more than half a term.
 func slow(k int) inject {
 	return func(n *nemesis) *injection {
 		d := n.span(0.5, 0.7)
@@ -59,7 +59,7 @@ func slow(k int) inject {
 	}
 }
 
-// command sends commands to a server, without a proxy. A semicolon separates them.
+// command sends the given commands to a server without a proxy. Semicolons separate the commands.
 func (n *nemesis) command(i int, commands string) {
 	for command := range strings.SplitSeq(commands, ";") {
 		var args []any
@@ -72,7 +72,7 @@ func (n *nemesis) command(i int, commands string) {
 	}
 }
 
-// ordered sends the commands in fail to k servers, and later those in heal, if there are any.
+// ordered returns a fault that sends the commands in fail to k servers, and later those in heal.
 func ordered(k int, fail, heal string) inject {
 	return onServers(k,
 		func(n *nemesis, i int) { n.command(i, fail) },
@@ -83,16 +83,16 @@ func ordered(k int, fail, heal string) inject {
 		})
 }
 
-// paused makes servers pause clients. If a server pauses all clients, the pause ends only when its
-// time has passed, because until then the server reads no command.
+// paused returns a fault in which servers pause clients. If a server pauses all clients, it reads
+// no command during the pause. So the pause ends only when its time has passed.
 func paused(k int, clients string) inject {
 	return func(n *nemesis) *injection {
 		return ordered(k, fmt.Sprint("client pause ", n.lasts.Milliseconds(), " ", clients), "client unpause")(n)
 	}
 }
 
-// succeeded calls failover, which makes a replica the successor of the server old. If dead is true,
-// succeeded first kills that server. The function heal waits until that server is a replica.
+// succeeded calls failover, which promotes a replica of the server old. If dead is true, succeeded
+// first kills the server old. The function heal waits until this server is a replica.
 func succeeded(old *redistest.Server, dead bool, failover func()) (heal func()) {
 	if dead {
 		old.Kill()
@@ -113,7 +113,7 @@ func failedOver(dead bool) inject {
 	}
 }
 
-// takenOver makes the replica of a key's master the new master.
+// takenOver returns a fault that promotes the replica of a key's master.
 func takenOver(dead bool) inject {
 	return func(n *nemesis) *injection {
 		c, key := n.store.cluster, n.rand.IntN(len(n.names))
@@ -123,7 +123,7 @@ func takenOver(dead bool) inject {
 	}
 }
 
-// resharded moves the slot of a key. While the fault lasts, the move is incomplete.
+// resharded begins to move the slot of a key. While the fault lasts, the move is incomplete.
 func resharded(n *nemesis) *injection {
 	key := n.rand.IntN(len(n.names))
 	return &injection{key: key, seat: -1, heal: n.store.cluster.Move(n.names[key])}

@@ -4,13 +4,13 @@
 //	go run ./torture [-strategy A,B] [-seed N] [-time 60s] [-on STORE] [-faults REGEXP] [-plant BUG] [-history FILE]
 //	go run ./torture -check FILE
 //
-// Client processes lock, use a resource that refuses an old fence, and unlock. Meanwhile processes
-// are killed and stopped, connections cut and stalled, replies lost, requests delivered late, and
-// servers stopped, restarted and filled up. Then torture checks the history:
+// Processes of clients lock a key, use a resource that refuses an old fence, and unlock the key.
+// Meanwhile processes are killed and stopped, connections cut and stalled, replies lost, requests
+// delivered late, and servers stopped, restarted and filled up. Then torture checks the history:
 //
-//   - No two callers hold a key at the same time, unless both hold it shared. A caller holds it
+//   - No two callers hold a key at the same time, unless both hold it shared. A caller holds a key
 //     from the return of Lock to the call of Unlock or the end of the lease.
-//   - Each slot has one holder at a time, and no caller gets a slot that the key does not have.
+//   - Each slot has one holder at a time, and no caller locks a slot that the key does not have.
 //   - No lease is lost before its end, and fences grow.
 //   - After a fault, the keys that it affects are granted again. At the end no waiter is left.
 //   - Nothing is left: no keys, queue entries or subscriptions on the servers, and
@@ -134,9 +134,9 @@ func exit(status int, err error) {
 // errInterrupted means that a signal ended the runs early.
 var errInterrupted = errors.New("interrupted")
 
-// carryOut makes two runs of each strategy: one without faults that take locks away, and one with
-// them. At most the given number of runs go on at the same time. Each verdict is printed when its
-// run has ended.
+// carryOut does two runs of each strategy: one without faults that take locks away, and one with
+// such faults. At most the given number of runs go on at the same time. Each verdict is printed
+// when its run has ended.
 func (o options) carryOut(names []string, parallel int) (kept bool, results map[string]*pair, err error) {
 	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

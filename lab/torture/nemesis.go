@@ -10,15 +10,15 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// inject makes a fault happen now. It returns nil if it found no victim.
+// inject is a function that starts a fault. It returns nil if it found no victim.
 type inject func(n *nemesis) *injection
 
 // injection is a fault that was injected. Recovery is the time until a key is granted again.
 type injection struct {
 	heal func() // may be nil
 	from bool   // recovery counts from the beginning of the fault, not from its end
-	key  int    // the key that must be granted; if negative, each key
-	seat int    // the seat whose client must get a key; if negative, any client
+	key  int    // the key that must be granted; if negative, every key
+	seat int    // the seat whose client must lock a key; if negative, any client
 
 	at, healed int64 // when the fault began, and when it was healed
 }
@@ -26,10 +26,10 @@ type injection struct {
 // ofAll is the injection of a fault after which each key must be granted.
 func ofAll(heal func()) *injection { return &injection{heal: heal, key: -1, seat: -1} }
 
-// ofSeat returns a fault after whose end the client in that seat must get a key.
+// ofSeat returns the injection of a fault after whose end the client in that seat must lock a key.
 func ofSeat(seat int, heal func()) *injection { return &injection{heal: heal, key: -1, seat: seat} }
 
-// nemesis injects faults one after another. The seed decides which faults, and how long they last.
+// nemesis injects faults one after another. The seed decides their choice and their length.
 type nemesis struct {
 	*run
 	rand    *rand.Rand
@@ -91,8 +91,8 @@ func (n *nemesis) strike(ctx context.Context, f, extra *fault) {
 	time.Sleep(lasts / 2)
 	n.heal(f, first)
 
-	// Wait until the servers work, which the second fault may have delayed. This time does not
-	// count as recovery of the clients.
+	// Wait until the servers work again, because the second fault may have delayed them. This wait
+	// does not count as recovery of the clients.
 	if n.store.ready != nil {
 		n.Check(n.store.ready())
 	}
@@ -118,11 +118,11 @@ func (n *nemesis) inflict(f *fault) *injection {
 	return in
 }
 
-// mark sets the time of the injection. A fault that searches for a victim calls mark again when it
-// has found one.
+// mark sets the time of the injection to now. A fault that searches for a victim calls mark again
+// when it has found a victim.
 func (n *nemesis) mark() { n.at = hostclock.Now() }
 
-// heal ends a fault, and notes when the store may have lost locks because of it.
+// heal ends a fault, and notes when this fault may have caused the loss of locks.
 func (n *nemesis) heal(f *fault, in *injection) {
 	if in.heal != nil {
 		in.heal()
@@ -160,8 +160,8 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	f.recovery = append(f.recovery, n.await(ctx, keys, in.seat, since))
 }
 
-// await waits until keys are granted after the time since. If seat is not negative, only grants to
-// its client count. await returns the time from the moment since to the last grant.
+// await waits until keys are granted after the time since, and returns the time from then to the
+// last of these grants. If seat is not negative, only grants to the client in this seat count.
 func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) time.Duration {
 	var last int64
 	granted := repeatUntil(n.patience, 2*time.Millisecond, func() bool {
@@ -193,10 +193,10 @@ func (n *nemesis) everyone() {
 	}
 }
 
-// search is how long the nemesis searches for a victim.
+// search is the time limit of the nemesis for finding a victim.
 const search = 3 * time.Second
 
-// find returns a victim that no fault affects now, or nil if there is none.
+// find returns a victim that no fault affects now, or nil if there is no such victim.
 func (n *nemesis) find(who victims) (found *lockCall) {
 	repeatUntil(search, time.Millisecond, func() bool {
 		for _, t := range who(n) {
@@ -235,8 +235,8 @@ func mortal(who victims) victims {
 	}
 }
 
-// repeatUntil calls done, with pauses, until done returns true or limit has passed. It reports
-// whether done returned true.
+// repeatUntil calls the function done, with pauses, until it returns true or the time limit has
+// passed. It reports whether done returned true.
 func repeatUntil(limit, pause time.Duration, done func() bool) bool {
 	for end := time.Now().Add(limit); !done(); time.Sleep(pause) {
 		if time.Now().After(end) {

@@ -13,7 +13,7 @@ import (
 // oneTooMany is the bug "slots": the callers ask for one slot too many. It is no bug of a driver.
 const oneTooMany = "slots"
 
-// plant puts a bug into a driver. A run with the bug shows whether the harness finds it.
+// plant puts a bug into a driver. A run with this driver shows whether the harness finds the bug.
 func plant(bug string, d backend.Driver) (backend.Driver, error) {
 	b := buggy{Driver: d, bug: bug}
 	switch bug {
@@ -43,8 +43,8 @@ func (b buggy) Renew(ctx context.Context, cs []backend.Claim, done func(int, bac
 	b.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) { done(i, b.late(g, cs[i], began), err) })
 }
 
-// If the bug is "reply", late counts a grant's term from the reply. Otherwise it returns the grant
-// as it is. The request was sent at the time began.
+// late returns the grant g. If the bug is "reply", it counts the term of g from the reply, although
+// the request was sent earlier, at the time began.
 func (b buggy) late(g backend.Grant, c backend.Claim, began time.Time) backend.Grant {
 	if b.bug != "reply" {
 		return g
@@ -71,8 +71,8 @@ func (b buggy) Traits() backend.Traits {
 	return t
 }
 
-// Wait asks for the key until it gets the key. With the bug "wake-up", it sometimes stops asking,
-// like a waiter that misses a release between its check and its subscription.
+// Wait asks for the key until the key is granted. With the bug "wake-up", it sometimes stops
+// asking, like a waiter that misses a release between its check and its subscription.
 func (b buggy) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	for {
 		again := time.After(5 * time.Millisecond)

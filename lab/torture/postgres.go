@@ -43,7 +43,7 @@ func (d *database) withConn(f func(context.Context, *pgx.Conn) error) error {
 }
 
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
-// because it has the fence. The sweeper's row of the empty key is omitted, because its term ends
+// because it stores the fence. The sweeper's row of the empty key is omitted, because its term ends
 // within a minute.
 func (d *database) left(context.Context) (all []string) {
 	d.Check(d.withConn(func(ctx context.Context, c *pgx.Conn) error {
@@ -57,7 +57,7 @@ func (d *database) left(context.Context) (all []string) {
 	return all
 }
 
-// kick ends the connections of all clients.
+// kick is the statement that ends the connections of all clients.
 const kick = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'"
 
 func (d *database) faults(all *catalog, losing bool) {
@@ -84,7 +84,7 @@ func (d *database) faults(all *catalog, losing bool) {
 	add(0.3, 0.3, "VACUUM FULL of the table", d.sends("VACUUM FULL hasp_locks", ""))
 }
 
-// sends runs the statements in fail, and later those in heal, if there are any.
+// sends returns a fault that runs the statements in fail, and later the statements in heal.
 func (d *database) sends(fail, heal string) inject {
 	return func(n *nemesis) *injection {
 		n.Check(d.each(fail))
@@ -96,7 +96,7 @@ func (d *database) sends(fail, heal string) inject {
 	}
 }
 
-// each runs statements one by one, each in a transaction of its own.
+// each runs the given statements one after another. Every statement has its own transaction.
 func (d *database) each(statements string) error {
 	return d.withConn(func(ctx context.Context, c *pgx.Conn) error {
 		for sql := range strings.SplitSeq(statements, "; ") {
@@ -108,7 +108,7 @@ func (d *database) each(statements string) error {
 	})
 }
 
-// holds runs a statement in a transaction, and leaves the transaction open.
+// holds returns a fault that runs a statement in a transaction, and leaves the transaction open.
 func (d *database) holds(sql string) inject {
 	return func(n *nemesis) *injection {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -124,14 +124,14 @@ func (d *database) holds(sql string) inject {
 	}
 }
 
-// stopped stops the processes of the server. They keep their connections.
+// stopped stops the processes of the server. The processes keep their connections.
 func (d *database) stopped(n *nemesis) *injection {
 	n.Check(d.server.SignalAll(syscall.SIGSTOP))
 	return ofAll(func() { n.Check(d.server.SignalAll(syscall.SIGCONT)) })
 }
 
-// restarted kills the server, and starts it again. If old is set, the server starts with a copy of
-// its data that was made earlier.
+// restarted returns a fault that kills the server, and later starts the server. If old is true, the
+// server starts with a copy of its data that was made earlier.
 func (d *database) restarted(old bool) inject {
 	return func(n *nemesis) *injection {
 		if old {
@@ -149,7 +149,7 @@ func (d *database) restarted(old bool) inject {
 	}
 }
 
-// copied kills the server, copies its data, and starts it again.
+// copied kills the server, copies its data, and starts the server again.
 func (d *database) copied() error {
 	d.server.Kill()
 	if out, err := exec.Command("cp", "-a", d.data, d.data+".copy").CombinedOutput(); err != nil {

@@ -15,7 +15,7 @@ import (
 // known.
 type lockCall struct {
 	proc    *proc
-	key     int // if it is slotted, the slot's number is added at the grant
+	key     int // if the key is slotted, the grant adds the slot's number to this field
 	fenced  bool
 	shared  bool // its uses of the resource are reads
 	fence   uint64
@@ -51,8 +51,8 @@ type record struct {
 	mu      sync.Mutex           // guards all fields below
 	open    map[turnID]*lockCall // turns that have not ended
 	turns   []*lockCall          // turns that were granted, in the order of the reports
-	highest map[int]uint64       // the largest fence that the resource has seen, by key
-	written map[int]uint64       // the largest fence of a write, by key
+	highest map[int]uint64       // for each key, the largest fence that the resource has seen
+	written map[int]uint64       // for each key, the largest fence of a write
 	uses    []use                // the samples of the process that is never killed, one a second
 	refused int                  // uses of the resource with an old fence
 }
@@ -61,7 +61,7 @@ func newRecord(of options) *record {
 	return &record{of: of, open: map[turnID]*lockCall{}, highest: map[int]uint64{}, written: map[int]uint64{}}
 }
 
-// take records a report. For a use of the resource, it returns whether the resource refused it.
+// take records a report. It returns true if the resource refused the use that was reported.
 func (r *record) take(p *proc, e report) (refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,8 +92,8 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	return refused
 }
 
-// touchLocked uses the resource at a time, and reports whether the resource refused it. The fence
-// of a read may be smaller than that of an earlier read, but not than that of an earlier write.
+// touchLocked uses the resource, and reports whether the resource refused this use. A read may have
+// a smaller fence than an earlier read, but not a smaller fence than an earlier write.
 func (r *record) touchLocked(t *lockCall, at int64) (refused bool) {
 	least := r.highest[t.key]
 	if t.shared {
@@ -111,7 +111,7 @@ func (r *record) touchLocked(t *lockCall, at int64) (refused bool) {
 	return false
 }
 
-// noteLocked notes in a turn how its Lock and its lease have ended.
+// noteLocked notes in a turn what a report says about the turn's Lock or lease.
 func (r *record) noteLocked(t *lockCall, e report) {
 	switch e.What {
 	case failed:
@@ -146,8 +146,8 @@ func (r *record) died(p *proc, at int64) {
 	}
 }
 
-// seen returns the holders that plan to go on, the one with the latest plan first, and the waiters,
-// the one with the longest wait first.
+// seen returns the holders that plan to go on, in the order from the latest plan to the earliest,
+// and the waiters, in the order from the longest wait to the shortest.
 func (r *record) seen() (holders, waiters []lockCall) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,7 +165,7 @@ func (r *record) seen() (holders, waiters []lockCall) {
 	return holders, waiters
 }
 
-// unfinished names the callers that hold a key, and counts those that wait.
+// unfinished names the callers that hold a key, and counts the callers that wait.
 func (r *record) unfinished() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,8 +180,8 @@ func (r *record) unfinished() string {
 	return fmt.Sprintf("%d wait, %s", waiting, cmp.Or(strings.Join(holding, ", "), "none holds one"))
 }
 
-// after returns when a key was first granted after a time, or 0. A negative key means any key, and
-// a negative seat any client.
+// after returns the time at which a key was first granted after the time since, or 0. A negative
+// key means any key, and a negative seat means any client.
 func (r *record) after(key, seat int, since int64) (first int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -51,7 +51,7 @@ func (n *nemesis) before(at int64) string {
 	return name
 }
 
-// verdict prints the result of a run. f counts events that break no promise.
+// verdict prints the result of a run. The argument f counts events that break no promise.
 func (n *nemesis) verdict(out io.Writer, f found, lasted time.Duration) {
 	n.found = f
 	what := ""
@@ -70,7 +70,7 @@ func (n *nemesis) verdict(out io.Writer, f found, lasted time.Duration) {
 	fmt.Fprintf(out, "\n## %s on %s%s: %s\n", n.strategy, n.store.what, what, verdict)
 	fmt.Fprintf(out, "\n%d processes of %d callers, %d keys and a key with %d slots, term %v; %d faults in %v. Seed %d: %s\n\n",
 		seats, callers, keys, slots, n.term, n.count, lasted.Round(time.Second), n.seed, n.again())
-	broken := map[string]int{} // the number of violations, by the last fault before each
+	broken := map[string]int{} // for each fault, the number of violations between this fault and the next fault
 	for _, v := range n.wrong {
 		broken[n.before(v.at)]++
 	}
@@ -110,7 +110,7 @@ func (f *fault) figures(broken int) string {
 	return text
 }
 
-// pair is the run of a strategy without faults that take locks away, and the run with them.
+// pair is the run of a strategy without faults that take locks away, and the run with such faults.
 type pair [2]*nemesis
 
 // writeResults writes a page with a row for each strategy.

@@ -20,20 +20,20 @@ type options struct {
 	place    string         // the store of a strategy on one Redis
 	nodes    int            // servers of redlock
 	losing   bool           // use the faults that take locks away
-	only     *regexp.Regexp // the names of the faults, or nil for all
+	only     *regexp.Regexp // matches the names of the faults to inject; nil matches all
 	seed     uint64
 	time     time.Duration // the -time flag
 	plant    string        // a bug, or empty
 	term     time.Duration
 	patience time.Duration // the longest wait for a grant
-	history  io.Writer     // gets all reports of clients; may be nil
+	history  io.Writer     // receives all reports of clients; may be nil
 }
 
 const (
 	seats   = 4   // client processes
 	callers = 3   // callers in each process
 	keys    = 2   // keys that all callers contend for
-	cold    = 200 // more keys; sometimes a caller takes all of them
+	cold    = 200 // more keys; sometimes a caller locks all these keys
 	slots   = 2   // slots of one more key that all callers contend for
 )
 
@@ -65,7 +65,7 @@ type run struct {
 	store  *store
 	rec    *record
 	names  []string // the keys without slots that all callers contend for
-	all    []string // names and the cold keys, by number
+	all    []string // the names of all keys without slots; the index is the key's number
 	seats  []*seat
 	faults []*fault
 	wrong  []violation
@@ -78,8 +78,8 @@ func (r *run) fail(promise string, at int64, text string) {
 	r.wrong = append(r.wrong, violation{promise, at, text})
 }
 
-// do makes a run and prints its verdict. It returns a nil nemesis if there is no fault to inject.
-// It returns an error only if the harness failed.
+// do carries out a run and prints its verdict. It returns a nil nemesis if there is no fault to
+// inject. It returns an error only if the harness failed.
 func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
 	l := &redistest.Lab{} // ends the servers and the processes
 	defer l.Close()
@@ -90,7 +90,7 @@ func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
 	return n, err
 }
 
-// run makes a run. A Check of l may end it early.
+// run carries out the run. If a Check of l fails, the run ends early.
 func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *nemesis {
 	r := &run{options: o, Lab: l, rec: newRecord(o)}
 	for k := range keys + cold {
@@ -206,7 +206,7 @@ func (r *run) sweep() {
 		})
 		return nil
 	})
-	if errors.Is(err, hasp.ErrLost) { // store.left took this lease, after all clients had closed
+	if errors.Is(err, hasp.ErrLost) { // store.left held this lease, after all clients had closed
 		r.fail("kept until its end", hostclock.Now(), err.Error())
 		return
 	}

@@ -17,22 +17,22 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// store has the servers that keep the locks, and the clients' links to them.
+// store contains the servers that store the locks, and the clients' links to these servers.
 type store struct {
 	*redistest.Lab                       // ends the servers
 	what           string                // a description
-	urls           []string              // the clients' URLs, by seat
+	urls           []string              // the URL for the client of each seat
 	names          []string              // the names of the keys in the store
 	addrs          []string              // the addresses of the servers
-	links          [][]*faultproxy.Proxy // a client's link to a server, by seat and server; nil without links
+	links          [][]*faultproxy.Proxy // for each seat, the links of its client to the servers; nil without links
 
-	left   func(context.Context) []string  // lists what clients have left
+	left   func(context.Context) []string  // lists what clients have not removed
 	faults func(all *catalog, losing bool) // adds the faults that take locks away if losing is true, and otherwise the other faults
 	ready  func() error                    // waits, after each fault, until all servers work; may be nil
 
 	// For Redis:
 	servers  []*redistest.Server
-	admin    []*redis.Client     // clients without a proxy, by server
+	admin    []*redis.Client     // for each server, a client without a proxy
 	sentinel *redistest.Sentinel // or nil
 	cluster  *redistest.Cluster  // or nil
 }
@@ -45,14 +45,14 @@ const redlock, filelock = "redlock", "filelock"
 // maxTerm is redlock's max_ttl.
 const maxTerm = 2 * time.Second
 
-// Strategies on one Redis keep their locks in one of these places.
+// A strategy on one Redis stores its locks in one of these places.
 const (
 	onServer   = "redis"
 	onSentinel = "sentinel"
 	onCluster  = "cluster"
 )
 
-// terms has the terms of strategies that need longer terms than the other strategies.
+// terms contains the terms of strategies that need longer terms than the other strategies.
 var terms = map[string]time.Duration{
 	"pglock":   time.Second,
 	"etcdlock": 2 * time.Second, // the shortest term that etcd grants
@@ -118,7 +118,7 @@ func (s *store) add(srv *redistest.Server) {
 	s.servers, s.admin, s.addrs = append(s.servers, srv), append(s.admin, srv.Client()), append(s.addrs, srv.Addr)
 }
 
-// openSet starts servers that form one Redis. Clients reach them without proxies.
+// openSet starts servers that form one Redis. Clients reach these servers without proxies.
 func (s *store) openSet(strategy, place string) {
 	o := &redistest.Options{Keep: true, Real: true}
 	var set []*redistest.Server
@@ -139,8 +139,8 @@ func (s *store) openSet(strategy, place string) {
 	for i, srv := range set {
 		s.add(srv)
 		if s.cluster != nil {
-			// Only the faults may make a replica a master. The timeout is short, because masters
-			// vote again only after two timeouts.
+			// Only the faults may promote a replica. The timeout is short, because masters vote
+			// again only after two timeouts.
 			s.Check(s.admin[i].ConfigSet(context.Background(), "cluster-replica-no-failover", "yes").Err())
 			s.Check(s.admin[i].ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
 		}
@@ -149,7 +149,7 @@ func (s *store) openSet(strategy, place string) {
 	s.left, s.faults = s.keysLeft, func(all *catalog, losing bool) { all.set(s, losing) }
 }
 
-// openWays makes the links of the clients. Each client has its own proxy for each server. The
+// openWays opens the links of the clients. Each client has its own proxy for each server. The
 // function url returns the URL for a client that reaches the servers at the addresses addrs.
 func (s *store) openWays(url func(addrs []string) string) {
 	for range seats {
@@ -187,7 +187,7 @@ func (s *store) keysLeft(ctx context.Context) (all []string) {
 	return all
 }
 
-// filesLeft lists the files of keys. The file of a killed holder stays until a caller takes the
+// filesLeft lists the files of keys. The file of a killed holder stays until a caller locks the
 // key. So filesLeft first locks and unlocks all keys once.
 func (s *store) filesLeft(ctx context.Context, dir string) (all []string) {
 	c, err := hasp.Open(ctx, s.urls[0], nil)

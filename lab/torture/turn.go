@@ -24,7 +24,7 @@ func (w *client) run() {
 	w.report(report{What: idle})
 }
 
-// call is one caller. After an error it pauses, so that others go first.
+// call acts as one caller. After an error it pauses, so that other callers go first.
 func (w *client) call(r *rand.Rand) {
 	for !w.drained.Load() {
 		if !w.round(r) {
@@ -34,7 +34,7 @@ func (w *client) call(r *rand.Rand) {
 	}
 }
 
-// round is one use of locks by a program. Its random numbers do not depend on the
+// round uses locks once, as a program does. The random numbers of a round do not depend on the
 // results of earlier rounds.
 func (w *client) round(r *rand.Rand) (had bool) {
 	r = rand.New(rand.NewPCG(r.Uint64(), 0))
@@ -73,7 +73,7 @@ func (w *client) single(r *rand.Rand) (had bool) {
 	return w.turn(context.Background(), c, r, hot(r))
 }
 
-// many takes hundreds of keys, by one LockAll, or by a Lock for each key at the same time.
+// many locks hundreds of keys, by one LockAll, or by a Lock for each key at the same time.
 func (w *client) many(r *rand.Rand) (had bool) {
 	all := make([]int, len(w.Keys)-keys)
 	for i := range all {
@@ -100,7 +100,7 @@ type hold struct {
 	stop  func() bool   // ends the wait for the end of the lease's context
 }
 
-// turn is one Lock, or one LockAll of several keys, and what follows it.
+// turn carries out one Lock, or one LockAll of several keys, and then acts as the holder.
 func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which []int) (had bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -119,7 +119,7 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 		return false
 	}
 
-	last := holds[len(holds)-1] // if the context of any hold ends, the context of last ends as well
+	last := holds[len(holds)-1] // if the context of any hold ends, the context of the hold last ends as well
 	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
 		under := []int{1, slotted}[r.IntN(2)] // always in this order, to avoid a deadlock
 		w.turn(last.lease.Context(), c, r, []int{under})
@@ -208,7 +208,7 @@ func (w *client) options(r *rand.Rand, key int) (opts []hasp.Option, ask report)
 	return opts, ask
 }
 
-// lock locks one key by Lock, and several by LockAll. The leases are in the order of the keys.
+// lock locks one key by Lock, and several keys by LockAll. The leases are in the order of the keys.
 func (w *client) lock(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option) ([]*hasp.Lease, error) {
 	if len(which) == 1 {
 		name := slottedName

@@ -35,7 +35,7 @@ type order struct {
 }
 
 // report is a message from a client. The comment of a field names the kinds of reports that have
-// it.
+// this field.
 type report struct {
 	What string // the kind: one of the constants below
 	ID   int64  `json:",omitempty"` // the turn's number within the process
@@ -47,7 +47,7 @@ type report struct {
 	Slot    int    `json:",omitempty"` // got: which slot of a key with slots
 	Fence   uint64 `json:",omitempty"` // got, touch
 	Plan    int64  `json:",omitempty"` // got: when the caller plans to unlock
-	Expires int64  `json:",omitempty"` // got, touch, ended, freed: until when the lease is trusted without a renewal
+	Expires int64  `json:",omitempty"` // got, touch, ended, freed: the time until which the lease is trusted without a renewal
 	End     int64  `json:",omitempty"` // ended: when the caller stopped trusting the lease; lossy, thinned: the end of the fault
 	Lost    bool   `json:",omitempty"` // ended, freed: the lease was lost
 	Err     string `json:",omitempty"` // failed, freed
@@ -56,7 +56,7 @@ type report struct {
 	Use               *use   `json:",omitempty"` // used
 }
 
-// use has the numbers of a process's live bytes, goroutines and descriptors.
+// use counts the live bytes, goroutines and descriptors of a process.
 type use struct {
 	Heap       uint64 // bytes of live objects
 	Goroutines int
@@ -77,7 +77,7 @@ const (
 	closed = "closed" // the client is closed
 	broke  = "broke"  // the harness failed
 
-	// These are not from a client.
+	// No client sends these kinds.
 	died    = "died"    // the process was killed
 	lossy   = "lossy"   // a fault may have taken locks away
 	thinned = "thinned" // a fault may have taken locks away on a minority
@@ -194,14 +194,14 @@ func (w *client) close(goroutines, files int) {
 	w.report(r)
 }
 
-// warm makes the runtime open the descriptors that it needs for any connection and never closes.
+// warm lets the runtime open the descriptors that it needs for connections and never closes.
 func warm() {
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
 		l.Close()
 	}
 }
 
-// openFiles counts descriptors, if the system lists them.
+// openFiles returns the number of descriptors, or 0 if the system does not list descriptors.
 func openFiles() int {
 	all, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -127,7 +127,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// list answers with a page of the objects that have the label, in the order of their names.
+// list sends a page of the objects that have the label, in the order of their names.
 func (s *Server) list(answer func(int, any), r *http.Request) {
 	query := r.URL.Query()
 	label, _, _ := strings.Cut(query.Get("labelSelector"), "=")

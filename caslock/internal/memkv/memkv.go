@@ -27,7 +27,7 @@ type Store struct {
 	mu       sync.Mutex // guards the fields below
 	revision int
 	entries  map[string]caslock.Entry
-	before   map[string]caslock.Entry // the entry before the last write of a key
+	before   map[string]caslock.Entry // for each key, the entry from before the last write
 	watchers map[chan struct{}]string
 }
 

@@ -1,6 +1,6 @@
-// Package broken has drivers with one deliberate fault each. They prove that the suite of package
-// conformance finds faults. Each fault names the clauses that must fail with it. The drivers
-// without a fault must pass.
+// Package broken contains drivers with one deliberate fault each. These drivers prove that the
+// suite of package conformance finds faults. Each fault names the clauses that must fail with it.
+// The drivers without a fault must pass.
 //
 // The drivers use a small store in memory, over links that can be cut, so that the suite can run in
 // virtual time (testing/synctest). They cannot use the store of package memlock, because its fences
@@ -21,12 +21,12 @@ import (
 type Fault struct {
 	Name string
 
-	// Clause has the names of the clauses that must fail, separated by spaces. Other clauses may
-	// fail as well. It is empty for a driver without a fault.
+	// Clause lists the names of the clauses that must fail, separated by spaces. Other clauses may
+	// fail as well. Clause is empty for a driver without a fault.
 	Clause string
 
 	kind  kind             // the driver's interfaces
-	cost  conformance.Cost // the driver's cost, if it makes more calls on purpose
+	cost  conformance.Cost // the driver's cost, if the driver makes more calls on purpose
 	spoil spoil
 }
 
@@ -50,9 +50,9 @@ func Sound() []Fault {
 	}
 }
 
-// Harness returns a harness for the driver with the fault, on a new store. It has all hooks. All
-// these drivers wrongly claim to reach other processes. So only one clause over several processes,
-// "reach", has faults.
+// Harness returns a harness for the driver with the fault, on a new store. The harness has all
+// hooks but Sweep. All these drivers wrongly claim to reach other processes. So only one clause
+// over several processes, "reach", has faults.
 func (f Fault) Harness() conformance.Harness {
 	s := newStore()
 	return conformance.Harness{

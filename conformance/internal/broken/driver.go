@@ -24,8 +24,8 @@ type driver struct {
 	way     *way
 	kind    kind
 	shares  bool                     // obeys Claim.Shared
-	typ     string                   // a prefix of the tokens in the store; see other
-	granted map[string]backend.Claim // the claims granted by Acquire, by token; store.mu guards it
+	typ     string                   // a prefix of the tokens in the store; see the function other
+	granted map[string]backend.Claim // maps tokens to the claims that Acquire was granted; store.mu guards it
 
 	// Faults replace these parts. For how a fault replaces each, see spoil.go.
 	key      func(key string) string
@@ -49,8 +49,8 @@ type driver struct {
 	close    func() error
 }
 
-// call is a call of a driver for one claim. Only Acquire, Wait and the renewal of one hold return a
-// grant. Of the claim, Break uses only the key.
+// call is the type of the methods of a driver that handle one claim. Only Acquire, Wait and the
+// renewal of one hold return a grant. Of the claim, Break uses only the key.
 type call = func(ctx context.Context, c backend.Claim) (backend.Grant, error)
 
 // seq is the result of List, and yield is the body of a loop over it.
@@ -76,7 +76,7 @@ func newDriver(w *way, k kind) *driver {
 	return d
 }
 
-// as returns d with the methods of the interfaces of its kind.
+// as returns d with exactly the methods that the kind of d has.
 func (d *driver) as() backend.Driver {
 	switch d.kind {
 	case polls:
@@ -138,7 +138,7 @@ func (w full) Break(ctx context.Context, key string) error {
 	return err
 }
 
-// command returns the command that the store gets for c.
+// command returns the command that the store receives for c.
 func (d *driver) command(c backend.Claim, now time.Time) *command {
 	c.Key, c.Token, c.TTL = d.key(c.Key), d.typ+c.Token, d.ttl(c)
 	c.Shared = c.Shared && d.shares
@@ -155,7 +155,7 @@ func (d *driver) visit(ctx context.Context, c backend.Claim, f func(x *command))
 	return d.way.call(ctx, func(now time.Time) { f(d.command(c, now)) })
 }
 
-// send runs f in the store and returns its answer as a grant.
+// send runs f in the store and returns the answer of f as a grant.
 func (d *driver) send(ctx context.Context, c backend.Claim, f func(x *command) (fence uint64, err error)) (g backend.Grant, err error) {
 	called := time.Now()
 	// If the reply is lost, drop the answer of f.
@@ -181,7 +181,7 @@ func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (backend.Gra
 }
 
 // soundWait polls at once. It polls again when the key may be free, when the holder's term ends,
-// and before its place in the queue expires.
+// and before the waiter's place in the queue expires.
 func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	var last error
 	well := time.Now() // the time of the store's last answer
@@ -242,8 +242,8 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 	}
 }
 
-// soundWatch begins to watch a key for a Wait. The channel that changed returns is closed when the
-// key may be free.
+// soundWatch begins to watch a key for a Wait. The function changed returns a channel that is
+// closed when the key may be free.
 func (d *driver) soundWatch(key string) (changed func() <-chan struct{}) {
 	c := d.way.store.watch(key)
 	return func() <-chan struct{} { return c }
@@ -309,7 +309,7 @@ func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Statu
 	return st, err
 }
 
-// listPage is how many keys one command of soundList gets.
+// listPage is how many keys one command of soundList fetches.
 const listPage = 500
 
 func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Duration) seq {

@@ -50,7 +50,7 @@ var acquireFaults = []Fault{
 		})},
 }
 
-// checkIsFree is a command that refuses a key that is held, and otherwise changes nothing.
+// checkIsFree is a command that refuses a key that is held. It changes nothing.
 func checkIsFree(x *command) (uint64, error) {
 	if !x.r.free(x.c) {
 		return 0, x.r.refusal(x.now)
@@ -104,7 +104,7 @@ var keyFaults = []Fault{
 	{Name: "the fence counter is kept under a name that may be a key", Clause: "keys-derived", kind: waits,
 		spoil: spoils(changes(countByOne), onRelease.after(nil, func(x *command) {
 			if of, ok := strings.CutSuffix(x.c.Key, ":fence"); ok {
-				x.fences[of] = 0 // KEY:fence also has the fence counter of KEY
+				x.fences[of] = 0 // the record KEY:fence also contains the fence counter of KEY
 			}
 		}))},
 	{Name: "owners with a separator are refused", Clause: "owners-odd",

@@ -22,7 +22,7 @@ func withoutHandle(ctx context.Context, _ *driver, c backend.Claim, next call) (
 	return next(ctx, c)
 }
 
-// wholeSeconds rounds a term up to whole seconds, and to at least two.
+// wholeSeconds rounds a term up to whole seconds, and to at least two seconds.
 func wholeSeconds(c backend.Claim) time.Duration {
 	return max(2*time.Second, (c.TTL + time.Second - 1).Truncate(time.Second))
 }
@@ -107,7 +107,7 @@ var renewFaults = []Fault{
 		})},
 }
 
-// checkIsOwn is a command that returns ErrLost for a foreign token, and otherwise changes nothing.
+// checkIsOwn is a command that returns ErrLost for a foreign token. It changes nothing.
 func checkIsOwn(x *command) (uint64, error) {
 	if x.r.token != x.c.Token {
 		return 0, backend.ErrLost
@@ -144,7 +144,7 @@ var fenceFaults = []Fault{
 		spoil: spoils(changes(countByOne), changes(func(s *store) { s.lose = func(bool) { clear(s.fences) } }))},
 }
 
-// countByOne counts fences, so they start at 1 again when the store loses its data.
+// countByOne adds 1 for each fence, so that fences start at 1 again after a loss of data.
 func countByOne(s *store) { s.count = func(last uint64, _ time.Time) uint64 { return last + 1 } }
 
 var keepFaults = []Fault{
@@ -212,8 +212,8 @@ var keepFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.MinHold = false })},
 }
 
-// keepsBy makes a release with KeepUntil leave the term unchanged. Then it calls f, which may
-// change the record.
+// keepsBy lets a release with KeepUntil leave the term unchanged and then call f, which may change
+// the record.
 func keepsBy(f func(r *record, until time.Time)) spoil {
 	return onRelease.inStore(func(x *command) (uint64, error) {
 		r := x.r

@@ -45,7 +45,7 @@ var otherFaults = []Fault{
 	{Name: "Wait ignores a record of another type", Clause: "others-history", kind: waits, spoil: onWait.firstSends(overlook)},
 }
 
-// overlook removes the hold of a key if it belongs to the other strategy.
+// overlook removes the hold of a key if that hold belongs to the other strategy.
 func overlook(x *command) (uint64, error) {
 	if ofOther(x.r.token) {
 		x.r.token = ""
@@ -98,7 +98,7 @@ var outageFaults = []Fault{
 			}))},
 }
 
-// byDeadline makes a call ignore cancellation, and end at its context's deadline plus late.
+// byDeadline lets a call ignore cancellation and end at its context's deadline + late.
 func byDeadline(late time.Duration) func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
 	return func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 		deadline, ok := ctx.Deadline()
@@ -112,7 +112,7 @@ func byDeadline(late time.Duration) func(context.Context, *driver, backend.Claim
 	}
 }
 
-// dieInAnOutage makes every Acquire fail after the first outage.
+// dieInAnOutage lets every Acquire fail after the first outage.
 func dieInAnOutage(d *driver) {
 	var dead atomic.Bool
 	onAcquire.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
@@ -127,7 +127,7 @@ func dieInAnOutage(d *driver) {
 	})(d)
 }
 
-// again repeats a call whose reply is lost.
+// again is a fault: the driver repeats a call whose reply is lost.
 func again(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 	g, err := next(ctx, c)
 	if errors.Is(err, errNoReply) {
@@ -136,7 +136,7 @@ func again(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.
 	return g, err
 }
 
-// loadOnce makes renewals need a script that is loaded only when the driver is opened.
+// loadOnce lets renewals need a script that is loaded only when the driver is opened.
 func loadOnce(d *driver) {
 	s := d.way.store
 	loaded := s.flushes.Load()
@@ -148,7 +148,7 @@ func loadOnce(d *driver) {
 	})(d)
 }
 
-// waitUntilKicked makes a Wait receive no message after the store has ended its connection.
+// waitUntilKicked lets a Wait receive no message after the store has ended the connection.
 func waitUntilKicked(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 	_, kicked := d.way.now()
 	on, stop := context.WithCancel(ctx)
@@ -190,8 +190,7 @@ func (x *command) leave(key string) {
 	x.keys[key] = &record{hold: hold{token: "left", until: x.now.Add(time.Hour)}}
 }
 
-// voteLate makes each hold leave a record in the store if the driver is closed soon after the
-// grant.
+// voteLate lets each hold leave a record in the store if the driver is closed soon after the grant.
 func voteLate(d *driver) {
 	var closed atomic.Bool
 	d.close = func() error { closed.Store(true); return nil }

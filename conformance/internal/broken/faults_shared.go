@@ -134,7 +134,7 @@ func joins(shared bool) spoil {
 
 func exclusively(c *backend.Claim) { c.Shared = false }
 
-// endsNoLaterThan shortens the shared holds of a key so that none ends after the time end.
+// endsNoLaterThan shortens the shared holds of a key that would end after the argument end.
 func (x *command) endsNoLaterThan(end time.Time) {
 	for i := range x.r.readers {
 		if x.r.readers[i].until.After(end) {
@@ -143,5 +143,5 @@ func (x *command) endsNoLaterThan(end time.Time) {
 	}
 }
 
-// sharesToo makes a driver that polls obey Claim.Shared.
+// sharesToo lets a driver of the kind polls obey Claim.Shared.
 func sharesToo(d *driver) { d.shares = true }

@@ -161,14 +161,14 @@ var wakeFaults = []Fault{
 		}},
 }
 
-// unheard keeps signals of the key from the callers that listen, until end is called.
+// unheard keeps signals of the key from the callers that listen, until the function end is called.
 func (x *command) unheard() (end func()) {
 	kept := x.changed[x.c.Key]
 	delete(x.changed, x.c.Key)
 	return func() { x.changed[x.c.Key] = kept }
 }
 
-// sleeps makes Wait poll only when a signal comes, or after the time that sleep returns.
+// sleeps lets Wait poll only when a signal comes, or after the time that sleep() returns.
 func sleeps(sleep func(left time.Duration) time.Duration) spoil {
 	return func(d *driver) { d.sleep = sleep }
 }
@@ -186,7 +186,7 @@ func watchesNothing(d *driver) {
 	d.watch = func(string) func() <-chan struct{} { return func() <-chan struct{} { return nil } }
 }
 
-// neverQuits makes a Wait that fails leave its place and its hold in the store.
+// neverQuits lets a Wait that fails leave its place and its hold in the store.
 func neverQuits(d *driver) { d.quit = func(backend.Claim) {} }
 
 // waitInTurn lets only one Wait of a driver run at a time.
@@ -247,7 +247,7 @@ var orderFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.Ordered = false })},
 }
 
-// queues makes a Wait join the queue and call f, which may change the queue, before its first poll.
+// queues lets a Wait, before its first poll, join the queue and call f, which may change the queue.
 func queues(f func(queue []queued)) spoil {
 	return onWait.firstSends(func(x *command) (uint64, error) {
 		x.look()

@@ -11,7 +11,7 @@ import (
 // spoil puts a fault into a driver.
 type spoil func(d *driver)
 
-// spoils returns a spoil that applies the given ones, in their order.
+// spoils returns a spoil that applies the given spoils, in their order.
 func spoils(all ...spoil) spoil {
 	return func(d *driver) {
 		for _, spoil := range all {
@@ -35,7 +35,7 @@ var (
 	onBreak   = part{func(d *driver) *call { return &d.breakKey }, (*command).breakKey}
 )
 
-// by replaces the call by f, which may call the original one as next.
+// by replaces the call with the function f. The argument next of f is the original call.
 func (p part) by(f func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error)) spoil {
 	return func(d *driver) {
 		next := *p.call(d)
@@ -43,7 +43,7 @@ func (p part) by(f func(ctx context.Context, d *driver, c backend.Claim, next ca
 	}
 }
 
-// first calls f before the call. If f fails, the call is not made, and the error of f is returned.
+// first lets f run before the call. If f fails, its error is returned, and the call is not made.
 func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) error) spoil {
 	return p.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 		if err := f(ctx, d, c); err != nil {
@@ -53,7 +53,7 @@ func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) erro
 	})
 }
 
-// firstSends is like first, but f is a command that the store runs before the call.
+// firstSends is like the method first, but f is a command that the store runs before the call.
 func (p part) firstSends(f func(x *command) (uint64, error)) spoil {
 	return p.first(func(ctx context.Context, d *driver, c backend.Claim) error {
 		_, err := d.send(ctx, c, f)
@@ -91,7 +91,7 @@ func (p part) fails(f func(err error) error) spoil {
 	})
 }
 
-// turns replaces each error that matches from with the error to. A nil from matches all errors.
+// turns replaces an error by the argument to, if it matches the argument from or if from is nil.
 func (p part) turns(from, to error) spoil {
 	return p.fails(func(err error) error {
 		if from == nil || errors.Is(err, from) {
@@ -101,14 +101,14 @@ func (p part) turns(from, to error) spoil {
 	})
 }
 
-// inStore makes f the command of the call.
+// inStore lets the call send the command f.
 func (p part) inStore(f func(x *command) (fence uint64, err error)) spoil {
 	return p.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 		return d.send(ctx, c, f)
 	})
 }
 
-// after runs f in the store right after the call's command, if the command's error matches answer.
+// after lets the store run f after the call's command, if the command's error matches answer.
 func (p part) after(answer error, f func(x *command)) spoil {
 	return p.inStore(func(x *command) (uint64, error) {
 		fence, err := p.sound(x)
@@ -122,18 +122,18 @@ func (p part) after(answer error, f func(x *command)) spoil {
 // doNothing is a command without an effect.
 func doNothing(*command) (uint64, error) { return 0, nil }
 
-// names makes f choose the name under which the store keeps a key.
+// names lets f choose the name under which the store keeps a key.
 func names(f func(key string) string) spoil { return func(d *driver) { d.key = f } }
 
-// terms makes f choose the term that the driver asks for.
+// terms lets f choose the term that the driver asks for.
 func terms(f func(c backend.Claim) time.Duration) spoil { return func(d *driver) { d.ttl = f } }
 
-// deadlines makes f compute the deadlines of grants. The call began at the time called.
+// deadlines lets f compute the deadline of a grant. The argument called is the start of the call.
 func deadlines(f func(c backend.Claim, called time.Time) time.Time) spoil {
 	return func(d *driver) { d.deadline = f }
 }
 
-// accepts makes f decide whether a claim has the token of a hold.
+// accepts lets f decide whether a claim has the token of a hold.
 func accepts(f func(d *driver, c backend.Claim, token string) bool) spoil {
 	return func(d *driver) { d.mine = func(c backend.Claim, token string) bool { return f(d, c, token) } }
 }
@@ -150,7 +150,7 @@ func claims(f func(t *backend.Traits)) spoil {
 	}
 }
 
-// claimsEnds makes the driver claim this Cancellation.
+// claimsEnds lets the driver claim the given Cancellation.
 func claimsEnds(ends backend.Cancellation) spoil {
 	return claims(func(t *backend.Traits) { t.Cancellation = ends })
 }
@@ -166,7 +166,7 @@ func inspects(f func(st *backend.Status)) spoil {
 	}
 }
 
-// listsBy replaces List by f, which may call the original List as next.
+// listsBy replaces List by the function f. The argument next of f is the original List.
 func listsBy(f func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq) spoil {
 	return func(d *driver) {
 		next := d.list
@@ -203,14 +203,14 @@ func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done func
 	}
 }
 
-// closes makes Close run f in the store.
+// closes lets Close run f in the store.
 func closes(f func(x *command)) spoil {
 	return func(d *driver) {
 		d.close = func() error { return d.visit(context.Background(), backend.Claim{}, f) }
 	}
 }
 
-// placesStay makes the store keep the place of a dead waiter for an hour.
+// placesStay lets the store keep the place of a dead waiter for an hour.
 var placesStay = changes(func(s *store) { s.stay = time.Hour })
 
 // changes lets f change the store itself.

@@ -18,18 +18,18 @@ import (
 // window is how long a place in a queue stays after its waiter's last poll.
 const window = 900 * time.Millisecond
 
-// store is a lock server in memory. It is correct unless a fault changes it. Drivers reach it over
-// ways, which can be cut.
+// store is a lock server in memory. It is correct unless a fault changes it. Drivers reach the
+// store over connections of the type way, which can be cut.
 type store struct {
 	mu       sync.Mutex // guards the fields below
 	keys     map[string]*record
 	fences   map[string]uint64
 	running  bool
-	ways     map[string]*way // by their addresses, which Open gets
+	ways     map[string]*way // maps addresses, which Open receives, to connection paths
 	commands atomic.Int64
 	flushes  atomic.Int64             // how often Flush was called
-	changed  map[string]chan struct{} // by key: a channel that is closed when the key may be free
-	asked    map[string]func(string)  // by ID: the function passed to Recalls
+	changed  map[string]chan struct{} // for each key: a channel that is closed when the key may be free
+	asked    map[string]func(string)  // for each ID: the function that was passed to Recalls
 	ended    context.Context          // ends with the store, and ends goroutines of faults
 	end      context.CancelFunc
 
@@ -56,7 +56,7 @@ type hold struct {
 	fence        uint64
 }
 
-// queued is a waiter in a queue. Its place expires at the time alive.
+// queued is a waiter in a queue. Its place expires at the time in the field alive.
 type queued struct {
 	token, owner string
 	alive        time.Time
@@ -69,7 +69,7 @@ func newStore() *store {
 	s.ways = map[string]*way{"": newWay(s)}
 	s.ended, s.end = context.WithCancel(context.Background())
 
-	// Use the clock, so that fences grow even if last is lost.
+	// Use the clock, so that fences grow even if the last fence is lost.
 	s.count = func(last uint64, now time.Time) uint64 { return max(last+1, uint64(now.UnixMicro())) }
 	s.lose = func(data bool) {
 		if !data {
@@ -112,8 +112,8 @@ func (s *store) start(data bool) {
 	})
 }
 
-// get returns the record of key, or a new one. It drops holds and places that have ended. It never
-// removes a record, because a store lasts for one run of the suite.
+// get returns the record of key, or a new record. It drops holds and places that have ended. It
+// never removes a record, because a store lasts for one run of the suite.
 func (s *store) get(key string, now time.Time) *record {
 	r := s.keys[key]
 	if r == nil {
@@ -182,7 +182,7 @@ func (r *record) refusal(now time.Time) error {
 	return &backend.HeldError{RetryAfter: r.until.Sub(now), Owner: r.owner}
 }
 
-// lastReader returns the time when the last shared hold ends.
+// lastReader returns the time at which the last shared hold ends.
 func (r *record) lastReader() (until time.Time) {
 	for _, h := range r.readers {
 		if h.until.After(until) {
@@ -201,13 +201,13 @@ func (r *record) free(c backend.Claim) bool {
 type command struct {
 	*store
 	d    *driver
-	c    backend.Claim // the claim as the store gets it
+	c    backend.Claim // the claim as the store receives it
 	r    *record       // the key's record
 	now  time.Time
 	mine func(token string) bool // accepts the token of the claim's own hold
 }
 
-// accepting makes the function mine decide which tokens x accepts.
+// accepting lets the function mine decide which tokens x accepts.
 func (x *command) accepting(mine func(token string) bool) *command {
 	x.mine = mine
 	return x
@@ -215,8 +215,8 @@ func (x *command) accepting(mine func(token string) bool) *command {
 
 func anyToken(string) bool { return true }
 
-// refuse returns the refusal of the claim. If waits is set and readers refuse a writer, the writer
-// keeps new readers out for twice the time stay.
+// refuse returns the refusal of the claim. If the argument waits is true and readers refuse a
+// writer, the writer keeps new readers out for twice the time in the field stay.
 func (x *command) refuse(waits bool) error {
 	if waits && !x.c.Shared && len(x.r.readers) > 0 {
 		// A caller that listens asks again after a second. Keep new readers out until then.
@@ -252,9 +252,9 @@ func (x *command) acquire() (fence uint64, err error) {
 	return x.give()
 }
 
-// look is a poll of a Wait. It grants the key if no token holds it and no place is before the
-// claim's. Otherwise, if the driver keeps the order of arrival, the claim takes or keeps its place.
-// If a look was granted the key, its repeat is granted the key again.
+// look is a poll of a Wait. It grants the key if no token holds it and no waiter has a place before
+// the claim. Otherwise, if the driver keeps the order of arrival, the claim takes or keeps its
+// place. A poll of a claim that already holds the key is granted the key again.
 func (x *command) look() (fence uint64, err error) {
 	r, c, inQueue := x.r, x.c, x.d.kind == orders
 	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {
@@ -291,7 +291,7 @@ func (x *command) look() (fence uint64, err error) {
 	return 0, x.refuse(false)
 }
 
-// quit removes the claim's place in the queue and its hold.
+// quit removes the place in the queue and the hold of the claim.
 func (x *command) quit() {
 	for _, h := range x.r.holds() {
 		if h.token == x.c.Token {
@@ -357,7 +357,7 @@ func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 }
 
 // list returns up to n entries in the order of their keys, from the first key that is greater than
-// after. The result more reports whether further entries may follow.
+// the argument after. The result more reports whether further entries may follow.
 func (s *store) list(prefix, after string, n int, now time.Time) (page []backend.Entry, more bool) {
 	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
 		if key <= after || !strings.HasPrefix(key, prefix) {
@@ -406,7 +406,7 @@ type way struct {
 	mu          sync.Mutex // guards the fields below
 	state       conformance.LinkState
 	changed     chan struct{}         // closed and replaced when state changes
-	nextState   conformance.LinkState // the state after repliesLeft more replies; Up if none is set
+	nextState   conformance.LinkState // the state after repliesLeft more replies; Up if no change is due
 	repliesLeft int
 }
 
@@ -429,7 +429,7 @@ func (w *way) setAfter(replies int, state conformance.LinkState) {
 	w.nextState, w.repliesLeft = state, replies
 }
 
-// count counts a reply that was carried, for setAfter.
+// count counts a carried reply. It begins the state that setAfter has set, when that is due.
 func (w *way) count() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -459,7 +459,7 @@ var (
 	errNoReply = errors.New("broken: connection lost before the reply")
 )
 
-// call makes the store run f, and returns when the reply arrives. If it returns an error, the
+// call lets the store run f, and returns when the reply arrives. If call returns an error, the
 // caller does not know whether f has run.
 func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 	if _, _, err := w.carries(ctx, errRefused); err != nil {
@@ -493,7 +493,7 @@ func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 }
 
 // carries waits until the link is not Hung. It returns the link's state, and the channel that is
-// closed when the state changes. If the link is Down, it returns the error down.
+// closed when the state changes. If the link is Down, the error is the argument down.
 func (w *way) carries(ctx context.Context, down error) (state conformance.LinkState, changed <-chan struct{}, err error) {
 	for {
 		switch state, changed = w.now(); state {
@@ -512,7 +512,7 @@ func (w *way) carries(ctx context.Context, down error) (state conformance.LinkSt
 	}
 }
 
-// link returns a Link to the store over a new way.
+// link creates a connection path to the store, and returns a Link that controls it.
 func (s *store) link() *conformance.Link {
 	w := newWay(s)
 	var name string
@@ -532,7 +532,7 @@ func (s *store) endConnections() {
 	})
 }
 
-// delivers reports whether a message of the store arrives.
+// delivers reports whether messages of the store reach the driver.
 func (w *way) delivers() bool {
 	state, _ := w.now()
 	return state == conformance.Up || state == conformance.Slow

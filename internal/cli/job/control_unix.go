@@ -42,8 +42,8 @@ func (j *Job) stopped(sig syscall.Signal) {
 }
 
 // suspend stops hasp's own group. It returns when hasp is continued. If no shell has made a group
-// for hasp within its session, as under ssh, it returns at once, because no process would continue
-// hasp.
+// for hasp within its session, as under ssh, suspend returns at once, because no process would
+// continue hasp.
 //
 // suspend sends SIGTSTP to the other processes of the group, which can handle that signal. It stops
 // hasp itself by SIGSTOP. SIGTSTP would not stop hasp, because Go keeps its handler once a program
@@ -60,7 +60,7 @@ func (j *Job) suspend() {
 	}
 	j.settle()
 
-	// Ignore SIGTSTP before the group gets it. Otherwise Go's handler could run after hasp is
+	// Ignore SIGTSTP before the group receives it. Otherwise Go's handler could run after hasp is
 	// continued, and hasp would stop the command again.
 	signals := NotIgnored(PassedOn)
 	signal.Ignore(unix.SIGTSTP)

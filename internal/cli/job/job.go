@@ -1,5 +1,5 @@
 // Package job runs a command under a lock for "hasp run", in a process group of its own. It lends
-// the command hasp's terminal, passes signals on, and ends the command when the lock is lost.
+// hasp's terminal to the command, passes signals on to it, and ends it when the lock is lost.
 package job
 
 import (

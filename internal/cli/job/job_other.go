@@ -24,8 +24,8 @@ func Start(path string, argv, env []string) (*Job, error) {
 	return j, j.Cmd.Start()
 }
 
-// Attend returns when the command has ended. If the lease is lost, it kills the command at once,
-// because this system has no SIGTERM.
+// Attend returns when the command has ended. If the lease is lost, Attend kills the command at
+// once, because this system has no SIGTERM.
 func (j *Job) Attend(w Watch) Result {
 	done := make(chan struct{})
 	go func() {

@@ -23,14 +23,14 @@ var Ending = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, u
 // and those of the terminal.
 var PassedOn = append([]os.Signal{unix.SIGWINCH, unix.SIGCONT, unix.SIGTSTP}, Ending...)
 
-// sweepEvery is how often sweep checks whether a process of the group is left.
+// sweepEvery is how often the method sweep checks whether a process of the group still exists.
 const sweepEvery = 20 * time.Millisecond
 
 // Job is a command in a new process group. The id of the group is the command's process id.
 type Job struct {
 	pid     int
 	tty     *terminal               // nil if hasp has no terminal
-	changes chan syscall.WaitStatus // each stop of the command, and at last its end
+	changes chan syscall.WaitStatus // receives each stop of the command, and at last the end of the command
 
 	// Attend sets these.
 	w        Watch
@@ -62,7 +62,7 @@ func Start(path string, argv, env []string) (*Job, error) {
 	return j, nil
 }
 
-// fork starts the command, in the foreground if hasp is interactive and in the foreground.
+// fork starts the command, in the foreground if hasp itself is interactive and in the foreground.
 func (j *Job) fork(path string, argv, env []string) error {
 	sys := &syscall.SysProcAttr{Setpgid: true}
 	crew.DieWithParent(sys)
@@ -105,7 +105,7 @@ func (j *Job) wait() {
 	}
 }
 
-// Attend passes signals on until the command has ended. If the lease is lost, it ends the whole
+// Attend passes signals on until the command has ended. If the lease is lost, Attend ends the whole
 // group and calls OnLoss.
 func (j *Job) Attend(w Watch) Result {
 	j.w = w
@@ -211,8 +211,8 @@ func (j *Job) sweep() {
 	}
 }
 
-// left reports whether any process of the group is left. It first waits for processes that have
-// ended, because hasp has adopted them if hasp is the first process of a container.
+// left reports whether any process of the group still exists. It first waits for processes that
+// have ended, because hasp has adopted them if hasp is the first process of a container.
 func (j *Job) left() bool {
 	for {
 		pid, err := syscall.Wait4(-j.pid, nil, syscall.WNOHANG, nil)

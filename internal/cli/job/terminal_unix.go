@@ -9,15 +9,15 @@ import (
 	"golang.org/x/term"
 )
 
-// terminal is the controlling terminal of hasp. It is nil if there is none. All methods except
-// foreground accept a nil terminal.
+// terminal is the controlling terminal of hasp. It is nil if hasp has no terminal. All methods
+// except foreground accept a nil terminal.
 //
 // A terminal has one foreground process group. That group may read from it, and receives the
 // signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the foreground. The command has a
-// group of its own, so hasp lends it the terminal, as a shell does, and takes it back.
+// group of its own, so hasp lends the terminal to it, as a shell does, and takes the terminal back.
 type terminal struct {
 	fd   int
-	lent bool // hasp has lent it to the command's group, which may have lent it to another group
+	lent bool // hasp has lent the terminal to the command's group, which may have lent it to another group
 }
 
 // openTerminal returns the controlling terminal, or nil. It does not use standard input, which may

@@ -17,8 +17,8 @@ import (
 // Quote returns s as a Go string in ASCII.
 func Quote(s string) string { return strconv.QuoteToASCII(s) }
 
-// Label returns s unchanged if it is one line of ordinary text with no rune greater than last.
-// Otherwise it returns s quoted. So the labels of different strings look different.
+// Label returns s unchanged if it is one line of ordinary text with no rune greater than the
+// argument last. Otherwise it returns s quoted. So the labels of different strings look different.
 func Label(s string, last rune) string {
 	plain := s == strings.TrimSpace(s) && utf8.ValidString(s) && !strings.ContainsAny(s, `"\`) && !strings.Contains(s, "  ")
 	for _, c := range s {

@@ -48,8 +48,8 @@ func IsLoopback(host string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-// admit reports whether to serve a request. It sets the headers that all answers have. If it
-// refuses the request, it also answers it.
+// admit reports whether to serve a request. It sets the headers that all answers have. If admit
+// refuses the request, it also sends the answer.
 func (g *guard) admit(w http.ResponseWriter, r *http.Request) bool {
 	h := w.Header()
 	h.Set("Content-Security-Policy", policy)
@@ -135,5 +135,5 @@ func (g *guard) pass() string {
 	return hex.EncodeToString(m.Sum(nil))
 }
 
-// equal compares two secrets. The time that it takes depends only on their lengths.
+// equal compares two secrets. The time for that depends only on the lengths of the secrets.
 func equal(a, b string) bool { return hmac.Equal([]byte(a), []byte(b)) }

@@ -8,7 +8,7 @@ import (
 
 // These constants bound a history.
 const (
-	maxSpans      = 20_000  // spans that have ended; see history
+	maxSpans      = 20_000  // spans that have ended; see the type history
 	maxSpanKey    = 1 << 10 // bytes of a span's key
 	maxGaps       = 50
 	spansInAnswer = 1000 // spans of one key that have ended
@@ -51,7 +51,7 @@ type ownerHistory struct {
 type unwatched struct {
 	Why  string `json:"why"` // "outage" or "unwatched"
 	From int64  `json:"from"`
-	To   int64  `json:"to,omitempty"` // 0 while the time lasts
+	To   int64  `json:"to,omitempty"` // 0 while the period lasts
 }
 
 // history has the ended spans of all keys, the oldest first. It drops old spans, so that it always
@@ -61,9 +61,9 @@ type history struct {
 	gaps  []unwatched
 }
 
-// follow compares the entries of one key in two lists. It sets the open spans of l, the later
-// entry. It adds to the history those spans of old that have ended. If the key was not in the
-// earlier list, old is nil.
+// follow compares the entries of one key in two lists. The argument l is the later entry. The
+// argument old is the earlier entry, or nil if the key was not in the earlier list. follow sets the
+// open spans of l. It adds to the history those open spans of the earlier entry that have ended.
 func (h *history) follow(old, l *lock) {
 	var before []span
 	same := false
@@ -72,7 +72,7 @@ func (h *history) follow(old, l *lock) {
 		same = l.Held && SameHold(old.Status, l.Status)
 	}
 
-	// Since says when the hold changed between the two lists, if the store records Since.
+	// The field Since says when the hold changed between the two lists, if the store records it.
 	at := l.seen
 	began := l.seen
 	if !l.Since.IsZero() && l.Since.Before(began) {
@@ -135,7 +135,8 @@ func (h *history) follow(old, l *lock) {
 	}
 }
 
-// how returns how the hold of old ended. At the time at, the hold had ended.
+// how returns the way in which a hold ended. The argument old is the last entry with this hold, and
+// at is a time at which the hold had ended.
 func how(old *lock, at time.Time) string {
 	until := old.until()
 	switch {
@@ -149,8 +150,7 @@ func how(old *lock, at time.Time) string {
 	return ended
 }
 
-// The store measures the rest of a term before its answer arrives. So the computed end of the term
-// may be too late, by at most the duration inexact.
+// inexact bounds how late a computed end of a term may be, because the store's answer takes time.
 const inexact = 250 * time.Millisecond
 
 // add appends a span that has ended. If there are too many spans, it removes the oldest. It ignores
@@ -173,7 +173,7 @@ func (h *history) addGap(why string, from, to time.Time) {
 }
 
 // lanes returns the latest spans of a key for each owner, in the order of the owners' first spans.
-// l is nil if the key is free.
+// The argument l is nil if the key is free.
 func (h *history) lanes(key string, l *lock) []ownerHistory {
 	var spans []span
 	for _, s := range h.spans {

@@ -47,7 +47,7 @@ type tableRow struct {
 	Shared  int    `json:"shared,omitempty"`  // how many owners share the key; Owner is the first
 	Foreign bool   `json:"foreign,omitempty"` // see the function Foreign
 	Since   int64  `json:"since,omitempty"`   // when the hold began
-	Seen    int64  `json:"seen,omitempty"`    // when a list first had the hold
+	Seen    int64  `json:"seen,omitempty"`    // when a list first showed the hold
 	Until   int64  `json:"until,omitempty"`   // the end of the term
 	Late    bool   `json:"late,omitempty"`    // see lock.unrenewed
 	Fence   string `json:"fence,omitempty"`   // JavaScript has no exact number for all fences

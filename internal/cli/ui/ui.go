@@ -29,7 +29,7 @@ type Source interface {
 // Options are the settings of the page.
 type Options struct {
 	Store   string // the strategy's name
-	Prefix  string // lists only keys with this prefix
+	Prefix  string // only keys with this prefix are listed
 	Ordered bool   // waiters are served in order of arrival
 
 	// If Token is not empty, a browser must send it. See guard.
@@ -44,7 +44,7 @@ type Options struct {
 	// [Every] is used.
 	Every time.Duration
 
-	// Redact removes secrets from the text of an error. Nil removes nothing.
+	// Redact removes secrets from the text of an error. If Redact is nil, nothing is removed.
 	Redact func(string) string
 }
 

@@ -31,12 +31,12 @@ type watcher struct {
 	first sync.Once // closes came
 
 	// listing is a semaphore with one place. A request takes the place to list the store, or to
-	// wait until it may list. Only this request changes known, history and next.
+	// wait until it may list. Only this request changes the fields known, history and next.
 	listing chan struct{}
 
 	// mu guards the fields below. It is not held during a call to the store.
 	mu      sync.Mutex
-	known   map[string]*lock // the last list, by key
+	known   map[string]*lock // maps the keys of the last list to their locks
 	more    int              // keys of the last list that are not in known
 	lists   int              // how many lists have ended, also those that failed
 	next    time.Time        // when the next list may begin
@@ -52,9 +52,9 @@ type watcher struct {
 type lock struct {
 	backend.Entry
 	seen  time.Time     // when the entry arrived
-	first time.Time     // when a list first had this hold
+	first time.Time     // when a list first showed this hold
 	most  time.Duration // the largest TTL that lists have shown for this hold
-	size  int           // the length of its strings in bytes
+	size  int           // the length in bytes of the strings of the entry
 	open  []span        // the spans that have not ended
 	wait  int           // how many waiters there are; Waiters has the first of them
 	share int           // how many owners of shared holds there are; Shared has the first of them
@@ -64,11 +64,11 @@ func newWatcher(src Source, o Options) *watcher {
 	return &watcher{src: src, o: o, came: make(chan struct{}), listing: make(chan struct{}, 1), known: map[string]*lock{}}
 }
 
-// If a list begins more than unwatchedAfter later than next, no browser has asked meanwhile.
+// If a list begins later than watcher.next + unwatchedAfter, no browser has asked meanwhile.
 const unwatchedAfter = 2 * time.Second
 
-// await waits for a list that the browser does not have; the browser has list number has. It lists
-// the store itself if it must, and returns early if ctx ends.
+// await waits for a list that the browser does not have. The argument has is the number of the
+// browser's list. await lists the store itself if it must, and returns early if ctx ends.
 func (w *watcher) await(ctx context.Context, has int) {
 	w.first.Do(func() { close(w.came) })
 	select {
@@ -82,7 +82,7 @@ func (w *watcher) await(ctx context.Context, has int) {
 	w.mu.Unlock()
 	idle := time.Since(next) > unwatchedAfter
 	if lists != has && !idle {
-		return // another browser's request has listed
+		return // another browser's request has listed the store
 	}
 
 	select {
@@ -131,7 +131,7 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 		return
 	}
 
-	// If the last list was long ago, holds may have begun and ended since. Then record a gap.
+	// If the last list was long ago, holds may have begun and ended since then: record a gap.
 	gap := ""
 	switch {
 	case w.listed.IsZero():
@@ -147,7 +147,7 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	w.listed, w.took, w.more, w.failed = began, now.Sub(began), more, ""
 }
 
-// list returns the locks of the store by key. more counts the keys beyond the bounds.
+// list maps the keys of the store to their locks. The result more counts keys beyond the bounds.
 func (w *watcher) list(ctx context.Context) (next map[string]*lock, more int, err error) {
 	next = map[string]*lock{}
 	bytes := 0
@@ -184,8 +184,8 @@ func newLock(e backend.Entry) *lock {
 	return l
 }
 
-// until returns when the term ends. It returns the zero time if the key is free or its hold has no
-// end.
+// until returns the time at which the term ends. This is the zero time if the key is free or its
+// hold has no end.
 func (l *lock) until() time.Time {
 	if !l.Held || l.TTL < 0 {
 		return time.Time{}
@@ -197,7 +197,7 @@ func (l *lock) until() time.Time {
 // a term, so less than half of the term means that a renewal is overdue.
 func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/2 }
 
-// compare sets w.known to next and records what has changed. The caller holds mu.
+// compare sets w.known to the argument next, and records what has changed. The caller holds w.mu.
 func (w *watcher) compare(next map[string]*lock, now time.Time) {
 	for key, l := range next {
 		l.first, l.most = l.seen, l.TTL

@@ -13,9 +13,9 @@ import (
 // lingering is how long a channel without listeners is kept.
 const lingering = time.Second
 
-// keep moves each channel once a second to the server that now has the slot of the channel, until
-// there are no channels. Once a second is enough, because waiters poll anyway, and more searches
-// would burden a server that cannot be used.
+// The method keep moves each channel, once a second, to the server that now has the channel's slot,
+// until there are no channels. Once a second is enough, because waiters poll anyway, and more
+// searches would burden a server that cannot be used.
 func (b *Subscriber) keep() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
@@ -40,8 +40,8 @@ func (b *Subscriber) keep() {
 }
 
 // removeUnused removes channels that have had no listeners for the time lingering, links that have
-// no channels, and links that have ended. It returns the channels that are left. If there are none,
-// keep ends.
+// no channels, and links that have ended. It returns the channels that are left. If no channel is
+// left, the method keep ends.
 func (b *Subscriber) removeUnused() []*channel {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,8 +67,8 @@ func (b *Subscriber) removeUnused() []*channel {
 	return slices.Collect(maps.Values(b.channels))
 }
 
-// find moves ch to the server that now has its slot. Without find, ch could stay at a server that
-// has become a replica, whose subscribers a PUBLISH on the master does not count.
+// find moves ch to the server that now has the channel's slot. Otherwise, ch could stay at a server
+// that has become a replica. A PUBLISH on the master does not count a replica's subscribers.
 func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	// Do not hold mu here, because b.server may call a server.
 	server, err := b.server(ctx, ch.slotKey)
@@ -79,22 +79,22 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	switch {
 	case b.closed:
 	case err != nil && lost:
-		// Calls of Listen return the error now. Listeners of Subscribe stay, and keep tries again.
+		// Calls of Listen return the error now. Listeners of Subscribe stay, and retry.
 		ch.settleLocked(err)
 	case err != nil:
 	case lost || ch.link.server != server || ch.state == isRefused:
 		b.placeLocked(ch, server)
 		if lost {
 			// Search again, because the store may have asked a server that did not know yet that
-			// the slot has moved. If ch is now at the old server, a replica confirms the
-			// subscription, so nothing else would show the mistake.
+			// the slot has moved. If ch is now at the old server, which is a replica, that server
+			// confirms the subscription, so nothing else would show the mistake.
 			b.reload()
 		}
 	}
 }
 
-// placeLocked subscribes to ch on the link to server. If that link has just ended, keep finds
-// another one.
+// placeLocked subscribes to ch on the link to the given server. If that link has just ended, the
+// method keep finds another link.
 func (b *Subscriber) placeLocked(ch *channel, server resp.Server) {
 	k := b.links[server]
 	if k == nil {
@@ -110,7 +110,7 @@ func (b *Subscriber) placeLocked(ch *channel, server resp.Server) {
 	k.addLocked(command{"subscribe", ch})
 }
 
-// movedLocked records that keep must find the server of a channel again.
+// movedLocked records that the method keep must find the server of a channel again.
 func (b *Subscriber) movedLocked(ch *channel) {
 	ch.state, ch.link = isPending, nil
 	b.reload()
@@ -123,9 +123,9 @@ func (b *Subscriber) reload() {
 	}
 }
 
-// server returns the server that has the slot of slotKey, on which scripts publish. On a cluster,
-// it also asks that server whether channels are in slots. It keeps the first answer for all later
-// calls, because publishers and subscribers must agree.
+// server returns the server that has the slot of slotKey. Scripts publish on that server. On a
+// cluster, it also asks that server whether channels are in slots. It stores the first answer for
+// all later calls, because publishers and subscribers must agree.
 func (b *Subscriber) server(ctx context.Context, slotKey string) (resp.Server, error) {
 	server, err := b.store.Server(ctx, slotKey)
 	if err != nil || !b.store.Cluster || b.sharded.Load() != nil {
@@ -139,7 +139,7 @@ func (b *Subscriber) server(ctx context.Context, slotKey string) (resp.Server, e
 		return server, err
 	}
 	sharded := err == nil || !strings.Contains(err.Error(), "unknown command")
-	// Keep the first answer, because callers may get different ones while a cluster is upgraded.
+	// Store only the first answer, because later answers may differ while a cluster is upgraded.
 	b.sharded.CompareAndSwap(nil, &sharded)
 	return server, nil
 }

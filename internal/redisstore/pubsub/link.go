@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	tickEvery      = time.Second     // the time between two pings, and between two runs of keep
+	tickEvery      = time.Second     // the time between two pings, and between two ticks of the method keep
 	deadAfter      = 3 * time.Second // after this time without an answer, a connection counts as dead
 	connectTimeout = 5 * time.Second // how long a connect, or a search for the servers, may take
 )
 
-// link is one connection to a server. If it ends, keep gives its channels another link.
+// link is one connection to a server. If it ends, b.keep moves its channels to another link.
 type link struct {
 	b      *Subscriber
 	server resp.Server
 	conn   resp.PubSub
 	ctx    context.Context         // ends with the link
 	drop   context.CancelCauseFunc // ends ctx
-	wake   chan struct{}           // signals that queue has commands for the writer; has room for one
+	wake   chan struct{}           // signals that queue has commands for the writer; has room for one signal
 
 	// b.mu guards the fields below.
 	queue  []command // not sent yet
@@ -34,7 +34,7 @@ type link struct {
 	silent int       // ticks in a row without an answer
 }
 
-// command is a command on a link.
+// command is what a link can send: a ping, or the start or end of a subscription.
 type command struct {
 	name string // ping, subscribe or unsubscribe
 	ch   *channel
@@ -54,7 +54,7 @@ func (k *link) addLocked(cmd command) {
 	k.queue = append(k.queue, cmd)
 	select {
 	case k.wake <- struct{}{}:
-	// wake already has a signal, so the writer will take this command as well.
+	// The channel wake already contains a signal, so the writer will send this command as well.
 	default:
 	}
 }
@@ -88,8 +88,8 @@ func (k *link) run() {
 }
 
 // write sends commands until the link ends, and then closes the connection, which ends the read in
-// progress. Only the writer closes the connection, because Close of a PubSub takes the same lock as
-// a write, so in another goroutine it could block.
+// progress. Only the writer closes the connection, because Close of a PubSub acquires the same lock
+// as a write. In another goroutine, Close could block.
 func (k *link) write() {
 	defer k.conn.Close()
 	ticker := time.NewTicker(tickEvery)
@@ -118,8 +118,8 @@ func (k *link) write() {
 }
 
 // take returns the commands to send now. At each tick, it adds a ping if the server has no command
-// to answer, and drops the link if it is dead. Messages do not count as answers, because they may
-// still arrive when commands no longer reach the server.
+// to answer, and drops the link if the link is dead. Messages do not count as answers, because they
+// may still arrive when commands no longer reach the server.
 func (k *link) take(ticked bool) []command {
 	k.b.mu.Lock()
 	defer k.b.mu.Unlock()
@@ -163,9 +163,9 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 	b.mu.Lock()
 	var to []*Listener
 	again := false
-	// Do not hold mu during the delivery, because receive may call the Subscriber. Deliver before
-	// the next read, so that a Listener learns that messages may be missing before it receives the
-	// first message of the new subscription.
+	// Do not hold mu during the delivery, because a Listener's function may call the Subscriber.
+	// Deliver before the next read, so that a Listener learns that messages may be missing before
+	// it receives the first message of the new subscription.
 	defer func() {
 		b.mu.Unlock()
 		deliver(to, payload, again)
@@ -193,7 +193,7 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 		case b.store.Cluster && redis.HasErrorPrefix(refusal, "MOVED"):
 			b.movedLocked(cmd.ch)
 		default:
-			cmd.ch.state = isRefused // keep tries again
+			cmd.ch.state = isRefused // b.keep tries again
 			cmd.ch.settleLocked(refusal)
 		}
 	case kind == "unsubscribe" && b.store.Cluster:

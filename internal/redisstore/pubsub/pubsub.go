@@ -1,8 +1,8 @@
 // Package pubsub subscribes to channels of a Redis, over one connection to each server.
 //
 // A Subscriber has a channel for each name, and a link for each server that has channels. Each
-// command is about only one channel, and the replies come in the order of the commands. So the
-// Subscriber knows the channel of each reply.
+// command is about only one channel, and the replies come in the order of the commands. Therefore
+// the Subscriber knows the channel of each reply.
 package pubsub
 
 import (
@@ -38,7 +38,7 @@ type Config struct {
 type Subscriber struct {
 	store Config
 	open  context.Context    // ends with the Subscriber
-	end   context.CancelFunc // ends open
+	end   context.CancelFunc // ends the context open
 	wg    sync.WaitGroup     // all goroutines of the Subscriber
 
 	sharded atomic.Pointer[bool] // whether channels are in slots; nil until it is known
@@ -48,7 +48,7 @@ type Subscriber struct {
 	mu       sync.Mutex
 	channels map[string]*channel
 	links    map[resp.Server]*link
-	keeping  bool // keep runs
+	keeping  bool // the method keep runs
 	closed   bool
 }
 
@@ -58,12 +58,12 @@ type Listener struct {
 	sub     *Subscriber
 	ch      *channel // nil if the Subscriber was already closed
 
-	settled chan error  // receives the result of Subscribe; has room for one
+	settled chan error  // receives the result of Subscribe; has room for one result
 	done    bool        // settled has received the result
 	closed  atomic.Bool // deliver reads it without mu
 }
 
-// channel is a channel with listeners, or one whose last listener was closed a moment ago.
+// channel describes a channel that has listeners, or whose last listener was closed a moment ago.
 type channel struct {
 	name, slotKey string
 	listeners     []*Listener
@@ -89,7 +89,7 @@ func New(c Config) *Subscriber {
 }
 
 // Listen subscribes to a channel, which is in the cluster slot of slotKey, until the Listener is
-// closed. It returns when the server has confirmed the subscription, so that the Listener receives
+// closed. It returns after the server has confirmed the subscription, so that the Listener receives
 // all that is published afterwards. Listen returns an error if ctx ends, the server cannot be
 // reached, or the server refuses the channel, for example with NOPERM.
 //
@@ -129,7 +129,7 @@ func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, rec
 }
 
 // Command returns the command that publishes to the Listener, PUBLISH or SPUBLISH. If the
-// subscription is not confirmed, or its connection is known to be lost, it returns "".
+// subscription is not confirmed, or its connection is known to be lost, Command returns "".
 func (l *Listener) Command() string {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
@@ -168,8 +168,8 @@ func (l *Listener) Relisten() {
 	}
 }
 
-// Demoted replaces the connection to a server that has become a replica. On a cluster, keep then
-// moves the channels to the servers that have their slots.
+// Demoted replaces the connection to a server that has become a replica. On a cluster, the method
+// keep then moves the channels to the servers that have their slots.
 func (b *Subscriber) Demoted(server resp.Server) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -201,7 +201,7 @@ func (b *Subscriber) Close() {
 }
 
 // join adds l to the channel with the name, and subscribes to the channel if it is new. If the
-// channel's server is not found, keep goes on searching.
+// channel's server is not found, the method keep goes on searching.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) {
 	// Do not hold mu here, because b.server may call a server. Ignore an error if the channel
 	// already has a subscription, or waits for one.
@@ -245,8 +245,8 @@ func (l *Listener) settleLocked(err error) {
 	}
 }
 
-// settleLocked makes the calls of Listen that wait for ch return err, and returns the other
-// Listeners.
+// settleLocked lets the calls of Listen that wait for ch return err. It returns the Listeners whose
+// results were decided before.
 func (ch *channel) settleLocked(err error) (others []*Listener) {
 	for _, l := range ch.listeners {
 		if l.done {
@@ -257,7 +257,7 @@ func (ch *channel) settleLocked(err error) (others []*Listener) {
 	return others
 }
 
-// deliver calls the functions of listeners. The caller must not hold mu.
+// deliver calls the functions of the given Listeners. The caller must not hold mu.
 func deliver(listeners []*Listener, payload string, again bool) {
 	for _, l := range listeners {
 		// Skip a Listener that was closed after the slice listeners was made.

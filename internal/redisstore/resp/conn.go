@@ -22,22 +22,22 @@ import (
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// Pool has the connections to one server.
+// Pool holds the connections to one server.
 type Pool struct {
 	Addr string // for errors
 	dial func(context.Context) (*Conn, error)
-	room chan struct{} // has an element for each connection that is in use or being made
+	room chan struct{} // contains an element for each connection that is in use or being made
 
 	open context.Context // ends with the Pool
 	end  context.CancelFunc
 
 	mu   sync.Mutex     // guards the fields below
-	idle []*Conn        // the one that was used last is at the end
+	idle []*Conn        // the connection that was used last is at the end
 	all  map[*Conn]bool // the connections in use and idle, and those that Connect made
 }
 
-// NewPool returns a Pool. The parameter size limits its connections, and dial makes one. The Pool
-// ends when ctx ends. The caller must run CloseAtEnd on a goroutine.
+// NewPool returns a Pool. The parameter size limits its connections, and the function dial makes
+// one connection. The Pool ends when ctx ends. The caller must run CloseAtEnd on a goroutine.
 func NewPool(ctx context.Context, addr string, size int, dial func(context.Context) (*Conn, error)) *Pool {
 	p := &Pool{Addr: addr, dial: dial, room: make(chan struct{}, size), all: map[*Conn]bool{}}
 	p.open, p.end = context.WithCancel(ctx)
@@ -121,7 +121,7 @@ func (p *Pool) Get(ctx context.Context) (*Conn, error) {
 const staleTime = time.Second
 
 // getNew makes a connection. If the caller leaves, the connection stays in the Pool for the next
-// one. Otherwise callers with short deadlines would never get a connection to a distant server.
+// caller. Otherwise callers with short deadlines would never get a connection to a distant server.
 func (p *Pool) getNew(ctx context.Context) (*Conn, error) {
 	type result struct {
 		*Conn
@@ -152,7 +152,7 @@ func (p *Pool) getNew(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// Put takes back a connection that Get returned. good is false if it must not be used again.
+// Put takes back a connection that Get returned. If good is false, c must not be used again.
 func (p *Pool) Put(c *Conn, good bool) {
 	if good {
 		c.used = time.Now()
@@ -220,8 +220,8 @@ type Conn struct {
 // keeps. It is small, because a pool keeps the connections of its largest burst.
 const bufferSize = 4 << 10
 
-// NewConn returns a Conn that reads and writes c. base is the connection below the TLS of
-// c, or c itself.
+// NewConn returns a Conn that reads and writes c. The argument base is the connection below the TLS
+// of c, or c itself.
 func NewConn(c, base net.Conn) *Conn {
 	conn := &Conn{Conn: c, base: base, in: newReader(c, bufferSize)}
 	conn.interrupt = func() { _ = base.SetDeadline(past) }
@@ -249,7 +249,7 @@ var past = time.Unix(1, 0)
 
 // Do sends commands in one write, and stores their replies. The outcome of a command without a
 // reply is unknown. If ctx ends before a reply, the error of that command is
-// os.ErrDeadlineExceeded. good is false if the connection must not be used again.
+// os.ErrDeadlineExceeded. The result good is false if the connection must not be used again.
 func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (good bool) {
 	// The connection enforces the deadline. Set it before an interrupt sets another one.
 	parent, quit, deadline := lazyctx.Split(ctx)
@@ -318,10 +318,10 @@ type ReplyError string
 
 func (e ReplyError) Error() string { return string(e) }
 
-// RedisError marks the error as a reply, as go-redis marks the replies that it gets.
+// RedisError marks the error as a reply, as go-redis marks the replies that it receives.
 func (ReplyError) RedisError() {}
 
-// These limit a reply. The longest reply, a list of a key's waiters, is far below these limits. A
+// These limits apply to a reply. The longest reply, a list of a key's waiters, is far below them. A
 // line must also fit into the reader's buffer. The longest line is an error of a few hundred bytes.
 const (
 	maxReply = 64 << 20 // bytes in a reply
@@ -358,7 +358,7 @@ func (r *reader) reply() (Reply, error) {
 	return Reply{Value: v, Err: err}, err
 }
 
-// value reads a value. depth is how many levels of arrays the value may have.
+// value reads a value. The argument depth is how many levels of arrays the value may have.
 func (r *reader) value(depth int) (any, error) {
 	line, err := r.ReadSlice('\n') // a part of the buffer
 	switch {
@@ -390,7 +390,7 @@ func (r *reader) value(depth int) (any, error) {
 		return nil, errProtocol
 	}
 
-	// The line has a number, which is the value itself or a length. The length -1 means nil.
+	// The line contains a number, which is the value itself or a length. The length -1 means nil.
 	n, err := strconv.ParseInt(string(text), 10, 64)
 	switch {
 	case err != nil || n < -1 && kind != ':':

@@ -37,7 +37,7 @@ func Do(ctx context.Context, rdb redis.UniversalClient, args []string) Reply {
 	return cmd.reply(survive(func() error { return rdb.Process(ctx, &cmd) }))
 }
 
-// reply returns the reply to a command, as a Conn returns it. err is the error of the call.
+// reply returns the reply to a command in the form that a Conn uses. err is the error of the call.
 func (c *Command) reply(err error) Reply {
 	switch {
 	case c.Err() == redis.Nil:

@@ -87,7 +87,7 @@ func (s ownPubSub) Receive() (kind, channel, payload string, err error) {
 	return texts[0], texts[1], texts[2], r.Err
 }
 
-// passed is a server whose client the caller passed.
+// passed implements Server with a client that the caller passed.
 type passed struct{ rdb redis.UniversalClient }
 
 // Passed returns the Server of a client that the caller passed.
@@ -125,8 +125,8 @@ type passedPubSub struct{ *redis.PubSub }
 
 func (s passedPubSub) Close() { s.PubSub.Close() }
 
-// ended is a context that has ended. With it, PubSub does not replace a failed connection without a
-// report. PubSub still obeys the deadline of a context that is made from ended.
+// The variable ended is a context that has already ended. With it, PubSub does not replace a failed
+// connection without a report. PubSub still obeys the deadline of a context derived from ended.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

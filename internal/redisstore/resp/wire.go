@@ -21,7 +21,7 @@ import (
 // not written yet, the command is not sent. Otherwise the reply is dropped. No caller blocks in a
 // read or a write, because one goroutine writes the commands, and another one reads.
 //
-// A wire whose field over is set takes no more commands, and ends when no caller waits for a reply.
+// Once the field over is set, a wire takes no more commands, and it ends when no caller waits.
 type Wire struct {
 	conn *Conn
 	back func(ok bool) // returns the connection to the pool; ok says whether it may be used again
@@ -32,20 +32,20 @@ type Wire struct {
 	sent    []*request // written, or about to be written; the replies come in this order
 	writing bool       // the writer runs
 	over    error      // why the wire takes no more commands; nil while it takes them
-	wake    time.Time  // when the reader wakes if nothing arrives
+	wake    time.Time  // the time at which the reader wakes if nothing arrives
 	writers sync.WaitGroup
 
-	// requests has values of the type *request for reuse. Each wire has its own, because their
-	// channels must stay in one bubble of testing/synctest.
+	// requests contains values of the type *request for reuse. It is not shared by wires, because
+	// the channels in the values must stay in one bubble of testing/synctest.
 	requests sync.Pool
 
 	// Only the writer uses these.
 	out   []byte
 	batch []*request
 
-	// Only the reader uses these, and after the end of the reader also End.
+	// Only the reader uses these fields. After the reader has ended, the method End uses them.
 	due      []*request    // taken from sent; their replies come next
-	answered int           // how many of due have their reply
+	answered int           // how many requests in due have their reply
 	inReply  bool          // a part of a reply has arrived
 	received bool          // bytes have arrived since the last tick
 	busy     bool          // at the last tick, a reply was outstanding or the writer ran
@@ -55,9 +55,9 @@ type Wire struct {
 	ended    error         // why the reader has ended
 }
 
-// NewWire returns a wire over c, a connection that a call has used. trip is how long that
-// call took. If kept is true, the wire ends only when its connection is closed. back is
-// called once, at the end; ok says whether the connection may be used again.
+// NewWire returns a wire over c, a connection that a call has used. The argument trip is how long
+// that call took. If kept is true, the wire ends only when its connection is closed. The function
+// back is called once, at the end; its argument ok says whether the connection may be used again.
 func NewWire(c *Conn, trip time.Duration, kept bool, back func(ok bool)) *Wire {
 	return &Wire{conn: c, kept: kept, trip: trip, back: back}
 }
@@ -76,7 +76,7 @@ type request struct {
 	name  string          // of the command
 	out   []byte          // the command, encoded
 	until time.Time       // the deadline of the caller, or zero
-	quit  context.Context // when quit ends, the caller leaves within a tick
+	quit  context.Context // when this context ends, the caller leaves within a tick
 	sent  time.Time       // when the command was written
 	met   atomic.Bool     // the reply has arrived, or the caller has left
 	done  chan Reply      // has room for one, so that answer never blocks
@@ -129,8 +129,8 @@ func (w *Wire) Do(ctx context.Context, replies []Reply, commands [][]string) (se
 
 // receive returns the reply to a request. If the request was not sent, the error is ErrUnsent.
 func (w *Wire) receive(parent context.Context, r *request) Reply {
-	// The reader ends the request at its deadline, or soon after quit has ended. So the caller
-	// needs no timer, and does not wait for quit, which all callers of a Client share.
+	// The reader ends the request at its deadline, or soon after quit has ended. Therefore the
+	// caller needs no timer, and need not wait for quit, which all callers of a Client share.
 	select {
 	case reply := <-r.done:
 		if reply.Err != ErrNoReply { // after ErrNoReply, the wire still keeps r for a late reply
@@ -172,12 +172,12 @@ func (w *Wire) put(all []*request) bool {
 	return true
 }
 
-// write writes the queue until it is empty.
+// write writes the queue until the queue is empty.
 func (w *Wire) write() {
 	defer w.writers.Done()
 	for {
 		// Yield, because callers that have just received replies are about to send their next
-		// commands. Without this, each command would be written alone.
+		// commands. Without the yield, each command would be written alone.
 		runtime.Gosched()
 		if !w.nextBatch() {
 			return

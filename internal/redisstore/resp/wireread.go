@@ -8,17 +8,17 @@ import (
 
 // The reader of a wire checks the wire once in each tick.
 //
-// If no command has been outstanding for the duration rest, the pool gets the connection back.
+// If no command has been outstanding for the duration rest, the connection goes back to the pool.
 //
 // If commands are outstanding and nothing arrives for a few round trips, and for at least two
 // ticks, the reader gives the wire up, so that a dead connection fails few calls. The wire then
 // takes no more commands, and unwritten commands use another connection. Written commands are not
 // repeated. Their callers wait until their deadlines, or without a deadline until nothing has
-// arrived for the duration silence. If the server has answered all commands by then, the pool gets
-// the connection back.
+// arrived for the duration silence. If the server has answered all commands when the wire ends, the
+// connection goes back to the pool.
 //
-// The reader counts ticks instead of time. So after the process was stopped for a while, the reader
-// first reads the replies that have arrived meanwhile.
+// The reader counts ticks instead of time. Therefore, after the process was stopped for a while,
+// the reader first reads the replies that have arrived meanwhile.
 const (
 	tick       = 25 * time.Millisecond
 	rest       = 250 * time.Millisecond
@@ -27,7 +27,7 @@ const (
 	silence    = 3 * time.Second
 )
 
-// wireBuffer is the size of the buffer for replies. It holds the replies of hundreds of callers.
+// wireBuffer is the size of the buffer for replies. The replies of hundreds of callers fit in.
 const wireBuffer = 32 << 10
 
 // Read passes replies to their callers until the wire ends. One goroutine calls Read, and then End.
@@ -65,7 +65,7 @@ func (w *Wire) readNext(in *reader) (Reply, error) {
 		return Reply{}, err
 	}
 	w.inReply = true
-	// Read begin now, because reply overwrites the buffer that begin is a part of.
+	// Use the slice begin now, because the method reply overwrites the buffer behind that slice.
 	isStatus := begin[0] == '+'
 
 	reply, err := in.reply()
@@ -92,7 +92,7 @@ func canReply(name string, status any) bool {
 	return true
 }
 
-// replyIsDue reports whether a command is outstanding. If so, due[answered] gets the reply.
+// replyIsDue reports whether a command is outstanding. If so, its request is due[answered].
 func (w *Wire) replyIsDue() bool {
 	if w.answered < len(w.due) {
 		return true
@@ -123,7 +123,7 @@ func (r wireReader) Read(p []byte) (int, error) {
 	}
 }
 
-// wakeAtLocked makes the reader wake at the given time if nothing arrives earlier.
+// wakeAtLocked sets the time at which the reader wakes if nothing arrives earlier.
 func (w *Wire) wakeAtLocked(at time.Time) {
 	w.wake = at
 	_ = w.conn.SetReadDeadline(at) // fails on a closed connection only
@@ -198,7 +198,7 @@ func (w *Wire) tickLocked(now time.Time) error {
 }
 
 // End is called when Read has returned. It gives the connection back to the pool, or closes it if
-// it must not be used again. It ends the requests that are left.
+// it must not be used again. It ends the requests that have no reply yet.
 func (w *Wire) End() {
 	w.mu.Lock()
 	good := !w.inReply && !w.writing && w.answered == len(w.due) && len(w.sent) == 0

@@ -19,8 +19,8 @@ func Of(key string) int {
 	return int(crc % Count)
 }
 
-// hashed returns the part of a key that decides its slot. It is the text between the
-// first "{" and the next "}", or the whole key if there is no such text
+// The function hashed returns the part of a key that decides the key's slot. This part is the text
+// between the first "{" and the next "}", or the whole key if there is no such text
 // (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
 func hashed(key string) string {
 	if _, rest, ok := strings.Cut(key, "{"); ok {

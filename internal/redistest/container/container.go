@@ -141,8 +141,8 @@ var (
 	drawn     atomic.Uint32
 )
 
-// freePort returns a free port. It must also be free at each later start of the container. So it is
-// below the ports that most systems give to connections, and below the ports of other tests.
+// freePort returns a free port. Because it must also be free at each later start of the container,
+// it is below the ports that most systems give to connections, and below the ports of other tests.
 func freePort() (int, error) {
 	for range 100 {
 		p := 4000 + int(firstPort+drawn.Add(1))%6000

@@ -77,9 +77,9 @@ func (c *Cluster) changeLocked() {
 	c.changed = make(chan struct{})
 }
 
-// await waits until ready returns true, and calls ready with the mutex held. Then await returns
-// true, and its caller must unlock the mutex. If end is closed or the cluster ends first, await
-// returns false, with the mutex unlocked.
+// await waits until the function ready, which it calls with the mutex held, returns true. Then
+// await returns true, and its caller must unlock the mutex. If the channel end is closed or the
+// cluster ends first, await unlocks the mutex and returns false.
 func (c *Cluster) await(ready func() bool, end <-chan struct{}) bool {
 	for {
 		c.mu.Lock()
@@ -136,7 +136,7 @@ func (c *Cluster) expire() {
 	}
 }
 
-// sleep waits for d or until Close, and reports whether the cluster is still open.
+// sleep waits for the duration d or until Close, and reports whether the cluster is still open.
 func (c *Cluster) sleep(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -189,7 +189,7 @@ func (c *Cluster) leadLocked(m *Member) {
 	c.state.promote()
 }
 
-// MoveLeader makes another member the leader, if one can lead.
+// MoveLeader passes the leadership to another member, if another member can lead.
 func (c *Cluster) MoveLeader() {
 	c.do(func() {
 		others := slices.DeleteFunc(c.workingLocked(), func(m *Member) bool { return m == c.leader })
@@ -199,7 +199,7 @@ func (c *Cluster) MoveLeader() {
 	})
 }
 
-// Fill switches the alarm NOSPACE on or off. While it is on, nothing can be put.
+// Fill switches the alarm NOSPACE on or off. While it is on, puts and new leases fail.
 func (c *Cluster) Fill(full bool) { c.do(func() { c.state.full = full }) }
 
 // Skip ends every lease's term earlier by the duration d, as if this duration had passed.
@@ -251,5 +251,5 @@ func (c *Cluster) Rob(prefix string) {
 	})
 }
 
-// patience is how long a member waits for the others before it answers with an error.
+// patience is how long a member waits for the other members before it answers with an error.
 const patience = 7 * time.Second

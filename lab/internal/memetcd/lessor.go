@@ -66,8 +66,8 @@ func (s *state) revoke(id int64) (*pb.LeaseRevokeResponse, error) {
 	return &pb.LeaseRevokeResponse{Header: header(s.rev)}, nil
 }
 
-// expire revokes the leases whose terms have ended by now, in the order of their ends. It reports
-// whether it revoked any.
+// expire revokes the leases whose terms end at the time now or earlier, in the order of their ends.
+// It reports whether it revoked a lease.
 func (s *state) expire(now time.Time) (any bool) {
 	byEnd := slices.SortedFunc(maps.Values(s.leases), func(a, b *lease) int {
 		return cmp.Or(a.end.Compare(b.end), cmp.Compare(a.id, b.id))

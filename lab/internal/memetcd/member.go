@@ -25,7 +25,7 @@ type Member struct {
 
 	// The mutex of the Cluster guards all fields below.
 	up, frozen, isolated bool
-	lives                int           // how often it was killed
+	lives                int           // how often the member was killed
 	stale                int64         // the last revision that it knows while it is isolated
 	bad                  float64       // the probability that a request fails
 	lag                  time.Duration // by how much its watches are late
@@ -42,7 +42,7 @@ func (m *Member) appliedLocked() int64 {
 	return m.c.state.rev
 }
 
-// set calls f to change the member, and begins an election if one is needed.
+// set calls f to change the member, and begins an election if an election is needed.
 func (m *Member) set(f func()) {
 	m.c.do(func() {
 		f()
@@ -188,8 +188,8 @@ func (m *Member) arrive(ctx context.Context) (f fate, stubborn bool, err error) 
 	return f, stubborn, nil
 }
 
-// lose ends a request whose answer is lost, by an error that leaves the outcome open. In half of
-// the cases lose returns only after the sender has given up.
+// lose returns the error of a request whose answer is lost. The error leaves the outcome open. In
+// half of the cases lose returns only after the sender has given up.
 func (m *Member) lose(ctx context.Context) error {
 	m.c.mu.Lock()
 	n, pause := m.c.r.IntN(4), m.c.upToLocked(time.Second)
@@ -254,7 +254,7 @@ func answer[T interface{ GetHeader() *pb.ResponseHeader }](ctx context.Context, 
 	return res, err
 }
 
-// signLocked fills in a header that has only its revision.
+// signLocked fills in all fields of a header except the revision.
 func (m *Member) signLocked(h *pb.ResponseHeader) {
 	h.ClusterId, h.MemberId, h.RaftTerm = 1, m.id, m.c.term
 }

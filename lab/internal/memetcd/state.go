@@ -28,8 +28,8 @@ func newState() *state {
 	return &state{rev: 1, kvs: map[string]*mvccpb.KeyValue{}, leases: map[int64]*lease{}, unknown: map[int64]bool{}}
 }
 
-// checkFields panics if r has a field that memetcd does not imitate. known is a copy of r that has
-// only the fields that memetcd imitates.
+// checkFields panics if r has a field that memetcd does not imitate. The argument known is a copy
+// of r with only the fields that memetcd imitates.
 func checkFields(r, known proto.Message) {
 	if !proto.Equal(r, known) {
 		panic(fmt.Sprintf("memetcd does not imitate %v", r))
@@ -39,7 +39,7 @@ func checkFields(r, known proto.Message) {
 // span is a range of keys as a request names it.
 type span struct{ key, end []byte }
 
-// contains reports whether a key is in the span. A span without an end has only its own key.
+// contains reports whether a key is in the span. A span without an end contains only its own key.
 func (s span) contains(key []byte) bool {
 	if len(s.end) == 0 {
 		return bytes.Equal(key, s.key)
@@ -47,7 +47,7 @@ func (s span) contains(key []byte) bool {
 	return bytes.Compare(key, s.key) >= 0 && bytes.Compare(key, s.end) < 0
 }
 
-// entries returns the entries of a span, sorted by key.
+// entries returns the entries of a span in the order of their keys.
 func (s span) entries(all map[string]*mvccpb.KeyValue) (found []*mvccpb.KeyValue) {
 	if len(s.end) == 0 {
 		if kv := all[string(s.key)]; kv != nil {
@@ -91,7 +91,7 @@ func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
 	return res
 }
 
-// byAge sorts entries, the oldest first. The caller has sorted them by key.
+// byAge sorts entries from the oldest to the newest. Its caller has sorted the entries by key.
 func byAge(kvs []*mvccpb.KeyValue) {
 	slices.SortStableFunc(kvs, func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) })
 }

@@ -90,7 +90,7 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 	}
 }
 
-// createLocked adds a watch of deletions, beginning at the requested revision or, without one, now.
+// createLocked adds a watch of deletions from the requested revision on, or else of new deletions.
 func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
 	checkFields(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision,
 		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
@@ -145,7 +145,7 @@ func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
 	return all
 }
 
-// news returns the deletions up to a revision, in one response for each revision.
+// news returns the deletions up to the revision at, in a separate response for each revision.
 func (w *watcher) news(s *state, at int64) (all []*pb.WatchResponse) {
 	for _, e := range s.deletionsSince(w.from) {
 		rev := e.Kv.ModRevision
