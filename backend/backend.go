@@ -17,9 +17,9 @@
 // callers ask for it. Shared holds are the exception: any number of them may hold a key together,
 // but never beside a hold that is not shared.
 //
-// A hold lasts until every term that its claim or a renewal was granted has run out, by the store's
-// clock. While the store keeps its data, a hold ends with its term, by Release, or by Break, and by
-// nothing else. Then others get the key. But after a term has run out, a store may first refuse the
+// A hold lasts until the store's clock has passed the end of every term that was granted to its
+// claim and its renewals. While the store keeps its data, a hold ends with its term, by Release, or
+// by Break, and by nothing else. Then others get the key. But after a term has run out, a store may first refuse the
 // key to every caller for some seconds.
 //
 // The token is the only proof of a hold. Release and Renew work with it from any driver on the same

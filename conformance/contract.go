@@ -5,7 +5,7 @@ package conformance
 const (
 	saysHasp          = "Package hasp keeps its promises over every driver that keeps this contract."
 	saysOneHolder     = "At most one token holds a key at a time, however many callers ask for it."
-	saysLasts         = "A hold lasts until every term that its claim or a renewal was granted has run out, by the store's clock."
+	saysLasts         = "A hold lasts until the store's clock has passed the end of every term that was granted to its claim and its renewals."
 	saysEnds          = "While the store keeps its data, a hold ends with its term, by Release, or by Break, and by nothing else."
 	saysFree          = "Then others get the key."
 	saysAnyDriver     = "Release and Renew work with it from any driver on the same store, also when the driver that acquired the key is closed."

@@ -93,7 +93,7 @@ func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	return v.known, true
 }
 
-// The method end adds kvs, the entries that w has read at the revision, to the view. The parameter
+// The method named end adds the entries kvs to the view. w has read them at the given revision. The parameter
 // mine is the create revision of w's own entry, or 0 if the read has failed.
 func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	q.d.mu.Lock()

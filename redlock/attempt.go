@@ -252,7 +252,7 @@ func (a *attempt) askNode(i int) (bool, error) {
 
 	v, err := n.requestVote(a)
 	if v == yes {
-		// Call prove before cast, because a renewal may follow, which counts only proven records.
+		// Call prove before cast: after the last vote a renewal may begin, and it counts only proven records.
 		a.prove(i, a.began, a.c.TTL, 0)
 	}
 	// If the lead refuses, end the attempt before other nodes vote. Decide the ballot here, because

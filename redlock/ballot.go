@@ -100,7 +100,7 @@ func (b *ballot) cast(i int, v vote, err error) (decided bool) {
 		b.errs[i] = err
 	}
 
-	// The verdict never changes. Later votes change only the result of the method failures.
+	// The verdict never changes. Later votes only change what b.failures() returns.
 	if b.verdict == undecided {
 		b.decideLocked(b.rule(len(b.votes), b.quorum, &b.count))
 		decided = b.verdict != undecided

@@ -6,8 +6,8 @@
 // must not step forward by more than backend.Drift.
 //
 // All clients must use the primary server. Without innodb_flush_log_at_trx_commit=1, the default, a
-// crash may lose locks. An SQLite file excludes the processes of one host, must be on a local disk,
-// and needs a busy timeout in its DSN, such as _busy_timeout=3000.
+// crash may lose locks. Locks in an SQLite file work only among the processes of one host. The file
+// must be on a local disk, and needs a busy timeout in its DSN, such as _busy_timeout=3000.
 package sqlkv
 
 import (

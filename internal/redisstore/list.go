@@ -104,7 +104,7 @@ func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, 
 // IsOurs reports whether the key has a record of hasp. Such a record always has a term.
 func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.Record)) }
 
-// ListBy is List for a script with other keys and another reply. The function call returns the Call
+// ListBy is List for a script with other keys and another reply. Its argument call returns the Call
 // for a key. The function status decodes the reply, and reports whether to list the key.
 func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script,
 	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) iter.Seq2[backend.Entry, error] {

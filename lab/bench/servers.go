@@ -37,8 +37,8 @@ func (b *bench) start() error {
 	})
 }
 
-// storesOf returns the addresses of the stores for a setting that adds the duration trip to each
-// round trip. If trip is not 0, the result contains addresses of proxies that delay replies.
+// storesOf returns the addresses of the stores, or if trip is not 0, the addresses of proxies that
+// delay each reply by trip.
 func (b *bench) storesOf(trip time.Duration) stores {
 	if trip == 0 {
 		return b.at

@@ -160,8 +160,8 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	f.recovery = append(f.recovery, n.await(ctx, keys, in.seat, since))
 }
 
-// await waits until keys are granted after the time since, and returns the time from then to the
-// last of these grants. If seat is not negative, only grants to the client in this seat count.
+// await waits until each of the keys has been granted later than at since, and returns how much
+// later the last of these grants was. If seat is not negative, only grants to the client in this seat count.
 func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) time.Duration {
 	var last int64
 	granted := repeatUntil(n.patience, 2*time.Millisecond, func() bool {
@@ -215,7 +215,7 @@ func (n *nemesis) find(who victims) (found *lockCall) {
 // victims returns the turns that a fault may disturb, the best first.
 type victims func(n *nemesis) []lockCall
 
-// holders returns the holders that will hold their keys for a while.
+// holders returns the callers that will hold their keys for a while.
 func holders(n *nemesis) []lockCall {
 	all, _ := n.rec.seen()
 	return slices.DeleteFunc(all, func(h lockCall) bool {
