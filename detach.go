@@ -73,12 +73,12 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 		return x, err
 	}
 	x = Handle{Key: l.key, Token: h.claim.Token, Owner: h.claim.Owner, TTL: h.claim.TTL, Fence: h.fence,
-		Shared: h.claim.Shared, Slot: l.slot, Until: r.clock.time(instant(h.deadline.Load()))}
+		Shared: h.claim.Shared, Slot: l.slot, Until: r.clock.time(instant(h.deadline.Load())).Round(0)}
 	if h.keep != 0 {
-		x.MinHold = r.clock.time(h.keep)
+		x.MinHold = r.clock.time(h.keep).Round(0)
 	}
 	if end := min(h.limit, l.maxHold); end != never {
-		x.MaxHold = r.clock.time(end)
+		x.MaxHold = r.clock.time(end).Round(0)
 	}
 
 	// A renewal in flight cannot shorten the term, and its answer is ignored.
@@ -194,6 +194,9 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := r.bound(x.MaxHold); err != nil { // again, because the max hold counts from now
+		return nil, err
+	}
 	h.kept = max(h.kept, now.add(time.Until(x.Until))) // Detach may have asked for a longer term
 
 	c.mu.Lock()
@@ -235,14 +238,20 @@ func (w *wait) prepareResume(ctx context.Context, x Handle) error {
 	if x.Slot > 0 {
 		r.key += "#" + strconv.Itoa(x.Slot-1)
 	}
-	if err := w.prepare(ctx); err != nil || x.MaxHold.IsZero() {
+	if err := w.prepare(ctx); err != nil {
 		return err
 	}
-	left := time.Until(x.MaxHold)
-	if left <= 0 {
+	return r.bound(x.MaxHold)
+}
+
+// bound lets the max hold end at the given time at the latest, unless that time is zero.
+func (r *request) bound(end time.Time) error {
+	left := time.Until(end)
+	switch {
+	case end.IsZero():
+	case left <= 0:
 		return &LostError{Reason: LostMaxHold}
-	}
-	if r.maxHold == 0 || left < r.maxHold {
+	case r.maxHold == 0 || left < r.maxHold:
 		r.maxHold = left
 	}
 	return nil

@@ -118,6 +118,19 @@ func TestResumeKeepsTheSettings(t *testing.T) {
 	}
 }
 
+// The max hold ends as it would have ended without Detach, however long the call of Resume takes.
+func TestResumeDoesNotProlongTheMaxHold(t *testing.T) {
+	withTwo(t, nil, func(t *testing.T, f *faulty, a, b *hasp.Client) {
+		end := time.Now().Add(time.Minute)
+		x := detachNow(t, lockNow(t, b, "k", hasp.WithMaxHold(time.Minute)), time.Minute)
+		time.Sleep(45 * time.Second)
+		f.set(func(f *faulty) { f.renew = renewal(slowAcquire(2 * time.Second)) })
+		l := resumeNow(t, a, x)
+		time.Sleep(time.Until(end))
+		want(t, "at its end", l.Err(), hasp.ErrLost)
+	})
+}
+
 // ends returns a check that the lease ends after d by itself, and no sooner.
 func ends(d time.Duration) func(*testing.T, *hasp.Client, *hasp.Lease) {
 	return func(t *testing.T, _ *hasp.Client, l *hasp.Lease) {

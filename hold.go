@@ -49,7 +49,7 @@ type hold struct {
 	joined   int32         // how many leases it has had so far
 	renewal  int8          // renews, paused or unrenewed
 	queued   bool          // it waits in a lane for a batch
-	extended bool          // Extend was called, so the hold is not handed over
+	unpassed bool          // Extend or Break was called, so no later caller gets the hold
 	lapsed   bool          // its deadline or its max hold has ended the hold, so the store may still keep it
 
 	// See "A key lingers" in queue.go.
@@ -137,7 +137,7 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	if r.parent != nil {
 		l.parent = r.parent
 	}
-	l.id, l.op, l.shared = r.id, r.op, r.shared
+	l.id, l.op = r.id, r.op
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {
 		l.maxHold = l.since.add(r.maxHold)
@@ -265,14 +265,14 @@ func (h *hold) reapLocked(x *reap) {
 // endExpiredLocked ends the leases of h whose time has passed, and returns them. The caller must
 // call endContext on each of them after it has released mu.
 func (h *hold) endExpiredLocked(now instant) []*Lease {
-	if now >= min(instant(h.deadline.Load()), h.limit) {
+	end := min(instant(h.deadline.Load()), h.limit)
+	switch {
+	case h.lingers != 0 && now >= min(h.lingers, end):
+		h.endLingerLocked(nil) // releases the token, which nobody would unlock
+		return nil
+	case now >= end:
 		h.lapsed = true
 		return h.loseLocked(h.lapseLocked())
-	}
-
-	if now >= cmp.Or(h.lingers, never) {
-		h.endLingerLocked(nil)
-		return nil
 	}
 
 	// The hold goes on. End only the leases whose max hold has passed.

@@ -30,7 +30,6 @@ type Lease struct {
 	ctx     atomic.Pointer[leaseContext] // created by the first call of Context
 	state   atomic.Int32                 // one of the states below; written under mu
 	reentry bool                         // the lease joined a hold that its caller had
-	shared  bool                         // WithShared
 
 	// These three are guarded by mu.
 	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
@@ -405,7 +404,7 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 	// Bound the call, so that an Extend without an answer leaves time for renewals.
 	term := h.termLocked()
 	bound = min(r.opts.Timeout, max(term/triesPerT, time.Duration(l.end()-now)-term/renewalsPerT))
-	h.busy, h.extended = make(chan struct{}), true
+	h.busy, h.unpassed = make(chan struct{}), true
 	h.kept = max(h.kept, now.add(cl.TTL))
 	r.scheduleLocked(h)
 	return cl, bound, nil, nil

@@ -160,6 +160,12 @@ func TestLinger(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			unlock(t, await.Value(c.TryLock(t.Context(), "k")))
 		}, 2, 2},
+		{"Break during the hold", func(t *testing.T, f *faulty, c *hasp.Client) {
+			l := lockNow(t, c, "k", lingers)
+			want(t, "Break", c.Break(t.Context(), "k"), nil)
+			want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+			unlock(t, lockNow(t, c, "k"))
+		}, 2, 2},
 		{"Close", func(t *testing.T, f *faulty, c *hasp.Client) {
 			unlock(t, lockNow(t, c, "k", lingers))
 			began := time.Now()
@@ -276,13 +282,20 @@ func TestLingerIsRenewedAndLost(t *testing.T) {
 		time.Sleep(time.Minute) // the next renewal finds that the hold is lost
 		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
 		d.set(down)
-		time.Sleep(time.Minute) // no renewal is answered for a whole term
+		time.Sleep(2 * time.Minute) // no renewal is answered for a whole term, and no release after it
 		nothingLeft(t, c)
 		d.set(func(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil })
 		unlock(t, lockNow(t, c, "k"))
 		if len(kinds) != 9 {
 			t.Errorf("events %v, want three for each of three leases", kinds)
 		}
+
+		// The replies to renewals are lost, so the hold ends here before it ends in the store.
+		time.Sleep(time.Minute)
+		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
+		d.set(func(f *faulty) { f.renew = renewal(lostReply) })
+		time.Sleep(hasp.DefaultTTL)
+		wantFree(t, d, true)
 	})
 }
 

@@ -127,9 +127,9 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 }
 
 // Break frees key, whichever caller holds it. Break is the only call that may admit two holders at
-// the same time, because the old holder learns of the Break only at its next renewal. If the store
-// has confirmed the old hold less than 50 ms ago, the old holder's Client may even hand that hold
-// over to another of its callers.
+// the same time, because the old holder learns of the Break only at its next renewal. Until then,
+// if another Client calls Break, the holder's Client may even hand the hold over to another of its
+// callers: for 50 ms after the store has confirmed the hold, or while the key lingers.
 func (c *Client) Break(ctx context.Context, key string) error {
 	c.queue.breaks(key)
 	_, err := inspect(&c.store, ctx, key, func(in backend.Inspector, ctx context.Context, key string) (struct{}, error) {

@@ -32,7 +32,7 @@ type unobserved struct {
 
 // event returns an event of l, with the fields that all events of l have.
 func (l *Lease) event(kind EventKind, err error) Event {
-	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.shared, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
+	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.Shared(), Reentry: l.reentry, Fence: l.hold.fence, Err: err}
 }
 
 func (o *observer) call(ctx context.Context, e Event) {

@@ -65,8 +65,9 @@ type Options struct {
 	// Timeout; after that, EventLost may come on any goroutine. EventRenewFailed is dropped if
 	// thousands of events wait, or if EventAcquired of the same lease has not returned.
 	//
-	// The events of one lease come in order. But EventReleased waits for the store's answer, so the
-	// next caller's EventAcquired may come first, and a gauge may count a key twice.
+	// The events of one lease come in order, but EventRenewFailed and EventStillHeld may come late,
+	// even after the lease's end. EventReleased waits for the store's answer, so the next caller's
+	// EventAcquired may come first, and a gauge may count a key twice.
 	Observe func(ctx context.Context, e Event)
 }
 

@@ -282,3 +282,63 @@ func TestGapAfterALongHold(t *testing.T) {
 		}
 	})
 }
+
+// withTwoThatPoll runs f with two Clients that poll one store.
+func withTwoThatPoll(t *testing.T, f func(t *testing.T, a, b *hasp.Client)) {
+	synctest.Test(t, func(t *testing.T) {
+		store := new(memlock.Store)
+		open := func() *hasp.Client {
+			return await.Value(hasp.New(&faulty{Driver: store.Driver().(Driver)}, nil))
+		}
+		a, b := open(), open()
+		defer a.Close()
+		defer b.Close()
+		f(t, a, b)
+	})
+}
+
+// During a gap, nobody asks the store. That is no outage for a caller whose wait ends meanwhile.
+func TestAWaitThatEndsInAGap(t *testing.T) {
+	withTwoThatPoll(t, func(t *testing.T, a, b *hasp.Client) {
+		l := lockNow(t, a, "k")
+		for _, c := range []*hasp.Client{b, a} { // long waits make long gaps
+			next := lockSoon(t, c, t.Context(), "k")
+			time.Sleep(time.Second)
+			unlock(t, l)
+			l = <-next
+		}
+		time.Sleep(100 * time.Millisecond)
+		unlock(t, l)
+		head := lockSoon(t, a, t.Context(), "k")
+		want(t, "Lock", errOf(a.Lock(t.Context(), "k", hasp.WithMaxWait(60*time.Millisecond))), hasp.ErrHeld)
+		unlock(t, <-head)
+	})
+}
+
+// Callers of one Client take turns with holds that may linger, but cannot be handed over. Then
+// other Clients get turns too.
+func TestHoldsThatCannotBeHandedOverLeaveGaps(t *testing.T) {
+	for name, opts := range map[string][2]hasp.Option{
+		"fences": {hasp.WithFence(), hasp.WithFence()},
+		"terms":  {hasp.WithTTL(time.Minute), hasp.WithTTL(time.Hour)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withTwoThatPoll(t, func(t *testing.T, a, b *hasp.Client) {
+				var all sync.WaitGroup
+				end := time.Now().Add(15 * time.Second)
+				for _, o := range opts {
+					all.Go(func() {
+						for time.Now().Before(end) {
+							l := lockIn(t, a, t.Context(), "k", o, hasp.WithLinger(50*time.Millisecond))
+							time.Sleep(20 * time.Millisecond)
+							unlock(t, l)
+						}
+					})
+				}
+				time.Sleep(1007 * time.Millisecond) // not at the end of a hold
+				unlock(t, lockIn(t, b, timeout(t, t.Context(), 10*time.Second), "k"))
+				all.Wait()
+			})
+		})
+	}
+}

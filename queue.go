@@ -143,7 +143,12 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 		// of the gap. promoteLocked does the same for callers that wait in a line. An Ordered
 		// driver needs no gaps.
 		ln.hasHead = true
-		return ln, ticket{do: mayAsk, after: max(time.Duration(q.contended[key].gapEnds-now), 0)}
+		tk := ticket{do: mayAsk, after: max(time.Duration(q.contended[key].gapEnds-now), 0)}
+		if tk.after > 0 {
+			// The wait of a caller may end before the gap, and so before the store is asked.
+			ln.last, tk.lastAnswer = errHeldHere, errHeldHere
+		}
+		return ln, tk
 	case once:
 		err := cmp.Or(ln.refusalLocked(), errHeldHere)
 		ln.leaveLocked()
@@ -264,7 +269,7 @@ func (ln *line) endedLocked(h *hold) {
 
 func (ln *line) promoteLocked() {
 	now := ln.q.clock.now()
-	over := ln.rowOverLocked(now)
+	over := ln.rowOverLocked(now) || ln.rowLongLocked(now)
 	if ln.hold != nil {
 		ln.last = errHeldHere
 		if ln.hold.failed > 0 {
@@ -333,6 +338,12 @@ func (ln *line) rowOverLocked(now instant) bool {
 	if h := ln.hold; h != nil && h.linger > 0 {
 		return now >= h.granted.add(h.linger)
 	}
+	return ln.rowLongLocked(now)
+}
+
+// rowLongLocked reports whether the row has lasted long enough. Also holds that may linger count,
+// because each of them may have been released, for example for a caller with another term.
+func (ln *line) rowLongLocked(now instant) bool {
 	if ln.turns == 0 {
 		return false
 	}
@@ -449,10 +460,10 @@ func (h *hold) suitsLocked(r *request, now instant) bool {
 	return time.Duration(now-h.confirmed) < max(freshEnough, h.linger) && now < instant(h.deadline.Load())
 }
 
-// passableLocked reports whether a later caller may get h: h is renewed and was not extended, and
-// no caller has asked for a fence, a max hold or a min hold.
+// passableLocked reports whether a later caller may get h: h is renewed, was not extended or broken,
+// and no caller has asked for a fence, a max hold or a min hold.
 func (h *hold) passableLocked() bool {
-	return !h.extended && h.renewal == renews && !h.claim.Fenced && h.limit == never && h.keep == 0
+	return !h.unpassed && h.renewal == renews && !h.claim.Fenced && h.limit == never && h.keep == 0
 }
 
 // A key lingers if its last lease had WithLinger and was unlocked, and the Client keeps the hold
@@ -475,7 +486,7 @@ const (
 func (h *hold) lingerFor(r *request) time.Duration {
 	c := h.renewer
 	switch _, recalls := c.driver.(backend.Recaller); {
-	case c.traits.Reach == backend.Process, r.shared, r.slots > 0:
+	case c.traits.Reach == backend.Process, r.shared, r.slots > 0, r.fenced, r.noRenew, r.maxHold > 0, r.minHold > 0:
 		return 0
 	case !recalls:
 		return min(r.linger, unrecalled)

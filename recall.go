@@ -57,12 +57,16 @@ func (r *recalls) received(key string) {
 	r.queue.recallLocked()
 }
 
-// breaks handles a Break of key by this Client: the key must not linger any more, because the next
-// caller here must not get the broken hold.
+// breaks handles a Break of key by this Client: no later caller here may get the broken hold.
 func (q *queue) breaks(key string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if ln := q.lines[key]; ln != nil && ln.hold != nil && ln.hold.lingers != 0 {
+	ln := q.lines[key]
+	if ln == nil || ln.hold == nil {
+		return
+	}
+	ln.hold.unpassed = true
+	if ln.hold.lingers != 0 {
 		ln.hold.endLingerLocked(nil)
 	}
 }
