@@ -111,15 +111,13 @@ func renew(d *driver, cs ...backend.Claim) []error {
 
 func left(t *testing.T, d *driver, key string) time.Duration {
 	t.Helper()
-	s, err := d.Inspect(t.Context(), key)
-	must(t, err)
+	s := await.Value(d.Inspect(t.Context(), key))
 	return s.TTL
 }
 
 func files(t *testing.T, dir string) (names []string) {
 	t.Helper()
-	es, err := os.ReadDir(dir)
-	must(t, err)
+	es := await.Value(os.ReadDir(dir))
 	for _, e := range es {
 		names = append(names, e.Name())
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 func TestURLNamesTheDirectory(t *testing.T) {
@@ -34,8 +35,7 @@ func TestURLNamesTheDirectory(t *testing.T) {
 			continue
 		}
 		t.Chdir(t.TempDir()) // a new working directory must not move the locks
-		lease, err := client.TryLock(t.Context(), "k", hasp.WithFence())
-		must(t, err)
+		lease := await.Value(client.TryLock(t.Context(), "k", hasp.WithFence()))
 		if !slices.ContainsFunc(files(t, c.want), func(name string) bool { return strings.HasSuffix(name, ".lock") }) {
 			t.Errorf("%s: no lock in %s", c.url, c.want)
 		}
@@ -83,8 +83,7 @@ func TestBadURLsAreInvalid(t *testing.T) {
 func TestOpenMakesTheDirectoryAndSweepsIt(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	leaves := func() []string {
-		client, err := hasp.Open(t.Context(), "filelock://"+dir+"?mode=0750", nil)
-		must(t, err)
+		client := await.Value(hasp.Open(t.Context(), "filelock://"+dir+"?mode=0750", nil))
 		must(t, client.Close())
 		return files(t, dir)
 	}

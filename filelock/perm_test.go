@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // nobody is the user of the child process if the test runs as root, so that permissions apply to
@@ -69,8 +70,7 @@ func reachable(t *testing.T, mode fs.FileMode) string {
 		}
 		c.Finish(t)
 		for up := filepath.Clean(os.TempDir()); ; up = filepath.Dir(up) {
-			fi, err := os.Stat(up)
-			must(t, err)
+			fi := await.Value(os.Stat(up))
 			if fi.Mode().Perm()&1 == 0 {
 				t.Skipf("needs temporary files that every user can get to, and %s has mode %v", up, fi.Mode())
 			}
@@ -117,8 +117,7 @@ func TestStateFileThatCannotBeReadIsNotGranted(t *testing.T) {
 	d := on(reachable(t, 0o777), nil)
 	acquire(t, d, claim("k"))
 	must(t, os.Chmod(d.path("k"), 0))
-	before, err := os.Lstat(d.path("k"))
-	must(t, err)
+	before := await.Value(os.Lstat(d.path("k")))
 	got, inspect, release, open := asUser(t, d, "k")
 	denied(t, "acquire", got, d.path("k"))
 	denied(t, "inspect", inspect, d.path("k"))

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
@@ -76,8 +77,7 @@ func TestWriteThatEndsHalfWay(t *testing.T) {
 			kept, back := claim("kept"), claim("given back")
 			acquire(t, d, kept)
 			acquire(t, d, back)
-			before, err := os.ReadFile(d.path("kept"))
-			must(t, err)
+			before := await.Value(os.ReadFile(d.path("kept")))
 
 			c := play(t, "limited", d.dir, strconv.Itoa(bytes), kept.Token, back.Token)
 			for _, what := range []string{"acquire", "fenced acquire", "renew"} {
@@ -148,8 +148,7 @@ func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
 // anothersGuard locks the guard of key with another driver, as another process would.
 func anothersGuard(t *testing.T, dir, key string) *guard {
 	t.Helper()
-	g, err := on(dir, nil).lockGuard(t.Context(), stripeOf(key))
-	must(t, err)
+	g := await.Value(on(dir, nil).lockGuard(t.Context(), stripeOf(key)))
 	return g
 }
 

@@ -71,8 +71,7 @@ func TestCallsEndWhileThePoolIsExhausted(t *testing.T) {
 	s, _ := prepared(t, redistest.Start(t, nil).URL(), nil, size)
 	pool := s.servers.(single).pool
 	for range size {
-		conn, err := pool.Get(t.Context())
-		await.Must(t, err)
+		conn := await.Value(pool.Get(t.Context()))
 		defer pool.Put(conn, true)
 	}
 	for _, e := range redistest.Endings {
@@ -185,8 +184,7 @@ func TestAConnectionWithoutACommandIsUsed(t *testing.T) {
 	s := opened(t, srv.URL(), map[string]string{"ca": srv.CAFile})
 	pool := s.servers.(single).pool
 	get := func() *resp.Conn {
-		c, err := pool.Get(t.Context())
-		await.Must(t, err)
+		c := await.Value(pool.Get(t.Context()))
 		return c
 	}
 	used := get() // by Open

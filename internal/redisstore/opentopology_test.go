@@ -108,8 +108,7 @@ func TestSentinelsThatDoNotAnswer(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	s, err := Open(ctx, set.URL(), nil)
-	await.Must(t, err)
+	s = await.Value(Open(ctx, set.URL(), nil))
 	s.Close()
 }
 

@@ -76,8 +76,7 @@ func TestCommandOfACallerThatLeftIsNotSent(t *testing.T) {
 	const want = "*1\r\n$5\r\nfirst\r\n*1\r\n$5\r\nthird\r\n"
 	got := make([]byte, len(want))
 	for n := 0; n < len(got); {
-		m, err := server.Read(got[n:])
-		await.Must(t, err)
+		m := await.Value(server.Read(got[n:]))
 		n += m
 	}
 	if string(got) != want {
