@@ -91,9 +91,7 @@ func (e *env) close() {
 }
 
 // key returns a key that no other call returns.
-func (e *env) key() string {
-	return fmt.Sprintf("hasp-conformance-%s-%d", e.id, e.serial.Add(1))
-}
+func (e *env) key() string { return fmt.Sprintf("hasp-conformance-%s-%d", e.id, e.serial.Add(1)) }
 
 // claim returns a claim for a new key.
 func (e *env) claim(ttl time.Duration) backend.Claim { return e.claimOf(e.key(), ttl) }

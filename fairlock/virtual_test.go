@@ -367,9 +367,7 @@ func TestManyWaitersOfOneClient(t *testing.T) {
 		var all sync.WaitGroup
 		for range many {
 			c := claim("k")
-			all.Go(func() {
-				want(w.T, "wait", errOf(ps[1].Wait(ctx, c)), backend.ErrHeld)
-			})
+			all.Go(func() { want(w.T, "wait", errOf(ps[1].Wait(ctx, c)), backend.ErrHeld) })
 		}
 		time.Sleep(window)
 		ps[1].proxy.Commands()

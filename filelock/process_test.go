@@ -203,9 +203,7 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 	// One call polls the guard's file, and the other two wait for this process's turn.
 	go func() { _, err := d.Acquire(ctx, c); result <- err }()
 	go func() { result <- d.Release(ctx, c) }()
-	go func() {
-		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { result <- err })
-	}()
+	go func() { d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { result <- err }) }()
 	for len(d.turns[stripeOf("k")]) == 0 {
 		<-time.After(time.Millisecond)
 	}

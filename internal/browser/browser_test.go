@@ -30,9 +30,7 @@ import (
 // installed.
 var chromium context.Context
 
-func TestMain(m *testing.M) {
-	os.Exit(run(m))
-}
+func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 // run runs the tests. If HASP_TEST_CHROMIUM is "required", a missing Chromium is a failure.
 func run(m *testing.M) int {

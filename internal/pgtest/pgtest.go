@@ -112,9 +112,7 @@ func Need(t testing.TB, programs ...string) {
 }
 
 // New does the same as Start, but without a test. The caller must call Remove.
-func New(options ...string) (*Server, error) {
-	return start("postgres", options, (*Server).init)
-}
+func New(options ...string) (*Server, error) { return start("postgres", options, (*Server).init) }
 
 // Replica starts a replica of s. The end of the test stops it.
 func (s *Server) Replica(t testing.TB, options ...string) *Server {
@@ -215,9 +213,7 @@ func (s *Server) init() error {
 }
 
 // Empty deletes the data of a stopped server.
-func (s *Server) Empty() error {
-	return errors.Join(os.RemoveAll(s.data()), s.init())
-}
+func (s *Server) Empty() error { return errors.Join(os.RemoveAll(s.data()), s.init()) }
 
 // File returns the path of one of the server's files, such as pg_hba.conf.
 func (s *Server) File(name string) string { return filepath.Join(s.data(), name) }

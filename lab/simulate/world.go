@@ -296,9 +296,7 @@ func (w *World) succeed(stay []*client) {
 
 // settled returns the longest time of the clean-up after the faults. It is the sum of some Timeouts
 // and terms.
-func (w *World) settled() time.Duration {
-	return 12*time.Second + 5*w.kind.Shortest
-}
+func (w *World) settled() time.Duration { return 12*time.Second + 5*w.kind.Shortest }
 
 // client opens a Client with a random Timeout.
 func (w *World) client(r *rand.Rand) *client {
