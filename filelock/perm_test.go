@@ -29,25 +29,17 @@ func beNobody() error {
 }
 
 // become prints the error of becoming another user, or nil.
-func become([]string) error {
-	fmt.Println(beNobody())
-	return nil
-}
+func become([]string) error { fmt.Println(beNobody()); return nil }
 
 // user prints what Acquire, Inspect, Release and probe return to a user that is not root.
 func user(args []string) error {
 	if err := beNobody(); err != nil {
 		return err
 	}
-	d := on(args[0], nil)
-	c := claim(args[1])
-	_, err := d.Acquire(context.Background(), c)
-	fmt.Println(err)
-	_, ierr := d.Inspect(context.Background(), c.Key)
-	fmt.Println(ierr)
-	rerr := d.Release(context.Background(), c)
-	fmt.Println(rerr)
-	fmt.Println(d.probe(context.Background()))
+	d, c, ctx := on(args[0], nil), claim(args[1]), context.Background()
+	_, acquired := d.Acquire(ctx, c)
+	_, inspected := d.Inspect(ctx, c.Key)
+	fmt.Printf("%v\n%v\n%v\n%v\n", acquired, inspected, d.Release(ctx, c), d.probe(ctx))
 	return nil
 }
 

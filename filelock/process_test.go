@@ -52,16 +52,16 @@ func limited(args []string) error {
 		return err
 	}
 	d := on(args[0], nil)
-	_, err := d.Acquire(context.Background(), claim("free"))
-	fmt.Println(err)
-	_, err = d.Acquire(context.Background(), fenced(claim("free")))
-	fmt.Println(err)
+	for _, c := range []backend.Claim{claim("free"), fenced(claim("free"))} {
+		_, err := d.Acquire(context.Background(), c)
+		fmt.Println(err)
+	}
 	c := claim("kept")
 	c.Token, c.TTL = args[2], time.Hour
 	fmt.Println(renew(d, c)[0])
 	c.Key, c.Token = "given back", args[3]
 	fmt.Println(d.Release(context.Background(), c))
-	_, err = d.Acquire(context.Background(), claim("kept"))
+	_, err := d.Acquire(context.Background(), claim("kept"))
 	fmt.Println(err)
 	fmt.Println(d.explain(syscall.ENOSPC)) // the error of a full disk, which the limit does not cause
 	return nil
@@ -147,9 +147,7 @@ func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
 
 // anothersGuard locks the guard of key with another driver, as another process would.
 func anothersGuard(t *testing.T, dir, key string) *guard {
-	t.Helper()
-	g := await.Value(on(dir, nil).lockGuard(t.Context(), stripeOf(key)))
-	return g
+	return await.Value(on(dir, nil).lockGuard(t.Context(), stripeOf(key)))
 }
 
 func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
