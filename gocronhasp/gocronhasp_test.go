@@ -53,10 +53,7 @@ func TestShortJobRunsOncePerTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := new(memlock.Store)
 		var runs atomic.Int64
-		job := func() {
-			time.Sleep(time.Millisecond)
-			runs.Add(1)
-		}
+		job := func() { time.Sleep(time.Millisecond); runs.Add(1) }
 		l := func() gocron.Locker { return gocronhasp.NewLocker(open(t, s), 600*time.Millisecond) }
 		start(t, gocron.CronJob("* * * * * *", true), job, gocron.WithDistributedLocker(l()))
 		start(t, gocron.CronJob("* * * * * *", true), job, gocron.WithDistributedLocker(late{l()}))

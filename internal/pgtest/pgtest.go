@@ -201,10 +201,7 @@ func (s *Server) run(name string, args ...string) error {
 	return nil
 }
 
-func (s *Server) port() string {
-	_, port, _ := net.SplitHostPort(s.Addr)
-	return port
-}
+func (s *Server) port() string { _, port, _ := net.SplitHostPort(s.Addr); return port }
 
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
 
@@ -225,10 +222,7 @@ func (s *Server) Where() string { return s.Addr + "/" + s.Database }
 func (s *Server) URL() string { return "postgres://postgres@" + s.Where() + "?sslmode=disable" }
 
 // Log returns what the server has logged.
-func (s *Server) Log() string {
-	b, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-	return string(b)
-}
+func (s *Server) Log() string { b, _ := os.ReadFile(filepath.Join(s.dir, "log")); return string(b) }
 
 func (s *Server) arguments() []string {
 	if s.program == "pgbouncer" {

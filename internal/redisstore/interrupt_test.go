@@ -183,10 +183,7 @@ func TestAConnectionWithoutACommandIsUsed(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{TLS: true})
 	s := opened(t, srv.URL(), map[string]string{"ca": srv.CAFile})
 	pool := s.servers.(single).pool
-	get := func() *resp.Conn {
-		c := await.Value(pool.Get(t.Context()))
-		return c
-	}
+	get := func() *resp.Conn { return await.Value(pool.Get(t.Context())) }
 	used := get() // by Open
 	defer pool.Put(used, true)
 	c := get()

@@ -166,10 +166,7 @@ func (w *World) start(stay []*client) (over chan struct{}) {
 	}
 	all.Go(func() { w.faults(rand.New(rand.NewPCG(w.seed, 1<<32)), stay) })
 	over = make(chan struct{})
-	go func() {
-		all.Wait()
-		close(over)
-	}()
+	go func() { all.Wait(); close(over) }()
 	return over
 }
 

@@ -457,10 +457,7 @@ func TestCloseEndsListening(t *testing.T) {
 		a := s.listen("a")
 		s.srv.Proxy.Stall()
 		ended := make(chan error)
-		go func() {
-			_, err := s.Listen(t.Context(), "b", "b", a.record)
-			ended <- err
-		}()
+		go func() { _, err := s.Listen(t.Context(), "b", "b", a.record); ended <- err }()
 		synctest.Wait()
 		s.Close()
 		if err := <-ended; !errors.Is(err, redis.ErrClosed) {

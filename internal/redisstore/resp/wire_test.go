@@ -33,10 +33,7 @@ func piped(t *testing.T, kept bool) (w *Wire, server net.Conn, back <-chan bool)
 		w.Read()
 		w.End()
 	}()
-	t.Cleanup(func() {
-		far.Close()
-		<-done
-	})
+	t.Cleanup(func() { far.Close(); <-done })
 	return w, far, ended
 }
 
@@ -131,10 +128,7 @@ func TestNoReplyCountsAfterAWrongStatus(t *testing.T) {
 // asked sends a command on a goroutine of its own, and returns a channel that gets its error.
 func asked(w *Wire, ctx context.Context) <-chan error {
 	done := make(chan error, 1)
-	go func() {
-		_, err := w.ask(ctx, []string{"get", "k"})
-		done <- err
-	}()
+	go func() { _, err := w.ask(ctx, []string{"get", "k"}); done <- err }()
 	return done
 }
 
