@@ -533,9 +533,7 @@ type Entry struct {
 // Drift returns the part of a term that a holder must not trust, because clocks run at different
 // speeds. It is a hundredth of ttl plus 2 ms, as in the Redlock algorithm
 // (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/).
-func Drift(ttl time.Duration) time.Duration {
-	return ttl/100 + 2*time.Millisecond
-}
+func Drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
 // eachAtOnce is how many claims RenewEach renews at the same time, if no call is slow.
 const eachAtOnce = 16

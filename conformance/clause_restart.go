@@ -42,10 +42,7 @@ func (e *env) down() (up func(data bool)) {
 		}
 	})
 
-	return func(data bool) {
-		hooked(e.h.Start(e.ctx, e.store, data))
-		stopped = false
-	}
+	return func(data bool) { hooked(e.h.Start(e.ctx, e.store, data)); stopped = false }
 }
 
 func (e *env) restart(data bool) { e.down()(data) }

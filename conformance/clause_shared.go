@@ -42,16 +42,10 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A driver without Shared excludes shared claims from one another, and WithShared is errors.ErrUnsupported."})
 
 // shared returns c as a shared claim.
-func shared(c backend.Claim) backend.Claim {
-	c.Shared = true
-	return c
-}
+func shared(c backend.Claim) backend.Claim { c.Shared = true; return c }
 
 // waiting returns c as the claim of a caller that asks again if it is refused.
-func waiting(c backend.Claim) backend.Claim {
-	c.WillRetry = true
-	return c
-}
+func waiting(c backend.Claim) backend.Claim { c.WillRetry = true; return c }
 
 // joins makes shared attempts at key until one is granted.
 func (d *driver) joins(key string) (backend.Claim, error) {
@@ -173,10 +167,7 @@ func sharedWriter(e *env) {
 	a, key := e.open(), e.key()
 	stop := e.readersOf(key)
 	c := waiting(e.claimOf(key, e.long))
-	_, _, err := a.seize(func() backend.Claim {
-		c.Token = e.claimOf(key, e.long).Token
-		return c
-	})
+	_, _, err := a.seize(func() backend.Claim { c.Token = e.claimOf(key, e.long).Token; return c })
 	mustf(err, "acquire with WillRetry while readers keep coming")
 	a.keep(c)
 	a.give(c)

@@ -58,10 +58,7 @@ func (e *env) openOwn(open opener, store string) backend.Driver {
 	return d
 }
 
-func (d *driver) Close() (err error) {
-	d.once.Do(func() { err = d.Driver.Close() })
-	return err
-}
+func (d *driver) Close() (err error) { d.once.Do(func() { err = d.Driver.Close() }); return err }
 
 // soon returns a context for one call. The context ends later than a context of the engine would.
 func (d *driver) soon() (context.Context, context.CancelFunc) {
@@ -330,16 +327,10 @@ func (d *driver) wants(key string) *wanted { return d.want(d.e.claimOf(key, d.e.
 // granted ends the try unless the Wait gets the key.
 func (w *wanted) granted(what string) { mustf(w.d.e.arrives(what, w.done), "%s", what) }
 
-func (w *wanted) use() {
-	w.d.keep(w.c)
-	w.d.give(w.c)
-}
+func (w *wanted) use() { w.d.keep(w.c); w.d.give(w.c) }
 
 // served ends the try unless the Wait gets the key. Then served renews and releases the hold.
-func (w *wanted) served(what string) {
-	w.granted(what)
-	w.use()
-}
+func (w *wanted) served(what string) { w.granted(what); w.use() }
 
 // servedOrUnknown does the same as the method served, but also accepts an error of unknown outcome,
 // and returns that error.

@@ -91,9 +91,7 @@ func (e *env) close() {
 }
 
 // key returns a key that no other call returns.
-func (e *env) key() string {
-	return fmt.Sprintf("hasp-conformance-%s-%d", e.id, e.serial.Add(1))
-}
+func (e *env) key() string { return fmt.Sprintf("hasp-conformance-%s-%d", e.id, e.serial.Add(1)) }
 
 // claim returns a claim for a new key.
 func (e *env) claim(ttl time.Duration) backend.Claim { return e.claimOf(e.key(), ttl) }
@@ -105,16 +103,10 @@ func (e *env) claimOf(key string, ttl time.Duration) backend.Claim {
 		TTL: ttl, Timeout: e.timeout}
 }
 
-func fencedClaim(c backend.Claim) backend.Claim {
-	c.Fenced = true
-	return c
-}
+func fencedClaim(c backend.Claim) backend.Claim { c.Fenced = true; return c }
 
 // fencedIfCan returns c. If the driver has fences, the result asks for a fence.
-func (e *env) fencedIfCan(c backend.Claim) backend.Claim {
-	c.Fenced = e.traits.Fenced
-	return c
-}
+func (e *env) fencedIfCan(c backend.Claim) backend.Claim { c.Fenced = e.traits.Fenced; return c }
 
 // endingAfter returns a context that ends after d, or when the try ends.
 func (e *env) endingAfter(d time.Duration) context.Context {

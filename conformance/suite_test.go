@@ -111,8 +111,7 @@ func TestVerdicts(t *testing.T) {
 // newTestSuite returns a suite over inert drivers. The end of the test stops it.
 func newTestSuite(t *testing.T) *suite {
 	t.Helper()
-	s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
-	await.Must(t, err)
+	s := await.Value(newSuite(t.Context(), Harness{Open: openInert}, nil))
 	t.Cleanup(s.stop)
 	return s
 }
@@ -265,16 +264,14 @@ func TestASlowLinkDelaysReplies(t *testing.T) {
 	}))
 	await.Must(t, err)
 	t.Cleanup(l.Close)
-	c, err := net.Dial("tcp", l.Store)
-	await.Must(t, err)
+	c := await.Value(net.Dial("tcp", l.Store))
 	t.Cleanup(func() { c.Close() })
 
 	for _, state := range []LinkState{Up, Slow} {
 		l.Set(state)
 		began := time.Now()
 		io.WriteString(c, "x")
-		_, err := io.ReadFull(c, make([]byte, 1))
-		await.Must(t, err)
+		await.Value(io.ReadFull(c, make([]byte, 1)))
 		if took := time.Since(began); state == Slow && took < Delay {
 			t.Errorf("a reply over a slow link took %v", took)
 		}

@@ -20,8 +20,7 @@ func TestSubscriberAtAReplicaReceivesNoGrant(t *testing.T) {
 	ctx := t.Context()
 	master := cluster.Master("k")
 	replica := cluster.Servers[slices.Index(cluster.Servers, master)+len(cluster.Servers)/2]
-	d, err := hasp.Config{Strategy: "fairlock", Nodes: []string{cluster.URL()}}.Driver(ctx)
-	await.Must(t, err)
+	d := await.Value(hasp.Config{Strategy: "fairlock", Nodes: []string{cluster.URL()}}.Driver(ctx))
 	defer d.Close()
 	c := claim("k")
 	await.Must(t, errOf(d.Acquire(ctx, c)))
@@ -41,8 +40,7 @@ func TestSubscriberAtAReplicaReceivesNoGrant(t *testing.T) {
 		t.Error("the key was handed to a subscriber that the master does not count")
 	}
 	await.Must(t, rdb.SPublish(ctx, channel, "the end").Err())
-	m, err := sub.ReceiveMessage(ctx)
-	await.Must(t, err)
+	m := await.Value(sub.ReceiveMessage(ctx))
 	if m.Payload != "the end" {
 		t.Errorf("received %q", m.Payload)
 	}

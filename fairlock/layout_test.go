@@ -36,10 +36,7 @@ func (r rig) commands(t *testing.T) (n int) {
 // nine with a fence. An acquisition in a queue costs 13, however many callers wait.
 func TestCommandsOfAPair(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	pair := func(c backend.Claim) {
-		r.Acquire(t, c)
-		r.Release(t, c)
-	}
+	pair := func(c backend.Claim) { r.Acquire(t, c); r.Release(t, c) }
 	for n, kind := range map[int]func(string) backend.Claim{6: claim, 9: fenced} {
 		pair(kind("k")) // sends the scripts
 		r.commands(t)

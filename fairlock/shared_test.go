@@ -13,17 +13,9 @@ import (
 )
 
 // shared returns a claim for a shared hold of "k".
-func shared() backend.Claim {
-	c := claim("k")
-	c.Shared = true
-	return c
-}
+func shared() backend.Claim { c := claim("k"); c.Shared = true; return c }
 
-func sharedFenced() backend.Claim {
-	c := fenced("k")
-	c.Shared = true
-	return c
-}
+func sharedFenced() backend.Claim { c := fenced("k"); c.Shared = true; return c }
 
 // onServer returns a rig on a real server, whose scripts cannot use undefined globals.
 func onServer(t *testing.T) rig { return setup(t, &redistest.Options{Own: true, Real: true}) }

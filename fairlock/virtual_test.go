@@ -36,10 +36,7 @@ type world struct {
 const window = 6 * time.Second // of all drivers in a world
 
 func inWorld(t *testing.T, f func(w *world)) {
-	synctest.Test(t, func(t *testing.T) {
-		v := redistest.Virtual(t)
-		f(&world{t, v, v.Direct()})
-	})
+	synctest.Test(t, func(t *testing.T) { v := redistest.Virtual(t); f(&world{t, v, v.Direct()}) })
 }
 
 // proc is a driver with connections of its own to the Redis, as in a process of its own.
@@ -367,9 +364,7 @@ func TestManyWaitersOfOneClient(t *testing.T) {
 		var all sync.WaitGroup
 		for range many {
 			c := claim("k")
-			all.Go(func() {
-				want(w.T, "wait", errOf(ps[1].Wait(ctx, c)), backend.ErrHeld)
-			})
+			all.Go(func() { want(w.T, "wait", errOf(ps[1].Wait(ctx, c)), backend.ErrHeld) })
 		}
 		time.Sleep(window)
 		ps[1].proxy.Commands()

@@ -127,8 +127,7 @@ func TestLateWriteIsRefused(t *testing.T) {
 			must(t, err)
 			late := context.WithoutCancel(first.Context()) // of a write that was sent before the loss
 			must(t, g.write(late, "one"))
-			second, err := client(t, store).Lock(ctx, "k", hasp.WithFence()) // when the first term has ended
-			must(t, err)
+			second := await.Value(client(t, store).Lock(ctx, "k", hasp.WithFence())) // when the first term has ended
 			must(t, g.write(second.Context(), "two"))
 
 			err = g.write(late, "late")
@@ -283,8 +282,7 @@ func TestTransport(t *testing.T) {
 	defer srv.Close()
 	web := &http.Client{Transport: fence.Transport{Base: http.DefaultTransport}}
 	for _, ctx := range []context.Context{t.Context(), fence.With(t.Context(), 7)} {
-		resp, err := web.Do(await.Value(http.NewRequestWithContext(ctx, "PUT", srv.URL, nil)))
-		must(t, err)
+		resp := await.Value(web.Do(await.Value(http.NewRequestWithContext(ctx, "PUT", srv.URL, nil))))
 		must(t, resp.Body.Close())
 	}
 	if fmt.Sprintf("%q", got) != `["" "7"]` {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // outage checks that err is not a definite error, names the file, and has one line.
@@ -58,10 +59,9 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 			plant(t, path)
 			near := claim(neighbour("k")) // another key of the stripe works as usual
 			acquire(t, d, near)
-			before, err := os.Lstat(path)
-			must(t, err)
+			before := await.Value(os.Lstat(path))
 
-			_, err = d.Acquire(t.Context(), claim("k"))
+			_, err := d.Acquire(t.Context(), claim("k"))
 			outage(t, "acquire", err, path)
 			_, err = d.Acquire(t.Context(), fenced(claim("k")))
 			outage(t, "fenced acquire", err, path)
@@ -95,8 +95,7 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 func TestGuardThatWasRemovedIsNotHad(t *testing.T) {
 	d := on(t.TempDir(), nil)
 	path := d.guardFile("guard", 3)
-	g, err := d.lockGuard(t.Context(), 3)
-	must(t, err)
+	g := await.Value(d.lockGuard(t.Context(), 3))
 	defer g.drop()
 	if same, err := locksFileAt(g.lock, path); !same || err != nil {
 		t.Fatal(same, err)

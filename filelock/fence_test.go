@@ -75,10 +75,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 	}
 }
 
-func remove(t *testing.T, path string) {
-	t.Helper()
-	must(t, os.Remove(path))
-}
+func remove(t *testing.T, path string) { t.Helper(); must(t, os.Remove(path)) }
 
 // A directory on a memory disk is empty after a reboot. Fences then still grow if earlier fences
 // were not ahead of the clock.

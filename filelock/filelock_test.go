@@ -16,6 +16,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 func TestRenewalKeepsWhatTheRecordSays(t *testing.T) {
@@ -156,9 +157,7 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 	foreign := stateName("foreign")
 	write(t, filepath.Join(d.dir, foreign), []byte("notes\n"))
 	copied := stateName("copied")
-	b, err := os.ReadFile(d.path(oddKeys[1]))
-	must(t, err)
-	write(t, filepath.Join(d.dir, copied), b)
+	write(t, filepath.Join(d.dir, copied), await.Value(os.ReadFile(d.path(oddKeys[1]))))
 	kept = append(kept, foreign, copied)
 
 	clock.pass(time.Minute - 1)

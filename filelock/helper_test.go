@@ -64,17 +64,13 @@ func on(dir string, o *Options) *driver { return await.Value(newDriver(dir, o)) 
 func acquire(t *testing.T, d *driver, c backend.Claim) backend.Grant {
 	t.Helper()
 	g, err := d.Acquire(t.Context(), c)
-	if err != nil {
-		t.Fatalf("acquire %q: %v", c.Key, err)
-	}
+	must(t, err)
 	return g
 }
 
 func release(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
-	if err := d.Release(t.Context(), c); err != nil {
-		t.Fatalf("release %q: %v", c.Key, err)
-	}
+	must(t, d.Release(t.Context(), c))
 }
 
 func refused(t *testing.T, d *driver, c backend.Claim, want error) {
@@ -110,17 +106,11 @@ func renew(d *driver, cs ...backend.Claim) []error {
 }
 
 func left(t *testing.T, d *driver, key string) time.Duration {
-	t.Helper()
-	s, err := d.Inspect(t.Context(), key)
-	must(t, err)
-	return s.TTL
+	return await.Value(d.Inspect(t.Context(), key)).TTL
 }
 
 func files(t *testing.T, dir string) (names []string) {
-	t.Helper()
-	es, err := os.ReadDir(dir)
-	must(t, err)
-	for _, e := range es {
+	for _, e := range await.Value(os.ReadDir(dir)) {
 		names = append(names, e.Name())
 	}
 	return names

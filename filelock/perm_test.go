@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // nobody is the user of the child process if the test runs as root, so that permissions apply to
@@ -28,25 +29,17 @@ func beNobody() error {
 }
 
 // become prints the error of becoming another user, or nil.
-func become([]string) error {
-	fmt.Println(beNobody())
-	return nil
-}
+func become([]string) error { fmt.Println(beNobody()); return nil }
 
 // user prints what Acquire, Inspect, Release and probe return to a user that is not root.
 func user(args []string) error {
 	if err := beNobody(); err != nil {
 		return err
 	}
-	d := on(args[0], nil)
-	c := claim(args[1])
-	_, err := d.Acquire(context.Background(), c)
-	fmt.Println(err)
-	_, ierr := d.Inspect(context.Background(), c.Key)
-	fmt.Println(ierr)
-	rerr := d.Release(context.Background(), c)
-	fmt.Println(rerr)
-	fmt.Println(d.probe(context.Background()))
+	d, c, ctx := on(args[0], nil), claim(args[1]), context.Background()
+	_, acquired := d.Acquire(ctx, c)
+	_, inspected := d.Inspect(ctx, c.Key)
+	fmt.Printf("%v\n%v\n%v\n%v\n", acquired, inspected, d.Release(ctx, c), d.probe(ctx))
 	return nil
 }
 
@@ -69,8 +62,7 @@ func reachable(t *testing.T, mode fs.FileMode) string {
 		}
 		c.Finish(t)
 		for up := filepath.Clean(os.TempDir()); ; up = filepath.Dir(up) {
-			fi, err := os.Stat(up)
-			must(t, err)
+			fi := await.Value(os.Stat(up))
 			if fi.Mode().Perm()&1 == 0 {
 				t.Skipf("needs temporary files that every user can get to, and %s has mode %v", up, fi.Mode())
 			}
@@ -117,8 +109,7 @@ func TestStateFileThatCannotBeReadIsNotGranted(t *testing.T) {
 	d := on(reachable(t, 0o777), nil)
 	acquire(t, d, claim("k"))
 	must(t, os.Chmod(d.path("k"), 0))
-	before, err := os.Lstat(d.path("k"))
-	must(t, err)
+	before := await.Value(os.Lstat(d.path("k")))
 	got, inspect, release, open := asUser(t, d, "k")
 	denied(t, "acquire", got, d.path("k"))
 	denied(t, "inspect", inspect, d.path("k"))

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
@@ -51,16 +52,16 @@ func limited(args []string) error {
 		return err
 	}
 	d := on(args[0], nil)
-	_, err := d.Acquire(context.Background(), claim("free"))
-	fmt.Println(err)
-	_, err = d.Acquire(context.Background(), fenced(claim("free")))
-	fmt.Println(err)
+	for _, c := range []backend.Claim{claim("free"), fenced(claim("free"))} {
+		_, err := d.Acquire(context.Background(), c)
+		fmt.Println(err)
+	}
 	c := claim("kept")
 	c.Token, c.TTL = args[2], time.Hour
 	fmt.Println(renew(d, c)[0])
 	c.Key, c.Token = "given back", args[3]
 	fmt.Println(d.Release(context.Background(), c))
-	_, err = d.Acquire(context.Background(), claim("kept"))
+	_, err := d.Acquire(context.Background(), claim("kept"))
 	fmt.Println(err)
 	fmt.Println(d.explain(syscall.ENOSPC)) // the error of a full disk, which the limit does not cause
 	return nil
@@ -76,8 +77,7 @@ func TestWriteThatEndsHalfWay(t *testing.T) {
 			kept, back := claim("kept"), claim("given back")
 			acquire(t, d, kept)
 			acquire(t, d, back)
-			before, err := os.ReadFile(d.path("kept"))
-			must(t, err)
+			before := await.Value(os.ReadFile(d.path("kept")))
 
 			c := play(t, "limited", d.dir, strconv.Itoa(bytes), kept.Token, back.Token)
 			for _, what := range []string{"acquire", "fenced acquire", "renew"} {
@@ -147,10 +147,7 @@ func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
 
 // anothersGuard locks the guard of key with another driver, as another process would.
 func anothersGuard(t *testing.T, dir, key string) *guard {
-	t.Helper()
-	g, err := on(dir, nil).lockGuard(t.Context(), stripeOf(key))
-	must(t, err)
-	return g
+	return await.Value(on(dir, nil).lockGuard(t.Context(), stripeOf(key)))
 }
 
 func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
@@ -204,9 +201,7 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 	// One call polls the guard's file, and the other two wait for this process's turn.
 	go func() { _, err := d.Acquire(ctx, c); result <- err }()
 	go func() { result <- d.Release(ctx, c) }()
-	go func() {
-		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { result <- err })
-	}()
+	go func() { d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { result <- err }) }()
 	for len(d.turns[stripeOf("k")]) == 0 {
 		<-time.After(time.Millisecond)
 	}

@@ -94,9 +94,7 @@ func decode(b []byte) (*record, error) {
 }
 
 // seal appends the checksum, which is the last line of each state file and of each stripe file.
-func seal(b []byte) []byte {
-	return fmt.Appendf(b, "sum %08x\n", crc32.ChecksumIEEE(b))
-}
+func seal(b []byte) []byte { return fmt.Appendf(b, "sum %08x\n", crc32.ChecksumIEEE(b)) }
 
 const sumLen = len("sum 01234567\n")
 

@@ -32,10 +32,8 @@ func open(t *testing.T, s *memlock.Store) *hasp.Client {
 
 func start(t *testing.T, d gocron.JobDefinition, task any, o gocron.SchedulerOption) (gocron.Scheduler, gocron.Job) {
 	t.Helper()
-	s, err := gocron.NewScheduler(o)
-	must(t, err)
-	j, err := s.NewJob(d, gocron.NewTask(task), gocron.WithName("report"))
-	must(t, err)
+	s := await.Value(gocron.NewScheduler(o))
+	j := await.Value(s.NewJob(d, gocron.NewTask(task), gocron.WithName("report")))
 	s.Start()
 	t.Cleanup(func() { s.Shutdown() })
 	return s, j
@@ -55,10 +53,7 @@ func TestShortJobRunsOncePerTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := new(memlock.Store)
 		var runs atomic.Int64
-		job := func() {
-			time.Sleep(time.Millisecond)
-			runs.Add(1)
-		}
+		job := func() { time.Sleep(time.Millisecond); runs.Add(1) }
 		l := func() gocron.Locker { return gocronhasp.NewLocker(open(t, s), 600*time.Millisecond) }
 		start(t, gocron.CronJob("* * * * * *", true), job, gocron.WithDistributedLocker(l()))
 		start(t, gocron.CronJob("* * * * * *", true), job, gocron.WithDistributedLocker(late{l()}))
@@ -105,8 +100,7 @@ func TestEndOfTheJobsContextDoesNotEndTheHold(t *testing.T) {
 
 			close(finish)
 			must(t, <-stopped)
-			lease, err := other.Lock(t.Context(), "report", hasp.WithMaxWait(await.Patience))
-			must(t, err)
+			lease := await.Value(other.Lock(t.Context(), "report", hasp.WithMaxWait(await.Patience)))
 			must(t, lease.Unlock(t.Context()))
 		})
 	}
@@ -115,8 +109,7 @@ func TestEndOfTheJobsContextDoesNotEndTheHold(t *testing.T) {
 func TestLockerReturnsErrors(t *testing.T) {
 	c := open(t, new(memlock.Store))
 	l := gocronhasp.NewLocker(c, 0)
-	held, err := l.Lock(t.Context(), "a")
-	must(t, err)
+	held := await.Value(l.Lock(t.Context(), "a"))
 	if lock, err := l.Lock(t.Context(), "a"); lock != nil || !errors.Is(err, hasp.ErrHeld) {
 		t.Errorf("a held key: got %v, %v", lock, err)
 	}

@@ -60,15 +60,12 @@ func TestConformance(t *testing.T) {
 				}}, nil
 			},
 		}
-		err := conformance.Check(t.Context(), h, func(r conformance.Result) {
+		await.Must(t, conformance.Check(t.Context(), h, func(r conformance.Result) {
 			t.Log(r.Status, r.Name, r.Reason)
 			if r.Status == "fail" {
 				t.Errorf("%s: %v", r.Name, r.Err)
 			}
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 	})
 }
 

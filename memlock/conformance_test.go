@@ -10,6 +10,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 func harness() conformance.Harness {
@@ -36,13 +37,10 @@ func TestConformance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := harness()
 		h.Only = func(clause string) bool { return clause != "reach" }
-		err := conformance.Check(t.Context(), h, func(r conformance.Result) {
+		await.Must(t, conformance.Check(t.Context(), h, func(r conformance.Result) {
 			if r.Status == "fail" {
 				t.Errorf("%s: %v", r.Name, r.Err)
 			}
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 	})
 }

@@ -9,10 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hasplock/hasp/internal/await"
-
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 func claim(key, token string) backend.Claim {
@@ -21,25 +20,19 @@ func claim(key, token string) backend.Claim {
 
 func acquire(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
-	if _, err := d.Acquire(t.Context(), c); err != nil {
-		t.Fatalf("acquire %q: %v", c.Key, err)
-	}
+	_, err := d.Acquire(t.Context(), c)
+	await.Must(t, err)
 }
 
 func release(t *testing.T, d *driver, c backend.Claim) {
 	t.Helper()
-	if err := d.Release(t.Context(), c); err != nil {
-		t.Fatalf("release %q: %v", c.Key, err)
-	}
+	await.Must(t, d.Release(t.Context(), c))
 }
 
 // wait begins a Wait, and returns a channel that receives its error.
 func wait(t *testing.T, d *driver, c backend.Claim) <-chan error {
 	ended := make(chan error)
-	go func() {
-		_, err := d.Wait(t.Context(), c)
-		ended <- err
-	}()
+	go func() { _, err := d.Wait(t.Context(), c); ended <- err }()
 	return ended
 }
 

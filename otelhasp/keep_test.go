@@ -38,10 +38,8 @@ func TestNoSpanIsKeptAfterItsEnd(t *testing.T) {
 				})
 				await.Must(t, err)
 			}
-			_, err := c.Lock(t.Context(), "left")
-			await.Must(t, err)
-			l, err := c.Lock(t.Context(), "lost", hasp.WithMaxHold(1))
-			await.Must(t, err)
+			await.Value(c.Lock(t.Context(), "left"))
+			l := await.Value(c.Lock(t.Context(), "lost", hasp.WithMaxHold(1)))
 			<-l.Context().Done()
 			_ = c.Close()
 			if n := kept(); n != 0 {

@@ -82,15 +82,11 @@ type config struct {
 
 // WithMeterProvider sets the provider of metrics. The default is the global one. A provider of
 // package metric/noop switches metrics off.
-func WithMeterProvider(p metric.MeterProvider) Option {
-	return func(c *config) { c.meters = p }
-}
+func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) { c.meters = p } }
 
 // WithTracerProvider sets the provider of spans. The default is the global one. A provider of
 // package trace/noop switches spans off.
-func WithTracerProvider(p trace.TracerProvider) Option {
-	return func(c *config) { c.tracers = p }
-}
+func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
 // WithAttributes adds attrs to every metric and span. In a program with several Clients, an
 // attribute such as the strategy distinguishes them.
@@ -104,15 +100,11 @@ func WithAttributes(attrs ...attribute.KeyValue) Option {
 // The function name should return few different values, such as "invoices" for the key
 // "invoices/2024-06", because the provider keeps time series for each value until the provider
 // shuts down. Many goroutines call the function, once for each event.
-func WithKey(name func(key string) string) Option {
-	return func(c *config) { c.key = name }
-}
+func WithKey(name func(key string) string) Option { return func(c *config) { c.key = name } }
 
 // WithHoldSpans adds a span for each hold. The span begins when the caller gets the key, and ends
 // when the hold has ended. Each failed renewal is an event of the span.
-func WithHoldSpans() Option {
-	return func(c *config) { c.holdSpans = true }
-}
+func WithHoldSpans() Option { return func(c *config) { c.holdSpans = true } }
 
 // Observe returns a function for hasp.Options.Observe. The function records metrics and spans. If
 // the argument next is not nil, the function then calls next with the same arguments.

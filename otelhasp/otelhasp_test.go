@@ -240,8 +240,7 @@ func TestGaugesAndTimes(t *testing.T) {
 		m := newMeter()
 		c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithMeterProvider(m))}))
 		defer c.Close()
-		l, err := c.Lock(t.Context(), "k")
-		must(t, err)
+		l := await.Value(c.Lock(t.Context(), "k"))
 		for range 3 {
 			go hasp.Do(t.Context(), c, "k", func(context.Context, *hasp.Lease) error {
 				time.Sleep(2 * time.Second)
@@ -254,7 +253,7 @@ func TestGaugesAndTimes(t *testing.T) {
 			"pending_requests hasp.operation.name=lock": 3,
 			"wait_time hasp.operation.name=lock":        1,
 		})
-		_, err = c.Lock(t.Context(), "k", hasp.WithMaxWait(0))
+		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(0))
 		wantErr(t, err, hasp.ErrHeld)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()

@@ -53,12 +53,10 @@ func TestSpans(t *testing.T) {
 		defer c.Close()
 
 		first, parent := tracer.Tracer("test").Start(t.Context(), "parent")
-		l, err := c.Lock(first, "k")
-		must(t, err)
+		l := await.Value(c.Lock(first, "k"))
 		second, other := tracer.Tracer("test").Start(t.Context(), "other")
 		time.AfterFunc(5*time.Second, func() { l.Unlock(second) })
-		next, err := c.Lock(second, "k")
-		must(t, err)
+		next := await.Value(c.Lock(second, "k"))
 		time.Sleep(time.Second)
 		must(t, next.Unlock(context.Background()))
 

@@ -77,9 +77,7 @@ func open(rdb redis.UniversalClient) Driver {
 	return await.Value(pubsublock.NewDriver(rdb, nil)).(Driver)
 }
 
-func setup(t *testing.T, o *redistest.Options) rig {
-	return rig{Rig: strategytest.Setup(t, o, open)}
-}
+func setup(t *testing.T, o *redistest.Options) rig { return rig{Rig: strategytest.Setup(t, o, open)} }
 
 // Short names for the tests of this package.
 var (

@@ -93,10 +93,7 @@ func (w *waiter) ended() bool {
 }
 
 // leave ends a Lock that still waits.
-func (w *waiter) leave() {
-	w.stop()
-	<-w.done
-}
+func (w *waiter) leave() { w.stop(); <-w.done }
 
 // A Client that has just had a key leaves it to those that waited meanwhile. If they have
 // left, its delay is short, and ends before its wait does.

@@ -102,8 +102,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 		defer cancel()
 		var all []*redis.Message
 		for {
-			m, err := sub.ReceiveMessage(ctx)
-			await.Must(t, err)
+			m := await.Value(sub.ReceiveMessage(ctx))
 			if m.Payload == "end" {
 				break
 			}

@@ -52,9 +52,7 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 	}
 }
 
-func TestOnPostgreSQL(t *testing.T) {
-	holds(t, "pglock", "pglock+"+pgtest.Start(t).URL())
-}
+func TestOnPostgreSQL(t *testing.T) { holds(t, "pglock", "pglock+"+pgtest.Start(t).URL()) }
 
 func TestOnEtcd(t *testing.T) {
 	holds(t, "etcdlock", "etcdlock+etcd://"+etcdtest.Start(t, 1)[0].Client)

@@ -170,9 +170,7 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 			try("unlock", fmt.Errorf("of a broken key: %w", err))
 		}
 	})
-	with("fenced", func(key string, lease *hasp.Lease) {
-		try("unlock", lease.Unlock(ctx))
-	}, hasp.WithFence())
+	with("fenced", func(key string, lease *hasp.Lease) { try("unlock", lease.Unlock(ctx)) }, hasp.WithFence())
 	with("kept", func(key string, lease *hasp.Lease) {
 		try("unlock", lease.Unlock(ctx))
 		if _, err := two.TryLock(ctx, key); !errors.Is(err, hasp.ErrHeld) {

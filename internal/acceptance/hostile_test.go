@@ -179,10 +179,7 @@ func TestGarbageIsAnOutage(t *testing.T) {
 	all := hostiles(t)
 	t.Run("strategies", func(t *testing.T) {
 		for name, h := range all {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				h.isToldGarbage(t, name)
-			})
+			t.Run(name, func(t *testing.T) { t.Parallel(); h.isToldGarbage(t, name) })
 		}
 	})
 	noGoroutineIsLeft(t)

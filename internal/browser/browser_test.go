@@ -30,9 +30,7 @@ import (
 // installed.
 var chromium context.Context
 
-func TestMain(m *testing.M) {
-	os.Exit(run(m))
-}
+func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 // run runs the tests. If HASP_TEST_CHROMIUM is "required", a missing Chromium is a failure.
 func run(m *testing.M) int {
@@ -87,10 +85,7 @@ func serve(t *testing.T, store, listen, token string) (url string, stop func()) 
 	ended := make(chan error, 1)
 	server := ui.New(client(t, store, ""), ui.Options{Ordered: true, Token: token, Listen: ln.Addr().String()})
 	go func() { ended <- server.Serve(ctx, ln) }()
-	stop = sync.OnceFunc(func() {
-		end()
-		must(t, <-ended)
-	})
+	stop = sync.OnceFunc(func() { end(); must(t, <-ended) })
 	t.Cleanup(stop)
 	return "http://" + ln.Addr().String() + "/", stop
 }
@@ -124,10 +119,7 @@ func open(t *testing.T, url string) tab {
 	return b
 }
 
-func (b tab) visit(url string) {
-	b.Helper()
-	must(b.T, chromedp.Do(b.ctx, chromedp.Navigate(url)))
-}
+func (b tab) visit(url string) { b.Helper(); must(b.T, chromedp.Do(b.ctx, chromedp.Navigate(url))) }
 
 // eval returns the value of a JavaScript expression.
 func eval[V any](b tab, script string) V {
@@ -170,10 +162,7 @@ func (b tab) prefer(scheme string) {
 	}))
 }
 
-func quote(s string) string {
-	text, _ := json.Marshal(s)
-	return string(text)
-}
+func quote(s string) string { text, _ := json.Marshal(s); return string(text) }
 
 // cell returns a JavaScript expression: the text of a cell in the first row whose key contains key.
 func cell(key string, column int) string {
@@ -211,10 +200,7 @@ func TestPageFollowsTheStore(t *testing.T) {
 	b.until(cell("backup", 4) + ` === ` + quote(fmt.Sprint(lease.Fence())))
 
 	second := make(chan *hasp.Lease, 1)
-	go func() {
-		l, _ := two.Lock(t.Context(), "backup")
-		second <- l
-	}()
+	go func() { l, _ := two.Lock(t.Context(), "backup"); second <- l }()
 	b.until(cell("backup", 5) + ` === "1"`)
 	eval[any](b, `document.querySelector("#rows td").click()`) // any cell of the row
 	b.shows("queue", "owner two")

@@ -61,10 +61,7 @@ func file(t *testing.T, name, content string, mode os.FileMode) string {
 }
 
 // executable returns the path of the test binary.
-func executable(t *testing.T) string {
-	t.Helper()
-	return await.Value(os.Executable())
-}
+func executable(t *testing.T) string { t.Helper(); return await.Value(os.Executable()) }
 
 // self returns a command that runs the test binary in a role. If url is not empty, HASP_URL is url.
 func self(t *testing.T, as, url string, args ...string) *exec.Cmd {
@@ -192,10 +189,7 @@ func start(t *testing.T, cmd *exec.Cmd) *running {
 	return p
 }
 
-func (p *running) signal(sig os.Signal) {
-	p.t.Helper()
-	must(p.t, p.cmd.Process.Signal(sig))
-}
+func (p *running) signal(sig os.Signal) { p.t.Helper(); must(p.t, p.cmd.Process.Signal(sig)) }
 
 // free ends a program that hold has started.
 func (p *running) free() outcome {
@@ -226,10 +220,7 @@ type stream struct {
 func listen(t *testing.T, r io.ReadCloser) *stream {
 	s := &stream{t: t}
 	t.Cleanup(func() { r.Close() })
-	go func() {
-		_, _ = io.Copy(s, r)
-		s.end()
-	}()
+	go func() { _, _ = io.Copy(s, r); s.end() }()
 	return s
 }
 

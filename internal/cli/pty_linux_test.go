@@ -48,7 +48,4 @@ func startOnPTY(t *testing.T, cmd *exec.Cmd) *person {
 	return p
 }
 
-func (p *person) types(text string) {
-	p.t.Helper()
-	await.Value(p.master.Write([]byte(text)))
-}
+func (p *person) types(text string) { p.t.Helper(); await.Value(p.master.Write([]byte(text))) }

@@ -167,9 +167,7 @@ func TestBadInput(t *testing.T) {
 		"break without asking": {[]string{"break", "key", "--url", "unfenced://"}, exitUsage,
 			`cannot inspect: unsupported operation`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			call(c.args...).refused(t, c.code, c.says)
-		})
+		t.Run(name, func(t *testing.T) { call(c.args...).refused(t, c.code, c.says) })
 	}
 }
 

@@ -139,7 +139,4 @@ func (p *Process) Resume() error { return Resume(p.Process) }
 
 // End kills the process and waits until it has ended. Do not call it while a goroutine is in
 // Receive.
-func (p *Process) End() {
-	_ = p.Kill()
-	_ = p.Wait()
-}
+func (p *Process) End() { _ = p.Kill(); _ = p.Wait() }

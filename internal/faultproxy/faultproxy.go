@@ -142,10 +142,7 @@ func (p *Proxy) Answer(match, reply string) { p.add(rule{match: match, fault: an
 func (p *Proxy) add(r rule) { p.locked(func() { p.rules = append(p.rules, r) }) }
 
 // Pending returns how many faults have not happened yet.
-func (p *Proxy) Pending() (n int) {
-	p.locked(func() { n = len(p.rules) })
-	return n
-}
+func (p *Proxy) Pending() (n int) { p.locked(func() { n = len(p.rules) }); return n }
 
 // Forgive removes the faults that have not happened yet, and all answers.
 func (p *Proxy) Forgive() { p.locked(func() { p.rules = nil }) }
@@ -153,24 +150,15 @@ func (p *Proxy) Forgive() { p.locked(func() { p.rules = nil }) }
 // Commands returns the commands that clients have sent since the last call of Commands, without
 // those that set up a connection. The first call starts the recording and returns nothing.
 func (p *Proxy) Commands() (all []string) {
-	p.locked(func() {
-		all = p.commands
-		p.commands, p.record = nil, true
-	})
+	p.locked(func() { all = p.commands; p.commands, p.record = nil, true })
 	return all
 }
 
 // Count returns how many commands clients have sent, without those that set up a connection.
-func (p *Proxy) Count() (n int64) {
-	p.locked(func() { n = p.count })
-	return n
-}
+func (p *Proxy) Count() (n int64) { p.locked(func() { n = p.count }); return n }
 
 // Stall stops all bytes in both directions. Connections stay, and new ones are accepted.
-func (p *Proxy) Stall() {
-	p.StallRequests()
-	p.StallReplies()
-}
+func (p *Proxy) Stall() { p.StallRequests(); p.StallReplies() }
 
 // StallRequests stops the bytes from clients.
 func (p *Proxy) StallRequests() { p.locked(func() { stop(&p.in) }) }
@@ -198,10 +186,7 @@ func (p *Proxy) flowLocked() {
 // Release passes on the commands that HoldRequest holds back.
 func (p *Proxy) Release() { p.locked(p.releaseLocked) }
 
-func (p *Proxy) releaseLocked() {
-	close(p.release)
-	p.release = make(chan struct{})
-}
+func (p *Proxy) releaseLocked() { close(p.release); p.release = make(chan struct{}) }
 
 // Delay delays every reply by d.
 func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
@@ -263,10 +248,7 @@ func (p *Proxy) cutLocked() {
 // Down closes all connections. Until Up, it also closes new connections as soon as they are made.
 func (p *Proxy) Down() { p.locked(p.downLocked) }
 
-func (p *Proxy) downLocked() {
-	p.down = true
-	p.cutLocked()
-}
+func (p *Proxy) downLocked() { p.down = true; p.cutLocked() }
 
 // Up undoes Down.
 func (p *Proxy) Up() { p.locked(func() { p.down = false }) }

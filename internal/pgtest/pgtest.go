@@ -112,9 +112,7 @@ func Need(t testing.TB, programs ...string) {
 }
 
 // New does the same as Start, but without a test. The caller must call Remove.
-func New(options ...string) (*Server, error) {
-	return start("postgres", options, (*Server).init)
-}
+func New(options ...string) (*Server, error) { return start("postgres", options, (*Server).init) }
 
 // Replica starts a replica of s. The end of the test stops it.
 func (s *Server) Replica(t testing.TB, options ...string) *Server {
@@ -203,10 +201,7 @@ func (s *Server) run(name string, args ...string) error {
 	return nil
 }
 
-func (s *Server) port() string {
-	_, port, _ := net.SplitHostPort(s.Addr)
-	return port
-}
+func (s *Server) port() string { _, port, _ := net.SplitHostPort(s.Addr); return port }
 
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
 
@@ -215,9 +210,7 @@ func (s *Server) init() error {
 }
 
 // Empty deletes the data of a stopped server.
-func (s *Server) Empty() error {
-	return errors.Join(os.RemoveAll(s.data()), s.init())
-}
+func (s *Server) Empty() error { return errors.Join(os.RemoveAll(s.data()), s.init()) }
 
 // File returns the path of one of the server's files, such as pg_hba.conf.
 func (s *Server) File(name string) string { return filepath.Join(s.data(), name) }
@@ -229,10 +222,7 @@ func (s *Server) Where() string { return s.Addr + "/" + s.Database }
 func (s *Server) URL() string { return "postgres://postgres@" + s.Where() + "?sslmode=disable" }
 
 // Log returns what the server has logged.
-func (s *Server) Log() string {
-	b, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-	return string(b)
-}
+func (s *Server) Log() string { b, _ := os.ReadFile(filepath.Join(s.dir, "log")); return string(b) }
 
 func (s *Server) arguments() []string {
 	if s.program == "pgbouncer" {

@@ -71,8 +71,7 @@ func TestCallsEndWhileThePoolIsExhausted(t *testing.T) {
 	s, _ := prepared(t, redistest.Start(t, nil).URL(), nil, size)
 	pool := s.servers.(single).pool
 	for range size {
-		conn, err := pool.Get(t.Context())
-		await.Must(t, err)
+		conn := await.Value(pool.Get(t.Context()))
 		defer pool.Put(conn, true)
 	}
 	for _, e := range redistest.Endings {
@@ -184,11 +183,7 @@ func TestAConnectionWithoutACommandIsUsed(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{TLS: true})
 	s := opened(t, srv.URL(), map[string]string{"ca": srv.CAFile})
 	pool := s.servers.(single).pool
-	get := func() *resp.Conn {
-		c, err := pool.Get(t.Context())
-		await.Must(t, err)
-		return c
-	}
+	get := func() *resp.Conn { return await.Value(pool.Get(t.Context())) }
 	used := get() // by Open
 	defer pool.Put(used, true)
 	c := get()

@@ -89,9 +89,7 @@ type Candidate struct {
 // List yields the keys that have records. It reads the records by the script sc. The keys of sc are
 // the lock and the fence counter, and [Found] describes its reply.
 func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script) iter.Seq2[backend.Entry, error] {
-	call := func(c Candidate) Call {
-		return Call{Keys: []string{LockKey(c.Key), DerivedKey("fence", c.Key)}}
-	}
+	call := func(c Candidate) Call { return Call{Keys: []string{LockKey(c.Key), DerivedKey("fence", c.Key)}} }
 	return s.ListBy(ctx, prefix, timeout, l, sc, call, func(_ Candidate, reply any) (backend.Status, bool, error) {
 		f, ok := Decode(reply)
 		if !ok {

@@ -35,8 +35,7 @@ func open(t *testing.T, node string, params map[string]string) (*Store, error) {
 // opened returns the open Store, or stops the test.
 func opened(t *testing.T, node string, params map[string]string) *Store {
 	t.Helper()
-	s, err := open(t, node, params)
-	await.Must(t, err)
+	s := await.Value(open(t, node, params))
 	return s
 }
 

@@ -102,14 +102,10 @@ func TestSentinelsThatDoNotAnswer(t *testing.T) {
 
 	// If no sentinel answers, Open waits for all of them.
 	set.Sentinels[2].Pause()
-	time.AfterFunc(grace*3/2, func() {
-		set.Sentinels[1].Resume()
-		set.Sentinels[2].Resume()
-	})
+	time.AfterFunc(grace*3/2, func() { set.Sentinels[1].Resume(); set.Sentinels[2].Resume() })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	s, err := Open(ctx, set.URL(), nil)
-	await.Must(t, err)
+	s = await.Value(Open(ctx, set.URL(), nil))
 	s.Close()
 }
 
@@ -181,10 +177,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			}
 			s, _ := prepared(t, fmt.Sprintf(url, addr), nil, 0)
 			waits := make(chan error)
-			go func() {
-				_, err := s.servers.find(t.Context(), "k")
-				waits <- err
-			}()
+			go func() { _, err := s.servers.find(t.Context(), "k"); waits <- err }()
 			until(t, "a search", func() bool { return !hung || running() })
 			returns(t, url, func() { s.Close() })
 			returns(t, url+": a caller that waits", func() {

@@ -212,8 +212,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 		})
 	}
 	hold(0)
-	at, err := s.servers.find(ctx, "")
-	await.Must(t, err)
+	at := await.Value(s.servers.find(ctx, ""))
 	eventually(t, "the hold waits for the replica", func(ctx context.Context) error {
 		if info := master.Info(ctx, "clients").Val(); !strings.Contains(info, "blocked_clients:1\r") {
 			return errors.New(info)

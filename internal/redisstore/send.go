@@ -38,9 +38,7 @@ func LockKey(key string) string {
 // DerivedKey returns the name of a Redis key that belongs to the lock on key, such as its fence
 // counter. The name is in the cluster slot of LockKey(key), whatever bytes key contains. Different
 // keys or kinds give different names.
-func DerivedKey(kind, key string) string {
-	return ours + slot.Tag(key) + "}:" + kind + ":" + key
-}
+func DerivedKey(kind, key string) string { return ours + slot.Tag(key) + "}:" + kind + ":" + key }
 
 // Channel returns the name of one of hasp's channels. Scripts for key can publish on this channel.
 // On a cluster, the name depends on the slot of key.

@@ -203,6 +203,4 @@ func (s *Store) named(name string, err error) error {
 }
 
 // Unexpected returns the error for a reply that no version of Redis gives.
-func (s *Store) Unexpected(reply any) error {
-	return s.fail(resp.Unexpected(reply, s.secrets...))
-}
+func (s *Store) Unexpected(reply any) error { return s.fail(resp.Unexpected(reply, s.secrets...)) }

@@ -27,8 +27,7 @@ func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *fa
 	kinds := map[string]func(o *redis.Options) redis.UniversalClient{
 		"plain": func(o *redis.Options) redis.UniversalClient { return redis.NewClient(o) },
 		"autopipeline": func(o *redis.Options) redis.UniversalClient {
-			a, err := redis.NewClient(o).AutoPipeline()
-			await.Must(t, err)
+			a := await.Value(redis.NewClient(o).AutoPipeline())
 			return a
 		},
 		"cluster": func(o *redis.Options) redis.UniversalClient {

@@ -207,8 +207,7 @@ func TestCluster(t *testing.T) {
 	one := opened(t, strings.Split(set.URL(), ",")[0], nil) // by one of its nodes
 	one.always = true                                       // over wires, which get every redirection
 	expect(t, one, "by one node", "v", "get", "k")
-	n, err := s.Do(t.Context(), "get", "{k}n") // callsEnd has counted it, or not
-	await.Must(t, err)
+	n := await.Value(s.Do(t.Context(), "get", "{k}n")) // callsEnd has counted it, or not
 	if n != nil {
 		expect(t, s, "reset", int64(1), "del", "{k}n")
 	}

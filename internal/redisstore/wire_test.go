@@ -44,10 +44,7 @@ func stuck(t *testing.T, always bool) (*Store, *server) {
 	p.Fail("first", faultproxy.HangReply)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Do(first, "get", "first") })
-	t.Cleanup(func() {
-		cancel()
-		wg.Wait()
-	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
 	until(t, "the first", func() bool { return at.callers.Load() == 1 && p.Pending() == 0 })
 	return s, at
 }

@@ -72,18 +72,12 @@ func virtual(t testing.TB, o *Options, addr string) *VirtualServer {
 	v.id.renew()
 	v.Mini.Server().SetPreHook(v.id.answer)
 	v.Proxy = faultproxy.New(v.Mini.Dial)
-	t.Cleanup(func() {
-		v.Proxy.Close()
-		v.Mini.Close()
-	})
+	t.Cleanup(func() { v.Proxy.Close(); v.Mini.Close() })
 	return v
 }
 
 // Kill ends the server for all clients of its Proxy. New connections are refused.
-func (v *VirtualServer) Kill() {
-	v.dead.Store(true)
-	v.Proxy.Down()
-}
+func (v *VirtualServer) Kill() { v.dead.Store(true); v.Proxy.Down() }
 
 // Start starts a killed server again. If data is false, the server has lost its data.
 func (v *VirtualServer) Start(data bool) {

@@ -38,10 +38,7 @@ type flavour interface {
 }
 
 // Real reports whether the server is a real Redis.
-func (s *Server) Real() bool {
-	_, mini := s.flav.(*inProcess)
-	return !mini
-}
+func (s *Server) Real() bool { _, mini := s.flav.(*inProcess); return !mini }
 
 // URL returns the URL of the server for hasp. hasp also needs the parameters of Params.
 func (s *Server) URL() string {
@@ -142,10 +139,7 @@ func (s *Server) Start(data bool) error {
 }
 
 // Stop is like Kill, but returns its error, and any goroutine may call it.
-func (s *Server) Stop() error {
-	s.away.Store(true)
-	return s.own().kill()
-}
+func (s *Server) Stop() error { s.away.Store(true); return s.own().kill() }
 
 // Demoted waits until the server is a replica.
 func (s *Server) Demoted() {

@@ -49,7 +49,7 @@ func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis
 			h.Stop, h.Start = nil, nil
 		}
 		passed := 0
-		err := conformance.Check(t.Context(), h, func(r conformance.Result) {
+		await.Must(t, conformance.Check(t.Context(), h, func(r conformance.Result) {
 			switch r.Status {
 			case "pass":
 				passed++
@@ -58,10 +58,7 @@ func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis
 			case "fail":
 				t.Errorf("%s: %v (%s)", r.Name, r.Err, r.Why)
 			}
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 		t.Logf("%d clauses passed", passed)
 	})
 }

@@ -50,19 +50,13 @@ func Claim(key string) backend.Claim {
 }
 
 // Fenced is Claim with a fence.
-func Fenced(key string) backend.Claim {
-	c := Claim(key)
-	c.Fenced = true
-	return c
-}
+func Fenced(key string) backend.Claim { c := Claim(key); c.Fenced = true; return c }
 
 // Acquire acquires c, or fails the test.
 func (r Rig[D]) Acquire(t *testing.T, c backend.Claim) backend.Grant {
 	t.Helper()
 	g, err := r.Driver.Acquire(t.Context(), c)
-	if err != nil {
-		t.Fatalf("acquire %q: %v", c.Key, err)
-	}
+	await.Must(t, err)
 	return g
 }
 
@@ -77,14 +71,11 @@ func (r Rig[D]) Renew(t *testing.T, c backend.Claim) error {
 // Release releases c, or fails the test.
 func (r Rig[D]) Release(t *testing.T, c backend.Claim) {
 	t.Helper()
-	if err := r.Driver.Release(t.Context(), c); err != nil {
-		t.Fatalf("release %q: %v", c.Key, err)
-	}
+	await.Must(t, r.Driver.Release(t.Context(), c))
 }
 
 // Left returns how long the term of key still runs.
 func (r Rig[D]) Left(t *testing.T, key string) time.Duration {
-	t.Helper()
 	return await.Value(r.Redis.PTTL(t.Context(), key).Result())
 }
 
@@ -126,18 +117,13 @@ func Want(t *testing.T, what string, err, target error) {
 func ErrOf[T any](_ T, err error) error { return err }
 
 // Lost fails the test unless err is a loss.
-func Lost(t *testing.T, what string, err error) {
-	t.Helper()
-	Want(t, what, err, backend.ErrLost)
-}
+func Lost(t *testing.T, what string, err error) { t.Helper(); Want(t, what, err, backend.ErrLost) }
 
 // Lock locks the key k.
 func Lock(t *testing.T, c *hasp.Client, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	lease, err := c.Lock(t.Context(), "k", opts...)
-	if err != nil {
-		t.Fatalf("lock: %v", err)
-	}
+	await.Must(t, err)
 	return lease
 }
 

@@ -13,11 +13,7 @@ import (
 )
 
 // Shared is Claim for a shared hold.
-func Shared(key string) backend.Claim {
-	c := Claim(key)
-	c.Shared = true
-	return c
-}
+func Shared(key string) backend.Claim { c := Claim(key); c.Shared = true; return c }
 
 // The options real ask for a real Redis, because tests need ACLs and Redis's compiler of scripts.
 var real = &redistest.Options{Own: true, Real: true}

@@ -53,10 +53,7 @@ type bareLock struct {
 func openBare(batched bool, pause time.Duration) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
 		rdb, end, err := connectBatched(s.One, batched)
-		if err != nil {
-			return nil, err
-		}
-		return &bareCaller{rdb, term, pause, end, nil}, nil
+		return &bareCaller{rdb, term, pause, end, nil}, err
 	}
 }
 

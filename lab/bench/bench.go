@@ -79,62 +79,43 @@ type measurement struct {
 	do func(context.Context) (figures, error)
 }
 
-// turns returns the turns of one round of a scenario. In each setting, the contestants follow one
-// after another. Each round begins with a different contestant.
-func (b *bench) turns(round int, scenario string) (all []measurement) {
+// turns returns the turns of one round of a scenario. Each round begins with a different contestant.
+func (b *bench) turns(round int, scenario string) []measurement {
 	first := round * len(b.all) / b.plan.rounds
 	order := slices.Concat(b.all[first:], b.all[:first])
-	add := func(s fmt.Stringer, c contestant, do func(context.Context) (figures, error)) {
-		lacks := func(word string) bool { return !strings.Contains(s.String(), word) }
-		if !slices.ContainsFunc(b.only, lacks) {
-			all = append(all, measurement{section{scenario, s.String()}, c, do})
-		}
+	ring := contestant{name: ringName, group: bare, nodes: 1, waits: true, fair: true}
+	contend := func(ctx context.Context, c contestant, s contest) (figures, error) {
+		return b.contended(ctx, scenario, c, s)
 	}
 
 	switch scenario {
 	case uncontended:
+		var settings []distinct
 		for _, d := range b.plan.distinct {
-			for range d.times {
-				for _, c := range order {
-					if !c.alike {
-						add(d, c, func(ctx context.Context) (figures, error) { return b.uncontended(ctx, c, d) })
-					}
-				}
-			}
+			settings = append(settings, slices.Repeat([]distinct{d}, d.times)...)
 		}
-	case contended, fair:
-		contests := b.plan.contests
-		if scenario == fair {
-			contests = b.plan.fair
-		}
-		ring := contestant{name: ringName, group: bare, nodes: 1, waits: true, fair: true}
-		for _, s := range contests {
-			for _, c := range append([]contestant{ring}, order...) {
-				if s.includes(c) {
-					add(s, c, func(ctx context.Context) (figures, error) { return b.contended(ctx, scenario, c, s) })
-				}
-			}
-		}
+		return turnsOf(b, scenario, settings, order, func(_ distinct, c contestant) bool { return !c.alike }, b.uncontended)
+	case contended:
+		return turnsOf(b, scenario, b.plan.contests, append([]contestant{ring}, order...), contest.includes, contend)
+	case fair:
+		return turnsOf(b, scenario, b.plan.fair, append([]contestant{ring}, order...), contest.includes, contend)
 	case again:
-		for _, c := range order {
-			if c.again {
-				add(b.plan.again, c, func(ctx context.Context) (figures, error) { return b.again(ctx, c, b.plan.again) })
-			}
-		}
+		return turnsOf(b, scenario, []repetition{b.plan.again}, order, func(_ repetition, c contestant) bool { return c.again }, b.again)
 	case lockAll:
-		for _, s := range b.plan.several {
-			for _, c := range order {
-				if (c.group == ours || strings.HasPrefix(c.name, "bare-floor")) && c.nodes > 0 && !c.alike {
-					add(s, c, func(ctx context.Context) (figures, error) { return b.lockAll(ctx, c, s) })
-				}
-			}
-		}
-	case leases:
-		for _, s := range b.plan.crowds {
-			for _, c := range order {
-				if s.includes(c) {
-					add(s, c, func(ctx context.Context) (figures, error) { return b.leases(ctx, c, s) })
-				}
+		return turnsOf(b, scenario, b.plan.several, order, several.includes, b.lockAll)
+	}
+	return turnsOf(b, scenario, b.plan.crowds, order, crowd.includes, b.leases)
+}
+
+// turnsOf returns the turns of the settings. In each setting, the contestants follow one after
+// another.
+func turnsOf[S fmt.Stringer](b *bench, scenario string, settings []S, order []contestant, includes func(S, contestant) bool,
+	do func(context.Context, contestant, S) (figures, error)) (all []measurement) {
+	for _, s := range settings {
+		lacks := func(word string) bool { return !strings.Contains(s.String(), word) }
+		for _, c := range order {
+			if includes(s, c) && !slices.ContainsFunc(b.only, lacks) {
+				all = append(all, measurement{section{scenario, s.String()}, c, func(ctx context.Context) (figures, error) { return do(ctx, c, s) }})
 			}
 		}
 	}

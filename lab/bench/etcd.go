@@ -39,18 +39,12 @@ func openEtcdlock(ctx context.Context, s stores, term time.Duration) (locker, er
 
 func (e *etcdCaller) caller(context.Context) (locker, error) {
 	s, err := concurrency.NewSession(e.c, concurrency.WithTTL(e.seconds))
-	if err != nil {
-		return nil, err
-	}
-	return &etcdCaller{c: e.c, s: s}, nil
+	return &etcdCaller{c: e.c, s: s}, err
 }
 
 func (e *etcdCaller) lock(ctx context.Context, key string) (held, error) {
 	m := concurrency.NewMutex(e.s, key)
-	if err := m.Lock(ctx); err != nil {
-		return nil, err
-	}
-	return m, nil
+	return m, m.Lock(ctx)
 }
 
 func (e *etcdCaller) close() {

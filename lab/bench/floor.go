@@ -119,10 +119,7 @@ func (f *floor) lock(_ context.Context, key string) (held, error) {
 
 func (l *floorLock) Unlock(context.Context) error { return l.do(l.release, l) }
 
-func (f *floor) close() {
-	f.conn.Close()
-	close(f.waiting)
-}
+func (f *floor) close() { f.conn.Close(); close(f.waiting) }
 
 // template is a command. Each of its arguments is a list of parts. A part is a text, or a place for
 // the key or the token.

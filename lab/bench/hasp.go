@@ -35,18 +35,11 @@ func openRedlock(ctx context.Context, s stores, term time.Duration) (locker, err
 
 func openURL(ctx context.Context, url string, term time.Duration, opts ...hasp.Option) (locker, error) {
 	c, err := hasp.Open(ctx, url, &hasp.Options{TTL: term, Timeout: time.Minute})
-	if err != nil {
-		return nil, err
-	}
-	return haspLocker{c, opts}, nil
+	return haspLocker{c, opts}, err
 }
 
 func (h haspLocker) lock(ctx context.Context, key string) (held, error) {
-	lease, err := h.c.Lock(ctx, key, h.opts...)
-	if err != nil {
-		return nil, err
-	}
-	return lease, nil
+	return h.c.Lock(ctx, key, h.opts...)
 }
 
 func (h haspLocker) close() { h.c.Close() }

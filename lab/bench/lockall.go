@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -17,6 +18,11 @@ type several struct {
 }
 
 func (s several) String() string { return fmt.Sprintf("%d keys, round trip %v", s.keys, s.trip) }
+
+// includes reports whether a contestant takes part in the setting.
+func (s several) includes(c contestant) bool {
+	return (c.group == ours || strings.HasPrefix(c.name, "bare-floor")) && c.nodes > 0 && !c.alike
+}
 
 // lockAll measures a caller that locks and unlocks several free keys. The caller alternates between
 // LockAll and one Lock after another.

@@ -31,24 +31,16 @@ var waits = redislock.LinearBackoff(100 * time.Millisecond)
 func openRedislock(batched bool) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
 		rdb, end, err := connectBatched(s.One, batched)
-		if err != nil {
-			return nil, err
-		}
-		return &redislockCaller{redislock.New(rdb), term, end}, nil
+		return &redislockCaller{redislock.New(rdb), term, end}, err
 	}
 }
 
 func (r *redislockCaller) lock(ctx context.Context, key string) (held, error) {
 	l, err := r.c.Obtain(ctx, key, r.term, &redislock.Options{RetryStrategy: waits})
-	if err != nil {
-		return nil, err
-	}
-	return (*redislockLock)(l), nil
+	return (*redislockLock)(l), err
 }
 
-func (l *redislockLock) Unlock(ctx context.Context) error {
-	return (*redislock.Lock)(l).Release(ctx)
-}
+func (l *redislockLock) Unlock(ctx context.Context) error { return (*redislock.Lock)(l).Release(ctx) }
 
 func (r *redislockCaller) close() { _ = r.end() }
 
@@ -88,10 +80,7 @@ func openRedsync(nodes int, failFast bool) opener {
 
 func (c *redsyncCaller) lock(ctx context.Context, key string) (held, error) {
 	m := c.r.NewMutex(key, c.options...)
-	if err := m.LockContext(ctx); err != nil {
-		return nil, err
-	}
-	return (*redsyncLock)(m), nil
+	return (*redsyncLock)(m), m.LockContext(ctx)
 }
 
 var errNotUnlocked = errors.New("unlock: the lock was lost")
@@ -131,19 +120,13 @@ func openRueidislock(tuned bool) opener {
 			o.NoLoopTracking, o.KeyMajority, o.TryNextAfter, o.ExtendInterval = true, 1, 10*time.Second, term/3
 		}
 		l, err := rueidislock.NewLocker(o)
-		if err != nil {
-			return nil, err
-		}
-		return rueidisCaller{l}, nil
+		return rueidisCaller{l}, err
 	}
 }
 
 func (r rueidisCaller) lock(ctx context.Context, key string) (held, error) {
 	_, cancel, err := r.l.WithContext(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	return rueidisLock(cancel), nil
+	return rueidisLock(cancel), err
 }
 
 func (l rueidisLock) Unlock(context.Context) error {

@@ -137,11 +137,8 @@ func (r *results) page() []byte {
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
 		table(name, parts[name]())
 	}
-	for _, c := range p.contests {
-		table(contended+": "+c.String(), r.crowded(section{contended, c.String()}))
-	}
-	for _, c := range p.fair {
-		table(fair+": "+c.String(), r.crowded(section{fair, c.String()}))
+	for _, s := range slices.Concat(p.contended(), p.held(1), p.held(5)) {
+		table(s.scenario+": "+s.setting, r.crowded(s))
 	}
 	if len(r.Notes) > 0 {
 		fmt.Fprintf(&out, "\n## Notes\n\n- %s\n", strings.Join(r.Notes, "\n- "))

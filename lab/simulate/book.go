@@ -302,9 +302,7 @@ func (b *book) slept() {
 
 // wakingLocked reports whether the Clients' host has just slept. The Clients may notice the sleep
 // up to a millisecond later. Until then they may trust leases that have ended.
-func (b *book) wakingLocked() bool {
-	return !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond
-}
+func (b *book) wakingLocked() bool { return !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond }
 
 // broke notes that a Break of a key may happen at any time before the time until.
 func (b *book) broke(key string, until time.Time) {

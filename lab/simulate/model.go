@@ -101,10 +101,7 @@ func (l *lossy) locked(f func()) {
 }
 
 // dice returns a random number below 1.
-func (l *lossy) dice() (x float64) {
-	l.locked(func() { x = l.r.Float64() })
-	return x
-}
+func (l *lossy) dice() (x float64) { l.locked(func() { x = l.r.Float64() }); return x }
 
 func (l *lossy) upTo(d time.Duration) time.Duration { return time.Duration(l.dice() * float64(d)) }
 
@@ -114,10 +111,7 @@ func (l *lossy) Silence() (heal func()) {
 	return func() { l.locked(func() { l.quiet-- }) }
 }
 
-func (l *lossy) silent() (silent bool) {
-	l.locked(func() { silent = l.quiet > 0 })
-	return silent
-}
+func (l *lossy) silent() (silent bool) { l.locked(func() { silent = l.quiet > 0 }); return silent }
 
 // send lets the store carry out a request, unless the link fails. As with a real driver, the traits
 // say whether the call of send ends with its context.

@@ -166,10 +166,7 @@ func (w *World) start(stay []*client) (over chan struct{}) {
 	}
 	all.Go(func() { w.faults(rand.New(rand.NewPCG(w.seed, 1<<32)), stay) })
 	over = make(chan struct{})
-	go func() {
-		all.Wait()
-		close(over)
-	}()
+	go func() { all.Wait(); close(over) }()
 	return over
 }
 
@@ -296,9 +293,7 @@ func (w *World) succeed(stay []*client) {
 
 // settled returns the longest time of the clean-up after the faults. It is the sum of some Timeouts
 // and terms.
-func (w *World) settled() time.Duration {
-	return 12*time.Second + 5*w.kind.Shortest
-}
+func (w *World) settled() time.Duration { return 12*time.Second + 5*w.kind.Shortest }
 
 // client opens a Client with a random Timeout.
 func (w *World) client(r *rand.Rand) *client {

@@ -35,9 +35,7 @@ func (s *store) openEtcd() {
 }
 
 // leaderIndex returns the index of the leader, or -1 during an election.
-func (c *cluster) leaderIndex() int {
-	return slices.IndexFunc(c.members, (*etcdtest.Server).IsLeader)
-}
+func (c *cluster) leaderIndex() int { return slices.IndexFunc(c.members, (*etcdtest.Server).IsLeader) }
 
 func (c *cluster) left(ctx context.Context) (all []string) {
 	ctx, cancel := context.WithTimeout(ctx, patience)

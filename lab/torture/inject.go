@@ -65,10 +65,7 @@ func linked(who victims, fail, heal func(*faultproxy.Proxy)) inject {
 func spoiled(f faultproxy.Fault) inject {
 	return func(n *nemesis) (in *injection) {
 		at := n.rand.IntN(len(n.store.links[0]))
-		repeatUntil(search, 0, func() bool {
-			in = n.trap(at, f)
-			return in != nil
-		})
+		repeatUntil(search, 0, func() bool { in = n.trap(at, f); return in != nil })
 		return in
 	}
 }

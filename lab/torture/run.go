@@ -83,10 +83,7 @@ func (r *run) fail(promise string, at int64, text string) {
 func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
 	l := &redistest.Lab{} // ends the servers and the processes
 	defer l.Close()
-	err = l.Do(func() error {
-		n = o.run(ctx, l, out)
-		return nil
-	})
+	err = l.Do(func() error { n = o.run(ctx, l, out); return nil })
 	return n, err
 }
 

@@ -56,11 +56,9 @@ func Sound() []Fault {
 func (f Fault) Harness() conformance.Harness {
 	s := newStore()
 	return conformance.Harness{
-		Name: f.Name,
-		Cost: f.cost,
-		Store: func(context.Context) (string, func(), error) {
-			return "", s.end, nil
-		},
+		Name:  f.Name,
+		Cost:  f.cost,
+		Store: func(context.Context) (string, func(), error) { return "", s.end, nil },
 		Open: func(_ context.Context, store string) (backend.Driver, error) {
 			var w *way
 			s.locked(func() { w = s.ways[store] })

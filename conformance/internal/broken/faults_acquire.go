@@ -61,12 +61,9 @@ func checkIsFree(x *command) (uint64, error) {
 func halfATermLate(_ *driver, c backend.Claim, g *backend.Grant) { g.Until = g.Until.Add(c.TTL / 2) }
 
 var termFaults = []Fault{
-	{Name: "holds never end", Clause: "expiry",
-		spoil: terms(func(backend.Claim) time.Duration { return 1000 * time.Hour })},
-	{Name: "terms are cut short", Clause: "expiry",
-		spoil: terms(func(c backend.Claim) time.Duration { return c.TTL * 3 / 4 })},
-	{Name: "all holds have the same term", Clause: "expiry",
-		spoil: terms(func(backend.Claim) time.Duration { return 400 * time.Millisecond })},
+	{Name: "holds never end", Clause: "expiry", spoil: terms(func(backend.Claim) time.Duration { return 1000 * time.Hour })},
+	{Name: "terms are cut short", Clause: "expiry", spoil: terms(func(c backend.Claim) time.Duration { return c.TTL * 3 / 4 })},
+	{Name: "all holds have the same term", Clause: "expiry", spoil: terms(func(backend.Claim) time.Duration { return 400 * time.Millisecond })},
 	{Name: "the deadline is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onAcquire.grants(halfATermLate)},
 	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onRenew.grants(halfATermLate)},
 	{Name: "a late deadline lets a lease live on", Clause: "expiry-rounded",
@@ -79,8 +76,7 @@ var termFaults = []Fault{
 func releaseAny(x *command) (uint64, error) { return x.accepting(anyToken).release() }
 
 var releaseFaults = []Fault{
-	{Name: "Release ignores the token", Clause: "token-whole",
-		spoil: onRelease.inStore(releaseAny)},
+	{Name: "Release ignores the token", Clause: "token-whole", spoil: onRelease.inStore(releaseAny)},
 	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
 		spoil: spoils(onRelease.inStore((*command).breakKey), onRelease.firstSends(checkIsOwn))},
 	{Name: "Release of a hold that has ended is not an error", Clause: "release-lost break-frees", kind: waits,
@@ -96,10 +92,8 @@ var releaseFaults = []Fault{
 }
 
 var keyFaults = []Fault{
-	{Name: "keys end at a NUL", Clause: "keys-odd",
-		spoil: names(func(key string) string { k, _, _ := strings.Cut(key, "\x00"); return k })},
-	{Name: "long keys are truncated", Clause: "keys-long",
-		spoil: names(func(key string) string { return key[:min(len(key), 255)] })},
+	{Name: "keys end at a NUL", Clause: "keys-odd", spoil: names(func(key string) string { k, _, _ := strings.Cut(key, "\x00"); return k })},
+	{Name: "long keys are truncated", Clause: "keys-long", spoil: names(func(key string) string { return key[:min(len(key), 255)] })},
 	{Name: "keys are compared without case", Clause: "keys-apart", kind: waits, spoil: names(strings.ToLower)},
 	{Name: "the fence counter is kept under a name that may be a key", Clause: "keys-derived", kind: waits,
 		spoil: spoils(changes(countByOne), onRelease.after(nil, func(x *command) {

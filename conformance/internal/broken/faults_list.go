@@ -103,8 +103,7 @@ var inspectFaults = []Fault{
 		spoil: shows(func(st *backend.Status) { st.TTL = -st.TTL })},
 	{Name: "Inspect returns the waiters in reverse order", Clause: "inspect-waiters", kind: orders,
 		spoil: inspects(func(st *backend.Status) { slices.Reverse(st.Waiters) })},
-	{Name: "Break does nothing", Clause: "break-frees", kind: waits,
-		spoil: onBreak.inStore(doNothing)},
+	{Name: "Break does nothing", Clause: "break-frees", kind: waits, spoil: onBreak.inStore(doNothing)},
 	{Name: "Break wakes no waiter", Clause: "break-wakes", kind: waits,
 		spoil: spoils(sleeps(untilTheEnd), onBreak.inStore(func(x *command) (uint64, error) {
 			x.r.token = ""
@@ -113,8 +112,7 @@ var inspectFaults = []Fault{
 }
 
 var closeFaults = []Fault{
-	{Name: "Close leaves a goroutine", Clause: "close-leaves-nothing",
-		spoil: func(d *driver) { go func() { <-d.way.store.ended.Done() }() }},
+	{Name: "Close leaves a goroutine", Clause: "close-leaves-nothing", spoil: func(d *driver) { go func() { <-d.way.store.ended.Done() }() }},
 	{Name: "Close releases the holds of its driver", Clause: "token-any-driver",
 		spoil: closes(func(x *command) {
 			for _, c := range x.d.granted {

@@ -180,8 +180,7 @@ var costFaults = []Fault{
 		})},
 	{Name: "a late vote is not released after Close", Clause: "leftovers-close", spoil: voteLate},
 	{Name: "Acquire checks in an extra call whether the key is free", Clause: "commands-per-operation", spoil: onAcquire.firstSends(doNothing)},
-	{Name: "waiters poll without pause", Clause: "commands-waiting", kind: waits,
-		spoil: sleeps(func(time.Duration) time.Duration { return 0 })},
+	{Name: "waiters poll without pause", Clause: "commands-waiting", kind: waits, spoil: sleeps(func(time.Duration) time.Duration { return 0 })},
 	{Name: "a refused attempt leaves a record", Clause: "leftovers",
 		spoil: onAcquire.after(backend.ErrHeld, func(x *command) { x.leave("attempts:" + x.c.Key) })},
 }

@@ -44,8 +44,7 @@ var waitFaults = []Fault{
 			}
 			return g, err
 		})},
-	{Name: "a cancelled Wait leaves its place in the queue", Clause: "wait-cancelled", kind: orders,
-		spoil: spoils(placesStay, neverQuits)},
+	{Name: "a cancelled Wait leaves its place in the queue", Clause: "wait-cancelled", kind: orders, spoil: spoils(placesStay, neverQuits)},
 	{Name: "a cancelled Wait does not return the store's answer", Clause: "wait-cancelled", kind: waits,
 		spoil: onWait.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 			g, err := next(ctx, c)
@@ -54,10 +53,8 @@ var waitFaults = []Fault{
 			}
 			return g, err
 		})},
-	{Name: "a cancelled Wait is reported as an outage", Clause: "wait-cancelled", kind: waits,
-		spoil: onWait.turns(nil, errNoReply)},
-	{Name: "a cancelled Wait is reported as a grant", Clause: "wait-independent", kind: waits,
-		spoil: onWait.turns(nil, nil)},
+	{Name: "a cancelled Wait is reported as an outage", Clause: "wait-cancelled", kind: waits, spoil: onWait.turns(nil, errNoReply)},
+	{Name: "a cancelled Wait is reported as a grant", Clause: "wait-independent", kind: waits, spoil: onWait.turns(nil, nil)},
 	{Name: "Wait ignores its cancellation", Clause: "wait-cancelled", kind: waits,
 		spoil: onWait.by(func(_ context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 			return next(d.way.store.ended, c)
@@ -69,12 +66,10 @@ var waitFaults = []Fault{
 			}
 			return ctx.Err()
 		})},
-	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race", kind: waits,
-		spoil: neverQuits},
+	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race", kind: waits, spoil: neverQuits},
 	{Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits, spoil: waitInTurn},
 	{Name: "the end of a Wait ends the other Waits of its driver", Clause: "wait-independent", kind: waits, spoil: waitTogether},
-	{Name: "Wait grants no fence", Clause: "fence-grows", kind: waits,
-		spoil: onWait.asks(func(c *backend.Claim) { c.Fenced = false })},
+	{Name: "Wait grants no fence", Clause: "fence-grows", kind: waits, spoil: onWait.asks(func(c *backend.Claim) { c.Fenced = false })},
 }
 
 var wakeFaults = []Fault{
@@ -219,8 +214,7 @@ func waitTogether(d *driver) {
 }
 
 var orderFaults = []Fault{
-	{Name: "Ordered is claimed, but the last waiter is served first", Clause: "order-of-arrival", kind: orders,
-		spoil: queues(slices.Reverse)},
+	{Name: "Ordered is claimed, but the last waiter is served first", Clause: "order-of-arrival", kind: orders, spoil: queues(slices.Reverse)},
 	{Name: "Ordered is claimed, but there is no queue", Clause: "order-of-arrival", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Ordered = true })},
 	{Name: "a waiter that gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,

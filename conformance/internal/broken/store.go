@@ -208,10 +208,7 @@ type command struct {
 }
 
 // accepting lets the function mine decide which tokens x accepts.
-func (x *command) accepting(mine func(token string) bool) *command {
-	x.mine = mine
-	return x
-}
+func (x *command) accepting(mine func(token string) bool) *command { x.mine = mine; return x }
 
 func anyToken(string) bool { return true }
 
@@ -516,10 +513,7 @@ func (w *way) carries(ctx context.Context, down error) (state conformance.LinkSt
 func (s *store) link() *conformance.Link {
 	w := newWay(s)
 	var name string
-	s.locked(func() {
-		name = fmt.Sprintf("link %d", len(s.ways))
-		s.ways[name] = w
-	})
+	s.locked(func() { name = fmt.Sprintf("link %d", len(s.ways)); s.ways[name] = w })
 	return &conformance.Link{Store: name, Set: w.set, SetAfter: w.setAfter, Close: func() { w.set(conformance.Down) }}
 }
 

@@ -158,9 +158,7 @@ func (j *Job) checkLost() {
 // signal sends sig to the whole group. If the group's last process has just ended, the signal
 // reaches no other group, because the kernel reuses the id only when the process ids have wrapped
 // around.
-func (j *Job) signal(sig syscall.Signal) {
-	_ = syscall.Kill(-j.pid, sig)
-}
+func (j *Job) signal(sig syscall.Signal) { _ = syscall.Kill(-j.pid, sig) }
 
 // ended takes the terminal back and returns the result. If the lease was lost, it first waits until
 // the group is empty or the grace time has passed.

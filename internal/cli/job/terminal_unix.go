@@ -40,13 +40,9 @@ func (t *terminal) foreground() int {
 }
 
 // ours reports whether hasp's group is the foreground group.
-func (t *terminal) ours() bool {
-	return t != nil && t.foreground() == unix.Getpgrp()
-}
+func (t *terminal) ours() bool { return t != nil && t.foreground() == unix.Getpgrp() }
 
-func (t *terminal) lentTo(pgrp int) bool {
-	return t != nil && t.foreground() == pgrp
-}
+func (t *terminal) lentTo(pgrp int) bool { return t != nil && t.foreground() == pgrp }
 
 // lend makes pgrp the foreground group if hasp's group is the foreground group.
 func (t *terminal) lend(pgrp int) {

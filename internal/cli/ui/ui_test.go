@@ -326,10 +326,7 @@ func TestTimeline(t *testing.T) {
 		src := &source{}
 		s := New(src, Options{Ordered: true})
 		b := &browser{Server: s}
-		at := func(entries ...backend.Entry) {
-			src.set(nil, entries...)
-			b.next(t.Context())
-		}
+		at := func(entries ...backend.Entry) { src.set(nil, entries...); b.next(t.Context()) }
 		want := func(what string, want ...string) {
 			t.Helper()
 			var got []string

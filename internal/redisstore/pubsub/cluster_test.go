@@ -22,8 +22,7 @@ func TestListenersFollowTheMaster(t *testing.T) {
 	}
 	failover := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: set.Name, SentinelAddrs: addrs})
 	defer failover.Close()
-	byURL, err := open(t, set.URL(), nil)
-	await.Must(t, err)
+	byURL := await.Value(open(t, set.URL(), nil))
 	handedIn := redisstore.New(failover)
 	defer handedIn.Close()
 	both := []*recorder{listenTo(t, byURL, "ch"), listenTo(t, handedIn, "ch")}
@@ -59,8 +58,7 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 	}
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
 	defer cluster.Close()
-	byURL, err := open(t, set.URL(), nil)
-	await.Must(t, err)
+	byURL := await.Value(open(t, set.URL(), nil))
 	both := []*redisstore.Store{byURL, redisstore.New(cluster)}
 	nodes := map[string]*redis.Client{}
 	for _, s := range set.Servers {
@@ -132,8 +130,7 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 // Sharded asks the server that has the slot of the key, because another one may hang.
 func TestShardedWhileAnotherServerHangs(t *testing.T) {
 	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
-	s, err := open(t, set.URL(), nil)
-	await.Must(t, err)
+	s := await.Value(open(t, set.URL(), nil))
 	hangs := set.Master("") // has the slot of the empty key
 	key := ""
 	for i := 0; key == "" || set.Master(key) == hangs; i++ {

@@ -107,8 +107,7 @@ func (e *recorder) count() int {
 func listen(t *testing.T, b *pubsub.Subscriber, name string) *recorder {
 	t.Helper()
 	e := &recorder{}
-	l, err := b.Listen(t.Context(), name, name, e.record)
-	await.Must(t, err)
+	l := await.Value(b.Listen(t.Context(), name, name, e.record))
 	e.Listener = l
 	return e
 }
@@ -174,8 +173,7 @@ func TestListenReceivesLaterMessages(t *testing.T) {
 		s.publish("a", "four")
 		s.wants(a, "")
 		c := s.listen("c")
-		last, err := s.Listen(t.Context(), "c", "c", func(string, bool) { t.Error("a closed Listener got a message") })
-		await.Must(t, err)
+		last := await.Value(s.Listen(t.Context(), "c", "c", func(string, bool) { t.Error("a closed Listener got a message") }))
 		c.also = last.Close
 		s.publish("c", "x")
 		s.wants(c, "x")
@@ -459,10 +457,7 @@ func TestCloseEndsListening(t *testing.T) {
 		a := s.listen("a")
 		s.srv.Proxy.Stall()
 		ended := make(chan error)
-		go func() {
-			_, err := s.Listen(t.Context(), "b", "b", a.record)
-			ended <- err
-		}()
+		go func() { _, err := s.Listen(t.Context(), "b", "b", a.record); ended <- err }()
 		synctest.Wait()
 		s.Close()
 		if err := <-ended; !errors.Is(err, redis.ErrClosed) {

@@ -42,13 +42,11 @@ func TestListenByAnyClient(t *testing.T) {
 		"RESP2":   with(func(o *redis.Options) { o.Protocol = 2 }),
 		"none":    with(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = -2, -2 }),
 		"autopipeline": func(t *testing.T) *redisstore.Store {
-			rdb, err := srv.Client().AutoPipeline()
-			await.Must(t, err)
+			rdb := await.Value(srv.Client().AutoPipeline())
 			return redisstore.New(rdb)
 		},
 		"URL": func(t *testing.T) *redisstore.Store {
-			s, err := open(t, srv.URL(), nil)
-			await.Must(t, err)
+			s := await.Value(open(t, srv.URL(), nil))
 			return s
 		},
 	} {
@@ -134,8 +132,7 @@ var (
 // stores runs f with Stores that have a URL of each kind.
 func stores(t *testing.T, f func(t *testing.T, s *redisstore.Store, srv *redistest.Server)) {
 	redistest.EachURL(t, func(t *testing.T, srv *redistest.Server, params map[string]string) {
-		s, err := open(t, srv.URL(), params)
-		await.Must(t, err)
+		s := await.Value(open(t, srv.URL(), params))
 		f(t, s, srv)
 	})
 }

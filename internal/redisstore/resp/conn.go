@@ -342,9 +342,7 @@ type reader struct {
 	bytes, items int // what is left of the limits for the current reply
 }
 
-func newReader(r io.Reader, size int) *reader {
-	return &reader{Reader: bufio.NewReaderSize(r, size)}
-}
+func newReader(r io.Reader, size int) *reader { return &reader{Reader: bufio.NewReaderSize(r, size)} }
 
 // reply reads one reply: nil, an int64, a string, a []any or the error that the server replied.
 // Connections begin with RESP2, which has no other replies. If no reply arrives, both the error and

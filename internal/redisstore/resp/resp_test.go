@@ -215,8 +215,7 @@ func TestConnectionOutlastsItsLogin(t *testing.T) {
 			c.Do(ctx, make([]Reply, 1), []string{"auth", "password"})
 			return c, nil
 		})
-		c, err := p.Subscribe(t.Context())
-		await.Must(t, err)
+		c := await.Value(p.Subscribe(t.Context()))
 		ended := make(chan error, 1)
 		go func() {
 			var err error

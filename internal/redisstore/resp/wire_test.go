@@ -33,10 +33,7 @@ func piped(t *testing.T, kept bool) (w *Wire, server net.Conn, back <-chan bool)
 		w.Read()
 		w.End()
 	}()
-	t.Cleanup(func() {
-		far.Close()
-		<-done
-	})
+	t.Cleanup(func() { far.Close(); <-done })
 	return w, far, ended
 }
 
@@ -76,8 +73,7 @@ func TestCommandOfACallerThatLeftIsNotSent(t *testing.T) {
 	const want = "*1\r\n$5\r\nfirst\r\n*1\r\n$5\r\nthird\r\n"
 	got := make([]byte, len(want))
 	for n := 0; n < len(got); {
-		m, err := server.Read(got[n:])
-		await.Must(t, err)
+		m := await.Value(server.Read(got[n:]))
 		n += m
 	}
 	if string(got) != want {
@@ -132,10 +128,7 @@ func TestNoReplyCountsAfterAWrongStatus(t *testing.T) {
 // asked sends a command on a goroutine of its own, and returns a channel that gets its error.
 func asked(w *Wire, ctx context.Context) <-chan error {
 	done := make(chan error, 1)
-	go func() {
-		_, err := w.ask(ctx, []string{"get", "k"})
-		done <- err
-	}()
+	go func() { _, err := w.ask(ctx, []string{"get", "k"}); done <- err }()
 	return done
 }
 

@@ -72,10 +72,7 @@ func (c *Cluster) do(f func()) {
 	c.changeLocked()
 }
 
-func (c *Cluster) changeLocked() {
-	close(c.changed)
-	c.changed = make(chan struct{})
-}
+func (c *Cluster) changeLocked() { close(c.changed); c.changed = make(chan struct{}) }
 
 // await waits until the function ready, which it calls with the mutex held, returns true. Then
 // await returns true, and its caller must unlock the mutex. If the channel end is closed or the

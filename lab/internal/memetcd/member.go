@@ -44,10 +44,7 @@ func (m *Member) appliedLocked() int64 {
 
 // set calls f to change the member, and begins an election if an election is needed.
 func (m *Member) set(f func()) {
-	m.c.do(func() {
-		f()
-		m.c.electLocked()
-	})
+	m.c.do(func() { f(); m.c.electLocked() })
 }
 
 // Freeze stops the process. Its connections stay.
@@ -140,10 +137,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (c *conn) Write(b []byte) (int, error) {
-	c.thawed()
-	return c.Conn.Write(b)
-}
+func (c *conn) Write(b []byte) (int, error) { c.thawed(); return c.Conn.Write(b) }
 
 func (c *conn) Close() error {
 	c.once.Do(func() {
