@@ -112,7 +112,8 @@ func (s *Store) Delete(ctx context.Context, key, at string) error {
 
 func conflict(err error) error {
 	var api *jetstream.APIError
-	if errors.Is(err, jetstream.ErrKeyExists) || errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+	if errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+		api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // another write is in flight
 		return caslock.ErrConflict
 	}
 	return err

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +22,7 @@ import (
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/natskv"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
@@ -31,27 +35,35 @@ type owned struct {
 func (o owned) Close() error { o.nc.Close(); return nil }
 
 func open(ctx context.Context, addr string, clock bool) (backend.Driver, error) {
+	s, err := store(ctx, addr, jetstream.KeyValueConfig{Bucket: "locks"}, clock)
+	if err != nil {
+		return nil, err
+	}
+	return caslock.NewDriver(ctx, s, nil)
+}
+
+func store(ctx context.Context, addr string, bucket jetstream.KeyValueConfig, clock bool) (o owned, err error) {
 	nc, err := nats.Connect("nats://"+addr, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond),
 		nats.ReconnectBufSize(-1), nats.Timeout(3*time.Second), nats.PingInterval(time.Second), nats.MaxPingsOutstanding(1))
 	if err != nil {
-		return nil, err
+		return o, err
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {
-		return nil, err
+		return o, err
 	}
-	s, err := natskv.New(ctx, js, jetstream.KeyValueConfig{Bucket: "locks"}, clock)
+	s, err := natskv.New(ctx, js, bucket, clock)
 	if err != nil {
 		nc.Close()
-		return nil, err
 	}
-	return caslock.NewDriver(ctx, owned{s, nc}, nil)
+	return owned{s, nc}, err
 }
 
 // node is a server in this process.
 type node struct {
 	dir, addr string
 	s         *server.Server
+	options   server.Options // of a cluster
 }
 
 func (n *node) start() (err error) {
@@ -64,7 +76,9 @@ func (n *node) start() (err error) {
 	if _, err = fmt.Sscanf(n.addr, "127.0.0.1:%d", &port); err != nil {
 		return err
 	}
-	n.s, err = server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: n.dir, NoLog: true, NoSigs: true})
+	o := n.options
+	o.Host, o.Port, o.JetStream, o.StoreDir, o.NoLog, o.NoSigs = "127.0.0.1", port, true, n.dir, true, true
+	n.s, err = server.NewServer(&o)
 	if err != nil {
 		return err
 	}
@@ -115,6 +129,42 @@ func TestConformance(t *testing.T) {
 				},
 			})
 		})
+	}
+}
+
+// On three servers, each of several Puts at one version succeeds or gets ErrConflict.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	var routes []*url.URL
+	for range 3 {
+		routes = append(routes, &url.URL{Scheme: "nats-route", Host: await.Value(crew.FreeAddr())})
+	}
+	var n *node
+	for _, r := range routes {
+		port := await.Value(strconv.Atoi(r.Port()))
+		n = &node{dir: t.TempDir(), options: server.Options{ServerName: r.Host, Routes: routes,
+			Cluster: server.ClusterOpts{Name: "cluster", Host: r.Hostname(), Port: port}}}
+		await.Must(t, n.start())
+		t.Cleanup(n.stop)
+	}
+	var s owned
+	await.Success(t, "New", func() (err error) {
+		s, err = store(t.Context(), n.addr, jetstream.KeyValueConfig{Bucket: "locks", Replicas: 3}, false)
+		return err
+	})
+	defer s.Close()
+	for range 100 {
+		e, _ := s.Get(t.Context(), "key") // an error means an election
+		var writers sync.WaitGroup
+		for range 4 {
+			writers.Go(func() {
+				_, err := s.Put(t.Context(), "key", nil, e.Version)
+				if err != nil && !errors.Is(err, caslock.ErrConflict) && strings.Contains(err.Error(), "wrong last sequence") {
+					t.Errorf("Put: %v, want ErrConflict", err)
+				}
+			})
+		}
+		writers.Wait()
 	}
 }
 
