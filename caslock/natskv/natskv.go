@@ -4,8 +4,8 @@
 // one.
 //
 // By default the store has no clock; package caslock says what TryLock means without one. If the
-// clocks of all servers agree within backend.Drift, as by NTP, New can use them. A record's age is
-// then the stream's time minus the message's, and a read of a held key takes two calls.
+// clocks of all servers agree within backend.Drift, as by NTP, New can use them. A read of a held
+// key then takes two calls.
 package natskv
 
 import (
@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/hasplock/hasp/backend"
@@ -28,6 +27,7 @@ import (
 type Store struct {
 	js     jetstream.JetStream
 	kv     jetstream.KeyValue
+	stream jetstream.Stream // of the bucket; its reads go to the leader
 	bucket jetstream.KeyValueConfig
 	clock  bool
 }
@@ -41,10 +41,12 @@ func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueC
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, bucket)
 	}
-	if err != nil {
+	stream, missing := js.Stream(ctx, "KV_"+bucket.Bucket)
+	if err = errors.Join(err, missing); err != nil {
 		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
 	}
-	return &Store{js, kv, bucket, clock}, nil
+	stream.CachedInfo().Config.AllowDirect = false // in this handle only: a replica that lags answers direct gets too
+	return &Store{js, kv, stream, bucket, clock}, nil
 }
 
 // Limits says that calls end promptly.
@@ -61,21 +63,23 @@ func name(key string) string {
 	return "key." + base64.RawURLEncoding.EncodeToString([]byte(key))
 }
 
-func version(revision uint64) string { return strconv.FormatUint(revision, 10) }
+func version(revision uint64) string       { return strconv.FormatUint(revision, 10) }
+func (s *Store) subject(key string) string { return "$KV." + s.bucket.Bucket + "." + name(key) }
 
-// Get reads the last value of key.
+// Get reads the last value of key. The headers mark a deletion.
 func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	e, err := s.kv.Get(ctx, name(key))
+	m, err := s.stream.GetLastMsgForSubject(ctx, s.subject(key))
 	switch {
-	case errors.Is(err, jetstream.ErrKeyNotFound):
-		return caslock.Entry{}, nil
-	case errors.Is(err, nats.ErrNoResponders):
+	case errors.Is(err, jetstream.ErrStreamNotFound):
 		_, _ = s.js.CreateKeyValue(ctx, s.bucket) // the server has lost its data, so create the bucket for the next call
+	case errors.Is(err, jetstream.ErrMsgNotFound),
+		err == nil && (m.Header.Get("KV-Operation") != "" || m.Header.Get(jetstream.MarkerReasonHeader) != ""):
+		return caslock.Entry{}, nil
 	}
 	if err != nil {
 		return caslock.Entry{}, err
 	}
-	return caslock.Entry{Value: e.Value(), Version: version(e.Revision()), Age: s.age(ctx, e.Created())}, nil
+	return caslock.Entry{Value: m.Data, Version: version(m.Sequence), Age: s.age(ctx, m.Time)}, nil
 }
 
 // age returns a lower bound for the age of a message, by the server's clock. It asks for the time

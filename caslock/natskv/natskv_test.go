@@ -166,6 +166,13 @@ func TestCluster(t *testing.T) {
 		}
 		writers.Wait()
 	}
+
+	direct := await.Value(s.nc.SubscribeSync("$JS.API.DIRECT.GET.>"))
+	_, _ = s.Get(t.Context(), "key")
+	await.Must(t, s.nc.Flush())
+	if n, _, _ := direct.Pending(); n > 0 {
+		t.Error("Get asks any replica, also one that lags")
+	}
 }
 
 func ExampleNew() {
