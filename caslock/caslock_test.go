@@ -216,6 +216,26 @@ func TestSweep(t *testing.T) {
 	})
 }
 
+// forgetful knows no position, as an API server of Kubernetes after some minutes.
+type forgetful struct{ *memkv.Store }
+
+func (forgetful) Scan(_ context.Context, _, position string, _ int) ([]caslock.Entry, string, error) {
+	if position != "" {
+		return nil, "", errors.New("the position has expired")
+	}
+	return nil, "position", nil
+}
+
+// A sweep that fails makes the next one begin again.
+func TestSweepBeginsAgain(t *testing.T) {
+	d := open(t, forgetful{memkv.New()})
+	for i, fails := range []bool{false, true, false} {
+		if err := caslock.Sweep(t.Context(), d); (err != nil) != fails {
+			t.Errorf("sweep %d: %v", i, err)
+		}
+	}
+}
+
 // A hold that the store's clock knows to be old is free to a driver that has never seen it.
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
