@@ -216,18 +216,14 @@ func TestSweep(t *testing.T) {
 	})
 }
 
-// forgetful knows no position, as an API server of Kubernetes after some minutes.
+// forgetful forgets each position, as an API server of Kubernetes does after some minutes.
 type forgetful struct{ *memkv.Store }
 
 func (forgetful) Scan(_ context.Context, _, position string, _ int) ([]caslock.Entry, string, error) {
-	if position != "" {
-		return nil, "", errors.New("the position has expired")
-	}
-	return nil, "position", nil
+	return nil, "next", map[string]error{"next": errors.New("the position has expired")}[position]
 }
 
-// A sweep that fails makes the next one begin again.
-func TestSweepBeginsAgain(t *testing.T) {
+func TestSweepBeginsAgainAfterAnError(t *testing.T) {
 	d := open(t, forgetful{memkv.New()})
 	for i, fails := range []bool{false, true, false} {
 		if err := caslock.Sweep(t.Context(), d); (err != nil) != fails {
