@@ -216,6 +216,22 @@ func TestSweep(t *testing.T) {
 	})
 }
 
+// forgetful forgets each position, as an API server of Kubernetes does after some minutes.
+type forgetful struct{ *memkv.Store }
+
+func (forgetful) Scan(_ context.Context, _, position string, _ int) ([]caslock.Entry, string, error) {
+	return nil, "next", map[string]error{"next": errors.New("the position has expired")}[position]
+}
+
+func TestSweepBeginsAgainAfterAnError(t *testing.T) {
+	d := open(t, forgetful{memkv.New()})
+	for i, fails := range []bool{false, true, false} {
+		if err := caslock.Sweep(t.Context(), d); (err != nil) != fails {
+			t.Errorf("sweep %d: %v", i, err)
+		}
+	}
+}
+
 // A hold that the store's clock knows to be old is free to a driver that has never seen it.
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

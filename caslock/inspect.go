@@ -122,6 +122,7 @@ func (d *driver) sweep(ctx context.Context) error {
 	position, _ := d.position.Load().(string)
 	views, next, err := d.page(ctx, l, "", position, sweepPage, time.Minute)
 	if err != nil {
+		d.position.Store("") // the store may have forgotten the position
 		return err
 	}
 	d.position.Store(next)

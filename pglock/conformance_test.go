@@ -4,7 +4,6 @@ package pglock_test
 
 import (
 	"context"
-	"os"
 	"testing"
 	"time"
 
@@ -85,8 +84,6 @@ func TestConformance(t *testing.T) {
 	h, _ := harness()
 	conformance.Run(t, h)
 }
-
-func TestMain(m *testing.M) { os.Exit(m.Run()) }
 
 // The suite passes through a PgBouncer in transaction mode, which keeps no session of ours. It also
 // passes whatever the server's format for the text of values is.

@@ -86,6 +86,6 @@ func occupy(slots chan struct{}, n int) (vacate func()) {
 // LockTimeout returns the lock_timeout of a statement that may wait for most, in ms.
 func (d *driver) LockTimeout(ctx context.Context, most time.Duration) (string, error) {
 	var ms string
-	err := d.query(ctx, "SELECT $1::text", func(rows pgx.Rows) error { return rows.Scan(&ms) }, lockWait(most))
+	err := d.query(ctx, "SELECT $1::text", func(_ int, rows pgx.Rows) error { return rows.Scan(&ms) }, lockWait(most))
 	return ms, err
 }

@@ -143,6 +143,29 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
+// A renewal that PostgreSQL undoes at its commit confirms nothing. Its second attempt finds only the
+// holds that are still there.
+func TestRenewalUndoneAtCommit(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Shared(t)
+	d := newDriver(t, s.Where(), "")
+	cs := []backend.Claim{{Key: "held"}, {Key: "lost"}, {Key: "alone", Shared: true}}
+	for i := range cs {
+		cs[i].Token, cs[i].TTL, cs[i].Timeout = "token", time.Hour, time.Minute
+		await.Value(d.Acquire(t.Context(), cs[i]))
+	}
+	// The attempts with odd numbers fail at their commit, and the others find no row but held.
+	s.Must(t, `CREATE SEQUENCE attempts; CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('attempts') % 2 = 1 THEN RETURN NEW; END IF; RETURN NULL; END $$`)
+	s.Must(t, `CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'undone' USING ERRCODE = '40001'; END $$`)
+	s.Must(t, `CREATE TRIGGER lose BEFORE UPDATE ON hasp_locks FOR EACH ROW WHEN (OLD.key <> 'held') EXECUTE FUNCTION lose()`)
+	s.Must(t, `CREATE CONSTRAINT TRIGGER undo AFTER UPDATE ON hasp_locks INITIALLY DEFERRED FOR EACH ROW WHEN (OLD.key <> 'held') EXECUTE FUNCTION undo()`)
+	d.Renew(t.Context(), cs, func(i int, _ backend.Grant, err error) {
+		if lost := cs[i].Key != "held"; errors.Is(err, backend.ErrLost) != lost || !lost && err != nil {
+			t.Errorf("renewal of %s: %v", cs[i].Key, err)
+		}
+	})
+}
+
 // Renewals in any order never deadlock.
 func TestRenewalsDoNotDeadlock(t *testing.T) {
 	t.Parallel()

@@ -59,7 +59,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 		return backend.Status{}, err
 	}
 	var e backend.Entry
-	err := d.query(ctx, d.sql.inspect, func(rows pgx.Rows) (err error) {
+	err := d.query(ctx, d.sql.inspect, func(_ int, rows pgx.Rows) (err error) {
 		e, err = scanEntry(rows)
 		return err
 	}, []byte(key))
@@ -110,9 +110,9 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	err = d.query(within, d.sql.list, func(rows pgx.Rows) error {
+	err = d.query(within, d.sql.list, func(row int, rows pgx.Rows) error {
 		e, err := scanEntry(rows)
-		page, last = append(page, e), []byte(e.Key)
+		page, last = append(page[:row], e), []byte(e.Key)
 		return err
 	}, prefix, after, end)
 	if errors.Is(err, errNoRow) {

@@ -391,7 +391,7 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 		owner          string
 		shared, marked bool
 	)
-	err := d.query(ctx, sql, func(rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &marked) },
+	err := d.query(ctx, sql, func(_ int, rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &marked) },
 		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most))
 
 	switch {
@@ -423,7 +423,7 @@ func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row b
 		owner               string
 		left                *int64
 	)
-	lookErr := d.query(ctx, d.sql.blocked, func(rows pgx.Rows) error {
+	lookErr := d.query(ctx, d.sql.blocked, func(_ int, rows pgx.Rows) error {
 		return rows.Scan(&held, &owner, &shared, &left, &table, &row)
 	}, []byte(c.Key), d.sql.name, lockWait(maxRenewBlocked))
 	switch {
@@ -467,7 +467,10 @@ func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 	}
 
 	renewed := make([]bool, len(which))
-	err := d.queryUnbounded(ctx, sql, func(rows pgx.Rows) error {
+	err := d.queryUnbounded(ctx, sql, func(row int, rows pgx.Rows) error {
+		if row == 0 {
+			clear(renewed) // PostgreSQL has undone the attempts before
+		}
 		var n int64
 		if err := rows.Scan(&n); err != nil {
 			return err
@@ -480,7 +483,7 @@ func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 		switch {
 		case err != nil && !errors.Is(err, errNoRow):
 			done(i, backend.Grant{}, err)
-		case !renewed[n]:
+		case err != nil, !renewed[n]:
 			done(i, backend.Grant{}, backend.ErrLost)
 		default:
 			done(i, backend.Grant{}, nil)

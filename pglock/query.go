@@ -51,7 +51,7 @@ const maxConflicts = 10
 
 // query does what queryUnbounded does, but first waits for a slot of d.others. Every statement
 // except a renewal uses this method, so that renewals always find a connection.
-func (d *driver) query(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
+func (d *driver) query(ctx context.Context, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
 	if err := takeSlot(ctx, d.others); err != nil {
 		return err
 	}
@@ -60,13 +60,14 @@ func (d *driver) query(ctx context.Context, sql string, scan func(pgx.Rows) erro
 }
 
 // queryUnbounded runs a statement and calls the function scan for each row, without waiting for a
-// slot. If there is no row, the error is errNoRow.
+// slot. If there is no row, the error is errNoRow. Each attempt counts its rows from zero, because a
+// conflict at the commit undoes an attempt whose rows have been read.
 //
 // It repeats a statement that has certainly changed nothing, because PostgreSQL has undone it after
 // a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
 // isolation level is above read committed, serialization failures. After any other error the
 // statement is not repeated, because it may have been carried out.
-func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
+func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
 	for conflicts, made := 0, false; ; {
 		err := d.queryOnce(ctx, sql, scan, args)
 		switch {
@@ -86,10 +87,10 @@ func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.R
 
 // exec does what query does, but ignores the values of the rows.
 func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
-	return d.query(ctx, sql, func(pgx.Rows) error { return nil }, args...)
+	return d.query(ctx, sql, func(int, pgx.Rows) error { return nil }, args...)
 }
 
-func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) error, args []any) (err error) {
+func (d *driver) queryOnce(ctx context.Context, sql string, scan func(row int, rows pgx.Rows) error, args []any) (err error) {
 	c, err := d.acquire(ctx)
 	if err != nil {
 		return err
@@ -117,7 +118,7 @@ func (d *driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 	defer rows.Close()
 	n := 0
 	for ; rows.Next(); n++ {
-		if err := scan(rows); err != nil {
+		if err := scan(n, rows); err != nil {
 			return err
 		}
 	}

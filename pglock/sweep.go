@@ -47,7 +47,7 @@ func (d *driver) sweepInTurn(ctx context.Context) {
 func (d *driver) sweepAll(ctx context.Context, age time.Duration) error {
 	for n := int64(sweepBatch); n == sweepBatch; {
 		within, cancel := context.WithTimeout(ctx, sweepCall)
-		err := d.query(within, d.sql.sweep, func(rows pgx.Rows) error {
+		err := d.query(within, d.sql.sweep, func(_ int, rows pgx.Rows) error {
 			var mode *string
 			return rows.Scan(&n, &mode)
 		}, micros(age))

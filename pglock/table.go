@@ -143,7 +143,7 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 
 // makeTable creates the table again after it has vanished.
 func (d *driver) makeTable(ctx context.Context) error {
-	err := d.queryOnce(ctx, d.sql.table, func(pgx.Rows) error { return nil }, nil)
+	err := d.queryOnce(ctx, d.sql.table, func(int, pgx.Rows) error { return nil }, nil)
 	if errors.Is(err, errNoRow) || code(err) == duplicateObject || code(err) == uniqueViolation {
 		return nil
 	}

@@ -4,11 +4,12 @@
 // one.
 //
 // By default the store has no clock; package caslock says what TryLock means without one. If the
-// clocks of all servers agree within backend.Drift, as by NTP, New can use them. A record's age is
-// then the stream's time minus the message's, and a read of a held key takes two calls.
+// clocks of all servers agree within backend.Drift, as by NTP, New can use them. A read of a held
+// key then takes two calls.
 package natskv
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -28,6 +29,7 @@ import (
 type Store struct {
 	js     jetstream.JetStream
 	kv     jetstream.KeyValue
+	stream jetstream.Stream // of the bucket; its reads go to the leader
 	bucket jetstream.KeyValueConfig
 	clock  bool
 }
@@ -41,10 +43,12 @@ func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueC
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, bucket)
 	}
-	if err != nil {
+	stream, missing := js.Stream(ctx, "KV_"+bucket.Bucket)
+	if err = errors.Join(err, missing); err != nil {
 		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
 	}
-	return &Store{js, kv, bucket, clock}, nil
+	stream.CachedInfo().Config.AllowDirect = false // in this handle only: a replica that lags answers direct gets too
+	return &Store{js, kv, stream, bucket, clock}, nil
 }
 
 // Limits says that calls end promptly.
@@ -61,58 +65,61 @@ func name(key string) string {
 	return "key." + base64.RawURLEncoding.EncodeToString([]byte(key))
 }
 
-func version(revision uint64) string { return strconv.FormatUint(revision, 10) }
+func version(revision uint64) string       { return strconv.FormatUint(revision, 10) }
+func (s *Store) subject(key string) string { return "$KV." + s.bucket.Bucket + "." + name(key) }
 
-// Get reads the last value of key.
+// Get reads the last value of key. A message with one of the two headers says that key was deleted.
 func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	e, err := s.kv.Get(ctx, name(key))
+	m, err := s.stream.GetLastMsgForSubject(ctx, s.subject(key))
 	switch {
-	case errors.Is(err, jetstream.ErrKeyNotFound):
-		return caslock.Entry{}, nil
-	case errors.Is(err, nats.ErrNoResponders):
+	case errors.Is(err, jetstream.ErrStreamNotFound):
 		_, _ = s.js.CreateKeyValue(ctx, s.bucket) // the server has lost its data, so create the bucket for the next call
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		err = nil
+	case err == nil && m.Header.Get("KV-Operation") == "" && m.Header.Get(jetstream.MarkerReasonHeader) == "":
+		return caslock.Entry{Value: m.Data, Version: version(m.Sequence), Age: s.age(ctx, m.Time)}, nil
 	}
-	if err != nil {
-		return caslock.Entry{}, err
-	}
-	return caslock.Entry{Value: e.Value(), Version: version(e.Revision()), Age: s.age(ctx, e.Created())}, nil
+	return caslock.Entry{}, err
 }
 
 // age returns a lower bound for the age of a message, by the server's clock. It asks for the time
 // of the stream after the message was read.
 func (s *Store) age(ctx context.Context, created time.Time) time.Duration {
-	if !s.clock {
-		return 0
+	if s.clock {
+		if st, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket); err == nil {
+			return st.CachedInfo().TimeStamp.Sub(created)
+		}
 	}
-	st, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket)
-	if err != nil {
-		return 0 // not known
-	}
-	return st.CachedInfo().TimeStamp.Sub(created)
+	return 0 // not known
 }
 
 // Put writes a message if the last message of key has this version.
 func (s *Store) Put(ctx context.Context, key string, value []byte, at string) (string, error) {
-	var next uint64
 	var err error
+	last, _ := strconv.ParseUint(at, 10, 64)
 	if at == "" {
-		next, err = s.kv.Create(ctx, name(key), value)
+		last, err = s.kv.Create(ctx, name(key), value)
 	} else {
-		last, _ := strconv.ParseUint(at, 10, 64)
-		next, err = s.kv.Update(ctx, name(key), value, last)
+		last, err = s.kv.Update(ctx, name(key), value, last)
 	}
-	return version(next), conflict(err)
+	var api *jetstream.APIError
+	if errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+		api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // another write is in flight
+		return "", caslock.ErrConflict
+	}
+	return version(last), err
 }
 
-// Delete purges key if it has this version.
+// Delete purges key up to this version, so it keeps a newer version, also of a Put in flight. A purge
+// leaves no marker, which would stay for ever. No watch sees it, but nobody waits for the record.
 func (s *Store) Delete(ctx context.Context, key, at string) error {
 	last, _ := strconv.ParseUint(at, 10, 64)
-	return conflict(s.kv.Purge(ctx, name(key), jetstream.LastRevision(last)))
-}
-
-func conflict(err error) error {
-	var api *jetstream.APIError
-	if errors.Is(err, jetstream.ErrKeyExists) || errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+	err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.subject(key)), jetstream.WithPurgeSequence(last+1))
+	if err != nil {
+		return err
+	}
+	e, err := s.Get(ctx, key)
+	if e.Version != "" {
 		return caslock.ErrConflict
 	}
 	return err
@@ -141,31 +148,29 @@ func (s *Store) Watch(ctx context.Context, key string) (<-chan struct{}, func(),
 	return changes, func() { go func() { _ = w.Stop(); cancel() }() }, nil
 }
 
-// Scan reads messages in the order of their revisions.
+// Scan reads messages in the order of their revisions, by a watch that reports the last one.
 func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslock.Entry, next string, err error) {
 	from, _ := strconv.ParseUint(position, 10, 64)
-	c, err := s.js.OrderedConsumer(ctx, "KV_"+s.bucket.Bucket, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1)})
+	own, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w, err := s.kv.Watch(own, ">", jetstream.ResumeFromRevision(max(from, 1)), jetstream.IgnoreDeletes())
 	if err != nil {
 		return nil, "", err
 	}
-	batch, err := c.FetchNoWait(n)
-	if err != nil {
-		return nil, "", err
-	}
-	got := 0
-	for m := range batch.Messages() {
-		meta, err := m.Metadata()
-		if err != nil {
-			return nil, "", err
+	done := false
+	for e := range w.Updates() { // until cancel, because the library waits for a reader
+		if e != nil && !done {
+			es, next = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())}), version(e.Revision()+1)
+			done = len(es) == n
+		} else if !done { // there are no more messages
+			next, done = "", true
 		}
-		got, next = got+1, version(meta.Sequence.Stream+1)
-		if m.Headers().Get("KV-Operation") == "" { // no marker of a deletion
-			es = append(es, caslock.Entry{Value: m.Data(), Version: version(meta.Sequence.Stream)})
+		if done {
+			cancel()
 		}
 	}
-	if got < n {
-		next = ""
+	if !done {
+		return nil, "", cmp.Or(ctx.Err(), nats.ErrConnectionClosed)
 	}
-	return es, next, batch.Error()
+	return es, next, nil
 }

@@ -1,13 +1,12 @@
 package natskv_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/natskv"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
@@ -36,11 +36,7 @@ func open(ctx context.Context, addr string, clock bool) (backend.Driver, error) 
 	if err != nil {
 		return nil, err
 	}
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return nil, err
-	}
-	s, err := natskv.New(ctx, js, jetstream.KeyValueConfig{Bucket: "locks"}, clock)
+	s, err := natskv.New(ctx, await.Value(jetstream.New(nc)), jetstream.KeyValueConfig{Bucket: "locks"}, clock)
 	if err != nil {
 		nc.Close()
 		return nil, err
@@ -51,21 +47,16 @@ func open(ctx context.Context, addr string, clock bool) (backend.Driver, error) 
 // node is a server in this process.
 type node struct {
 	dir, addr string
+	may       *server.Permissions // of all clients; nil means everything
 	s         *server.Server
 }
 
 func (n *node) start() (err error) {
-	if n.addr == "" {
-		if n.addr, err = crew.FreeAddr(); err != nil {
-			return err
-		}
-	}
-	var port int
-	if _, err = fmt.Sscanf(n.addr, "127.0.0.1:%d", &port); err != nil {
-		return err
-	}
-	n.s, err = server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: n.dir, NoLog: true, NoSigs: true})
-	if err != nil {
+	n.addr = cmp.Or(n.addr, await.Value(crew.FreeAddr()))
+	o := &server.Options{Host: "127.0.0.1", JetStream: true, StoreDir: n.dir, NoLog: true, NoSigs: true,
+		Users: []*server.User{{Username: "any", Permissions: n.may}}, NoAuthUser: "any"}
+	o.Port = await.Value(strconv.Atoi(strings.TrimPrefix(n.addr, "127.0.0.1:")))
+	if n.s, err = server.NewServer(o); err != nil {
 		return err
 	}
 	n.s.Start()
@@ -97,24 +88,70 @@ func TestConformance(t *testing.T) {
 				Stop: func(context.Context, string) error { n.stop(); return nil },
 				Start: func(_ context.Context, _ string, data bool) error {
 					if !data {
-						if err := os.RemoveAll(filepath.Join(n.dir, "jetstream")); err != nil {
-							return err
-						}
+						n.dir = t.TempDir()
 					}
 					return n.start()
 				},
 				Kick: func(context.Context, string) error {
-					conns, err := n.s.Connz(&server.ConnzOptions{Limit: 1000})
-					if err != nil {
-						return err
-					}
-					for _, c := range conns.Conns {
+					for _, c := range await.Value(n.s.Connz(&server.ConnzOptions{Limit: 1000})).Conns {
 						_ = n.s.DisconnectClientByID(c.Cid) // an error says that it has gone meanwhile
 					}
 					return nil
 				},
 			})
 		})
+	}
+}
+
+// What the suite does not find out on one server.
+func TestStore(t *testing.T) {
+	t.Parallel()
+	deaf := &server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{"_INBOX.*"}}} // which is for messages, not for answers
+	n := &node{dir: t.TempDir(), may: deaf}
+	await.Must(t, n.start())
+	t.Cleanup(n.stop)
+	ctx, nc := t.Context(), await.Value(nats.Connect(n.addr))
+	defer nc.Close()
+	js := await.Value(jetstream.New(nc))
+	s := await.Value(natskv.New(ctx, js, jetstream.KeyValueConfig{Bucket: "locks"}, false))
+
+	// A Scan whose messages do not come is not the end of the list.
+	one := await.Value(s.Put(ctx, "key", []byte("1"), ""))
+	within, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if es, next, err := s.Scan(within, "", "", 10); err == nil {
+		t.Errorf("Scan without messages: %v, %q", es, next)
+	}
+
+	// A Delete keeps a newer version. Otherwise it leaves nothing behind.
+	two := await.Value(s.Put(ctx, "key", []byte("2"), one))
+	if err := s.Delete(ctx, "key", one); !errors.Is(err, caslock.ErrConflict) {
+		t.Errorf("Delete of an old version: %v, want ErrConflict", err)
+	}
+	e, err := s.Get(ctx, "key")
+	await.Must(t, errors.Join(err, s.Delete(ctx, "key", two)))
+	if left := await.Value(js.Stream(ctx, "KV_locks")).CachedInfo().State.Msgs; e.Version != two || left > 0 {
+		t.Errorf("Get: version %s, want %s; Delete has left %d messages", e.Version, two, left)
+	}
+
+	// A direct get would be answered by any replica, also by one that lags.
+	direct := await.Value(nc.SubscribeSync("$JS.API.DIRECT.GET.>"))
+	await.Value(s.Get(ctx, "key"))
+	await.Must(t, nc.Flush())
+	if n, _, _ := direct.Pending(); n > 0 {
+		t.Error("Get has made a direct get")
+	}
+	await.Must(t, direct.Unsubscribe())
+
+	// A bucket on several servers has an error of its own while another write of the key is in flight.
+	await.Must(t, js.DeleteKeyValue(ctx, "locks"))
+	await.Value(nc.Subscribe("$KV.>", func(m *nats.Msg) {
+		m.Respond([]byte(`{"error": {"code": 400, "err_code": 10164, "description": "wrong last sequence"}}`))
+	}))
+	for _, at := range []string{"", one} {
+		if _, err := s.Put(ctx, "key", nil, at); !errors.Is(err, caslock.ErrConflict) {
+			t.Errorf("Put at version %q during another: %v, want ErrConflict", at, err)
+		}
 	}
 }
 
