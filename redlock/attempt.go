@@ -32,7 +32,7 @@ type attempt struct {
 	lockKey string // the name of c.Key on the nodes
 	record  string
 	prefix  string // the start of the record; no record of another attempt begins with it
-	again   bool   // an earlier attempt had the same token
+	again   bool   // an earlier attempt may have had the same token
 	began   time.Time
 	ballot  *ballot
 

@@ -387,11 +387,7 @@ func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 			t.Error("the driver does not know that the token holds nothing")
 		}
 		strategytest.Want(t, "release", tr.d.Release(t.Context(), c), backend.ErrLost)
-		tr.d.Renew(t.Context(), []backend.Claim{c}, func(_ int, _ backend.Grant, err error) {
-			if !errors.Is(err, backend.ErrLost) {
-				t.Errorf("renew: got %v, want ErrLost", err)
-			}
-		})
+		strategytest.Want(t, "renew", renewOne(tr.d, c, time.Second), backend.ErrLost)
 		tr.each("23", func(v *redistest.VirtualServer) { v.Proxy.Delay(0) })
 	})
 }

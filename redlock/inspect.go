@@ -53,14 +53,15 @@ type report struct {
 }
 
 // query asks all nodes about keys. The wait is limited by ctx and the function more, as in gather.
-func (d *driver) query(ctx context.Context, keys []string, timeout time.Duration, more func([]report) time.Duration) []report {
+// The argument args contains the arguments of inspect.lua.
+func (d *driver) query(ctx context.Context, keys []string, timeout time.Duration, more func([]report) time.Duration, args ...string) []report {
 	if !d.beginWork() {
 		return []report{{err: errClosed}}
 	}
 	defer d.work.Done()
 	calls := make([]redisstore.Call, len(keys))
 	for i, key := range keys {
-		calls[i] = redisstore.Call{Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}}
+		calls[i] = redisstore.Call{Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}, Args: args}
 	}
 	return gather(ctx, d, func(n *node) report { return n.report(calls, timeout) }, more)
 }
@@ -113,8 +114,9 @@ type survey struct {
 	free    int                 // how many nodes have no record
 }
 
-// sum returns the survey of the reports about one key. The argument key is the index of that key.
-func (d *driver) sum(all []report, key int, reader bool) survey {
+// sum returns the survey of the reports about one key. The argument key is the index of that key. It
+// leaves out the records for which the function skip returns true. Skip may be nil.
+func (d *driver) sum(all []report, key int, reader bool, skip func(record string) bool) survey {
 	s := survey{d: d, reader: reader, reports: len(all), on: make([]*redisstore.Found, len(d.nodes)), errs: make([]error, len(d.nodes))}
 	byRecord := map[string][]redisstore.Found{}
 	for _, r := range all {
@@ -122,6 +124,9 @@ func (d *driver) sum(all []report, key int, reader bool) survey {
 			continue
 		}
 		f := r.found[key]
+		if skip != nil {
+			f = f.Without(skip)
+		}
 		s.on[r.i] = &f
 		if f.Free() {
 			s.free++
@@ -274,8 +279,12 @@ func (s survey) heldError() error {
 // quorum has answered, survey waits at most the time leadTimeout for the lead, and for answers that
 // decide this. So a hanging node delays callers only that long.
 func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
-	return d.sum(d.query(ctx, []string{c.Key}, c.Timeout, func(all []report) time.Duration {
-		s := d.sum(all, 0, c.Shared)
+	// All attempts of c have failed, so their records are about to be released.
+	sum := func(all []report) survey {
+		return d.sum(all, 0, c.Shared, func(record string) bool { return isOf(record, c.Token) })
+	}
+	return sum(d.query(ctx, []string{c.Key}, c.Timeout, func(all []report) time.Duration {
+		s := sum(all)
 		switch {
 		case !s.hasQuorum():
 			return forever
@@ -283,7 +292,7 @@ func (d *driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 			return 0
 		}
 		return leadTimeout
-	}), 0, c.Shared)
+	}))
 }
 
 // clearSurvey is like survey, but for a caller that will not ask again. While late nodes may decide
@@ -306,14 +315,14 @@ func (d *driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 // hasp, the Status has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	s := d.sum(d.query(ctx, []string{key}, inspectTimeout, func(all []report) time.Duration {
-		switch s := d.sum(all, 0, false); {
+		switch s := d.sum(all, 0, false, nil); {
 		case s.holder != nil && s.holder.Shared():
 			return leadTimeout // a late node may show that more readers have a quorum
 		case s.holder != nil || s.free >= d.quorum():
 			return 0
 		}
 		return forever
-	}), 0, false)
+	}), 0, false, nil)
 	if err := s.outage(ctx); err != nil {
 		return backend.Status{}, err
 	}

@@ -67,7 +67,7 @@ func TestAKeyHasNoHolderIfNoRecordCanHaveAQuorum(t *testing.T) {
 		}
 		return report{found: []redisstore.Found{f}}
 	}
-	a, b, free, silent := found(1000, "a#"), found(1000, "b#"), found(-2, ""), report{err: errors.New("silent")}
+	a, b, own, free, silent := found(1000, "a#"), found(1000, "b#"), found(1000, "own~1#"), found(-2, ""), report{err: errors.New("silent")}
 	d := &driver{nodes: make([]*node, 3)}
 	for name, c := range map[string]struct {
 		all    []report
@@ -79,11 +79,12 @@ func TestAKeyHasNoHolderIfNoRecordCanHaveAQuorum(t *testing.T) {
 		"a silent node may have it":      {[]report{a, free, silent}, false},
 		"all that answer have it":        {[]report{a, a, silent}, false},
 		"two records, and a silent node": {[]report{a, b, silent}, false},
+		"a quorum has the claim's own":   {[]report{a, own, own}, true},
 	} {
 		for i := range c.all {
 			c.all[i].i = i
 		}
-		if got := d.sum(c.all, 0, false).unheld(); got != c.unheld {
+		if got := d.sum(c.all, 0, false, func(record string) bool { return isOf(record, "own") }).unheld(); got != c.unheld {
 			t.Errorf("%s: unheld is %v", name, got)
 		}
 	}

@@ -74,7 +74,7 @@ func (d *driver) joined(ctx context.Context, some []redisstore.Candidate, timeou
 		keys[i] = c.Key
 	}
 	reports := d.query(ctx, keys, timeout, func(all []report) time.Duration {
-		if d.sum(all, 0, false).hasQuorum() {
+		if d.sum(all, 0, false, nil).hasQuorum() {
 			return timeout / 10 // a node that hangs must not stop the list
 		}
 		return forever
@@ -83,7 +83,7 @@ func (d *driver) joined(ctx context.Context, some []redisstore.Candidate, timeou
 		return nil, ctx.Err()
 	}
 	for i, key := range keys {
-		s := d.sum(reports, i, false)
+		s := d.sum(reports, i, false, nil)
 		if err := s.outage(ctx); err != nil {
 			return nil, err
 		}

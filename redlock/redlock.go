@@ -125,7 +125,8 @@ type Options struct {
 	Durable bool
 
 	// AllowUnsafeNodes accepts fewer than three nodes, which tolerate no failure; an even number,
-	// which tolerates as many failures as one node fewer; and one server twice, which votes twice.
+	// which tolerates as many failures as one node fewer; and one server twice. Then use two of its
+	// databases: in a single one, its second vote finds the attempt's own record, so it is no.
 	AllowUnsafeNodes bool
 }
 

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -15,7 +18,7 @@ import (
 type renewal struct {
 	i      int // the index in the claims of Renew
 	c      backend.Claim
-	a      *attempt // the attempt that took the hold; nil if the driver does not know the hold
+	a      *attempt // the attempt that represents the hold; nil until adopt has set it
 	ballot *ballot
 	began  time.Time
 }
@@ -45,19 +48,35 @@ type proof struct {
 }
 
 // Renew asks all nodes to prolong the holds, with one batch for each node. A hold is renewed if a
-// quorum has records of it that count (see proof). If this driver took the hold, Renew then repairs
-// the nodes that lack the record.
+// quorum has records of it that count (see proof). Renew then repairs the nodes that lack the
+// record. If the driver does not know a hold, Renew first reads its record from the nodes.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var renewals []*renewal
+	var adopting sync.WaitGroup
+	defer adopting.Wait() // done must not be called after Renew has returned
 	for i, c := range cs {
-		r, err := d.newRenewal(c)
-		if err != nil {
+		r, err := d.newRenewal(i, c)
+		switch {
+		case err != nil:
 			done(i, backend.Grant{}, err)
-			continue
+		case r.a != nil:
+			renewals = append(renewals, r)
+		default:
+			// Use a goroutine, so that the other renewals need not wait for the nodes' reports.
+			adopting.Go(func() {
+				if err := d.adopt(ctx, r); err != nil {
+					done(i, backend.Grant{}, err)
+				} else {
+					d.renew(ctx, []*renewal{r}, done)
+				}
+			})
 		}
-		r.i = i
-		renewals = append(renewals, r)
 	}
+	d.renew(ctx, renewals, done)
+}
+
+// renew makes the given renewals, in which the attempts are set.
+func (d *driver) renew(ctx context.Context, renewals []*renewal, done func(i int, g backend.Grant, err error)) {
 	if len(renewals) == 0 {
 		return
 	}
@@ -88,25 +107,82 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	}
 }
 
-// newRenewal returns a renewal of the hold of c, or an error if the term is too long
-// or the hold is lost.
-func (d *driver) newRenewal(c backend.Claim) (*renewal, error) {
+// newRenewal returns a renewal of the hold of c, or an error if the term is too long or the hold is
+// lost. The attempt is nil if the driver does not know the hold, or has no proofs of a quorum any
+// more, because another driver may have renewed the hold since.
+func (d *driver) newRenewal(i int, c backend.Claim) (*renewal, error) {
 	if err := d.checkTTL(c.TTL); err != nil {
 		return nil, err
 	}
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a := d.attempts[c.Token] // nil if the driver does not know the hold
+	a := d.attempts[c.Token]
 	if a != nil && a.failed {
 		return nil, backend.ErrLost
 	}
-	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now()}
-	// Raise a.expiry now, because some nodes may prolong their records even if the renewal fails.
-	if expiry := r.began.Add(c.TTL + c.Timeout); a != nil && expiry.After(a.expiry) {
-		a.expiry = expiry
+	r := &renewal{i: i, c: c, ballot: newBallot(d.nodes, holdRule), began: time.Now()}
+	past := func(on onNode) bool { return !r.began.Before(on.proof.until) }
+	if a != nil && len(slices.DeleteFunc(slices.Clone(a.on), past)) >= d.quorum() {
+		r.a = a
+		// Raise a.expiry now, because some nodes may prolong their records even if the renewal fails.
+		if expiry := r.began.Add(c.TTL + c.Timeout); expiry.After(a.expiry) {
+			a.expiry = expiry
+		}
 	}
 	return r, nil
+}
+
+// adopt sets r.a to an attempt with the record of the token that a quorum has. Records of other
+// attempts do not count, because the driver that made these attempts is about to remove them.
+func (d *driver) adopt(ctx context.Context, r *renewal) error {
+	c, began := r.c, time.Now()
+	sum := func(all []report) survey {
+		return d.sum(all, 0, false, func(record string) bool { return !isOf(record, c.Token) })
+	}
+	s := sum(d.query(ctx, []string{c.Key}, c.Timeout, func(all []report) time.Duration {
+		if s := sum(all); s.holder != nil || s.unheld() {
+			return 0
+		}
+		return forever
+	}, "1000000000")) // all members of a shared record
+	switch {
+	case s.holder != nil:
+	case s.unheld():
+		return backend.ErrLost
+	case ctx.Err() != nil:
+		return ctx.Err()
+	default:
+		return outage(s.errs)
+	}
+
+	record := records(*s.holder)[0]
+	r.a = d.newAttempt(c, 1, noLead, nil)
+	token, _, _ := strings.Cut(record, redisstore.Mark)
+	r.a.record, r.a.prefix = record, token+redisstore.Mark
+	// The fence may be larger than that of the hold, which is harmless.
+	if fence := s.status().Fence; c.Fenced && fence <= maxFence {
+		r.a.fence = fence
+	}
+	r.a.expiry = began.Add(d.opts.MaxTTL + c.Timeout)
+	for i, f := range s.on {
+		close(r.a.on[i].inFlight)
+		r.a.on[i].mayHold = true // also if the node has not answered
+		if f != nil && slices.Contains(records(*f), record) {
+			r.a.prove(i, began, min(remaining(*f), c.Timeout), 0) // the present renewal proves it for longer
+		}
+	}
+	if !d.register(r.a) {
+		return errClosed
+	}
+	d.work.Done()
+	return nil
+}
+
+// isOf reports whether a record is of an attempt with the given token.
+func isOf(record, token string) bool {
+	rest, ok := strings.CutPrefix(record, token)
+	return ok && (strings.HasPrefix(rest, redisstore.Mark) || strings.HasPrefix(rest, "~"))
 }
 
 // renew renews holds on one node. It continues after Renew has returned.
@@ -117,7 +193,7 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 
-	var flaws []flaw // of the holds that this driver took
+	var flaws []flaw
 	answered := make([]bool, len(renewals))
 	cast := func(j int, v vote, err error) {
 		answered[j] = true
@@ -162,7 +238,7 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 }
 
 // renewed returns the vote that follows from the outcome of a renewal on the node. If the node does
-// not count for a hold that this driver took, the flaw says why.
+// not count for the hold, the flaw says why.
 func (n *node) renewed(r *renewal, reply any, err error) (vote, flaw, error) {
 	if err != nil {
 		return failed, flaw{}, n.nodeError(err, r.c.Timeout)
@@ -171,10 +247,6 @@ func (n *node) renewed(r *renewal, reply any, err error) (vote, flaw, error) {
 	switch {
 	case err != nil:
 		return failed, flaw{}, err
-	case r.a == nil && holds:
-		return yes, flaw{}, nil
-	case r.a == nil:
-		return no, flaw{}, nil
 	case !holds:
 		n.d.mu.Lock()
 		r.a.on[n.i].proof = proof{lost: r.began}
@@ -204,23 +276,21 @@ func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
 	if p := &a.on[i].proof; time.Until(end) >= spare && !began.Before(p.lost) && end.After(p.until) {
 		p.until = end
 	}
+	a.on[i].mayHold = !a.failed && !a.released || a.on[i].mayHold // another driver may have repaired the node
 }
 
 // renewCall returns the call of renew.lua that prolongs the hold of c to the term ttl. The attempt
-// a took the hold; it is nil if the driver does not know the hold.
+// a represents the hold.
 func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisstore.Call {
-	prefix, fence := c.Token, ""
-	if a != nil {
-		prefix = a.prefix
-		a.d.mu.Lock()
-		if a.fence > 0 {
-			fence = strconv.FormatUint(a.fence, 10)
-		}
-		a.d.mu.Unlock()
+	fence := ""
+	a.d.mu.Lock()
+	if a.fence > 0 {
+		fence = strconv.FormatUint(a.fence, 10)
 	}
+	a.d.mu.Unlock()
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key), markKey, redisstore.DerivedKey("fence", c.Key)},
-		Args: []string{prefix, redisstore.Millis(ttl), fence, redisstore.Millis(n.d.opts.FenceTTL)},
+		Args: []string{a.prefix, redisstore.Millis(ttl), fence, redisstore.Millis(n.d.opts.FenceTTL)},
 	}
 	if c.Shared {
 		call.Args = append(call.Args, c.Owner)

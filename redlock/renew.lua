@@ -2,7 +2,7 @@
 -- even if the hold is gone, because the node may have lost both. The texts of redisstore's
 -- shared.lua and of own.lua come before this part.
 -- KEYS: the lock, the node's mark, the fence counter
--- ARGV: the record's prefix, as in own.lua; the term in ms, or 0 to raise the counter only; the
+-- ARGV: the prefix of the attempt's record; the term in ms, or 0 to raise the counter only; the
 -- hold's fence or ''; the counter's own term in ms; the owner if the hold is shared
 -- Returns {1, run}, or {0, run, the server's time in ms} if the token does not hold the key.
 -- Run is the one that the node's mark names, or '' if the node has no mark. If the term is 0, it
@@ -26,14 +26,11 @@ end
 
 local holds, refused
 if ARGV[5] then
-	-- A shared hold: each member of this caller gets the new term, and never a shorter one.
+	-- A shared hold: the member gets the new term, and never a shorter one.
 	local now = clock()
-	local members = (readers(KEYS[1], now) or 0) > 0 and own(KEYS[1], ARGV[1], ARGV[5]) or {}
-	for _, member in ipairs(members) do
-		refused = enter(KEYS[1], member, tonumber(ARGV[2]), now)
-		if refused then return refused end
-	end
-	holds = members[1]
+	holds = (readers(KEYS[1], now) or 0) > 0 and find(KEYS[1], ARGV[1], ARGV[5])
+	refused = holds and enter(KEYS[1], holds, tonumber(ARGV[2]), now)
+	if refused then return refused end
 else
 	holds, refused = owns(KEYS[1], ARGV[1])
 	if refused then return refused end

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -197,10 +196,9 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 func (w *waiting) strayed(lead int, s survey) bool {
 	seen, odd := "", false
 	record, most := s.record(lead)
-	own := strings.HasPrefix(record, w.c.Token+"~") // the record is the vote for w's last attempt, and will soon be released
-	if record != "" && !own {
+	if record != "" {
 		seen, odd = record, most < w.d.quorum()
-	} else if lead != noLead && s.on[lead] != nil && (own || s.on[lead].Free()) && s.holder != nil && w.answer == leadYes {
+	} else if lead != noLead && s.on[lead] != nil && s.on[lead].Free() && s.holder != nil && w.answer == leadYes {
 		seen, odd = "lacks a shared record", true // the text does not name the members, which may change
 		if !s.holder.Shared() {
 			seen = "lacks " + s.holder.Record

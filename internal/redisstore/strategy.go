@@ -77,6 +77,16 @@ func Refusal(reply any) (Found, bool) {
 // Shared reports whether the record is shared.
 func (f Found) Shared() bool { return len(f.Members) > 0 }
 
+// Without returns the report without the records for which the function own returns true.
+func (f Found) Without(own func(record string) bool) Found {
+	members := slices.DeleteFunc(slices.Clone(f.Members), own)
+	if f.Shared() && len(members) == 0 || !f.Shared() && own(f.Record) {
+		return Found{pttl: -2, fence: f.fence}
+	}
+	f.Members = members
+	return f
+}
+
 // Free reports whether the key did not exist.
 func (f Found) Free() bool { return f.pttl == -2 }
 

@@ -1,0 +1,78 @@
+package redlock
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/strategytest"
+)
+
+// A second attempt has won on nodes 0 and 1, and node 2 has a leftover of the first attempt. A
+// driver that does not know the hold must not count the leftover, which is removed soon. A node
+// that loses its data gets the record and the fence from the next renewal.
+func TestAResumedHoldIsTheRecordOfAQuorum(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			c, leftover := aFenced("k"), tr.vs[2].Mini
+			c.Shared = shared
+			g, err := tr.direct(t, nil).tryAcquire(t.Context(), c, 1, noLead, &queueState{})
+			await.Must(t, err)
+			tr.want(t, "the second attempt", c, map[bool]string{false: "xxx", true: "---"}[shared])
+			leftover.Del("k")
+			if shared {
+				await.Value(leftover.ZAdd("k", float64(time.Now().Add(5*time.Second).UnixMilli()), c.Token+"#"+c.Owner))
+			} else {
+				await.Must(t, leftover.Set("k", c.Token+"#"+c.Owner))
+			}
+			leftover.SetTTL("k", 5*time.Second)
+
+			tr.vs[1].Proxy.Down()
+			isOutage(t, "node 1 may have the record", renewOne(tr.d, c, time.Second), "1")
+			tr.vs[1].Proxy.Up()
+			time.Sleep(probeEvery)
+			tr.renews(t, "two nodes have the record", c)
+			synctest.Wait()
+			left := leftover.TTL("k")
+			if end, err := leftover.ZScore("k", c.Token+"#"+c.Owner); err == nil {
+				left = time.Until(time.UnixMilli(int64(end)))
+			}
+			if left > 5*time.Second {
+				t.Errorf("shared %v: the leftover has a new term: %v", shared, left)
+			}
+
+			leftover.FlushAll()
+			tr.renews(t, "node 2 was emptied", c)
+			synctest.Wait()
+			if all := leftover.Dump(); !strings.Contains(all, c.Token+"~1#"+c.Owner) || !strings.Contains(all, fmt.Sprint(g.Fence)) {
+				t.Errorf("shared %v: node 2 lacks the record or the fence: %s", shared, all)
+			}
+			tr.release(t, tr.d, c)
+		})
+	}
+}
+
+// A driver resumes a hold that it took, after another driver has renewed the hold, within the term
+// that it was granted or later. Its release also removes the record from a node that only the other
+// driver has repaired.
+func TestAHoldComesBackToTheDriverThatTookIt(t *testing.T) {
+	for _, pause := range []time.Duration{6 * time.Second, time.Second} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			c, other := aClaim("k"), tr.direct(t, nil)
+			elsewhere(t, tr.vs[0], "k")
+			tr.acquire(t, tr.d, c)
+			tr.lose("0", "k")
+			time.Sleep(pause)
+			strategytest.Want(t, "the other driver", renewOne(other, c, time.Second), nil)
+			tr.want(t, "repaired", c, "xxx")
+			time.Sleep(pause)
+			tr.renews(t, fmt.Sprint("again after ", pause), c)
+			synctest.Wait() // until node 0 has answered as well
+			tr.release(t, tr.d, c)
+			tr.want(t, "released", c, "---")
+		})
+	}
+}
