@@ -182,7 +182,7 @@ func (e *env) costs(what string, n int, each float64, f func(i int)) {
 
 	// Allow for calls that keep connections alive.
 	spare := 2 + 2*time.Since(began).Seconds() + 0.05*float64(n)*each
-	require(float64(got) <= float64(n)*each+spare, "%d × %s: %d calls to the store, want %g", n, what, got, float64(n)*each)
+	requireInTime(float64(got) <= float64(n)*each+spare, "%d × %s: %d calls to the store, want %g", n, what, got, float64(n)*each)
 }
 
 func commandsPerOperation(e *env) {

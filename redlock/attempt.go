@@ -14,7 +14,8 @@ import (
 
 const (
 	// noLead is the lead of an attempt that asks all nodes at once.
-	noLead = -1
+	noLead   = -1
+	allNodes = -2 // in place of a lead: poll waits for the answers of all nodes
 
 	// leadTimeout is the smallest limit on the time that an attempt waits for the lead.
 	leadTimeout = 20 * time.Millisecond

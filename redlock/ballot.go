@@ -151,7 +151,7 @@ func (d *driver) poll(ctx context.Context, lead int, ask func(n *node) (vote, er
 		return n.i
 	}, func(answered []int) time.Duration {
 		switch {
-		case b.result() == undecided:
+		case b.result() == undecided || lead == allNodes:
 			return forever
 		case lead == noLead || slices.Contains(answered, lead):
 			return 0

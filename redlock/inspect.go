@@ -346,8 +346,8 @@ func (s survey) status() (st backend.Status) {
 }
 
 // Break removes whatever is stored under key from all nodes that answer, and publishes the release.
-// It returns nil as soon as a quorum has answered. A caller that takes the key before Break has
-// reached all nodes may lose the key again.
+// It waits for all nodes: a removal that arrived later could remove the next holder's record. If a
+// node does not answer within inspectTimeout, Break returns nil if a quorum has answered.
 func (d *driver) Break(ctx context.Context, key string) error {
 	if !d.beginWork() {
 		return errClosed
@@ -365,7 +365,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	d.mu.Unlock()
 
 	// If ctx ends, the calls continue, so the key may still become free.
-	return d.poll(ctx, noLead, func(n *node) (vote, error) {
+	return d.poll(ctx, allNodes, func(n *node) (vote, error) {
 		for _, a := range voting {
 			<-d.settled(a, n.i)
 		}
