@@ -241,3 +241,33 @@ func TestAgeOfAHoldThatWaited(t *testing.T) {
 		await.Must(t, renew(d, c))
 	}
 }
+
+// A hold is released while its first renewal is about to move it to another lease, and another hold
+// gets the lease of the first one. The end of that renewal does not end the other hold.
+func TestReleaseDuringAMove(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startServers(t, 1)[0].Client, &etcdlock.Options{Window: time.Minute})
+	c := claimFor("moved", 5*time.Minute)
+	c.Renewed = true
+	c = wantsAs(t, d, c).granted(t)
+
+	began, ends, answer := make(chan struct{}), make(chan struct{}), make(chan error)
+	m.set(func(method string) error {
+		if method == "LeaseGrant" {
+			close(began)
+			<-ends
+		}
+		return nil
+	}, nil)
+	go func() { answer <- renewWithin(t.Context(), d, c) }()
+	<-began
+	m.set(nil, nil)
+	free(t, d, c)
+	next := take(t, d, "next", time.Minute)
+	close(ends)
+	if err := <-answer; !errors.Is(err, backend.ErrLost) {
+		t.Errorf("the renewal of the hold that was released: %v, want ErrLost", err)
+	}
+	await.Until(t, "the end of leases", func() bool { return d.Burials() == 0 })
+	await.Must(t, renew(d, next))
+}

@@ -88,13 +88,14 @@ func (h *hold) doubt(other *lease) {
 	if h == nil {
 		return // the new lease serves the hold, or ends by itself
 	}
-	h.over.Store(true)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.ended {
-		h.d.bury(other)
-	} else {
+	h.over.Store(true) // under mu, so that settle either ends h.lease, or finds it in others
+	switch {
+	case !h.ended:
 		h.others = append(h.others, h.lease, other)
+	case other != h.lease: // because a Release may have given h.lease back to the pool, another hold may use it
+		h.d.bury(other)
 	}
 }
 
@@ -105,9 +106,9 @@ func (h *hold) settle(ended bool) {
 	if h == nil {
 		return
 	}
-	h.abandon()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.abandon()
 	for _, l := range h.others {
 		h.d.bury(l)
 	}
