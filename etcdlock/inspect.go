@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -73,16 +72,14 @@ func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 			room <- struct{}{}
 			wg.Go(func() {
 				defer func() { <-room }()
-				r, err := call(ctx, d.cluster, func(m *member) (*pb.LeaseTimeToLiveResponse, error) {
-					return m.leases.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: l.kvs[n].Lease})
-				})
+				r, err := d.timeToLive(ctx, l.kvs[n].Lease)
 				switch {
-				case err == nil && r.GrantedTTL > 0:
+				case err != nil:
+					once.Do(func() { failed = err })
+				case r.GrantedTTL > 0:
 					// Add 1, because etcd rounds down. Return at least 1, because a lease outlives
 					// its term until etcd notices the end.
 					l.left[n] = time.Duration(max(min(r.TTL+1, r.GrantedTTL), 1)) * time.Second
-				case err != nil && !isGone(err):
-					once.Do(func() { failed = err })
 				}
 			})
 		}

@@ -271,3 +271,33 @@ func TestReleaseDuringAMove(t *testing.T) {
 	await.Until(t, "the end of leases", func() bool { return d.Burials() == 0 })
 	await.Must(t, renew(d, next))
 }
+
+// A renewal for a short term does not shorten a long term, even if the driver does not know the
+// lease of the hold.
+func TestRenewalByTheTokenKeepsTheTerm(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	other := openDriver(t, s.Client)
+	for _, what := range []string{"another driver", "lost reply"} {
+		t.Run(what, func(t *testing.T) {
+			d, m := openMeddled(t, s.Client, nil)
+			c := take(t, d, what, 5*time.Minute)
+			if what == "lost reply" {
+				m.set(nil, losing("Txn"))
+				c.TTL *= 2
+				if err := renew(d, c); err == nil {
+					t.Error("no reply was lost")
+				}
+				m.set(nil, nil)
+			} else {
+				d, c.Handle = other, nil
+			}
+			c.TTL = 10 * time.Second
+			await.Must(t, renew(d, c))
+			if st := await.Value(inspect(d, c.Key)); st.TTL <= c.TTL {
+				t.Errorf("the term ends in %v, want 5 m or more", st.TTL)
+			}
+			free(t, d, c)
+		})
+	}
+}

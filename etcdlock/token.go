@@ -50,7 +50,17 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 // move puts a hold under a new lease with the whole term. If another driver made the hold, h is
 // nil. If the entry has changed since it was read as kv, move returns errGone.
 func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, error) {
-	l, err := d.pool.grant(ctx, seconds(c.TTL))
+	secs := seconds(c.TTL)
+	if h == nil || kv != h.entry {
+		// The present lease may have a longer term than c.TTL, and a renewal never shortens a term. Take
+		// the whole of that term, because a leader that was deposed may report a rest that is too short.
+		r, err := d.timeToLive(ctx, kv.Lease)
+		if err != nil {
+			return backend.Grant{}, err
+		}
+		secs = max(secs, r.GrantedTTL)
+	}
+	l, err := d.pool.grant(ctx, secs)
 	if err != nil {
 		return backend.Grant{}, err
 	}
