@@ -114,11 +114,11 @@ func (m *meddler) see(msg any) {
 // lost is the error of a call whose answer does not come.
 var lost = status.Error(codes.DeadlineExceeded, "lost by the test")
 
-// losing returns a function that loses the calls of a method.
-func losing(method string) func(string) error {
+// failing returns a function that fails the calls of a method.
+func failing(method string, err error) func(string) error {
 	return func(name string) error {
 		if name == method {
-			return lost
+			return err
 		}
 		return nil
 	}

@@ -60,7 +60,7 @@ func TestCallsAtOnce(t *testing.T) {
 		now[method]--
 		mu.Unlock()
 		return nil
-	}, losing("Txn"))
+	}, failing("Txn", lost))
 	blocked := func(method string) {
 		eventually(t, "calls of "+method, func() error {
 			mu.Lock()

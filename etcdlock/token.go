@@ -62,7 +62,7 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	}
 	l, err := d.pool.grant(ctx, secs)
 	if err != nil {
-		return backend.Grant{}, err
+		return backend.Grant{}, &noChange{err} // the hold is as it was
 	}
 	granted, value := time.Now(), kv.Value
 	if h != nil {
@@ -130,6 +130,18 @@ func (h *hold) settle(ended bool) {
 // returns errGone if the entry has changed since it was read.
 func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64) (*mvccpb.KeyValue, error) {
 	at, err := d.change(ctx, kv, put(string(kv.Key), value, lease))
+	if errors.Is(err, errNoSpace) {
+		// etcd has either refused the put or carried it out. So the put cannot come later, and a
+		// read shows the outcome.
+		if r, e := d.get(ctx, string(kv.Key)); e == nil && len(r.Kvs) == 1 {
+			switch now := r.Kvs[0]; {
+			case now.Lease == lease:
+				return now, nil
+			case now.ModRevision == kv.ModRevision:
+				err = &noChange{err}
+			}
+		}
+	}
 	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: at}, err
 }
 
