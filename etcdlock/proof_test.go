@@ -141,6 +141,59 @@ func TestWaiterWhoseLeaseIsRevoked(t *testing.T) {
 	})
 }
 
+// Another driver removes the entry of a waiter, and ends its lease late. The waiter has lost the
+// event of the removal, or the reply to its put. The late end does not end the hold that it gets.
+func TestLateEndOfAWaitersLease(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	h := openDriver(t, s.Client)
+	for _, what := range []string{"event", "reply"} {
+		d, m := openMeddled(t, s.Client, &etcdlock.Options{Window: time.Minute})
+		other, slow := openMeddled(t, s.Client, nil)
+		removed, ends, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		slow.set(func(method string) error {
+			if method == "LeaseRevoke" {
+				close(removed)
+				<-ends
+			}
+			return nil
+		}, nil)
+		held, c := take(t, h, what, 5*time.Minute), claimFor(what, 5*time.Minute)
+		c.Renewed = true
+		remove := func() { ended <- other.Release(t.Context(), c) }
+		m.changing(func(msg any) {
+			if r, ok := msg.(*pb.WatchResponse); ok && len(r.Events) > 0 {
+				r.Canceled, r.Events = true, nil
+			}
+		})
+		if what == "reply" {
+			m.set(nil, func(method string) error {
+				if method != "Txn" {
+					return nil
+				}
+				m.set(nil, nil)
+				go remove()
+				<-removed
+				return lost
+			})
+		}
+		w := wantsAs(t, d, c)
+		if what == "event" {
+			queued(t, h, what, 1)
+			go remove()
+		}
+		<-removed
+		queued(t, h, what, 1)
+		free(t, h, held)
+		c = w.granted(t)
+		close(ends)
+		await.Must(t, <-ended)
+		if err := renew(d, c); err != nil {
+			t.Errorf("after a lost %s: %v", what, err)
+		}
+	}
+}
+
 // One keep-alive of many is stuck. The other holds are renewed in time, and that one by the next
 // renewal.
 func TestStuckKeepAlives(t *testing.T) {
