@@ -253,8 +253,11 @@ func (c *cluster) close() {
 	c.mu.Lock()
 	c.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
 	c.wg.Wait()
-	if c.current != nil {
-		c.current.close()
+	c.mu.Lock()
+	m := c.current // a call may give up the member even now
+	c.mu.Unlock()
+	if m != nil {
+		m.close()
 	}
 }
 

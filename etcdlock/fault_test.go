@@ -193,6 +193,27 @@ func TestATimeoutOfOneCallEndsNoOther(t *testing.T) {
 	}
 }
 
+// A call gives up the member while Close ends. The race detector would report an access without mu.
+func TestCloseDuringACallThatFails(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startServers(t, 1)[0].Client, nil)
+	began, ended := make(chan struct{}), make(chan error, 1)
+	m.set(func(method string) error {
+		if method != "Txn" {
+			return nil
+		}
+		close(began)
+		time.Sleep(500 * time.Millisecond) // a signal would order the accesses
+		return rpctypes.ErrGRPCNoLeader
+	}, nil)
+	go func() { _, err := acquire(d, claimFor("key", time.Minute)); ended <- err }()
+	<-began
+	d.Close()
+	if err := <-ended; err == nil {
+		t.Error("acquire without a leader: no error")
+	}
+}
+
 // TestNoSpace uses up the quota of etcd. Then holds go on and can be released, and no
 // key can be taken until an operator has made room.
 func TestNoSpace(t *testing.T) {
