@@ -86,3 +86,12 @@ func (d *driver) Behind() (n int) {
 	}
 	return n
 }
+
+// Gone returns what a queue records of an entry that was deleted at these revisions.
+func Gone(revisions ...int64) int64 {
+	q := &queue{d: &driver{}, view: &view{gone: map[string]int64{}}}
+	for _, r := range revisions {
+		q.deleted("name", r)
+	}
+	return q.view.gone["name"]
+}

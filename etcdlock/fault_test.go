@@ -307,3 +307,10 @@ func TestWaitThatBeginsInAnOutage(t *testing.T) {
 		t.Errorf("the outage is said to have begun %v after the Wait", late)
 	}
 }
+
+// The answer to a read, which is late, does not replace an event of a later deletion.
+func TestLateReadOfADeletion(t *testing.T) {
+	if at := etcdlock.Gone(7, 5); at != 7 {
+		t.Errorf("the entry was deleted at 7, and the queue says %d", at)
+	}
+}
