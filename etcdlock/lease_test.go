@@ -266,20 +266,13 @@ func TestReleaseDuringAMove(t *testing.T) {
 	c.Renewed = true
 	c = wantsAs(t, d, c).granted(t)
 
-	began, ends, answer := make(chan struct{}), make(chan struct{}), make(chan error)
-	m.set(func(method string) error {
-		if method == "LeaseGrant" {
-			close(began)
-			<-ends
-		}
-		return nil
-	}, nil)
+	began, goOn := m.stop("LeaseGrant")
+	answer := make(chan error)
 	go func() { answer <- renewWithin(t.Context(), d, c) }()
 	<-began
-	m.set(nil, nil)
 	free(t, d, c)
 	next := take(t, d, "next", time.Minute)
-	close(ends)
+	close(goOn)
 	if err := <-answer; !errors.Is(err, backend.ErrLost) {
 		t.Errorf("the renewal of the hold that was released: %v, want ErrLost", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -122,6 +123,20 @@ func failing(method string, err error) func(string) error {
 		}
 		return nil
 	}
+}
+
+// stop makes the next call of a method wait until goOn is closed. The call closes began.
+func (m *meddler) stop(method string) (began, goOn chan struct{}) {
+	began, goOn = make(chan struct{}), make(chan struct{})
+	var stopped atomic.Bool
+	m.set(func(name string) error {
+		if name == method && !stopped.Swap(true) {
+			close(began)
+			<-goOn
+		}
+		return nil
+	}, nil)
+	return began, goOn
 }
 
 // openMeddled opens a driver whose calls and streams the meddler may spoil.

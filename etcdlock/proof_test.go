@@ -150,14 +150,8 @@ func TestLateEndOfAWaitersLease(t *testing.T) {
 	for _, what := range []string{"event", "reply"} {
 		d, m := openMeddled(t, s.Client, &etcdlock.Options{Window: time.Minute})
 		other, slow := openMeddled(t, s.Client, nil)
-		removed, ends, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-		slow.set(func(method string) error {
-			if method == "LeaseRevoke" {
-				close(removed)
-				<-ends
-			}
-			return nil
-		}, nil)
+		removed, goOn := slow.stop("LeaseRevoke")
+		ended := make(chan error)
 		held, c := take(t, h, what, 5*time.Minute), claimFor(what, 5*time.Minute)
 		c.Renewed = true
 		remove := func() { ended <- other.Release(t.Context(), c) }
@@ -186,7 +180,7 @@ func TestLateEndOfAWaitersLease(t *testing.T) {
 		queued(t, h, what, 1)
 		free(t, h, held)
 		c = w.granted(t)
-		close(ends)
+		close(goOn)
 		await.Must(t, <-ended)
 		if err := renew(d, c); err != nil {
 			t.Errorf("after a lost %s: %v", what, err)
