@@ -74,12 +74,12 @@ func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 				defer func() { <-room }()
 				r, err := d.timeToLive(ctx, l.kvs[n].Lease)
 				switch {
-				case err != nil:
-					once.Do(func() { failed = err })
-				case r.GrantedTTL > 0:
+				case err == nil && r.GrantedTTL > 0:
 					// Add 1, because etcd rounds down. Return at least 1, because a lease outlives
 					// its term until etcd notices the end.
 					l.left[n] = time.Duration(max(min(r.TTL+1, r.GrantedTTL), 1)) * time.Second
+				case err != nil && !isGone(err):
+					once.Do(func() { failed = err })
 				}
 			})
 		}

@@ -66,14 +66,12 @@ func TestLostCalls(t *testing.T) {
 		{"first renewal", wait, prolong, "Txn", 1, true, nothing, true, true},
 		{"first renewal, and then the next", wait, prolong, "Txn", 1, true, prolong, true, true},
 	} {
-		for _, what := range []string{"request", "reply", "request, no space", "reply, no space"} {
+		for what, answer := range map[string]error{"request": lost, "reply": lost,
+			"request, no space": rpctypes.ErrGRPCNoSpace, "reply, no space": rpctypes.ErrGRPCNoSpace} {
 			t.Run(tt.what+", "+what, func(t *testing.T) {
 				t.Parallel()
 				d, m := openMeddled(t, s.Client, nil)
-				request, answer := strings.HasPrefix(what, "request"), lost
-				if strings.HasSuffix(what, "no space") {
-					answer = rpctypes.ErrGRPCNoSpace
-				}
+				request := strings.HasPrefix(what, "request")
 				known := tt.moves && answer != lost // a read shows whether etcd has moved the hold
 				c := claimFor(t.Name(), 5*time.Minute)
 				c.Renewed = tt.renewed

@@ -162,13 +162,13 @@ func TestLateEndOfAWaitersLease(t *testing.T) {
 		})
 		if what == "reply" {
 			m.set(nil, func(method string) error {
-				if method != "Txn" {
-					return nil
+				if method == "Txn" {
+					go remove()
+					<-removed
+					m.set(nil, nil)
+					return lost
 				}
-				m.set(nil, nil)
-				go remove()
-				<-removed
-				return lost
+				return nil
 			})
 		}
 		w := wantsAs(t, d, c)
@@ -212,12 +212,7 @@ func TestStuckKeepAlives(t *testing.T) {
 	if n := renewals(); n != 1 {
 		t.Errorf("%d of 64 renewals failed, with one stuck", n)
 	}
-	eventually(t, "renewals after", func() (err error) {
-		if n := renewals(); n > 0 {
-			err = fmt.Errorf("%d renewals failed", n)
-		}
-		return err
-	})
+	await.Until(t, "renewals after", func() bool { return renewals() == 0 })
 }
 
 // The keep-alive of a waiter is stuck. The waiter keeps its place.
@@ -225,19 +220,14 @@ func TestStuckKeepAliveOfAWaiter(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
 	d, m := openMeddled(t, s.Client, nil)
-	h := openDriver(t, s.Client)
-	c := take(t, h, "key", 5*time.Minute)
 	m.silence("LeaseKeepAlive")
-	w := wants(t, d, "key")
-	queued(t, h, "key", 1)
-	before := await.Value(entries(t.Context(), s.Client))
-	time.Sleep(8 * time.Second) // the window is 5 s
-	after := await.Value(entries(t.Context(), s.Client))
-	if !slices.Equal(after, before) {
-		t.Errorf("the entries are %q, and were %q", after, before)
-	}
-	free(t, h, c)
-	free(t, d, w.granted(t))
+	handOver(t, openDriver(t, s.Client), d, func(backend.Claim) {
+		before := await.Value(entries(t.Context(), s.Client))
+		time.Sleep(8 * time.Second) // the window is 5 s
+		if after := await.Value(entries(t.Context(), s.Client)); !slices.Equal(after, before) {
+			t.Errorf("the entries are %q, and were %q", after, before)
+		}
+	})
 }
 
 // A waiter gets the key, and moves its entry to another lease. Its keep-alive for the old lease
