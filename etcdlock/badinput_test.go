@@ -277,13 +277,7 @@ func TestTLS(t *testing.T) {
 		return hasp.Do(context.Background(), c, "tls", func(context.Context, *hasp.Lease) error { return nil })
 	})
 	q.Set("server_name", "etcd.example")
-	c, err := hasp.Open(context.Background(), "etcdlock+etcds://"+s.Client+"?"+q.Encode(), nil)
-	if err != nil {
-		t.Error(err)
-	} else {
-		c.Close()
-	}
-
+	await.Value(hasp.Open(context.Background(), "etcdlock+etcds://"+s.Client+"?"+q.Encode(), nil)).Close()
 	q.Set("server_name", "other.example")
 	refused(t, "etcds://"+s.Client+"?"+q.Encode(), false, "server_name")
 	refused(t, "etcds://"+s.Client, false, "certificate", "ca")

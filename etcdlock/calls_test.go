@@ -31,9 +31,7 @@ func open(ctx context.Context, hosts string) (backend.Driver, error) {
 
 func openDriver(tb testing.TB, hosts string) *etcdlock.Driver {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	d := await.Value(open(ctx, hosts))
+	d := await.Value(open(tb.Context(), hosts))
 	tb.Cleanup(func() { d.Close() })
 	return d.(*etcdlock.Driver)
 }

@@ -56,7 +56,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 	for try := 0; ; try++ {
 		m, err := c.member(ctx)
 		if err != nil {
-			return v, &unsent{err}
+			return v, &noChange{err}
 		}
 		silent := c.asked()
 		v, err = f(m)
@@ -72,7 +72,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			continue
 		}
 		if err = explain(ctx, m.endpoint, err); notSent {
-			err = &unsent{err}
+			err = &noChange{err}
 		}
 		return v, err
 	}
@@ -253,8 +253,11 @@ func (c *cluster) close() {
 	c.mu.Lock()
 	c.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
 	c.wg.Wait()
-	if c.current != nil {
-		c.current.close()
+	c.mu.Lock()
+	m := c.current // a call may give up the member even now
+	c.mu.Unlock()
+	if m != nil {
+		m.close()
 	}
 }
 

@@ -18,7 +18,8 @@ import (
 var (
 	errClosed = errors.New("etcdlock: driver is closed")
 
-	// errNoSpace says that etcd's disk quota is used up. The call has changed nothing.
+	// errNoSpace says that etcd's disk quota is used up. etcd also answers so to the call that uses
+	// up the quota, which it has carried out.
 	errNoSpace = errors.New("its disk quota is used up: compact and defragment it, then run etcdctl alarm disarm")
 
 	// errDoubtful says that a keep-alive proves nothing (see beat.outcome).
@@ -30,15 +31,15 @@ var (
 	errGone = errors.New("the lease has ended")
 )
 
-// unsent is the error of a call that was not sent, so the call has changed nothing.
-type unsent struct{ error }
+// noChange is the error of a call that was not sent, or that has changed nothing for another reason.
+type noChange struct{ error }
 
-func (u *unsent) Unwrap() error { return u.error }
+func (n *noChange) Unwrap() error { return n.error }
 
 // unchanged reports whether a call that returned err has certainly changed nothing, because etcd
 // has refused the call, or the call was not sent.
 func unchanged(err error) bool {
-	return backend.Definite(err) || errors.Is(err, errGone) || errors.Is(err, errNoSpace) || errors.As(err, new(*unsent))
+	return backend.Definite(err) || errors.Is(err, errGone) || errors.As(err, new(*noChange))
 }
 
 // codeOf returns the code of a gRPC error, or of the error that the etcd client made from it.

@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"sync/atomic"
+	"testing"
 	"time"
 )
 
@@ -57,9 +58,7 @@ func (d *driver) Idle() int {
 }
 
 // Burials returns how many leases are still to be ended.
-func (d *driver) Burials() int {
-	return int(d.active.Load())
-}
+func (d *driver) Burials() int { return int(d.active.Load()) }
 
 // CheckVersion is checkVersion.
 func CheckVersion(version string, user bool) error { return checkVersion(version, user) }
@@ -85,4 +84,14 @@ func (d *driver) Behind() (n int) {
 		}
 	}
 	return n
+}
+
+// The answer to a read, which is late, does not replace the event of a later deletion.
+func TestLateReadOfADeletion(t *testing.T) {
+	q := &queue{d: &driver{}, view: &view{gone: map[string]int64{}}}
+	q.deleted("name", 7)
+	q.deleted("name", 5)
+	if at := q.view.gone["name"]; at != 7 {
+		t.Errorf("the entry was deleted at 7, and the queue says %d", at)
+	}
 }

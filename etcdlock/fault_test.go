@@ -68,19 +68,11 @@ func TestMembers(t *testing.T) {
 	t.Parallel()
 	servers := startServers(t, 3)
 	at := func(host string) *server {
-		i := slices.IndexFunc(servers, func(s *server) bool { return s.Client == host })
-		if i < 0 {
-			t.Fatalf("no member at %q", host)
-		}
-		return servers[i]
+		return servers[slices.IndexFunc(servers, func(s *server) bool { return s.Client == host })]
 	}
 	killed := func(s *server) func() {
 		s.Kill()
-		return func() {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			defer cancel()
-			await.Must(t, start(ctx, s))
-		}
+		return func() { await.Must(t, start(t.Context(), s)) }
 	}
 	stopped := func(s *server) func() { return pause(t, s) }
 
@@ -140,9 +132,7 @@ func TestMemberThatFailsInASearch(t *testing.T) {
 	s := startServers(t, 1)[0]
 	d := openDriver(t, s.Client)
 	d.LeaveInSearch(func() (resume func()) { return pause(t, s) })
-	if _, err := acquire(d, claimFor("key", time.Minute)); err != nil {
-		t.Errorf("after the search: %v", err)
-	}
+	take(t, d, "key", time.Minute)
 }
 
 // TestCallsThatFailAtOnce has each call fail immediately, without an answer of the member. The
@@ -167,30 +157,35 @@ func TestATimeoutOfOneCallEndsNoOther(t *testing.T) {
 	t.Parallel()
 	d, m := openMeddled(t, hosts(startServers(t, 1)), nil)
 	take(t, d, "k", time.Minute)
-	var waits atomic.Bool
-	began, ends := make(chan struct{}), make(chan struct{})
-	m.set(func(string) error {
-		if waits.CompareAndSwap(false, true) {
-			close(began)
-			<-ends
-			return nil
-		}
-		return rpctypes.ErrGRPCTimeout
-	}, nil)
+	began, goOn := m.stop("Range")
 	inspected := make(chan error, 1)
 	go func() {
 		_, err := d.Inspect(context.Background(), "k")
 		inspected <- err
 	}()
 	<-began
+	m.set(failing("LeaseGrant", rpctypes.ErrGRPCTimeout), nil)
 	if _, err := acquire(d, claimFor("other", time.Minute)); err == nil || errors.Is(err, backend.ErrHeld) {
 		t.Errorf("acquire: %v, want an outage", err)
 	}
 	m.set(nil, nil)
-	close(ends)
-	if err := <-inspected; err != nil {
-		t.Errorf("the other call: %v", err)
-	}
+	close(goOn)
+	await.Must(t, <-inspected)
+}
+
+// A call gives up the member while Close ends. The race detector would report an access without mu.
+func TestCloseDuringACallThatFails(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startServers(t, 1)[0].Client, nil)
+	m.set(func(method string) error {
+		if method == "LeaseGrant" {
+			go d.Close()
+			time.Sleep(500 * time.Millisecond) // a signal would order the accesses
+			return rpctypes.ErrGRPCNoLeader
+		}
+		return nil
+	}, nil)
+	_, _ = acquire(d, claimFor("key", time.Minute))
 }
 
 // TestNoSpace uses up the quota of etcd. Then holds go on and can be released, and no
@@ -209,16 +204,9 @@ func TestNoSpace(t *testing.T) {
 	waited.Renewed = true
 	waited = wantsAs(t, d, waited).granted(t)
 
-	var full error
-	for range 1000 {
-		if _, full = client.Put(ctx, "filler", strings.Repeat("x", 100_000)); full != nil {
-			break
-		}
+	for full := error(nil); full == nil; {
+		_, full = client.Put(ctx, "filler", strings.Repeat("x", 100_000))
 	}
-	if full == nil {
-		t.Fatal("the quota is not used up")
-	}
-
 	_, err := acquire(d, claimFor("after", time.Minute))
 	if err == nil || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "etcdctl alarm disarm") {
 		t.Errorf("acquire without space: %v, want an outage that says what to do", err)
@@ -239,9 +227,7 @@ func TestNoSpace(t *testing.T) {
 		t.Errorf("wait without space: %v, want an outage that says what to do", err)
 	}
 	m.set(nil, nil)
-	if err := renew(d, c); err != nil {
-		t.Errorf("renew without space: %v", err)
-	}
+	await.Must(t, renew(d, c))
 	free(t, d, c)
 	began := time.Now()
 	d.Renew(ctx, []backend.Claim{waited}, func(_ int, g backend.Grant, err error) {
@@ -255,9 +241,7 @@ func TestNoSpace(t *testing.T) {
 	await.Value(client.Delete(ctx, "filler"))
 	await.Value(client.Defragment(ctx, servers[0].Client))
 	await.Value(client.AlarmDisarm(ctx, &clientv3.AlarmMember{}))
-	if err := renew(d, waited); err != nil {
-		t.Errorf("renewal with space again: %v", err)
-	}
+	await.Must(t, renew(d, waited))
 	isFree(t, d, "after")
 }
 

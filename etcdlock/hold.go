@@ -67,7 +67,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	case d.turns <- struct{}{}:
 		defer func() { <-d.turns }()
 	case <-ctx.Done():
-		return backend.Grant{}, &unsent{ctx.Err()}
+		return backend.Grant{}, &noChange{ctx.Err()}
 	}
 	for {
 		called := d.clock.now()

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -73,9 +72,7 @@ func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 			room <- struct{}{}
 			wg.Go(func() {
 				defer func() { <-room }()
-				r, err := call(ctx, d.cluster, func(m *member) (*pb.LeaseTimeToLiveResponse, error) {
-					return m.leases.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: l.kvs[n].Lease})
-				})
+				r, err := d.timeToLive(ctx, l.kvs[n].Lease)
 				switch {
 				case err == nil && r.GrantedTTL > 0:
 					// Add 1, because etcd rounds down. Return at least 1, because a lease outlives

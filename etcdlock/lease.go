@@ -161,3 +161,11 @@ func (d *driver) revoke(ctx context.Context, id int64) error {
 	})
 	return err
 }
+
+// timeToLive returns the rest and the whole of the term of any driver's lease. If the lease has
+// ended, GrantedTTL is 0, or the error is errGone.
+func (d *driver) timeToLive(ctx context.Context, id int64) (*pb.LeaseTimeToLiveResponse, error) {
+	return call(ctx, d.cluster, func(m *member) (*pb.LeaseTimeToLiveResponse, error) {
+		return m.leases.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: id})
+	})
+}

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
@@ -25,8 +28,9 @@ func nothingLeft(t *testing.T, at string) {
 	})
 }
 
-// TestLostCalls loses a transaction, which may still arrive, or its reply. The lease whose put has no
-// known outcome is never used again. A hold goes on until its release, and then nothing is left.
+// TestLostCalls loses a call, which may still arrive, or its reply. Or etcd answers that it has no
+// space, to a call that it has refused, or carried out. The lease whose put has no known outcome is
+// never used again. A hold goes on until its release, and then nothing is left.
 func TestLostCalls(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
@@ -47,48 +51,57 @@ func TestLostCalls(t *testing.T) {
 	for _, tt := range []struct {
 		what         string
 		before, call op
-		lost         int32 // which transaction of the call
+		method       string
+		lost         int32 // which call of the method
 		goesOn       bool  // the hold lives after the call
 		then         op
 		renewed      bool // Claim.Renewed
+		moves        bool // the call moves the hold to a lease of the whole term
 	}{
-		{"acquire", nothing, lock, 1, false, nothing, false},
-		{"release", lock, unlock, 1, false, nothing, false},
-		{"place in the queue", nothing, wait, 1, true, nothing, true}, // the Wait repeats it
-		{"move at the grant", nothing, wait, 2, false, nothing, false},
-		{"first renewal", wait, prolong, 1, true, nothing, true}, // it moves the hold to a lease of the whole term
-		{"first renewal, and then the next", wait, prolong, 1, true, prolong, true},
+		{"lease", nothing, lock, "LeaseGrant", 1, false, nothing, false, false},
+		{"acquire", nothing, lock, "Txn", 1, false, nothing, false, false},
+		{"release", lock, unlock, "Txn", 1, false, nothing, false, false},
+		{"place in the queue", nothing, wait, "Txn", 1, true, nothing, true, false}, // the Wait repeats it
+		{"move at the grant", nothing, wait, "Txn", 2, false, nothing, false, true},
+		{"first renewal", wait, prolong, "Txn", 1, true, nothing, true, true},
+		{"first renewal, and then the next", wait, prolong, "Txn", 1, true, prolong, true, true},
 	} {
-		for _, what := range []string{"request", "reply"} {
+		for what, answer := range map[string]error{"request": lost, "reply": lost,
+			"request, no space": rpctypes.ErrGRPCNoSpace, "reply, no space": rpctypes.ErrGRPCNoSpace} {
 			t.Run(tt.what+", "+what, func(t *testing.T) {
 				t.Parallel()
 				d, m := openMeddled(t, s.Client, nil)
-				c := claimFor(t.Name(), 30*time.Second) // a lost move may leave a lease that ends with its term
+				request := strings.HasPrefix(what, "request")
+				known := tt.moves && answer != lost // a read shows whether etcd has moved the hold
+				c := claimFor(t.Name(), 5*time.Minute)
 				c.Renewed = tt.renewed
 				await.Must(t, tt.before(d, &c))
-				var txns atomic.Int32
+				var calls atomic.Int32
 				lose := func(method string) error {
-					if method == "Txn" && txns.Add(1) == tt.lost {
-						return lost
+					if method == tt.method && calls.Add(1) == tt.lost {
+						return answer
 					}
 					return nil
 				}
-				if what == "request" {
+				if request {
 					m.set(lose, nil)
 				} else {
 					m.set(nil, lose)
 				}
-				if err := tt.call(d, &c); txns.Load() < tt.lost || (err == nil) != (tt.lost < txns.Load()) {
-					t.Errorf("%d transactions, of which one was lost: %v", txns.Load(), err)
+				if err := tt.call(d, &c); calls.Load() < tt.lost || (err == nil) != (known || tt.lost < calls.Load()) {
+					t.Errorf("%d calls, of which one was lost: %v", calls.Load(), err)
 				}
-				m.set(nil, nil)
+				if m.set(nil, nil); known && request {
+					m.set(failing("LeaseGrant", answer), nil) // there is still no space
+				}
 				if err := tt.then(d, &c); err != nil {
 					t.Errorf("the next renewal: %v", err)
 				}
 				if err := release(d, c); err != nil && (tt.goesOn || !errors.Is(err, backend.ErrLost)) {
 					t.Errorf("release: %v", err)
 				}
-				if n := d.Idle(); n != 0 {
+				fresh := request && (known || tt.goesOn && !tt.moves) || known && tt.lost == 2 // the release leaves another lease
+				if n := d.Idle(); n != 0 && !fresh {
 					t.Errorf("%d leases would be used again, want 0", n)
 				}
 				d.Close()
@@ -146,7 +159,7 @@ func TestEvictionCutOff(t *testing.T) {
 			holder := openDriver(t, s.Client)
 			other, meddler := openMeddled(t, s.Client, nil)
 			c, kept := take(t, holder, "cut off", 5*time.Minute), take(t, holder, "kept", 5*time.Minute)
-			meddler.set(losing("LeaseRevoke"), nil)
+			meddler.set(failing("LeaseRevoke", lost), nil)
 			if err := evict(other, c); err == nil {
 				t.Errorf("%s returned no error, although the lease was not revoked", what)
 			}
@@ -239,5 +252,48 @@ func TestAgeOfAHoldThatWaited(t *testing.T) {
 			t.Errorf("after %d renewals, the hold began at %v, want between %v and %v", i, st.Since, before, after)
 		}
 		await.Must(t, renew(d, c))
+	}
+}
+
+// A hold is released while its first renewal is about to move it to another lease, and another hold
+// gets the lease of the first one. The end of that renewal does not end the other hold.
+func TestReleaseDuringAMove(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startServers(t, 1)[0].Client, &etcdlock.Options{Window: time.Minute})
+	c := claimFor("moved", 5*time.Minute)
+	c.Renewed = true
+	c = wantsAs(t, d, c).granted(t)
+
+	began, goOn := m.stop("LeaseGrant")
+	answer := make(chan error)
+	go func() { answer <- renewWithin(t.Context(), d, c) }()
+	<-began
+	free(t, d, c)
+	next := take(t, d, "next", time.Minute)
+	close(goOn)
+	if err := <-answer; !errors.Is(err, backend.ErrLost) {
+		t.Errorf("the renewal of the hold that was released: %v, want ErrLost", err)
+	}
+	await.Until(t, "the end of leases", func() bool { return d.Burials() == 0 })
+	await.Must(t, renew(d, next))
+}
+
+// A renewal for a short term does not shorten a long term, even if the driver does not know the
+// lease of the hold: after a lost reply, or because another driver made the hold.
+func TestRenewalByTheTokenKeepsTheTerm(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, m := openMeddled(t, s.Client, nil)
+	c := take(t, d, "key", 5*time.Minute)
+	c.TTL *= 2
+	m.set(nil, failing("Txn", lost))
+	_ = renew(d, c)
+	m.set(nil, nil)
+	c.TTL = 10 * time.Second
+	for _, d := range []*etcdlock.Driver{d, openDriver(t, s.Client)} {
+		await.Must(t, renew(d, c))
+		if st := await.Value(inspect(d, c.Key)); st.TTL <= c.TTL {
+			t.Errorf("the term ends in %v, want 5 m or more", st.TTL)
+		}
 	}
 }

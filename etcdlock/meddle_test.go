@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -114,14 +115,28 @@ func (m *meddler) see(msg any) {
 // lost is the error of a call whose answer does not come.
 var lost = status.Error(codes.DeadlineExceeded, "lost by the test")
 
-// losing returns a function that loses the calls of a method.
-func losing(method string) func(string) error {
+// failing returns a function that fails the calls of a method.
+func failing(method string, err error) func(string) error {
 	return func(name string) error {
 		if name == method {
-			return lost
+			return err
 		}
 		return nil
 	}
+}
+
+// stop makes the next call of a method wait until goOn is closed. The call closes began.
+func (m *meddler) stop(method string) (began, goOn chan struct{}) {
+	began, goOn = make(chan struct{}), make(chan struct{})
+	var stopped atomic.Bool
+	m.set(func(name string) error {
+		if name == method && !stopped.Swap(true) {
+			close(began)
+			<-goOn
+		}
+		return nil
+	}, nil)
+	return began, goOn
 }
 
 // openMeddled opens a driver whose calls and streams the meddler may spoil.

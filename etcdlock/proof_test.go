@@ -141,6 +141,53 @@ func TestWaiterWhoseLeaseIsRevoked(t *testing.T) {
 	})
 }
 
+// Another driver removes the entry of a waiter, and ends its lease late. The waiter has lost the
+// event of the removal, or the reply to its put. The late end does not end the hold that it gets.
+func TestLateEndOfAWaitersLease(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	h := openDriver(t, s.Client)
+	for _, what := range []string{"event", "reply"} {
+		d, m := openMeddled(t, s.Client, &etcdlock.Options{Window: time.Minute})
+		other, slow := openMeddled(t, s.Client, nil)
+		removed, goOn := slow.stop("LeaseRevoke")
+		ended := make(chan error)
+		held, c := take(t, h, what, 5*time.Minute), claimFor(what, 5*time.Minute)
+		c.Renewed = true
+		remove := func() { ended <- other.Release(t.Context(), c) }
+		m.changing(func(msg any) {
+			if r, ok := msg.(*pb.WatchResponse); ok && len(r.Events) > 0 {
+				r.Canceled, r.Events = true, nil
+			}
+		})
+		if what == "reply" {
+			m.set(nil, func(method string) error {
+				if method == "Txn" {
+					go remove()
+					<-removed
+					m.set(nil, nil)
+					return lost
+				}
+				return nil
+			})
+		}
+		w := wantsAs(t, d, c)
+		if what == "event" {
+			queued(t, h, what, 1)
+			go remove()
+		}
+		<-removed
+		queued(t, h, what, 1)
+		free(t, h, held)
+		c = w.granted(t)
+		close(goOn)
+		await.Must(t, <-ended)
+		if err := renew(d, c); err != nil {
+			t.Errorf("after a lost %s: %v", what, err)
+		}
+	}
+}
+
 // One keep-alive of many is stuck. The other holds are renewed in time, and that one by the next
 // renewal.
 func TestStuckKeepAlives(t *testing.T) {
@@ -165,12 +212,7 @@ func TestStuckKeepAlives(t *testing.T) {
 	if n := renewals(); n != 1 {
 		t.Errorf("%d of 64 renewals failed, with one stuck", n)
 	}
-	eventually(t, "renewals after", func() (err error) {
-		if n := renewals(); n > 0 {
-			err = fmt.Errorf("%d renewals failed", n)
-		}
-		return err
-	})
+	await.Until(t, "renewals after", func() bool { return renewals() == 0 })
 }
 
 // The keep-alive of a waiter is stuck. The waiter keeps its place.
@@ -178,19 +220,14 @@ func TestStuckKeepAliveOfAWaiter(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
 	d, m := openMeddled(t, s.Client, nil)
-	h := openDriver(t, s.Client)
-	c := take(t, h, "key", 5*time.Minute)
 	m.silence("LeaseKeepAlive")
-	w := wants(t, d, "key")
-	queued(t, h, "key", 1)
-	before := await.Value(entries(t.Context(), s.Client))
-	time.Sleep(8 * time.Second) // the window is 5 s
-	after := await.Value(entries(t.Context(), s.Client))
-	if !slices.Equal(after, before) {
-		t.Errorf("the entries are %q, and were %q", after, before)
-	}
-	free(t, h, c)
-	free(t, d, w.granted(t))
+	handOver(t, openDriver(t, s.Client), d, func(backend.Claim) {
+		before := await.Value(entries(t.Context(), s.Client))
+		time.Sleep(8 * time.Second) // the window is 5 s
+		if after := await.Value(entries(t.Context(), s.Client)); !slices.Equal(after, before) {
+			t.Errorf("the entries are %q, and were %q", after, before)
+		}
+	})
 }
 
 // A waiter gets the key, and moves its entry to another lease. Its keep-alive for the old lease

@@ -249,7 +249,7 @@ func (q *queue) deleted(name string, revision int64) {
 	defer q.d.mu.Unlock()
 	if v := q.view; v != nil {
 		if v.gone != nil {
-			v.gone[name] = revision
+			v.gone[name] = max(v.gone[name], revision) // a read of checkHead may be older than the event
 		}
 		// Keep an entry that was created later under the same name.
 		v.order = slices.DeleteFunc(v.order, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name && kv.CreateRevision < revision })

@@ -25,17 +25,14 @@ func TestNothingSentNothingToEnd(t *testing.T) {
 	link := linkTo(t, startServers(t, 1)[0].Client)
 	d := openDriver(t, link.Store)
 	link.Set(conformance.Down)
-	eventually(t, "calls that leave nothing", func() error {
+	await.Until(t, "calls that leave nothing", func() bool {
 		before := d.Burials() // of calls whose connection was cut
 		for range 20 {
 			if _, err := acquire(d, claimFor("key", time.Hour)); err == nil {
 				t.Fatal("acquired a key without etcd")
 			}
 		}
-		if n := d.Burials(); n > before {
-			return fmt.Errorf("%d leases to end after 20 calls, %d before", n, before)
-		}
-		return nil
+		return d.Burials() <= before
 	})
 }
 
@@ -60,15 +57,12 @@ func TestCallsAtOnce(t *testing.T) {
 		now[method]--
 		mu.Unlock()
 		return nil
-	}, losing("Txn"))
+	}, failing("Txn", lost))
 	blocked := func(method string) {
-		eventually(t, "calls of "+method, func() error {
+		await.Until(t, "calls of "+method, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
-			if now[method] < most {
-				return fmt.Errorf("%d", now[method])
-			}
-			return nil
+			return now[method] >= most
 		})
 		close(gates[method])
 	}
@@ -82,12 +76,7 @@ func TestCallsAtOnce(t *testing.T) {
 	blocked("LeaseGrant")
 	wg.Wait()
 	blocked("LeaseRevoke") // of the leases whose puts have no known outcome
-	eventually(t, "the end of the clean-up", func() error {
-		if n := d.Burials(); n > 0 {
-			return fmt.Errorf("%d leases to end", n)
-		}
-		return nil
-	})
+	await.Until(t, "the end of the clean-up", func() bool { return d.Burials() == 0 })
 	for _, method := range []string{"LeaseGrant", "Txn", "LeaseRevoke"} {
 		if peak[method] > most {
 			t.Errorf("%d calls of %s at once, want %d at most", peak[method], method, most)
@@ -195,12 +184,7 @@ func TestMemoryOfWaiters(t *testing.T) {
 			c.Timeout = patience
 			wantsAs(t, d, c)
 		}
-		eventually(t, "the reads of the waiters", func() error {
-			if k := d.Behind(); k < n {
-				return fmt.Errorf("%d of %d", k, n)
-			}
-			return nil
-		})
+		await.Until(t, "the reads of the waiters", func() bool { return d.Behind() >= n })
 		return (heap() - before) / float64(n)
 	}
 	few, many := each(100), each(600)

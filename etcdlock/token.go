@@ -50,9 +50,19 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 // move puts a hold under a new lease with the whole term. If another driver made the hold, h is
 // nil. If the entry has changed since it was read as kv, move returns errGone.
 func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, error) {
-	l, err := d.pool.grant(ctx, seconds(c.TTL))
+	secs := seconds(c.TTL)
+	if h == nil || kv != h.entry {
+		// The present lease may have a longer term than c.TTL, and a renewal never shortens a term. Take
+		// the whole of that term, because a leader that was deposed may report a rest that is too short.
+		r, err := d.timeToLive(ctx, kv.Lease)
+		if err != nil {
+			return backend.Grant{}, err
+		}
+		secs = max(secs, r.GrantedTTL)
+	}
+	l, err := d.pool.grant(ctx, secs)
 	if err != nil {
-		return backend.Grant{}, err
+		return backend.Grant{}, &noChange{err} // the hold is as it was
 	}
 	granted, value := time.Now(), kv.Value
 	if h != nil {
@@ -88,13 +98,14 @@ func (h *hold) doubt(other *lease) {
 	if h == nil {
 		return // the new lease serves the hold, or ends by itself
 	}
-	h.over.Store(true)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.ended {
-		h.d.bury(other)
-	} else {
+	h.over.Store(true) // under mu, so that settle either ends h.lease, or finds it in others
+	switch {
+	case !h.ended:
 		h.others = append(h.others, h.lease, other)
+	case other != h.lease: // because a Release may have given h.lease back to the pool, another hold may use it
+		h.d.bury(other)
 	}
 }
 
@@ -105,9 +116,9 @@ func (h *hold) settle(ended bool) {
 	if h == nil {
 		return
 	}
-	h.abandon()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.abandon()
 	for _, l := range h.others {
 		h.d.bury(l)
 	}
@@ -119,6 +130,18 @@ func (h *hold) settle(ended bool) {
 // returns errGone if the entry has changed since it was read.
 func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64) (*mvccpb.KeyValue, error) {
 	at, err := d.change(ctx, kv, put(string(kv.Key), value, lease))
+	if errors.Is(err, errNoSpace) {
+		// etcd has either refused the put or carried it out. So the put cannot come later, and a
+		// read shows the outcome.
+		if r, e := d.get(ctx, string(kv.Key)); e == nil && len(r.Kvs) == 1 {
+			switch now := r.Kvs[0]; {
+			case now.Lease == lease:
+				return now, nil
+			case now.ModRevision == kv.ModRevision:
+				err = &noChange{err}
+			}
+		}
+	}
 	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: at}, err
 }
 

@@ -191,7 +191,8 @@ func (w *waiter) ready(ctx context.Context) (watched, ready bool) {
 	return watched, w.sleep(ctx, 100*time.Millisecond, changed, turns)
 }
 
-// enter puts the waiter's entry into the queue, if it is not there yet, and then reads the queue.
+// enter puts the waiter's entry into the queue, if it is not there yet, and then reads the queue. It
+// returns errGone if the lease has ended, or the entry was removed.
 func (w *waiter) enter(ctx context.Context) error {
 	within, cancel := w.bounded(ctx)
 	defer cancel()
@@ -208,9 +209,14 @@ func (w *waiter) enter(ctx context.Context) error {
 	if !ok {
 		return nil // the watch has just ended
 	}
-	own, others := clientv3.OpGet(name), clientv3.OpGet(w.q.prefix, clientv3.WithPrefix(), clientv3.WithMinCreateRev(known+1))
-	r, err := w.d.txn(within, clientv3.Compare(clientv3.CreateRevision(name), "=", 0),
-		[]clientv3.Op{put(name, w.entry.Value, w.lease.id), own, others}, own, others)
+	reads := []clientv3.Op{clientv3.OpGet(name), clientv3.OpGet(w.q.prefix, clientv3.WithPrefix(), clientv3.WithMinCreateRev(known+1))}
+	then := reads
+	if w.entry.CreateRevision == 0 && !w.lease.doubtful.Load() {
+		// Put the entry only once under a lease. If another driver has removed the entry, that driver
+		// revokes the lease next (see evict), and would end a new entry as well.
+		then = append([]clientv3.Op{put(name, w.entry.Value, w.lease.id)}, reads...)
+	}
+	r, err := w.d.txn(within, clientv3.Compare(clientv3.CreateRevision(name), "=", 0), then, reads...)
 	if err != nil {
 		w.q.end(w, 0, 0, nil)
 		if !unchanged(err) {
@@ -219,6 +225,10 @@ func (w *waiter) enter(ctx context.Context) error {
 		return err
 	}
 	read := r.Responses[len(r.Responses)-2:]
+	if len(read[0].GetResponseRange().Kvs) == 0 {
+		w.q.end(w, 0, 0, nil)
+		return errGone
+	}
 	w.entry = read[0].GetResponseRange().Kvs[0]
 	w.q.end(w, w.entry.CreateRevision, r.Header.Revision, read[1].GetResponseRange().Kvs)
 	return nil
