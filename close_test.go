@@ -151,10 +151,7 @@ func (d *closable) Renew(ctx context.Context, cs []backend.Claim, done func(int,
 	_ = d.call(func() error { d.faulty.Renew(ctx, cs, done); return nil })
 }
 
-func (d *closable) Close() error {
-	d.set(func(*faulty) { d.closed = true })
-	return nil
-}
+func (d *closable) Close() error { d.set(func(*faulty) { d.closed = true }); return nil }
 
 func TestIdleClientLeavesNoGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -219,10 +219,7 @@ func TestDoResumesARenewalThatHasStopped(t *testing.T) {
 func TestDoWhileTheLastRenewalAsks(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		returns, entered := make(chan struct{}), make(chan struct{})
-		asked := sync.OnceFunc(func() {
-			close(returns)
-			<-entered
-		})
+		asked := sync.OnceFunc(func() { close(returns); <-entered })
 		first, ctx := whileTheLastRenewalAsks(t, c, func(context.Context) { asked() })
 		late := lockerFunc(func(context.Context, string, ...hasp.Option) (*hasp.Lease, error) {
 			<-returns

@@ -175,10 +175,7 @@ func TestLossIsReportedAfterClose(t *testing.T) {
 				return backend.ErrLost
 			}
 			unlocked := make(chan error)
-			go func() {
-				l := lockNow(t, c, "k")
-				unlocked <- l.Unlock(t.Context())
-			}()
+			go func() { l := lockNow(t, c, "k"); unlocked <- l.Unlock(t.Context()) }()
 			synctest.Wait()
 			c.Close()
 			want(t, "Unlock", <-unlocked, tc.unlock)

@@ -56,10 +56,7 @@ func until[T any](f *faulty, ctx context.Context, call func() (T, error)) (T, er
 		err error
 	}
 	done := make(chan answer, 1)
-	go func() {
-		v, err := call()
-		done <- answer{v, err}
-	}()
+	go func() { v, err := call(); done <- answer{v, err} }()
 	select {
 	case a := <-done:
 		return a.v, a.err
@@ -87,10 +84,7 @@ func (f *faulty) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 func (f *faulty) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	var wg sync.WaitGroup
 	for i, c := range cs {
-		wg.Go(func() {
-			g, err := f.renewOne(ctx, c)
-			done(i, g, err)
-		})
+		wg.Go(func() { g, err := f.renewOne(ctx, c); done(i, g, err) })
 	}
 	wg.Wait()
 }
@@ -136,20 +130,11 @@ func (f *faulty) calls() (acquires, renews, releases int) {
 	return len(f.acquired), len(f.renewed), len(f.released)
 }
 
-func (f *faulty) attempts() int {
-	n, _, _ := f.calls()
-	return n
-}
+func (f *faulty) attempts() int { n, _, _ := f.calls(); return n }
 
-func (f *faulty) renewals() int {
-	_, n, _ := f.calls()
-	return n
-}
+func (f *faulty) renewals() int { _, n, _ := f.calls(); return n }
 
-func (f *faulty) releases() int {
-	_, _, n := f.calls()
-	return n
-}
+func (f *faulty) releases() int { _, _, n := f.calls(); return n }
 
 type (
 	acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
@@ -174,10 +159,7 @@ func hungFor(d time.Duration) acquireHook {
 	}
 }
 
-func hungRelease(backend.Claim, func() error) error {
-	time.Sleep(time.Hour)
-	return errNet
-}
+func hungRelease(backend.Claim, func() error) error { time.Sleep(time.Hour); return errNet }
 
 // hungRenew gets no answer, and ends with its context.
 func hungRenew(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {

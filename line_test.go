@@ -33,10 +33,7 @@ func queue(t *testing.T, c *hasp.Client, key string, n int, opts ...hasp.Option)
 		})
 		synctest.Wait()
 	}
-	return func() []int {
-		wg.Wait()
-		return served
-	}
+	return func() []int { wg.Wait(); return served }
 }
 
 func inOrder(t *testing.T, got []int, n int) {

@@ -54,10 +54,7 @@ func TestReplyLostOnTryLock(t *testing.T) {
 func TestReplyLostOnRelease(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
-		f.release = func(_ backend.Claim, send func() error) error {
-			send()
-			return errNet
-		}
+		f.release = func(_ backend.Claim, send func() error) error { send(); return errNet }
 		err := l.Unlock(t.Context())
 		want(t, "Unlock", err, errNet)
 		want(t, "Err", l.Err(), hasp.ErrReleased)

@@ -21,15 +21,9 @@ type trap struct {
 	spring func(method string)
 }
 
-func (c trap) Done() <-chan struct{} {
-	c.spring("Done")
-	return c.Context.Done()
-}
+func (c trap) Done() <-chan struct{} { c.spring("Done"); return c.Context.Done() }
 
-func (c trap) Err() error {
-	c.spring("Err")
-	return c.Context.Err()
-}
+func (c trap) Err() error { c.spring("Err"); return c.Context.Err() }
 
 // If code of the caller panics or ends the goroutine during Lock, Lock leaves nothing behind.
 func TestLockThatDoesNotReturn(t *testing.T) {

@@ -250,10 +250,7 @@ func TestAnImpossibleQuorumIsAnOutageAtOnce(t *testing.T) {
 }
 
 // stall makes the proxy pass nothing for a while.
-func stall(p *faultproxy.Proxy, d time.Duration) {
-	p.Stall()
-	time.AfterFunc(d, p.Flow)
-}
+func stall(p *faultproxy.Proxy, d time.Duration) { p.Stall(); time.AfterFunc(d, p.Flow) }
 
 // elsewhere stores another program's value under the key.
 func elsewhere(t *testing.T, v *redistest.VirtualServer, key string) {

@@ -136,10 +136,7 @@ func TestAFenceCountsOnlyWhereItsHolderHasTheKey(t *testing.T) {
 		var ga backend.Grant
 		var erra error
 		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			ga, erra = a.Acquire(t.Context(), ca)
-		}()
+		go func() { defer close(done); ga, erra = a.Acquire(t.Context(), ca) }()
 		synctest.Wait()
 		tr.vs[1].Proxy.Fail("k "+markKey+" "+counter+" "+cb.Token, faultproxy.LoseRequest)
 		gb, err := b.Acquire(t.Context(), cb)

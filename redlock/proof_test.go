@@ -44,10 +44,7 @@ func TestARecordThatCameLateRenewsNothing(t *testing.T) {
 		late := aClaim("a-key")
 		late.TTL, late.Timeout = 20*time.Second, 20*time.Second
 		granted := make(chan error, 1)
-		go func() {
-			_, err := b.Acquire(t.Context(), late)
-			granted <- err
-		}()
+		go func() { _, err := b.Acquire(t.Context(), late); granted <- err }()
 		time.Sleep(time.Second)
 		synctest.Wait()
 		tr.want(t, "B", late, "x??")

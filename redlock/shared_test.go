@@ -160,9 +160,7 @@ func (c *crowd) busy() (n int64) {
 	ctx, cancel := context.WithCancel(c.t.Context())
 	var wg sync.WaitGroup
 	for _, d := range c.drivers[1:] {
-		wg.Go(func() {
-			_, _ = d.Wait(ctx, c.claim())
-		})
+		wg.Go(func() { _, _ = d.Wait(ctx, c.claim()) })
 	}
 	time.Sleep(2 * time.Second)
 	before := c.commands()
