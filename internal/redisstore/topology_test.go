@@ -114,10 +114,14 @@ func TestSentinel(t *testing.T) {
 		}
 	}
 
-	set.Failover() // ends all connections to the old master
+	set.Failover()
+	old := first.Client()
+	await.Until(t, "the end of the old master", func() bool { // until then it takes writes, which are lost
+		return strings.Contains(old.Info(t.Context(), "replication").Val(), "role:slave")
+	})
 	expect(t, s, "after the switch", "OK", "set", "k", "v")
 	second := set.Master()
-	s.always = true // from here on over wires
+	s.always = true         // from here on over wires
 	confirmed(t, second, 2) // either replica may be the next master
 	second.Kill()
 	set.Failover()
