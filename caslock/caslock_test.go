@@ -32,22 +32,19 @@ func TestConformanceHash(t *testing.T) {
 	t.Parallel()
 	mem := memkv.New()
 	mem.Hash = true
-	conform(t, mem, struct {
-		caslock.Store
-		caslock.Lister
-	}{mem, mem})
+	conform(t, mem, struct{ caslock.Store }{mem})
 }
 
 func conform(t *testing.T, mem *memkv.Store, store caslock.Store) {
-	janitor := open(t, store)
+	janitor := open(t, mem)
 	conformance.Run(t, conformance.Harness{
 		Open: func(ctx context.Context, _ string) (backend.Driver, error) {
-			return caslock.NewDriver(ctx, store, nil)
+			return caslock.NewDriver(ctx, store)
 		},
 		Commands: func(context.Context, string) (int64, error) { return mem.Calls.Load(), nil },
 		Cost:     conformance.Cost{Acquire: 2, Refused: 1},
 		Entries: func(ctx context.Context, _ string) (left []string, err error) {
-			es, _, err := mem.Scan(ctx, "", "", 1<<30)
+			es, _, err := mem.Scan(ctx, "", 1<<30)
 			for _, e := range es {
 				var r struct{ Items []any }
 				if err := json.Unmarshal(e.Value, &r); err != nil || len(r.Items) > 0 {
@@ -93,7 +90,7 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 	if _, err := caslock.New(t.Context(), nil, nil); !errors.Is(err, backend.ErrInvalid) {
 		t.Errorf("no store: %v", err)
 	}
-	if _, err := caslock.NewDriver(t.Context(), careless{memkv.New()}, nil); !errors.Is(err, backend.ErrInvalid) {
+	if _, err := caslock.NewDriver(t.Context(), careless{memkv.New()}); !errors.Is(err, backend.ErrInvalid) {
 		t.Errorf("a store that compares no versions: %v", err)
 	}
 
@@ -109,7 +106,7 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 
 func open(t *testing.T, s caslock.Store) backend.Driver {
 	t.Helper()
-	return await.Value(caslock.NewDriver(t.Context(), s, nil))
+	return await.Value(caslock.NewDriver(t.Context(), s))
 }
 
 // A writer that waits for readers does not wake itself by the writes of its intent. When it gives
@@ -193,7 +190,7 @@ func TestSweep(t *testing.T) {
 			return g.Fence
 		}
 		entries := func() int {
-			es, _, _ := mem.Scan(ctx, "", "", 10)
+			es, _, _ := mem.Scan(ctx, "", 10)
 			return len(es)
 		}
 		fence := acquire("dead")
@@ -219,7 +216,7 @@ func TestSweep(t *testing.T) {
 // forgetful forgets each position, as an API server of Kubernetes does after some minutes.
 type forgetful struct{ *memkv.Store }
 
-func (forgetful) Scan(_ context.Context, _, position string, _ int) ([]caslock.Entry, string, error) {
+func (forgetful) Scan(_ context.Context, position string, _ int) ([]caslock.Entry, string, error) {
 	return nil, "next", map[string]error{"next": errors.New("the position has expired")}[position]
 }
 
@@ -261,7 +258,7 @@ func (s aged) Get(ctx context.Context, key string) (caslock.Entry, error) {
 func ExampleNew() {
 	ctx := context.Background()
 	store := memkv.New() // a program has an adapter here
-	locks, err := caslock.New(ctx, store, &caslock.Options{Client: hasp.Options{TTL: 10 * time.Second}})
+	locks, err := caslock.New(ctx, store, &hasp.Options{TTL: 10 * time.Second})
 	if err != nil {
 		panic(err)
 	}

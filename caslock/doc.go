@@ -17,22 +17,17 @@
 // the version and writes in one step. The clocks of clients need not agree: each client counts
 // terms by its own clock, and backend.Drift covers different speeds. A client that was suspended
 // takes over later, which is safe. Fences grow also after the store has lost its data, if the
-// clocks of clients agree within an hour. Waiters get the key in no particular order.
-//
-// A caller that keeps asking gets the key of a dead holder within a term of its first attempt.
-// HeldError.RetryAfter is an upper bound. Inspect and List also use the clock of the holder, so
-// they may report that a key is free while callers are still refused.
+// clocks of clients agree within an hour. Waiters get the key in no particular order. HeldError has
+// an upper bound as RetryAfter. Inspect and List may report a key as free while it is refused.
 //
 // # Cost
 //
 // A lock of a free key takes a write, and a read before it unless the driver has just seen the key
-// free. An attempt at a held key takes a read. A renewal or an unlock takes a write. If another
-// client has written the key meanwhile, each of these calls takes one more read and write. A waiter
-// reads when the store reports a change. If the store cannot do that, the waiter polls:
-// hasp.Options.Backoff sets the pace, which should be seconds if calls cost money. All shared
-// leases of a key are in one record, which each renewal rewrites. So a key in a distant store
-// should have 20 shared leases at most. A writer that waits for them writes at each attempt.
-//
+// free. An attempt at a held key takes a read. A renewal or an unlock takes a write. After a write
+// by another client, each of these takes one more read and write. A waiter reads when the store
+// reports a change. If the store cannot do that, the waiter polls at the pace of
+// hasp.Options.Backoff, which should be seconds if calls cost money. All shared leases of a key are
+// in one record, which each renewal rewrites: in a distant store, let 20 callers share a key at most.
 // One release in a hundred also reads a page of the records, if the store can list them, and
 // removes what dead processes have left and the records of keys that were free for an hour.
 //
@@ -42,25 +37,21 @@
 // of the write that made or renewed it. A driver takes over a hold if its token and number have not
 // changed for a whole term. It starts to count when it has the first reply that shows them. That is
 // safe, because the holder began to count before its write. If the holder renews before the
-// take-over, the record has another version, so the store refuses the take-over. If a late write of
-// a driver may be under way, the driver writes a new version before it reports a loss. Then the
-// store refuses the late write.
+// take-over, the record has another version, so the store refuses the take-over. Before a driver
+// reports a loss, it writes a new version, so that the store refuses any late write of the driver.
 //
 // # Write an adapter
 //
-// An adapter has four short methods. In Consul, Get is GET /v1/kv/KEY?consistent, and the version
-// is ModifyIndex. Put is PUT /v1/txn with one operation of the verb cas, with Index 0 for an absent
-// key, because only the answer to a txn has the new ModifyIndex. Watch is a GET with index=VERSION.
-// In DynamoDB, the version is an attribute that each Put sets to a new random value, with
-// ConditionExpression "version = :v" or "attribute_not_exists(version)"; Get is a GetItem with
-// ConsistentRead. Six rules:
+// In Consul, Get is GET /v1/kv/NAME?consistent, and the version is ModifyIndex. Put is PUT /v1/txn
+// with one operation of the verb cas, with Index 0 for an absent key, because only the answer to a
+// txn has the new ModifyIndex. Watch is a GET with index=VERSION. In DynamoDB, the version is an
+// attribute that each Put sets to a new random value, with ConditionExpression "version = :v" or
+// "attribute_not_exists(version)"; Get is a GetItem with ConsistentRead. Five rules:
 //
-//   - Only the store's answer that the version differs is ErrConflict. A timeout is not, and nor is
-//     an error of the server.
+//   - Only the store's answer that the version differs is ErrConflict: no timeout, no other error.
 //   - Switch off the retries of a Put and a Delete in the client library.
 //   - A version never comes again. A counter of the store may begin again when the store has lost
 //     its data, and then an old holder can overwrite a new one. Say so in the documentation.
-//   - Keys are any bytes. If the store takes fewer, escape them, and end a long name with a hash.
 //   - Set Age only from one clock that no client sets. It may be too small, but never too large.
 //   - Run the suite of package conformance over the store, with a Link that loses replies. Its hook
 //     Open returns NewDriver. Leave out the hook Entries, because the record of a free key stays.

@@ -1,8 +1,8 @@
 package caslock
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"iter"
 	"strings"
@@ -11,21 +11,13 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// On average, one of sweepOneIn releases sweeps sweepPage entries. So sweeps read more entries than
-// releases can leave behind.
-const (
-	sweepOneIn = 100
-	sweepPage  = 200
-	listPage   = 1000 // see backend.Lister
-)
-
 // Inspect reads the record of key.
-func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (d *driver) Inspect(ctx context.Context, key string) (s backend.Status, err error) {
 	v, err := d.look(ctx, key)
-	if err != nil {
-		return backend.Status{}, err
+	if err == nil {
+		s = v.status(time.Now())
 	}
-	return v.status(time.Now()), nil
+	return s, err
 }
 
 // status is for people, so a hold also ends by the wall clock of its holder. Otherwise Inspect
@@ -54,39 +46,25 @@ func (v *view) status(now time.Time) backend.Status {
 // Break writes the record without its holds.
 func (d *driver) Break(ctx context.Context, key string) error {
 	return d.update(ctx, key, time.Minute, nil, func(v *view, now time.Time) (*record, error) {
-		rest := without(v.live(now), func(it *item) bool { return it.Kind != intent })
-		if len(rest) == len(v.rec.Items) {
-			return nil, nil
-		}
-		return v.next(rest, now), nil
+		return v.next(without(v.live(now), func(it item) bool { return !isIntent(it) }), now), nil
 	})
 }
 
-// lister is the part of a driver whose store is a Lister.
-type lister struct {
-	d *driver
-	l Lister
-}
-
 // List scans the records whose key begins with prefix.
-func (l lister) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		for position, more := "", true; more; more = position != "" {
-			views, next, err := l.d.page(ctx, l.l, prefix, position, listPage, timeout)
-			if err = errors.Join(err, ctx.Err()); err != nil {
-				yield(backend.Entry{}, err)
-				return
-			}
+			views, next, err := d.page(ctx, prefix, position, 1000, timeout) // the most that backend.Lister allows
 			position = next
 			for _, v := range views {
 				s := v.status(time.Now())
-				if err := ctx.Err(); err != nil {
-					yield(backend.Entry{}, err)
+				if ctx.Err() == nil && (s.Held || len(s.Waiters) > 0) && !yield(backend.Entry{Key: string(v.rec.Key), Status: s}, nil) {
 					return
 				}
-				if (s.Held || len(s.Waiters) > 0) && !yield(backend.Entry{Key: string(v.rec.Key), Status: s}, nil) {
-					return
-				}
+			}
+			if err = cmp.Or(ctx.Err(), err); err != nil {
+				yield(backend.Entry{}, err)
+				return
 			}
 		}
 	}
@@ -94,17 +72,13 @@ func (l lister) List(ctx context.Context, prefix string, timeout time.Duration) 
 
 // page returns the views of one call of Scan, and the next position. It leaves out the values that
 // other programs have written.
-func (d *driver) page(ctx context.Context, l Lister, prefix, position string, n int, timeout time.Duration) (views []*view, next string, err error) {
+func (d *driver) page(ctx context.Context, prefix, position string, n int, timeout time.Duration) (views []*view, next string, err error) {
 	call, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	es, next, err := l.Scan(call, prefix, position, n)
+	es, next, err := d.store.Scan(call, position, n)
 	now := time.Now()
 	for _, e := range es {
-		var r struct{ Key []byte }
-		_ = json.Unmarshal(e.Value, &r) // newView refuses what is no record
-		key := string(r.Key)
-		if v, err := newView(key, e, d.last(key), now); err == nil && key != "" && strings.HasPrefix(key, prefix) {
-			d.remember(key, v)
+		if v, err := d.view("", e, now); err == nil && strings.HasPrefix(string(v.rec.Key), prefix) {
 			views = append(views, v)
 		}
 	}
@@ -115,14 +89,9 @@ func (d *driver) page(ctx context.Context, l Lister, prefix, position string, n 
 // for their whole term. It also removes records that have had no items for an hour. The number of a
 // new record comes from the clock, so it is larger than the old number.
 func (d *driver) sweep(ctx context.Context) error {
-	l, ok := d.store.(Lister)
-	if !ok {
-		return nil
-	}
-	position, _ := d.position.Load().(string)
-	views, next, err := d.page(ctx, l, "", position, sweepPage, time.Minute)
+	position, _ := d.position.Swap("").(string) // after an error, "" stays: the store may have forgotten the position
+	views, next, err := d.page(ctx, "", position, 200, time.Minute)
 	if err != nil {
-		d.position.Store("") // the store may have forgotten the position
 		return err
 	}
 	d.position.Store(next)
@@ -131,9 +100,8 @@ func (d *driver) sweep(ctx context.Context) error {
 		switch live := v.live(now); {
 		case len(live) < len(v.rec.Items):
 			err = d.put(ctx, v, v.next(live, now))
-		case len(live) == 0 && v.rec.Write < uint64(now.Add(-idle).UnixMicro()):
-			err = d.store.Delete(ctx, string(v.rec.Key), v.version)
-			d.remember(string(v.rec.Key), nil)
+		case len(live) == 0 && v.rec.Write < uint64(now.Add(-time.Hour).UnixMicro()):
+			err = d.store.Delete(ctx, name(string(v.rec.Key)), v.version)
 		}
 		if err != nil && !errors.Is(err, ErrConflict) {
 			return err

@@ -13,26 +13,32 @@ import (
 var ErrConflict = errors.New("version conflict")
 
 // Store is a key-value store that replaces a value only if its version is the expected one. An
-// adapter implements it. Many goroutines may call its methods at the same time. An adapter sends
-// each call only once, so it switches off the retries of its client library. If a Put is repeated
-// nevertheless and gets ErrConflict, the driver finds that out by further calls. A Store that
-// implements io.Closer is closed with its driver.
+// adapter implements it. Many goroutines may call its methods at the same time. A name has at most
+// 318 bytes: letters, digits, and "-_.=". An adapter sends each call only once, so it switches off
+// the retries of its client library. If a Put is repeated nevertheless and gets ErrConflict, the
+// driver finds that out by further calls. A Store that is an io.Closer is closed with its driver.
 type Store interface {
-	// Get returns the value of key with its version, or an empty Version if the key is absent. It
+	// Get returns the value of name with its version, or an empty Version if the name is absent. It
 	// sees every Put that was answered before. A stale answer breaks no lock, but makes the driver
 	// refuse a key that is free, or return ErrLost for a hold of another driver.
-	Get(ctx context.Context, key string) (Entry, error)
+	Get(ctx context.Context, name string) (Entry, error)
 
-	// Put replaces the value of key if the key has this version, or creates the key if version is
-	// empty and the key is absent. It returns the new version, or ErrConflict if neither applies.
-	Put(ctx context.Context, key string, value []byte, version string) (newVersion string, err error)
+	// Put replaces the value of name if it has this version, or creates it if version is empty and
+	// the name is absent. It returns the new version, or ErrConflict if neither applies.
+	Put(ctx context.Context, name string, value []byte, version string) (newVersion string, err error)
 
-	// Delete removes key if it has this version. Otherwise it returns ErrConflict, or nil if the
-	// key is absent.
-	Delete(ctx context.Context, key, version string) error
+	// Delete removes name if it has this version. Otherwise it returns ErrConflict, or nil if the
+	// name is absent.
+	Delete(ctx context.Context, name, version string) error
 
-	// Limits returns what the driver cannot find out by a call. The answer never changes.
-	Limits() Limits
+	// Scan returns up to n entries after the argument position, which is the result next of the
+	// last call, and empty in the first call. At the end, next is empty. A store without pages
+	// returns all entries. If the store cannot list them, the error is errors.ErrUnsupported; then
+	// the driver cannot list keys either, and removes nothing that dead processes have left.
+	Scan(ctx context.Context, position string, n int) (es []Entry, next string, err error)
+
+	// Limits returns how far the exclusion goes, and when a call ends if the store does not answer.
+	Limits() (backend.Reach, backend.Cancellation)
 }
 
 // Entry is a value and its version. Versions are opaque. A driver never writes the same value
@@ -46,26 +52,11 @@ type Entry struct {
 	Age time.Duration
 }
 
-// Limits is what a Store says of itself.
-type Limits struct {
-	Reach        backend.Reach        // how far the exclusion goes; the default is backend.Network
-	Cancellation backend.Cancellation // when a call ends if the store does not answer
-	MaxTTL       time.Duration        // the longest term; zero means that there is no limit
-}
-
 // Watcher is a Store that reports changes, so that waiters need not poll.
 type Watcher interface {
-	// Watch sends a signal after each later change of key, and when it may have missed a change.
+	// Watch sends a signal after each later change of name, and when it may have missed a change.
 	// The channel changes has room for one signal. If the watch breaks, the channel is closed. ctx
 	// bounds only the call of Watch, so the watch goes on after ctx has ended. To end the watch,
 	// the caller calls the function stop once, which does not block.
-	Watch(ctx context.Context, key string) (changes <-chan struct{}, stop func(), err error)
-}
-
-// Lister is a Store that lists its entries, so that its driver has the method List and sweeps.
-type Lister interface {
-	// Scan returns up to n entries after the argument position, which is the result next of the
-	// last call, and empty in the first call. At the end, next is empty. Scan may return more than
-	// n entries, and entries without the prefix, so a store without pages returns all entries.
-	Scan(ctx context.Context, prefix, position string, n int) (es []Entry, next string, err error)
+	Watch(ctx context.Context, name string) (changes <-chan struct{}, stop func(), err error)
 }

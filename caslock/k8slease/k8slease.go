@@ -39,9 +39,9 @@ func New(client *http.Client, server, namespace string) *Store {
 	return &Store{client, strings.TrimSuffix(server, "/") + "/apis/coordination.k8s.io/v1/namespaces/" + url.PathEscape(namespace) + "/leases"}
 }
 
-// Limits says that calls end promptly, and that terms have at most 2³¹−1 seconds.
-func (s *Store) Limits() caslock.Limits {
-	return caslock.Limits{Reach: backend.Network, Cancellation: backend.CancelPrompt, MaxTTL: math.MaxInt32 * time.Second}
+// Limits says that calls end promptly.
+func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
+	return backend.Network, backend.CancelPrompt
 }
 
 const (
@@ -50,30 +50,18 @@ const (
 	label  = "hasplock.github.io/lock"
 )
 
-type meta struct {
-	Name            string            `json:"name,omitempty"`
-	ResourceVersion string            `json:"resourceVersion,omitempty"`
-	Continue        string            `json:"continue,omitempty"`
-	Annotations     map[string]string `json:"annotations,omitempty"`
-	Labels          map[string]string `json:"labels,omitempty"`
-}
-
-type spec struct {
-	Holder   any    `json:"holderIdentity"` // a string, or nil, which removes the field
-	Duration int    `json:"leaseDurationSeconds,omitempty"`
-	Renewed  string `json:"renewTime,omitempty"`
-}
-
+// lease is what a Store reads of a Lease or a LeaseList.
 type lease struct {
-	APIVersion string  `json:"apiVersion"`
-	Kind       string  `json:"kind"`
-	Metadata   meta    `json:"metadata"`
-	Spec       spec    `json:"spec"`
-	Items      []lease `json:"items,omitempty"` // of a LeaseList
+	Metadata struct {
+		ResourceVersion, Continue string
+		Annotations               map[string]string
+	}
+	Spec struct {
+		HolderIdentity, RenewTime string
+		LeaseDurationSeconds      int
+	}
+	Items []lease
 }
-
-// id identifies the term that a spec describes.
-func (s *spec) id() string { return fmt.Sprint(s.Renewed, " ", s.Holder) }
 
 var plain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
@@ -86,17 +74,14 @@ func name(key string) string {
 }
 
 // call sends one request. If a get finds no Lease, out stays as it is.
-func (s *Store) call(ctx context.Context, method, path string, in, out any) error {
+func (s *Store) call(ctx context.Context, method, path, format string, in, out any) error {
 	body, _ := json.Marshal(in) // no error, because each field can be encoded
 	r, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
 	r.GetBody = nil // otherwise net/http might send the request again
-	r.Header.Set("Content-Type", "application/json")
-	if method == http.MethodPatch {
-		r.Header.Set("Content-Type", "application/merge-patch+json")
-	}
+	r.Header.Set("Content-Type", "application/"+format)
 	resp, err := s.client.Do(r)
 	if err != nil {
 		return err
@@ -120,13 +105,8 @@ func (s *Store) call(ctx context.Context, method, path string, in, out any) erro
 // has written it: client-go changes the spec and leaves annotations as they are.
 func (l *lease) entry(key string) caslock.Entry {
 	e := caslock.Entry{Value: []byte(l.Metadata.Annotations[record]), Version: l.Metadata.ResourceVersion}
-	if at, ours := l.Metadata.Annotations[wrote]; !ours || at != l.Spec.id() {
-		owner, _ := l.Spec.Holder.(string)
-		ttl := time.Duration(l.Spec.Duration) * time.Second
-		if owner == "" {
-			ttl = 0 // client-go has released the Lease
-		}
-		e.Value = caslock.Foreign(key, e.Value, l.Spec.id(), owner, ttl)
+	if id := l.Spec.RenewTime + " " + l.Spec.HolderIdentity; id != l.Metadata.Annotations[wrote] {
+		e.Value = caslock.Foreign(key, e.Value, id, l.Spec.HolderIdentity, time.Duration(l.Spec.LeaseDurationSeconds)*time.Second)
 	}
 	return e
 }
@@ -134,41 +114,45 @@ func (l *lease) entry(key string) caslock.Entry {
 // Get reads the Lease of key from the API server's quorum.
 func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	var l lease
-	if err := s.call(ctx, http.MethodGet, "/"+name(key), nil, &l); err != nil || l.Metadata.ResourceVersion == "" {
-		return caslock.Entry{}, err
-	}
-	return l.entry(key), nil
+	err := s.call(ctx, http.MethodGet, "/"+name(key), "json", nil, &l)
+	return l.entry(key), err
 }
 
-// Put changes a Lease, and leaves what others have written into it. Every write has a new renewTime,
-// so client-go counts a whole term from it.
+// Put changes a Lease, and leaves what others have written into it, also the spec of a leader of
+// client-go. Each spec has a new renewTime, so client-go counts a whole term from it.
 func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
-	l := lease{APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Spec: spec{Duration: 1, Renewed: time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")}}
-	if owner, ttl := caslock.Holder(value); ttl > 0 {
-		l.Spec.Holder = "hasp/" + strings.ToValidUTF8(owner, "?") // never the identity of a client-go program
-		l.Spec.Duration = int((ttl + time.Second - 1) / time.Second)
+	annotations := map[string]string{record: string(value)}
+	in := map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": map[string]any{"name": name(key),
+		"resourceVersion": version, "labels": map[string]string{label: "true"}, "annotations": annotations}}
+	if owner, ttl, ours := caslock.Holder(value); ours {
+		seconds := max(1, min((ttl+time.Second-1)/time.Second, math.MaxInt32)) // the rest of 68 years is hasp's only
+		renewed := time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")
+		spec, holder := map[string]any{"holderIdentity": nil, "leaseDurationSeconds": seconds, "renewTime": renewed}, ""
+		if ttl > 0 {
+			holder = "hasp/" + strings.ToValidUTF8(owner, "?") // never the identity of a client-go program
+			spec["holderIdentity"] = holder
+		}
+		in["spec"], annotations[wrote] = spec, renewed+" "+holder
 	}
-	l.Metadata = meta{Name: name(key), ResourceVersion: version, Labels: map[string]string{label: "true"},
-		Annotations: map[string]string{record: string(value), wrote: l.Spec.id()}}
-	method, path := http.MethodPatch, "/"+l.Metadata.Name
+	method, path, format := http.MethodPatch, "/"+name(key), "merge-patch+json"
 	if version == "" {
-		method, path = http.MethodPost, ""
+		method, path, format = http.MethodPost, "", "json"
 	}
 	var out lease
-	err := s.call(ctx, method, path, l, &out)
+	err := s.call(ctx, method, path, format, in, &out)
 	return out.Metadata.ResourceVersion, err
 }
 
 // Delete deletes the Lease of key if it has this version.
 func (s *Store) Delete(ctx context.Context, key, version string) error {
-	return s.call(ctx, http.MethodDelete, "/"+name(key), map[string]any{"preconditions": meta{ResourceVersion: version}}, &lease{})
+	return s.call(ctx, http.MethodDelete, "/"+name(key), "json", map[string]any{"preconditions": map[string]string{"resourceVersion": version}}, &lease{})
 }
 
 // Scan lists the Leases that the driver has written, whatever their names.
-func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslock.Entry, next string, err error) {
+func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
 	query := url.Values{"labelSelector": {label + "=true"}, "limit": {fmt.Sprint(n)}, "continue": {position}}
 	var list lease
-	err = s.call(ctx, http.MethodGet, "?"+query.Encode(), nil, &list)
+	err = s.call(ctx, http.MethodGet, "?"+query.Encode(), "json", nil, &list)
 	for _, l := range list.Items {
 		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known
 	}

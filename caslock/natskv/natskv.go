@@ -1,7 +1,7 @@
 // Package natskv lets caslock keep locks in a key-value bucket of NATS JetStream. Waiters are woken
-// by a watch. Use file storage, and three replicas or more if a lock must survive the loss of a
-// server. After a loss of all data the versions begin again, so an old holder may overwrite a new
-// one.
+// by a watch. Use file storage, and three replicas or more if locks must survive the loss of a
+// server. After a loss of all data, versions begin again: an old holder may overwrite a new one.
+// An account needs the API subjects STREAM.MSG.GET and STREAM.PURGE as well as the key-value ones.
 //
 // By default the store has no clock; package caslock says what TryLock means without one. If the
 // clocks of all servers agree within backend.Drift, as by NTP, New can use them. A read of a held
@@ -11,14 +11,11 @@ package natskv
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
+	"strings"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/hasplock/hasp/backend"
@@ -52,55 +49,43 @@ func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueC
 }
 
 // Limits says that calls end promptly.
-func (s *Store) Limits() caslock.Limits {
-	return caslock.Limits{Reach: backend.Network, Cancellation: backend.CancelPrompt}
+func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
+	return backend.Network, backend.CancelPrompt
 }
 
-// name returns the name of key in the bucket. A long key is replaced by its hash.
-func name(key string) string {
-	if len(key) > 1000 {
-		hash := sha256.Sum256([]byte(key))
-		return "hash." + base64.RawURLEncoding.EncodeToString(hash[:])
-	}
-	return "key." + base64.RawURLEncoding.EncodeToString([]byte(key))
-}
+// key returns the key of name in the bucket, where a dot has a meaning.
+func key(name string) string                { return "lock." + strings.ReplaceAll(name, ".", "/") }
+func version(revision uint64) string        { return strconv.FormatUint(revision, 10) }
+func (s *Store) subject(name string) string { return "$KV." + s.bucket.Bucket + "." + key(name) }
 
-func version(revision uint64) string       { return strconv.FormatUint(revision, 10) }
-func (s *Store) subject(key string) string { return "$KV." + s.bucket.Bucket + "." + name(key) }
-
-// Get reads the last value of key. A message with one of the two headers says that key was deleted.
-func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	m, err := s.stream.GetLastMsgForSubject(ctx, s.subject(key))
+// Get reads the last value of name. A message with one of the two headers says that it was deleted.
+func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
+	m, err := s.stream.GetLastMsgForSubject(ctx, s.subject(name))
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		_, _ = s.js.CreateKeyValue(ctx, s.bucket) // the server has lost its data, so create the bucket for the next call
 	case errors.Is(err, jetstream.ErrMsgNotFound):
 		err = nil
 	case err == nil && m.Header.Get("KV-Operation") == "" && m.Header.Get(jetstream.MarkerReasonHeader) == "":
-		return caslock.Entry{Value: m.Data, Version: version(m.Sequence), Age: s.age(ctx, m.Time)}, nil
+		e := caslock.Entry{Value: m.Data, Version: version(m.Sequence)}
+		if s.clock {
+			if now, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket); err == nil { // asks for the time after the message was read
+				e.Age = now.CachedInfo().TimeStamp.Sub(m.Time)
+			}
+		}
+		return e, nil
 	}
 	return caslock.Entry{}, err
 }
 
-// age returns a lower bound for the age of a message, by the server's clock. It asks for the time
-// of the stream after the message was read.
-func (s *Store) age(ctx context.Context, created time.Time) time.Duration {
-	if s.clock {
-		if st, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket); err == nil {
-			return st.CachedInfo().TimeStamp.Sub(created)
-		}
-	}
-	return 0 // not known
-}
-
-// Put writes a message if the last message of key has this version.
-func (s *Store) Put(ctx context.Context, key string, value []byte, at string) (string, error) {
+// Put writes a message if the last message of name has this version.
+func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
 	var err error
 	last, _ := strconv.ParseUint(at, 10, 64)
 	if at == "" {
-		last, err = s.kv.Create(ctx, name(key), value)
+		last, err = s.kv.Create(ctx, key(name), value)
 	} else {
-		last, err = s.kv.Update(ctx, name(key), value, last)
+		last, err = s.kv.Update(ctx, key(name), value, last)
 	}
 	var api *jetstream.APIError
 	if errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
@@ -110,27 +95,27 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, at string) (s
 	return version(last), err
 }
 
-// Delete purges key up to this version, so it keeps a newer version, also of a Put in flight. A purge
+// Delete purges name up to this version, so it keeps a newer version, also of a Put in flight. A purge
 // leaves no marker, which would stay for ever. No watch sees it, but nobody waits for the record.
-func (s *Store) Delete(ctx context.Context, key, at string) error {
+func (s *Store) Delete(ctx context.Context, name, at string) error {
 	last, _ := strconv.ParseUint(at, 10, 64)
-	err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.subject(key)), jetstream.WithPurgeSequence(last+1))
+	err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.subject(name)), jetstream.WithPurgeSequence(last+1))
 	if err != nil {
 		return err
 	}
-	e, err := s.Get(ctx, key)
+	e, err := s.Get(ctx, name)
 	if e.Version != "" {
 		return caslock.ErrConflict
 	}
 	return err
 }
 
-// Watch creates a consumer for the changes of key. The library creates it again after an outage,
+// Watch creates a consumer for the changes of name. The library creates it again after an outage,
 // and goes on after the last message that it has received.
-func (s *Store) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
+func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func(), error) {
 	own, cancel := context.WithCancel(context.Background())
 	defer context.AfterFunc(ctx, cancel)() // bounds only the call of Watch
-	w, err := s.kv.Watch(own, name(key), jetstream.UpdatesOnly(), jetstream.MetaOnly())
+	w, err := s.kv.Watch(own, key(name), jetstream.UpdatesOnly(), jetstream.MetaOnly())
 	if err != nil {
 		cancel()
 		return nil, nil, err
@@ -149,7 +134,7 @@ func (s *Store) Watch(ctx context.Context, key string) (<-chan struct{}, func(),
 }
 
 // Scan reads messages in the order of their revisions, by a watch that reports the last one.
-func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslock.Entry, next string, err error) {
+func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
 	from, _ := strconv.ParseUint(position, 10, 64)
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -157,20 +142,19 @@ func (s *Store) Scan(ctx context.Context, _, position string, n int) (es []caslo
 	if err != nil {
 		return nil, "", err
 	}
-	done := false
-	for e := range w.Updates() { // until cancel, because the library waits for a reader
-		if e != nil && !done {
-			es, next = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())}), version(e.Revision()+1)
-			done = len(es) == n
-		} else if !done { // there are no more messages
-			next, done = "", true
+	defer func() {
+		cancel()
+		for range w.Updates() { // until it is closed, because the library waits for a reader
 		}
-		if done {
-			cancel()
+	}()
+	for e := range w.Updates() {
+		if e == nil { // there are no more messages
+			return es, "", nil
+		}
+		es = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())})
+		if len(es) == n {
+			return es, version(e.Revision() + 1), nil
 		}
 	}
-	if !done {
-		return nil, "", cmp.Or(ctx.Err(), nats.ErrConnectionClosed)
-	}
-	return es, next, nil
+	return nil, "", cmp.Or(ctx.Err(), errors.New("natskv: the watch has ended"))
 }

@@ -41,7 +41,7 @@ func open(ctx context.Context, addr string, clock bool) (backend.Driver, error) 
 		nc.Close()
 		return nil, err
 	}
-	return caslock.NewDriver(ctx, owned{s, nc}, nil)
+	return caslock.NewDriver(ctx, owned{s, nc})
 }
 
 // node is a server in this process.
@@ -119,7 +119,7 @@ func TestStore(t *testing.T) {
 	one := await.Value(s.Put(ctx, "key", []byte("1"), ""))
 	within, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if es, next, err := s.Scan(within, "", "", 10); err == nil {
+	if es, next, err := s.Scan(within, "", 10); err == nil {
 		t.Errorf("Scan without messages: %v, %q", es, next)
 	}
 

@@ -18,11 +18,9 @@ package s3kv
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"sync"
 	"time"
 
@@ -50,14 +48,13 @@ type Store struct {
 	clock          bool
 }
 
-const maxPlain = 700     // bytes of an escaped key; a name has 1,024 at most, with a prefix of 200
 const maxValue = 4 << 20 // bytes; every record is shorter, so no more of an object is read
 
 // New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such
 // as "locks/". Set clock only if the servers' clocks agree. The retries of client are not used.
 func New(client Client, bucket, prefix string, clock bool) (*Store, error) {
-	if client == nil || bucket == "" || len(prefix) > 200 {
-		return nil, fmt.Errorf("s3kv: %w: want a client, a bucket and a prefix of 200 bytes at most", backend.ErrInvalid)
+	if client == nil || bucket == "" || len(prefix) > 700 {
+		return nil, fmt.Errorf("s3kv: %w: want a client, a bucket and a prefix of 700 bytes at most", backend.ErrInvalid)
 	}
 	return &Store{client, bucket, prefix, clock}, nil
 }
@@ -66,16 +63,12 @@ func New(client Client, bucket, prefix string, clock bool) (*Store, error) {
 func once(o *s3.Options) { o.Retryer = aws.NopRetryer{} }
 
 // Limits says that calls end promptly.
-func (s *Store) Limits() caslock.Limits { return caslock.Limits{Cancellation: backend.CancelPrompt} }
-
-// name returns the name of key. A long key's name has a hash, and is longer than all short names.
-func (s *Store) name(key string) *string {
-	escaped := url.QueryEscape(key)
-	if len(escaped) > maxPlain {
-		escaped = fmt.Sprintf("%s.%x", escaped[:maxPlain], sha256.Sum256([]byte(key)))
-	}
-	return aws.String(s.prefix + escaped + ".json") // so that ".." is no part of a path
+func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
+	return backend.Network, backend.CancelPrompt
 }
+
+// object returns the name of an object. It ends with .json, because ".." has a meaning in a path.
+func (s *Store) object(name string) *string { return aws.String(s.prefix + name + ".json") }
 
 // answer returns ErrConflict if the object has another version or does not exist, or if another
 // write in flight has prevented this write (409).
@@ -93,9 +86,9 @@ func answer(err error) error {
 	return err
 }
 
-// Get reads the object of key.
-func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	return s.get(ctx, s.name(key))
+// Get reads the object of name.
+func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
+	return s.get(ctx, s.object(name))
 }
 
 func (s *Store) get(ctx context.Context, name *string) (e caslock.Entry, err error) {
@@ -114,9 +107,9 @@ func (s *Store) get(ctx context.Context, name *string) (e caslock.Entry, err err
 	return e, err
 }
 
-// Put writes the object of key if it has this ETag, which is a hash of the value.
-func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
-	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: s.name(key), Body: bytes.NewReader(value), IfMatch: &version}
+// Put writes the object of name if it has this ETag, which is a hash of the value.
+func (s *Store) Put(ctx context.Context, name string, value []byte, version string) (string, error) {
+	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: s.object(name), Body: bytes.NewReader(value), IfMatch: &version}
 	if version == "" {
 		in.IfMatch, in.IfNoneMatch = nil, aws.String("*")
 	}
@@ -127,16 +120,15 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 	return aws.ToString(out.ETag), nil
 }
 
-// Delete deletes the object of key if it has this ETag.
-func (s *Store) Delete(ctx context.Context, key, version string) error {
-	_, err := s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: s.name(key), IfMatch: &version}, once)
+// Delete deletes the object of name if it has this ETag.
+func (s *Store) Delete(ctx context.Context, name, version string) error {
+	_, err := s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: s.object(name), IfMatch: &version}, once)
 	return answer(err)
 }
 
 // Scan lists objects in the order of their names, and reads up to 16 of them at the same time.
-func (s *Store) Scan(ctx context.Context, prefix, position string, n int) (es []caslock.Entry, next string, err error) {
-	prefix = url.QueryEscape(prefix)
-	in := &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: aws.String(s.prefix + prefix[:min(len(prefix), maxPlain)]), MaxKeys: aws.Int32(int32(n))}
+func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
+	in := &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &s.prefix, MaxKeys: aws.Int32(int32(n))}
 	if position != "" {
 		in.StartAfter = &position
 	}

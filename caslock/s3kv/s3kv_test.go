@@ -135,7 +135,7 @@ func open(ctx context.Context, addr, bucket string, clock bool) (owned, backend.
 	if err != nil {
 		return owned{}, nil, err
 	}
-	d, err := caslock.NewDriver(ctx, owned{s, transport}, nil)
+	d, err := caslock.NewDriver(ctx, owned{s, transport})
 	return owned{s, transport}, d, err
 }
 

@@ -13,7 +13,6 @@ package sqlkv
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -30,26 +29,27 @@ import (
 type Dialect struct {
 	table, insert, now string
 	clock              func() int64 // the argument of the field now, in microseconds
-	limits             caslock.Limits
+	reach              backend.Reach
+	cancellation       backend.Cancellation
 }
 
 // MySQL is for MariaDB and MySQL, and SQLite for SQLite 3.24 or later.
 var (
 	MySQL = Dialect{
-		table: `CREATE TABLE IF NOT EXISTS $t (name VARBINARY(1024) PRIMARY KEY, value LONGBLOB NOT NULL,
+		table: `CREATE TABLE IF NOT EXISTS $t (name VARBINARY(318) PRIMARY KEY, value LONGBLOB NOT NULL,
 			version VARCHAR(32) NOT NULL, at BIGINT NOT NULL) ENGINE=InnoDB`,
 		insert: `INSERT IGNORE INTO $t (value, version, at, name) VALUES (?, ?, $now, ?)`,
 		now:    `(TIMESTAMPDIFF(MICROSECOND, '2000-01-01', UTC_TIMESTAMP(6)) + ?)`,
 		clock:  func() int64 { return 0 },
-		limits: caslock.Limits{Reach: backend.Network, Cancellation: backend.CancelPrompt},
+		reach:  backend.Network, cancellation: backend.CancelPrompt,
 	}
 	SQLite = Dialect{
-		table: `CREATE TABLE IF NOT EXISTS $t (name BLOB PRIMARY KEY, value BLOB NOT NULL,
+		table: `CREATE TABLE IF NOT EXISTS $t (name TEXT PRIMARY KEY, value BLOB NOT NULL,
 			version TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`,
 		insert: `INSERT INTO $t (value, version, at, name) VALUES (?, ?, $now, ?) ON CONFLICT DO NOTHING`,
 		now:    `?`,
 		clock:  func() int64 { return hostclock.Now() / 1000 },
-		limits: caslock.Limits{Reach: backend.Host},
+		reach:  backend.Host,
 	}
 )
 
@@ -69,14 +69,12 @@ func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, erro
 	if db == nil || d.table == "" || !identifier.MatchString(table) {
 		return nil, fmt.Errorf("sqlkv: %w: want a database, a dialect and a name of letters, digits and _, not %q", backend.ErrInvalid, table)
 	}
-	fill := func(statement string) string {
-		return strings.NewReplacer("$t", table, "$now", d.now).Replace(statement)
-	}
+	fill := strings.NewReplacer("$t", table, "$now", d.now).Replace
 	s := &Store{db: db, dialect: d, create: fill(d.table), insert: fill(d.insert),
 		get:    fill(`SELECT value, version, $now - at, name FROM $t WHERE name = ?`),
 		update: fill(`UPDATE $t SET value = ?, version = ?, at = $now WHERE name = ? AND version = ?`),
 		remove: fill(`DELETE FROM $t WHERE name = ? AND version = ?`),
-		listed: fill(`SELECT value, version, $now - at, name FROM $t WHERE name > ? AND substr(name, 1, ?) = ? ORDER BY name LIMIT ?`)}
+		listed: fill(`SELECT value, version, $now - at, name FROM $t WHERE name > ? ORDER BY name LIMIT ?`)}
 	if _, err := db.ExecContext(ctx, s.create); err != nil {
 		return nil, fmt.Errorf("sqlkv: %w", err)
 	}
@@ -84,18 +82,8 @@ func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, erro
 }
 
 // Limits returns the limits of the database. An SQLite file excludes only processes of one host.
-func (s *Store) Limits() caslock.Limits { return s.dialect.limits }
-
-const maxPlain = 1000 // bytes
-
-// name returns the name of the row of key, of at most 1,024 bytes. The name of a long key ends with
-// a hash, and is longer than the name of any short key.
-func name(key string) []byte {
-	if len(key) <= maxPlain {
-		return []byte(key)
-	}
-	hash := sha256.Sum256([]byte(key))
-	return append([]byte(key[:maxPlain-20]), hash[:]...)
+func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
+	return s.dialect.reach, s.dialect.cancellation
 }
 
 // entry reads an entry from a row. A row from before the last boot of the host may have a time that
@@ -107,9 +95,9 @@ func entry(scan func(...any) error) (e caslock.Entry, name string, err error) {
 	return e, name, err
 }
 
-// Get reads the row of key.
-func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	e, _, err := entry(s.db.QueryRowContext(ctx, s.get, s.dialect.clock(), name(key)).Scan)
+// Get reads the row of name.
+func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
+	e, _, err := entry(s.db.QueryRowContext(ctx, s.get, s.dialect.clock(), name).Scan)
 	if errors.Is(err, sql.ErrNoRows) {
 		return caslock.Entry{}, nil
 	}
@@ -125,20 +113,19 @@ func (s *Store) mend(ctx context.Context, err error) error {
 	return err
 }
 
-// Put changes the row of key if it has this version. The clock is read after the holder has begun
+// Put changes the row of name if it has this version. The clock is read after the holder has begun
 // to count its term, so the age is never too large.
-func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
+func (s *Store) Put(ctx context.Context, name string, value []byte, version string) (string, error) {
 	next := rand.Text()
-	args := []any{value, next, s.dialect.clock(), name(key)}
 	if version == "" {
-		return next, s.exec(ctx, s.insert, args...)
+		return next, s.exec(ctx, s.insert, value, next, s.dialect.clock(), name)
 	}
-	return next, s.exec(ctx, s.update, append(args, version)...)
+	return next, s.exec(ctx, s.update, value, next, s.dialect.clock(), name, version)
 }
 
-// Delete deletes the row of key if it has this version.
-func (s *Store) Delete(ctx context.Context, key, version string) error {
-	return s.exec(ctx, s.remove, name(key), version)
+// Delete deletes the row of name if it has this version.
+func (s *Store) Delete(ctx context.Context, name, version string) error {
+	return s.exec(ctx, s.remove, name, version)
 }
 
 // exec runs a statement that changes one row. If no row changes, the key has another version.
@@ -154,9 +141,8 @@ func (s *Store) exec(ctx context.Context, statement string, args ...any) error {
 }
 
 // Scan reads rows in the order of their names.
-func (s *Store) Scan(ctx context.Context, prefix, position string, n int) (es []caslock.Entry, next string, err error) {
-	prefix = prefix[:min(len(prefix), maxPlain-20)]
-	rows, err := s.db.QueryContext(ctx, s.listed, s.dialect.clock(), []byte(position), len(prefix), []byte(prefix), n)
+func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
+	rows, err := s.db.QueryContext(ctx, s.listed, s.dialect.clock(), position, n)
 	if err != nil {
 		return nil, "", err
 	}
@@ -166,10 +152,9 @@ func (s *Store) Scan(ctx context.Context, prefix, position string, n int) (es []
 		if err != nil {
 			return nil, "", err
 		}
-		es, next = append(es, e), name
-	}
-	if len(es) < n {
-		next = ""
+		if es = append(es, e); len(es) == n {
+			next = name
+		}
 	}
 	return es, next, rows.Err()
 }

@@ -45,7 +45,7 @@ func open(ctx context.Context, dialect sqlkv.Dialect, name, dsn string) (backend
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return caslock.NewDriver(ctx, owned{s, db}, nil)
+	return caslock.NewDriver(ctx, owned{s, db})
 }
 
 func TestConformanceSQLite(t *testing.T) {

@@ -54,7 +54,7 @@ func (w *world) enter(name string) (leave func()) {
 // locks returns a Client of hasp.
 func (w *world) locks() *hasp.Client {
 	store := k8slease.New(&http.Client{Transport: &http.Transport{}}, "http://"+w.server.Addr, "default")
-	c, err := caslock.New(context.Background(), store, &caslock.Options{Client: hasp.Options{TTL: term, Owner: "worker"}})
+	c, err := caslock.New(context.Background(), store, &hasp.Options{TTL: term, Owner: "worker"})
 	await.Must(w.t, err)
 	w.t.Cleanup(func() { c.Close() })
 	return c

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,8 +48,8 @@ func New() *Store {
 }
 
 // Limits says that calls end promptly, and that only this process reaches the store.
-func (s *Store) Limits() caslock.Limits {
-	return caslock.Limits{Reach: backend.Process, Cancellation: backend.CancelPrompt}
+func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
+	return backend.Process, backend.CancelPrompt
 }
 
 // call runs the function do, with mu held and with the fault that Store.Fault returns for op.
@@ -167,13 +166,13 @@ func (s *Store) Watch(_ context.Context, key string) (<-chan struct{}, func(), e
 	}, nil
 }
 
-// Scan returns the entries whose keys begin with prefix, in the order of the keys.
-func (s *Store) Scan(ctx context.Context, prefix, position string, n int) (es []caslock.Entry, next string, err error) {
+// Scan returns entries in the order of their keys.
+func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
 	s.Calls.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range slices.Sorted(maps.Keys(s.entries)) {
-		if k <= position || !strings.HasPrefix(k, prefix) {
+		if k <= position {
 			continue
 		}
 		if len(es) == n {

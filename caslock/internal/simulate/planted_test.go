@@ -15,15 +15,15 @@ import (
 // conformance suite has missed all but the last.
 var planted = []struct{ name, file, code, bug string }{
 	{"a term is counted from before the Get", "caslock.go",
-		"e, err := d.store.Get(ctx, key)\n	if err != nil {\n		return nil, err\n	}\n	v, err := newView(key, e, d.last(key), time.Now())",
-		"began := time.Now()\n	e, err := d.store.Get(ctx, key)\n	if err != nil {\n		return nil, err\n	}\n	v, err := newView(key, e, d.last(key), began)"},
-	{"no read after a conflict", "caslock.go", "result = err\n", "result = backend.ErrHeld\n"},
-	{"a repeated Put counts from the read", "caslock.go", "it.Fence, at)", "it.Fence, at.Add(now.Sub(at)))"},
-	{"no confirming write before ErrLost", "caslock.go", "if doubt || ", "if doubt && false || "},
-	{"a fence by the clock only", "record.go", "Fence: r.Write", "Fence: uint64(now.UnixMicro())"},
-	{"ErrLost for a dead hold without a write", "caslock.go", "			return d.lost(", "			if find(v.rec.Items, c.Token) >= 0 {\n" +
-		"				return nil, backend.ErrLost\n			}\n			return d.lost("},
-	{"a renewal keeps the number of its hold", "caslock.go", "it.N, it.TTL = r.Write,", "it.N, it.TTL = it.N,"},
+		"	e, err := d.store.Get(ctx, name(key))\n	if err != nil {\n		return nil, err\n	}\n	return d.view(key, e, time.Now())",
+		"	began := time.Now()\n	e, err := d.store.Get(ctx, name(key))\n	if err != nil {\n		return nil, err\n	}\n	return d.view(key, e, began)"},
+	{"no read after a conflict", "caslock.go", "d.put(ctx, v, r); err != nil {", "d.put(ctx, v, r); errors.Is(err, ErrConflict) {\n				return backend.ErrHeld\n			} else if err != nil {"},
+	{"a repeated Put counts from the read", "caslock.go", "items[i].N, at)", "items[i].N, at.Add(now.Sub(at)))"},
+	{"no confirming write before ErrLost", "caslock.go", "return v.next(rest, now), backend.ErrLost", "_ = rest\n			return nil, backend.ErrLost"},
+	{"a fence by the clock only", "record.go", "max(r.Write+1, uint64(now.UnixMicro()))", "uint64(now.UnixMicro())"},
+	{"ErrLost for a dead hold without a write", "caslock.go", "return v.next(rest, now), backend.ErrLost", "if find(v.rec.Items, c.Token) >= 0 {\n" +
+		"				return nil, backend.ErrLost\n			}\n			return v.next(rest, now), backend.ErrLost"},
+	{"a renewal keeps the number of its hold", "caslock.go", "r.add(it, max(c.TTL, it.rest(now)), now)", "n := it.N\n			r.add(it, max(c.TTL, it.rest(now)), now)\n			r.Items[len(r.Items)-1].N = n"},
 }
 
 // TestPlantedBugs runs TestSimulation over a driver with each bug, and expects that it fails.

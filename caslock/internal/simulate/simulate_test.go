@@ -96,7 +96,7 @@ func (w *world) written(_ string, value []byte) {
 	var r struct {
 		Items []struct {
 			Kind, Token string
-			Fence       uint64
+			N           uint64 // of a new hold, it is the fence
 		}
 	}
 	_ = json.Unmarshal(value, &r)
@@ -111,10 +111,10 @@ func (w *world) written(_ string, value []byte) {
 		}
 		if !w.ever[it.Token] {
 			w.ever[it.Token] = true
-			if it.Fence <= w.fence {
-				w.failf("%s has fence %d after %d", it.Token, it.Fence, w.fence)
+			if it.N <= w.fence {
+				w.failf("%s has fence %d after %d", it.Token, it.N, w.fence)
 			}
-			w.fence = it.Fence
+			w.fence = it.N
 		}
 	}
 }
@@ -253,7 +253,7 @@ func run(t *testing.T, seed uint64) int {
 	w.quick, w.twice, w.stale, w.store.Hash = seed%3 == 0, seed%4 == 1, seed%4 == 2, seed%2 == 0
 	w.store.Fault, w.store.Written = w.fault, w.written
 	open := func() backend.Driver {
-		d, err := caslock.NewDriver(context.Background(), w.store, nil)
+		d, err := caslock.NewDriver(context.Background(), w.store)
 		await.Must(t, err)
 		return d
 	}
