@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	mathrand "math/rand/v2"
 	"slices"
 	"sync"
@@ -17,10 +18,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-const (
-	maxViews  = 10_000          // keys that a driver remembers
-	intentTTL = 3 * time.Second // longer than the sleeps of a writer that waits; see Claim.WillRetry
-)
+const intentTTL = 3 * time.Second // longer than the sleeps of a writer that waits; see Claim.WillRetry
 
 var errForeign = fmt.Errorf("%w: the value was written by another program: remove it, or choose another key", backend.ErrInvalid)
 
@@ -55,10 +53,10 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 	if err := d.probe(ctx); err != nil {
 		return nil, fmt.Errorf("caslock: %w", err)
 	}
-	if _, ok := store.(Watcher); !ok {
-		return struct{ withoutListen }{d}, nil
+	if _, ok := store.(Watcher); ok {
+		return d, nil
 	}
-	return d, nil
+	return struct{ withoutListen }{d}, nil
 }
 
 type withoutListen interface {
@@ -66,16 +64,21 @@ type withoutListen interface {
 	backend.Lister
 }
 
-// probe checks that the store refuses a Put and a Delete with a wrong version.
+// probe checks that the store refuses a Put and a Delete with a wrong version. It writes records, so
+// that a sweep removes what a lost reply leaves.
 func (d *driver) probe(ctx context.Context) error {
 	key := "caslock-probe-" + rand.Text()
-	one, err := d.store.Put(ctx, key, []byte("1"), "")
-	two, err2 := d.store.Put(ctx, key, []byte("2"), one)
+	put := func(n uint64, version string) (string, error) {
+		value, _ := json.Marshal(record{Key: []byte(key), Write: uint64(time.Now().UnixMicro()) + n})
+		return d.store.Put(ctx, key, value, version)
+	}
+	one, err := put(1, "")
+	two, err2 := put(2, one)
 	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
-	_, exists := d.store.Put(ctx, key, []byte("3"), "")
-	_, changed := d.store.Put(ctx, key, []byte("3"), one)
+	_, exists := put(3, "")
+	_, changed := put(3, one)
 	for _, err := range []error{exists, changed, d.store.Delete(ctx, key, one)} {
 		if err == nil || one == two {
 			return fmt.Errorf("%w: the store does not compare versions, so it cannot keep locks", backend.ErrInvalid)
@@ -113,8 +116,8 @@ func (d *driver) last(key string) *view {
 }
 
 // remember returns the view of a record, and keeps it as the last view of its key. An item that was
-// in the view before keeps its field seen. If there are too many views, remember deletes some of
-// them, which only delays a take-over.
+// in the view before keeps its field seen. If there are too many views, remember deletes those of
+// free keys. If that is not enough, it deletes some others, which only delays a take-over.
 func (d *driver) remember(version string, r record, now time.Time) *view {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -129,8 +132,12 @@ func (d *driver) remember(version string, r record, now time.Time) *view {
 			}
 		}
 	}
+	const most = 10_000
+	if len(d.views) >= most {
+		maps.DeleteFunc(d.views, func(_ string, v *view) bool { return len(v.rec.Items) == 0 })
+	}
 	for k := range d.views {
-		if len(d.views) < maxViews {
+		if len(d.views) < most {
 			break
 		}
 		delete(d.views, k)
@@ -146,14 +153,14 @@ func (d *driver) look(ctx context.Context, key string) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.view(key, e, time.Now())
+	return d.decode(key, e, time.Now())
 }
 
-// view decodes an entry, whose key is "" if it is not known. The argument now is a time after the
+// decode returns the view of an entry, whose key is "" if it is not known. The argument now is a time after the
 // reply. The reply came after the write, and the writer began to count its term before the write. A
 // time from before the call could be earlier than the write.
-func (d *driver) view(key string, e Entry, now time.Time) (*view, error) {
-	r := record{}
+func (d *driver) decode(key string, e Entry, now time.Time) (*view, error) {
+	var r record
 	if e.Version == "" {
 		r.Key = []byte(key)
 	} else if json.Unmarshal(e.Value, &r) != nil || len(r.Key) == 0 || key != "" && key != string(r.Key) {
@@ -286,7 +293,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 	})
 	if mathrand.N(100) == 0 { // so sweeps read more entries than releases can leave behind
-		_ = d.sweep(ctx) // a later sweep does what this one has not done
+		_ = d.sweep(ctx)
 	}
 	return err
 }
@@ -299,14 +306,14 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 // the new version if the view was stale, or if another driver has renewed a hold that has died for
 // this driver.
 func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it item, r *record, now time.Time)) error {
-	last := d.last(c.Key)
-	err := d.update(ctx, c.Key, c.Timeout, last, func(v *view, now time.Time) (*record, error) {
+	v := d.last(c.Key)
+	if v != nil && find(v.rec.Items, c.Token) < 0 {
+		v = nil // it may be too old
+	}
+	err := d.update(ctx, c.Key, c.Timeout, v, func(v *view, now time.Time) (*record, error) {
 		items := v.live(now)
 		i := find(items, c.Token)
-		switch {
-		case i < 0 && v == last:
-			return nil, ErrConflict // the view may be too old
-		case i < 0:
+		if i < 0 {
 			// A writer that gives up releases its last claim. Its intent may be of an earlier claim.
 			rest := without(items, func(it item) bool { return isIntent(it) && it.Token == d.writer })
 			return v.next(rest, now), backend.ErrLost

@@ -220,6 +220,24 @@ func (forgetful) Scan(_ context.Context, position string, _ int) ([]caslock.Entr
 	return nil, "next", map[string]error{"next": errors.New("the position has expired")}[position]
 }
 
+// gone lists an entry that another client has deleted meanwhile, and deletes whatever it is asked to.
+type gone struct{ *memkv.Store }
+
+func (gone) Scan(context.Context, string, int) ([]caslock.Entry, string, error) {
+	return []caslock.Entry{{}}, "", nil
+}
+
+func (g gone) Delete(ctx context.Context, name, version string) error {
+	if version == "" {
+		panic("a delete without a version")
+	}
+	return g.Store.Delete(ctx, name, version)
+}
+
+func TestSweepLeavesAnEntryThatIsGone(t *testing.T) {
+	await.Must(t, caslock.Sweep(t.Context(), open(t, gone{memkv.New()})))
+}
+
 func TestSweepBeginsAgainAfterAnError(t *testing.T) {
 	d := open(t, forgetful{memkv.New()})
 	for i, fails := range []bool{false, true, false} {
@@ -240,6 +258,27 @@ func TestAge(t *testing.T) {
 			if free := age > c.TTL; errors.Is(err, backend.ErrHeld) == free {
 				t.Errorf("age %v: %v", age, err)
 			}
+		}
+	})
+}
+
+// Other keys of a busy process do not make it forget a hold that it watches.
+func TestATakeOverBesideManyKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, ctx := memkv.New(), t.Context()
+		c := backend.Claim{Key: "key", Token: "dead", TTL: time.Minute, Timeout: time.Minute}
+		await.Value(open(t, mem).Acquire(ctx, c))
+		d := open(t, mem)
+		c.Token = "next"
+		if _, err := d.Acquire(ctx, c); !errors.Is(err, backend.ErrHeld) {
+			t.Error(err)
+		}
+		for i := range 50_000 {
+			await.Value(d.(backend.Inspector).Inspect(ctx, fmt.Sprint("free", i)))
+		}
+		time.Sleep(c.TTL)
+		if _, err := d.Acquire(ctx, c); err != nil {
+			t.Errorf("a term after the first attempt: %v", err)
 		}
 	})
 }

@@ -15,10 +15,10 @@
 //
 // A key has one holder at a time, if the store keeps each write that it has confirmed, and compares
 // the version and writes in one step. The clocks of clients need not agree: each client counts
-// terms by its own clock, and backend.Drift covers different speeds. A client that was suspended
-// takes over later, which is safe. Fences grow also after the store has lost its data, if the
-// clocks of clients agree within an hour. Waiters get the key in no particular order. HeldError has
-// an upper bound as RetryAfter. Inspect and List may report a key as free while it is refused.
+// terms by its own clock, and backend.Drift covers different speeds. Fences grow if clocks agree
+// within an hour, and after a loss of all data when the writer's clock has passed the last write.
+// Waiters get the key in no particular order. HeldError.RetryAfter is an upper bound. Inspect may
+// report a key as free that is refused.
 //
 // # Cost
 //
@@ -28,8 +28,9 @@
 // reports a change. If the store cannot do that, the waiter polls at the pace of
 // hasp.Options.Backoff, which should be seconds if calls cost money. All shared leases of a key are
 // in one record, which each renewal rewrites: in a distant store, let 20 callers share a key at most.
-// One release in a hundred also reads a page of the records, if the store can list them, and
-// removes what dead processes have left and the records of keys that were free for an hour.
+// One release in a hundred also reads a page of the records, if the store can list them. It removes
+// holds that this process has seen for their whole term, and the records of keys that were free for
+// an hour. So let one process live longer than some terms.
 //
 // # How it works
 //
@@ -45,14 +46,15 @@
 // In Consul, Get is GET /v1/kv/NAME?consistent, and the version is ModifyIndex. Put is PUT /v1/txn
 // with one operation of the verb cas, with Index 0 for an absent key, because only the answer to a
 // txn has the new ModifyIndex. Watch is a GET with index=VERSION. In DynamoDB, the version is an
-// attribute that each Put sets to a new random value, with ConditionExpression "version = :v" or
-// "attribute_not_exists(version)"; Get is a GetItem with ConsistentRead. Five rules:
+// attribute that each Put sets to a new random value. The conditions are "version = :v", and
+// "attribute_not_exists(name)" with the partition key. Get and Scan set ConsistentRead. Five rules:
 //
 //   - Only the store's answer that the version differs is ErrConflict: no timeout, no other error.
-//   - Switch off the retries of a Put and a Delete in the client library.
 //   - A version never comes again. A counter of the store may begin again when the store has lost
 //     its data, and then an old holder can overwrite a new one. Say so in the documentation.
+//   - Switch off the retries of a Put and a Delete in the client library.
 //   - Set Age only from one clock that no client sets. It may be too small, but never too large.
-//   - Run the suite of package conformance over the store, with a Link that loses replies. Its hook
-//     Open returns NewDriver. Leave out the hook Entries, because the record of a free key stays.
+//   - Run the suite of package conformance over the store, with conformance.TCP as its Link. It does
+//     not check the first two rules. Its hook Open returns NewDriver, and Cost is {Acquire: 2,
+//     Refused: 1}. Leave out the hook Entries, because the record of a free key stays.
 package caslock

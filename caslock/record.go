@@ -48,14 +48,12 @@ const (
 	foreign   = "foreign" // the hold of another program: see Foreign
 )
 
-const maxName = 253 // bytes of the escaped part of a name
-
 // name returns the name of a key in the store. It replaces each byte that is no letter, no digit and
 // none of "-_." by "=" and its hex code. A long name ends with a hash of the whole key.
 func name(key string) string {
 	name := strings.NewReplacer("%", "=", "+", "=20", "~", "=7E").Replace(url.QueryEscape(key))
-	if len(name) > maxName {
-		name = fmt.Sprintf("%s=%x", name[:maxName], sha256.Sum256([]byte(key)))
+	if most := 253; len(name) > most { // as the names of Kubernetes
+		name = fmt.Sprintf("%s=%x", name[:most], sha256.Sum256([]byte(key)))
 	}
 	return name
 }

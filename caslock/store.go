@@ -27,14 +27,14 @@ type Store interface {
 	// the name is absent. It returns the new version, or ErrConflict if neither applies.
 	Put(ctx context.Context, name string, value []byte, version string) (newVersion string, err error)
 
-	// Delete removes name if it has this version. Otherwise it returns ErrConflict, or nil if the
-	// name is absent.
+	// Delete removes name if it has this version. If the name is absent, it returns nil or
+	// ErrConflict. Otherwise it returns ErrConflict.
 	Delete(ctx context.Context, name, version string) error
 
 	// Scan returns up to n entries after the argument position, which is the result next of the
 	// last call, and empty in the first call. At the end, next is empty. A store without pages
-	// returns all entries. If the store cannot list them, the error is errors.ErrUnsupported; then
-	// the driver cannot list keys either, and removes nothing that dead processes have left.
+	// returns all entries. One that cannot list them returns errors.ErrUnsupported. Then the driver
+	// cannot list keys, and nobody removes what dead processes have left.
 	Scan(ctx context.Context, position string, n int) (es []Entry, next string, err error)
 
 	// Limits returns how far the exclusion goes, and when a call ends if the store does not answer.
@@ -47,8 +47,8 @@ type Entry struct {
 	Value   []byte
 	Version string
 
-	// Age is the minimum time since the value was written, by a clock that no client sets; zero if
-	// it is not known. With Age, a new caller need not wait for a whole term of a dead holder.
+	// Age is the minimum time since the value was written, by a clock that no client sets; zero or
+	// less if it is not known. With Age, a new caller need not wait for a whole term of a dead holder.
 	Age time.Duration
 }
 

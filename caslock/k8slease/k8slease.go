@@ -2,7 +2,8 @@
 //
 // A key that is a valid name of a Lease is kept in the Lease of that name, and excludes the leader
 // election of client-go on that Lease. So a program can move from client-go to hasp, or back, while
-// it runs. The Lease of any other key is named hasp- and a hash.
+// it runs. The Lease of any other key is named hasp- and a hash. A Lease that hasp has written is
+// deleted when its key was free for an hour.
 //
 // The spec is as client-go writes it, and an annotation has the record of caslock. The store has no
 // clock: see package caslock for TryLock. Waiters poll; for many, set hasp.Options.Backoff to
@@ -75,7 +76,8 @@ func name(key string) string {
 
 // call sends one request. If a get finds no Lease, out stays as it is.
 func (s *Store) call(ctx context.Context, method, path, format string, in, out any) error {
-	body, _ := json.Marshal(in) // no error, because each field can be encoded
+	body, _ := json.Marshal(in)                   // no error, because each field can be encoded
+	body = bytes.TrimPrefix(body, []byte("null")) // because a GET has no body
 	r, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(body))
 	if err != nil {
 		return err
@@ -93,7 +95,7 @@ func (s *Store) call(ctx context.Context, method, path, format string, in, out a
 		return err
 	case code == http.StatusNotFound && method == http.MethodGet:
 		return nil
-	case code == http.StatusNotFound, code == http.StatusConflict: // also if a new Lease exists already
+	case code == http.StatusNotFound && method != http.MethodPost, code == http.StatusConflict: // also if a new Lease exists already
 		return caslock.ErrConflict
 	case code/100 != 2:
 		return fmt.Errorf("k8slease: %s %s: %s: %.300s", method, path, resp.Status, text)
@@ -118,16 +120,18 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	return l.entry(key), err
 }
 
-// Put changes a Lease, and leaves what others have written into it, also the spec of a leader of
-// client-go. Each spec has a new renewTime, so client-go counts a whole term from it.
+// Put changes a Lease, and leaves what others have written into it, also the spec of a leader. For
+// client-go, a term begins when it first sees a spec, whose renewTime it cuts to whole seconds. So
+// leaseTransitions has the microseconds, because no two specs may look alike.
 func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
 	annotations := map[string]string{record: string(value)}
 	in := map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": map[string]any{"name": name(key),
 		"resourceVersion": version, "labels": map[string]string{label: "true"}, "annotations": annotations}}
 	if owner, ttl, ours := caslock.Holder(value); ours {
-		seconds := max(1, min((ttl+time.Second-1)/time.Second, math.MaxInt32)) // the rest of 68 years is hasp's only
-		renewed := time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")
-		spec, holder := map[string]any{"holderIdentity": nil, "leaseDurationSeconds": seconds, "renewTime": renewed}, ""
+		now := time.Now().UTC()
+		renewed, holder := now.Format("2006-01-02T15:04:05.000000Z"), ""
+		spec := map[string]any{"holderIdentity": nil, "renewTime": renewed, "leaseTransitions": now.Nanosecond() / 1000,
+			"leaseDurationSeconds": min(ttl/time.Second+1, math.MaxInt32)}
 		if ttl > 0 {
 			holder = "hasp/" + strings.ToValidUTF8(owner, "?") // never the identity of a client-go program
 			spec["holderIdentity"] = holder

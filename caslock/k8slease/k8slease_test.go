@@ -62,7 +62,7 @@ func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
 	c := backend.Claim{Key: "controller", Token: "token", TTL: time.Minute, Timeout: time.Minute}
 	await.Value(d.Acquire(ctx, c))
 	url := "http://" + s.Addr + "/apis/coordination.k8s.io/v1/namespaces/default/leases/controller"
-	spec := `{"holderIdentity":"leader","leaseDurationSeconds":15,"renewTime":"2026-01-01T00:00:00.000000Z"}`
+	spec := `{"holderIdentity":"leader","leaseDurationSeconds":15,"leaseTransitions":7,"renewTime":"2026-01-01T00:00:00.000000Z"}`
 	r := await.Value(http.NewRequest(http.MethodPatch, url, strings.NewReader(`{"spec":`+spec+`}`)))
 	await.Value(http.DefaultClient.Do(r)).Body.Close()
 
@@ -80,6 +80,16 @@ func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
 	var held *backend.HeldError
 	if _, err := d.Acquire(ctx, c); !errors.As(err, &held) || held.Owner != "leader" {
 		t.Errorf("acquire beside the leader: %v", err)
+	}
+}
+
+func TestANamespaceThatDoesNotExist(t *testing.T) {
+	s := &fakekube.Server{}
+	await.Must(t, s.Start(true))
+	defer s.Stop()
+	_, err := caslock.NewDriver(t.Context(), k8slease.New(http.DefaultClient, "http://"+s.Addr, "missing"))
+	if err == nil || errors.Is(err, caslock.ErrConflict) || !strings.Contains(err.Error(), "404") {
+		t.Errorf("%v, want the server's answer", err)
 	}
 }
 

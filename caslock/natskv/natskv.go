@@ -44,6 +44,9 @@ func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueC
 	if err = errors.Join(err, missing); err != nil {
 		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
 	}
+	if c := stream.CachedInfo().Config; c.MaxAge > 0 || c.MaxMsgsPerSubject > 1 {
+		return nil, fmt.Errorf("natskv: bucket %q: %w: it must have no TTL, and a History of 1", bucket.Bucket, backend.ErrInvalid)
+	}
 	stream.CachedInfo().Config.AllowDirect = false // in this handle only: a replica that lags answers direct gets too
 	return &Store{js, kv, stream, bucket, clock}, nil
 }
@@ -56,6 +59,7 @@ func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
 // key returns the key of name in the bucket, where a dot has a meaning.
 func key(name string) string                { return "lock." + strings.ReplaceAll(name, ".", "/") }
 func version(revision uint64) string        { return strconv.FormatUint(revision, 10) }
+func revision(at string) uint64             { r, _ := strconv.ParseUint(at, 10, 64); return r }
 func (s *Store) subject(name string) string { return "$KV." + s.bucket.Bucket + "." + key(name) }
 
 // Get reads the last value of name. A message with one of the two headers says that it was deleted.
@@ -80,13 +84,11 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 
 // Put writes a message if the last message of name has this version.
 func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
-	var err error
-	last, _ := strconv.ParseUint(at, 10, 64)
+	write := func() (uint64, error) { return s.kv.Update(ctx, key(name), value, revision(at)) }
 	if at == "" {
-		last, err = s.kv.Create(ctx, key(name), value)
-	} else {
-		last, err = s.kv.Update(ctx, key(name), value, last)
+		write = func() (uint64, error) { return s.kv.Create(ctx, key(name), value) }
 	}
+	last, err := write()
 	var api *jetstream.APIError
 	if errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
 		api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // another write is in flight
@@ -98,8 +100,7 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 // Delete purges name up to this version, so it keeps a newer version, also of a Put in flight. A purge
 // leaves no marker, which would stay for ever. No watch sees it, but nobody waits for the record.
 func (s *Store) Delete(ctx context.Context, name, at string) error {
-	last, _ := strconv.ParseUint(at, 10, 64)
-	err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.subject(name)), jetstream.WithPurgeSequence(last+1))
+	err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.subject(name)), jetstream.WithPurgeSequence(revision(at)+1))
 	if err != nil {
 		return err
 	}
@@ -116,7 +117,7 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 	own, cancel := context.WithCancel(context.Background())
 	defer context.AfterFunc(ctx, cancel)() // bounds only the call of Watch
 	w, err := s.kv.Watch(own, key(name), jetstream.UpdatesOnly(), jetstream.MetaOnly())
-	if err != nil {
+	if err = cmp.Or(ctx.Err(), err); err != nil {
 		cancel()
 		return nil, nil, err
 	}
@@ -135,26 +136,29 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 
 // Scan reads messages in the order of their revisions, by a watch that reports the last one.
 func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
-	from, _ := strconv.ParseUint(position, 10, 64)
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w, err := s.kv.Watch(own, ">", jetstream.ResumeFromRevision(max(from, 1)), jetstream.IgnoreDeletes())
+	w, err := s.kv.Watch(own, ">", jetstream.ResumeFromRevision(max(revision(position), 1)), jetstream.IgnoreDeletes())
 	if err != nil {
 		return nil, "", err
 	}
-	defer func() {
-		cancel()
-		for range w.Updates() { // until it is closed, because the library waits for a reader
+	go func() { // the library waits for a reader until it closes the channel, which it may never do
+		<-own.Done()
+		for range w.Updates() {
 		}
 	}()
-	for e := range w.Updates() {
-		if e == nil { // there are no more messages
-			return es, "", nil
-		}
-		es = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())})
-		if len(es) == n {
-			return es, version(e.Revision() + 1), nil
+	for len(es) < n {
+		select {
+		case <-ctx.Done():
+			return nil, "", ctx.Err()
+		case e, ok := <-w.Updates():
+			if !ok {
+				return nil, "", errors.New("natskv: the watch has ended")
+			} else if e == nil { // there are no more messages
+				return es, "", nil
+			}
+			es, next = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())}), version(e.Revision()+1)
 		}
 	}
-	return nil, "", cmp.Or(ctx.Err(), errors.New("natskv: the watch has ended"))
+	return es, next, nil
 }

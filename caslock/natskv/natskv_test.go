@@ -115,6 +115,12 @@ func TestStore(t *testing.T) {
 	js := await.Value(jetstream.New(nc))
 	s := await.Value(natskv.New(ctx, js, jetstream.KeyValueConfig{Bucket: "locks"}, false))
 
+	// A bucket whose values end by themselves cannot keep holds.
+	_, err := natskv.New(ctx, js, jetstream.KeyValueConfig{Bucket: "short", TTL: time.Minute}, false)
+	if !errors.Is(err, backend.ErrInvalid) {
+		t.Errorf("a bucket with a TTL: %v", err)
+	}
+
 	// A Scan whose messages do not come is not the end of the list.
 	one := await.Value(s.Put(ctx, "key", []byte("1"), ""))
 	within, cancel := context.WithTimeout(ctx, 2*time.Second)

@@ -48,7 +48,7 @@ type Store struct {
 	clock          bool
 }
 
-const maxValue = 4 << 20 // bytes; every record is shorter, so no more of an object is read
+const maxValue = 4 << 20 // bytes of an object that are read; a record of 10,000 shared holds is shorter
 
 // New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such
 // as "locks/". Set clock only if the servers' clocks agree. The retries of client are not used.

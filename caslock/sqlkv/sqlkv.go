@@ -2,8 +2,8 @@
 // PostgreSQL use package pglock, whose fences can be checked in a transaction.
 //
 // The clock of the server, or with SQLite of the host, tells the age of a row. So a TryLock of a
-// new process gets the key of a dead holder when the holder's term has ended. The server's clock
-// must not step forward by more than backend.Drift.
+// new process gets the key of a dead holder when the holder's term has ended. That clock must not
+// step forward by more than backend.Drift; on Linux, the clock for SQLite never steps.
 //
 // All clients must use the primary server. Without innodb_flush_log_at_trx_commit=1, the default, a
 // crash may lose locks. Locks in an SQLite file work only among the processes of one host. The file
@@ -86,12 +86,11 @@ func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
 	return s.dialect.reach, s.dialect.cancellation
 }
 
-// entry reads an entry from a row. A row from before the last boot of the host may have a time that
-// is ahead of the clock. In that case, the age is not known.
+// entry reads an entry from a row. The age is negative if the host has booted since.
 func entry(scan func(...any) error) (e caslock.Entry, name string, err error) {
 	var age int64
 	err = scan(&e.Value, &e.Version, &age, &name)
-	e.Age = time.Duration(max(age, 0)) * time.Microsecond
+	e.Age = time.Duration(age) * time.Microsecond
 	return e, name, err
 }
 

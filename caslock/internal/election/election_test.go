@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/internal/fakekube"
 	"github.com/hasplock/hasp/caslock/k8slease"
@@ -55,10 +56,13 @@ func (w *world) enter(name string) (leave func()) {
 	return func() { w.inside.Add(-1) }
 }
 
+func newStore(addr string) *k8slease.Store {
+	return k8slease.New(&http.Client{Transport: &http.Transport{}}, "http://"+addr, "default")
+}
+
 // newLocks returns a Client of hasp.
 func newLocks(addr string) (*hasp.Client, error) {
-	store := k8slease.New(&http.Client{Transport: &http.Transport{}}, "http://"+addr, "default")
-	return caslock.New(context.Background(), store, &hasp.Options{TTL: term, Owner: "worker"})
+	return caslock.New(context.Background(), newStore(addr), &hasp.Options{TTL: term, Owner: "worker"})
 }
 
 // locks returns a Client that is closed at the end of the test.
@@ -169,6 +173,26 @@ func TestHolderOfHasp(t *testing.T) {
 			await.Return(t, "the election", func() { <-leading })
 		})
 	}
+}
+
+// client-go cuts times to whole seconds. It sees a renewal in the second of the grant nevertheless.
+func TestARenewalInTheSecondOfTheGrant(t *testing.T) {
+	t.Parallel()
+	w, ctx := newWorld(t), t.Context()
+	d := await.Value(caslock.NewDriver(ctx, newStore(w.server.Addr)))
+	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
+	c := backend.Claim{Key: lease, Token: "token", TTL: term + 900*time.Millisecond, Timeout: term}
+	await.Value(d.Acquire(ctx, c))
+	led := make(chan time.Time, 1)
+	go w.leads(ctx, "elector", true, func(context.Context) { led <- time.Now() })
+	time.Sleep(800 * time.Millisecond) // the elector sees the grant
+	var until time.Time
+	d.Renew(ctx, []backend.Claim{c}, func(_ int, g backend.Grant, _ error) { until = g.Until })
+	await.Return(t, "the election", func() {
+		if early := until.Sub(<-led); early > 0 {
+			t.Errorf("client-go leads %v before the end of the hold", early)
+		}
+	})
 }
 
 // turn is when a process had the Lease, in nanoseconds since 1970.

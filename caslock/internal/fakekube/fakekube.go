@@ -1,5 +1,5 @@
-// Package fakekube is a fake of a Kubernetes API server, for tests. It keeps Leases of one namespace
-// in memory, with the semantics of resourceVersion: one counter for all objects, a conflict for a
+// Package fakekube is a fake of a Kubernetes API server, for tests. It keeps Leases of the namespace
+// default in memory, with the semantics of resourceVersion: one counter for all objects, a conflict for a
 // write of an old version, and an update without a version that always succeeds.
 package fakekube
 
@@ -102,6 +102,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(code, map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code})
 	}
 	switch {
+	case !strings.Contains(r.URL.Path, "/namespaces/default/"):
+		refuse(http.StatusNotFound, "NotFound")
 	case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/leases"):
 		s.list(answer, r)
 	case r.Method == http.MethodPost && old != nil:

@@ -15,8 +15,8 @@ import (
 // conformance suite has missed all but the last.
 var planted = []struct{ name, file, code, bug string }{
 	{"a term is counted from before the Get", "caslock.go",
-		"	e, err := d.store.Get(ctx, name(key))\n	if err != nil {\n		return nil, err\n	}\n	return d.view(key, e, time.Now())",
-		"	began := time.Now()\n	e, err := d.store.Get(ctx, name(key))\n	if err != nil {\n		return nil, err\n	}\n	return d.view(key, e, began)"},
+		"	e, err := d.store.Get(ctx, name(key))\n	if err != nil {\n		return nil, err\n	}\n	return d.decode(key, e, time.Now())",
+		"	began := time.Now()\n	e, err := d.store.Get(ctx, name(key))\n	if err != nil {\n		return nil, err\n	}\n	return d.decode(key, e, began)"},
 	{"no read after a conflict", "caslock.go", "d.put(ctx, v, r); err != nil {", "d.put(ctx, v, r); errors.Is(err, ErrConflict) {\n				return backend.ErrHeld\n			} else if err != nil {"},
 	{"a repeated Put counts from the read", "caslock.go", "items[i].N, at)", "items[i].N, at.Add(now.Sub(at)))"},
 	{"no confirming write before ErrLost", "caslock.go", "return v.next(rest, now), backend.ErrLost", "_ = rest\n			return nil, backend.ErrLost"},
