@@ -83,6 +83,7 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 
 	// A renewal in flight cannot shorten the term, and its answer is ignored.
 	l.state.Store(released)
+	delete(r.resumed, x.Token)
 	h.leases = nil
 	r.unscheduleLocked(h)
 	h.line.endedLocked(h)
@@ -117,7 +118,8 @@ func (l *Lease) detachableLocked() error {
 // ended, or the handle is of another store. After ErrUnavailable, ErrClosed or an error of ctx, the
 // hold is unchanged or renewed, and Resume may be called again.
 //
-// Only one caller may resume a handle. A second Resume on the same Client returns ErrInvalid. If
+// Only one caller may resume a handle. A second Resume on the same Client returns ErrInvalid, also
+// after the loss of the first lease, because the Unlock of that lease would end the second one. If
 // two Clients resume it, both receive a lease, because the store cannot distinguish them. When one
 // of them unlocks, the other loses its lease at the next renewal.
 //
@@ -204,11 +206,10 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	if c.closing.Err() != nil {
 		return nil, ErrClosed // Close did not find this hold, and the handle can still be resumed
 	}
-	for _, s := range c.renewer.holds {
-		if s.hold.claim.Token == x.Token {
-			return nil, fmt.Errorf("%w: this Client has resumed the handle already", ErrInvalid)
-		}
+	if c.renewer.resumed[x.Token] {
+		return nil, fmt.Errorf("%w: this Client has resumed the handle already", ErrInvalid)
 	}
+	c.renewer.resumed[x.Token] = true
 
 	// The hold has a line of its own, as a shared hold has, so the hold is never handed over.
 	// Callers of this Client that want the key ask the store.

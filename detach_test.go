@@ -277,6 +277,13 @@ func TestTwoResumers(t *testing.T) {
 		time.Sleep(hasp.DefaultTTL / 2)
 		want(t, "the second lease", l2.Err(), hasp.ErrLost)
 		want(t, "Unlock of the second lease", l2.Unlock(t.Context()), hasp.ErrLost)
+
+		// An Unlock of the first lease would end the second one.
+		x = detachNow(t, lockNow(t, a, "k"), time.Minute)
+		l1 = resumeNow(t, a, x, hasp.WithTTL(time.Second), hasp.WithoutRenewal())
+		time.Sleep(2 * time.Second)
+		want(t, "Resume after the loss of the first lease", errOf(a.Resume(t.Context(), x)), hasp.ErrInvalid)
+		want(t, "Unlock of the first lease", l1.Unlock(t.Context()), hasp.ErrLost)
 	})
 }
 

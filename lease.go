@@ -234,6 +234,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	switch {
 	case err == nil:
 		l.state.Store(released)
+		delete(r.resumed, h.claim.Token)
 	case errors.Is(err, ErrLost):
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	default:

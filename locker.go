@@ -111,7 +111,7 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	c.observer.core = c.core
 	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}, recalled: make(chan string, 1)}
 	c.recalls = recalls{store: &c.store, queue: &c.queue}
-	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1)}
+	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]bool{}}
 	return c, nil
 }
 

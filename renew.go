@@ -33,6 +33,7 @@ type renewer struct {
 
 	// All below is guarded by mu.
 	holds   holdHeap         // holds that are trusted
+	resumed map[string]bool  // tokens of handles that this Client has resumed; a Detach or an Unlock removes its token
 	running bool             // its goroutine exists
 	wakesAt instant          // when the goroutine serves the holds next
 	well    [tryClasses]lane // lanes of holds whose last renewal succeeded, or that were not renewed yet
