@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -32,8 +33,11 @@ type Handle struct {
 	Until   time.Time     `json:"until"`             // about when the key becomes free if there is no Resume
 }
 
-// Format prints the handle without its token.
+// Format prints the handle without its token, as LogValue does for package slog.
 func (x Handle) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "hasp.Handle(%q)", x.Key) }
+
+// LogValue returns the text of Format.
+func (x Handle) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(x)) }
 
 // Detach ends the lease and leaves the key taken for [Client.Resume]. First it extends the lease,
 // in one call to the store, so the key stays taken for at least ttl from now without renewals.
@@ -153,7 +157,7 @@ func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, 
 }
 
 // errNoHold is the Err of the LostError that Resume returns, and gives the text of that error.
-var errNoHold = errors.New("this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store: lock the key again if you still need it")
+var errNoHold = errors.New("this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store, strategy or prefix: lock the key again if you still need it")
 
 func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	c, r := w.c, &w.r

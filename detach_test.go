@@ -334,6 +334,9 @@ func TestObserverThatPanicsInResumeUnlocks(t *testing.T) {
 
 func TestHandleIsPrintedWithoutItsToken(t *testing.T) {
 	x := hasp.Handle{Key: "k", Token: "secret"}
+	if got := x.LogValue().String(); got != `hasp.Handle("k")` {
+		t.Errorf("a log has %s", got)
+	}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 		if got := fmt.Sprintf(verb, x) + fmt.Sprintf(verb, &x); got != `hasp.Handle("k")hasp.Handle("k")` {
 			t.Errorf("%s: %s", verb, got)

@@ -235,8 +235,8 @@ func TestMemoryWaitsForItsTurn(t *testing.T) {
 	must(t, m.Do(ctx, "r", func(context.Context) error {
 		must(t, m.Do(ctx, "another", nothing))
 		cancel(why)
-		for range 20 { // if a turn were free as well, chance would decide
-			if err := m.Do(ctx, "r", nothing); err != why {
+		for i := range 40 { // if a turn is free as well, chance must not decide
+			if err := m.Do(ctx, []string{"r", "free"}[i%2], nothing); err != why {
 				t.Errorf("a wait whose context ends returns %v", err)
 			}
 		}
@@ -248,6 +248,15 @@ func TestMemoryWaitsForItsTurn(t *testing.T) {
 	}()
 	if err := m.Do(fence.With(t.Context(), 5), "r", nothing); !errors.Is(err, fence.ErrStale) {
 		t.Errorf("after a write that panicked: %v", err)
+	}
+}
+
+func TestFileOfADirectory(t *testing.T) {
+	dir := t.TempDir()
+	nothing := func(context.Context) error { return nil }
+	must(t, filefence.Do(fence.With(t.Context(), 7), dir, nothing))
+	if err := filefence.Do(fence.With(t.Context(), 6), dir+"/", nothing); !errors.Is(err, fence.ErrStale) {
+		t.Errorf("with a slash at the end: %v", err)
 	}
 }
 

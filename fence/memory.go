@@ -44,6 +44,8 @@ func (m *Memory) Do(ctx context.Context, resource string, write func(context.Con
 	case e.turn <- struct{}{}:
 		defer func() { <-e.turn }()
 	case <-ctx.Done():
+	}
+	if ctx.Err() != nil { // select may have chosen the turn although ctx had ended
 		return context.Cause(ctx)
 	}
 	if err := Compare(resource, f, e.seen); err != nil {

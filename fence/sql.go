@@ -9,7 +9,7 @@ import (
 )
 
 // SQL guards the rows of a database. It keeps the fences in one table. On PostgreSQL 9.5, SQLite
-// 3.35 and later:
+// 3.35 with a busy timeout, and later:
 //
 //	CREATE TABLE fences (resource TEXT PRIMARY KEY, fence BIGINT NOT NULL)
 //

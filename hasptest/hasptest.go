@@ -34,8 +34,8 @@ type Locker struct {
 // invalid, New panics.
 func New(o *hasp.Options) *Locker { return newLocker(new(memlock.Store), o) }
 
-// Another returns the Locker of another process on the same store. It has switches of its own, so a
-// test can cut off one of the two processes.
+// Another returns the Locker of another process on the same store, with options of its own, also
+// the Prefix. It has switches of its own, so a test can cut off one of the two processes.
 func (l *Locker) Another(o *hasp.Options) *Locker { return newLocker(l.store, o) }
 
 func newLocker(s *memlock.Store, o *hasp.Options) *Locker {
@@ -60,15 +60,19 @@ func (l *Locker) Close() error {
 
 // Lose frees key in the store, although the service holds it. The holder learns of the loss at its
 // next renewal, after a third of its term at the latest, and its lease ends with hasp.LostRevoked.
-// Until then two callers can hold the key.
+// Until then two callers can hold the key. If key is not held, Lose panics. With slots, the key of
+// slot 0 is key#0.
 func (l *Locker) Lose(key string) {
+	if s, err := l.other.Inspect(context.Background(), key); err != nil || !s.Held {
+		panic(fmt.Errorf("hasptest: Lose: %q is not held: %v", key, err))
+	}
 	if err := l.other.Break(context.Background(), key); err != nil {
 		panic(err)
 	}
 }
 
 // Hold lets another program hold key until the function release is called. If key is held already,
-// Hold panics: call Lose first.
+// Hold panics: call Lose first. Lose hands the key to a caller that waits for it, if there is one.
 func (l *Locker) Hold(key string) (release func()) {
 	lease, err := l.other.TryLock(context.Background(), key)
 	if err != nil {

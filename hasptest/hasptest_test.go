@@ -98,14 +98,16 @@ func TestSwitches(t *testing.T) {
 		if _, err := a.TryLock(t.Context(), "k"); !errors.Is(err, hasp.ErrHeld) {
 			t.Errorf("a key of another program: %v", err)
 		}
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Error("Hold of a key that is held does not panic")
-				}
+		for name, f := range map[string]func(){"Hold of a held key": func() { a.Hold("k") }, "Lose of a free key": func() { a.Lose("free") }} {
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Errorf("%s does not panic", name)
+					}
+				}()
+				f()
 			}()
-			a.Hold("k")
-		}()
+		}
 
 		// Calls that are in flight when the link is cut.
 		a.Delay(100 * time.Millisecond)

@@ -7,6 +7,7 @@
 package filefence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,16 +29,18 @@ const poll = 5 * time.Millisecond
 
 // Do calls write, unless path, a file or a directory, has seen a larger fence than the one of ctx.
 // No two writes for a path run at the same time. If ctx ends before the writes of others have
-// ended, Do returns ctx's error. A write that fails also raises the fence.
+// ended, Do returns ctx's cause. A write that fails also raises the fence. All writers use the same
+// path: through a link, a file has another guard.
 func Do(ctx context.Context, path string, write func(context.Context) error) error {
 	f, err := fence.Of(ctx)
 	if err != nil {
 		return err
 	}
 
+	path = filepath.Clean(path) // a directory may be given with a slash at its end
 	lock := flock.New(path + ".fence.lock")
 	if _, err := lock.TryLockContext(ctx, poll); err != nil {
-		return err
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	defer lock.Unlock()
 

@@ -97,8 +97,9 @@ func (d *doctor) examine(ctx context.Context, c hasp.Config) error {
 func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	const key = "hasp-doctor" // not a random key, because filelock keeps a file for each key
 	rights := "the user may do all that this strategy has"
+	most10s := hasp.WithMaxWait(10 * time.Second)
 	lock := func(opt hasp.Option) error {
-		return hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Minute) }, opt)
+		return hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Minute) }, opt, most10s)
 	}
 	if err := lock(nil); err != nil {
 		d.found(redisstore.Bad, "rights", err.Error())
@@ -116,7 +117,7 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	took := make([]time.Duration, 20)
 	for i := range took {
 		began := time.Now()
-		if err := hasp.Do(ctx, client, key, func(context.Context, *hasp.Lease) error { return nil }); err != nil {
+		if err := hasp.Do(ctx, client, key, func(context.Context, *hasp.Lease) error { return nil }, most10s); err != nil {
 			d.found(redisstore.Bad, "latency", err.Error())
 			return
 		}

@@ -4,8 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -42,6 +46,9 @@ the lock was lost: another program may have held KEY since.`,
 			if !cmd.Flag("ttl").Changed {
 				return usagef("give --ttl: how long the key stays taken if it is neither renewed nor unlocked")
 			}
+			if !utf8.ValidString(r.key) {
+				return usagef("KEY is not UTF-8, so a handle cannot contain it")
+			}
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				if describe(a.strategy).Reach == backend.Process {
 					return usagef("%s keeps locks inside this process, so no other command can unlock them", a.strategy)
@@ -69,6 +76,7 @@ the lock was lost: another program may have held KEY since.`,
 // handOut detaches the lease and prints its handle. If the print fails, handOut frees the key,
 // because no program has the handle.
 func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Lease) error {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // otherwise a print that fails would end hasp
 	handle, err := lease.Detach(ctx, r.ttl)
 	if err != nil {
 		_ = lease.Unlock(ctx)
