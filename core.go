@@ -314,7 +314,10 @@ func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f f
 
 	// If a context caused the error, say whether it was the caller's.
 	switch {
-	case err == nil || backend.Definite(err):
+	case err == nil:
+	case ctx.Err() != nil && context.Cause(ctx) != ctx.Err() && errors.Is(err, context.Cause(ctx)):
+		err = ctx.Err() // net/http returns the cause, which may match a definite error
+	case backend.Definite(err):
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):

@@ -228,6 +228,35 @@ func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
 	})
 }
 
+// causing returns the cause of a context that ends, as net/http does, although the key was taken.
+type causing struct{ *faulty }
+
+func (d causing) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	g, err := d.Driver.Acquire(ctx, c)
+	if c.Key == "inner" {
+		<-ctx.Done()
+		return backend.Grant{}, fmt.Errorf("get: %w", context.Cause(ctx))
+	}
+	return g, err
+}
+
+// The loss of an outer lease is no answer of the store, so a key that the call has taken is freed.
+func TestACallThatReturnsItsCause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.ends = backend.CancelPrompt
+		c := await.Value(hasp.New(causing{f}, &hasp.Options{Timeout: time.Minute}))
+		outer := lockNow(t, c, "outer")
+		await.Must(t, f.Break(t.Context(), "outer"))
+		wantOnly(t, "Lock", errOf(c.Lock(outer.Context(), "inner")), hasp.ErrLost)
+		synctest.Wait()
+		if s := await.Value(c.Inspect(t.Context(), "inner")); s.Held {
+			t.Error("the key of the failed Lock is held")
+		}
+		c.Close()
+	})
+}
+
 // zone opens the strategy "zone"; each test sets it.
 var zone func(context.Context, hasp.Config) (backend.Driver, error)
 
