@@ -104,6 +104,24 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 	}
 }
 
+// An outage is no answer: New reports it at each step of its probe, and Inspect does not take the key
+// for a free one.
+func TestOutage(t *testing.T) {
+	mem, left := memkv.New(), 0
+	mem.Fault = func(string) memkv.Fault { left--; return memkv.Fault{Lost: left < 0} }
+	for steps := range 6 {
+		left = steps
+		if _, err := caslock.New(t.Context(), mem, nil); !errors.Is(err, memkv.ErrLost) || backend.Definite(err) {
+			t.Errorf("an outage after %d calls of New: %v", steps, err)
+		}
+	}
+	left = 6
+	d := open(t, mem)
+	if s, err := d.(backend.Inspector).Inspect(t.Context(), "key"); !errors.Is(err, memkv.ErrLost) {
+		t.Errorf("Inspect in an outage: %v, %v", s, err)
+	}
+}
+
 func open(t *testing.T, s caslock.Store) backend.Driver {
 	t.Helper()
 	return await.Value(caslock.NewDriver(t.Context(), s))
