@@ -5,7 +5,7 @@
 // it runs. The Lease of any other key is named hasp- and a hash. A Lease that hasp has written is
 // deleted when its key was free for an hour.
 //
-// The spec is as client-go writes it, and an annotation has the record of caslock. The store has no
+// The spec is as client-go reads it, and an annotation has the record of caslock. The store has no
 // clock: see package caslock for TryLock. Waiters poll; for many, set hasp.Options.Backoff to
 // seconds. The account needs get, list, create, patch and delete on leases of coordination.k8s.io.
 package k8slease
@@ -46,9 +46,8 @@ func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
 }
 
 const (
-	record = "hasplock.github.io/record" // annotation: the value that the driver has written
+	record = "hasplock.github.io/record" // annotation: the value that the driver has written; label: "true"
 	wrote  = "hasplock.github.io/wrote"  // annotation: the id of the record's spec; see the method entry
-	label  = "hasplock.github.io/lock"
 )
 
 // lease is what a Store reads of a Lease or a LeaseList.
@@ -74,33 +73,32 @@ func name(key string) string {
 	return fmt.Sprintf("hasp-%x", sha256.Sum256([]byte(key)))
 }
 
-// call sends one request. If a get finds no Lease, out stays as it is.
-func (s *Store) call(ctx context.Context, method, path, format string, in, out any) error {
+// call sends one request. If a get finds no Lease, l is empty.
+func (s *Store) call(ctx context.Context, method, path, format string, in any) (l lease, err error) {
 	body, _ := json.Marshal(in)                   // no error, because each field can be encoded
 	body = bytes.TrimPrefix(body, []byte("null")) // because a GET has no body
 	r, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return l, err
 	}
 	r.GetBody = nil // otherwise net/http might send the request again
 	r.Header.Set("Content-Type", "application/"+format)
 	resp, err := s.client.Do(r)
 	if err != nil {
-		return err
+		return l, err
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	switch code := resp.StatusCode; {
-	case err != nil:
-		return err
-	case code == http.StatusNotFound && method == http.MethodGet:
-		return nil
+	case err != nil || code == http.StatusNotFound && method == http.MethodGet:
+		return l, err
 	case code == http.StatusNotFound && method != http.MethodPost, code == http.StatusConflict: // also if a new Lease exists already
-		return caslock.ErrConflict
+		return l, caslock.ErrConflict
 	case code/100 != 2:
-		return fmt.Errorf("k8slease: %s %s: %s: %.300s", method, path, resp.Status, text)
+		return l, fmt.Errorf("k8slease: %s %s: %s: %.300s", method, path, resp.Status, text)
 	}
-	return json.Unmarshal(text, out)
+	err = json.Unmarshal(text, &l)
+	return l, err
 }
 
 // entry returns the entry of a Lease. If the spec was not written with the record, another program
@@ -115,8 +113,7 @@ func (l *lease) entry(key string) caslock.Entry {
 
 // Get reads the Lease of key from the API server's quorum.
 func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	var l lease
-	err := s.call(ctx, http.MethodGet, "/"+name(key), "json", nil, &l)
+	l, err := s.call(ctx, http.MethodGet, "/"+name(key), "json", nil)
 	return l.entry(key), err
 }
 
@@ -126,7 +123,7 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
 	annotations := map[string]string{record: string(value)}
 	in := map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": map[string]any{"name": name(key),
-		"resourceVersion": version, "labels": map[string]string{label: "true"}, "annotations": annotations}}
+		"resourceVersion": version, "labels": map[string]string{record: "true"}, "annotations": annotations}}
 	if owner, ttl, ours := caslock.Holder(value); ours {
 		now := time.Now().UTC()
 		renewed, holder := now.Format("2006-01-02T15:04:05.000000Z"), ""
@@ -142,21 +139,20 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 	if version == "" {
 		method, path, format = http.MethodPost, "", "json"
 	}
-	var out lease
-	err := s.call(ctx, method, path, format, in, &out)
-	return out.Metadata.ResourceVersion, err
+	l, err := s.call(ctx, method, path, format, in)
+	return l.Metadata.ResourceVersion, err
 }
 
 // Delete deletes the Lease of key if it has this version.
 func (s *Store) Delete(ctx context.Context, key, version string) error {
-	return s.call(ctx, http.MethodDelete, "/"+name(key), "json", map[string]any{"preconditions": map[string]string{"resourceVersion": version}}, &lease{})
+	_, err := s.call(ctx, http.MethodDelete, "/"+name(key), "json", map[string]any{"preconditions": map[string]string{"resourceVersion": version}})
+	return err
 }
 
 // Scan lists the Leases that the driver has written, whatever their names.
 func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
-	query := url.Values{"labelSelector": {label + "=true"}, "limit": {fmt.Sprint(n)}, "continue": {position}}
-	var list lease
-	err = s.call(ctx, http.MethodGet, "?"+query.Encode(), "json", nil, &list)
+	query := url.Values{"labelSelector": {record + "=true"}, "limit": {fmt.Sprint(n)}, "continue": {position}}
+	list, err := s.call(ctx, http.MethodGet, "?"+query.Encode(), "json", nil)
 	for _, l := range list.Items {
 		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known
 	}

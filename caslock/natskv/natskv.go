@@ -3,9 +3,8 @@
 // server. After a loss of all data, versions begin again: an old holder may overwrite a new one.
 // An account needs the API subjects STREAM.MSG.GET and STREAM.PURGE as well as the key-value ones.
 //
-// By default the store has no clock; package caslock says what TryLock means without one. If the
-// clocks of all servers agree within backend.Drift, as by NTP, New can use them. A read of a held
-// key then takes two calls.
+// By default the store has no clock: see package caslock for TryLock. If the servers' clocks agree
+// within backend.Drift, as by NTP, New can use them; a read of a held key then takes two calls.
 package natskv
 
 import (
