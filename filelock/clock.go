@@ -8,9 +8,6 @@ type instant struct {
 	// a file keeps all data that was written to it, even without a flush.
 	boot string
 
-	// clock names the boot clock: the identifier in boot, plus a suffix in a time namespace.
-	clock string
-
 	up   time.Duration // time since the boot, including suspends
 	wall time.Time     // the time by the wall clock
 }

@@ -24,5 +24,5 @@ func bootClock() instant {
 	if boot == "" || unix.ClockGettime(unix.CLOCK_MONOTONIC_RAW, &ts) != nil {
 		return instant{}
 	}
-	return instant{boot: boot, clock: boot, up: time.Duration(ts.Nano())}
+	return instant{boot: boot, up: time.Duration(ts.Nano())}
 }

@@ -53,7 +53,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 		{"a new process, clock still back", func() { d = clock.on(dir) }},
 		{"a reboot", func() { clock.set(func(i *instant) { i.boot = "boot-2"; i.up = 0 }); d = clock.on(dir) }},
 		{"a reboot, same process", func() { clock.set(func(i *instant) { i.boot = "boot-3"; i.up = 0 }) }},
-		{"a container with a boot clock of its own", func() { clock.set(func(i *instant) { i.clock = "boot-3/time:[7]" }) }},
+		{"a container with an identifier of its own", func() { clock.set(func(i *instant) { i.boot = "boot-3" }) }},
 		{"a clock before 1970", func() { clock.set(func(i *instant) { i.wall = time.Unix(-1000, 0) }) }},
 		{"a process that cannot read the boot id", func() { clock.set(func(i *instant) { i.boot = "" }) }},
 		{"one that can", func() { clock.set(func(i *instant) { i.boot = "boot-3" }) }},

@@ -20,7 +20,7 @@ type dial struct {
 }
 
 func newDial() *dial {
-	return &dial{now: instant{boot: "boot-1", clock: "boot-1", up: time.Hour, wall: time.Date(2031, 1, 2, 3, 4, 5, 0, time.UTC)}}
+	return &dial{now: instant{boot: "boot-1", up: time.Hour, wall: time.Date(2031, 1, 2, 3, 4, 5, 0, time.UTC)}}
 }
 
 func (c *dial) read() instant {

@@ -25,7 +25,7 @@ type record struct {
 	pid   int           // the process that took the key, for people only
 	since time.Time     // when the key was taken
 	fence uint64        // 0 if the claim asked for none
-	clock string        // the boot clock that counts the term: see instant
+	clock string        // the boot whose clock counts the term: see instant
 	end   time.Duration // end of the term, by that clock
 	until time.Time     // end of the term by the wall clock
 
@@ -42,11 +42,11 @@ var (
 )
 
 // The method left returns how much of the term remains. Within one boot the boot clock decides,
-// whatever happens to the wall clock. A record of another boot clock lasts until its end by the
-// wall clock, because its holder may still run. The holder may be in a container with its own boot
-// clock, or in a virtual machine that shares the directory against our advice.
+// whatever happens to the wall clock. A record of another boot lasts until its end by the wall
+// clock, because its holder may still run. The holder may be in a container that has an identifier
+// of its own, or in a virtual machine that shares the directory against our advice.
 func (r *record) left(now instant) time.Duration {
-	if r.clock != "" && r.clock == now.clock {
+	if r.clock != "" && r.clock == now.boot {
 		return r.end - now.up
 	}
 	return r.until.Sub(now.wall)
@@ -64,7 +64,7 @@ func (r *record) extend(now instant, ttl time.Duration) bool {
 // endIn sets the end of the term to now plus the given duration. This may shorten the term.
 func (r *record) endIn(now instant, left time.Duration) {
 	// If a sum overflows, the subtraction in the method left overflows back.
-	r.clock, r.end, r.until = now.clock, now.up+left, now.wall.Add(left).UTC()
+	r.clock, r.end, r.until = now.boot, now.up+left, now.wall.Add(left).UTC()
 }
 
 // encode returns the content of the state file. Strings are quoted in ASCII, because a key may

@@ -54,11 +54,10 @@ func blocksKey(err error) error {
 
 // fromBeforeBoot reports whether a torn record was written before this boot. If so, a power failure
 // has probably left the name without the content, which was not flushed. The holder has ended with
-// that boot. A torn record of this boot was damaged in another way, and its key may be held. In a
-// time namespace, the time of the boot is not known.
+// that boot. A torn record of this boot was damaged in another way, and its key may be held.
 func fromBeforeBoot(fi fs.FileInfo, now instant) bool {
 	const slack = time.Second // more than the resolution of file times
-	return now.clock != "" && now.clock == now.boot && fi.ModTime().Add(slack).Before(now.bootTime())
+	return now.boot != "" && fi.ModTime().Add(slack).Before(now.bootTime())
 }
 
 func (g *guard) store(r *record) error {

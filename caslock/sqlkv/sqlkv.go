@@ -28,7 +28,7 @@ import (
 // Dialect says which database a Store uses.
 type Dialect struct {
 	table, insert, now string
-	clock              func() int64 // the argument of the field now, in microseconds
+	clock              func() (boot string, up time.Duration) // a version begins with boot; up is the argument of now
 	reach              backend.Reach
 	cancellation       backend.Cancellation
 }
@@ -40,7 +40,7 @@ var (
 			version VARCHAR(32) NOT NULL, at BIGINT NOT NULL) ENGINE=InnoDB`,
 		insert: `INSERT IGNORE INTO $t (value, version, at, name) VALUES (?, ?, $now, ?)`,
 		now:    `(TIMESTAMPDIFF(MICROSECOND, '2000-01-01', UTC_TIMESTAMP(6)) + ?)`,
-		clock:  func() int64 { return 0 },
+		clock:  func() (string, time.Duration) { return "", 0 },
 		reach:  backend.Network, cancellation: backend.CancelPrompt,
 	}
 	SQLite = Dialect{
@@ -48,7 +48,7 @@ var (
 			version TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`,
 		insert: `INSERT INTO $t (value, version, at, name) VALUES (?, ?, $now, ?) ON CONFLICT DO NOTHING`,
 		now:    `?`,
-		clock:  func() int64 { return hostclock.Now() / 1000 },
+		clock:  hostclock.SinceBoot,
 		reach:  backend.Host,
 	}
 )
@@ -86,17 +86,21 @@ func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
 	return s.dialect.reach, s.dialect.cancellation
 }
 
-// entry reads an entry from a row. The age is negative if the host has booted since.
-func entry(scan func(...any) error) (e caslock.Entry, name string, err error) {
+func (s *Store) now() int64 { _, up := s.dialect.clock(); return up.Microseconds() }
+
+// entry reads an entry from a row. If the host has booted since, the age is not known.
+func (s *Store) entry(scan func(...any) error) (e caslock.Entry, name string, err error) {
 	var age int64
 	err = scan(&e.Value, &e.Version, &age, &name)
-	e.Age = time.Duration(age) * time.Microsecond
+	if boot, _ := s.dialect.clock(); strings.HasPrefix(e.Version, boot) {
+		e.Age = time.Duration(age) * time.Microsecond
+	}
 	return e, name, err
 }
 
 // Get reads the row of name.
 func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
-	e, _, err := entry(s.db.QueryRowContext(ctx, s.get, s.dialect.clock(), name).Scan)
+	e, _, err := s.entry(s.db.QueryRowContext(ctx, s.get, s.now(), name).Scan)
 	if errors.Is(err, sql.ErrNoRows) {
 		return caslock.Entry{}, nil
 	}
@@ -115,11 +119,12 @@ func (s *Store) mend(ctx context.Context, err error) error {
 // Put changes the row of name if it has this version. The clock is read after the holder has begun
 // to count its term, so the age is never too large.
 func (s *Store) Put(ctx context.Context, name string, value []byte, version string) (string, error) {
-	next := rand.Text()
+	boot, up := s.dialect.clock()
+	next := boot + rand.Text()
 	if version == "" {
-		return next, s.exec(ctx, s.insert, value, next, s.dialect.clock(), name)
+		return next, s.exec(ctx, s.insert, value, next, up.Microseconds(), name)
 	}
-	return next, s.exec(ctx, s.update, value, next, s.dialect.clock(), name, version)
+	return next, s.exec(ctx, s.update, value, next, up.Microseconds(), name, version)
 }
 
 // Delete deletes the row of name if it has this version.
@@ -141,13 +146,13 @@ func (s *Store) exec(ctx context.Context, statement string, args ...any) error {
 
 // Scan reads rows in the order of their names.
 func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
-	rows, err := s.db.QueryContext(ctx, s.listed, s.dialect.clock(), position, n)
+	rows, err := s.db.QueryContext(ctx, s.listed, s.now(), position, n)
 	if err != nil {
 		return nil, "", err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		e, name, err := entry(rows.Scan)
+		e, name, err := s.entry(rows.Scan)
 		if err != nil {
 			return nil, "", err
 		}

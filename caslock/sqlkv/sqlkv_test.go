@@ -155,6 +155,20 @@ func TestNewIsChecked(t *testing.T) {
 	}
 }
 
+// A reboot sets the clock back, so the time of an earlier row tells no age.
+func TestAgeOfARowFromBeforeTheBoot(t *testing.T) {
+	ctx, db := t.Context(), await.Value(sql.Open("sqlite3", "file:"+t.TempDir()+"/db"))
+	defer db.Close()
+	s := await.Value(sqlkv.New(ctx, db, sqlkv.SQLite, "locks"))
+	for boot, known := range map[string]bool{"": true, "another boot": false} {
+		await.Value(s.Put(ctx, "name"+boot, []byte("value"), ""))
+		await.Value(db.ExecContext(ctx, "UPDATE locks SET at = 0, version = ? || version WHERE name = ?", boot, "name"+boot))
+		if e, err := s.Get(ctx, "name"+boot); err != nil || (e.Age > 0) != known {
+			t.Errorf("boot %q: age %v, %v", boot, e.Age, err)
+		}
+	}
+}
+
 func ExampleNew() {
 	ctx := context.Background()
 	var db *sql.DB // of a MariaDB or a MySQL

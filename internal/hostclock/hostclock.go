@@ -1,5 +1,5 @@
-// Package hostclock has two clocks of a host. Now returns the same time in all processes of the
-// host, so that their events can be put in order. Suspended returns how long the host has slept.
+// Package hostclock has clocks of a host. Now and SinceBoot return the same time in all processes of
+// the host. Suspended returns how long the host has slept.
 // Yield gives a processor of the host to other threads.
 package hostclock
 

@@ -1,6 +1,10 @@
 package hostclock
 
 import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -19,6 +23,31 @@ func Now() int64 {
 	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&now)), 0) // no error, because every Linux has this clock
 	return now.Nano()
 }
+
+// SinceBoot returns the kernel's random identifier of this boot, and the time since the boot with all
+// suspends. The identifier is empty if the kernel does not tell it.
+func SinceBoot() (boot string, up time.Duration) {
+	id, ahead := bootID()
+	var now syscall.Timespec
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockBoottime, uintptr(unsafe.Pointer(&now)), 0); errno != 0 {
+		return "", 0
+	}
+	return id, time.Duration(now.Nano()) - ahead
+}
+
+// bootID also returns how far the boot clock is ahead in this process's time namespace.
+var bootID = sync.OnceValues(func() (id string, ahead time.Duration) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", 0
+	}
+	offsets, _ := os.ReadFile("/proc/self/timens_offsets") // a kernel that lacks the file has no time namespaces
+	var s, ns int64
+	if _, after, found := strings.Cut(string(offsets), "boottime"); found {
+		_, _ = fmt.Sscan(after, &s, &ns)
+	}
+	return strings.TrimSpace(string(b)), time.Duration(s)*time.Second + time.Duration(ns)
+})
 
 // Yield lets other threads of the host use this processor, if they wait for it.
 func Yield() { _, _, _ = syscall.Syscall(syscall.SYS_SCHED_YIELD, 0, 0, 0) }

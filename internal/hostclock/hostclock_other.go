@@ -8,6 +8,9 @@ import "time"
 // set while hasp runs.
 func Now() int64 { return time.Now().UnixNano() }
 
+// SinceBoot returns no identifier, and the time of Now.
+func SinceBoot() (boot string, up time.Duration) { return "", time.Duration(Now()) }
+
 // Yield does nothing, because the standard library cannot ask this system for it.
 func Yield() {}
 
