@@ -152,6 +152,9 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 		}
 
 		lease, err := l.Lock(wait, key, o...)
+		if err != nil && ctx.Err() == nil && wait.Err() != nil {
+			err = newError("lock", key, context.Cause(wait)) // a lease was lost, so report neither ErrHeld nor an end of ctx
+		}
 		if err != nil {
 			return err
 		}
