@@ -107,7 +107,7 @@ func WithKey(name func(key string) string) Option { return func(c *config) { c.k
 func WithHoldSpans() Option { return func(c *config) { c.holdSpans = true } }
 
 // Observe returns a function for hasp.Options.Observe. The function records metrics and spans. If
-// the argument next is not nil, the function also calls next with the same arguments.
+// the argument next is not nil, the function then calls next with the same arguments.
 //
 // Call Observe once for each Client. Errors of the provider go to the error handler of package
 // otel.
@@ -147,18 +147,27 @@ func (o *observer) observe(ctx context.Context, e hasp.Event) {
 		key = o.key(e.Key)
 	}
 	kind := errorType(e.Err)
-	// If next panics at the beginning of a call or a lease, no event reports the end. So record the
-	// beginning only afterwards.
-	begins := e.Kind == hasp.EventRequested || e.Kind == hasp.EventAcquired
-	if o.next != nil && begins {
-		o.next(ctx, e)
-	}
 	o.metrics.record(ctx, e, kind, key)
 	o.spans.record(ctx, e, kind, key)
-	if o.next != nil && !begins {
-		o.next(ctx, e)
+	if o.next == nil {
+		return
 	}
+
+	returns := false
+	defer func() {
+		// If next panics at the beginning of a call or a lease, no event will report the end.
+		var begins bool
+		e.Kind, begins = ends[e.Kind]
+		if !returns && begins {
+			o.metrics.record(ctx, e, "panic", key)
+			o.spans.record(ctx, e, "panic", key)
+		}
+	}()
+	o.next(ctx, e)
+	returns = true
 }
+
+var ends = map[hasp.EventKind]hasp.EventKind{hasp.EventRequested: hasp.EventRefused, hasp.EventAcquired: hasp.EventReleased}
 
 // attributes returns the attributes of WithAttributes, those in the slice more, and the key.
 func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.KeyValue {

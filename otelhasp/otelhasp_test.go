@@ -306,6 +306,30 @@ func TestKeyIfAsked(t *testing.T) {
 	}
 }
 
+// After a panic of next, a call has ended, although no event says so.
+func TestNextThatPanics(t *testing.T) {
+	for _, kind := range []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired} {
+		m := newMeter()
+		c := await.Value(memlock.New(&hasp.Options{Observe: otelhasp.Observe(func(_ context.Context, e hasp.Event) {
+			if e.Kind == kind {
+				panic("in next")
+			}
+		}, otelhasp.WithMeterProvider(m))}))
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = c.Lock(t.Context(), "k")
+			t.Error("Lock has returned")
+		}()
+		sums, _ := m.figures(t)
+		for name, n := range sums {
+			if n != 0 && (strings.HasPrefix(name, "count") || strings.HasPrefix(name, "pending")) {
+				t.Errorf("%v: %s is %d", kind, name, n)
+			}
+		}
+		must(t, c.Close())
+	}
+}
+
 // Without options Observe uses the global providers. A nil Option has no effect. Observe calls next
 // with each event and its context, after it has recorded the event.
 func TestGlobalProviderAndNext(t *testing.T) {
