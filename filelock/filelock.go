@@ -316,11 +316,21 @@ func (r *record) status(now instant) backend.Status {
 // the directory while a sweep of it is not complete.
 func (d *driver) Close() error {
 	d.closed.Store(true)
-	if dir := <-d.unswept; dir != nil {
-		dir.Close()
-	}
-	d.unswept <- nil
+	d.closeDir()
 	return nil
+}
+
+// closeDir closes the directory that the next sweep continues to read. A sweep that runs may hang
+// in the file system, so closeDir does not wait for it. The sweep calls closeDir at its end.
+func (d *driver) closeDir() {
+	select {
+	case dir := <-d.unswept:
+		if dir != nil {
+			dir.Close()
+		}
+		d.unswept <- nil
+	default:
+	}
 }
 
 func (d *driver) check(ctx context.Context) error {

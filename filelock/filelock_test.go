@@ -178,6 +178,18 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 	refused(t, d, claim(c.Key), backend.ErrHeld)
 }
 
+func TestCloseDoesNotWaitForASweep(t *testing.T) {
+	d := on(t.TempDir(), nil)
+	dir := await.Value(os.Open(d.dir))
+	<-d.unswept // as a sweep that hangs in the file system
+	await.Return(t, "Close", func() { d.Close() })
+	d.unswept <- dir
+	d.closeDir()
+	if err := dir.Close(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("the directory stays open: %v", err)
+	}
+}
+
 // The driver stays open, and other keys stay held.
 func TestExpiredRecordsAreBounded(t *testing.T) {
 	clock := newDial()

@@ -145,6 +145,6 @@ func (g *guard) drop() {
 // guardBusy returns the error of a call whose ctx ended before the call had locked guard n.
 func (d *driver) guardBusy(ctx context.Context, n int, start time.Time) error {
 	path := d.guardFile("guard", n)
-	return fmt.Errorf("%s: another process has locked this file for %v; if it is stopped, continue or end it (fuser %[1]s names it); the disk may be slow: %[3]w",
+	return fmt.Errorf("%s: this file was locked by others for %v; if a process is stopped, continue or end it (fuser %[1]s names it); the disk may be slow: %[3]w",
 		path, time.Since(start).Round(time.Millisecond), context.Cause(ctx))
 }

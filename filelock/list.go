@@ -156,7 +156,12 @@ func (d *driver) sweep(ctx context.Context, n int) {
 	default:
 		return // another call of this driver sweeps
 	}
-	defer func() { d.unswept <- dir }()
+	defer func() {
+		d.unswept <- dir
+		if d.closed.Load() {
+			d.closeDir()
+		}
+	}()
 
 	if d.check(ctx) != nil {
 		return

@@ -128,7 +128,7 @@ func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
 		defer cancel()
 		err := call(ctx)
 		outage(t, what, err, d.guardFile("guard", stripeOf("k")))
-		if !strings.Contains(err.Error(), "if it is stopped, continue or end it") {
+		if !strings.Contains(err.Error(), "if a process is stopped, continue or end it") {
 			t.Errorf("%s: %v does not say what to do", what, err)
 		}
 	}
