@@ -226,6 +226,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	r, h := l.hold.renewer, l.hold
 	err = r.release(ctx, h.claim, h.keep)
 
+	now, _ := r.clock.read()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.calls--
@@ -235,8 +236,10 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	case err == nil:
 		l.state.Store(released)
 		delete(r.resumed, h.claim.Token)
-	case errors.Is(err, ErrLost):
+	case errors.Is(err, ErrLost) && now < instant(h.deadline.Load()):
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
+	case errors.Is(err, ErrLost):
+		err = l.loseLocked(h.lapseLocked()) // the term has ended during the call
 	default:
 		l.state.Store(unknown)
 		h.failed = 1                                 // the store may hang; set this before endedLocked, which reads it

@@ -148,6 +148,13 @@ func TestReasonOfALossAtUnlock(t *testing.T) {
 		cancel()
 		time.Sleep(3 * hasp.DefaultTTL)
 		wantLoss(t, "Err", l.Err(), hasp.LostNotRenewed, "it was not renewed")
+
+		// The process stands still during the call, until the term has ended.
+		l = lockNow(t, c, "stopped", hasp.WithTTL(time.Second))
+		f.set(func(f *faulty) {
+			f.release = func(_ backend.Claim, send func() error) error { time.Sleep(2 * time.Second); return send() }
+		})
+		wantLoss(t, "Unlock after the term", l.Unlock(t.Context()), hasp.LostStopped, "the process was stopped for longer than its term")
 	})
 }
 
