@@ -10,7 +10,8 @@ import (
 )
 
 // received handles a message. A message about a grant contains a token, a round, and a fence, which
-// is - if no fence could be granted. A message with a token and "look" asks the Client to poll.
+// is - if no fence could be granted. A message with a token and "look" asks the Client to poll. A
+// script may publish an empty message, to count the subscribers.
 func (d *driver) received(payload string) {
 	f := strings.Fields(payload)
 	d.mu.Lock()

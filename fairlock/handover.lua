@@ -4,10 +4,19 @@
 
 -- Asks the client of the first waiter that has a subscription to poll.
 local function wakeFirst()
-	for _, entry in ipairs(redis.pcall('LRANGE', queue, 0, 31)) do
-		local waiter, command, channel = parse(entry)
-		local count = waiter and redis.pcall(command, channel, waiter .. ' look')
-		if type(count) == 'number' and count > 0 then return end
+	local position = 0
+	while position < 32 do
+		local entry = redis.call('LINDEX', queue, position)
+		if not entry then return end
+		local token, command, channel = parse(entry)
+		if token and redis.call('ZSCORE', timeouts, token) then
+			local count = redis.pcall(command, channel, token .. ' look')
+			if type(count) == 'number' and count > 0 then return end
+			position = position + 1
+		else
+			-- The waiter has left. Its client may still have a subscription, and would ignore the message.
+			redis.call('LREM', queue, 1, entry)
+		end
 	end
 end
 

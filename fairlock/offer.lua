@@ -3,7 +3,11 @@
 -- Reports whether the server knows that a channel has no subscriber. PUBLISH also counts subscribers
 -- by pattern. SPUBLISH does not count subscribers at a replica, although they get the message.
 local function unsubscribed(command, channel)
-	return command ~= '-' and redis.pcall('PUBSUB', command == 'SPUBLISH' and 'SHARDNUMSUB' or 'NUMSUB', channel)[2] == 0
+	if command == '-' then return false end
+	local count = redis.pcall('PUBSUB', command == 'SPUBLISH' and 'SHARDNUMSUB' or 'NUMSUB', channel)[2]
+	-- A user that may not use PUBSUB counts by an empty message, which clients ignore. A message about
+	-- a grant must not count: a subscriber at a replica reads it, so the grant cannot be taken back.
+	return (count or redis.pcall(command, channel, '')) == 0
 end
 
 -- Removes a place.
@@ -33,12 +37,6 @@ local function offer(entry, own, handed)
 	-- Others may wait behind this one. If none do, the mark + only costs the release a command.
 	local fence = grant(token, owner, term, flags, '+')
 	local count = not mine and redis.pcall(command, channel, table.concat({token, round, fence or '-'}, ' '))
-	-- A user that may not use PUBSUB learns here that the channel has no subscriber.
-	if fence and count == 0 and not silent then
-		-- Other readers keep their holds.
-		if joins then quit(token .. '#' .. owner) else redis.call('DEL', lock) end
-		return 'kept'
-	end
 	-- Without a message the waiter finds the grant at its next poll, before its place ends. Until then
 	-- the key is kept for it. Otherwise the next waiter would overtake it.
 	if fence and not mine and (silent or type(count) ~= 'number') and now() + term < tonumber(till) then

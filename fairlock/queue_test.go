@@ -148,6 +148,36 @@ func TestReleaseThatKeepsTheKeyTellsTheHead(t *testing.T) {
 	}
 }
 
+// Only the first waiter with a subscription is told the new end. Waiters that leave before or after
+// that do not keep the next one from the key, although their client still has its subscription.
+func TestWaitersLeaveAroundAReleaseThatKeepsTheKey(t *testing.T) {
+	const keep = window / 10 // the next poll is later
+	// The last ones leave when the key is free, just before their client polls.
+	for _, after := range []time.Duration{0, keep / 2, keep + 500*time.Microsecond} {
+		t.Run(after.String(), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				holder, ps := w.procs(3)
+				var leave, stay []*wait
+				for range 40 {
+					leave = append(leave, ps[1].wait())
+				}
+				for range 41 { // so many that the entries of the others remain
+					stay = append(stay, ps[2].wait())
+				}
+				kept := strategytest.Kept(holder, keep)
+				time.AfterFunc(after, func() {
+					for _, x := range leave {
+						x.stop()
+					}
+				})
+				time.Sleep(keep / 4)
+				ps[0].release(kept)
+				stay[0].gotWithin(kept.KeepUntil, 10*time.Millisecond)
+			})
+		})
+	}
+}
+
 // An enqueue was not answered, so the driver repeats the release of its token. The release
 // was lost, so the repeat is the first to arrive. It keeps the key as the release would.
 func TestRepeatOfAReleaseThatKeepsTheKey(t *testing.T) {

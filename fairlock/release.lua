@@ -20,7 +20,11 @@ if not member and not (alone and has == token) then
 	local ended = redis.pcall('ZREM', timeouts, token)
 	-- A value of another type is no queue.
 	if type(ended) == 'table' and not wrongtype(ended) then return ended end
-	if ended == 1 then tidy() end
+	if ended == 1 then
+		tidy()
+		-- Perhaps only the client of this token knows when a kept key becomes free, or that it is free.
+		if not has or string.find(tostring(has), '^kept%-') then pcall(wakeFirst) end
+	end
 	-- The token may have waited for the end of a shared record, before others that can join it.
 	if shared then pcall(handOver, '') end
 	return 0
@@ -38,7 +42,7 @@ if ARGV[3] ~= '' then
 	redis.call('PEXPIRE', lock, ARGV[3])
 	redis.call('SET', lock, 'fairlock' .. mark .. ' ' .. table.concat({since, 'kept-' .. token, fence, ARGV[3], whose}, ' '), 'PX', ARGV[3])
 	-- That waiter's client polls again at the end of the term, and this poll hands the key over.
-	if mark == '+' then wakeFirst() end
+	if mark == '+' then pcall(wakeFirst) end
 	return 1
 end
 -- A grant replaces the record. If there is none, the key becomes free.
