@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
 // Cluster is an etcd. Several goroutines may call its methods at the same time.
@@ -42,13 +44,13 @@ type Cluster struct {
 func New(n int, r *rand.Rand) *Cluster {
 	c := &Cluster{over: make(chan struct{}), r: r, state: newState(), term: 2, changed: make(chan struct{})}
 	for i := range n {
-		m := &Member{c: c, id: uint64(i) + 1, up: true, conns: map[*conn]bool{}, ln: bufconn.Listen(1 << 16)}
+		ln := bufconn.Listen(1 << 16)
+		m := &Member{c: c, id: uint64(i) + 1, up: true, server: grpc.NewServer(), proxy: faultproxy.New(ln.Dial)}
 		c.Members = append(c.Members, m)
-		m.server = grpc.NewServer()
 		pb.RegisterKVServer(m.server, kv{m: m})
 		pb.RegisterLeaseServer(m.server, leases{m: m})
 		pb.RegisterWatchServer(m.server, watches{m: m})
-		c.wg.Go(func() { _ = m.server.Serve(listener{m.ln, m}) })
+		c.wg.Go(func() { _ = m.server.Serve(ln) })
 	}
 	c.leader = c.Members[r.IntN(n)]
 	c.wg.Go(c.expire)
@@ -59,6 +61,7 @@ func New(n int, r *rand.Rand) *Cluster {
 func (c *Cluster) Close() {
 	close(c.over)
 	for _, m := range c.Members {
+		m.proxy.Close()
 		m.server.Stop()
 	}
 	c.wg.Wait()
