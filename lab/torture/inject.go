@@ -8,6 +8,19 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
+// onAll returns a fault of the store, after which each key must be granted. If heal is nil, the store
+// heals by itself.
+func onAll(fail, heal func() error) inject {
+	return func(n *nemesis) *injection {
+		n.Check(fail())
+		return ofAll(func() {
+			if heal != nil {
+				n.Check(heal())
+			}
+		})
+	}
+}
+
 // onVictim returns a fault of one client. The function do disturbs the client.
 func onVictim(who victims, do func(n *nemesis, t *lockCall) *injection) inject {
 	return func(n *nemesis) *injection {
