@@ -196,19 +196,15 @@ func openQuorum(ctx context.Context, s stores, term time.Duration) (locker, erro
 
 func (q *quorum) lock(ctx context.Context, key string) (held, error) {
 	l := &quorumLock{make([]chan held, len(q.nodes))}
-	answers := make(chan error, len(q.nodes))
-	for i, node := range q.nodes {
-		acquired := make(chan held, 1)
-		l.acquired[i] = acquired
-		go func() {
-			ctx, cancel := bounded(ctx)
-			defer cancel()
-			h, err := node.lock(ctx, key)
-			acquired <- h
-			answers <- err
-		}()
+	for i := range l.acquired {
+		l.acquired[i] = make(chan held, 1)
 	}
-	if err := most(answers, len(q.nodes)); err != nil {
+	err := most(ctx, len(q.nodes), func(ctx context.Context, i int) error {
+		h, err := q.nodes[i].lock(ctx, key)
+		l.acquired[i] <- h
+		return err
+	})
+	if err != nil {
 		_ = l.Unlock(ctx)
 		return nil, err
 	}
@@ -216,24 +212,27 @@ func (q *quorum) lock(ctx context.Context, key string) (held, error) {
 }
 
 func (l *quorumLock) Unlock(ctx context.Context) error {
-	answers := make(chan error, len(l.acquired))
-	for _, acquired := range l.acquired {
-		go func() {
-			ctx, cancel := bounded(ctx)
-			defer cancel()
-			h := <-acquired // wait, because the release must not overtake the acquire
-			if h == nil {
-				answers <- errTaken
-				return
-			}
-			answers <- h.Unlock(ctx)
-		}()
-	}
-	return most(answers, len(l.acquired))
+	return most(ctx, len(l.acquired), func(ctx context.Context, i int) error {
+		h := <-l.acquired[i] // wait, because the release must not overtake the acquire
+		if h == nil {
+			return errTaken
+		}
+		return h.Unlock(ctx)
+	})
 }
 
-// most returns nil once a majority of n answers is nil, and errors once a majority is impossible.
-func most(answers <-chan error, n int) error {
+// most calls do for 0 to n-1 at the same time. It returns nil once a majority of the calls has
+// succeeded, and errors once a majority is impossible. The other calls go on, even after the end of
+// ctx.
+func most(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	answers := make(chan error, n)
+	for i := range n {
+		go func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+			defer cancel()
+			answers <- do(ctx, i)
+		}()
+	}
 	var yes int
 	var no []error
 	for {
@@ -249,11 +248,6 @@ func most(answers <-chan error, n int) error {
 			return errors.Join(no...)
 		}
 	}
-}
-
-// bounded returns a context that does not end with ctx, for calls that may outlive their caller.
-func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 }
 
 func (q *quorum) close() {

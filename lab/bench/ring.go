@@ -31,8 +31,9 @@ type member struct {
 
 var publish = redis.NewScript(`return redis.call('PUBLISH', ARGV[1], 'next')`)
 
-func newRing(ctx context.Context, o order) (r *ring, err error) {
-	r = &ring{hold: o.Hold}
+// newRing opens the members of a ring in this process, and returns the method run of the ring.
+func newRing(ctx context.Context, o order) (run func(context.Context) report, err error) {
+	r := &ring{hold: o.Hold}
 	for _, l := range o.Ring {
 		m := &member{link: l}
 		if m.rdb, err = connect(o.Stores.One); err != nil {
@@ -47,12 +48,12 @@ func newRing(ctx context.Context, o order) (r *ring, err error) {
 		}
 		r.members = append(r.members, m)
 	}
-	return r, nil
+	return r.run, nil
 }
 
 // run lets the members pass the message on until ctx ends.
 func (r *ring) run(ctx context.Context) (all report) {
-	all.Turns = make([]turns, len(r.members))
+	all.Turns = make([][]turn, len(r.members))
 	var members errgroup.Group
 	for i, m := range r.members {
 		members.Go(func() error { return m.pass(ctx, r.hold, &all.Turns[i]) })
@@ -63,18 +64,19 @@ func (r *ring) run(ctx context.Context) (all report) {
 	return all
 }
 
-func (m *member) pass(ctx context.Context, hold time.Duration, t *turns) error {
+func (m *member) pass(ctx context.Context, hold time.Duration, turns *[]turn) error {
 	defer m.rdb.Close()
 	defer context.AfterFunc(ctx, func() { m.sub.Close() })()
 	for {
-		asked := hostclock.Now()
+		t := turn{Asked: hostclock.Now()}
 		_, err := m.sub.ReceiveMessage(context.WithoutCancel(ctx))
-		got := hostclock.Now()
+		t.Got = hostclock.Now()
 		if err == nil {
 			if hold > 0 {
 				time.Sleep(hold)
 			}
-			t.Asked, t.Got, t.Freed = append(t.Asked, asked), append(t.Got, got), append(t.Freed, hostclock.Now())
+			t.Freed = hostclock.Now()
+			*turns = append(*turns, t)
 			err = publish.EvalSha(context.WithoutCancel(ctx), m.rdb, nil, m.Next).Err()
 		}
 		switch {
