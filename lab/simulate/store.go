@@ -21,16 +21,9 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// Driver combines the interfaces that the drivers of memlock and of etcdlock implement.
-type Driver interface {
-	backend.Waiter
-	backend.Inspector
-	backend.Lister
-}
-
 // kinds lists all kinds of stores in the order of their names.
 var kinds = []Kind{
-	etcd(func(d Driver) backend.Driver { return d }),
+	{Name: "etcdlock", Open: openEtcd, Shortest: 2 * time.Second, Unit: time.Second},
 	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
 		return await.Value(fairlock.NewDriver(rdb, &fairlock.Options{Window: 2 * time.Second}))
 	})},

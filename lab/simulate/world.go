@@ -50,8 +50,7 @@ type World struct {
 
 	mu      sync.Mutex // guards all fields below
 	clients int
-	quiet   map[*client][]span // when a Client's link was silent
-	away    []span             // when a majority of the store answered no Client
+	quiet   map[*client][]span // when a Client's link was silent; under nil, when a majority of the store answered no Client
 }
 
 // span is a period of silence. Its end, the field to, is zero while the silence lasts.
