@@ -36,7 +36,9 @@ func onVictim(who victims, do func(n *nemesis, t *lockCall) *injection) inject {
 func killed(who victims) inject {
 	return onVictim(mortal(who), func(n *nemesis, t *lockCall) *injection {
 		t.proc.kill()
-		return &injection{from: true, key: t.key, seat: -1, heal: n.seats[t.proc.seat].fill}
+		in := ofKey(t.key, n.seats[t.proc.seat].fill)
+		in.from = true
+		return in
 	})
 }
 
@@ -47,7 +49,9 @@ func stopped(who victims) inject {
 		if crew.Pause(p) != nil {
 			return nil
 		}
-		return &injection{from: true, key: t.key, seat: -1, heal: func() { n.Check(crew.Resume(p)) }}
+		in := ofKey(t.key, func() { n.Check(crew.Resume(p)) })
+		in.from = true
+		return in
 	})
 }
 

@@ -197,9 +197,6 @@ func warm() {
 
 // openFiles returns the number of descriptors, or 0 if the system does not list descriptors.
 func openFiles() int {
-	all, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0
-	}
+	all, _ := os.ReadDir("/proc/self/fd")
 	return len(all)
 }
