@@ -16,7 +16,6 @@ import (
 // bench is one run of this program.
 type bench struct {
 	plan    plan
-	all     []contestant
 	only    []string                 // texts that the text of a setting must contain
 	servers redistest.Lab            // ends the servers
 	redises []*redistest.Server      // first the server that contestants on one node use, then five masters
@@ -25,22 +24,10 @@ type bench struct {
 	workers []*crew.Process
 	open    map[string]locker // for each contestant, a locker that stays open until the process ends
 	results *results
-	began   time.Time
 }
 
 // errWrong is a failure that a slow machine does not explain.
 var errWrong = errors.New("wrong")
-
-// newBench starts servers. The caller must call close, even after an error.
-func newBench(ctx context.Context, p plan, all []contestant) (b *bench, err error) {
-	b = &bench{plan: p, all: all, open: map[string]locker{}, at: map[time.Duration]stores{}, began: time.Now()}
-	if err := b.start(); err != nil {
-		return b, err
-	}
-	b.results = newResults(all)
-	b.results.Redis = field(ctx, b.meter.redises[0], "redis_version")
-	return b, nil
-}
 
 func (b *bench) close() {
 	for _, w := range b.workers {
@@ -69,9 +56,10 @@ type measurement struct {
 // turns returns the turns of one round of a scenario. In each setting, the contestants follow one
 // after another. Each round begins with a different contestant.
 func (b *bench) turns(round int, scenario string) (all []measurement) {
-	first := round * len(b.all) / b.plan.rounds
+	contestants := b.results.contestants
+	first := round * len(contestants) / b.plan.rounds
 	ring := contestant{name: ringName, group: bare, nodes: 1, waits: true, fair: true}
-	order := slices.Concat([]contestant{ring}, b.all[first:], b.all[:first])
+	order := slices.Concat([]contestant{ring}, contestants[first:], contestants[:first])
 	for _, s := range b.plan.settings[scenario] {
 		lacks := func(word string) bool { return !strings.Contains(s.String(), word) }
 		for _, c := range order {
@@ -95,7 +83,7 @@ func (b *bench) run(ctx context.Context, names []string) error {
 			if b.plan.rounds == 1 {
 				budget = budget * time.Duration(i+1) / time.Duration(len(names))
 			}
-			if err := b.round(ctx, round, scenario, b.began.Add(budget)); err != nil {
+			if err := b.round(ctx, round, scenario, b.results.Began.Add(budget)); err != nil {
 				return err
 			}
 		}
@@ -114,7 +102,7 @@ func (b *bench) round(ctx context.Context, round int, scenario string, until tim
 		}
 		if in.setting != last {
 			last = in.setting
-			fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n", time.Since(b.began).Seconds(), round+1, b.plan.rounds, scenario, last)
+			fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n", time.Since(b.results.Began).Seconds(), round+1, b.plan.rounds, scenario, last)
 		}
 
 		bound, cancel := context.WithTimeout(ctx, patience)

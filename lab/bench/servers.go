@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"time"
 
 	"github.com/hasplock/hasp/internal/etcdtest"
@@ -9,28 +10,26 @@ import (
 
 // start starts the servers that the contestants need, and creates a meter that reads the counters
 // of these servers. The method close ends the servers.
-func (b *bench) start() error {
-	needs := map[int]bool{1: true}
-	for _, c := range b.all {
+func (b *bench) start(ctx context.Context) {
+	needs := map[int]bool{}
+	for _, c := range b.results.contestants {
 		needs[c.nodes] = true
 	}
 	n := 1
 	if needs[5] {
 		n += 5
 	}
-	return b.servers.Do(func() error {
-		for range n {
-			srv := redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true})
-			b.redises, b.meter.redises = append(b.redises, srv), append(b.meter.redises, srv.Client())
-		}
-		at := b.addresses((*redistest.Server).URL)
-		if needs[0] {
-			b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]
-			at.Etcd = b.meter.etcd.Client
-		}
-		b.at[0] = at
-		return nil
-	})
+	for range n {
+		srv := redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true})
+		b.redises, b.meter.redises = append(b.redises, srv), append(b.meter.redises, srv.Client())
+	}
+	b.results.Redis = field(ctx, b.meter.redises[0], "redis_version")
+	at := b.addresses((*redistest.Server).URL)
+	if needs[0] {
+		b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]
+		at.Etcd = b.meter.etcd.Client
+	}
+	b.at = map[time.Duration]stores{0: at}
 }
 
 // addresses returns the addresses of the Redis servers. The function of returns the URL of one.
