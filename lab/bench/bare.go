@@ -99,7 +99,6 @@ func (b *bareCaller) close() { _ = b.end() }
 // which polls, asks for the key by a message. Then the keeper releases the key.
 type keeper struct {
 	*bareCaller
-	rdb *redis.Client
 
 	mu     sync.Mutex
 	kept   held // nil if this process does not have the key
@@ -112,7 +111,7 @@ func openKeeper(ctx context.Context, s stores, term time.Duration) (locker, erro
 	if err != nil {
 		return nil, err
 	}
-	k := &keeper{bareCaller: &bareCaller{rdb, term, 0, rdb.Close, nil}, rdb: rdb}
+	k := &keeper{bareCaller: &bareCaller{rdb, term, 0, rdb.Close, nil}}
 	sub := rdb.Subscribe(ctx, "bench:wanted")
 	if _, err := sub.Receive(ctx); err != nil {
 		return nil, err
@@ -260,18 +259,15 @@ var compareAndExtend = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1]
 
 // openRenewing opens a bareCaller that renews all its locks in one pipeline, three times in a term.
 func openRenewing(ctx context.Context, s stores, term time.Duration) (locker, error) {
-	l, err := openBare(false, polling)(ctx, s, term)
+	rdb, err := connect(s.One)
+	if err == nil {
+		err = compareAndExtend.Load(ctx, rdb).Err()
+	}
 	if err != nil {
 		return nil, err
 	}
-	b := l.(*bareCaller)
-	if err := compareAndExtend.Load(ctx, b.rdb).Err(); err != nil {
-		return nil, err
-	}
-	b.held = &sync.Map{}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	end := b.end
-	b.end = func() error { cancel(); return end() }
+	b := &bareCaller{rdb, term, polling, func() error { cancel(); return rdb.Close() }, &sync.Map{}}
 	go func() {
 		for range time.Tick(term / 3) {
 			_, _ = b.rdb.Pipelined(ctx, b.renew) // ignore errors, because Unlock reports the locks that were lost

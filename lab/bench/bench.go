@@ -17,7 +17,7 @@ import (
 type bench struct {
 	plan    plan
 	only    []string                 // texts that the text of a setting must contain
-	servers redistest.Lab            // ends the servers
+	servers redistest.Lab            // ends the servers and the workers
 	redises []*redistest.Server      // first the server that contestants on one node use, then five masters
 	at      map[time.Duration]stores // for each delay of a round trip, the addresses of the servers or of proxies with this delay
 	meter   meter
@@ -29,13 +29,6 @@ type bench struct {
 // errWrong is a failure that a slow machine does not explain.
 var errWrong = errors.New("wrong")
 
-func (b *bench) close() {
-	for _, w := range b.workers {
-		w.End()
-	}
-	b.servers.Close()
-}
-
 // locker returns a contestant's locker, which stays open.
 func (b *bench) locker(ctx context.Context, c contestant) (l locker, err error) {
 	if l = b.open[c.name]; l == nil {
@@ -45,30 +38,6 @@ func (b *bench) locker(ctx context.Context, c contestant) (l locker, err error) 
 		b.open[c.name] = l
 	}
 	return l, nil
-}
-
-// measurement is a turn, in which one contestant is measured in one setting.
-type measurement struct {
-	setting
-	contestant
-}
-
-// turns returns the turns of one round of a scenario. In each setting, the contestants follow one
-// after another. Each round begins with a different contestant.
-func (b *bench) turns(round int, scenario string) (all []measurement) {
-	contestants := b.results.contestants
-	first := round * len(contestants) / b.plan.rounds
-	ring := contestant{name: ringName, group: bare, nodes: 1, waits: true, fair: true}
-	order := slices.Concat([]contestant{ring}, contestants[first:], contestants[:first])
-	for _, s := range b.plan.settings[scenario] {
-		lacks := func(word string) bool { return !strings.Contains(s.String(), word) }
-		for _, c := range order {
-			if s.includes(c) && !slices.ContainsFunc(b.only, lacks) {
-				all = append(all, measurement{s, c})
-			}
-		}
-	}
-	return all
 }
 
 // run carries out as many rounds as there is time for. If there is only one round, each scenario
@@ -91,36 +60,50 @@ func (b *bench) run(ctx context.Context, names []string) error {
 	return nil
 }
 
-// round carries out the turns of a scenario that can begin before the time until.
+// round carries out the turns of a scenario that can begin before the time until. In each setting,
+// the contestants follow one after another. Each round begins with a different contestant.
 func (b *bench) round(ctx context.Context, round int, scenario string, until time.Time) error {
-	last := ""
-	for _, t := range b.turns(round, scenario) {
-		in := section{scenario, t.String()}
-		if time.Now().After(until) {
-			b.results.Skipped = append(b.results.Skipped, fmt.Sprintf("round %d of %s from %s, %s on", round+1, scenario, in.setting, t.name))
-			return nil
+	contestants := b.results.contestants
+	first := round * len(contestants) / b.plan.rounds
+	for _, s := range b.plan.settings[scenario] {
+		in := section{scenario, s.String()}
+		if slices.ContainsFunc(b.only, func(word string) bool { return !strings.Contains(in.setting, word) }) {
+			continue
 		}
-		if in.setting != last {
-			last = in.setting
-			fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n", time.Since(b.results.Began).Seconds(), round+1, b.plan.rounds, scenario, last)
+		fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n", time.Since(b.results.Began).Seconds(), round+1, b.plan.rounds, scenario, in.setting)
+		for _, c := range slices.Concat(contestants[first:], contestants[:first]) {
+			if !s.includes(c) {
+				continue
+			}
+			if time.Now().After(until) {
+				b.results.Skipped = append(b.results.Skipped, fmt.Sprintf("round %d of %s from %s, %s on", round+1, scenario, in.setting, c.name))
+				return nil
+			}
+			if err := b.turn(ctx, in, s, c); err != nil {
+				return err
+			}
 		}
+	}
+	return nil
+}
 
-		bound, cancel := context.WithTimeout(ctx, patience)
-		f, err := t.measure(bound, b, t.contestant)
-		cancel()
-		name := fmt.Sprintf("%s, %s: %s", scenario, last, t.name)
-		switch {
-		case err == nil:
-			b.results.add(in.cell(t.name), f)
-		case errors.Is(err, errWrong):
-			return fmt.Errorf("%s: %w", name, err)
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case t.group == theirs || errors.Is(err, errMany) || excused(err, 0, term):
-			b.results.note("%s has no figures: %v", name, err)
-		default:
-			return fmt.Errorf("%s: %w", name, err)
-		}
+// turn measures one contestant in one setting. It returns an error if the run must end.
+func (b *bench) turn(ctx context.Context, in section, s setting, c contestant) error {
+	bound, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	f, err := s.measure(bound, b, c)
+	name := fmt.Sprintf("%s, %s: %s", in.scenario, in.setting, c.name)
+	switch {
+	case err == nil:
+		b.results.add(in.cell(c.name), f)
+	case errors.Is(err, errWrong):
+		return fmt.Errorf("%s: %w", name, err)
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case c.group == theirs || errors.Is(err, errMany) || excused(err, 0, term):
+		b.results.note("%s has no figures: %v", name, err)
+	default:
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }

@@ -24,19 +24,14 @@ func (s contest) measure(ctx context.Context, b *bench, c contestant) (figures, 
 	key := "bench:" + rand.Text()[:8]
 	for i := range orders {
 		n := (s.waiters + s.processes - 1 - i) / s.processes
-		orders[i] = order{Contestant: c.name, Stores: at, Key: key, Waiters: n, Hold: s.hold, Think: s.think}
-	}
-	if c.name == ringName {
-		placeRing(orders)
+		o := order{Contestant: c.name, Stores: at, Key: key, Place: i, Places: s.processes, Waiters: n, Hold: s.hold, Think: s.think}
+		if c.name == ringName {
+			o.Waiters, o.Think = 1, 0 // the message must not wait for a member that thinks
+		}
+		orders[i] = o
 	}
 	w := window{}
 	reports, err := b.compete(orders, func() (err error) {
-		if c.name == ringName {
-			// Send the first message of the ring.
-			if err := b.meter.redises[0].Publish(ctx, orders[0].Ring[0].Own, "next").Err(); err != nil {
-				return err
-			}
-		}
 		time.Sleep(min(max(s.length/4, 2*arrival), warmup) + time.Duration(s.waiters)*queueing)
 		w.server, err = b.meter.spending(ctx, c, func() error {
 			w.from = hostclock.Now()
@@ -69,15 +64,6 @@ func (b *bench) judge(c contestant, s contest, f figures, reports []report) (fig
 	}
 	b.results.note("one key, %v: %s: %s", s, c.name, text)
 	return f, nil
-}
-
-// placeRing forms a ring with a member in each process, or with two members in the only process.
-func placeRing(orders []order) {
-	members := max(len(orders), 2)
-	for i := range members {
-		o := &orders[i%len(orders)]
-		o.Ring = append(o.Ring, link{fmt.Sprint(o.Key, "-", i), fmt.Sprint(o.Key, "-", (i+1)%members)})
-	}
 }
 
 // window is the part of a contest that is measured. The callers arrive before the window begins.

@@ -70,11 +70,11 @@ func measure(ctx context.Context, quick bool, only []string, out string) (*resul
 		fmt.Fprintln(os.Stderr, "bench: without the contestants on etcd:", err)
 		all = slices.DeleteFunc(all, func(c contestant) bool { return c.nodes == 0 })
 	}
-	if len(all) == 0 {
+	if len(all) == 1 { // only the ring
 		return nil, errors.New("--only: no contestant has such a name")
 	}
 	b := &bench{plan: planOf(quick), only: settings, open: map[string]locker{}, results: newResults(all)}
-	defer b.close()
+	defer b.servers.Close()
 	b.results.Quick = quick
 	err := b.servers.Do(func() error {
 		b.start(ctx)

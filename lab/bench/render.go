@@ -227,9 +227,6 @@ func (r *results) rows(s section, nodes int) (rows []row) {
 			rows = append(rows, row{c.name, s, c.name})
 		}
 	}
-	if s.scenario == contended || s.scenario == fair {
-		rows = append(rows, row{ringName, s, ringName})
-	}
 	return rows
 }
 

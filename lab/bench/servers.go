@@ -9,7 +9,7 @@ import (
 )
 
 // start starts the servers that the contestants need, and creates a meter that reads the counters
-// of these servers. The method close ends the servers.
+// of these servers.
 func (b *bench) start(ctx context.Context) {
 	needs := map[int]bool{}
 	for _, c := range b.results.contestants {

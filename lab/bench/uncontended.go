@@ -137,7 +137,7 @@ func pair(ctx context.Context, l locker, term time.Duration, key string) (done b
 	began := time.Now()
 	h, err := l.lock(ctx, key)
 	if err == nil {
-		err = h.Unlock(context.WithoutCancel(ctx))
+		err = h.Unlock(context.Background())
 	}
 	if err != nil && (ctx.Err() != nil || excused(err, time.Since(began), term)) {
 		return false, nil

@@ -27,7 +27,8 @@ type order struct {
 	Waiters    int
 	Hold       time.Duration
 	Think      time.Duration // mean pause of a caller after each turn
-	Ring       []link        // the members of the ring in this process; if not nil, no contestant is opened
+
+	Place, Places int // the index of this process, and the number of processes
 }
 
 // report is what a worker answers to an order.
@@ -70,6 +71,7 @@ func (b *bench) order(orders []order) ([]report, error) {
 		if err != nil {
 			return nil, err
 		}
+		b.servers.Cleanup(w.End)
 		b.workers = append(b.workers, w)
 	}
 	reports := make([]report, len(orders))
@@ -132,9 +134,6 @@ func (w *worker) obey(o order) (r report, err error) {
 // prepare opens the lockers that an order needs, except those that are open already. All callers
 // share one locker, unless it is a perCaller.
 func (w *worker) prepare(ctx context.Context, o order) (run func(context.Context) report, err error) {
-	if o.Ring != nil {
-		return newRing(ctx, o)
-	}
 	name := o.Contestant + " " + o.Stores.One
 	all := w.open[name]
 	for len(all) < o.Waiters {
@@ -153,7 +152,10 @@ func (w *worker) prepare(ctx context.Context, o order) (run func(context.Context
 		all = append(all, l)
 	}
 	w.open[name] = all
-	return func(ctx context.Context) report { return takeAll(ctx, all[:o.Waiters], o) }, nil
+	if r, ok := all[0].(*ring); ok {
+		err = r.join(ctx, o)
+	}
+	return func(ctx context.Context) report { return takeAll(ctx, all[:o.Waiters], o) }, err
 }
 
 // takeAll lets the callers take turns at the key until ctx ends.
