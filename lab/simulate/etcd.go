@@ -48,9 +48,7 @@ type members struct {
 
 func (s *members) close() {
 	for _, w := range s.links {
-		for _, p := range w.proxies {
-			p.Close()
-		}
+		w.each((*faultproxy.Proxy).Close)
 	}
 	s.etcd.Close()
 }
@@ -114,14 +112,8 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	case 6, 7:
 		s.etcd.MoveLeader()
 	case 8:
-		for _, m := range s.etcd.Members {
-			m.Fail(0.3)
-		}
-		return func() {
-			for _, m := range s.etcd.Members {
-				m.Fail(0)
-			}
-		}
+		s.each(func(m *memetcd.Member) { m.Fail(0.3) })
+		return func() { s.each(func(m *memetcd.Member) { m.Fail(0) }) }
 	default:
 		return disturb(r, p, n, "")
 	}
@@ -137,13 +129,13 @@ func (s *members) Majority(r *rand.Rand) (heal func()) {
 	case 1:
 		fail, repair = (*memetcd.Member).Kill, (*memetcd.Member).Start
 	}
+	s.each(fail)
+	return func() { s.each(repair) }
+}
+
+func (s *members) each(do func(*memetcd.Member)) {
 	for _, m := range s.etcd.Members {
-		fail(m)
-	}
-	return func() {
-		for _, m := range s.etcd.Members {
-			repair(m)
-		}
+		do(m)
 	}
 }
 

@@ -10,6 +10,7 @@
 package memetcd
 
 import (
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -138,10 +139,8 @@ func (c *Cluster) expire() {
 
 // sleep waits for the duration d or until Close, and reports whether the cluster is still open.
 func (c *Cluster) sleep(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-c.over:
 		return false
@@ -215,14 +214,10 @@ func (c *Cluster) Skip(d time.Duration) {
 }
 
 // Keys returns the names of all entries.
-func (c *Cluster) Keys() (all []string) {
+func (c *Cluster) Keys() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for key := range c.state.kvs {
-		all = append(all, key)
-	}
-	slices.Sort(all)
-	return all
+	return slices.Sorted(maps.Keys(c.state.kvs))
 }
 
 // Leases returns the numbers of the leases. It leaves out a lease that has no entries and that a
