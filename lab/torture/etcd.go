@@ -35,8 +35,6 @@ func (s *store) openEtcd() {
 }
 
 func (c *cluster) left(ctx context.Context) (all []string) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	r, err := c.client.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	c.Check(err)
 	for _, kv := range r.Kvs {

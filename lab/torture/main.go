@@ -167,12 +167,11 @@ func (o options) carryOut(names []string, parallel int) (kept bool, results map[
 		return err
 	}
 	for _, name := range names {
-		o := o
-		o.strategy, o.term = name, cmp.Or(terms[name], term)
-		runs.Go(func() error { return single(o) })
-		losing := o
-		losing.losing = true
-		runs.Go(func() error { return single(losing) })
+		for _, losing := range []bool{false, true} {
+			o := o
+			o.strategy, o.term, o.losing = name, cmp.Or(terms[name], term), losing
+			runs.Go(func() error { return single(o) })
+		}
 	}
 
 	err = runs.Wait()
