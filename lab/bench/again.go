@@ -27,7 +27,7 @@ func (s repetition) measure(ctx context.Context, b *bench, c contestant) (figure
 	}
 
 	var waits []time.Duration
-	for _, t := range reports[0].Turns[0] {
+	for _, t := range reports[0].Visits[0] {
 		if t.Got != 0 {
 			waits = append(waits, time.Duration(t.Got-t.Asked))
 		}

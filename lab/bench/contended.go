@@ -11,10 +11,10 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// hold is a turn in which the caller got the key.
+// hold is a visit in which the caller got the key.
 type hold struct {
 	process, caller int
-	turn
+	visit
 }
 
 // measure measures callers of several processes that contend for one key.
@@ -80,9 +80,9 @@ func (w *window) figures(reports []report) figures {
 	starved := 0.0
 	for p, r := range reports {
 		sum := 0.0
-		for _, turns := range r.Turns {
+		for _, visits := range r.Visits {
 			n := 0.0
-			for _, t := range turns {
+			for _, t := range visits {
 				if t.Got == 0 {
 					t.Got = w.to // the caller still waited at the end
 				} else {

@@ -36,15 +36,15 @@ type report struct {
 	Err string
 
 	// The answer to "stop" has these fields as well.
-	Turns   [][]turn // for each caller
-	Refused int      // calls that failed without an excuse
-	First   string   // the error of one such call
+	Visits  [][]visit // for each caller
+	Refused int       // calls that failed without an excuse
+	First   string    // the error of one such call
 }
 
-// turn contains the times of one caller's turn, in nanoseconds of hostclock: when the caller asked
+// visit contains the times of a caller's turn at the key, in nanoseconds of hostclock: when it asked
 // for the key, when it received the key, and when it was about to release the key. If the caller
 // still waited at the end, Got and Freed are 0.
-type turn struct{ Asked, Got, Freed int64 }
+type visit struct{ Asked, Got, Freed int64 }
 
 // compete lets workers take part in a contest while f runs. Each order goes to the worker with the
 // same index. The workers are stopped even if f failed.
@@ -160,12 +160,12 @@ func (w *worker) prepare(ctx context.Context, o order) (run func(context.Context
 
 // takeAll lets the callers take turns at the key until ctx ends.
 func takeAll(ctx context.Context, callers []locker, o order) (r report) {
-	r.Turns = make([][]turn, len(callers))
+	r.Visits = make([][]visit, len(callers))
 	refused := make([]int, len(callers))
 	errs := make([]string, len(callers))
 	var wg sync.WaitGroup
 	for i, l := range callers {
-		wg.Go(func() { refused[i], errs[i] = take(ctx, l, o, &r.Turns[i]) })
+		wg.Go(func() { refused[i], errs[i] = take(ctx, l, o, &r.Visits[i]) })
 	}
 	wg.Wait()
 	for _, n := range refused {
@@ -181,10 +181,10 @@ const arrival = 20 * time.Millisecond
 
 // take carries out the turns of one caller until ctx ends. It returns how many calls failed without
 // an excuse, and the first error of such a call.
-func take(ctx context.Context, l locker, o order, turns *[]turn) (refused int, first string) {
+func take(ctx context.Context, l locker, o order, visits *[]visit) (refused int, first string) {
 	time.Sleep(rand.N(arrival))
 	for ctx.Err() == nil {
-		t := turn{Asked: hostclock.Now()}
+		t := visit{Asked: hostclock.Now()}
 		h, err := l.lock(ctx, o.Key)
 		if err == nil {
 			t.Got = hostclock.Now()
@@ -196,7 +196,7 @@ func take(ctx context.Context, l locker, o order, turns *[]turn) (refused int, f
 			time.Sleep(o.Think/2 + rand.N(o.Think+1))
 		}
 		if t.Got != 0 || ctx.Err() != nil {
-			*turns = append(*turns, t)
+			*visits = append(*visits, t)
 		}
 		if err != nil && ctx.Err() == nil && !excused(err, time.Duration(hostclock.Now()-t.Asked), term) {
 			refused++
