@@ -1,15 +1,14 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"time"
 )
 
-// again measures a caller that locks one key again and again, while a caller of another process
+// measure measures a caller that locks one key again and again, while a caller of another process
 // wants the key now and then.
-func (b *bench) again(ctx context.Context, c contestant, s repetition) (figures, error) {
+func (s repetition) measure(ctx context.Context, b *bench, c contestant) (figures, error) {
 	l, err := b.locker(ctx, c)
 	if err != nil {
 		return nil, err
@@ -18,22 +17,19 @@ func (b *bench) again(ctx context.Context, c contestant, s repetition) (figures,
 	if _, err := pairs(ctx, l, term, [][]string{{key}}, s.length/4); err != nil {
 		return nil, err
 	}
-	if _, err := b.order(order{Op: "open", Contestant: c.name, Stores: b.at, Key: key, Waiters: 1, Think: s.think}); err != nil {
+	var made made
+	reports, err := b.compete([]order{{Contestant: c.name, Stores: b.at[0], Key: key, Waiters: 1, Think: s.think}}, func() (err error) {
+		made, err = pairs(ctx, l, term, [][]string{{key}}, s.length)
+		return err
+	})
+	if err != nil {
 		return nil, err
-	}
-	if _, err := b.order(order{Op: "begin"}); err != nil {
-		return nil, err
-	}
-	made, err := pairs(ctx, l, term, [][]string{{key}}, s.length)
-	reports, failed := b.order(order{Op: "stop"})
-	if err != nil || failed != nil {
-		return nil, cmp.Or(err, failed)
 	}
 
 	var waits []time.Duration
-	for _, t := range reports[0].Turns {
-		for i, got := range t.Got {
-			waits = append(waits, time.Duration(got-t.Asked[i]))
+	for _, t := range reports[0].Visits[0] {
+		if t.Got != 0 {
+			waits = append(waits, time.Duration(t.Got-t.Asked))
 		}
 	}
 	return figures{
@@ -46,6 +42,6 @@ func (b *bench) again(ctx context.Context, c contestant, s repetition) (figures,
 
 // repeated returns the table of the scenario "again".
 func (r *results) repeated(p plan) string {
-	return r.table(r.rows(section{again, p.again.String()}, 1),
+	return r.table(r.rows(p.sections(again)[0], 1),
 		r.plain("pairs/s", "pairs_per_s"), r.plain("the other's wait, p50 ms", "other_p50_ms"), r.plain("p99 ms", "other_p99_ms"), r.plain("its holds", "others_served"))
 }

@@ -99,7 +99,6 @@ func (b *bareCaller) close() { _ = b.end() }
 // which polls, asks for the key by a message. Then the keeper releases the key.
 type keeper struct {
 	*bareCaller
-	rdb *redis.Client
 
 	mu     sync.Mutex
 	kept   held // nil if this process does not have the key
@@ -112,7 +111,7 @@ func openKeeper(ctx context.Context, s stores, term time.Duration) (locker, erro
 	if err != nil {
 		return nil, err
 	}
-	k := &keeper{bareCaller: &bareCaller{rdb, term, 0, rdb.Close, nil}, rdb: rdb}
+	k := &keeper{bareCaller: &bareCaller{rdb, term, 0, rdb.Close, nil}}
 	sub := rdb.Subscribe(ctx, "bench:wanted")
 	if _, err := sub.Receive(ctx); err != nil {
 		return nil, err
@@ -196,19 +195,15 @@ func openQuorum(ctx context.Context, s stores, term time.Duration) (locker, erro
 
 func (q *quorum) lock(ctx context.Context, key string) (held, error) {
 	l := &quorumLock{make([]chan held, len(q.nodes))}
-	answers := make(chan error, len(q.nodes))
-	for i, node := range q.nodes {
-		acquired := make(chan held, 1)
-		l.acquired[i] = acquired
-		go func() {
-			ctx, cancel := bounded(ctx)
-			defer cancel()
-			h, err := node.lock(ctx, key)
-			acquired <- h
-			answers <- err
-		}()
+	for i := range l.acquired {
+		l.acquired[i] = make(chan held, 1)
 	}
-	if err := most(answers, len(q.nodes)); err != nil {
+	err := most(ctx, len(q.nodes), func(ctx context.Context, i int) error {
+		h, err := q.nodes[i].lock(ctx, key)
+		l.acquired[i] <- h
+		return err
+	})
+	if err != nil {
 		_ = l.Unlock(ctx)
 		return nil, err
 	}
@@ -216,24 +211,27 @@ func (q *quorum) lock(ctx context.Context, key string) (held, error) {
 }
 
 func (l *quorumLock) Unlock(ctx context.Context) error {
-	answers := make(chan error, len(l.acquired))
-	for _, acquired := range l.acquired {
-		go func() {
-			ctx, cancel := bounded(ctx)
-			defer cancel()
-			h := <-acquired // wait, because the release must not overtake the acquire
-			if h == nil {
-				answers <- errTaken
-				return
-			}
-			answers <- h.Unlock(ctx)
-		}()
-	}
-	return most(answers, len(l.acquired))
+	return most(ctx, len(l.acquired), func(ctx context.Context, i int) error {
+		h := <-l.acquired[i] // wait, because the release must not overtake the acquire
+		if h == nil {
+			return errTaken
+		}
+		return h.Unlock(ctx)
+	})
 }
 
-// most returns nil once a majority of n answers is nil, and errors once a majority is impossible.
-func most(answers <-chan error, n int) error {
+// most calls do for 0 to n-1 at the same time. It returns nil once a majority of the calls has
+// succeeded, and errors once a majority is impossible. The other calls go on, even after the end of
+// ctx.
+func most(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	answers := make(chan error, n)
+	for i := range n {
+		go func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+			defer cancel()
+			answers <- do(ctx, i)
+		}()
+	}
 	var yes int
 	var no []error
 	for {
@@ -251,11 +249,6 @@ func most(answers <-chan error, n int) error {
 	}
 }
 
-// bounded returns a context that does not end with ctx, for calls that may outlive their caller.
-func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-}
-
 func (q *quorum) close() {
 	for _, n := range q.nodes {
 		n.close()
@@ -266,18 +259,15 @@ var compareAndExtend = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1]
 
 // openRenewing opens a bareCaller that renews all its locks in one pipeline, three times in a term.
 func openRenewing(ctx context.Context, s stores, term time.Duration) (locker, error) {
-	l, err := openBare(false, polling)(ctx, s, term)
+	rdb, err := connect(s.One)
+	if err == nil {
+		err = compareAndExtend.Load(ctx, rdb).Err()
+	}
 	if err != nil {
 		return nil, err
 	}
-	b := l.(*bareCaller)
-	if err := compareAndExtend.Load(ctx, b.rdb).Err(); err != nil {
-		return nil, err
-	}
-	b.held = &sync.Map{}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	end := b.end
-	b.end = func() error { cancel(); return end() }
+	b := &bareCaller{rdb, term, polling, func() error { cancel(); return rdb.Close() }, &sync.Map{}}
 	go func() {
 		for range time.Tick(term / 3) {
 			_, _ = b.rdb.Pipelined(ctx, b.renew) // ignore errors, because Unlock reports the locks that were lost

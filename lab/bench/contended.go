@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,49 +11,44 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// hold is one turn at the key, in nanoseconds of hostclock.
+// hold is a visit in which the caller got the key.
 type hold struct {
-	process, caller   int
-	asked, got, freed int64
+	process, caller int
+	visit
 }
 
-// contended measures callers of several processes that contend for one key.
-func (b *bench) contended(ctx context.Context, scenario string, c contestant, s contest) (figures, error) {
+// measure measures callers of several processes that contend for one key.
+func (s contest) measure(ctx context.Context, b *bench, c contestant) (figures, error) {
 	at := b.storesOf(s.trip)
 	orders := make([]order, s.processes)
 	key := "bench:" + rand.Text()[:8]
 	for i := range orders {
 		n := (s.waiters + s.processes - 1 - i) / s.processes
-		orders[i] = order{Op: "open", Contestant: c.name, Stores: at, Key: key, Waiters: n, Hold: s.hold, Think: s.think}
-	}
-	if c.name == ringName {
-		placeRing(orders)
-	}
-	if _, err := b.order(orders...); err != nil {
-		return nil, err
-	}
-	if _, err := b.order(slices.Repeat([]order{{Op: "begin"}}, s.processes)...); err != nil {
-		return nil, err
-	}
-	if c.name == ringName {
-		// Send the first message of the ring.
-		if err := b.meter.one.Publish(ctx, orders[0].Ring[0].Own, "next").Err(); err != nil {
-			return nil, err
+		o := order{Contestant: c.name, Stores: at, Key: key, Place: i, Places: s.processes, Waiters: n, Hold: s.hold, Think: s.think}
+		if c.name == ringName {
+			o.Waiters, o.Think = 1, 0 // the message must not wait for a member that thinks
 		}
+		orders[i] = o
 	}
-
-	// Stop the workers even if the window failed.
 	w := window{}
-	err := w.open(ctx, b, c, s)
-	reports, failed := b.order(slices.Repeat([]order{{Op: "stop"}}, s.processes)...)
-	if err := errors.Join(err, failed); err != nil {
+	reports, err := b.compete(orders, func() (err error) {
+		time.Sleep(min(max(s.length/4, 2*arrival), warmup) + time.Duration(s.waiters)*queueing)
+		w.server, err = b.meter.spending(ctx, c, func() error {
+			w.from = hostclock.Now()
+			time.Sleep(s.length)
+			w.to = hostclock.Now()
+			return nil
+		})
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
-	return b.judge(c, section{scenario, s.String()}, w.figures(reports), reports)
+	return b.judge(c, s, w.figures(reports), reports)
 }
 
 // judge returns an error if hasp or a bare contestant is at fault. It notes the faults of peers.
-func (b *bench) judge(c contestant, s section, f figures, reports []report) (figures, error) {
+func (b *bench) judge(c contestant, s contest, f figures, reports []report) (figures, error) {
 	overlaps, refused, first := f["overlaps"], 0, ""
 	delete(f, "overlaps")
 	for _, r := range reports {
@@ -68,34 +62,14 @@ func (b *bench) judge(c contestant, s section, f figures, reports []report) (fig
 	if c.group != theirs {
 		return nil, fmt.Errorf("%w: %s", errWrong, text)
 	}
-	b.results.note("%s, %s: %s: %s", s.scenario, s.setting, c.name, text)
+	b.results.note("one key, %v: %s: %s", s, c.name, text)
 	return f, nil
-}
-
-// placeRing forms a ring with a member in each process, or with two members in the only process.
-func placeRing(orders []order) {
-	members := max(len(orders), 2)
-	for i := range members {
-		o := &orders[i%len(orders)]
-		o.Ring = append(o.Ring, link{fmt.Sprint(o.Key, "-", i), fmt.Sprint(o.Key, "-", (i+1)%members)})
-	}
 }
 
 // window is the part of a contest that is measured. The callers arrive before the window begins.
 type window struct {
 	from, to int64
 	server   spent
-}
-
-func (w *window) open(ctx context.Context, b *bench, c contestant, s contest) (err error) {
-	time.Sleep(min(max(s.length/4, 2*arrival), warmup) + time.Duration(s.waiters)*queueing)
-	w.server, err = b.meter.spending(ctx, c, func() error {
-		w.from = hostclock.Now()
-		time.Sleep(s.length)
-		w.to = hostclock.Now()
-		return nil
-	})
-	return err
 }
 
 // figures returns what the reports say about the window.
@@ -106,19 +80,19 @@ func (w *window) figures(reports []report) figures {
 	starved := 0.0
 	for p, r := range reports {
 		sum := 0.0
-		for _, t := range r.Turns {
+		for _, visits := range r.Visits {
 			n := 0.0
-			for i, asked := range t.Asked {
-				got := w.to // if the caller still waited at the end
-				if i < len(t.Got) {
-					got = t.Got[i]
-					holds = append(holds, hold{p, len(shares), asked, got, t.Freed[i]})
-					if got >= w.from && got <= w.to {
+			for _, t := range visits {
+				if t.Got == 0 {
+					t.Got = w.to // the caller still waited at the end
+				} else {
+					holds = append(holds, hold{p, len(shares), t})
+					if t.Got >= w.from && t.Got <= w.to {
 						n++
 					}
 				}
-				if got >= w.from && asked <= w.to {
-					longest = max(longest, min(got, w.to)-asked)
+				if t.Got >= w.from && t.Asked <= w.to {
+					longest = max(longest, min(t.Got, w.to)-t.Asked)
 				}
 			}
 			shares = append(shares, n)
@@ -129,7 +103,7 @@ func (w *window) figures(reports []report) figures {
 		}
 		ofProcesses = append(ofProcesses, sum)
 	}
-	slices.SortFunc(holds, func(a, b hold) int { return cmp.Compare(a.got, b.got) })
+	slices.SortFunc(holds, func(a, b hold) int { return cmp.Compare(a.Got, b.Got) })
 	f := w.pass(holds)
 	f["longest_wait_ms"] = float64(longest) / 1e6
 	f["starved"] = starved
@@ -154,8 +128,8 @@ func (w *window) pass(holds []hold) figures {
 	var held int64
 	var between []time.Duration // the durations of hand-overs between processes
 	for i, h := range holds {
-		held += max(min(h.freed, w.to)-max(h.got, w.from), 0)
-		if h.got < w.from || h.got > w.to {
+		held += max(min(h.Freed, w.to)-max(h.Got, w.from), 0)
+		if h.Got < w.from || h.Got > w.to {
 			continue // after the window, some peers release the key because the context of Lock has ended
 		}
 		n++
@@ -163,7 +137,7 @@ func (w *window) pass(holds []hold) figures {
 			continue
 		}
 		last := holds[i-1]
-		if h.got < last.freed {
+		if h.Got < last.Freed {
 			overlaps++
 		}
 		if last.caller != h.caller {
@@ -173,8 +147,8 @@ func (w *window) pass(holds []hold) figures {
 			continue
 		}
 		changes++
-		if h.asked <= last.freed && last.freed >= w.from { // the caller waited for the key
-			between = append(between, time.Duration(h.got-last.freed))
+		if h.Asked <= last.Freed && last.Freed >= w.from { // the caller waited for the key
+			between = append(between, time.Duration(h.Got-last.Freed))
 		}
 	}
 

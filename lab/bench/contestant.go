@@ -55,13 +55,13 @@ type opener func(ctx context.Context, s stores, term time.Duration) (locker, err
 type contestant struct {
 	name  string
 	group string
-	nodes int    // how many Redis servers it uses; 0 if it uses an etcd
-	waits bool   // takes part in contests for a key that is not held
-	fair  bool   // takes part in contests for a key that is held
-	alike bool   // costs the same as another contestant if there is no contention
-	again bool   // takes part in the scenario in which one caller locks one key again and again
-	most  int    // the largest number of leases that it is measured with; 0 if it does not renew by itself
-	open  opener // nil for the ring
+	nodes int  // how many Redis servers it uses; 0 if it uses an etcd
+	waits bool // takes part in contests for a key that is not held
+	fair  bool // takes part in contests for a key that is held
+	alike bool // is not measured without contention, mostly because it would cost the same as another contestant
+	again bool // takes part in the scenario in which one caller locks one key again and again
+	most  int  // the largest number of leases that it is measured with; 0 if it does not renew by itself
+	open  opener
 }
 
 const (
@@ -95,6 +95,7 @@ func contestants() []contestant {
 		{name: "rueidislock", group: theirs, nodes: 1, waits: true, fair: true, most: all, open: openRueidislock(true)},
 		{name: "rueidislock-default", group: theirs, nodes: 1, open: openRueidislock(false)},
 		{name: "etcd", group: theirs, waits: true, most: few, open: openEtcd},
+		{name: ringName, group: bare, nodes: 1, alike: true, waits: true, fair: true, open: openRing},
 	}
 }
 
@@ -115,9 +116,10 @@ func excused(err error, took, term time.Duration) bool {
 		errors.Is(err, rpctypes.ErrTimeout) || strings.Contains(err.Error(), "timeout")
 }
 
-// chosen returns the contestants whose names contain a given word, or all if there are no words.
+// chosen returns the contestants whose names contain a given word, and the ring, to which the tables
+// compare. If there are no words, it returns all.
 func chosen(all []contestant, words []string) []contestant {
 	return slices.DeleteFunc(all, func(c contestant) bool {
-		return len(words) > 0 && !slices.ContainsFunc(words, func(w string) bool { return strings.Contains(c.name, w) })
+		return len(words) > 0 && c.name != ringName && !slices.ContainsFunc(words, func(w string) bool { return strings.Contains(c.name, w) })
 	})
 }

@@ -18,7 +18,6 @@ type etcdCaller struct {
 	c       *etcd.Client
 	s       *concurrency.Session
 	seconds int
-	own     bool // the method close closes the client as well
 }
 
 func openEtcd(_ context.Context, s stores, term time.Duration) (locker, error) {
@@ -26,7 +25,7 @@ func openEtcd(_ context.Context, s stores, term time.Duration) (locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &etcdCaller{c: c, seconds: int(max(term.Seconds(), 1)), own: true}
+	e := &etcdCaller{c: c, seconds: int(max(term.Seconds(), 1))}
 	if e.s, err = concurrency.NewSession(c, concurrency.WithTTL(e.seconds)); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -49,7 +48,5 @@ func (e *etcdCaller) lock(ctx context.Context, key string) (held, error) {
 
 func (e *etcdCaller) close() {
 	e.s.Close()
-	if e.own {
-		e.c.Close()
-	}
+	e.c.Close()
 }

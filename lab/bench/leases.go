@@ -22,10 +22,10 @@ const probing = 10 * time.Millisecond
 
 var errMany = errors.New("it does not take that many leases in time")
 
-// leases measures the cost of many leases, and their effect on a lone caller.
+// measure measures the cost of many leases, and their effect on a lone caller.
 // The lone caller is measured without leases first.
-func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, err error) {
-	l, err := c.open(ctx, b.at, s.term)
+func (s crowd) measure(ctx context.Context, b *bench, c contestant) (f figures, err error) {
+	l, err := c.open(ctx, b.at[0], s.term)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 	name := "bench:" + rand.Text()[:8]
 	probe := &prober{l, name, s.term}
 	memory := heap()
-	without, err := probe.beside(ctx, b.meter, c, alone)
+	without, err := probe.beside(ctx, &b.meter, c, alone)
 	if err != nil {
 		return nil, err
 	}
@@ -53,13 +53,13 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 		return nil, err
 	}
 	memory = heap() - memory
-	with, err := probe.beside(ctx, b.meter, c, s.length)
+	with, err := probe.beside(ctx, &b.meter, c, s.length)
 	if err != nil {
 		return nil, err
 	}
 
 	each := without.server.scripts / float64(len(without.pairs)) // scripts of a lone pair
-	renewals := (with.server.scripts - each*float64(len(with.pairs))) / float64(len(b.meter.redises(c)))
+	renewals := (with.server.scripts - each*float64(len(with.pairs))) / float64(len(b.meter.servers(c)))
 	return figures{
 		"renewals_per_s":         max(renewals, 0) / with.seconds,
 		"client_keeping_percent": (with.cpu/with.seconds - without.cpu/without.seconds) * 100,
@@ -91,7 +91,10 @@ func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time
 	s.server, err = m.spending(ctx, c, func() error {
 		cpu, began := cpuTime(), time.Now()
 		for s.pairs == nil || time.Since(began) < length {
-			if err := p.pair(bound, &s); err != nil {
+			start := time.Now()
+			_, err := pair(bound, p.l, p.term, p.key)
+			s.pairs = append(s.pairs, time.Since(start))
+			if err != nil {
 				return err
 			}
 			time.Sleep(probing)
@@ -100,20 +103,6 @@ func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time
 		return nil
 	})
 	return s, err
-}
-
-func (p *prober) pair(ctx context.Context, s *spell) error {
-	began := time.Now()
-	h, err := p.l.lock(ctx, p.key)
-	if err == nil {
-		err = h.Unlock(context.WithoutCancel(ctx))
-	}
-	took := time.Since(began)
-	s.pairs = append(s.pairs, took)
-	if err != nil && (ctx.Err() != nil || excused(err, took, p.term)) {
-		err = nil
-	}
-	return err
 }
 
 // acquire locks the keys of the setting, and leaves out a key whose Lock failed because the machine

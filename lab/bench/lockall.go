@@ -19,14 +19,13 @@ type several struct {
 
 func (s several) String() string { return fmt.Sprintf("%d keys, round trip %v", s.keys, s.trip) }
 
-// includes reports whether a contestant takes part in the setting.
 func (s several) includes(c contestant) bool {
 	return (c.group == ours || strings.HasPrefix(c.name, "bare-floor")) && c.nodes > 0 && !c.alike
 }
 
-// lockAll measures a caller that locks and unlocks several free keys. The caller alternates between
+// measure measures a caller that locks and unlocks several free keys. The caller alternates between
 // LockAll and one Lock after another.
-func (b *bench) lockAll(ctx context.Context, c contestant, s several) (figures, error) {
+func (s several) measure(ctx context.Context, b *bench, c contestant) (figures, error) {
 	l, err := c.open(ctx, b.storesOf(s.trip), term)
 	if err != nil {
 		return nil, err
@@ -75,9 +74,9 @@ func (b *bench) lockAll(ctx context.Context, c contestant, s several) (figures, 
 // atOnce returns the table of the scenario "lockall".
 func (r *results) atOnce(p plan) string {
 	var columns []column
-	for _, s := range p.several {
-		in := section{lockAll, s.String()}
-		columns = append(columns, r.of(s.String()+": LockAll ms", "all_ms", in), r.of("one by one ms", "each_ms", in))
+	settings := p.sections(lockAll)
+	for _, s := range settings {
+		columns = append(columns, r.of(s.setting+": LockAll ms", "all_ms", s), r.of("one by one ms", "each_ms", s))
 	}
-	return r.table(r.rows(section{lockAll, p.several[0].String()}, 0), columns...)
+	return r.table(r.rows(settings[0], 0), columns...)
 }

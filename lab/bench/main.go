@@ -70,17 +70,17 @@ func measure(ctx context.Context, quick bool, only []string, out string) (*resul
 		fmt.Fprintln(os.Stderr, "bench: without the contestants on etcd:", err)
 		all = slices.DeleteFunc(all, func(c contestant) bool { return c.nodes == 0 })
 	}
-	if len(all) == 0 {
+	if len(all) == 1 { // only the ring
 		return nil, errors.New("--only: no contestant has such a name")
 	}
-	b, err := newBench(ctx, planOf(quick), all)
-	defer b.close()
-	if err != nil {
-		return nil, err
-	}
+	b := &bench{plan: planOf(quick), only: settings, open: map[string]locker{}, results: newResults(all)}
+	defer b.servers.Close()
 	b.results.Quick = quick
-	b.only = settings
-	if err := b.servers.Do(func() error { return b.run(ctx, names) }); err != nil {
+	err := b.servers.Do(func() error {
+		b.start(ctx)
+		return b.run(ctx, names)
+	})
+	if err != nil {
 		return nil, err
 	}
 	return b.results, b.results.write(out)

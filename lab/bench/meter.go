@@ -29,20 +29,19 @@ func (s spent) since(before spent) spent {
 
 // meter asks the stores what they have spent.
 type meter struct {
-	one  *redis.Client
-	five []*redis.Client
-	etcd *etcdtest.Server // nil if no contestant needs it
+	redises []*redis.Client  // first the server that contestants on one node use, then five masters
+	etcd    *etcdtest.Server // nil if no contestant needs it
 }
 
-// redises returns clients of the Redis servers of a contestant.
-func (m *meter) redises(c contestant) []*redis.Client {
+// servers returns clients of the Redis servers of a contestant.
+func (m *meter) servers(c contestant) []*redis.Client {
 	switch c.nodes {
 	case 0:
 		return nil
 	case 1:
-		return []*redis.Client{m.one}
+		return m.redises[:1]
 	}
-	return m.five
+	return m.redises[1:]
 }
 
 // pids returns the process IDs of a contestant's stores.
@@ -50,7 +49,7 @@ func (m *meter) pids(ctx context.Context, c contestant) (all []string) {
 	if c.nodes == 0 {
 		return []string{strconv.Itoa(m.etcd.Pid())}
 	}
-	for _, rdb := range m.redises(c) {
+	for _, rdb := range m.servers(c) {
 		all = append(all, field(ctx, rdb, "process_id"))
 	}
 	return all
@@ -74,7 +73,7 @@ func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 	if c.nodes == 0 {
 		return spent{math.NaN(), math.NaN(), cpuOf(m.etcd.Pid()), math.NaN()}, nil // etcd counts no commands
 	}
-	for _, rdb := range m.redises(c) {
+	for _, rdb := range m.servers(c) {
 		info, err := rdb.Info(ctx, "all").Result()
 		if err != nil {
 			return sum, err

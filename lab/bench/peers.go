@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -87,13 +88,10 @@ var errNotUnlocked = errors.New("unlock: the lock was lost")
 
 func (l *redsyncLock) Unlock(ctx context.Context) error {
 	ok, err := (*redsync.Mutex)(l).UnlockContext(ctx)
-	switch {
-	case ok:
+	if ok {
 		return nil // ignore the errors of a minority of the nodes
-	case err == nil:
-		return errNotUnlocked
 	}
-	return err
+	return cmp.Or(err, errNotUnlocked)
 }
 
 func (c *redsyncCaller) close() {

@@ -37,7 +37,7 @@ func (r *results) picture() []byte {
 	rates := []string{"acquisitions_per_s", "holders_per_s"}
 	rate := "acquisitions/s (full color: by another caller)"
 	p := planOf(r.Quick)
-	free, held := p.contended()[0], p.held(1)[0]
+	free, held := p.sections(contended)[0], p.held(1)[0]
 	r.drawBars(s, 500, 0, "One key, "+free.setting, rate, free, rates...)
 	r.drawBars(s, 0, 380, "One key, "+held.setting, rate, held, rates...)
 	r.drawBars(s, 500, 380, "One key, "+held.setting, "longest wait, ms", held, "longest_wait_ms")

@@ -13,13 +13,9 @@ import (
 // unpin is called. Otherwise the time of a lone pair would depend on the processors that the system
 // chooses. This time is three times as long if an idle processor must wake up for each message.
 func (b *bench) pin(ctx context.Context, c contestant) (unpin func()) {
-	pids := b.meter.pids(ctx, c)
-	bind := func(own, stores string) {
-		for i, pid := range append(pids, strconv.Itoa(os.Getpid())) {
-			processors := stores
-			if i == len(pids) {
-				processors = own
-			}
+	own, stores := strconv.Itoa(os.Getpid()), b.meter.pids(ctx, c)
+	bind := func(processors string, pids ...string) {
+		for _, pid := range pids {
 			if err := exec.Command("taskset", "-a", "-p", "-c", processors, pid).Run(); err != nil && b.results.Pinned {
 				b.results.Pinned = false
 				b.results.note("one goroutine is not pinned: taskset: %v", err)
@@ -27,12 +23,12 @@ func (b *bench) pin(ctx context.Context, c contestant) (unpin func()) {
 		}
 	}
 	if b.results.Pinned {
-		bind("0", "1")
+		bind("1", stores...)
+		bind("0", own)
 		runtime.GOMAXPROCS(1) // otherwise the runtime would notice the binding in the middle of a turn
 	}
 	return func() {
-		all := fmt.Sprint("0-", runtime.NumCPU()-1)
-		bind(all, all)
+		bind(fmt.Sprint("0-", runtime.NumCPU()-1), append(stores, own)...)
 		runtime.SetDefaultGOMAXPROCS()
 	}
 }

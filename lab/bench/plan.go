@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,13 +12,33 @@ import (
 // plan says what is measured, and for how long.
 type plan struct {
 	rounds   int
-	budget   time.Duration // no turn begins after this time
-	distinct []distinct
-	contests []contest // of a key that is not held
-	fair     []contest // of a key that is held
-	crowds   []crowd
-	again    repetition
-	several  []several
+	budget   time.Duration        // no turn begins after this time
+	settings map[string][]setting // of each scenario; a setting may be measured several times in a row
+}
+
+// setting is a setting of a scenario.
+type setting interface {
+	String() string
+	includes(contestant) bool // whether a contestant takes part
+	measure(context.Context, *bench, contestant) (figures, error)
+}
+
+// sections returns the sections of a scenario, each once.
+func (p plan) sections(scenario string) (all []section) {
+	for _, s := range p.settings[scenario] {
+		all = append(all, section{scenario, s.String()})
+	}
+	return slices.Compact(all)
+}
+
+// held returns the sections of the scenario "fair" for contestants on that many nodes.
+func (p plan) held(nodes int) (all []section) {
+	for _, s := range p.settings[fair] {
+		if s.(contest).nodes == nodes {
+			all = append(all, section{fair, s.String()})
+		}
+	}
+	return all
 }
 
 // distinct is a setting of the scenario without contention. In each round every contestant has
@@ -26,8 +47,9 @@ type plan struct {
 type distinct struct {
 	goroutines int
 	length     time.Duration
-	times      int
 }
+
+func (d distinct) includes(c contestant) bool { return !c.alike }
 
 // contest is a setting of the scenarios with one contended key.
 type contest struct {
@@ -46,7 +68,6 @@ const warmup = 400 * time.Millisecond
 // take a while to queue.
 const queueing = 200 * time.Microsecond
 
-// includes reports whether a contestant takes part in the setting.
 func (c contest) includes(d contestant) bool {
 	if c.nodes == 0 {
 		return d.waits
@@ -60,6 +81,8 @@ type repetition struct {
 	think  time.Duration // mean pause of the caller of another process
 }
 
+func (s repetition) includes(c contestant) bool { return c.again }
+
 // crowd is a setting of the scenario of many leases. A lone caller is measured without leases
 // first, and then beside the leases.
 type crowd struct {
@@ -72,7 +95,6 @@ type crowd struct {
 // alone is the length of the part without leases.
 const alone = 400 * time.Millisecond
 
-// includes reports whether a contestant takes part in the setting.
 func (c crowd) includes(d contestant) bool {
 	return d.most > 0 && c.leases <= d.most && c.five == (d.nodes == 5)
 }
@@ -115,58 +137,57 @@ func count(n int, one, more string) string {
 	return number(float64(n)) + " " + more
 }
 
-// planOf returns the plan with or without --quick. The pages show more about the first elements of
-// the fields contests and fair than about the others.
+// planOf returns the plan with or without --quick. The pages show more about the first settings of
+// the scenarios "contended" and "fair" than about the others.
 func planOf(quick bool) plan {
 	const ms, s = time.Millisecond, time.Second
 	if quick {
-		return plan{
-			rounds: 1, budget: 36 * s,
-			distinct: []distinct{{1, 30 * ms, 1}, {64, 60 * ms, 1}},
-			contests: []contest{
-				{waiters: 8, processes: 4, length: 60 * ms},
-				{waiters: 2, processes: 2, length: 60 * ms},
+		return plan{rounds: 1, budget: 36 * s, settings: map[string][]setting{
+			uncontended: {distinct{1, 30 * ms}, distinct{64, 60 * ms}},
+			contended: {
+				contest{waiters: 8, processes: 4, length: 60 * ms},
+				contest{waiters: 2, processes: 2, length: 60 * ms},
 			},
-			fair: []contest{
-				{waiters: 8, processes: 2, hold: ms, length: 100 * ms, trip: ms, think: ms, nodes: 1},
-				{waiters: 8, processes: 2, hold: ms, length: 100 * ms, nodes: 5},
+			fair: {
+				contest{waiters: 8, processes: 2, hold: ms, length: 100 * ms, trip: ms, think: ms, nodes: 1},
+				contest{waiters: 8, processes: 2, hold: ms, length: 100 * ms, nodes: 5},
 			},
-			crowds: []crowd{
-				{leases: 100, term: 3 * s, length: 1200 * ms},
-				{leases: 100, term: 3 * s, length: 1200 * ms, five: true},
+			leases: {
+				crowd{leases: 100, term: 3 * s, length: 1200 * ms},
+				crowd{leases: 100, term: 3 * s, length: 1200 * ms, five: true},
 			},
-			again:   repetition{300 * ms, 50 * ms},
-			several: []several{{8, ms, 100 * ms}},
-		}
+			again:   {repetition{300 * ms, 50 * ms}},
+			lockAll: {several{8, ms, 100 * ms}},
+		}}
 	}
-	p := plan{
-		rounds: 3, budget: 720 * s, again: repetition{4 * s, 20 * ms},
-		contests: []contest{ // the callers' shares of the key show only after some time
-			{waiters: 64, processes: 4, length: 400 * ms},
-			{waiters: 512, processes: 4, length: 400 * ms},
-			{waiters: 2, processes: 2, length: 100 * ms}, // two Clients
+	settings := map[string][]setting{
+		contended: { // the callers' shares of the key show only after some time
+			contest{waiters: 64, processes: 4, length: 400 * ms},
+			contest{waiters: 512, processes: 4, length: 400 * ms},
+			contest{waiters: 2, processes: 2, length: 100 * ms}, // two Clients
 		},
 		// Each length is longer than the interval between renewals, which is a third of the term.
-		crowds: []crowd{
-			{leases: 10_000, term: 6 * s, length: 6 * s},
-			{leases: 10_000, term: 30 * s, length: 10 * s, five: true},
-			{leases: 100_000, term: 30 * s, length: 10 * s},
+		leases: {
+			crowd{leases: 10_000, term: 6 * s, length: 6 * s},
+			crowd{leases: 10_000, term: 30 * s, length: 10 * s, five: true},
+			crowd{leases: 100_000, term: 30 * s, length: 10 * s},
 		},
-		several: []several{{8, ms, s}, {64, ms, 2 * s}},
+		again:   {repetition{4 * s, 20 * ms}},
+		lockAll: {several{8, ms, s}, several{64, ms, 2 * s}},
 	}
 	for _, n := range []int{1, 64, 256, 1024} {
-		p.distinct = append(p.distinct, distinct{n, 70 * ms, 2})
+		d := distinct{n, 70 * ms}
+		settings[uncontended] = append(settings[uncontended], d, d)
 	}
-
 	for _, c := range []contest{
 		{}, {processes: 2}, {processes: 8}, {trip: ms}, {trip: 10 * ms}, {think: 100 * ms},
 		{hold: 10 * ms}, {hold: 10 * ms, trip: 10 * ms}, {nodes: 5},
 	} {
 		c.waiters, c.processes, c.hold, c.nodes = 64, cmp.Or(c.processes, 4), cmp.Or(c.hold, ms), cmp.Or(c.nodes, 1)
 		c.length = 1100*ms + 300*c.hold // several turns of each caller
-		p.fair = append(p.fair, c)
+		settings[fair] = append(settings[fair], c)
 	}
-	return p
+	return plan{rounds: 3, budget: 720 * s, settings: settings}
 }
 
 // The scenarios. The last four have long turns, and are measured in the first round only.

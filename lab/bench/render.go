@@ -29,10 +29,10 @@ func (r *results) fillPages(root string, write bool) error {
 			return fmt.Errorf("%s: %w", page, err)
 		}
 	}
+	if !write {
+		return nil
+	}
 	for name, text := range files {
-		if !write {
-			continue
-		}
 		if err := os.WriteFile(filepath.Join(root, name), text, 0o644); err != nil {
 			return err
 		}
@@ -40,21 +40,21 @@ func (r *results) fillPages(root string, write bool) error {
 	return nil
 }
 
-// parts maps the name of each table of the pages and of results.md to the table's function.
-func (r *results) parts() map[string]func() string {
+// parts maps the name of each table of the pages and of results.md to the table.
+func (r *results) parts() map[string]string {
 	p := planOf(r.Quick)
-	return map[string]func() string{
-		"ratios":       func() string { return r.ratios(p) },
-		"free":         func() string { return r.free(p, 1) },
-		"free-five":    func() string { return r.free(p, 5) },
-		"contended":    func() string { return r.crowded(p.contended()[0]) },
-		"by-waiters":   func() string { return r.bySetting(p.contended(), "acquisitions_per_s") },
-		"held":         func() string { return r.crowded(p.held(1)[0]) },
-		"held-five":    func() string { return r.crowded(p.held(5)[0]) },
-		"held-longest": func() string { return r.bySetting(p.held(1), "longest_wait_ms") },
-		"again":        func() string { return r.repeated(p) },
-		"lockall":      func() string { return r.atOnce(p) },
-		"leases":       func() string { return r.kept(p) },
+	return map[string]string{
+		"ratios":       r.ratios(p),
+		"free":         r.free(p, 1),
+		"free-five":    r.free(p, 5),
+		"contended":    r.crowded(p.sections(contended)[0]),
+		"by-waiters":   r.bySetting(p.sections(contended), "acquisitions_per_s"),
+		"held":         r.crowded(p.held(1)[0]),
+		"held-five":    r.crowded(p.held(5)[0]),
+		"held-longest": r.bySetting(p.held(1), "longest_wait_ms"),
+		"again":        r.repeated(p),
+		"lockall":      r.atOnce(p),
+		"leases":       r.kept(p),
 	}
 }
 
@@ -68,15 +68,13 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 		text := r.run()
 		if name != "run" {
 			table, ok := parts[name]
-			if !ok {
+			switch {
+			case !ok:
 				err = fmt.Errorf("unknown part %q", name)
-				return old
-			}
-			text = table()
-			if !hasRows(text) && len(r.Skipped) == 0 {
+			case !hasRows(table) && len(r.Skipped) == 0:
 				err = fmt.Errorf("part %q has no figures", name)
 			}
-			text += fmt.Sprintf("\nCommit %s, %s.\n", r.Commit, r.date())
+			text = fmt.Sprintf("%s\nCommit %s, %s.\n", table, r.Commit, r.date())
 		}
 		return fmt.Appendf(nil, "<!-- bench: %s -->\n%s<!-- /bench -->", name, text)
 	})
@@ -163,7 +161,7 @@ func (r *results) ofBare(s section, name, metric string) float64 {
 	switch {
 	case s.scenario == contended, s.scenario == fair:
 		base = ringName
-	case r.contestant(name).nodes == 5:
+	case slices.ContainsFunc(r.contestants, func(c contestant) bool { return c.name == name && c.nodes == 5 }):
 		base = "bare-quorum"
 	}
 	return r.median(s.cell(name), metric) / r.median(s.cell(base), metric)
@@ -171,23 +169,14 @@ func (r *results) ofBare(s section, name, metric string) float64 {
 
 // ofFloor returns a column that shows a strategy's rate divided by the rate of its floor. It shows
 // this share for two numbers of goroutines.
-func (r *results) ofFloor(some, many int) column {
+func (r *results) ofFloor(some, many section) column {
 	return column{"of its floor", func(x row) string {
-		share := func(n int) string {
-			floor := callers(n).cell("bare-floor-" + strings.TrimPrefix(x.contestant, "hasp-"))
-			return number(r.median(callers(n).cell(x.contestant), "pairs_per_s") / r.median(floor, "pairs_per_s"))
+		share := func(in section) string {
+			floor := in.cell("bare-floor-" + strings.TrimPrefix(x.contestant, "hasp-"))
+			return number(r.median(in.cell(x.contestant), "pairs_per_s") / r.median(floor, "pairs_per_s"))
 		}
 		return strings.TrimPrefix(share(some)+", "+share(many), "–, ")
 	}}
-}
-
-func (r *results) contestant(name string) contestant {
-	for _, c := range r.contestants {
-		if c.name == name {
-			return c
-		}
-	}
-	return contestant{name: name, group: bare}
 }
 
 func times(ratio float64) string {
@@ -221,30 +210,13 @@ func number(f float64) string {
 
 func callers(n int) section { return section{uncontended, distinct{goroutines: n}.String()} }
 
-// goroutines returns the title of the column for n goroutines. One goroutine may be pinned.
-func (r *results) goroutines(n int) string {
-	if n == 1 && r.Pinned {
-		return "1 goroutine, pinned"
+// goroutines returns the title of a column of the scenario "uncontended". One goroutine may be
+// pinned.
+func (r *results) goroutines(s section) string {
+	if s == callers(1) && r.Pinned {
+		return s.setting + ", pinned"
 	}
-	return distinct{goroutines: n}.String()
-}
-
-// contended returns the sections of the scenario "contended", in which callers do not hold the key.
-func (p plan) contended() (all []section) {
-	for _, c := range p.contests {
-		all = append(all, section{contended, c.String()})
-	}
-	return all
-}
-
-// held returns the sections of the scenario "fair" for contestants on that many nodes.
-func (p plan) held(nodes int) (all []section) {
-	for _, c := range p.fair {
-		if c.nodes == nodes {
-			all = append(all, section{fair, c.String()})
-		}
-	}
-	return all
+	return s.setting
 }
 
 // rows returns a row for each contestant on that many nodes, or for all contestants if nodes is 0.
@@ -255,9 +227,6 @@ func (r *results) rows(s section, nodes int) (rows []row) {
 			rows = append(rows, row{c.name, s, c.name})
 		}
 	}
-	if s.scenario == contended || s.scenario == fair {
-		rows = append(rows, row{ringName, s, ringName})
-	}
 	return rows
 }
 
@@ -266,7 +235,7 @@ var shown = []string{"hasp-spinlock", "hasp-pubsublock", "hasp-fairlock", "redis
 
 // ratios returns the table of the front page.
 func (r *results) ratios(p plan) string {
-	free, held := p.contended()[0], p.held(1)[0]
+	free, held := p.sections(contended)[0], p.held(1)[0]
 	var rows []row
 	for _, name := range shown {
 		rows = append(rows, row{name, free, name})
@@ -274,11 +243,12 @@ func (r *results) ratios(p plan) string {
 	for _, name := range []string{"hasp-redlock", "redsync-5"} {
 		rows = append(rows, row{name + ", five nodes", free, name})
 	}
-	many := p.distinct[len(p.distinct)-1].goroutines
+	settings := p.sections(uncontended)
+	many := settings[len(settings)-1]
 	return r.table(rows,
-		r.ratio("a free key, "+r.goroutines(1), "pairs_per_s", callers(1)),
-		r.ratio(r.goroutines(64), "pairs_per_s", callers(64)),
-		r.ratio(r.goroutines(many), "pairs_per_s", callers(many)),
+		r.ratio("a free key, "+r.goroutines(callers(1)), "pairs_per_s", callers(1)),
+		r.ratio(r.goroutines(callers(64)), "pairs_per_s", callers(64)),
+		r.ratio(r.goroutines(many), "pairs_per_s", many),
 		r.ratio("one key, hold 0: acquisitions", "acquisitions_per_s", free),
 		r.of("commands each", "commands_per_lock", free),
 		r.of("longest wait, ms", "longest_wait_ms", free),
@@ -291,11 +261,12 @@ func (r *results) ratios(p plan) string {
 
 func (r *results) free(p plan, nodes int) string {
 	var columns []column
-	for _, d := range p.distinct {
-		columns = append(columns, r.both(r.goroutines(d.goroutines), "pairs_per_s", callers(d.goroutines)))
+	settings := p.sections(uncontended)
+	for _, s := range settings {
+		columns = append(columns, r.both(r.goroutines(s), "pairs_per_s", s))
 	}
 	if nodes == 1 {
-		columns = append(columns, r.ofFloor(64, p.distinct[len(p.distinct)-1].goroutines))
+		columns = append(columns, r.ofFloor(callers(64), settings[len(settings)-1]))
 	}
 	return r.table(r.rows(callers(64), nodes), append(columns,
 		r.plain("commands", "commands_per_pair"), r.plain("bytes", "bytes_per_pair"), r.plain("allocations", "allocs_per_pair"),
@@ -331,10 +302,9 @@ func (r *results) bySetting(settings []section, metric string) string {
 // kept returns the table of many leases.
 func (r *results) kept(p plan) string {
 	var rows []row
-	for _, c := range slices.Backward(p.crowds) {
-		s := section{leases, c.String()}
+	for _, s := range slices.Backward(p.sections(leases)) {
 		for _, x := range r.rows(s, 0) {
-			x.name += ", " + c.String()
+			x.name += ", " + s.setting
 			rows = append(rows, x)
 		}
 	}

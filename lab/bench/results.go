@@ -135,9 +135,9 @@ func (r *results) page() []byte {
 	}
 	fmt.Fprintf(&out, "# hasp and other libraries\n\n%s", r.run())
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
-		table(name, parts[name]())
+		table(name, parts[name])
 	}
-	for _, s := range slices.Concat(p.contended(), p.held(1), p.held(5)) {
+	for _, s := range slices.Concat(p.sections(contended), p.sections(fair)) {
 		table(s.scenario+": "+s.setting, r.crowded(s))
 	}
 	if len(r.Notes) > 0 {

@@ -2,86 +2,60 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/errgroup"
-
-	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // ringName is the name of the contestant that only hands over a message. This message goes round a
-// ring, in which each member publishes the message to the next member by a script. No lock in Redis
-// can hand over faster.
+// ring, in which each process publishes the message to the next process by a script. No lock in
+// Redis can hand over faster.
 const ringName = "bare-publish"
 
-// link is a member of the ring: its channel and the channel of the next member.
-type link struct{ Own, Next string }
-
+// ring is the member of the ring in this process. To lock means to wait for the message, and to
+// unlock means to publish it.
 type ring struct {
-	hold    time.Duration
-	members []*member
-}
-
-type member struct {
-	link
-	rdb *redis.Client
-	sub *redis.PubSub
+	rdb  *redis.Client
+	sub  *redis.PubSub
+	next string // the channel of the next member
 }
 
 var publish = redis.NewScript(`return redis.call('PUBLISH', ARGV[1], 'next')`)
 
-func newRing(ctx context.Context, o order) (r *ring, err error) {
-	r = &ring{hold: o.Hold}
-	for _, l := range o.Ring {
-		m := &member{link: l}
-		if m.rdb, err = connect(o.Stores.One); err != nil {
-			return nil, err
-		}
-		m.sub = m.rdb.Subscribe(ctx, l.Own)
-		if _, err := m.sub.Receive(ctx); err != nil { // wait for the confirmation
-			return nil, err
-		}
-		if err := publish.Load(ctx, m.rdb).Err(); err != nil {
-			return nil, err
-		}
-		r.members = append(r.members, m)
+func openRing(ctx context.Context, s stores, _ time.Duration) (locker, error) {
+	rdb, err := connect(s.One)
+	if err == nil {
+		err = publish.Load(ctx, rdb).Err()
 	}
-	return r, nil
+	return &ring{rdb: rdb}, err
 }
 
-// run lets the members pass the message on until ctx ends.
-func (r *ring) run(ctx context.Context) (all report) {
-	all.Turns = make([]turns, len(r.members))
-	var members errgroup.Group
-	for i, m := range r.members {
-		members.Go(func() error { return m.pass(ctx, r.hold, &all.Turns[i]) })
+// join subscribes the member to the channel of its place in a new ring. The first member sends the
+// first message to itself.
+func (r *ring) join(ctx context.Context, o order) error {
+	if r.sub != nil {
+		r.sub.Close()
 	}
-	if err := members.Wait(); err != nil {
-		all.Err = err.Error()
+	channel := func(place int) string { return fmt.Sprint(o.Key, "-", place%o.Places) }
+	own := channel(o.Place)
+	r.sub, r.next = r.rdb.Subscribe(ctx, own), channel(o.Place+1)
+	_, err := r.sub.Receive(ctx) // wait for the confirmation
+	if err == nil && o.Place == 0 {
+		err = r.rdb.Publish(ctx, own, "next").Err()
 	}
-	return all
+	return err
 }
 
-func (m *member) pass(ctx context.Context, hold time.Duration, t *turns) error {
-	defer m.rdb.Close()
-	defer context.AfterFunc(ctx, func() { m.sub.Close() })()
-	for {
-		asked := hostclock.Now()
-		_, err := m.sub.ReceiveMessage(context.WithoutCancel(ctx))
-		got := hostclock.Now()
-		if err == nil {
-			if hold > 0 {
-				time.Sleep(hold)
-			}
-			t.Asked, t.Got, t.Freed = append(t.Asked, asked), append(t.Got, got), append(t.Freed, hostclock.Now())
-			err = publish.EvalSha(context.WithoutCancel(ctx), m.rdb, nil, m.Next).Err()
-		}
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && !excused(err, 0, term):
-			return err
-		}
-	}
+func (r *ring) lock(ctx context.Context, _ string) (held, error) {
+	sub := r.sub
+	defer context.AfterFunc(ctx, func() { sub.Close() })()
+	_, err := sub.ReceiveMessage(context.WithoutCancel(ctx))
+	return r, err
 }
+
+func (r *ring) Unlock(ctx context.Context) error {
+	return publish.EvalSha(ctx, r.rdb, nil, r.next).Err()
+}
+
+func (r *ring) close() { r.rdb.Close() }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"time"
 
 	"github.com/hasplock/hasp/internal/etcdtest"
@@ -8,54 +9,47 @@ import (
 )
 
 // start starts the servers that the contestants need, and creates a meter that reads the counters
-// of these servers. The method close ends the servers.
-func (b *bench) start() error {
-	needs := map[int]bool{1: true}
-	for _, c := range b.all {
+// of these servers.
+func (b *bench) start(ctx context.Context) {
+	needs := map[int]bool{}
+	for _, c := range b.results.contestants {
 		needs[c.nodes] = true
 	}
 	n := 1
 	if needs[5] {
 		n += 5
 	}
-	return b.servers.Do(func() error {
-		b.meter = &meter{}
-		for i := range n {
-			srv := redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true})
-			b.redises = append(b.redises, srv)
-			if i == 0 {
-				b.at.One, b.meter.one = srv.URL(), srv.Client()
-			} else {
-				b.at.Five, b.meter.five = append(b.at.Five, srv.URL()), append(b.meter.five, srv.Client())
-			}
-		}
-		if needs[0] {
-			b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]
-			b.at.Etcd = b.meter.etcd.Client
-		}
-		return nil
-	})
+	for range n {
+		srv := redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true})
+		b.redises, b.meter.redises = append(b.redises, srv), append(b.meter.redises, srv.Client())
+	}
+	b.results.Redis = field(ctx, b.meter.redises[0], "redis_version")
+	at := b.addresses((*redistest.Server).URL)
+	if needs[0] {
+		b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]
+		at.Etcd = b.meter.etcd.Client
+	}
+	b.at = map[time.Duration]stores{0: at}
+}
+
+// addresses returns the addresses of the Redis servers. The function of returns the URL of one.
+func (b *bench) addresses(of func(*redistest.Server) string) (at stores) {
+	at.One = of(b.redises[0])
+	for _, srv := range b.redises[1:] {
+		at.Five = append(at.Five, of(srv))
+	}
+	return at
 }
 
 // storesOf returns the addresses of the stores, or if trip is not 0, the addresses of proxies that
 // delay each reply by trip.
 func (b *bench) storesOf(trip time.Duration) stores {
-	if trip == 0 {
-		return b.at
+	if _, ok := b.at[trip]; !ok {
+		b.at[trip] = b.addresses(func(srv *redistest.Server) string {
+			p := srv.Proxy()
+			p.Delay(trip)
+			return "redis://" + p.Addr()
+		})
 	}
-	at, ok := b.far[trip]
-	if ok {
-		return at
-	}
-	for i, srv := range b.redises {
-		p := srv.Proxy()
-		p.Delay(trip)
-		if url := "redis://" + p.Addr(); i == 0 {
-			at.One = url
-		} else {
-			at.Five = append(at.Five, url)
-		}
-	}
-	b.far[trip] = at
-	return at
+	return b.at[trip]
 }

@@ -18,8 +18,8 @@ type figures map[string]float64
 // keysEach is the number of keys that each caller has.
 const keysEach = 8
 
-// uncontended measures callers that lock and unlock keys of their own.
-func (b *bench) uncontended(ctx context.Context, c contestant, d distinct) (figures, error) {
+// measure measures callers that lock and unlock keys of their own.
+func (d distinct) measure(ctx context.Context, b *bench, c contestant) (figures, error) {
 	l, err := b.locker(ctx, c)
 	if err != nil {
 		return nil, err
@@ -116,22 +116,31 @@ func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, l
 
 // caller locks and unlocks its keys until stop is true. It tries at least one pair.
 func caller(ctx context.Context, l locker, term time.Duration, keys []string, stop *atomic.Bool) (m made, err error) {
-	always := context.WithoutCancel(ctx)
 	for i := 0; i == 0 || !stop.Load(); i++ {
-		began := time.Now()
-		h, err := l.lock(ctx, keys[i%len(keys)])
-		if err == nil {
-			err = h.Unlock(always)
-		}
+		done, err := pair(ctx, l, term, keys[i%len(keys)])
 		switch {
-		case err == nil:
+		case err != nil:
+			return m, err
+		case done:
 			m.pairs++
 		case ctx.Err() != nil:
 			m.stuck = 1
 			return m, nil
-		case !excused(err, time.Since(began), term):
-			return m, err
 		}
 	}
 	return m, nil
+}
+
+// pair locks and unlocks a key, and reports whether both succeeded. It returns an error only if
+// neither the end of ctx nor a slow machine explains the failure.
+func pair(ctx context.Context, l locker, term time.Duration, key string) (done bool, err error) {
+	began := time.Now()
+	h, err := l.lock(ctx, key)
+	if err == nil {
+		err = h.Unlock(context.Background())
+	}
+	if err != nil && (ctx.Err() != nil || excused(err, time.Since(began), term)) {
+		return false, nil
+	}
+	return err == nil, err
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // workerRole is the role of the processes whose callers contend for a key.
@@ -19,14 +20,15 @@ const workerRole = "worker"
 
 // order is a message to a worker.
 type order struct {
-	Op         string // "open", "begin" or "stop"
+	Op         string // "open", "begin" or "stop"; the other fields are for "open"
 	Contestant string
 	Stores     stores
 	Key        string
 	Waiters    int
 	Hold       time.Duration
 	Think      time.Duration // mean pause of a caller after each turn
-	Ring       []link        // the members of the ring in this process; if not nil, no contestant is opened
+
+	Place, Places int // the index of this process, and the number of processes
 }
 
 // report is what a worker answers to an order.
@@ -34,52 +36,72 @@ type report struct {
 	Err string
 
 	// The answer to "stop" has these fields as well.
-	Turns   []turns
-	Refused int    // calls that failed without an excuse
-	First   string // the error of one such call
+	Visits  [][]visit // for each caller
+	Refused int       // calls that failed without an excuse
+	First   string    // the error of one such call
 }
 
-// turns contains the times of one caller's turns, in nanoseconds of hostclock: when the caller
-// asked for the key, when it received the key, and when it was about to release the key. If the
-// caller still waited at the end, Asked contains one entry more than Got and Freed.
-type turns struct{ Asked, Got, Freed []int64 }
+// visit contains the times of a caller's turn at the key, in nanoseconds of hostclock: when it asked
+// for the key, when it received the key, and when it was about to release the key. If the caller
+// still waited at the end, Got and Freed are 0.
+type visit struct{ Asked, Got, Freed int64 }
 
-// order sends each order to the worker with the same index, and returns the workers' reports.
-func (b *bench) order(orders ...order) ([]report, error) {
-	for i, o := range orders {
-		if err := b.workers[i].Send(o); err != nil {
+// compete lets workers take part in a contest while f runs. Each order goes to the worker with the
+// same index. The workers are stopped even if f failed.
+func (b *bench) compete(orders []order, f func() error) ([]report, error) {
+	for i := range orders {
+		orders[i].Op = "open"
+	}
+	if _, err := b.order(orders); err != nil {
+		return nil, err
+	}
+	if _, err := b.order(slices.Repeat([]order{{Op: "begin"}}, len(orders))); err != nil {
+		return nil, err
+	}
+	err := f()
+	reports, failed := b.order(slices.Repeat([]order{{Op: "stop"}}, len(orders)))
+	return reports, errors.Join(err, failed)
+}
+
+// order sends each order to the worker with the same index, and returns the workers' reports. It
+// starts the workers that do not run yet.
+func (b *bench) order(orders []order) ([]report, error) {
+	for len(b.workers) < len(orders) {
+		w, err := crew.Start(workerRole)
+		if err != nil {
 			return nil, err
 		}
+		b.servers.Cleanup(w.End)
+		b.workers = append(b.workers, w)
 	}
 	reports := make([]report, len(orders))
-	for i := range orders {
-		kill := time.AfterFunc(patience, func() { b.workers[i].Kill() })
-		err := b.workers[i].Receive(&reports[i])
-		kill.Stop()
-		if err != nil {
-			return nil, fmt.Errorf("a worker ended: %w", err)
+	return reports, redistest.Each(len(orders), func(i int) error {
+		w := b.workers[i]
+		if err := w.Send(orders[i]); err != nil {
+			return err
+		}
+		defer time.AfterFunc(patience, func() { w.Kill() }).Stop()
+		if err := w.Receive(&reports[i]); err != nil {
+			return fmt.Errorf("a worker ended: %w", err)
 		}
 		if e := reports[i].Err; e != "" {
-			return nil, fmt.Errorf("a worker: %s", e)
+			return fmt.Errorf("a worker: %s", e)
 		}
-	}
-	return reports, nil
+		return nil
+	})
 }
 
 // worker is the state of a worker process.
 type worker struct {
-	open    map[string]locker   // the open lockers; a name contains the contestant and the address of the stores
-	more    map[string][]locker // under the same names, one locker for each caller, if callers must not share a locker
-	callers []locker
-	order   order
-	ring    *ring
-	cancel  context.CancelFunc
-	done    chan report
+	open   map[string][]locker          // the open lockers; a name contains the contestant and the address of the stores
+	run    func(context.Context) report // lets the callers take turns until the context ends
+	cancel context.CancelFunc
+	done   chan report
 }
 
 // work obeys one order at a time until the parent ends.
 func work(parent *crew.Pipe) {
-	w := &worker{open: map[string]locker{}, more: map[string][]locker{}}
+	w := &worker{open: map[string][]locker{}}
 	for {
 		var o order
 		if parent.Receive(&o) != nil {
@@ -97,63 +119,53 @@ func (w *worker) obey(o order) (r report, err error) {
 	ctx := context.Background()
 	switch o.Op {
 	case "open":
-		w.order = o
-		if o.Ring == nil {
-			return r, w.prepare(ctx)
-		}
-		w.ring, err = newRing(ctx, o)
-		return r, err
+		w.run, err = w.prepare(ctx, o)
 	case "begin":
 		ctx, w.cancel = context.WithTimeout(ctx, patience)
 		w.done = make(chan report, 1)
-		run := w.run
-		if w.order.Ring != nil {
-			run = w.ring.run
-		}
-		go func() { w.done <- run(ctx) }()
-		return r, nil
+		go func() { w.done <- w.run(ctx) }()
 	case "stop":
 		w.cancel()
-		return <-w.done, nil
+		r = <-w.done
 	}
-	return r, errors.New("unknown order: " + o.Op)
+	return r, err
 }
 
-// prepare opens the lockers that the current order needs, except those that are open already.
-func (w *worker) prepare(ctx context.Context) (err error) {
-	name := w.order.Contestant + " " + w.order.Stores.One
-	l := w.open[name]
-	if l == nil {
-		i := slices.IndexFunc(contestants(), func(c contestant) bool { return c.name == w.order.Contestant })
-		if l, err = contestants()[i].open(ctx, w.order.Stores, term); err != nil {
-			return err
+// prepare opens the lockers that an order needs, except those that are open already. All callers
+// share one locker, unless it is a perCaller.
+func (w *worker) prepare(ctx context.Context, o order) (run func(context.Context) report, err error) {
+	name := o.Contestant + " " + o.Stores.One
+	all := w.open[name]
+	for len(all) < o.Waiters {
+		var l locker
+		if len(all) == 0 {
+			i := slices.IndexFunc(contestants(), func(c contestant) bool { return c.name == o.Contestant })
+			l, err = contestants()[i].open(ctx, o.Stores, term)
+		} else if own, ok := all[0].(perCaller); ok {
+			l, err = own.caller(ctx)
+		} else {
+			l = all[0]
 		}
-		w.open[name] = l
-	}
-
-	if own, ok := l.(perCaller); ok {
-		for len(w.more[name]) < w.order.Waiters {
-			c, err := own.caller(ctx)
-			if err != nil {
-				return err
-			}
-			w.more[name] = append(w.more[name], c)
+		if err != nil {
+			return nil, err
 		}
-		w.callers = w.more[name][:w.order.Waiters]
-	} else {
-		w.callers = slices.Repeat([]locker{l}, w.order.Waiters)
+		all = append(all, l)
 	}
-	return nil
+	w.open[name] = all
+	if r, ok := all[0].(*ring); ok {
+		err = r.join(ctx, o)
+	}
+	return func(ctx context.Context) report { return takeAll(ctx, all[:o.Waiters], o) }, err
 }
 
-// run lets the callers take turns at the key until ctx ends.
-func (w *worker) run(ctx context.Context) (r report) {
-	r.Turns = make([]turns, len(w.callers))
-	refused := make([]int, len(w.callers))
-	errs := make([]string, len(w.callers))
+// takeAll lets the callers take turns at the key until ctx ends.
+func takeAll(ctx context.Context, callers []locker, o order) (r report) {
+	r.Visits = make([][]visit, len(callers))
+	refused := make([]int, len(callers))
+	errs := make([]string, len(callers))
 	var wg sync.WaitGroup
-	for i, l := range w.callers {
-		wg.Go(func() { refused[i], errs[i] = take(ctx, l, w.order, &r.Turns[i]) })
+	for i, l := range callers {
+		wg.Go(func() { refused[i], errs[i] = take(ctx, l, o, &r.Visits[i]) })
 	}
 	wg.Wait()
 	for _, n := range refused {
@@ -169,32 +181,27 @@ const arrival = 20 * time.Millisecond
 
 // take carries out the turns of one caller until ctx ends. It returns how many calls failed without
 // an excuse, and the first error of such a call.
-func take(ctx context.Context, l locker, o order, t *turns) (refused int, first string) {
+func take(ctx context.Context, l locker, o order, visits *[]visit) (refused int, first string) {
 	time.Sleep(rand.N(arrival))
 	for ctx.Err() == nil {
-		asked := hostclock.Now()
-		t.Asked = append(t.Asked, asked)
+		t := visit{Asked: hostclock.Now()}
 		h, err := l.lock(ctx, o.Key)
 		if err == nil {
-			got := hostclock.Now()
+			t.Got = hostclock.Now()
 			if o.Hold > 0 {
 				time.Sleep(o.Hold)
 			}
-			freed := hostclock.Now()
+			t.Freed = hostclock.Now()
 			err = h.Unlock(context.WithoutCancel(ctx))
-			t.Got, t.Freed = append(t.Got, got), append(t.Freed, freed)
 			time.Sleep(o.Think/2 + rand.N(o.Think+1))
 		}
-
-		switch {
-		case err == nil:
-		case ctx.Err() != nil:
-			return refused, first
-		case !excused(err, time.Duration(hostclock.Now()-asked), term):
+		if t.Got != 0 || ctx.Err() != nil {
+			*visits = append(*visits, t)
+		}
+		if err != nil && ctx.Err() == nil && !excused(err, time.Duration(hostclock.Now()-t.Asked), term) {
 			refused++
 			first = cmp.Or(first, err.Error())
 		}
-		t.Asked = t.Asked[:len(t.Got)] // remove the entry of a failed wait
 	}
 	return refused, first
 }

@@ -22,19 +22,12 @@ import (
 	"github.com/hasplock/hasp/lab/internal/memetcd"
 )
 
-// etcd returns the kind etcdlock. The function wrap may replace the drivers by broken ones.
-func etcd(wrap func(Driver) backend.Driver) Kind {
-	return Kind{Name: "etcdlock", Open: openEtcd(wrap), Shortest: 2 * time.Second, Unit: time.Second}
-}
-
-// openEtcd returns a function that starts an etcd of three members.
-func openEtcd(wrap func(Driver) backend.Driver) func(*testing.T, *rand.Rand) Store {
-	return func(t *testing.T, r *rand.Rand) Store {
-		s := &members{wrap: wrap, window: time.Duration(2+r.IntN(4)) * time.Second}
-		s.etcd = memetcd.New(3, rand.New(rand.NewPCG(r.Uint64(), 0)))
-		t.Cleanup(s.close)
-		return s
-	}
+// openEtcd starts an etcd of three members.
+func openEtcd(t *testing.T, r *rand.Rand) Store {
+	s := &members{window: time.Duration(2+r.IntN(4)) * time.Second}
+	s.etcd = memetcd.New(3, rand.New(rand.NewPCG(r.Uint64(), 0)))
+	t.Cleanup(s.close)
+	return s
 }
 
 // forever is a channel on which the watcher of etcd's client waits, and which is never closed.
@@ -50,15 +43,12 @@ func init() { forever = nil }
 type members struct {
 	links
 	etcd   *memetcd.Cluster
-	wrap   func(Driver) backend.Driver
 	window time.Duration
 }
 
 func (s *members) close() {
 	for _, w := range s.links {
-		for _, p := range w.proxies {
-			p.Close()
-		}
+		w.each((*faultproxy.Proxy).Close)
 	}
 	s.etcd.Close()
 }
@@ -82,7 +72,7 @@ func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 	conf.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 		return dial[addr](ctx)
 	})}
-	return s.wrap(await.Value(etcdlock.NewDriver(conf, &etcdlock.Options{Window: s.window})).(Driver)), w
+	return await.Value(etcdlock.NewDriver(conf, &etcdlock.Options{Window: s.window})), w
 }
 
 func (s *members) Skip(d time.Duration) { s.etcd.Skip(d) }
@@ -122,14 +112,8 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	case 6, 7:
 		s.etcd.MoveLeader()
 	case 8:
-		for _, m := range s.etcd.Members {
-			m.Fail(0.3)
-		}
-		return func() {
-			for _, m := range s.etcd.Members {
-				m.Fail(0)
-			}
-		}
+		s.each(func(m *memetcd.Member) { m.Fail(0.3) })
+		return func() { s.each(func(m *memetcd.Member) { m.Fail(0) }) }
 	default:
 		return disturb(r, p, n, "")
 	}
@@ -145,13 +129,13 @@ func (s *members) Majority(r *rand.Rand) (heal func()) {
 	case 1:
 		fail, repair = (*memetcd.Member).Kill, (*memetcd.Member).Start
 	}
+	s.each(fail)
+	return func() { s.each(repair) }
+}
+
+func (s *members) each(do func(*memetcd.Member)) {
 	for _, m := range s.etcd.Members {
-		fail(m)
-	}
-	return func() {
-		for _, m := range s.etcd.Members {
-			repair(m)
-		}
+		do(m)
 	}
 }
 

@@ -73,9 +73,19 @@ func (w *World) suspend(r *rand.Rand) {
 	w.asleep.Add(int64(d))
 }
 
-// silence stops everything on the link of c until heal is called, and notes the silent span.
-func (w *World) silence(c *client) (heal func()) {
-	end := c.link.Silence()
+// silence stops everything on the link of c until heal is called.
+func (w *World) silence(c *client) (heal func()) { return w.silent(c, c.link.Silence()) }
+
+// majority stops a majority of the servers for a while.
+func (w *World) majority(s Quorum, r *rand.Rand, most time.Duration) {
+	heal := w.silent(nil, s.Majority(r))
+	time.Sleep(time.Duration(r.Int64N(int64(most))))
+	heal()
+}
+
+// silent notes a silent span of the link of c, or of all links if c is nil. The span ends when the
+// function heal is called, which also calls end.
+func (w *World) silent(c *client, end func()) (heal func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.quiet[c] = append(w.quiet[c], span{from: time.Now()})
@@ -88,29 +98,12 @@ func (w *World) silence(c *client) (heal func()) {
 	}
 }
 
-// majority stops a majority of the servers for a while.
-func (w *World) majority(s Quorum, r *rand.Rand, most time.Duration) {
-	heal := s.Majority(r)
-	w.mu.Lock()
-	w.away = append(w.away, span{from: time.Now()})
-	w.mu.Unlock()
-	time.Sleep(time.Duration(r.Int64N(int64(most))))
-
-	w.mu.Lock()
-	w.away[len(w.away)-1].to = time.Now()
-	w.mu.Unlock()
-	heal() // only after the span has ended: an answer may come in the same instant
-}
-
 // unheard reports whether the store cannot have sent anything to c after the time since, because
 // the link of c is silent or a majority of the servers answers no Client.
 func (w *World) unheard(c *client, since time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, s := range append(slices.Clone(w.quiet[c]), w.away...) {
-		if s.from.Before(since) && (s.to.IsZero() || time.Now().Before(s.to)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(slices.Concat(w.quiet[c], w.quiet[nil]), func(s span) bool {
+		return s.from.Before(since) && (s.to.IsZero() || time.Now().Before(s.to))
+	})
 }

@@ -13,6 +13,13 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
+// Driver combines the interfaces that the drivers of memlock and of etcdlock implement.
+type Driver interface {
+	backend.Waiter
+	backend.Inspector
+	backend.Lister
+}
+
 // model is a store in memory with links that fail.
 type model struct {
 	mem    *memlock.Store
@@ -168,18 +175,26 @@ func (l *lossy) travel(request func() error) error {
 	return err
 }
 
-func (l *lossy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	granted := make(chan backend.Grant, 1)
-	err := l.send(ctx, func() error {
-		g, err := l.Driver.Acquire(context.Background(), c)
-		g.Until = time.Time{} // a store over a network does not know the caller's clock
-		granted <- g
+// ask is like send, for a request that has a result.
+func ask[T any](ctx context.Context, l *lossy, request func() (T, error)) (result T, err error) {
+	results := make(chan T, 1)
+	err = l.send(ctx, func() error {
+		r, err := request()
+		results <- r
 		return err
 	})
-	if err != nil {
-		return backend.Grant{}, err
+	if err == nil {
+		result = <-results
 	}
-	return <-granted, nil
+	return result, err
+}
+
+func (l *lossy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return ask(ctx, l, func() (backend.Grant, error) {
+		g, err := l.Driver.Acquire(context.Background(), c)
+		g.Until = time.Time{} // a store over a network does not know the caller's clock
+		return g, err
+	})
 }
 
 func (l *lossy) Release(ctx context.Context, c backend.Claim) error {
@@ -196,16 +211,7 @@ func (l *lossy) Renew(ctx context.Context, cs []backend.Claim, done func(int, ba
 }
 
 func (l *lossy) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	status := make(chan backend.Status, 1)
-	err := l.send(ctx, func() error {
-		st, err := l.Driver.Inspect(context.Background(), key)
-		status <- st
-		return err
-	})
-	if err != nil {
-		return backend.Status{}, err
-	}
-	return <-status, nil
+	return ask(ctx, l, func() (backend.Status, error) { return l.Driver.Inspect(context.Background(), key) })
 }
 
 // polled is a driver that is not a Waiter: its method Wait hides the Wait of memlock's driver.

@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -32,6 +35,11 @@ func competes(once func(context.Context, *hasp.Lease, leadFn) (bool, error)) cal
 		}
 	}
 	return c
+}
+
+// locksAll returns calls with a broken DoAll.
+func locksAll(doAll func(context.Context, hasp.Locker, []string, allFn, ...hasp.Option) error) calls {
+	return calls{sound.lead, doAll, sound.apart}
 }
 
 // The checks of Lead, DoAll and WithoutReentry find calls that break their promises.
@@ -73,39 +81,37 @@ func TestPlantedCallsAreFound(t *testing.T) {
 			"the context of the fn of Lead",
 		},
 		"Lead that an outage ends": {
-			calls{lead: func(ctx context.Context, l hasp.Locker, key string, fn leadFn, opts ...hasp.Option) error {
-				return hasp.Do(ctx, l, key, fn, opts...)
-			}, doAll: sound.doAll, apart: sound.apart},
+			calls{hasp.Do, sound.doAll, sound.apart},
 			"Lead by",
 		},
 		"DoAll without one of the keys": {
-			calls{lead: sound.lead, doAll: func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) error {
+			locksAll(func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) error {
 				return hasp.DoAll(ctx, l, keys[:1], fn, opts...)
-			}, apart: sound.apart},
+			}),
 			"the fn of DoAll",
 		},
 		"DoAll that keeps what it has if a key is held": {
-			calls{lead: sound.lead, doAll: func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) error {
+			locksAll(func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) error {
 				if _, err := l.Lock(ctx, keys[0], opts...); err != nil {
 					return err
 				}
 				return hasp.DoAll(ctx, l, keys[1:], fn, opts...)
-			}, apart: sound.apart},
+			}),
 			"DoAll by",
 		},
 		"DoAll that is not renewed after the end of its context": {
-			calls{lead: sound.lead, doAll: func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) error {
+			locksAll(func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) error {
 				all, err := hasp.LockAll(ctx, l, keys, opts...)
 				if err != nil {
 					return err
 				}
 				err = fn(all.Context(), all)
 				return errors.Join(err, all.Unlock(ctx))
-			}, apart: sound.apart},
+			}),
 			"a holder that cleaned up",
 		},
 		"DoAll that does not report a loss": {
-			calls{lead: sound.lead, doAll: func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) (err error) {
+			locksAll(func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) (err error) {
 				all := hasp.DoAll(ctx, l, keys, func(ctx context.Context, ls *hasp.Leases) error {
 					err = fn(ctx, ls)
 					return err
@@ -114,11 +120,11 @@ func TestPlantedCallsAreFound(t *testing.T) {
 					return err
 				}
 				return all
-			}, apart: sound.apart},
+			}),
 			"DoAll by",
 		},
 		"WithoutReentry that re-enters": {
-			calls{lead: sound.lead, doAll: sound.doAll, apart: func() hasp.Option { return nil }},
+			calls{sound.lead, sound.doAll, func() hasp.Option { return nil }},
 			"two holders",
 		},
 	} {
@@ -129,11 +135,18 @@ func TestPlantedCallsAreFound(t *testing.T) {
 	}
 }
 
-// hasty reports each renewal as done without asking etcd. A driver that mistakes a sent keep-alive
-// for an answered one does the same.
-type hasty struct{ Driver }
+// hasty is a store whose drivers report each renewal as done without asking etcd. A driver that
+// mistakes a sent keep-alive for an answered one does the same.
+type hasty struct{ *members }
 
-func (d hasty) Renew(_ context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+type hastyDriver struct{ Driver }
+
+func (s hasty) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link) {
+	d, link := s.members.Link(r, timeout)
+	return hastyDriver{d.(Driver)}, link
+}
+
+func (d hastyDriver) Renew(_ context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	for i := range cs {
 		done(i, backend.Grant{}, nil)
 	}
@@ -141,7 +154,9 @@ func (d hasty) Renew(_ context.Context, cs []backend.Claim, done func(int, backe
 
 // The simulation finds a driver that is broken.
 func TestPlantedBugIsFound(t *testing.T) {
-	find(t, etcd(func(d Driver) backend.Driver { return hasty{d} }), sound, "two holders")
+	kind := kinds[slices.IndexFunc(kinds, func(k Kind) bool { return k.Name == "etcdlock" })]
+	kind.Open = func(t *testing.T, r *rand.Rand) Store { return hasty{openEtcd(t, r).(*members)} }
+	find(t, kind, sound, "two holders")
 }
 
 // The drift is needed: a lease is not safe if the store's clock is faster than the drift allows for.

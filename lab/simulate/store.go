@@ -21,16 +21,9 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// Driver combines the interfaces that the drivers of memlock and of etcdlock implement.
-type Driver interface {
-	backend.Waiter
-	backend.Inspector
-	backend.Lister
-}
-
 // kinds lists all kinds of stores in the order of their names.
 var kinds = []Kind{
-	etcd(func(d Driver) backend.Driver { return d }),
+	{Name: "etcdlock", Open: openEtcd, Shortest: 2 * time.Second, Unit: time.Second},
 	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
 		return await.Value(fairlock.NewDriver(rdb, &fairlock.Options{Window: 2 * time.Second}))
 	})},
@@ -75,15 +68,15 @@ func quorum(n int) func(*testing.T, *rand.Rand) Store {
 // wires are one Client's links to all servers.
 type wires struct{ proxies []*faultproxy.Proxy }
 
-func (w *wires) Silence() (heal func()) {
+func (w *wires) each(do func(*faultproxy.Proxy)) {
 	for _, p := range w.proxies {
-		p.Stall()
+		do(p)
 	}
-	return func() {
-		for _, p := range w.proxies {
-			p.Flow()
-		}
-	}
+}
+
+func (w *wires) Silence() (heal func()) {
+	w.each((*faultproxy.Proxy).Stall)
+	return func() { w.each((*faultproxy.Proxy).Flow) }
 }
 
 // Down cuts the link to one server for good.
@@ -91,9 +84,7 @@ func (w *wires) Down(r *rand.Rand) { w.proxies[r.IntN(len(w.proxies))].Down() }
 
 // Slow delays the replies of each server.
 func (w *wires) Slow(r *rand.Rand) {
-	for _, p := range w.proxies {
-		p.Delay(time.Duration(r.IntN(40)) * time.Millisecond)
-	}
+	w.each(func(p *faultproxy.Proxy) { p.Delay(time.Duration(r.IntN(40)) * time.Millisecond) })
 }
 
 // links contains the wires of each Client.
@@ -102,9 +93,7 @@ type links []*wires
 // Heal cancels the faults that wait for a command that has not come yet.
 func (ls links) Heal() {
 	for _, w := range ls {
-		for _, p := range w.proxies {
-			p.Forgive()
-		}
+		w.each((*faultproxy.Proxy).Forgive)
 	}
 }
 

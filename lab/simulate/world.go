@@ -50,8 +50,7 @@ type World struct {
 
 	mu      sync.Mutex // guards all fields below
 	clients int
-	quiet   map[*client][]span // when a Client's link was silent
-	away    []span             // when a majority of the store answered no Client
+	quiet   map[*client][]span // when a Client's link was silent; under nil, when a majority of the store answered no Client
 }
 
 // span is a period of silence. Its end, the field to, is zero while the silence lasts.
@@ -100,6 +99,8 @@ func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) 
 		w.book.found = found
 		w.book.same = kind.SameFences
 		w.Store = kind.Open(t, r)
+		_, inMemory := w.Store.(*model)
+		w.real = !inMemory
 		w.live()
 		granted = w.book.granted
 	})
@@ -321,9 +322,6 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	hostclock.Suspended = func() time.Duration { return time.Duration(w.asleep.Load()) }
 	driver, link := w.Store.Link(own, c.timeout)
 	c.link, c.shares = link, driver.Traits().Shared
-	if w.clients == 1 {
-		_, w.real = link.(*wires)
-	}
 	switch driver.(type) {
 	case backend.Waiter, backend.Waker:
 		c.waits = true

@@ -34,12 +34,7 @@ func (s *store) openEtcd() {
 	s.openWays(func(addrs []string) string { return "etcdlock+etcd://" + strings.Join(addrs, ",") })
 }
 
-// leaderIndex returns the index of the leader, or -1 during an election.
-func (c *cluster) leaderIndex() int { return slices.IndexFunc(c.members, (*etcdtest.Server).IsLeader) }
-
 func (c *cluster) left(ctx context.Context) (all []string) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	r, err := c.client.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	c.Check(err)
 	for _, kv := range r.Kvs {
@@ -88,17 +83,15 @@ func (c *cluster) healthy() error {
 // requested returns a fault that consists of one request. Another fault may disturb this request.
 // So the request is repeated until it succeeds, for at most the duration patience.
 func requested(request func(context.Context) error) inject {
-	return func(n *nemesis) *injection {
+	return onAll(func() (err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		var err error
 		repeatUntil(patience, 10*time.Millisecond, func() bool {
 			err = request(ctx)
 			return err == nil || ctx.Err() != nil
 		})
-		n.Check(err)
-		return ofAll(nil)
-	}
+		return err
+	}, nil)
 }
 
 // each adapts the function do, which disturbs or heals a member, to take the member's index.
@@ -108,9 +101,9 @@ func (c *cluster) each(do func(*etcdtest.Server) error) func(n *nemesis, i int) 
 
 func (c *cluster) leader(fail, heal func(n *nemesis, i int)) inject {
 	return func(n *nemesis) *injection {
-		i := c.leaderIndex()
+		i := slices.IndexFunc(c.members, (*etcdtest.Server).IsLeader)
 		if i < 0 {
-			return nil
+			return nil // an election is under way
 		}
 		fail(n, i)
 		return ofAll(func() { heal(n, i) })

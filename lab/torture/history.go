@@ -9,17 +9,20 @@ import (
 
 // entry is a line of a history.
 type entry struct {
-	Run    string // the strategy, followed by losingRun if the faults take locks away
+	Run    string // options.name
 	Client string `json:",omitempty"`
 	report
 }
 
 const losingRun = ", losing"
 
+// name returns the strategy, followed by losingRun if the faults take locks away.
+func (o options) name() string { return o.strategy + strings.Repeat(losingRun, one(o.losing)) }
+
 // write adds a line to the history. Each line is one write, so lines of two runs do not mix.
 func (o options) write(client string, e report) {
 	if o.history != nil {
-		_ = json.NewEncoder(o.history).Encode(entry{o.strategy + strings.Repeat(losingRun, one(o.losing)), client, e})
+		_ = json.NewEncoder(o.history).Encode(entry{o.name(), client, e})
 	}
 }
 

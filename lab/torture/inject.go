@@ -8,6 +8,19 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
+// onAll returns a fault of the store, after which each key must be granted. If heal is nil, the store
+// heals by itself.
+func onAll(fail, heal func() error) inject {
+	return func(n *nemesis) *injection {
+		n.Check(fail())
+		return ofAll(func() {
+			if heal != nil {
+				n.Check(heal())
+			}
+		})
+	}
+}
+
 // onVictim returns a fault of one client. The function do disturbs the client.
 func onVictim(who victims, do func(n *nemesis, t *lockCall) *injection) inject {
 	return func(n *nemesis) *injection {
@@ -23,7 +36,9 @@ func onVictim(who victims, do func(n *nemesis, t *lockCall) *injection) inject {
 func killed(who victims) inject {
 	return onVictim(mortal(who), func(n *nemesis, t *lockCall) *injection {
 		t.proc.kill()
-		return &injection{from: true, key: t.key, seat: -1, heal: n.seats[t.proc.seat].fill}
+		in := ofKey(t.key, n.seats[t.proc.seat].fill)
+		in.from = true
+		return in
 	})
 }
 
@@ -34,7 +49,9 @@ func stopped(who victims) inject {
 		if crew.Pause(p) != nil {
 			return nil
 		}
-		return &injection{from: true, key: t.key, seat: -1, heal: func() { n.Check(crew.Resume(p)) }}
+		in := ofKey(t.key, func() { n.Check(crew.Resume(p)) })
+		in.from = true
+		return in
 	})
 }
 

@@ -116,15 +116,14 @@ func failedOver(dead bool) inject {
 // takenOver returns a fault that promotes the replica of a key's master.
 func takenOver(dead bool) inject {
 	return func(n *nemesis) *injection {
-		c, key := n.store.cluster, n.rand.IntN(len(n.names))
+		c, key := n.store.cluster, n.rand.IntN(keys)
 		name := n.names[key]
-		heal := succeeded(c.Master(name), dead, func() { c.Failover(name) })
-		return &injection{key: key, seat: -1, heal: heal}
+		return ofKey(key, succeeded(c.Master(name), dead, func() { c.Failover(name) }))
 	}
 }
 
 // resharded begins to move the slot of a key. While the fault lasts, the move is incomplete.
 func resharded(n *nemesis) *injection {
-	key := n.rand.IntN(len(n.names))
-	return &injection{key: key, seat: -1, heal: n.store.cluster.Move(n.names[key])}
+	key := n.rand.IntN(keys)
+	return ofKey(key, n.store.cluster.Move(n.names[key]))
 }

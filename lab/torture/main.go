@@ -135,9 +135,9 @@ func exit(status int, err error) {
 var errInterrupted = errors.New("interrupted")
 
 // carryOut does two runs of each strategy: one without faults that take locks away, and one with
-// such faults. At most the given number of runs go on at the same time. Each verdict is printed
+// such faults. It returns the runs under their names. At most the given number of runs go on at the same time. Each verdict is printed
 // when its run has ended.
-func (o options) carryOut(names []string, parallel int) (kept bool, results map[string]*pair, err error) {
+func (o options) carryOut(names []string, parallel int) (kept bool, results map[string]*nemesis, err error) {
 	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	runs, ctx := errgroup.WithContext(interrupted) // after an error the other runs end early
@@ -145,7 +145,7 @@ func (o options) carryOut(names []string, parallel int) (kept bool, results map[
 	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
 
 	var mu sync.Mutex // guards all variables below
-	kept, results = true, map[string]*pair{}
+	kept, results = true, map[string]*nemesis{}
 	injected := 0
 	single := func(o options) error {
 		if ctx.Err() != nil {
@@ -159,10 +159,7 @@ func (o options) carryOut(names []string, parallel int) (kept bool, results map[
 		if n != nil {
 			injected += n.count
 			kept = kept && len(n.wrong) == 0
-			if results[o.strategy] == nil {
-				results[o.strategy] = &pair{}
-			}
-			results[o.strategy][one(n.losing)] = n
+			results[o.name()] = n
 		}
 		if err != nil {
 			err = fmt.Errorf("%s, seed %d: %w", o.strategy, o.seed, err)
@@ -170,12 +167,11 @@ func (o options) carryOut(names []string, parallel int) (kept bool, results map[
 		return err
 	}
 	for _, name := range names {
-		o := o
-		o.strategy, o.term = name, cmp.Or(terms[name], term)
-		runs.Go(func() error { return single(o) })
-		losing := o
-		losing.losing = true
-		runs.Go(func() error { return single(losing) })
+		for _, losing := range []bool{false, true} {
+			o := o
+			o.strategy, o.term, o.losing = name, cmp.Or(terms[name], term), losing
+			runs.Go(func() error { return single(o) })
+		}
 	}
 
 	err = runs.Wait()

@@ -13,21 +13,39 @@ import (
 // inject is a function that starts a fault. It returns nil if it found no victim.
 type inject func(n *nemesis) *injection
 
-// injection is a fault that was injected. Recovery is the time until a key is granted again.
+// injection is a fault that was injected. Recovery is the time until all awaited grants have come.
 type injection struct {
-	heal func() // may be nil
-	from bool   // recovery counts from the beginning of the fault, not from its end
-	key  int    // the key that must be granted; if negative, every key
-	seat int    // the seat whose client must lock a key; if negative, any client
+	heal   func() // may be nil
+	from   bool   // recovery counts from the beginning of the fault, not from its end
+	awaits []awaited
 
 	at, healed int64 // when the fault began, and when it was healed
 }
 
+// awaited is a grant that must come: of a key, to a client. If the key or the seat is negative, it
+// may be any key or the client of any seat.
+type awaited struct{ key, seat int }
+
 // ofAll is the injection of a fault after which each key must be granted.
-func ofAll(heal func()) *injection { return &injection{heal: heal, key: -1, seat: -1} }
+func ofAll(heal func()) *injection {
+	in := &injection{heal: heal}
+	for k := range slotted + slots {
+		if contended(k) {
+			in.awaits = append(in.awaits, awaited{k, -1})
+		}
+	}
+	return in
+}
+
+// ofKey returns the injection of a fault after which a key must be granted.
+func ofKey(key int, heal func()) *injection {
+	return &injection{heal: heal, awaits: []awaited{{key, -1}}}
+}
 
 // ofSeat returns the injection of a fault after whose end the client in that seat must lock a key.
-func ofSeat(seat int, heal func()) *injection { return &injection{heal: heal, key: -1, seat: seat} }
+func ofSeat(seat int, heal func()) *injection {
+	return &injection{heal: heal, awaits: []awaited{{-1, seat}}}
+}
 
 // nemesis injects faults one after another. The seed decides their choice and their length.
 type nemesis struct {
@@ -144,41 +162,32 @@ func (n *nemesis) heal(f *fault, in *injection) {
 // recover waits until the processes run and the keys are granted again.
 func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	n.seated()
-	since, keys := in.healed, []int{in.key}
+	since := in.healed
 	if in.from {
 		since = in.at
 	}
-	if in.seat < 0 && in.key < 0 {
-		keys = keys[:0]
-		for k := range slotted + slots {
-			if contended(k) {
-				keys = append(keys, k)
-			}
-		}
-	}
-
-	f.recovery = append(f.recovery, n.await(ctx, keys, in.seat, since))
+	f.recovery = append(f.recovery, n.await(ctx, in.awaits, since))
 }
 
-// await waits until each of the keys has been granted later than at since, and returns how much
-// later the last of these grants was. If seat is not negative, only grants to the client in this seat count.
-func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) time.Duration {
+// await waits until all the grants have come later than at since, and returns how much later the
+// last of them came.
+func (n *nemesis) await(ctx context.Context, grants []awaited, since int64) time.Duration {
 	var last int64
 	granted := repeatUntil(n.patience, 2*time.Millisecond, func() bool {
 		n.Check(ctx.Err())
-		keys = slices.DeleteFunc(keys, func(k int) bool {
-			at := n.rec.after(k, seat, since)
+		grants = slices.DeleteFunc(grants, func(g awaited) bool {
+			at := n.rec.after(g.key, g.seat, since)
 			last = max(last, at)
 			return at != 0
 		})
-		return len(keys) == 0
+		return len(grants) == 0
 	})
 	if !granted {
 		who := "no caller"
-		if seat >= 0 {
+		if seat := grants[0].seat; seat >= 0 {
 			who = fmt.Sprintf("no caller of client %d", seat)
 		}
-		n.fail("stood still", since, fmt.Sprintf("%s was granted %s for %v; %s", who, title(keys[0]), n.patience, n.rec.unfinished()))
+		n.fail("stood still", since, fmt.Sprintf("%s was granted %s for %v; %s", who, title(grants[0].key), n.patience, n.rec.unfinished()))
 		n.Check(errStill)
 	}
 	return time.Duration(last - since)
@@ -187,10 +196,11 @@ func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) 
 // everyone waits, after the last fault, until the client of each seat has a key again.
 func (n *nemesis) everyone() {
 	n.seated()
-	since := hostclock.Now()
-	for _, s := range n.seats {
-		n.await(context.Background(), []int{-1}, s.n, since)
+	var all []awaited
+	for seat := range n.seats {
+		all = append(all, awaited{-1, seat})
 	}
+	n.await(context.Background(), all, hostclock.Now())
 }
 
 // search is the time limit of the nemesis for finding a victim.

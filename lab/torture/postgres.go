@@ -25,35 +25,18 @@ type database struct {
 func (s *store) openPostgres() {
 	server := pgtest.Start(s.Lab, "max_connections=150")
 	d := &database{s.Lab, server, filepath.Dir(server.File("PG_VERSION"))}
-	s.Check(d.each("CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app"))
+	s.Check(d.sql("CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app")())
 	s.what, s.addrs, s.left, s.faults = "one PostgreSQL", []string{server.Addr}, d.left, d.faults
 	s.openWays(func(addrs []string) string { return "pglock+" + "postgres://app@" + addrs[0] + "/postgres" })
-}
-
-// withConn calls f with a connection of the harness.
-func (d *database) withConn(f func(context.Context, *pgx.Conn) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	c, err := pgx.Connect(ctx, d.server.URL())
-	if err != nil {
-		return err
-	}
-	defer c.Close(ctx)
-	return f(ctx, c)
 }
 
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
 // because it stores the fence. The sweeper's row of the empty key is omitted, because its term ends
 // within a minute.
-func (d *database) left(context.Context) (all []string) {
-	d.Check(d.withConn(func(ctx context.Context, c *pgx.Conn) error {
-		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''
-			UNION ALL SELECT 'listener ' || pid FROM pg_stat_activity WHERE query ~* '^listen' AND pid <> pg_backend_pid()`)
-		if err == nil {
-			all, err = pgx.CollectRows(rows, pgx.RowTo[string])
-		}
-		return err
-	}))
+func (d *database) left(ctx context.Context) []string {
+	all, err := d.server.Rows(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''
+		UNION ALL SELECT 'listener ' || pid FROM pg_stat_activity WHERE query ~* '^listen' AND pid <> pg_backend_pid()`)
+	d.Check(err)
 	return all
 }
 
@@ -65,47 +48,45 @@ func (d *database) faults(all *catalog, losing bool) {
 		all.add(server, least, most, "the server: "+name, inject)
 	}
 	if losing {
-		add(0.5, 1, "every row deleted", d.sends("DELETE FROM hasp_locks", ""))
-		add(0.5, 1, "the table truncated", d.sends("TRUNCATE hasp_locks", ""))
+		add(0.5, 1, "every row deleted", onAll(d.sql("DELETE FROM hasp_locks"), nil))
+		add(0.5, 1, "the table truncated", onAll(d.sql("TRUNCATE hasp_locks"), nil))
 		add(0.5, 1, "killed, and started with data of some seconds ago", d.restarted(true))
 		return
 	}
 	all.processes()
 	all.links()
 	add(0.2, 2, "killed, and started again", d.restarted(false))
-	add(0.6, 3, "stopped", d.stopped)
-	add(0.5, 0.5, "connections of all clients ended", d.sends(kick, ""))
-	add(0.6, 2, "read-only", d.sends(
-		"ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()",
-		"ALTER SYSTEM RESET default_transaction_read_only; SELECT pg_reload_conf()"))
+	// The processes keep their connections.
+	add(0.6, 3, "stopped", onAll(d.signal(syscall.SIGSTOP), d.signal(syscall.SIGCONT)))
+	add(0.5, 0.5, "connections of all clients ended", onAll(d.sql(kick), nil))
+	add(0.6, 2, "read-only", onAll(
+		d.sql("ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()"),
+		d.sql("ALTER SYSTEM RESET default_transaction_read_only; SELECT pg_reload_conf()")))
 	add(0.6, 2, "the table locked by another session", d.holds("LOCK TABLE hasp_locks IN ACCESS EXCLUSIVE MODE"))
 	add(0.6, 2, "every key guarded by another session's transaction", d.holds("SELECT FROM hasp_locks FOR KEY SHARE"))
-	add(0.6, 2, "two connections for all clients together", d.sends("ALTER ROLE app CONNECTION LIMIT 2; "+kick, "ALTER ROLE app CONNECTION LIMIT -1"))
-	add(0.3, 0.3, "VACUUM FULL of the table", d.sends("VACUUM FULL hasp_locks", ""))
+	add(0.6, 2, "two connections for all clients together", onAll(
+		d.sql("ALTER ROLE app CONNECTION LIMIT 2; "+kick), d.sql("ALTER ROLE app CONNECTION LIMIT -1")))
+	add(0.3, 0.3, "VACUUM FULL of the table", onAll(d.sql("VACUUM FULL hasp_locks"), nil))
 }
 
-// sends returns a fault that runs the statements in fail, and later the statements in heal.
-func (d *database) sends(fail, heal string) inject {
-	return func(n *nemesis) *injection {
-		n.Check(d.each(fail))
-		return ofAll(func() {
-			if heal != "" {
-				n.Check(d.each(heal))
-			}
-		})
-	}
-}
-
-// each runs the given statements one after another. Every statement has its own transaction.
-func (d *database) each(statements string) error {
-	return d.withConn(func(ctx context.Context, c *pgx.Conn) error {
+// sql returns a function that runs the given statements one after another. Every statement has its
+// own transaction.
+func (d *database) sql(statements string) func() error {
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
 		for sql := range strings.SplitSeq(statements, "; ") {
-			if _, err := c.Exec(ctx, sql); err != nil {
+			if err := d.server.Exec(ctx, sql); err != nil {
 				return fmt.Errorf("%s: %w", sql, err)
 			}
 		}
 		return nil
-	})
+	}
+}
+
+// signal returns a function that sends a signal to all processes of the server.
+func (d *database) signal(sig syscall.Signal) func() error {
+	return func() error { return d.server.SignalAll(sig) }
 }
 
 // holds returns a fault that runs a statement in a transaction, and leaves the transaction open.
@@ -122,12 +103,6 @@ func (d *database) holds(sql string) inject {
 			n.Check(c.Close(ctx)) // rolls back; another fault may have ended the session
 		})
 	}
-}
-
-// stopped stops the processes of the server. The processes keep their connections.
-func (d *database) stopped(n *nemesis) *injection {
-	n.Check(d.server.SignalAll(syscall.SIGSTOP))
-	return ofAll(func() { n.Check(d.server.SignalAll(syscall.SIGCONT)) })
 }
 
 // restarted returns a fault that kills the server, and later starts the server. If old is true, the

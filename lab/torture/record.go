@@ -20,7 +20,6 @@ type lockCall struct {
 	shared  bool // its uses of the resource are reads
 	fence   uint64
 	asked   int64
-	failed  int64 // when Lock returned an error
 	got     int64 // when Lock returned a lease
 	plan    int64 // when the caller plans to unlock
 	expires int64 // the time until which the lease was trusted without another renewal
@@ -32,7 +31,8 @@ type lockCall struct {
 	mistaken int64 // when the resource last refused a use
 }
 
-func (t *lockCall) waiting() bool { return t.failed == 0 && t.got == 0 && !t.killed }
+// A turn is removed from record.open when Lock fails or its process is killed.
+func (t *lockCall) waiting() bool { return t.got == 0 }
 func (t *lockCall) holding() bool { return t.got != 0 && t.end == 0 }
 
 // void reports whether the lease had ended when Lock returned, because the
@@ -114,8 +114,6 @@ func (r *record) touchLocked(t *lockCall, at int64) (refused bool) {
 // noteLocked notes in a turn what a report says about the turn's Lock or lease.
 func (r *record) noteLocked(t *lockCall, e report) {
 	switch e.What {
-	case failed:
-		t.failed = e.T
 	case got:
 		t.got, t.fence, t.plan = e.T, e.Fence, e.Plan
 		t.key += e.Slot

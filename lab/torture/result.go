@@ -110,11 +110,8 @@ func (f *fault) figures(broken int) string {
 	return text
 }
 
-// pair is the run of a strategy without faults that take locks away, and the run with such faults.
-type pair [2]*nemesis
-
 // writeResults writes a page with a row for each strategy.
-func (o options) writeResults(file string, names []string, runs map[string]*pair) error {
+func (o options) writeResults(file string, names []string, runs map[string]*nemesis) error {
 	commit, err := exec.Command("git", "log", "-1", "--format=%h of %cs").Output()
 	if err != nil {
 		return err
@@ -133,11 +130,11 @@ holder. Without a fence each of them is a lost update. With the fence the resour
 `, bytes.TrimSpace(commit), o.seed, runtime.Version(), runtime.NumCPU(), o.time)
 	for _, name := range names {
 		page += "| " + name
-		for i, n := range runs[name] {
+		for _, n := range []*nemesis{runs[name], runs[name+losingRun]} {
 			switch {
 			case n == nil:
 				page += strings.Repeat(" | –", 5)
-			case i == 0:
+			case !n.losing:
 				var slowest time.Duration
 				for _, f := range n.faults {
 					slowest = max(slowest, slices.Max(append(f.recovery, 0)))

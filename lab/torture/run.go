@@ -64,8 +64,7 @@ type run struct {
 
 	store  *store
 	rec    *record
-	names  []string // the keys without slots that all callers contend for
-	all    []string // the names of all keys without slots; the index is the key's number
+	names  []string // the names of all keys without slots; the index is the key's number
 	seats  []*seat
 	faults []*fault
 	wrong  []violation
@@ -91,10 +90,9 @@ func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
 func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *nemesis {
 	r := &run{options: o, Lab: l, rec: newRecord(o)}
 	for k := range keys + cold {
-		r.all = append(r.all, fmt.Sprintf("torture-%03d", k))
+		r.names = append(r.names, fmt.Sprintf("torture-%03d", k))
 	}
-	r.names = r.all[:keys]
-	stored := append(slices.Clone(r.all), slottedName+"#queue")
+	stored := append(slices.Clone(r.names), slottedName+"#queue")
 	for i := range slots + 1 { // the bug "slots" adds one
 		stored = append(stored, fmt.Sprint(slottedName, "#", i))
 	}

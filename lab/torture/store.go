@@ -26,7 +26,7 @@ type store struct {
 	addrs          []string              // the addresses of the servers
 	links          [][]*faultproxy.Proxy // for each seat, the links of its client to the servers; nil without links
 
-	left   func(context.Context) []string  // lists what clients have not removed
+	left   func(context.Context) []string  // lists what clients have not removed; its context ends after the time patience
 	faults func(all *catalog, losing bool) // adds the faults that take locks away if losing is true, and otherwise the other faults
 	ready  func() error                    // waits, after each fault, until all servers work; may be nil
 

@@ -102,7 +102,7 @@ func history(all ...lockCall) *nemesis {
 		t.expires = max(t.expires, t.end)
 		r.turns = append(r.turns, &t)
 	}
-	return &nemesis{run: &run{rec: r, names: []string{"k"}}}
+	return &nemesis{run: &run{rec: r}}
 }
 
 // broken returns the promises that are broken.

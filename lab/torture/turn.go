@@ -42,15 +42,19 @@ func (w *client) round(r *rand.Rand) (had bool) {
 	case x == 0 && len(w.Keys) > keys:
 		return w.many(r)
 	case x < 6:
-		both := make([]int, keys)
-		for k := range both {
-			both[k] = k
-		}
-		return w.turn(context.Background(), w.c, r, both)
+		return w.turn(context.Background(), w.c, r, numbers(0, keys))
 	case x < 10:
 		return w.single(r)
 	}
 	return w.turn(context.Background(), w.c, r, hot(r))
+}
+
+// numbers returns the numbers of the keys from first on, and before end.
+func numbers(first, end int) (all []int) {
+	for k := first; k < end; k++ {
+		all = append(all, k)
+	}
+	return all
 }
 
 // hot draws a key that all callers contend for.
@@ -75,10 +79,7 @@ func (w *client) single(r *rand.Rand) (had bool) {
 
 // many locks hundreds of keys, by one LockAll, or by a Lock for each key at the same time.
 func (w *client) many(r *rand.Rand) (had bool) {
-	all := make([]int, len(w.Keys)-keys)
-	for i := range all {
-		all[i] = keys + i
-	}
+	all := numbers(keys, len(w.Keys))
 	if w.Steady || r.IntN(2) == 0 {
 		return w.turn(context.Background(), w.c, r, all)
 	}

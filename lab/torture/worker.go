@@ -14,7 +14,6 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/hostclock"
 )
@@ -140,18 +139,9 @@ func (w *client) open() (err error) {
 	return err
 }
 
+// dial opens a Client, whose driver has the bug w.Plant.
 func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
-	d, err := openDriver(ctx, w.URL, w.Plant)
-	if err != nil {
-		return nil, err
-	}
-	w.shares.Store(d.Traits().Shared)
-	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner})
-}
-
-// openDriver opens a driver. If bug is not empty, it puts this bug into the driver.
-func openDriver(ctx context.Context, url, bug string) (backend.Driver, error) {
-	config, err := hasp.ParseURL(url)
+	config, err := hasp.ParseURL(w.URL)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +149,11 @@ func openDriver(ctx context.Context, url, bug string) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return plant(bug, d)
+	if d, err = plant(w.Plant, d); err != nil {
+		return nil, err
+	}
+	w.shares.Store(d.Traits().Shared)
+	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner})
 }
 
 func (w *client) report(r report) {
@@ -203,9 +197,6 @@ func warm() {
 
 // openFiles returns the number of descriptors, or 0 if the system does not list descriptors.
 func openFiles() int {
-	all, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0
-	}
+	all, _ := os.ReadDir("/proc/self/fd")
 	return len(all)
 }

@@ -10,6 +10,7 @@
 package memetcd
 
 import (
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -19,6 +20,8 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
 // Cluster is an etcd. Several goroutines may call its methods at the same time.
@@ -42,13 +45,13 @@ type Cluster struct {
 func New(n int, r *rand.Rand) *Cluster {
 	c := &Cluster{over: make(chan struct{}), r: r, state: newState(), term: 2, changed: make(chan struct{})}
 	for i := range n {
-		m := &Member{c: c, id: uint64(i) + 1, up: true, conns: map[*conn]bool{}, ln: bufconn.Listen(1 << 16)}
+		ln := bufconn.Listen(1 << 16)
+		m := &Member{c: c, id: uint64(i) + 1, up: true, server: grpc.NewServer(), proxy: faultproxy.New(ln.Dial)}
 		c.Members = append(c.Members, m)
-		m.server = grpc.NewServer()
 		pb.RegisterKVServer(m.server, kv{m: m})
 		pb.RegisterLeaseServer(m.server, leases{m: m})
 		pb.RegisterWatchServer(m.server, watches{m: m})
-		c.wg.Go(func() { _ = m.server.Serve(listener{m.ln, m}) })
+		c.wg.Go(func() { _ = m.server.Serve(ln) })
 	}
 	c.leader = c.Members[r.IntN(n)]
 	c.wg.Go(c.expire)
@@ -59,6 +62,7 @@ func New(n int, r *rand.Rand) *Cluster {
 func (c *Cluster) Close() {
 	close(c.over)
 	for _, m := range c.Members {
+		m.proxy.Close()
 		m.server.Stop()
 	}
 	c.wg.Wait()
@@ -135,10 +139,8 @@ func (c *Cluster) expire() {
 
 // sleep waits for the duration d or until Close, and reports whether the cluster is still open.
 func (c *Cluster) sleep(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-c.over:
 		return false
@@ -212,14 +214,10 @@ func (c *Cluster) Skip(d time.Duration) {
 }
 
 // Keys returns the names of all entries.
-func (c *Cluster) Keys() (all []string) {
+func (c *Cluster) Keys() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for key := range c.state.kvs {
-		all = append(all, key)
-	}
-	slices.Sort(all)
-	return all
+	return slices.Sorted(maps.Keys(c.state.kvs))
 }
 
 // Leases returns the numbers of the leases. It leaves out a lease that has no entries and that a

@@ -91,9 +91,9 @@ func (s *state) promote() {
 
 func (s *state) timeToLive(r *pb.LeaseTimeToLiveRequest) *pb.LeaseTimeToLiveResponse {
 	checkFields(r, &pb.LeaseTimeToLiveRequest{ID: r.ID})
-	l := s.leases[r.ID]
-	if l == nil {
-		return &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: -1}
+	res := &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: -1}
+	if l := s.leases[r.ID]; l != nil {
+		res.TTL, res.GrantedTTL = int64(time.Until(l.end).Seconds()), l.ttl
 	}
-	return &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: int64(time.Until(l.end).Seconds()), GrantedTTL: l.ttl}
+	return res
 }

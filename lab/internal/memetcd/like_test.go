@@ -113,6 +113,8 @@ func (s *side) ask(req proto.Message) string {
 		if err = s.alive.Send(r); err == nil {
 			res, err = s.alive.Recv()
 		}
+	case *pb.WatchRequest:
+		return s.askWatch(r)
 	}
 	if err != nil {
 		return fmt.Sprint(status.Code(err), ": ", status.Convert(err).Message())
@@ -251,14 +253,13 @@ func sides(t *testing.T) []*side {
 	}
 }
 
-// both asks both sides, ends the test if their answers differ, and returns the answer.
-func both(t *testing.T, all []*side, what any, f func(*side) string) string {
+// both asks both sides, and ends the test if their answers differ.
+func both(t *testing.T, all []*side, r proto.Message) {
 	t.Helper()
-	want, got := f(all[0]), f(all[1])
+	want, got := all[0].ask(r), all[1].ask(r)
 	if got != want {
-		t.Fatalf("%v:\netcd answers    %s\nmemetcd answers %s", what, want, got)
+		t.Fatalf("%v:\netcd answers    %s\nmemetcd answers %s", r, want, got)
 	}
-	return got
 }
 
 // The imitation answers as a real etcd does, and its watches report the same.
@@ -289,21 +290,17 @@ func TestLikeEtcd(t *testing.T) {
 			c.RangeEnd = append(slices.Clone(c.Key), 0xff)
 			ids = append(ids, made)
 			made++
-			r := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: c}}
-			both(t, all, r, func(s *side) string { return s.askWatch(r) })
+			both(t, all, &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: c}})
 		case n%60 == 40 && len(ids) > 0:
 			same()
 			i := q.r.IntN(len(ids))
-			r := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: ids[i]}}}
-			both(t, all, r, func(s *side) string { return s.askWatch(r) })
+			both(t, all, &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: ids[i]}}})
 			ids = slices.Delete(ids, i, i+1)
 		default:
-			r := q.request()
-			both(t, all, r, func(s *side) string { return s.ask(r) })
+			both(t, all, q.request())
 		}
 		if n%5 == 0 {
-			r := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z")}
-			both(t, all, r, func(s *side) string { return s.ask(r) })
+			both(t, all, &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z")})
 			res, err := pb.NewKVClient(all[0].conn).Range(t.Context(), &pb.RangeRequest{Key: []byte("z")})
 			await.Must(t, err)
 			q.rev = res.Header.Revision
@@ -322,7 +319,7 @@ func TestTermsEndLikeEtcds(t *testing.T) {
 		putting(&pb.PutRequest{Key: []byte("a"), Lease: 7}),
 		putting(&pb.PutRequest{Key: []byte("c")}),
 	} {
-		both(t, all, r, func(s *side) string { return s.ask(r) })
+		both(t, all, r)
 	}
 	for _, s := range all {
 		await.Until(t, s.name+": the end of the lease", func() bool {
@@ -337,6 +334,6 @@ func TestTermsEndLikeEtcds(t *testing.T) {
 		&pb.LeaseKeepAliveRequest{ID: 7},
 		&pb.LeaseRevokeRequest{ID: 7},
 	} {
-		both(t, all, r, func(s *side) string { return s.ask(r) })
+		both(t, all, r)
 	}
 }

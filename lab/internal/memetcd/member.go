@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"net"
-	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
 // latency is the longest time from a request to its answer without a fault.
@@ -21,7 +21,7 @@ type Member struct {
 	c      *Cluster
 	id     uint64
 	server *grpc.Server
-	ln     *bufconn.Listener
+	proxy  *faultproxy.Proxy // between all clients and the server
 
 	// The mutex of the Cluster guards all fields below.
 	up, frozen, isolated bool
@@ -29,7 +29,6 @@ type Member struct {
 	stale                int64         // the last revision that it knows while it is isolated
 	bad                  float64       // the probability that a request fails
 	lag                  time.Duration // by how much its watches are late
-	conns                map[*conn]bool
 }
 
 func (m *Member) worksLocked() bool { return m.up && !m.frozen && !m.isolated }
@@ -47,12 +46,18 @@ func (m *Member) set(f func()) {
 	m.c.do(func() { f(); m.c.electLocked() })
 }
 
-// Freeze stops the process. Its connections stay.
-func (m *Member) Freeze() { m.set(func() { m.frozen = true }) }
+// Freeze stops the process. Its connections stay, but transfer nothing.
+func (m *Member) Freeze() {
+	m.set(func() { m.frozen = true })
+	m.proxy.Stall()
+}
 
 // Thaw ends a Freeze. A request that arrived meanwhile may be carried out even if its sender has
 // given up.
-func (m *Member) Thaw() { m.set(func() { m.frozen = false }) }
+func (m *Member) Thaw() {
+	m.set(func() { m.frozen = false })
+	m.proxy.Flow()
+}
 
 // Isolate cuts the member off from the other members, but not from the clients.
 func (m *Member) Isolate() {
@@ -68,21 +73,15 @@ func (m *Member) Join() { m.set(func() { m.isolated = false }) }
 
 // Kill ends the process and its connections.
 func (m *Member) Kill() {
-	var conns []*conn
-	m.set(func() {
-		m.up = false
-		m.lives++
-		for c := range m.conns {
-			conns = append(conns, c)
-		}
-	})
-	for _, c := range conns {
-		c.Close()
-	}
+	m.set(func() { m.up = false; m.lives++ })
+	m.proxy.Down()
 }
 
 // Start starts the process again after a Kill.
-func (m *Member) Start() { m.set(func() { m.up = true }) }
+func (m *Member) Start() {
+	m.set(func() { m.up = true })
+	m.proxy.Up()
+}
 
 // Fail makes each later request fail with the probability bad. A request that fails is lost, its
 // answer is lost, or it is carried out late.
@@ -93,60 +92,7 @@ func (m *Member) Lag(d time.Duration) { m.c.do(func() { m.lag = d }) }
 
 // Dial returns a new connection to the member.
 func (m *Member) Dial() (net.Conn, error) {
-	m.c.mu.Lock()
-	up := m.up
-	m.c.mu.Unlock()
-	if !up {
-		return nil, errors.New("connection refused")
-	}
-	return m.ln.Dial()
-}
-
-type listener struct {
-	*bufconn.Listener
-	m *Member
-}
-
-func (l listener) Accept() (net.Conn, error) {
-	far, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	c := &conn{Conn: far, m: l.m, over: make(chan struct{})}
-	l.m.c.do(func() { l.m.conns[c] = true })
-	return c, nil
-}
-
-// conn is a connection that transfers nothing while its member is frozen.
-type conn struct {
-	net.Conn
-	m    *Member
-	once sync.Once
-	over chan struct{}
-}
-
-func (c *conn) thawed() {
-	if c.m.c.await(func() bool { return !c.m.frozen }, c.over) {
-		c.m.c.mu.Unlock()
-	}
-}
-
-func (c *conn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.thawed()
-	return n, err
-}
-
-func (c *conn) Write(b []byte) (int, error) { c.thawed(); return c.Conn.Write(b) }
-
-func (c *conn) Close() error {
-	c.once.Do(func() {
-		close(c.over)
-		c.m.c.mu.Lock()
-		delete(c.m.conns, c)
-		c.m.c.mu.Unlock()
-	})
-	return c.Conn.Close()
+	return m.proxy.Dialer()(context.Background(), "", "")
 }
 
 // fate is what becomes of a request.

@@ -49,12 +49,6 @@ func (s span) contains(key []byte) bool {
 
 // entries returns the entries of a span in the order of their keys.
 func (s span) entries(all map[string]*mvccpb.KeyValue) (found []*mvccpb.KeyValue) {
-	if len(s.end) == 0 {
-		if kv := all[string(s.key)]; kv != nil {
-			found = append(found, kv)
-		}
-		return found
-	}
 	for _, kv := range all {
 		if s.contains(kv.Key) {
 			found = append(found, kv)

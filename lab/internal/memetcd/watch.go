@@ -34,36 +34,17 @@ type watcher struct {
 // Watch answers requests on one goroutine, and reports events on another.
 func (s watches) Watch(stream pb.Watch_WatchServer) error {
 	ws := &watchStream{Watch_WatchServer: stream, m: s.m, watchers: map[int64]*watcher{}, last: -1}
-	ctx, cancel := context.WithCancelCause(stream.Context())
+	ctx, cancel := context.WithCancel(stream.Context())
 	var reporter sync.WaitGroup
 	defer reporter.Wait()
-	reporter.Go(func() { cancel(ws.report(ctx)) })
-	requests := make(chan *pb.WatchRequest)
-	go func() {
-		defer close(requests)
-		for {
-			r, err := stream.Recv()
-			if err != nil {
-				return
-			}
-			select {
-			case requests <- r:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	defer cancel()
+	reporter.Go(func() { ws.report(ctx) })
 	for {
-		select {
-		case r, ok := <-requests:
-			if !ok {
-				cancel(nil)
-				return nil
-			}
-			ws.request(r)
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		r, err := stream.Recv()
+		if err != nil {
+			return nil
 		}
+		ws.request(r)
 	}
 }
 
@@ -104,7 +85,7 @@ func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
 }
 
 // report sends responses until the stream ends.
-func (ws *watchStream) report(ctx context.Context) error {
+func (ws *watchStream) report(ctx context.Context) {
 	c := ws.m.c
 	for {
 		var all []*pb.WatchResponse
@@ -115,15 +96,15 @@ func (ws *watchStream) report(ctx context.Context) error {
 			return len(all) > 0
 		}, ctx.Done())
 		if !ok {
-			return ctx.Err()
+			return
 		}
 		lag := ws.m.lag
 		c.mu.Unlock()
 
 		c.sleep(lag)
 		for _, r := range all {
-			if err := ws.Send(r); err != nil {
-				return err
+			if ws.Send(r) != nil {
+				return // Recv fails as well
 			}
 		}
 	}
