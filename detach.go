@@ -200,7 +200,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.bound(x.MaxHold); err != nil { // again, because the max hold counts from now
+	if err := r.bound(x.MaxHold); err != nil { // again, because the call took time from the max hold
 		return nil, err
 	}
 	h.kept = max(h.kept, now.add(time.Until(x.Until))) // Detach may have asked for a longer term

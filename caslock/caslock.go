@@ -64,8 +64,8 @@ type withoutListen interface {
 	backend.Lister
 }
 
-// probe checks that the store refuses a Put and a Delete with a wrong version. It writes records, so
-// that a sweep removes what a lost reply leaves.
+// probe checks that the store refuses a Put and a Delete with a wrong version. Its values
+// are records, so a sweep removes one that is left after a lost reply.
 func (d *driver) probe(ctx context.Context) error {
 	key := "caslock-probe-" + rand.Text()
 	put := func(n uint64, version string) (string, error) {
@@ -116,7 +116,7 @@ func (d *driver) last(key string) *view {
 }
 
 // remember returns the view of a record, and keeps it as the last view of its key. An item that was
-// in the view before keeps its field seen. If there are too many views, remember deletes those of
+// in the view before keeps its time seen. If there are too many views, remember deletes those of
 // free keys. If that is not enough, it deletes some others, which only delays a take-over.
 func (d *driver) remember(version string, r record, now time.Time) *view {
 	d.mu.Lock()
@@ -156,9 +156,9 @@ func (d *driver) look(ctx context.Context, key string) (*view, error) {
 	return d.decode(key, e, time.Now())
 }
 
-// decode returns the view of an entry, whose key is "" if it is not known. The argument now is a time after the
-// reply. The reply came after the write, and the writer began to count its term before the write. A
-// time from before the call could be earlier than the write.
+// decode returns the view of an entry. A key that is not known is "". The argument now is a time
+// after the reply, because a time from before the call could be earlier than the write. The writer
+// began to count its term before the write.
 func (d *driver) decode(key string, e Entry, now time.Time) (*view, error) {
 	var r record
 	if e.Version == "" {
@@ -185,8 +185,8 @@ func (d *driver) put(ctx context.Context, v *view, r *record) error {
 
 // update writes the record that edit returns for a view, and returns edit's error. If edit returns
 // no record, update writes nothing. It takes at most the duration timeout. It begins with v, or
-// with a Get if v is nil. It reads again if edit returns ErrConflict, or if another write came
-// first. The other write may be update's own Put, if a library or a proxy has sent the Put twice.
+// with a Get if v is nil. It reads again if another write came first, which may be update's own Put
+// if a library or a proxy has sent the Put twice.
 func (d *driver) update(ctx context.Context, key string, timeout time.Duration, v *view, edit func(v *view, now time.Time) (*record, error)) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -210,8 +210,8 @@ func (d *driver) update(ctx context.Context, key string, timeout time.Duration, 
 	}
 }
 
-// Acquire makes one attempt: a Put on the version that it has seen, so that only one Put for each
-// version succeeds. If the last view shows a free key, Acquire makes no Get.
+// Acquire does not wait for the key. Its Put names the version that it has seen, so only one Put
+// for each version succeeds. If the last view shows a free key, Acquire makes no Get.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 	v := d.last(c.Key)
 	if v != nil && len(v.live(time.Now())) > 0 {
@@ -238,13 +238,14 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 		it := item{Kind: exclusive, Token: c.Token, Owner: []byte(c.Owner), Waited: c.Waited, Since: now}
 		if len(blockers) > 0 {
 			held := refusal(blockers, now)
-			// A writer that shared holds refuse writes its intent. If the record has a fresh intent,
-			// it writes nothing: a Watcher reports each write, also to the writer itself.
+			// If shared holds refuse a writer, it writes its intent. If the record has a fresh
+			// intent, the writer writes nothing: a Watcher reports each write, also to the writer
+			// itself.
 			fresh := slices.ContainsFunc(items, func(it item) bool { return isIntent(it) && it.rest(now) > intentTTL/2 })
 			if fresh || !c.WillRetry || c.Shared || !held.Shared {
 				return nil, held
 			}
-			it.Kind, it.Token = intent, d.writer // so that a release of the next claim removes it
+			it.Kind, it.Token = intent, d.writer // the driver's token, so a release of any later claim removes it
 			r.add(it, intentTTL, now)
 			return r, held
 		}
@@ -272,8 +273,8 @@ func grant(c *backend.Claim, fence uint64, start time.Time) backend.Grant {
 	return g
 }
 
-// Renew writes each hold with a new number and at least its TTL. A term never gets shorter, because
-// this driver never counts less of the term as left than the holder does.
+// Renew writes each hold with a new number and at least its TTL. A term never gets shorter: the
+// rest that this driver counts is at least the rest that the holder counts.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 		err = d.change(ctx, &c, func(it item, r *record, now time.Time) {
@@ -292,19 +293,19 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 			r.add(it, rest, now)
 		}
 	})
-	if mathrand.N(100) == 0 { // so sweeps read more entries than releases can leave behind
+	if mathrand.N(100) == 0 { // a sweep reads 200 entries, which is more than 100 releases can leave
 		_ = d.sweep(ctx)
 	}
 	return err
 }
 
-// change writes the record without the hold of c.Token, to which edit may add the changed hold. If
-// the last view has the hold, change makes no Get before the Put.
+// change writes the record without the hold of c.Token. The function edit may add the hold again,
+// changed. If the last view has the hold, change makes no Get before the Put.
 //
 // If there is no such hold, change writes a new version before it returns ErrLost. Then the store
 // refuses each earlier Put that is still under way and would bring the token back. It also refuses
-// the new version if the view was stale, or if another driver has renewed a hold that has died for
-// this driver.
+// the new version if the view was stale, or if another driver has renewed a hold that this driver
+// counted as dead.
 func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it item, r *record, now time.Time)) error {
 	v := d.last(c.Key)
 	if v != nil && find(v.rec.Items, c.Token) < 0 {
@@ -314,7 +315,8 @@ func (d *driver) change(ctx context.Context, c *backend.Claim, edit func(it item
 		items := v.live(now)
 		i := find(items, c.Token)
 		if i < 0 {
-			// A writer that gives up releases its last claim. Its intent may be of an earlier claim.
+			// A writer that gives up releases only its last claim. Its intent may be of an earlier
+			// one.
 			rest := without(items, func(it item) bool { return isIntent(it) && it.Token == d.writer })
 			return v.next(rest, now), backend.ErrLost
 		}

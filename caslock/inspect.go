@@ -84,7 +84,7 @@ func (d *driver) page(ctx context.Context, prefix, position string, n int, timeo
 	return views, next, err
 }
 
-// sweep reads one page of records. It removes items that died, because this driver has seen them
+// sweep reads one page of records. It removes dead items: those that this driver has seen unchanged
 // for their whole term. It also removes records that have had no items for an hour. The number of a
 // new record comes from the clock, so it is larger than the old number.
 func (d *driver) sweep(ctx context.Context) error {

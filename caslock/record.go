@@ -20,7 +20,6 @@ type record struct {
 	// it is the last number plus one, or the writer's clock in microseconds if that is larger. So
 	// no two values are equal, and numbers also grow after the store has lost the record.
 	Write uint64 `json:"write"`
-
 	Fence uint64 `json:"fence,omitempty"` // the last fence that a claim asked for
 	Items []item `json:"items,omitempty"`
 }
@@ -36,8 +35,7 @@ type item struct {
 	Waited time.Duration `json:"waited,omitempty"`
 	Since  time.Time     `json:"since,omitzero"` // by the writer's clock, like Ends
 	Ends   time.Time     `json:"ends"`           // for people; it also ends items of the kinds kept and intent: see the method rest
-
-	seen time.Time // when this process first saw Token and N
+	seen   time.Time     // when this process first saw Token and N
 }
 
 const (
@@ -48,11 +46,11 @@ const (
 	foreign   = "foreign" // the hold of another program: see Foreign
 )
 
-// name returns the name of a key in the store. It replaces each byte that is no letter, no digit and
-// none of "-_." by "=" and its hex code. A long name ends with a hash of the whole key.
+// name returns the name of a key in the store. It replaces each byte that is no letter, no digit
+// and none of "-_." by "=" and its hex code. A long name ends with a hash of the whole key.
 func name(key string) string {
 	name := strings.NewReplacer("%", "=", "+", "=20", "~", "=7E").Replace(url.QueryEscape(key))
-	if most := 253; len(name) > most { // as the names of Kubernetes
+	if most := 253; len(name) > most { // the limit for names in Kubernetes
 		name = fmt.Sprintf("%s=%x", name[:most], sha256.Sum256([]byte(key)))
 	}
 	return name
@@ -86,7 +84,7 @@ func without(items []item, drop func(it item) bool) []item {
 
 func isIntent(it item) bool { return it.Kind == intent }
 
-// find returns the index of the hold of token, or -1. Items of other kinds have no caller's token.
+// find returns the index of the hold of token, or -1. Other items have tokens that no caller has.
 func find(items []item, token string) int {
 	return slices.IndexFunc(items, func(it item) bool { return it.Token == token })
 }
@@ -109,15 +107,15 @@ func (v *view) next(items []item, now time.Time) *record {
 }
 
 // add adds an item whose term of ttl begins at the time now. It gives the item the number of this
-// write, so that nobody counts the term from an earlier item of the token.
+// write, so that nobody counts the term from the first sight of an earlier item.
 func (r *record) add(it item, ttl time.Duration, now time.Time) {
 	it.N, it.TTL, it.Ends = r.Write, ttl, now.Add(ttl)
 	r.Items = append(r.Items, it)
 }
 
 // Holder returns an owner and the longest term of the holds in a value that a driver has written,
-// for a store that shows its holds to other programs. If there are no holds, ttl is zero. If the
-// hold is one of another program, ours is false.
+// for a store that shows its holds to other programs. If there are no holds, ttl is zero. If
+// another program has the hold, ours is false.
 func Holder(value []byte) (owner string, ttl time.Duration, ours bool) {
 	var r record
 	_ = json.Unmarshal(value, &r)
@@ -128,8 +126,8 @@ func Holder(value []byte) (owner string, ttl time.Duration, ours bool) {
 }
 
 // Foreign returns a value for Get that shows a driver the hold of another program, or no hold if
-// owner is empty. The argument last is the value written last by a driver, or nil. The id must change
-// with each renewal, because the driver takes the key when it has seen the same id for ttl.
+// owner is empty. The argument last is the value written last by a driver, or nil. The id must
+// change with each renewal, because the driver takes the key when it has seen the same id for ttl.
 func Foreign(key string, last []byte, id, owner string, ttl time.Duration) []byte {
 	var r record
 	_ = json.Unmarshal(last, &r)

@@ -31,10 +31,10 @@ type Store interface {
 	// ErrConflict. Otherwise it returns ErrConflict.
 	Delete(ctx context.Context, name, version string) error
 
-	// Scan returns up to n entries after the argument position, which is the result next of the
-	// last call, and empty in the first call. At the end, next is empty. A store without pages
-	// returns all entries. One that cannot list them returns errors.ErrUnsupported. Then the driver
-	// cannot list keys, and nobody removes what dead processes have left.
+	// Scan returns up to n entries after a position, which is empty in the first call, and later
+	// the last call's next. At the end, next is empty. A store without pages returns all entries.
+	// One that cannot list them returns errors.ErrUnsupported. Then the driver cannot list keys,
+	// and nobody removes what dead processes have left.
 	Scan(ctx context.Context, position string, n int) (es []Entry, next string, err error)
 
 	// Limits returns how far the exclusion goes, and when a call ends if the store does not answer.
@@ -47,8 +47,8 @@ type Entry struct {
 	Value   []byte
 	Version string
 
-	// Age is the minimum time since the value was written, by a clock that no client sets; zero or
-	// less if it is not known. With Age, a new caller need not wait for a whole term of a dead holder.
+	// Age is a lower bound of the time since the value was written, by a clock that no client sets;
+	// zero or less if it is not known. With Age, a new caller gets the key of a dead holder sooner.
 	Age time.Duration
 }
 

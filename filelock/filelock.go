@@ -6,17 +6,18 @@
 // to any user who may write in the directory, and run in any container that shares the directory
 // and this host's kernel. On Linux and macOS a term is counted by the kernel's boot clock, which
 // all these processes share. The boot clock counts through a suspend and cannot be set. On other
-// systems, and between containers that have boot identifiers of their own, as those of LXC, terms
-// are counted by the wall clock. If that clock is set forward by a term, a lease ends early. After
-// a reboot, the terms of earlier records end by the wall clock. Fences grow across reboots, even if
-// the clock is set back. After a power failure, which may undo the last half minute of changes,
-// fences grow if the clock is right.
+// systems, and between containers that have boot identifiers of their own, as LXC containers have,
+// terms are counted by the wall clock. If that clock is set forward by a term, a lease ends early.
+// After a reboot, the terms of earlier records end by the wall clock. Fences grow across reboots,
+// even if the clock is set back. After a power failure, which may undo the last half minute of
+// changes, fences grow if the clock is right.
 //
-// A process that dies at any instruction leaves a state that the next process can read. If the disk
-// is full, the directory cannot be read, or a state file is damaged or foreign, the error names the
-// file. None of these errors admits a second holder. A state file that cannot be read blocks its
-// key until the file is removed, by Break or by hand. A foreign file with the name of a stripe
-// stays unchanged, and the keys of the stripe get no fence until that file is removed by hand.
+// A process that dies at any instruction leaves a state that the next process can read. The error
+// names the file if the disk is full, if the directory cannot be read, or if a state file is
+// damaged or foreign. None of these errors admits a second holder. A state file that cannot be read
+// blocks its key until the file is removed, by Break or by hand. A foreign file with the name of a
+// stripe stays unchanged, and the keys of the stripe get no fence until that file is removed by
+// hand.
 //
 // # Limits
 //

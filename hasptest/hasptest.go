@@ -34,7 +34,7 @@ type Locker struct {
 // invalid, New panics.
 func New(o *hasp.Options) *Locker { return newLocker(new(memlock.Store), o) }
 
-// Another returns the Locker of another process on the same store, with options of its own, also
+// Another returns the Locker of another process on the same store, with options of its own, even
 // the Prefix. It has switches of its own, so a test can cut off one of the two processes.
 func (l *Locker) Another(o *hasp.Options) *Locker { return newLocker(l.store, o) }
 

@@ -3,11 +3,12 @@
 // A key that is a valid name of a Lease is kept in the Lease of that name, and excludes the leader
 // election of client-go on that Lease. So a program can move from client-go to hasp, or back, while
 // it runs. The Lease of any other key is named hasp- and a hash. A Lease that hasp has written is
-// deleted when its key was free for an hour.
+// deleted when its key has been free for an hour.
 //
-// The spec is as client-go reads it, and an annotation has the record of caslock. The store has no
-// clock: see package caslock for TryLock. Waiters poll; for many, set hasp.Options.Backoff to
-// seconds. The account needs get, list, create, patch and delete on leases of coordination.k8s.io.
+// The spec has the form that client-go reads, and an annotation has the record of caslock. The
+// store has no clock: see package caslock for TryLock. Waiters poll; for many, set
+// hasp.Options.Backoff to seconds. The account needs get, list, create, patch and delete on leases
+// of coordination.k8s.io.
 package k8slease
 
 import (
@@ -65,7 +66,7 @@ type lease struct {
 
 var plain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// name returns the name of the Lease of key. It hashes a key with the prefix hasp- too.
+// name returns the name of the Lease of key. A key that begins with hasp- is hashed too.
 func name(key string) string {
 	if len(key) <= 253 && plain.MatchString(key) && !strings.HasPrefix(key, "hasp-") {
 		return key
@@ -92,7 +93,7 @@ func (s *Store) call(ctx context.Context, method, path, format string, in any) (
 	switch code := resp.StatusCode; {
 	case err != nil || code == http.StatusNotFound && method == http.MethodGet:
 		return l, err
-	case code == http.StatusNotFound && method != http.MethodPost, code == http.StatusConflict: // also if a new Lease exists already
+	case code == http.StatusNotFound && method != http.MethodPost, code == http.StatusConflict: // 409 also means that a POST found the Lease
 		return l, caslock.ErrConflict
 	case code/100 != 2:
 		return l, fmt.Errorf("k8slease: %s %s: %s: %.300s", method, path, resp.Status, text)
@@ -101,8 +102,8 @@ func (s *Store) call(ctx context.Context, method, path, format string, in any) (
 	return l, err
 }
 
-// entry returns the entry of a Lease. If the spec was not written with the record, another program
-// has written it: client-go changes the spec and leaves annotations as they are.
+// entry returns the entry of a Lease. A spec that was not written together with the record is
+// another program's: client-go changes the spec and keeps annotations.
 func (l *lease) entry(key string) caslock.Entry {
 	e := caslock.Entry{Value: []byte(l.Metadata.Annotations[record]), Version: l.Metadata.ResourceVersion}
 	if id := l.Spec.RenewTime + " " + l.Spec.HolderIdentity; id != l.Metadata.Annotations[wrote] {
@@ -117,9 +118,9 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	return l.entry(key), err
 }
 
-// Put changes a Lease, and leaves what others have written into it, also the spec of a leader. For
-// client-go, a term begins when it first sees a spec, whose renewTime it cuts to whole seconds. So
-// leaseTransitions has the microseconds, because no two specs may look alike.
+// Put keeps what others have written into a Lease, also the spec of a leader. In client-go, a term
+// begins with the first sight of a spec, so no two specs may look alike. But client-go cuts
+// renewTime to whole seconds. So leaseTransitions has the microseconds.
 func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
 	annotations := map[string]string{record: string(value)}
 	in := map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": map[string]any{"name": name(key),

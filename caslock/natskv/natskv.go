@@ -46,7 +46,7 @@ func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueC
 	if c := stream.CachedInfo().Config; c.MaxAge > 0 || c.MaxMsgsPerSubject > 1 {
 		return nil, fmt.Errorf("natskv: bucket %q: %w: it must have no TTL, and a History of 1", bucket.Bucket, backend.ErrInvalid)
 	}
-	stream.CachedInfo().Config.AllowDirect = false // in this handle only: a replica that lags answers direct gets too
+	stream.CachedInfo().Config.AllowDirect = false // in this handle only: otherwise a replica that lags could answer a Get
 	return &Store{js, kv, stream, bucket, clock}, nil
 }
 
@@ -55,7 +55,7 @@ func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
 	return backend.Network, backend.CancelPrompt
 }
 
-// key returns the key of name in the bucket, where a dot has a meaning.
+// key returns the key of name in the bucket, where a dot separates parts.
 func key(name string) string                { return "lock." + strings.ReplaceAll(name, ".", "/") }
 func version(revision uint64) string        { return strconv.FormatUint(revision, 10) }
 func revision(at string) uint64             { r, _ := strconv.ParseUint(at, 10, 64); return r }
@@ -96,8 +96,9 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 	return version(last), err
 }
 
-// Delete purges name up to this version, so it keeps a newer version, also of a Put in flight. A purge
-// leaves no marker, which would stay for ever. No watch sees it, but nobody waits for the record.
+// Delete purges name up to this version, so a newer version stays, also that of a Put in flight. A
+// purge leaves no marker, which would stay for ever. No watch sees a purge, but nobody waits for a
+// free key.
 func (s *Store) Delete(ctx context.Context, name, at string) error {
 	err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.subject(name)), jetstream.WithPurgeSequence(revision(at)+1))
 	if err != nil {
@@ -133,7 +134,8 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 	return changes, func() { go func() { _ = w.Stop(); cancel() }() }, nil
 }
 
-// Scan reads messages in the order of their revisions, by a watch that reports the last one.
+// Scan reads messages in the order of their revisions, by a watch that reports when there are no
+// more.
 func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -141,7 +143,7 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 	if err != nil {
 		return nil, "", err
 	}
-	go func() { // the library waits for a reader until it closes the channel, which it may never do
+	go func() { // the library blocks without a reader, so read until it closes the channel, if it ever does
 		<-own.Done()
 		for range w.Updates() {
 		}

@@ -1,14 +1,14 @@
-// Package s3kv lets caslock keep locks in objects of an S3 bucket. It takes a client of the AWS SDK,
-// which signs requests for any endpoint, and which brings no modules but those of AWS.
+// Package s3kv lets caslock keep locks in objects of an S3 bucket. It takes a client of the AWS
+// SDK, which signs requests for any endpoint, and which brings no modules but those of AWS.
 //
 // The store must obey If-None-Match and If-Match in PUT, and If-Match in DELETE, as general purpose
 // buckets of Amazon S3 do. caslock.New refuses a store that ignores one of them or answers 501 to
 // it, because a DELETE without a condition could remove a new hold. Use the bucket in only one
-// Region, without a Multi-Region Access Point, where each bucket checks conditions alone.
+// Region, without a Multi-Region Access Point, whose buckets check conditions alone.
 //
 // Each poll costs money, so set hasp.Options.Backoff to some seconds. The program needs
 // s3:GetObject, s3:PutObject, s3:DeleteObject, and s3:ListBucket, without which S3 answers 403 for
-// a missing object. A rule of the bucket may remove old versions of objects, but no current one.
+// a missing object. A lifecycle rule may remove old versions of objects, but no current one.
 //
 // By default the store has no clock; package caslock says what TryLock means without one. If the
 // clocks of the store's servers agree within a second, New may use them. The age of a record is

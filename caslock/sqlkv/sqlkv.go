@@ -3,11 +3,12 @@
 //
 // The clock of the server, or with SQLite of the host, tells the age of a row. So a TryLock of a
 // new process gets the key of a dead holder when the holder's term has ended. That clock must not
-// step forward by more than backend.Drift; on Linux, the clock for SQLite never steps.
+// step forward by more than backend.Drift; the clock for SQLite on Linux never steps.
 //
-// All clients must use the primary server. Without innodb_flush_log_at_trx_commit=1, the default, a
-// crash may lose locks. Locks in an SQLite file work only among the processes of one host. The file
-// must be on a local disk, and needs a busy timeout in its DSN, such as _busy_timeout=3000.
+// All clients must use the primary server. Keep innodb_flush_log_at_trx_commit=1, which is the
+// default, because otherwise a crash may lose locks. Locks in an SQLite file work only among the
+// processes of one host. The file must be on a local disk, and needs a busy timeout in its DSN,
+// such as _busy_timeout=3000.
 package sqlkv
 
 import (
@@ -88,7 +89,7 @@ func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
 
 func (s *Store) now() int64 { _, up := s.dialect.clock(); return up.Microseconds() }
 
-// entry reads an entry from a row. If the host has booted since, the age is not known.
+// entry reads an entry from a row. If the host has booted since the write, the age is not known.
 func (s *Store) entry(scan func(...any) error) (e caslock.Entry, name string, err error) {
 	var age int64
 	err = scan(&e.Value, &e.Version, &age, &name)

@@ -1,5 +1,5 @@
-// Package filefence guards files of one host by a fence; see package fence. All writers run on that
-// host, as one user.
+// Package filefence guards files of one host by a fence; see package fence. All writers must run on
+// that host, as one user.
 //
 // The fence of the file PATH is in PATH.fence. A lock of the kernel on PATH.fence.lock, which ends
 // with the process, lets one writer in at a time. Neither file is ever removed, because without
@@ -29,8 +29,8 @@ const poll = 5 * time.Millisecond
 
 // Do calls write, unless path, a file or a directory, has seen a larger fence than the one of ctx.
 // No two writes for a path run at the same time. If ctx ends before the writes of others have
-// ended, Do returns ctx's cause. A write that fails also raises the fence. All writers use the same
-// path: through a link, a file has another guard.
+// ended, Do returns ctx's cause. A write that fails also raises the fence. All writers must use the
+// same path: through a link, a file has another guard.
 func Do(ctx context.Context, path string, write func(context.Context) error) error {
 	f, err := fence.Of(ctx)
 	if err != nil {

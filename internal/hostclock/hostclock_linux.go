@@ -24,8 +24,8 @@ func Now() int64 {
 	return now.Nano()
 }
 
-// SinceBoot returns the kernel's random identifier of this boot, and the time since the boot with all
-// suspends. The identifier is empty if the kernel does not tell it.
+// SinceBoot returns the kernel's random identifier of this boot, and the time since the boot
+// including all suspends. The identifier is empty if the kernel does not tell it.
 func SinceBoot() (boot string, up time.Duration) {
 	id, ahead := bootID()
 	var now syscall.Timespec
@@ -35,7 +35,8 @@ func SinceBoot() (boot string, up time.Duration) {
 	return id, time.Duration(now.Nano()) - ahead
 }
 
-// bootID also returns how far the boot clock is ahead in this process's time namespace.
+// bootID returns the identifier, and how far the boot clock is ahead in this process's time
+// namespace.
 var bootID = sync.OnceValues(func() (id string, ahead time.Duration) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
