@@ -2,7 +2,7 @@
 -- waiters behind it get one as well, up to the first that wants an exclusive hold. This part
 -- follows offer.lua.
 
--- Asks the client of the first waiter that has a subscription to poll.
+-- Finds the first waiter whose client has a subscription, and asks that client to poll.
 local function wakeFirst()
 	local position = 0
 	while position < 32 do
