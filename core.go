@@ -320,6 +320,8 @@ func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f f
 	case backend.Definite(err):
 	case ctx.Err() != nil:
 		err = ctx.Err()
+	case err == context.DeadlineExceeded:
+		err = noAnswer(bound)
 	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
 		err = fmt.Errorf("%v: %w", err, noAnswer(bound))
 	default:

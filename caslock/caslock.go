@@ -1,6 +1,7 @@
 package caslock
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -74,7 +75,7 @@ func (d *driver) probe(ctx context.Context) error {
 	}
 	one, err := put(1, "")
 	two, err2 := put(2, one)
-	if err := errors.Join(err, err2); err != nil {
+	if err := cmp.Or(err, err2); err != nil {
 		return err
 	}
 	_, exists := put(3, "")

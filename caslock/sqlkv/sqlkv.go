@@ -8,7 +8,7 @@
 // All clients must use the primary server. Keep innodb_flush_log_at_trx_commit=1, which is the
 // default, because otherwise a crash may lose locks. Locks in an SQLite file work only among the
 // processes of one host. The file must be on a local disk, and needs a busy timeout in its DSN,
-// such as _busy_timeout=3000.
+// such as _busy_timeout=3000 of go-sqlite3.
 package sqlkv
 
 import (
@@ -29,6 +29,7 @@ import (
 // Dialect says which database a Store uses.
 type Dialect struct {
 	table, insert, now string
+	file               string                                 // returns the file of the database, or nothing if there is none
 	clock              func() (boot string, up time.Duration) // a version begins with boot; up is the argument of now
 	reach              backend.Reach
 	cancellation       backend.Cancellation
@@ -40,6 +41,7 @@ var (
 		table: `CREATE TABLE IF NOT EXISTS $t (name VARBINARY(318) PRIMARY KEY, value LONGBLOB NOT NULL,
 			version VARCHAR(32) NOT NULL, at BIGINT NOT NULL) ENGINE=InnoDB`,
 		insert: `INSERT IGNORE INTO $t (value, version, at, name) VALUES (?, ?, $now, ?)`,
+		file:   `SELECT 'on the server'`,
 		now:    `(TIMESTAMPDIFF(MICROSECOND, '2000-01-01', UTC_TIMESTAMP(6)) + ?)`,
 		clock:  func() (string, time.Duration) { return "", 0 },
 		reach:  backend.Network, cancellation: backend.CancelPrompt,
@@ -48,6 +50,7 @@ var (
 		table: `CREATE TABLE IF NOT EXISTS $t (name TEXT PRIMARY KEY, value BLOB NOT NULL,
 			version TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`,
 		insert: `INSERT INTO $t (value, version, at, name) VALUES (?, ?, $now, ?) ON CONFLICT DO NOTHING`,
+		file:   `SELECT file FROM pragma_database_list WHERE name = 'main'`,
 		now:    `?`,
 		clock:  hostclock.SinceBoot,
 		reach:  backend.Host,
@@ -68,7 +71,13 @@ var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 // remains the caller's.
 func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, error) {
 	if db == nil || d.table == "" || !identifier.MatchString(table) {
-		return nil, fmt.Errorf("sqlkv: %w: want a database, a dialect and a name of letters, digits and _, not %q", backend.ErrInvalid, table)
+		return nil, fmt.Errorf("sqlkv: %w: want a database, a dialect, and a table name of letters, digits and _", backend.ErrInvalid)
+	}
+	var file string
+	if err := db.QueryRowContext(ctx, d.file).Scan(&file); err != nil {
+		return nil, fmt.Errorf("sqlkv: %w", err)
+	} else if file == "" {
+		return nil, fmt.Errorf("sqlkv: %w: want a file, because each connection has a database in memory of its own", backend.ErrInvalid)
 	}
 	fill := strings.NewReplacer("$t", table, "$now", d.now).Replace
 	s := &Store{db: db, dialect: d, create: fill(d.table), insert: fill(d.insert),

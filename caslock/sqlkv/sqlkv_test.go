@@ -142,10 +142,12 @@ func TestConformanceMariaDB(t *testing.T) {
 }
 
 func TestNewIsChecked(t *testing.T) {
-	db := await.Value(sql.Open("sqlite3", ":memory:"))
+	memory, db := await.Value(sql.Open("sqlite3", ":memory:")), await.Value(sql.Open("sqlite3", "file:"+t.TempDir()+"/db"))
+	defer memory.Close()
 	defer db.Close()
 	for what, call := range map[string]func() (*sqlkv.Store, error){
 		"no database":   func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), nil, sqlkv.SQLite, "locks") },
+		"in memory":     func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), memory, sqlkv.SQLite, "locks") },
 		"no dialect":    func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), db, sqlkv.Dialect{}, "locks") },
 		"a wrong table": func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), db, sqlkv.SQLite, "a; DROP TABLE b") },
 	} {

@@ -37,7 +37,7 @@ if the lock is lost, and frees KEY if the command fails.
 The exit code is 75 if another program holds KEY. With renew and unlock it is 79 if
 the lock was lost: another program may have held KEY since.`,
 		Example: `  umask 077
-  hasp lock deploy --ttl 30m >deploy.lock
+  handle=$(hasp lock deploy --ttl 30m) && echo "$handle" >deploy.lock
   hasp renew - <deploy.lock && ./migrate
   hasp unlock - <deploy.lock`,
 		Args: cobra.ExactArgs(1),
@@ -135,7 +135,7 @@ the lock was lost. "hasp lock --help" has an example.`,
 			}
 			var handle hasp.Handle
 			if json.Unmarshal([]byte(strings.TrimSpace(line)), &handle) != nil {
-				return usagef("this is not a handle that hasp lock has printed") // do not show the text, which may be secret
+				return usagef("this is not a handle that hasp lock has printed; if it is empty, hasp lock has failed") // do not show the text, which may be secret
 			}
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				lease, err := client.Resume(ctx, handle, hasp.WithoutRenewal())
