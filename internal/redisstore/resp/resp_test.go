@@ -232,3 +232,53 @@ func TestConnectionOutlastsItsLogin(t *testing.T) {
 		}
 	})
 }
+
+// A firewall may forget all connections and tell nobody. The call that shows this ends those that
+// were idle meanwhile. A caller that leaves early shows nothing.
+func TestCallWithoutAReplyEndsTheConnectionsThatWereIdle(t *testing.T) {
+	const login = 10 * time.Millisecond
+	ping := func(p *Pool) { await.Must(t, p.Pipeline(context.Background(), []string{"ping"})[0].Err) }
+	for name, c := range map[string]struct {
+		within    time.Duration
+		meanwhile func(p *Pool, silent *Conn)
+		dials     int
+	}{
+		"late":   {login, func(*Pool, *Conn) {}, 3},
+		"early":  {login - 1, func(*Pool, *Conn) {}, 2},
+		"answer": {login, func(p *Pool, _ *Conn) { ping(p) }, 2},
+		"reset":  {login, func(_ *Pool, c *Conn) { c.Close() }, 3},
+		"wire":   {time.Second, func(*Pool, *Conn) {}, 3},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			dials := 0
+			p := NewPool(t.Context(), "server:1", 2, func(context.Context) (*Conn, error) {
+				time.Sleep(login)
+				if dials++; dials > 1 {
+					return answering(t, "+OK\r\n"), nil
+				}
+				near, far := net.Pipe()
+				go io.Copy(io.Discard, far)
+				return NewConn(near, near), nil
+			})
+			go p.CloseAtEnd()
+			silent, other := await.Value(p.Get(t.Context())), await.Value(p.Get(t.Context()))
+			time.Sleep(1)
+			ctx, cancel := context.WithTimeout(t.Context(), c.within)
+			defer cancel()
+			// A wire that was idle becomes the pool's. That is no use.
+			time.AfterFunc(1, func() { p.Put(other, true); c.meanwhile(p, silent) })
+			if name == "wire" {
+				w := NewWire(silent, 0, false, func(ok bool) { p.Put(silent, ok) })
+				go func() { w.Read(); w.End() }()
+				<-asked(w, ctx)
+				time.Sleep(2 * tick)
+			} else {
+				silent.used = time.Now() // as Get does
+				p.Put(silent, silent.Do(ctx, make([]Reply, 1), []string{"ping"}))
+			}
+			if ping(p); dials != c.dials {
+				t.Errorf("%s: %d dials, want %d", name, dials, c.dials)
+			}
+		})
+	}
+}
