@@ -135,8 +135,10 @@ func TestNoRecallOfTheOwnGrant(t *testing.T) {
 	c := claim("k")
 	c.Token = backend.RecallMark + "client" + backend.RecallMark + c.Token
 	await.Value(r.Driver.Wait(t.Context(), c))
-	r.Redis.Publish(t.Context(), recall, "end")
-	if m := await.Value(recalls.ReceiveMessage(t.Context())); m.Payload != "end" {
+	c.Key, c.Token = "m", c.Token+"m"
+	r.Acquire(t, c)
+	_, _ = r.Driver.Acquire(t.Context(), claim("m")) // is refused, and so recalls
+	if m := await.Value(recalls.ReceiveMessage(t.Context())); m.Payload != "m" {
 		t.Errorf("message %q", m.Payload)
 	}
 }

@@ -77,7 +77,7 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	defer b.mu.Unlock()
 	lost := ch.link == nil || ch.link.ctx.Err() != nil
 	switch {
-	case b.closed:
+	case b.open.Err() != nil:
 	case err != nil && lost:
 		// Calls of Listen return the error now. Listeners of Subscribe stay, and retry.
 		ch.settleLocked(err)

@@ -49,7 +49,7 @@ type Subscriber struct {
 	channels map[string]*channel
 	links    map[resp.Server]*link
 	keeping  bool // the method keep runs
-	closed   bool
+	tasks    int  // how many functions of Go run
 }
 
 // Listener receives the messages of one channel.
@@ -178,26 +178,42 @@ func (b *Subscriber) Demoted(server resp.Server) {
 	}
 }
 
-// Close ends all subscriptions. It waits for the goroutines, but at most a second, because a client
+// maxTasks limits the functions that Go runs at a time, because the server may hang.
+const maxTasks = 64
+
+// Go starts f on a goroutine of the Subscriber. The context of f ends after a while, and when the
+// Subscriber is closed. Go returns false if the Subscriber is closed, or too many functions run.
+func (b *Subscriber) Go(f func(ctx context.Context)) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open.Err() != nil || b.tasks == maxTasks {
+		return false
+	}
+	b.tasks++
+	b.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(b.open, connectTimeout)
+		defer cancel()
+		f(ctx)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.tasks--
+	})
+	return true
+}
+
+// Close ends all subscriptions and tasks. It waits for the goroutines, but at most a second, because a client
 // that the caller passed may not end a call when its context ends.
 func (b *Subscriber) Close() {
 	b.mu.Lock()
-	b.closed = true
 	b.end()
 	for _, ch := range b.channels {
 		ch.settleLocked(redis.ErrClosed)
 	}
 	b.mu.Unlock()
 
-	done := make(chan struct{})
-	go func() {
-		b.wg.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-time.After(resp.WriteTimeout):
-	}
+	done, end := context.WithTimeout(context.Background(), resp.WriteTimeout)
+	go func() { b.wg.Wait(); end() }()
+	<-done.Done()
 }
 
 // join adds l to the channel with the name, and subscribes to the channel if it is new. If the
@@ -209,7 +225,7 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
+	if b.open.Err() != nil {
 		l.settleLocked(redis.ErrClosed)
 		return
 	}
