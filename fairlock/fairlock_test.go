@@ -75,10 +75,7 @@ func open(rdb redis.UniversalClient) Driver {
 	return await.Value(fairlock.NewDriver(rdb, nil)).(Driver)
 }
 
-func setup(t *testing.T, o *redistest.Options) rig {
-	t.Helper()
-	return rig{strategytest.Setup(t, o, open)}
-}
+func setup(t *testing.T, o *redistest.Options) rig { return rig{strategytest.Setup(t, o, open)} }
 
 // Short names for the tests of this package.
 var (

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -28,12 +29,8 @@ func Owner(record string) string {
 // isToken reports whether a text has only characters that can be in a token, or in the text token~n
 // that redlock and spinlock store.
 func isToken(text string) bool {
-	for _, r := range text {
-		if !strings.ContainsRune("-_~", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
-			return false
-		}
-	}
-	return text != ""
+	const parts = "-_~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	return text != "" && strings.Trim(text, parts) == ""
 }
 
 // Found is a script's report on a key: {PTTL, start of the record, fence}. If the record is shared,
@@ -258,10 +255,7 @@ const DefaultFenceTTL = 30 * 24 * time.Hour
 // CheckFenceTTL returns the value of Options.FenceTTL: the default for zero, and an
 // error for less than a millisecond.
 func CheckFenceTTL(ttl time.Duration) (time.Duration, error) {
-	switch {
-	case ttl == 0:
-		return DefaultFenceTTL, nil
-	case ttl < time.Millisecond:
+	if ttl = cmp.Or(ttl, DefaultFenceTTL); ttl < time.Millisecond {
 		return 0, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, ttl)
 	}
 	return ttl, nil

@@ -155,7 +155,4 @@ func (b *Subscriber) Sharded(ctx context.Context, slotKey string) bool {
 }
 
 // isSharded reports whether it is known that channels are in slots.
-func (b *Subscriber) isSharded() bool {
-	sharded := b.sharded.Load()
-	return sharded != nil && *sharded
-}
+func (b *Subscriber) isSharded() bool { s := b.sharded.Load(); return s != nil && *s }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
@@ -57,19 +55,3 @@ const (
 
 // Wait returns when no goroutine of b runs any more.
 func (b *Subscriber) Wait() { b.wg.Wait() }
-
-// Tasks are few, and end after a while.
-func TestTasksAreFewAndEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New(Config{})
-		defer b.Close()
-		for i := range 2 * (maxTasks + 1) {
-			if got := b.Go(func(ctx context.Context) { <-ctx.Done() }); got != (i%(maxTasks+1) < maxTasks) {
-				t.Errorf("task %d: %v", i, got)
-			} else if !got {
-				time.Sleep(connectTimeout)
-				synctest.Wait()
-			}
-		}
-	})
-}

@@ -41,6 +41,7 @@ type Subscriber struct {
 	end   context.CancelFunc // ends the context open
 	wg    sync.WaitGroup     // all goroutines of the Subscriber
 
+	tasks   atomic.Int32         // how many functions of Go run; only Go adds, and holds mu
 	sharded atomic.Pointer[bool] // whether channels are in slots; nil until it is known
 
 	// mu guards the fields below, and those of channels, links and Listeners. It is not
@@ -49,7 +50,6 @@ type Subscriber struct {
 	channels map[string]*channel
 	links    map[resp.Server]*link
 	keeping  bool // the method keep runs
-	tasks    int  // how many functions of Go run
 }
 
 // Listener receives the messages of one channel.
@@ -178,31 +178,26 @@ func (b *Subscriber) Demoted(server resp.Server) {
 	}
 }
 
-// maxTasks limits the functions that Go runs at a time, because the server may hang.
-const maxTasks = 64
-
-// Go starts f on a goroutine of the Subscriber. The context of f ends after a while, and when the
-// Subscriber is closed. Go returns false if the Subscriber is closed, or too many functions run.
+// Go starts f on a goroutine of the Subscriber. The context of f ends after a while, and at Close.
+// Go returns false after Close, or if many functions run already, because their server may hang.
 func (b *Subscriber) Go(f func(ctx context.Context)) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.open.Err() != nil || b.tasks == maxTasks {
+	if b.open.Err() != nil || b.tasks.Load() == 64 {
 		return false
 	}
-	b.tasks++
+	b.tasks.Add(1)
 	b.wg.Go(func() {
+		defer b.tasks.Add(-1)
 		ctx, cancel := context.WithTimeout(b.open, connectTimeout)
 		defer cancel()
 		f(ctx)
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.tasks--
 	})
 	return true
 }
 
-// Close ends all subscriptions and tasks. It waits for the goroutines, but at most a second, because a client
-// that the caller passed may not end a call when its context ends.
+// Close ends all goroutines. It waits for them, but at most a second, because a client that the
+// caller passed may not end a call when its context ends.
 func (b *Subscriber) Close() {
 	b.mu.Lock()
 	b.end()

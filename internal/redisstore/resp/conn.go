@@ -106,13 +106,12 @@ func (p *Pool) Get(ctx context.Context) (*Conn, error) {
 		}
 		c := p.idle[n]
 		p.idle[n], p.idle = nil, p.idle[:n]
-		doubtful := p.doubtful
+		last, doubtful := c.used, p.doubtful
 		p.mu.Unlock()
 
 		// Use the connection only if the server has neither closed it nor sent anything. Check this
 		// before each call, because a command that fails is not sent again.
 		_ = c.base.SetReadDeadline(time.Time{}) // a deadline that has passed would end the check
-		last := c.used
 		c.used = time.Now()
 		if !last.Before(doubtful) && c.used.Sub(last) < maxIdle && (c.isQuiet == nil || c.isQuiet()) {
 			return c, nil
@@ -165,11 +164,10 @@ func (p *Pool) Put(c *Conn, good bool) {
 		p.idle = append(p.idle, c)
 	case time.Since(c.used) >= c.trip && c.used.After(p.doubtful):
 		// A firewall may have forgotten all connections without a word. Each idle one would then
-		// cost a whole call, and so a lease its term. Therefore doubt those that were not used since
-		// this call began. Do not if the caller left early, because then nothing is known. Here a
-		// call is long if a new connection could have been made meanwhile: then the doubt costs no
-		// more than the call did. Get drops what is doubtful, and a call makes at most one
-		// connection, so a server that stalls gets no more dials than calls.
+		// cost a whole call, and a lease its term. So Get drops those that were not used since this
+		// call began. But a caller that left early shows nothing. It was not early if a connection
+		// could have been made meanwhile: then the doubt costs no more than the call. A server that
+		// stalls gets no more dials than calls, because each call makes at most one.
 		p.doubtful = c.used
 	}
 	p.mu.Unlock()

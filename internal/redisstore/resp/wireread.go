@@ -202,10 +202,8 @@ func (w *Wire) tickLocked(now time.Time) error {
 func (w *Wire) End() {
 	w.mu.Lock()
 	good := !w.inReply && !w.writing
-	for _, some := range [][]*request{w.sent, w.due[w.answered:]} {
-		if len(some) > 0 {
-			good, w.conn.used = false, some[0].sent // so that the pool doubts what was idle since then
-		}
+	if wait := append(w.due[w.answered:len(w.due):len(w.due)], w.sent...); len(wait) > 0 {
+		good, w.conn.used = false, wait[0].sent // so that the pool doubts what was idle since then
 	}
 	w.mu.Unlock()
 
