@@ -236,14 +236,11 @@ func (d *driver) Close() error {
 	d.mu.Unlock()
 
 	// If a call outlasts both waits below, this goroutine ends with that call.
-	done := make(chan struct{})
-	go func() {
-		d.background.Wait()
-		close(done)
-	}()
+	done, end := context.WithCancel(context.Background())
+	go func() { d.background.Wait(); end() }()
 	within := func() {
 		select {
-		case <-done:
+		case <-done.Done():
 		case <-time.After(closing):
 		}
 	}

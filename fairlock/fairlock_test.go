@@ -75,10 +75,7 @@ func open(rdb redis.UniversalClient) Driver {
 	return await.Value(fairlock.NewDriver(rdb, nil)).(Driver)
 }
 
-func setup(t *testing.T, o *redistest.Options) rig {
-	t.Helper()
-	return rig{strategytest.Setup(t, o, open)}
-}
+func setup(t *testing.T, o *redistest.Options) rig { return rig{strategytest.Setup(t, o, open)} }
 
 // Short names for the tests of this package.
 var (
@@ -135,8 +132,10 @@ func TestNoRecallOfTheOwnGrant(t *testing.T) {
 	c := claim("k")
 	c.Token = backend.RecallMark + "client" + backend.RecallMark + c.Token
 	await.Value(r.Driver.Wait(t.Context(), c))
-	r.Redis.Publish(t.Context(), recall, "end")
-	if m := await.Value(recalls.ReceiveMessage(t.Context())); m.Payload != "end" {
+	c.Key, c.Token = "m", c.Token+"m"
+	r.Acquire(t, c)
+	_, _ = r.Driver.Acquire(t.Context(), claim("m")) // is refused, and so recalls
+	if m := await.Value(recalls.ReceiveMessage(t.Context())); m.Payload != "m" {
 		t.Errorf("message %q", m.Payload)
 	}
 }

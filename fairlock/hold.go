@@ -52,7 +52,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	if err != nil {
 		return backend.Grant{}, noQueue(c.Key, err)
 	}
-	return d.store.Granted(ctx, reply, c)
+	return d.store.Granted(reply, c)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.

@@ -191,7 +191,7 @@ func (g *group) send(command string, places []polled, timeout time.Duration) {
 	reply, err := d.store.Run(ctx, pollScript, d.call(g.keys[:], args...))
 	g.polled(places, reply, err, sent)
 	if r, ok := reportOf(reply); ok { // perhaps nobody has asked a new holder for the key yet
-		d.store.Recall(ctx, r.token, g.key)
+		d.store.Recall(r.token, g.key)
 	}
 }
 

@@ -258,20 +258,21 @@ func (w *waiter) enqueue(ctx context.Context) error {
 		w.unanswered, w.unsure = true, true
 		return err
 	}
-	return w.enqueued(ctx, reply, sent, gaps)
+	return w.enqueued(reply, sent, gaps)
 }
 
 // enqueued handles the reply to an enqueue. The argument sent is the time at which the enqueue was
 // sent, and the argument gaps is the value of sub.gaps at that time.
-func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps int) error {
+func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	d, g := w.d, w.group
 	r, ok := reportOf(reply)
 	if !ok {
 		return d.store.Unexpected(reply)
 	}
-	d.deliver(r.handed, sent) // locks mu, and may set w.handed or w.failed
-	if r.token != w.c.Token { // otherwise the claim has the key now
-		d.store.Recall(ctx, r.token, w.c.Key)
+	d.deliver(r.handed, sent)    // locks mu, and may set w.handed or w.failed
+	mine := r.token == w.c.Token // the claim has the key now
+	if !mine {
+		d.store.Recall(r.token, w.c.Key)
 	}
 
 	d.mu.Lock()
@@ -280,7 +281,6 @@ func (w *waiter) enqueued(ctx context.Context, reply any, sent time.Time, gaps i
 		g.sub.listener.Relisten()
 	}
 
-	mine := r.token == w.c.Token
 	switch {
 	case w.handed != nil:
 		// A message was faster than this reply. The replicas have confirmed the record only if the

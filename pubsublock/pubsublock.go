@@ -249,7 +249,7 @@ func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backen
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	return d.store.Granted(ctx, reply, c)
+	return d.store.Granted(reply, c)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.

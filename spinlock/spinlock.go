@@ -246,7 +246,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key, record string) 
 		return backend.Grant{}, err
 	}
 	d.trip.Store(int64(time.Since(began)))
-	g, err := d.store.Granted(ctx, reply, c)
+	g, err := d.store.Granted(reply, c)
 	if found, ok := redisstore.Refusal(reply); ok {
 		err.(*backend.HeldError).Waited = waited(found.Record)
 	}

@@ -37,7 +37,7 @@ func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL str
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	return s.Granted(ctx, reply, c)
+	return s.Granted(reply, c)
 }
 
 // ReleaseShared releases a shared hold. If the release is to be published, the last arguments are

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -28,12 +29,8 @@ func Owner(record string) string {
 // isToken reports whether a text has only characters that can be in a token, or in the text token~n
 // that redlock and spinlock store.
 func isToken(text string) bool {
-	for _, r := range text {
-		if !strings.ContainsRune("-_~", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
-			return false
-		}
-	}
-	return text != ""
+	const parts = "-_~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	return text != "" && strings.Trim(text, parts) == ""
 }
 
 // Found is a script's report on a key: {PTTL, start of the record, fence}. If the record is shared,
@@ -168,7 +165,7 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 //   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
 //     a member of it follows.
 //   - {-1} means that the value of the fence counter is not a number that hasp wrote.
-func (s *Store) Granted(ctx context.Context, reply any, c backend.Claim) (backend.Grant, error) {
+func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 	switch r := reply.(type) {
 	case int64:
 		if r == 1 && !c.Fenced {
@@ -180,7 +177,7 @@ func (s *Store) Granted(ctx context.Context, reply any, c backend.Claim) (backen
 		}
 	case []any:
 		if found, ok := Refusal(reply); ok {
-			s.Recall(ctx, found.Record, c.Key)
+			s.Recall(found.Record, c.Key)
 			return backend.Grant{}, found.Held()
 		}
 		if c.Fenced && len(r) == 1 && r[0] == int64(-1) {
@@ -207,28 +204,30 @@ func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) erro
 const maxRecalled = 256
 
 // Recall asks the Client that holds key to release it, if the holder's token says that the key may
-// linger. The argument record begins with that token. If the user may not publish, or the message
+// linger. The argument record begins with that token. Recall does not wait, because on a cluster
+// the channel may be on another node, which may hang. If the user may not publish, or the message
 // is lost, the caller waits for the end of the linger.
-func (s *Store) Recall(ctx context.Context, record, key string) {
+func (s *Store) Recall(record, key string) {
 	id, ok := backend.RecallID(record)
 	if !ok || !isToken(id) {
 		return
 	}
 	s.mu.Lock()
-	again := s.recalled[key] == record
+	defer s.mu.Unlock()
+	// If too many messages are in flight, the next refusal sends this one.
+	if s.recalled[key] == record || !s.Go(func(ctx context.Context) {
+		channel, command := DerivedKey("recall", id), "publish"
+		if s.Sharded(ctx, channel) {
+			command = "spublish"
+		}
+		_, _ = s.Send(ctx, channel, false, command, channel, key)
+	}) {
+		return
+	}
 	if len(s.recalled) >= maxRecalled || s.recalled == nil {
 		s.recalled = map[string]string{}
 	}
 	s.recalled[key] = record
-	s.mu.Unlock()
-	if again {
-		return
-	}
-	channel, command := DerivedKey("recall", id), "publish"
-	if s.Sharded(ctx, channel) {
-		command = "spublish"
-	}
-	_, _ = s.Send(ctx, channel, false, command, channel, key)
 }
 
 // NoFence is the error of a fenced Acquire if the value of the fence counter is not a number that
@@ -256,10 +255,7 @@ const DefaultFenceTTL = 30 * 24 * time.Hour
 // CheckFenceTTL returns the value of Options.FenceTTL: the default for zero, and an
 // error for less than a millisecond.
 func CheckFenceTTL(ttl time.Duration) (time.Duration, error) {
-	switch {
-	case ttl == 0:
-		return DefaultFenceTTL, nil
-	case ttl < time.Millisecond:
+	if ttl = cmp.Or(ttl, DefaultFenceTTL); ttl < time.Millisecond {
 		return 0, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, ttl)
 	}
 	return ttl, nil

@@ -77,7 +77,7 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	defer b.mu.Unlock()
 	lost := ch.link == nil || ch.link.ctx.Err() != nil
 	switch {
-	case b.closed:
+	case b.open.Err() != nil:
 	case err != nil && lost:
 		// Calls of Listen return the error now. Listeners of Subscribe stay, and retry.
 		ch.settleLocked(err)
@@ -155,7 +155,4 @@ func (b *Subscriber) Sharded(ctx context.Context, slotKey string) bool {
 }
 
 // isSharded reports whether it is known that channels are in slots.
-func (b *Subscriber) isSharded() bool {
-	sharded := b.sharded.Load()
-	return sharded != nil && *sharded
-}
+func (b *Subscriber) isSharded() bool { s := b.sharded.Load(); return s != nil && *s }

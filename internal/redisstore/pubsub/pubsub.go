@@ -41,6 +41,7 @@ type Subscriber struct {
 	end   context.CancelFunc // ends the context open
 	wg    sync.WaitGroup     // all goroutines of the Subscriber
 
+	tasks   atomic.Int32         // how many functions of Go run; only Go adds, and holds mu
 	sharded atomic.Pointer[bool] // whether channels are in slots; nil until it is known
 
 	// mu guards the fields below, and those of channels, links and Listeners. It is not
@@ -49,7 +50,6 @@ type Subscriber struct {
 	channels map[string]*channel
 	links    map[resp.Server]*link
 	keeping  bool // the method keep runs
-	closed   bool
 }
 
 // Listener receives the messages of one channel.
@@ -178,26 +178,37 @@ func (b *Subscriber) Demoted(server resp.Server) {
 	}
 }
 
-// Close ends all subscriptions. It waits for the goroutines, but at most a second, because a client
-// that the caller passed may not end a call when its context ends.
+// Go starts f on a goroutine of the Subscriber. The context of f ends after a while, and at Close.
+// Go returns false after Close, or if many functions run already, because their server may hang.
+func (b *Subscriber) Go(f func(ctx context.Context)) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open.Err() != nil || b.tasks.Load() == 64 {
+		return false
+	}
+	b.tasks.Add(1)
+	b.wg.Go(func() {
+		defer b.tasks.Add(-1)
+		ctx, cancel := context.WithTimeout(b.open, connectTimeout)
+		defer cancel()
+		f(ctx)
+	})
+	return true
+}
+
+// Close ends all goroutines. It waits for them, but at most a second, because a client that the
+// caller passed may not end a call when its context ends.
 func (b *Subscriber) Close() {
 	b.mu.Lock()
-	b.closed = true
 	b.end()
 	for _, ch := range b.channels {
 		ch.settleLocked(redis.ErrClosed)
 	}
 	b.mu.Unlock()
 
-	done := make(chan struct{})
-	go func() {
-		b.wg.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-time.After(resp.WriteTimeout):
-	}
+	done, end := context.WithTimeout(context.Background(), resp.WriteTimeout)
+	go func() { b.wg.Wait(); end() }()
+	<-done.Done()
 }
 
 // join adds l to the channel with the name, and subscribes to the channel if it is new. If the
@@ -209,7 +220,7 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
+	if b.open.Err() != nil {
 		l.settleLocked(redis.ErrClosed)
 		return
 	}

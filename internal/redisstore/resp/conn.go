@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -31,9 +32,10 @@ type Pool struct {
 	open context.Context // ends with the Pool
 	end  context.CancelFunc
 
-	mu   sync.Mutex     // guards the fields below
-	idle []*Conn        // the connection that was used last is at the end
-	all  map[*Conn]bool // the connections in use and idle, and those that Connect made
+	mu       sync.Mutex     // guards the fields below
+	idle     []*Conn        // the connection that was used last is at the end
+	all      map[*Conn]bool // the connections in use and idle, and those that Connect made
+	doubtful time.Time      // an idle connection that was last used before this time may be dead
 }
 
 // NewPool returns a Pool. The parameter size limits its connections, and the function dial makes
@@ -104,12 +106,14 @@ func (p *Pool) Get(ctx context.Context) (*Conn, error) {
 		}
 		c := p.idle[n]
 		p.idle[n], p.idle = nil, p.idle[:n]
+		last, doubtful := c.used, p.doubtful
 		p.mu.Unlock()
 
 		// Use the connection only if the server has neither closed it nor sent anything. Check this
 		// before each call, because a command that fails is not sent again.
 		_ = c.base.SetReadDeadline(time.Time{}) // a deadline that has passed would end the check
-		if time.Since(c.used) < maxIdle && (c.isQuiet == nil || c.isQuiet()) {
+		c.used = time.Now()
+		if !last.Before(doubtful) && c.used.Sub(last) < maxIdle && (c.isQuiet == nil || c.isQuiet()) {
 			return c, nil
 		}
 		p.Drop(c)
@@ -154,12 +158,20 @@ func (p *Pool) getNew(ctx context.Context) (*Conn, error) {
 
 // Put takes back a connection that Get returned. If good is false, c must not be used again.
 func (p *Pool) Put(c *Conn, good bool) {
-	if good {
-		c.used = time.Now()
-		p.mu.Lock()
+	p.mu.Lock()
+	switch {
+	case good:
 		p.idle = append(p.idle, c)
-		p.mu.Unlock()
-	} else {
+	case time.Since(c.used) >= c.trip && c.used.After(p.doubtful):
+		// A firewall may have forgotten all connections without a word. Each idle one would then
+		// cost a whole call, and a lease its term. So Get drops those that were not used since this
+		// call began. But a caller that left early shows nothing. It was not early if a connection
+		// could have been made meanwhile: then the doubt costs no more than the call. A server that
+		// stalls gets no more dials than calls, because each call makes at most one.
+		p.doubtful = c.used
+	}
+	p.mu.Unlock()
+	if !good {
 		p.Drop(c)
 	}
 	<-p.room // after the append, so that the next caller finds c
@@ -170,6 +182,7 @@ func (p *Pool) Connect(ctx context.Context) (*Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.open, cancel)()
+	began := time.Now()
 	c, err := p.dial(ctx)
 
 	p.mu.Lock()
@@ -181,7 +194,8 @@ func (p *Pool) Connect(ctx context.Context) (*Conn, error) {
 		return nil, redis.ErrClosed
 	}
 	if err == nil {
-		c.addr = p.Addr
+		c.addr, c.used = p.Addr, time.Now()
+		c.trip = min(c.used.Sub(began), 100*time.Millisecond) // a try to renew a lease may be that short
 		p.all[c] = true
 		_ = c.base.SetDeadline(time.Time{}) // the deadline of the login would end a subscription
 	}
@@ -213,7 +227,8 @@ type Conn struct {
 	interrupt func()      // ends a read or a write at once
 	in        *reader
 	out       []byte
-	used      time.Time // when it became idle
+	used      time.Time     // when its last call ended with a reply, or a later call or wire began
+	trip      time.Duration // how long it took to make it, within limits; 0 once it has failed
 }
 
 // bufferSize is the size of the buffer for replies, and the largest buffer for commands that a Conn
@@ -283,12 +298,18 @@ func (c *Conn) Do(ctx context.Context, replies []Reply, commands ...[]string) (g
 		replies[i] = r
 	}
 
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		c.trip = 0 // the caller has not left; a firewall may answer by a reset
+	}
 	// Bytes that are left in the buffer would become the reply to the next command.
 	good = err == nil && !astray && c.in.Buffered() == 0
 	// If an interrupt has begun, do not use the connection again, because the interrupt could end
 	// the next call.
 	for _, stop := range stops {
 		good = (stop == nil || stop()) && good
+	}
+	if good {
+		c.used = time.Now()
 	}
 	return good
 }

@@ -149,9 +149,9 @@ func TestConnWithAReplyTooManyIsNotUsedAgain(t *testing.T) {
 	}
 }
 
-// newPool returns a Pool with room for one connection, until the end of the test.
-func newPool(t *testing.T, dial func(context.Context) (*Conn, error)) *Pool {
-	p := NewPool(t.Context(), "server:1", 1, dial)
+// newPool returns a Pool with room for size connections, until the end of the test.
+func newPool(t *testing.T, size int, dial func(context.Context) (*Conn, error)) *Pool {
+	p := NewPool(t.Context(), "server:1", size, dial)
 	go p.CloseAtEnd()
 	return p
 }
@@ -160,7 +160,7 @@ func newPool(t *testing.T, dial func(context.Context) (*Conn, error)) *Pool {
 // the next one, and counts as one connection.
 func TestPoolKeepsAConnectionWhoseCallerHasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPool(t, func(ctx context.Context) (*Conn, error) {
+		p := newPool(t, 1, func(ctx context.Context) (*Conn, error) {
 			time.Sleep(time.Second)
 			return answering(t, "+OK\r\n"), nil
 		})
@@ -187,7 +187,7 @@ func TestPoolKeepsAConnectionWhoseCallerHasLeft(t *testing.T) {
 func TestPoolGivesUpAConnectionThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := true
-		p := newPool(t, func(ctx context.Context) (*Conn, error) {
+		p := newPool(t, 1, func(ctx context.Context) (*Conn, error) {
 			if hangs {
 				hangs = false
 				<-ctx.Done()
@@ -208,7 +208,7 @@ func TestPoolGivesUpAConnectionThatHangs(t *testing.T) {
 // A connection for subscriptions waits for messages longer than its login may take.
 func TestConnectionOutlastsItsLogin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPool(t, func(ctx context.Context) (*Conn, error) {
+		p := newPool(t, 1, func(ctx context.Context) (*Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
 			c := answering(t, "+OK\r\n")
@@ -231,4 +231,51 @@ func TestConnectionOutlastsItsLogin(t *testing.T) {
 		default:
 		}
 	})
+}
+
+// A firewall may forget all connections and tell nobody. The call that shows this ends those that
+// were idle meanwhile. A caller that leaves early shows nothing.
+func TestCallWithoutAReplyEndsTheConnectionsThatWereIdle(t *testing.T) {
+	for name, want := range map[string]int{"late": 3, "early": 2, "answer": 2, "reset": 3, "wire": 3} {
+		synctest.Test(t, func(t *testing.T) {
+			within, dials := 10*time.Millisecond, 0
+			p := newPool(t, 2, func(context.Context) (*Conn, error) {
+				time.Sleep(within)
+				if dials++; dials > 1 {
+					return answering(t, "+OK\r\n"), nil
+				}
+				near, far := net.Pipe()
+				go io.Copy(io.Discard, far)
+				return NewConn(near, near), nil
+			})
+			ping := func() { await.Must(t, p.Pipeline(context.Background(), []string{"ping"})[0].Err) }
+			silent, other := await.Value(p.Get(t.Context())), await.Value(p.Get(t.Context()))
+			time.AfterFunc(2, func() {
+				p.Put(other, true) // as a wire that was idle for long
+				if name == "answer" {
+					ping()
+				} else if name == "reset" {
+					silent.Close()
+				}
+			})
+			if name == "early" {
+				within--
+			}
+			time.Sleep(time.Nanosecond)
+			ctx, cancel := context.WithTimeout(t.Context(), within)
+			defer cancel()
+			if name == "wire" {
+				w := NewWire(silent, 0, false, func(ok bool) { p.Put(silent, ok) })
+				go func() { w.Read(); w.End() }()
+				<-asked(w, ctx)
+				time.Sleep(3 * tick)
+			} else {
+				silent.used = time.Now() // as Get does
+				p.Put(silent, silent.Do(ctx, make([]Reply, 1), []string{"ping"}))
+			}
+			if ping(); dials != want {
+				t.Errorf("%s: %d dials, want %d", name, dials, want)
+			}
+		})
+	}
 }

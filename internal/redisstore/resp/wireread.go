@@ -201,7 +201,10 @@ func (w *Wire) tickLocked(now time.Time) error {
 // it must not be used again. It ends the requests that have no reply yet.
 func (w *Wire) End() {
 	w.mu.Lock()
-	good := !w.inReply && !w.writing && w.answered == len(w.due) && len(w.sent) == 0
+	good := !w.inReply && !w.writing
+	if wait := append(w.due[w.answered:len(w.due):len(w.due)], w.sent...); len(wait) > 0 {
+		good, w.conn.used = false, wait[0].sent // so that the pool doubts what was idle since then
+	}
 	w.mu.Unlock()
 
 	// Keep the connection if all commands were answered, and the wire ended because it was idle or
