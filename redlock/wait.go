@@ -180,12 +180,21 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	// Until the subscription is confirmed, the waiter polls, and the Listener keeps trying.
 	ctx, cancel := context.WithTimeout(ctx, n.patience())
 	defer cancel()
-	w.ear, _ = n.store.Subscribe(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) {
+	signal := func() {
 		select {
 		case w.wake <- struct{}{}:
 		// Drop the signal, because one is already waiting.
 		default:
 		}
+	}
+	w.ear, _ = n.store.Subscribe(ctx, channel, redisstore.LockKey(w.c.Key), func(token string, _ bool) {
+		if token == w.c.Token {
+			// A clean-up of this waiter has woken another one of the driver. Without a pause, this
+			// waiter would ask and clean up without end.
+			time.AfterFunc(minSleep, signal)
+			return
+		}
+		signal()
 	})
 }
 
