@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -73,7 +74,7 @@ slots are held, and 1 if a caller could get it.`,
 				case !asJSON:
 					return printStatus(a.out, args[0], status, slots, n)
 				}
-				return a.printJSON(struct {
+				return a.printJSON("  ", struct {
 					Key     string `json:"key"`
 					Foreign bool   `json:"foreign,omitempty"`
 					hasp.Status
@@ -165,12 +166,15 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	return printed(w.Flush())
 }
 
-func (a *app) printJSON(v any) error {
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
+// printJSON prints v in ASCII. If indent is empty, v takes one line.
+func (a *app) printJSON(indent string, v any) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("", indent)
+	err := e.Encode(v)
+	if err == nil {
+		_, err = a.out.Write(text.JSON(b.Bytes()))
 	}
-	_, err = a.out.Write(append(text.JSON(b), '\n'))
 	return printed(err)
 }
 

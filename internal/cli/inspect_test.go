@@ -33,7 +33,7 @@ func TestStatusShowsNothingRaw(t *testing.T) {
 	t.Parallel()
 	var b, asJSON bytes.Buffer
 	s := backend.Status{Held: true, Owner: evil, Since: time.Now(), TTL: -1, Waiters: []string{evil, "next"}}
-	must(t, errors.Join(printStatus(&b, evil, s, nil, 0), (&app{out: &asJSON}).printJSON(s)))
+	must(t, errors.Join(printStatus(&b, evil, s, nil, 0), (&app{out: &asJSON}).printJSON("  ", s)))
 	for _, shown := range []string{b.String(), asJSON.String()} {
 		if strings.ContainsAny(shown, "\x1b\r\u202e\u009b") || strings.Contains(shown, "\nhasp:") {
 			t.Errorf("raw: %q", shown)

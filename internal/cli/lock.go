@@ -15,7 +15,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/cli/text"
 )
 
 func (a *app) lockCommand() *cobra.Command {
@@ -82,16 +81,13 @@ func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Leas
 		_ = lease.Unlock(ctx)
 		return err
 	}
-	b, err := json.Marshal(handle)
-	if err == nil {
-		_, err = r.out.Write(append(text.JSON(b), '\n'))
-	}
+	err = r.printJSON("", handle)
 	if err != nil {
 		if lease, err := client.Resume(context.WithoutCancel(ctx), handle); err == nil {
 			_ = lease.Unlock(ctx)
 		}
 	}
-	return printed(err)
+	return err
 }
 
 func (a *app) renewCommand() *cobra.Command {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -39,11 +40,9 @@ func TestTableOfLocks(t *testing.T) {
 // A key or an owner may be any bytes. Only printable ones reach the terminal.
 func TestLsShowsNothingRaw(t *testing.T) {
 	now := time.Now()
-	for _, l := range []*ls{{}, {json: true}} {
-		var b bytes.Buffer
-		l.out = &b
-		must(t, l.print(someEntries(now), now))
-		shown := b.String()
+	var cells, lines bytes.Buffer
+	must(t, errors.Join(table(&cells, someEntries(now), now), (&app{out: &lines}).printLines(someEntries(now))))
+	for _, shown := range []string{cells.String(), lines.String()} {
 		raw := func(c rune) bool { return c != '\n' && (c < ' ' || c > '~') }
 		if strings.ContainsFunc(shown, raw) || strings.Contains(shown, "\nhasp:") {
 			t.Errorf("raw: %q", shown)
