@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/text"
@@ -176,9 +174,4 @@ func (a *app) printJSON(indent string, v any) error {
 		_, err = a.out.Write(text.JSON(b.Bytes()))
 	}
 	return printed(err)
-}
-
-func isTerminal(f any) bool {
-	file, ok := f.(*os.File)
-	return ok && term.IsTerminal(int(file.Fd()))
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -94,10 +95,7 @@ func (a *app) renewCommand() *cobra.Command {
 	var ttl time.Duration
 	cmd := a.handleCommand("renew", "Keep a key taken that hasp lock has taken",
 		func(ctx context.Context, lease *hasp.Lease, handle hasp.Handle) error {
-			if ttl == 0 {
-				ttl = handle.TTL
-			}
-			_, err := lease.Detach(ctx, ttl)
+			_, err := lease.Detach(ctx, cmp.Or(ttl, handle.TTL))
 			return err
 		})
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long KEY stays taken from now on, at least (default: as with hasp lock)")

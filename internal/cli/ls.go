@@ -92,9 +92,23 @@ func table(out io.Writer, all []hasp.Entry, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "KEY\tOWNER\tAGE\tLEFT\tFENCE\tWAITERS")
 	for _, e := range all {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", label(e.Key), holder(e), age(e, now), left(e), number(e.Fence), number(uint64(len(e.Waiters))))
+		left := seconds(e.TTL)
+		if e.TTL < 0 {
+			left = "no end"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", label(e.Key), holder(e),
+			dashUnless(e.Held && !e.Since.IsZero(), seconds(now.Sub(e.Since))), dashUnless(e.Held, left),
+			dashUnless(e.Fence != 0, fmt.Sprint(e.Fence)), dashUnless(len(e.Waiters) > 0, fmt.Sprint(len(e.Waiters))))
 	}
 	return w.Flush()
+}
+
+// dashUnless returns a cell if its value is known, and a dash otherwise.
+func dashUnless(known bool, cell string) string {
+	if !known {
+		return "-"
+	}
+	return cell
 }
 
 func label(s string) string { return text.Label(s, '~') }
@@ -117,34 +131,10 @@ func holder(e hasp.Entry) string {
 	return label(e.Owner)
 }
 
-func age(e hasp.Entry, now time.Time) string {
-	if !e.Held || e.Since.IsZero() {
-		return "-"
-	}
-	return seconds(now.Sub(e.Since))
-}
-
-func left(e hasp.Entry) string {
-	switch {
-	case !e.Held:
-		return "-"
-	case e.TTL < 0:
-		return "no end"
-	}
-	return seconds(e.TTL)
-}
-
 // seconds returns a duration as a cell, such as 0.4s, 12s or 3m5s.
 func seconds(d time.Duration) string {
 	if d = max(d, 0); d < 10*time.Second {
 		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + "s"
 	}
 	return text.Duration(d.Round(time.Second))
-}
-
-func number(n uint64) string {
-	if n == 0 {
-		return "-"
-	}
-	return strconv.FormatUint(n, 10)
 }

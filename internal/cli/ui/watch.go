@@ -132,16 +132,12 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	}
 
 	// If the last list was long ago, holds may have begun and ended since then: record a gap.
-	gap := ""
 	switch {
 	case w.listed.IsZero():
 	case w.failed != "":
-		gap = "outage"
+		w.history.addGap("outage", w.listed, now)
 	case idle:
-		gap = "unwatched"
-	}
-	if gap != "" {
-		w.history.addGap(gap, w.listed, now)
+		w.history.addGap("unwatched", w.listed, now)
 	}
 	w.compare(next, now)
 	w.listed, w.took, w.more, w.failed, w.since = began, now.Sub(began), more, "", time.Time{}
