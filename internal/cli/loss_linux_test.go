@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -18,24 +17,18 @@ func init() {
 	roles["careless"] = careless
 }
 
-// adopt makes this process adopt each descendant whose parent ends, like the first process of a
-// container. The next program that it starts is hasp.
-func adopt() {
+// adopter is hasp as the first process of a container, which adopts each descendant whose parent
+// ends.
+func adopter([]string) int {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-	os.Setenv(role, "hasp")
-}
-
-// adopter is like the first process of a container. It becomes hasp.
-func adopter(args []string) int {
-	adopt()
-	_ = syscall.Exec("/proc/self/exe", append([]string{"hasp"}, args...), os.Environ())
-	return 1
+	return Main()
 }
 
 // careless is like the first process of a container. It runs hasp, and never waits for the
 // processes that it adopts.
 func careless(args []string) int {
-	adopt()
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	os.Setenv(role, "hasp")
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	_ = cmd.Run()
@@ -81,13 +74,7 @@ func blocked(t *testing.T) *os.File {
 // endsSoon checks that a program ends in much less time than its children would take.
 func endsSoon(t *testing.T, p *running, code int) outcome {
 	t.Helper()
-	select {
-	case <-p.ended:
-	case <-time.After(40 * time.Second):
-		t.Error("hasp does not end")
-		_ = p.cmd.Process.Kill()
-	}
-	return p.wait().want(t, code)
+	return p.within(40*time.Second).want(t, code)
 }
 
 // Perhaps no process reads stderr, or its reader does not read on. The message about the loss must
