@@ -119,12 +119,9 @@ func (a *app) complain(format string, args ...any) {
 	}()
 	select {
 	case <-written:
-	case <-time.After(complainTimeout):
+	case <-time.After(time.Second):
 	}
 }
-
-// complainTimeout is how long complain waits for stderr.
-const complainTimeout = time.Second
 
 func exitCode(err error) int {
 	var own codeError

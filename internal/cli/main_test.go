@@ -82,6 +82,12 @@ func self(t *testing.T, as, url string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// inShell returns cmd, changed to run a script of a shell that has cmd's arguments.
+func inShell(cmd *exec.Cmd, script string) *exec.Cmd {
+	cmd.Args, cmd.Path = slices.Concat([]string{"sh", "-c", script}, cmd.Args), "/bin/sh"
+	return cmd
+}
+
 // outcome says how a program ended.
 type outcome struct {
 	code     int

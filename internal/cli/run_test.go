@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -50,6 +49,7 @@ func TestRun(t *testing.T) {
 		"success":                {"run key -- true", "", 0, "", ""},
 		"its own code":           {"run key --", "exit 3", 3, "", ""},
 		"a code that hasp uses":  {"run key --", "exit 75", 75, "", ""},
+		"its own stderr":         {"run key --", "echo text; echo problem >&2", 0, "text\n", "problem\n"},
 		"ended by a signal":      {"run key --", "kill -KILL $$", 128 + 9, "", ""},
 		"a script without shell": {"run key -- " + noInterpreter, "", 7, "", ""},
 		"not found":              {"run key -- hasp-no-such-command", "", exitNotFound, "", `cannot run "hasp-no-such-command": executable file not found in $PATH`},
@@ -114,15 +114,6 @@ func TestRunOfAProcessThatIsLeft(t *testing.T) {
 	contains(t, p.wait().want(t, 0).out, "ran")
 }
 
-func TestRunGivesTheCommandItsStreams(t *testing.T) {
-	t.Parallel()
-	p := startHasp(t, store(t), "run", "key", "--", "sh", "-c", "cat; echo problem >&2")
-	await.Value(p.in.Write([]byte("text\n")))
-	if o := p.free().want(t, 0); o.out != "text\n" || o.err != "problem\n" {
-		t.Errorf("stdout %q, stderr %q", o.out, o.err)
-	}
-}
-
 func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 	t.Parallel()
 	url := store(t)
@@ -137,19 +128,6 @@ func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 	}
 	holder.free().want(t, 0)
 	lock(t, url, 0, "--no-wait")
-}
-
-// withTerm checks that a lock is held past its term. If the machine stands still for a whole term,
-// the lock is lost. So withTerm tries again with longer terms.
-func withTerm(t *testing.T, holds func(ttl time.Duration) bool) {
-	t.Helper()
-	for _, ttl := range []time.Duration{3 * time.Second, 12 * time.Second, 40 * time.Second} {
-		if holds(ttl) {
-			return
-		}
-		t.Logf("not with a term of %v", ttl)
-	}
-	t.Error("lost")
 }
 
 // soonLost is a term. It is short enough that hasp notices a break within two seconds. It is long
@@ -246,11 +224,8 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 
 func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	t.Parallel()
-	cmd := self(t, "hasp", store(t))
-	cmd.Args = append([]string{"sh", "-c", `trap '' HUP; exec "$0" "$@"`, cmd.Path},
-		"run", "key", "--", "sh", "-c", "echo ready; cat; echo survived")
-	cmd.Path = "/bin/sh"
-	p := start(t, cmd)
+	cmd := self(t, "hasp", store(t), "run", "key", "--", "sh", "-c", "echo ready; cat; echo survived")
+	p := start(t, inShell(cmd, `trap '' HUP; exec "$0" "$@"`))
 	p.out.expect("ready")
 	p.signal(unix.SIGHUP)
 	contains(t, p.free().want(t, 0).out, "survived")

@@ -152,8 +152,6 @@ func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
 	return s
 }
 
-func (s *session) end() { s.t.Helper(); s.expect(farewell) }
-
 func (s *session) order(text string) {
 	s.t.Helper()
 	_, err := s.orders.Write([]byte(text + "\n"))

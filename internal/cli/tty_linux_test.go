@@ -70,7 +70,7 @@ func TestCtrlCEndsTheCommandAndHaspAndTheScriptAroundIt(t *testing.T) {
 	s.types("\x03")
 	s.report.expect("killed by 2: the job has the terminal")
 	lock(t, url, 0, "--no-wait") // hasp has unlocked the key
-	s.end()
+	s.expect(farewell)
 	if strings.Contains(s.String(), "went on") {
 		t.Error("the script went on")
 	}
