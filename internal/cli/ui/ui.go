@@ -82,11 +82,7 @@ func New(src Source, o Options) *Server {
 	} {
 		s.mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", file.kind)
-			text, err := files.ReadFile("page/" + file.name)
-			if err != nil {
-				panic(err) // the file is part of the program
-			}
-			_, _ = w.Write(text)
+			http.ServeFileFS(w, r, files, "page/"+file.name)
 		})
 	}
 	s.mux.HandleFunc("/locks", s.serveLocks)
