@@ -107,7 +107,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	ctx, place := cmd.Context(), "no lock at all"
 	if !d.NoLock {
 		d.Store = hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}
-		if a.store.given(cmd) {
+		if _, set := os.LookupEnv("HASP_URL"); set || cmd.Flag("url").Changed || cmd.Flag("config").Changed {
 			if d.Store, err = a.config(cmd); err != nil {
 				return err
 			}

@@ -51,7 +51,7 @@ func TestLossEndsInAContainer(t *testing.T) {
 			p := start(t, self(t, c.as, url, "run", "key", "--ttl", soonLost, "--grace", c.grace, "--", "sh", "-c", c.trap+"sleep 600 & echo ready; wait"))
 			p.out.expect("ready")
 			runHasp(t, url, "break", "key", "--force").want(t, 0)
-			endsSoon(t, p, exitLost)
+			p.within(soon).want(t, exitLost)
 		})
 	}
 }
@@ -71,11 +71,8 @@ func blocked(t *testing.T) *os.File {
 	return w
 }
 
-// endsSoon checks that a program ends in much less time than its children would take.
-func endsSoon(t *testing.T, p *running, code int) outcome {
-	t.Helper()
-	return p.within(40*time.Second).want(t, code)
-}
+// soon is much less time than the children of these programs would take.
+const soon = 40 * time.Second
 
 // Perhaps no process reads stderr, or its reader does not read on. The message about the loss must
 // not keep hasp from ending the group.
@@ -95,7 +92,7 @@ func TestLossEndsTheGroupWhateverBecomesOfStderr(t *testing.T) {
 		p.out.expect("ready")
 		r.Close()
 		runHasp(t, url, "break", "key", "--force").want(t, 0)
-		contains(t, endsSoon(t, p, exitLost).out, "got SIGTERM")
+		contains(t, p.within(soon).want(t, exitLost).out, "got SIGTERM")
 	}
 }
 
@@ -112,9 +109,9 @@ func TestWaitGoesOnIfStderrBlocks(t *testing.T) {
 	}
 	time.Sleep(noticeAfter + 500*time.Millisecond) // by now both have begun to print that they wait
 	waiting[0].signal(unix.SIGTERM)
-	endsSoon(t, waiting[0], 128+int(unix.SIGTERM))
+	waiting[0].within(soon).want(t, 128+int(unix.SIGTERM))
 	holder.free().want(t, 0)
-	endsSoon(t, waiting[1], 0)
+	waiting[1].within(soon).want(t, 0)
 }
 
 // After the loss, hasp must not wait for an answer of the server.
@@ -124,7 +121,7 @@ func TestLossAtAServerThatHangs(t *testing.T) {
 	p := script(t, redisURL(t, s)+"&timeout=10m", "echo ready; exec sleep 600", "--ttl", "2s")
 	s.Pause()
 	defer s.Resume()
-	endsSoon(t, p, exitLost)
+	p.within(soon).want(t, exitLost)
 }
 
 // If hasp cannot write its output, the exit code must not be the one for a store that cannot be
