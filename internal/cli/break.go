@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/text"
@@ -80,7 +82,7 @@ func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	if s.Owner != "" {
 		held += " by " + text.Quote(s.Owner)
 	}
-	if !isTerminal(a.in) {
+	if in, ok := a.in.(*os.File); !ok || !term.IsTerminal(int(in.Fd())) {
 		return usagef("%s, and the holder's work may still be running; --force breaks it without a question", held)
 	}
 	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", held)

@@ -40,21 +40,19 @@ or if the check would have to stop the store or move its clock. The exit code is
 		Example: `  hasp conform
   hasp conform --url spinlock+redis://localhost:6379`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.config(cmd)
-			if err != nil {
-				return err
-			}
-			return a.conform(cmd.Context(), c)
-		},
+		RunE: a.conform,
 	}
 }
 
 // conform runs the suite. Some clauses start this program again with the same arguments. In such a
 // child process, Check does not return.
-func (a *app) conform(ctx context.Context, c hasp.Config) error {
-	began, counts := time.Now(), map[string]int{}
-	err := conformance.Check(ctx, harness(c), func(r conformance.Result) {
+func (a *app) conform(cmd *cobra.Command, _ []string) error {
+	c, err := a.config(cmd)
+	if err != nil {
+		return err
+	}
+	ctx, began, counts := cmd.Context(), time.Now(), map[string]int{}
+	err = conformance.Check(ctx, harness(c), func(r conformance.Result) {
 		counts[r.Status]++
 		a.printClause(r)
 	})

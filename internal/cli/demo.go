@@ -27,7 +27,7 @@ import (
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
-// demo has the settings of a call of hasp demo. The workers receive them as JSON.
+// demo has the settings of a call of hasp demo.
 type demo struct {
 	Increments int           // how many each worker makes
 	TTL        time.Duration // the term of the lock
@@ -107,7 +107,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	ctx, place := cmd.Context(), "no lock at all"
 	if !d.NoLock {
 		d.Store = hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}
-		if a.store.given(cmd) {
+		if _, set := os.LookupEnv("HASP_URL"); set || cmd.Flag("url").Changed || cmd.Flag("config").Changed {
 			if d.Store, err = a.config(cmd); err != nil {
 				return err
 			}
@@ -195,18 +195,13 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 	return end, err
 }
 
-// workerEnv names the environment variable with three numbers for a worker: its own number, from 1;
-// how many increments it makes; and the turn in which it is killed, or 0.
+// workerEnv names the environment variable that makes a process a worker.
 const workerEnv = "HASP_DEMO_WORKER"
 
 // runWorkers returns when the workers have made all increments, or returns the error of the first
 // worker that failed. In both cases no worker runs any more.
 func (a *app) runWorkers(ctx context.Context, d *demo) error {
 	self, err := os.Executable()
-	if err != nil {
-		return printed(err)
-	}
-	settings, err := json.Marshal(d)
 	if err != nil {
 		return printed(err)
 	}
@@ -218,7 +213,7 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 	ended := make(chan error, demoWorkers+1)
 	start := func(number, turns, dies int) error {
 		cmd := exec.CommandContext(running, self)
-		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", workerEnv, number, turns, dies))
+		cmd.Env = append(os.Environ(), workerEnv+"=1")
 		var said strings.Builder
 		cmd.Stdout, cmd.Stderr = a.out, &said
 		in, err := cmd.StdinPipe()
@@ -229,7 +224,7 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 			return printed(err)
 		}
 		live.Go(func() {
-			_, _ = in.Write(settings) // an error means that the worker has ended
+			_ = json.NewEncoder(in).Encode(worker{*d, number, turns, dies}) // an error means that the worker has ended
 			ended <- workerError(cmd, cmd.Wait(), number, said.String())
 		})
 		return nil
@@ -286,10 +281,12 @@ func (d *demo) clock() string { return fmt.Sprintf("%8.3fs", time.Since(d.Began)
 
 // worker is one process of the demo. To increment the number in a file, it reads, pauses, and
 // writes. Only the lock prevents two workers from writing the same number. A worker prints a line
-// while it holds the lock, so that the lines are in order.
+// while it holds the lock, so that the lines are in order. It receives this type as JSON.
 type worker struct {
 	demo
-	number, turns, dies int
+	Number int // from 1
+	Turns  int // how many increments it makes
+	Dies   int // the turn in which it is killed, or 0
 }
 
 // workDemo is the main function of a worker. It returns the exit code.
@@ -304,10 +301,7 @@ func workDemo(ctx context.Context) int {
 }
 
 func (w *worker) work(ctx context.Context) error {
-	if _, err := fmt.Sscan(os.Getenv(workerEnv), &w.number, &w.turns, &w.dies); err != nil {
-		return printed(err)
-	}
-	if err := json.NewDecoder(os.Stdin).Decode(&w.demo); err != nil {
+	if err := json.NewDecoder(os.Stdin).Decode(w); err != nil {
 		return printed(err)
 	}
 	go func() {
@@ -322,9 +316,9 @@ func (w *worker) work(ctx context.Context) error {
 		}
 		defer client.Close()
 	}
-	for i := range w.turns {
+	for i := range w.Turns {
 		time.Sleep(about(w.Work)) // stands for work that needs no lock
-		if err := w.turn(ctx, client, i+1 == w.dies); err != nil {
+		if err := w.turn(ctx, client, i+1 == w.Dies); err != nil {
 			return err
 		}
 	}
@@ -342,7 +336,7 @@ func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error
 		err := hasp.Do(ctx, client, w.Key, func(_ context.Context, lease *hasp.Lease) error {
 			if dies {
 				fmt.Printf("%s  worker %d (pid %d) is killed while it holds the lock; the key stays locked until its term ends\n",
-					w.clock(), w.number, os.Getpid())
+					w.clock(), w.Number, os.Getpid())
 				self, _ := os.FindProcess(os.Getpid())
 				_ = self.Kill()
 				select {} // until the signal has arrived
@@ -375,7 +369,7 @@ func (w *worker) increment(valid func() error, how string) error {
 	if err := writeNumber(w.File, n+1); err != nil {
 		return printed(err)
 	}
-	_, err = fmt.Printf("%s  worker %d writes %d of %d%s\n", w.clock(), w.number, n+1, demoWorkers*w.Increments, how)
+	_, err = fmt.Printf("%s  worker %d writes %d of %d%s\n", w.clock(), w.Number, n+1, demoWorkers*w.Increments, how)
 	return printed(err)
 }
 

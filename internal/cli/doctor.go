@@ -39,13 +39,7 @@ begins with
 The exit code is 1 if a line is bad. "hasp conform" checks the promises themselves.`,
 		Example: `  hasp doctor --url spinlock+redis://localhost:6379`,
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.config(cmd)
-			if err != nil {
-				return err
-			}
-			return d.examine(cmd.Context(), c)
-		},
+		RunE:    d.examine,
 	}
 }
 
@@ -59,8 +53,12 @@ func (d *doctor) found(level, what, said string) {
 	}
 }
 
-func (d *doctor) examine(ctx context.Context, c hasp.Config) error {
-	alone := c.Strategy != "redlock"
+func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
+	c, err := d.config(cmd)
+	if err != nil {
+		return err
+	}
+	ctx, alone := cmd.Context(), c.Strategy != "redlock"
 	for _, list := range c.Nodes {
 		nodes, err := []string{list}, error(nil)
 		if !alone {

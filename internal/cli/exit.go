@@ -49,12 +49,10 @@ why.`
 // codeError is an error with an exit code of its own.
 type codeError struct {
 	code int
-	err  error
+	error
 }
 
-func (e codeError) Error() string { return e.err.Error() }
-func (e codeError) Unwrap() error { return e.err }
-func (e codeError) ExitCode() int { return e.code }
+func (e codeError) Unwrap() error { return e.error }
 
 // usagef returns an error about how hasp was called.
 func usagef(format string, args ...any) error {
@@ -121,23 +119,17 @@ func (a *app) complain(format string, args ...any) {
 	}()
 	select {
 	case <-written:
-	case <-time.After(complainTimeout):
+	case <-time.After(time.Second):
 	}
 }
 
-// complainTimeout is how long complain waits for stderr.
-const complainTimeout = time.Second
-
 func exitCode(err error) int {
-	var own interface {
-		error
-		ExitCode() int
-	}
+	var own codeError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &own):
-		return own.ExitCode()
+		return own.code
 	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported):
 		return exitUsage
 	case errors.Is(err, hasp.ErrHeld):

@@ -36,23 +36,21 @@ func TestNoCommandShowsThePassword(t *testing.T) {
 				if how == nil {
 					t.Setenv("HASP_URL", raw)
 				}
-				showsNothing(t, name, how, secret, clear)
+				showsNothing(t, name, how)
 			}
 		}
 	}
 }
 
 // showsNothing runs commands with the flags how, which name the store. It checks that their output
-// does not contain one of passwords.
-func showsNothing(t *testing.T, name string, how []string, passwords ...string) {
+// does not contain the beginning of the password, which the escape does not change.
+func showsNothing(t *testing.T, name string, how []string) {
 	t.Helper()
 	for _, args := range [][]string{{"inspect", "k"}, {"inspect", "k", "--json"}, {"ls"}, {"ls", "k", "--json"}, {"ui", "--listen", "127.0.0.1:0"}, {"break", "k", "--force"}, {"demo"},
 		{"conform"}, {"doctor"}, {"strategies"}, {"run", "k", "--", "true"}} {
 		o := call(slices.Concat(args[:1], how, args[1:])...)
-		for _, pw := range passwords {
-			if strings.Contains(o.out+o.err, pw) {
-				t.Errorf("%s, %q, %q: shown:\n%s%s", name, args, how, o.out, o.err)
-			}
+		if strings.Contains(o.out+o.err, secret[:4]) {
+			t.Errorf("%s, %q, %q: shown:\n%s%s", name, args, how, o.out, o.err)
 		}
 		if strings.ContainsAny(o.out+o.err, "\x1b\u202e") {
 			t.Errorf("%s, %q: raw: %q", name, args, o.out+o.err)

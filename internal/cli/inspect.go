@@ -1,13 +1,13 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/cli/text"
@@ -73,7 +72,7 @@ slots are held, and 1 if a caller could get it.`,
 				case !asJSON:
 					return printStatus(a.out, args[0], status, slots, n)
 				}
-				return a.printJSON(struct {
+				return a.printJSON("  ", struct {
 					Key     string `json:"key"`
 					Foreign bool   `json:"foreign,omitempty"`
 					hasp.Status
@@ -165,16 +164,14 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	return printed(w.Flush())
 }
 
-func (a *app) printJSON(v any) error {
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
+// printJSON prints v in ASCII. If indent is empty, v takes one line.
+func (a *app) printJSON(indent string, v any) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("", indent)
+	err := e.Encode(v)
+	if err == nil {
+		_, err = a.out.Write(text.JSON(b.Bytes()))
 	}
-	_, err = a.out.Write(append(text.JSON(b), '\n'))
 	return printed(err)
-}
-
-func isTerminal(f any) bool {
-	file, ok := f.(*os.File)
-	return ok && term.IsTerminal(int(file.Fd()))
 }

@@ -27,11 +27,9 @@ type lead struct {
 	result job.Result  // the result of the last command
 
 	// A signal ends the wait for the key. If the command runs, hasp passes the signal on to the
-	// command, and ends after the command. mu guards the fields below.
-	mu       sync.Mutex
-	commands bool // a command runs
-	signaled bool // a signal has arrived that ends hasp
-	cancel   context.CancelFunc
+	// command, and ends after the command. So mu is held while the command runs.
+	mu     sync.Mutex
+	cancel context.CancelFunc // ends the wait
 }
 
 const leadHelp = `lead waits until it holds KEY, and runs COMMAND while it holds KEY. Of all
@@ -94,13 +92,19 @@ func (l *lead) lead(cmd *cobra.Command) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	l.cancel = cancel
-	defer context.AfterFunc(cmd.Context(), l.interrupted)()
+	defer context.AfterFunc(cmd.Context(), func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		cancel()
+	})()
 	waiting, quiet := context.WithCancel(ctx)
 	defer quiet()
 	l.quiet = quiet
 	defer time.AfterFunc(noticeAfter, func() { l.sayWaiting(waiting, client) }).Stop()
 
-	err = hasp.Lead(ctx, client, l.key, l.leading, l.options(cmd)...)
+	err = hasp.Lead(ctx, client, l.key, func(_ context.Context, lease *hasp.Lease) error {
+		return l.leading(cmd.Context(), lease)
+	}, l.options(cmd)...)
 	var failed *hasp.Error
 	if err != nil && !(l.ended && errors.As(err, &failed) && failed.Op == "unlock") {
 		return err // the wait or the start of the command has failed
@@ -112,52 +116,31 @@ func (l *lead) lead(cmd *cobra.Command) error {
 	return nil
 }
 
-// interrupted handles a signal that ends hasp now or after the command.
-func (l *lead) interrupted() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.signaled = true
-	if !l.commands {
-		l.cancel()
-	}
-}
-
-// commanding records that a command begins or has ended. If a signal has already come, the command
-// must not begin, and commanding returns false.
-func (l *lead) commanding(begins bool) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.signaled {
-		l.cancel()
-		if begins {
-			return false
-		}
-	}
-	l.commands = begins
-	return true
-}
-
-// leading runs the command once, for as long as this process leads.
+// leading runs the command once, for as long as this process leads. The context ctx ends with the
+// signal that ends hasp.
 func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 	signal.Notify(l.signals, job.NotIgnored(job.PassedOn)...)
-	if !l.commanding(true) {
-		return context.Cause(ctx)
-	}
-	defer l.commanding(false)
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.quiet()
 	l.ended = false
 
 	// A signal that has already arrived ends hasp, and the command would not receive it. So do not
 	// begin the command.
+	came := ctx.Err() != nil
 	for len(l.signals) > 0 {
-		if slices.Contains(job.Ending, <-l.signals) {
-			l.interrupted()
-			return context.Canceled
-		}
+		came = slices.Contains(job.Ending, <-l.signals) || came
+	}
+	if came {
+		l.cancel()
+		return context.Canceled
 	}
 
 	l.result, err = l.attend(lease)
 	l.ended = err == nil
+	if ctx.Err() != nil {
+		l.cancel() // so that hasp does not compete for the key again
+	}
 	return err
 }
 

@@ -15,18 +15,6 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-func TestLeadIsRunOfTheLeader(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	o := runHasp(t, url, "lead", "key", "--fence", "--", "sh", "-c", `echo "$HASP_KEY ${HASP_FENCE:+fence}"; exit 7`).want(t, 7)
-	o.prints(t, "key fence\n")
-	contains(t, o.err, `leads "key"`)
-	lock(t, url, 0, "--no-wait") // the key is free
-
-	runHasp(t, url, "lead", "key", "--", "no-such-command").want(t, exitNotFound)
-	runHasp(t, url, "lead", "key", "--", t.TempDir()).want(t, exitCannotRun)
-}
-
 // A successor must not lead before the leader has ended.
 func TestLeadersFollowEachOther(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/cli/text"
 )
 
 func (a *app) lockCommand() *cobra.Command {
@@ -82,26 +82,20 @@ func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Leas
 		_ = lease.Unlock(ctx)
 		return err
 	}
-	b, err := json.Marshal(handle)
-	if err == nil {
-		_, err = r.out.Write(append(text.JSON(b), '\n'))
-	}
+	err = r.printJSON("", handle)
 	if err != nil {
 		if lease, err := client.Resume(context.WithoutCancel(ctx), handle); err == nil {
 			_ = lease.Unlock(ctx)
 		}
 	}
-	return printed(err)
+	return err
 }
 
 func (a *app) renewCommand() *cobra.Command {
 	var ttl time.Duration
 	cmd := a.handleCommand("renew", "Keep a key taken that hasp lock has taken",
 		func(ctx context.Context, lease *hasp.Lease, handle hasp.Handle) error {
-			if ttl == 0 {
-				ttl = handle.TTL
-			}
-			_, err := lease.Detach(ctx, ttl)
+			_, err := lease.Detach(ctx, cmp.Or(ttl, handle.TTL))
 			return err
 		})
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long KEY stays taken from now on, at least (default: as with hasp lock)")

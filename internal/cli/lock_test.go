@@ -9,36 +9,26 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// shells runs scripts of a shell, one after another. In a script, hasp is "$0". The last line of
-// each must be the exit code that is wanted.
-func shells(t *testing.T, url string, scripts ...string) {
-	t.Helper()
-	for i, script := range scripts {
-		cmd := self(t, "hasp", url)
-		cmd.Args = []string{"sh", "-c", script, cmd.Path}
-		cmd.Path = "/bin/sh"
-		if o := start(t, cmd).wait(); o.code != 0 {
-			t.Fatalf("script %d: exit code %d\n%s%s", i, o.code, o.out, o.err)
-		}
-	}
-}
-
-// A job in CI runs each step in a shell of its own.
+// A job in CI runs each step in a shell of its own. In these, hasp is "$0".
 func TestLockOverSeveralShells(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, nil).URL()
 	for _, url := range []string{store(t), "spinlock+" + redis, "fairlock+" + redis + "?prefix=fair:", "redlock+" + redistest.StartNodes(t, 3, nil).URL()} {
 		t.Run(strings.Split(url, "+")[0][:7], func(t *testing.T) {
 			at := t.TempDir() + "/lock"
-			shells(t, url,
-				`"$0" lock key --ttl 30s --fence --min-hold 1s >`+at+` && [ $(wc -l <`+at+`) = 1 ]`,
+			for _, step := range []string{
+				`"$0" lock key --ttl 30s --fence --min-hold 1s >` + at + ` && [ $(wc -l <` + at + `) = 1 ]`,
 				`"$0" lock key --ttl 1m -n; [ $? = 75 ]`,
 				`{ sleep 0.2; exec "$0" lock unread --ttl 1m; } | true; "$0" run unread -n -- true`,
-				`"$0" renew - --ttl 100s <`+at+` && "$0" inspect key | grep -E "term +1m" && "$0" inspect key | grep "hasp lock"`,
-				`"$0" unlock - <`+at,
+				`"$0" renew - --ttl 100s <` + at + ` && "$0" inspect key | grep -E "term +1m" && "$0" inspect key | grep "hasp lock"`,
+				`"$0" unlock - <` + at,
 				`"$0" run key --wait 1m -- true`,
-				`"$0" unlock - <`+at+`; [ $? = 79 ]`,
-				`"$0" renew "$(cat `+at+`)"; [ $? = 79 ]`)
+				`"$0" unlock - <` + at + `; [ $? = 79 ]`,
+				`"$0" renew "$(cat ` + at + `)"; [ $? = 79 ]`,
+			} {
+				t.Log(step)
+				start(t, inShell(self(t, "hasp", url), step)).wait().want(t, 0)
+			}
 		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -18,24 +17,18 @@ func init() {
 	roles["careless"] = careless
 }
 
-// adopt makes this process adopt each descendant whose parent ends, like the first process of a
-// container. The next program that it starts is hasp.
-func adopt() {
+// adopter is hasp as the first process of a container, which adopts each descendant whose parent
+// ends.
+func adopter([]string) int {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-	os.Setenv(role, "hasp")
-}
-
-// adopter is like the first process of a container. It becomes hasp.
-func adopter(args []string) int {
-	adopt()
-	_ = syscall.Exec("/proc/self/exe", append([]string{"hasp"}, args...), os.Environ())
-	return 1
+	return Main()
 }
 
 // careless is like the first process of a container. It runs hasp, and never waits for the
 // processes that it adopts.
 func careless(args []string) int {
-	adopt()
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	os.Setenv(role, "hasp")
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	_ = cmd.Run()
@@ -58,7 +51,7 @@ func TestLossEndsInAContainer(t *testing.T) {
 			p := start(t, self(t, c.as, url, "run", "key", "--ttl", soonLost, "--grace", c.grace, "--", "sh", "-c", c.trap+"sleep 600 & echo ready; wait"))
 			p.out.expect("ready")
 			runHasp(t, url, "break", "key", "--force").want(t, 0)
-			endsSoon(t, p, exitLost)
+			p.within(soon).want(t, exitLost)
 		})
 	}
 }
@@ -78,17 +71,8 @@ func blocked(t *testing.T) *os.File {
 	return w
 }
 
-// endsSoon checks that a program ends in much less time than its children would take.
-func endsSoon(t *testing.T, p *running, code int) outcome {
-	t.Helper()
-	select {
-	case <-p.ended:
-	case <-time.After(40 * time.Second):
-		t.Error("hasp does not end")
-		_ = p.cmd.Process.Kill()
-	}
-	return p.wait().want(t, code)
-}
+// soon is much less time than the children of these programs would take.
+const soon = 40 * time.Second
 
 // Perhaps no process reads stderr, or its reader does not read on. The message about the loss must
 // not keep hasp from ending the group.
@@ -108,7 +92,7 @@ func TestLossEndsTheGroupWhateverBecomesOfStderr(t *testing.T) {
 		p.out.expect("ready")
 		r.Close()
 		runHasp(t, url, "break", "key", "--force").want(t, 0)
-		contains(t, endsSoon(t, p, exitLost).out, "got SIGTERM")
+		contains(t, p.within(soon).want(t, exitLost).out, "got SIGTERM")
 	}
 }
 
@@ -125,9 +109,9 @@ func TestWaitGoesOnIfStderrBlocks(t *testing.T) {
 	}
 	time.Sleep(noticeAfter + 500*time.Millisecond) // by now both have begun to print that they wait
 	waiting[0].signal(unix.SIGTERM)
-	endsSoon(t, waiting[0], 128+int(unix.SIGTERM))
+	waiting[0].within(soon).want(t, 128+int(unix.SIGTERM))
 	holder.free().want(t, 0)
-	endsSoon(t, waiting[1], 0)
+	waiting[1].within(soon).want(t, 0)
 }
 
 // After the loss, hasp must not wait for an answer of the server.
@@ -137,5 +121,21 @@ func TestLossAtAServerThatHangs(t *testing.T) {
 	p := script(t, redisURL(t, s)+"&timeout=10m", "echo ready; exec sleep 600", "--ttl", "2s")
 	s.Pause()
 	defer s.Resume()
-	endsSoon(t, p, exitLost)
+	p.within(soon).want(t, exitLost)
+}
+
+// If hasp cannot write its output, the exit code must not be the one for a store that cannot be
+// reached.
+func TestFullOutputIsNoOutage(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	defer lock(t, url, 0, "--no-wait") // hasp lock has freed the key whose handle it could not print
+	for _, args := range [][]string{{"inspect", "key"}, {"inspect", "key", "--json"}, {"lock", "key", "--ttl", "1h"}, {"ls"}, {"strategies"}} {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		must(t, err)
+		defer full.Close()
+		cmd := self(t, "hasp", url, args...)
+		cmd.Stdout = full
+		contains(t, start(t, cmd).wait().want(t, exitFailed).err, "no space left on device")
+	}
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -19,16 +18,8 @@ import (
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
-// ls is a call of hasp ls: its flags and its output.
-type ls struct {
-	out     io.Writer
-	prefix  string
-	json    bool
-	waiting bool
-}
-
 func (a *app) lsCommand() *cobra.Command {
-	l := &ls{out: a.out}
+	var asJSON, waiting bool
 	cmd := &cobra.Command{
 		Use:   "ls [PREFIX]",
 		Short: "List the keys that are held, with their holders",
@@ -52,52 +43,44 @@ To follow the locks, use "watch hasp ls" or "hasp ui".`,
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			l.prefix = strings.Join(args, "") // there is at most one argument
-			return a.withClient(cmd, l.run)
+			prefix := strings.Join(args, "") // there is at most one argument
+			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
+				all, err := list(ctx, client, prefix, waiting)
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return a.printLines(all)
+				}
+				return printed(table(a.out, all, time.Now()))
+			})
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&l.json, "json", false, "print JSON, an object on each line")
-	f.BoolVar(&l.waiting, "waiting", false, "list only keys that callers wait for")
+	f.BoolVar(&asJSON, "json", false, "print JSON, an object on each line")
+	f.BoolVar(&waiting, "waiting", false, "list only keys that callers wait for")
 	return cmd
-}
-
-func (l *ls) run(ctx context.Context, client *hasp.Client) error {
-	all, err := l.list(ctx, client)
-	if err != nil {
-		return err
-	}
-	return printed(l.print(all, time.Now()))
 }
 
 // list returns the entries in the order of their keys. If List yields a key twice, list returns the
 // last entry of the key.
-func (l *ls) list(ctx context.Context, client *hasp.Client) ([]hasp.Entry, error) {
+func list(ctx context.Context, client *hasp.Client, prefix string, waiting bool) ([]hasp.Entry, error) {
 	byKey := map[string]hasp.Entry{}
-	for e, err := range client.List(ctx, l.prefix) {
+	for e, err := range client.List(ctx, prefix) {
 		if err != nil {
 			return nil, err
 		}
-		if !l.waiting || len(e.Waiters) > 0 {
+		if !waiting || len(e.Waiters) > 0 {
 			byKey[e.Key] = e
 		}
 	}
-
-	all := slices.Collect(maps.Values(byKey))
-	slices.SortFunc(all, func(a, b hasp.Entry) int { return strings.Compare(a.Key, b.Key) })
-	return all, nil
+	return slices.SortedFunc(maps.Values(byKey), func(a, b hasp.Entry) int { return strings.Compare(a.Key, b.Key) }), nil
 }
 
-func (l *ls) print(all []hasp.Entry, now time.Time) error {
-	if !l.json {
-		return table(l.out, all, now)
-	}
+// printLines prints entries as JSON, each on its line.
+func (a *app) printLines(all []hasp.Entry) error {
 	for _, e := range all {
-		b, err := json.Marshal(e)
-		if err != nil {
-			return err
-		}
-		if _, err := l.out.Write(append(text.JSON(b), '\n')); err != nil {
+		if err := a.printJSON("", e); err != nil {
 			return err
 		}
 	}
@@ -109,9 +92,23 @@ func table(out io.Writer, all []hasp.Entry, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "KEY\tOWNER\tAGE\tLEFT\tFENCE\tWAITERS")
 	for _, e := range all {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", label(e.Key), holder(e), age(e, now), left(e), number(e.Fence), number(uint64(len(e.Waiters))))
+		left := seconds(e.TTL)
+		if e.TTL < 0 {
+			left = "no end"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", label(e.Key), holder(e),
+			dashUnless(e.Held && !e.Since.IsZero(), seconds(now.Sub(e.Since))), dashUnless(e.Held, left),
+			dashUnless(e.Fence != 0, fmt.Sprint(e.Fence)), dashUnless(len(e.Waiters) > 0, fmt.Sprint(len(e.Waiters))))
 	}
 	return w.Flush()
+}
+
+// dashUnless returns a cell if its value is known, and a dash otherwise.
+func dashUnless(known bool, cell string) string {
+	if !known {
+		return "-"
+	}
+	return cell
 }
 
 func label(s string) string { return text.Label(s, '~') }
@@ -134,34 +131,10 @@ func holder(e hasp.Entry) string {
 	return label(e.Owner)
 }
 
-func age(e hasp.Entry, now time.Time) string {
-	if !e.Held || e.Since.IsZero() {
-		return "-"
-	}
-	return seconds(now.Sub(e.Since))
-}
-
-func left(e hasp.Entry) string {
-	switch {
-	case !e.Held:
-		return "-"
-	case e.TTL < 0:
-		return "no end"
-	}
-	return seconds(e.TTL)
-}
-
 // seconds returns a duration as a cell, such as 0.4s, 12s or 3m5s.
 func seconds(d time.Duration) string {
 	if d = max(d, 0); d < 10*time.Second {
 		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + "s"
 	}
 	return text.Duration(d.Round(time.Second))
-}
-
-func number(n uint64) string {
-	if n == 0 {
-		return "-"
-	}
-	return strconv.FormatUint(n, 10)
 }

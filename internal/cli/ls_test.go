@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"strings"
 	"testing"
 	"time"
@@ -37,16 +36,21 @@ func TestTableOfLocks(t *testing.T) {
 }
 
 // A key or an owner may be any bytes. Only printable ones reach the terminal.
-func TestLsShowsNothingRaw(t *testing.T) {
+func TestNothingIsShownRaw(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
-	for _, l := range []*ls{{}, {json: true}} {
-		var b bytes.Buffer
-		l.out = &b
-		must(t, l.print(someEntries(now), now))
-		shown := b.String()
+	status := backend.Status{Held: true, Owner: evil, Since: now.Add(-time.Minute), Waiters: []string{evil}, Shared: []string{evil}}
+	for what, print := range map[string]func(*app) error{
+		"inspect":        func(a *app) error { return printStatus(a.out, evil, status, map[int]backend.Status{0: status}, 0) },
+		"inspect --json": func(a *app) error { return a.printJSON("  ", status) },
+		"ls":             func(a *app) error { return table(a.out, someEntries(now), now) },
+		"ls --json":      func(a *app) error { return a.printLines(someEntries(now)) },
+	} {
+		var b strings.Builder
+		must(t, print(&app{out: &b}))
 		raw := func(c rune) bool { return c != '\n' && (c < ' ' || c > '~') }
-		if strings.ContainsFunc(shown, raw) || strings.Contains(shown, "\nhasp:") {
-			t.Errorf("raw: %q", shown)
+		if strings.ContainsFunc(b.String(), raw) || strings.Contains(b.String(), "\nhasp:") {
+			t.Errorf("%s: raw: %q", what, b.String())
 		}
 	}
 }

@@ -63,6 +63,10 @@ func file(t *testing.T, name, content string, mode os.FileMode) string {
 // executable returns the path of the test binary.
 func executable(t *testing.T) string { t.Helper(); return await.Value(os.Executable()) }
 
+// apart makes cmd start in a new session, without a terminal. So signals that cmd sends to its
+// group do not reach the tests. The tests do not depend on the terminal on which they were started.
+var apart = func(cmd *exec.Cmd) {} // on systems without sessions
+
 // self returns a command that runs the test binary in a role. If url is not empty, HASP_URL is url.
 func self(t *testing.T, as, url string, args ...string) *exec.Cmd {
 	t.Helper()
@@ -75,6 +79,12 @@ func self(t *testing.T, as, url string, args ...string) *exec.Cmd {
 	}
 	cmd.WaitDelay = patience
 	apart(cmd)
+	return cmd
+}
+
+// inShell returns cmd, changed to run a script of a shell that has cmd's arguments.
+func inShell(cmd *exec.Cmd, script string) *exec.Cmd {
+	cmd.Args, cmd.Path = slices.Concat([]string{"sh", "-c", script}, cmd.Args), "/bin/sh"
 	return cmd
 }
 
@@ -199,11 +209,13 @@ func (p *running) free() outcome {
 }
 
 // wait waits until the program and its output have ended.
-func (p *running) wait() outcome {
+func (p *running) wait() outcome { p.t.Helper(); return p.within(5 * patience) }
+
+func (p *running) within(limit time.Duration) outcome {
 	p.t.Helper()
 	select {
 	case <-p.ended:
-	case <-time.After(5 * patience):
+	case <-time.After(limit):
 		p.t.Fatalf("%q does not end\nstdout: %s\nstderr: %s", p.cmd.Args[1:], p.out, p.err)
 	}
 	return outcome{p.cmd.ProcessState.ExitCode(), p.out.String(), p.err.String()}

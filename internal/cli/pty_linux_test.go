@@ -19,9 +19,8 @@ type person struct {
 	master *os.File
 }
 
-// openPTY opens a pseudo-terminal of 100 columns and 40 lines. It returns the master side and the
-// slave side. The caller must close the slave side after it has started a program there.
-func openPTY(t *testing.T) (*person, *os.File) {
+// startOnPTY starts a program on a new pseudo-terminal of 100 columns and 40 lines, in a new session.
+func startOnPTY(t *testing.T, cmd *exec.Cmd) *person {
 	t.Helper()
 	fd := await.Value(unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0))
 	master := os.NewFile(uintptr(fd), "/dev/ptmx")
@@ -30,15 +29,8 @@ func openPTY(t *testing.T) (*person, *os.File) {
 	err3 := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 100})
 	must(t, errors.Join(err1, err2, err3))
 	slave := await.Value(os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0))
-	t.Cleanup(func() { slave.Close() })
-	return &person{listen(t, master), master}, slave
-}
-
-// startOnPTY starts a program on a new pseudo-terminal, in a new session.
-func startOnPTY(t *testing.T, cmd *exec.Cmd) *person {
-	t.Helper()
-	p, slave := openPTY(t)
 	defer slave.Close()
+	p := &person{listen(t, master), master}
 	cmd.Stdin, cmd.Stderr = slave, slave
 	if cmd.Stdout == nil {
 		cmd.Stdout = slave

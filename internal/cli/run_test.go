@@ -5,81 +5,93 @@ package cli
 import (
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp/internal/await"
+	"golang.org/x/sys/unix"
+
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-func TestRunExitsLikeItsCommand(t *testing.T) {
+// runCase is a line of arguments for hasp. HASP in the line is hasp itself, and URL is the URL of
+// the store. If script is not empty, a shell runs it at the end of the line.
+type runCase struct {
+	line, script string
+	code         int
+	out          string
+	says         string // on stderr; "" means nothing
+}
+
+func (c runCase) check(t *testing.T, url string) {
+	t.Helper()
+	args := strings.Fields(strings.NewReplacer(" HASP ", " "+executable(t)+" ", "URL", url).Replace(c.line))
+	if c.script != "" {
+		args = append(args, "sh", "-c", c.script)
+	}
+	o := runHasp(t, url, args...).want(t, c.code)
+	o.prints(t, strings.ReplaceAll(c.out, "URL", url))
+	if c.says == "" && o.err != "" {
+		t.Errorf("stderr: %s", o.err)
+	}
+	contains(t, o.err, c.says)
+	lock(t, url, 0, "--no-wait") // the key is free
+}
+
+func TestRun(t *testing.T) {
 	t.Parallel()
 	noInterpreter := file(t, "script", "exit 7\n", 0o700) // a script without #!
 	plain := file(t, "plain", "no program", 0o600)
-	dir := t.TempDir()
-	for name, c := range map[string]struct {
-		command []string
-		code    int
-		says    string
-	}{
-		"success":                {[]string{"true"}, 0, ""},
-		"its own code":           {[]string{"sh", "-c", "exit 3"}, 3, ""},
-		"a code that hasp uses":  {[]string{"sh", "-c", "exit 75"}, 75, ""},
-		"ended by a signal":      {[]string{"sh", "-c", "kill -KILL $$"}, 128 + 9, ""},
-		"a script without shell": {[]string{noInterpreter}, 7, ""},
-		"not found":              {[]string{"hasp-no-such-command"}, exitNotFound, `cannot run "hasp-no-such-command": executable file not found in $PATH`},
-		"no such file":           {[]string{dir + "/none"}, exitNotFound, "no such file or directory"},
-		"not executable":         {[]string{plain}, exitCannotRun, "permission denied"},
-		"a directory":            {[]string{dir}, exitCannotRun, "is a directory"},
+	dir, fair := t.TempDir(), "fairlock+"+redistest.Start(t, nil).URL()+"?prefix="
+	const inside = ", the hasp run that this one runs inside: each would wait for the other to end; the command was not run\n"
+	const slots = "run key --slots 2 -- HASP run key --slots 2 -- "
+	for name, c := range map[string]runCase{
+		"success":                {"run key -- true", "", 0, "", ""},
+		"its own code":           {"run key --", "exit 3", 3, "", ""},
+		"a code that hasp uses":  {"run key --", "exit 75", 75, "", ""},
+		"its own stderr":         {"run key --", "echo text; echo problem >&2", 0, "text\n", "problem\n"},
+		"ended by a signal":      {"run key --", "kill -KILL $$", 128 + 9, "", ""},
+		"a script without shell": {"run key -- " + noInterpreter, "", 7, "", ""},
+		"not found":              {"run key -- hasp-no-such-command", "", exitNotFound, "", `cannot run "hasp-no-such-command": executable file not found in $PATH`},
+		"no such file":           {"run key -- " + dir + "/none", "", exitNotFound, "", "no such file or directory"},
+		"not executable":         {"run key -- " + plain, "", exitCannotRun, "", "permission denied"},
+		"a directory":            {"run key -- " + dir, "", exitCannotRun, "", "is a directory"},
+		"lead":                   {"lead key --fence --", `echo "$HASP_KEY ${HASP_FENCE:+fence}"; exit 7`, 7, "key fence\n", `leads "key"`},
+		"lead, not found":        {"lead key -- hasp-no-such-command", "", exitNotFound, "", "cannot run"},
+		"lead, a directory":      {"lead key -- " + dir, "", exitCannotRun, "", "is a directory"},
+
+		"knows its key and its store": {"run key --", `echo "$HASP_KEY ${HASP_FENCE-none} $HASP_URL"`, 0, "key none URL\n", ""},
+		"knows its fence":             {"run key --fence --", `[ "$HASP_FENCE" -gt 0 ] && echo "$HASP_KEY"`, 0, "key\n", ""},
+		"knows its slot":              {slots, `[ "$HASP_SLOT" -lt 2 ] && echo "$HASP_KEY"`, 0, "key\n", ""}, // the second slot
+
+		// What the run around it has does not reach the command.
+		"no fence of the run around it": {"run outer --fence -- HASP run inner --", `echo "$HASP_KEY ${HASP_FENCE-none}"`, 0, "inner none\n", ""},
+		"no slot of the run around it":  {"run key --slots 1 -- HASP run key --", `echo "$HASP_KEY ${HASP_SLOT-none}"`, 0, "key none\n", ""},
+
+		// A run inside another one with the same key would wait for the outer run, which waits for it.
+		"inside itself":                 {"run a&b=c%20 -- HASP run a&b=c%20 -- echo ran", "", exitNotAcquired, "", inside},
+		"inside itself and another":     {"run key -- HASP run another -- HASP run key -- echo ran", "", exitNotAcquired, "", inside},
+		"inside itself, by another URL": {"run key -- HASP run another --url URL?ttl=1m -- HASP run key -- echo ran", "", exitNotAcquired, "", inside},
+		"inside itself, with an owner":  {"run key --url URL?owner=me -- HASP run key --url URL?owner=me -- echo ran", "", exitNotAcquired, "", `hasp: "key" is held by "me"` + inside},
+		"inside all slots":              {slots + "HASP run key --slots 2 -- echo ran", "", exitNotAcquired, "", inside},
+		"with another store":            {"run key -- HASP run key --url filelock://" + t.TempDir() + " -- echo ran", "", 0, "ran\n", ""},
+		"waits for a slot": {slots + "env -u HASP_HELD HASP run key --slots 2 --wait 1500ms -- echo ran", "", exitNotAcquired, "",
+			`waiting for one of the 2 slots of "key"`},
+
+		"both shared":            {"run key --shared -- env -u HASP_HELD HASP run key --no-wait --shared -- echo both", "", 0, "both\n", ""},
+		"the inner one is alone": {"run key --shared -- env -u HASP_HELD HASP run key --no-wait -- echo ran", "", exitNotAcquired, "", `/hasp run env"; the command was not run`},
+		"inside itself, shared":  {"run key --shared -- HASP run key --shared -- echo ran", "", exitNotAcquired, "", inside},
+		"inside itself, alone":   {"run key --shared -- HASP run key -- echo ran", "", exitNotAcquired, "", inside},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url := store(t)
-			o := runHasp(t, url, append([]string{"run", "key", "--"}, c.command...)...).want(t, c.code)
-			if c.says == "" && o.err != "" {
-				t.Errorf("stderr: %s", o.err)
+			if strings.Contains(c.line, "--shared") { // filelock cannot share a key
+				url = fair + strings.ReplaceAll(name, " ", "-") + ":"
 			}
-			contains(t, o.err, c.says)
-			lock(t, url, 0, "--no-wait") // the key is free
+			c.check(t, url)
 		})
 	}
-}
-
-func TestCommandKnowsItsLock(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	const show = `echo "$HASP_KEY/${HASP_FENCE-none}"`
-	runHasp(t, url, "run", "a key", "--", "sh", "-c", show+`; echo "$HASP_URL"`).want(t, 0).prints(t, "a key/none\n"+url+"\n")
-	o := runHasp(t, url, "run", "a key", "--fence", "--", "sh", "-c", show).want(t, 0)
-	if fence, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSpace(o.out), "a key/"), 10, 64); err != nil || fence == 0 {
-		t.Errorf("fenced: %q", o.out)
-	}
-	// A run without a fence does not pass on the fence of the run around it.
-	runHasp(t, url, "run", "outer", "--fence", "--", executable(t), "run", "inner", "--", "sh", "-c", show).want(t, 0).prints(t, "inner/none\n")
-}
-
-func TestRunWithSlots(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	const show = `echo "$HASP_KEY/${HASP_SLOT-none}"`
-	hasp := executable(t)
-	// A run with slots inside another takes the second slot. Then both are held.
-	inside := func(script string) outcome {
-		return runHasp(t, url, "run", "key", "--slots", "2", "--", hasp, "run", "key", "--slots", "2", "--", "sh", "-c", script)
-	}
-	if o := inside(show).want(t, 0); o.out != "key/0\n" && o.out != "key/1\n" {
-		t.Errorf("got %q", o.out)
-	}
-	contains(t, inside(hasp+" run key --slots 2 --no-wait -- echo ran").want(t, exitNotAcquired).err, `"key" is held`)
-	contains(t, inside("unset HASP_HELD; "+hasp+" run key --slots 2 --wait 1500ms -- echo ran").want(t, exitNotAcquired).err,
-		`waiting for one of the 2 slots of "key"`)
-	contains(t, inside(hasp+" run key --slots 2 -- echo ran").want(t, exitNotAcquired).err, "the hasp run that this one runs inside")
-
-	// A run without slots inside a run with slots takes another key, and does not pass on the outer
-	// slot.
-	runHasp(t, url, "run", "key", "--slots", "1", "--", hasp, "run", "key", "--", "sh", "-c", show).want(t, 0).prints(t, "key/none\n")
 }
 
 func TestRunWithMinHold(t *testing.T) {
@@ -94,59 +106,12 @@ func TestRunWithMinHold(t *testing.T) {
 	}
 }
 
-func TestRunShared(t *testing.T) {
+// A process that a command has left behind may lock the key that the command held.
+func TestRunOfAProcessThatIsLeft(t *testing.T) {
 	t.Parallel()
-	url, hasp := "fairlock+"+redistest.Start(t, nil).URL(), executable(t)
-	// Inside a shared run, a shared run gets the key, and an exclusive one does not.
-	try := []string{hasp, "run", "key", "--no-wait"}
-	script := strings.Join(append(try, "--shared", "--", "echo", "both"), " ") + "; " +
-		strings.Join(append(try, "--", "true"), " ") + "; echo code $?"
-	runHasp(t, url, "run", "key", "--shared", "--", "env", "-u", "HASP_HELD", "sh", "-c", script).want(t, 0).prints(t, "both\ncode 75\n")
-	for _, inner := range [][]string{{"--shared"}, nil} {
-		args := slices.Concat([]string{"run", "key", "--shared", "--", hasp, "run", "key"}, inner, []string{"--", "echo", "ran"})
-		contains(t, runHasp(t, url, args...).want(t, exitNotAcquired).err, "the hasp run that this one runs inside")
-	}
-	lock(t, url, 0)
-}
-
-// A run inside another one with the same key would wait for the outer run, which waits for it.
-func TestRunInsideItselfDoesNotHang(t *testing.T) {
-	t.Parallel()
-	url, hasp := store(t), executable(t)
-	inner := []string{"--", hasp, "run", "key", "--", "echo", "ran"}
-	for _, between := range [][]string{
-		nil,
-		{"--", hasp, "run", "another"},
-		{"--", hasp, "run", "another", "--url", url + "?ttl=1m"},
-	} {
-		o := runHasp(t, url, slices.Concat([]string{"run", "key"}, between, inner)...).want(t, exitNotAcquired)
-		contains(t, o.err, `hasp: "key" is held by "`, "the hasp run that this one runs inside")
-		o.prints(t, "")
-	}
-	o := runHasp(t, url+"?owner=me", append([]string{"run", "key"}, inner...)...).want(t, exitNotAcquired)
-	contains(t, o.err, `held by "me", the hasp run`)
-}
-
-// A run inside another may lock the same key of another store. A process that a command has left
-// behind may lock the key that the command held.
-func TestRunInsideAnotherLock(t *testing.T) {
-	t.Parallel()
-	url, hasp := store(t), executable(t)
-	o := runHasp(t, url, "run", "key", "--", hasp, "run", "key", "--url", store(t), "--", "echo", "ran").want(t, 0)
-	contains(t, o.out, "ran")
-
-	p := startHasp(t, url, "run", "key", "--", "sh", "-c",
-		`(while ! "$0" inspect key | grep -q free; do sleep 0.05; done; "$0" run key -- echo ran) &`, hasp)
+	p := startHasp(t, store(t), "run", "key", "--", "sh", "-c",
+		`(while ! "$0" inspect key | grep -q free; do sleep 0.05; done; "$0" run key -- echo ran) &`, executable(t))
 	contains(t, p.wait().want(t, 0).out, "ran")
-}
-
-func TestRunGivesTheCommandItsStreams(t *testing.T) {
-	t.Parallel()
-	p := startHasp(t, store(t), "run", "key", "--", "sh", "-c", "cat; echo problem >&2")
-	await.Value(p.in.Write([]byte("text\n")))
-	if o := p.free().want(t, 0); o.out != "text\n" || o.err != "problem\n" {
-		t.Errorf("stdout %q, stderr %q", o.out, o.err)
-	}
 }
 
 func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
@@ -163,19 +128,6 @@ func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 	}
 	holder.free().want(t, 0)
 	lock(t, url, 0, "--no-wait")
-}
-
-// withTerm checks that a lock is held past its term. If the machine stands still for a whole term,
-// the lock is lost. So withTerm tries again with longer terms.
-func withTerm(t *testing.T, holds func(ttl time.Duration) bool) {
-	t.Helper()
-	for _, ttl := range []time.Duration{3 * time.Second, 12 * time.Second, 40 * time.Second} {
-		if holds(ttl) {
-			return
-		}
-		t.Logf("not with a term of %v", ttl)
-	}
-	t.Error("lost")
 }
 
 // soonLost is a term. It is short enough that hasp notices a break within two seconds. It is long
@@ -228,4 +180,53 @@ func TestRunSaysThatItWaits(t *testing.T) {
 	if lines := strings.Split(o.err, "\n"); len(lines) != 3 || !strings.HasPrefix(lines[1], `hasp: got "key" after `) {
 		t.Errorf("stderr: %s", o.err)
 	}
+}
+
+// If the server hangs, a command prints one line of error within the timeout.
+func TestServerHangs(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, &redistest.Options{Own: true})
+	s.Pause()
+	defer s.Resume()
+	began := time.Now()
+	for _, args := range [][]string{{"inspect", "key"}, {"ls"}, {"run", "key", "--", "true"}, {"break", "key", "--force"}} {
+		runHasp(t, "spinlock+redis://"+s.Addr+"?timeout=2s", args...).refused(t, exitStore, "no answer")
+	}
+	if took := time.Since(began); took > patience {
+		t.Errorf("took %v", took)
+	}
+}
+
+// The exit code is the command's, although the outcome of the unlock is unknown.
+func TestServerIsGoneAtTheEnd(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, &redistest.Options{Own: true})
+	p := script(t, redisURL(t, s), "echo ready; cat; exit 5", "--ttl", "10m")
+	s.Kill()
+	contains(t, p.free().want(t, 5).err, "the key is free when its term is over")
+}
+
+func TestSignalsReachTheWholeGroup(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH} {
+		name := unix.SignalName(sig)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			short := strings.TrimPrefix(name, "SIG")
+			p := script(t, store(t), `trap 'echo leader; exit 9' `+short+`
+				 sh -c 'trap "echo child; exit" `+short+`; echo ready; while :; do sleep 0.05; done'
+				 exit 1`)
+			p.signal(sig)
+			contains(t, p.wait().want(t, 9).out, "leader", "child")
+		})
+	}
+}
+
+func TestIgnoredSignalStaysIgnored(t *testing.T) {
+	t.Parallel()
+	cmd := self(t, "hasp", store(t), "run", "key", "--", "sh", "-c", "echo ready; cat; echo survived")
+	p := start(t, inShell(cmd, `trap '' HUP; exec "$0" "$@"`))
+	p.out.expect("ready")
+	p.signal(unix.SIGHUP)
+	contains(t, p.free().want(t, 0).out, "survived")
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
 	"syscall"
 	"testing"
 
@@ -37,7 +36,7 @@ func runSteady(t *testing.T) []string {
 	return []string{"run", "key", "--ttl", "10m", "--", "env", role + "=steady", executable(t)}
 }
 
-// shell is a shell with job control for one job. It runs args in a new process group. If args begin
+// shell is a shell with job control for one job. It runs args in a new process group. If args end
 // with "&", the group is in the background, otherwise in the foreground. On descriptor 3 it reports
 // each change of the job, and which group has the terminal. It reads the orders "fg" and "bg" from
 // descriptor 4.
@@ -47,9 +46,9 @@ func shell(args []string) int {
 	report, orders := os.NewFile(3, "report"), bufio.NewReader(os.NewFile(4, "orders"))
 	// Catch these signals instead of ignoring them, because the job would inherit ignored signals.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP)
-	background := args[0] == "&"
+	background := args[len(args)-1] == "&"
 	if background {
-		args = args[1:]
+		args = args[:len(args)-1]
 	}
 	os.Setenv(role, "hasp")
 	job, err := syscall.ForkExec(args[0], args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2},
@@ -118,16 +117,11 @@ type session struct {
 	orders *os.File
 }
 
-// startSession runs hasp with args in a shell. If args begin with "&", hasp runs in the background.
+// startSession runs hasp with args in a shell. If args end with "&", hasp runs in the background.
 // If piped is set, the job's standard output is a pipe.
 func startSession(t *testing.T, url string, piped bool, args ...string) *session {
 	t.Helper()
-	at := 0
-	if args[0] == "&" {
-		at = 1
-	}
-	args = slices.Insert(slices.Clone(args), at, executable(t))
-	s := startJobIn(t, self(t, "shell", url, args...), piped)
+	s := startJobIn(t, self(t, "shell", url, append([]string{executable(t)}, args...)...), piped)
 	s.url = url
 	return s
 }
@@ -151,8 +145,6 @@ func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
 	s.person = startOnPTY(t, cmd)
 	return s
 }
-
-func (s *session) end() { s.t.Helper(); s.expect(farewell) }
 
 func (s *session) order(text string) {
 	s.t.Helper()

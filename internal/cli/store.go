@@ -33,12 +33,6 @@ func (s *storeFlags) register(root *cobra.Command) {
 	root.MarkFlagsMutuallyExclusive("url", "config")
 }
 
-// given reports whether a flag or HASP_URL names a store.
-func (s *storeFlags) given(cmd *cobra.Command) bool {
-	_, set := os.LookupEnv("HASP_URL")
-	return set || cmd.Flag("url").Changed || cmd.Flag("config").Changed
-}
-
 // config returns where the locks are kept. It remembers the passwords in the configuration. It
 // warns about a password in --url, because every user of the host can read the command line.
 func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/memlock"
 )
@@ -62,7 +64,8 @@ func unwritable(t *testing.T, name string) string {
 func TestBadInput(t *testing.T) {
 	t.Setenv("HASP_URL", store(t))
 	t.Setenv(uiToken, "")
-	dir := t.TempDir()
+	dir, taken := t.TempDir(), await.Value(net.Listen("tcp", "127.0.0.1:0"))
+	defer taken.Close()
 	config := func(content string) string { return file(t, "hasp.yaml", content, 0o600) }
 	redis := "spinlock+redis://user:" + secret + "@127.0.0.1"
 	for name, c := range map[string]struct {
@@ -161,6 +164,7 @@ func TestBadInput(t *testing.T) {
 		"ui, an address":      {[]string{"ui", "--listen", "192.0.2.1:0"}, exitUsage, "needs --token"},
 		"ui, a name":          {[]string{"ui", "--listen", "host.example:0"}, exitUsage, "needs --token"},
 		"ui, no port":         {[]string{"ui", "--listen", "127.0.0.1"}, exitUsage, "want HOST:PORT"},
+		"ui, port is taken":   {[]string{"ui", "--listen", taken.Addr().String()}, exitFailed, "another program has this port"},
 		"ui, short token":     {[]string{"ui", "--token", "short"}, exitUsage, "want 16 or more"},
 		"ui, two prefixes":    {[]string{"ui", "a", "b"}, exitUsage, "accepts at most 1 arg(s), received 2"},
 		"ui, demo without":    {[]string{"demo", "--ui", "--no-lock"}, exitUsage, "[ui no-lock] are set none of the others can be"},

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,7 +48,7 @@ func TestRunOnATerminal(t *testing.T) {
 			typed("\x03"), piped("caught"), reported("exited 4")}},
 
 		// A shell does the same with any other job.
-		"stops a job in the background when its command reads": {append([]string{"&"}, reads...), false, []step{
+		"stops a job in the background when its command reads": {append(slices.Clip(reads), "&"), false, []step{
 			seen("background"), reported("stopped: the shell has the terminal"),
 			ordered("fg"), typed("text\n"), seen("got text"), reported("exited 0: the job has the terminal")}},
 	} {
@@ -70,7 +71,7 @@ func TestCtrlCEndsTheCommandAndHaspAndTheScriptAroundIt(t *testing.T) {
 	s.types("\x03")
 	s.report.expect("killed by 2: the job has the terminal")
 	lock(t, url, 0, "--no-wait") // hasp has unlocked the key
-	s.end()
+	s.expect(farewell)
 	if strings.Contains(s.String(), "went on") {
 		t.Error("the script went on")
 	}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -74,13 +73,6 @@ func TestUIWantsATokenOffThisHost(t *testing.T) {
 	if got := p.out.String() + p.err.String(); strings.Contains(got, token) || strings.Contains(got, "holds a password") {
 		t.Errorf("got %s", got)
 	}
-}
-
-func TestUIOnAPortThatIsTaken(t *testing.T) {
-	ln := await.Value(net.Listen("tcp", "127.0.0.1:0"))
-	defer ln.Close()
-	o := call("ui", "--url", store(t), "--listen", ln.Addr().String()).want(t, exitFailed)
-	contains(t, o.err, "another program has this port")
 }
 
 func TestDemoOnThePage(t *testing.T) {

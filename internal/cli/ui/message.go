@@ -109,11 +109,6 @@ func ms(t time.Time) int64 {
 // ends with # and the ID, the page opens with the key's detail.
 func ID(key string) string { return base64.RawURLEncoding.EncodeToString([]byte(key)) }
 
-func parseID(id string) (key string, err error) {
-	b, err := base64.RawURLEncoding.DecodeString(id)
-	return string(b), err
-}
-
 const maxShown = 512
 
 // shown returns at most maxShown bytes of a key or an owner as printable text. If s is not one line

@@ -10,6 +10,7 @@ package ui
 import (
 	"context"
 	"embed"
+	"encoding/base64"
 	"encoding/json"
 	"iter"
 	"net"
@@ -81,11 +82,7 @@ func New(src Source, o Options) *Server {
 	} {
 		s.mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", file.kind)
-			text, err := files.ReadFile("page/" + file.name)
-			if err != nil {
-				panic(err) // the file is part of the program
-			}
-			_, _ = w.Write(text)
+			http.ServeFileFS(w, r, files, "page/"+file.name)
 		})
 	}
 	s.mux.HandleFunc("/locks", s.serveLocks)
@@ -146,11 +143,11 @@ func (s *Server) serveLocks(w http.ResponseWriter, r *http.Request) {
 
 // serveKey answers with the detail of one key.
 func (s *Server) serveKey(w http.ResponseWriter, r *http.Request) {
-	key, err := parseID(r.URL.Query().Get("id"))
+	key, err := base64.RawURLEncoding.DecodeString(r.URL.Query().Get("id"))
 	if err != nil {
 		http.Error(w, "id: "+err.Error(), http.StatusBadRequest)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(s.detail(key)) // an error means that the browser has gone
+	_ = json.NewEncoder(w).Encode(s.detail(string(key))) // an error means that the browser has gone
 }

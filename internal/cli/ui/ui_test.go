@@ -101,6 +101,23 @@ func TestNamesThatAreCutTakeLittleMemory(t *testing.T) {
 	runtime.KeepAlive(locks)
 }
 
+// ask sends a request with headers "NAME: VALUE", and checks the status of the answer.
+func ask(t *testing.T, s *Server, want int, method, path, host string, headers ...string) *http.Response {
+	t.Helper()
+	r := httptest.NewRequest(method, path, nil)
+	r.Host = host
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		r.Header.Set(name, value)
+	}
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	if w.Code != want {
+		t.Errorf("%s %s of %q, %q: got %d, want %d", method, path, host, headers, w.Code, want)
+	}
+	return w.Result()
+}
+
 func TestWhoIsRefused(t *testing.T) {
 	t.Parallel()
 	const token = "the-token-of-this-test"
@@ -147,22 +164,11 @@ func TestWhoIsRefused(t *testing.T) {
 		{wide, "GET", "192.0.2.1:7420", []string{"Cookie: hasp_ui_7420="}, 401},
 	} {
 		for _, path := range []string{"/", "/page.js", "/key?id=YQ"} {
-			s := New(&source{}, c.o)
-			r := httptest.NewRequest(c.method, path, nil)
-			r.Host = c.host
-			for _, h := range c.headers {
-				name, value, _ := strings.Cut(h, ": ")
-				r.Header.Set(name, value)
-			}
-			w := httptest.NewRecorder()
-			s.ServeHTTP(w, r)
-			if w.Code != c.want {
-				t.Errorf("%s %s of %q, %q: got %d, want %d", c.method, path, c.host, c.headers, w.Code, c.want)
-			}
-			if got := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none'; script-src 'self'; ") || !strings.Contains(got, "frame-ancestors 'none'") || strings.Contains(got, "unsafe") {
+			h := ask(t, New(&source{}, c.o), c.want, c.method, path, c.host, c.headers...).Header
+			if got := h.Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none'; script-src 'self'; ") || !strings.Contains(got, "frame-ancestors 'none'") || strings.Contains(got, "unsafe") {
 				t.Errorf("%s: policy %q", path, got)
 			}
-			if w.Header().Get("Access-Control-Allow-Origin") != "" {
+			if h.Get("Access-Control-Allow-Origin") != "" {
 				t.Errorf("%s: other sites may read the answer", path)
 			}
 		}
@@ -175,15 +181,11 @@ func TestTokenBecomesACookie(t *testing.T) {
 	s := New(&source{}, Options{Listen: "127.0.0.1:7420", Token: token})
 	get := func(want int, path, cookie string) *http.Response {
 		t.Helper()
-		r := httptest.NewRequest("GET", path, nil)
-		r.Host = "127.0.0.1:7420"
-		r.Header.Set("Cookie", cookie)
-		w := httptest.NewRecorder()
-		s.ServeHTTP(w, r)
-		if w.Code != want || want != 303 && w.Header().Get("Set-Cookie") != "" {
-			t.Errorf("%s with %q: got %d, want %d", path, cookie, w.Code, want)
+		answer := ask(t, s, want, "GET", path, "127.0.0.1:7420", "Cookie: "+cookie)
+		if want != 303 && answer.Header.Get("Set-Cookie") != "" {
+			t.Errorf("%s sets a cookie", path)
 		}
-		return w.Result()
+		return answer
 	}
 	for _, path := range []string{"/", "/?token=", "/?token=" + token[1:], "/locks", "/key?id=YQ", "/icon.svg"} {
 		get(401, path, "")

@@ -44,7 +44,7 @@ type watcher struct {
 	took    time.Duration    // the duration of that list
 	rest    time.Duration    // the time from the last list to the next
 	failed  string           // why the last list failed; empty if it succeeded
-	since   time.Time        // when the first list failed after the last success
+	since   time.Time        // when the first list failed after the last success; zero if the last list succeeded
 	history history
 }
 
@@ -132,19 +132,15 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	}
 
 	// If the last list was long ago, holds may have begun and ended since then: record a gap.
-	gap := ""
 	switch {
 	case w.listed.IsZero():
 	case w.failed != "":
-		gap = "outage"
+		w.history.addGap("outage", w.listed, now)
 	case idle:
-		gap = "unwatched"
-	}
-	if gap != "" {
-		w.history.addGap(gap, w.listed, now)
+		w.history.addGap("unwatched", w.listed, now)
 	}
 	w.compare(next, now)
-	w.listed, w.took, w.more, w.failed = began, now.Sub(began), more, ""
+	w.listed, w.took, w.more, w.failed, w.since = began, now.Sub(began), more, "", time.Time{}
 }
 
 // list maps the keys of the store to their locks. The result more counts keys beyond the bounds.
@@ -242,17 +238,10 @@ func (w *watcher) table() table {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	t := table{Now: ms(time.Now()), Number: w.lists, Store: store{w.o.Store, shown(w.o.Prefix), w.o.Ordered},
-		Rows: make([]tableRow, 0, len(w.known)), Status: w.status()}
+		Rows: make([]tableRow, 0, len(w.known)), Status: status{Listed: ms(w.listed), Took: w.took.Milliseconds(),
+			Rest: w.rest.Milliseconds(), Keys: len(w.known), More: w.more, Error: w.failed, Since: ms(w.since)}}
 	for _, l := range w.known {
 		t.Rows = append(t.Rows, rowOf(l))
 	}
 	return t
-}
-
-func (w *watcher) status() status {
-	s := status{Listed: ms(w.listed), Took: w.took.Milliseconds(), Rest: w.rest.Milliseconds(), Keys: len(w.known), More: w.more}
-	if w.failed != "" {
-		s.Error, s.Since = w.failed, ms(w.since)
-	}
-	return s
 }
