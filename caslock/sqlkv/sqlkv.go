@@ -74,9 +74,7 @@ func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, erro
 		return nil, fmt.Errorf("sqlkv: %w: want a database, a dialect, and a table name of letters, digits and _", backend.ErrInvalid)
 	}
 	var file string
-	if err := db.QueryRowContext(ctx, d.file).Scan(&file); err != nil {
-		return nil, fmt.Errorf("sqlkv: %w", err)
-	} else if file == "" {
+	if err := db.QueryRowContext(ctx, d.file).Scan(&file); err == nil && file == "" {
 		return nil, fmt.Errorf("sqlkv: %w: want a file, because each connection has a database in memory of its own", backend.ErrInvalid)
 	}
 	fill := strings.NewReplacer("$t", table, "$now", d.now).Replace
