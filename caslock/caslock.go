@@ -174,14 +174,13 @@ func (d *driver) decode(key string, e Entry, now time.Time) (*view, error) {
 func (d *driver) put(ctx context.Context, v *view, r *record) error {
 	value, _ := json.Marshal(r) // no error, because each field can be encoded
 	version, err := d.store.Put(ctx, name(string(r.Key)), value, v.version)
-	if err != nil {
-		return err
+	if err == nil && (version == "" || version == v.version) {
+		err = fmt.Errorf("the store gave version %q to two values of a key", version)
 	}
-	if version == "" || version == v.version {
-		return fmt.Errorf("the store gave version %q to two values of a key", version)
+	if err == nil {
+		d.remember(version, *r, time.Now())
 	}
-	d.remember(version, *r, time.Now())
-	return nil
+	return err
 }
 
 // update writes the record that edit returns for a view, and returns edit's error. If edit returns
@@ -267,11 +266,10 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (g backend.Grant,
 
 // grant returns the grant of a hold whose Put was sent at the time start.
 func grant(c *backend.Claim, fence uint64, start time.Time) backend.Grant {
-	g := backend.Grant{Until: start.Add(c.TTL - backend.Drift(c.TTL))}
-	if c.Fenced {
-		g.Fence = fence
+	if !c.Fenced {
+		fence = 0
 	}
-	return g
+	return backend.Grant{Fence: fence, Until: start.Add(c.TTL - backend.Drift(c.TTL))}
 }
 
 // Renew writes each hold with a new number and at least its TTL. A term never gets shorter: the

@@ -17,8 +17,7 @@
 // the version and writes in one step. The clocks of clients need not agree: each client counts
 // terms by its own clock, and backend.Drift covers different speeds. Fences grow if clocks agree
 // within an hour. After a loss of all data, they grow once the writer's clock is later than the
-// last write. Waiters get the key in no particular order. HeldError.RetryAfter is an upper bound.
-// Inspect may report a key as free although a claim for it is refused.
+// last write. Waiters get the key in no particular order. Inspect may report a refused key as free.
 //
 // # Cost
 //

@@ -75,9 +75,8 @@ func (d *driver) page(ctx context.Context, prefix, position string, n int, timeo
 	call, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	es, next, err := d.store.Scan(call, position, n)
-	now := time.Now()
 	for _, e := range es {
-		if v, err := d.decode("", e, now); err == nil && e.Version != "" && strings.HasPrefix(string(v.rec.Key), prefix) {
+		if v, err := d.decode("", e, time.Now()); err == nil && e.Version != "" && strings.HasPrefix(string(v.rec.Key), prefix) {
 			views = append(views, v)
 		}
 	}
