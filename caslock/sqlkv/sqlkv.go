@@ -28,11 +28,10 @@ import (
 
 // Dialect says which database a Store uses.
 type Dialect struct {
-	table, insert, now string
-	file               string                                 // returns the file of the database, or nothing if there is none
-	clock              func() (boot string, up time.Duration) // a version begins with boot; up is the argument of now
-	reach              backend.Reach
-	cancellation       backend.Cancellation
+	table, insert, now, file string                                 // file returns nothing for a database in memory
+	clock                    func() (boot string, up time.Duration) // a version begins with boot; up is the argument of now
+	reach                    backend.Reach
+	cancellation             backend.Cancellation
 }
 
 // MySQL is for MariaDB and MySQL, and SQLite for SQLite 3.24 or later.
@@ -59,18 +58,15 @@ var (
 
 // Store is a table. It is safe for concurrent use.
 type Store struct {
-	db      *sql.DB
-	dialect Dialect
-
+	db                                          *sql.DB
+	dialect                                     Dialect
 	create, get, insert, update, remove, listed string
 }
-
-var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 
 // New returns a store in a table of db, and creates the table unless it exists. The database
 // remains the caller's.
 func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, error) {
-	if db == nil || d.table == "" || !identifier.MatchString(table) {
+	if db == nil || d.table == "" || !regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`).MatchString(table) {
 		return nil, fmt.Errorf("sqlkv: %w: want a database, a dialect, and a table name of letters, digits and _", backend.ErrInvalid)
 	}
 	var file string
