@@ -4,8 +4,9 @@
 
 -- Finds the first waiter whose client has a subscription, and asks that client to poll.
 local function wakeFirst()
-	local position = 0
-	while position < 32 do
+	local position, steps = 0, 0
+	while position < 32 and steps < 500 do -- so that a long queue does not block the server
+		steps = steps + 1
 		local entry = redis.call('LINDEX', queue, position)
 		if not entry then return end
 		local token, command, channel = parse(entry)
@@ -14,7 +15,8 @@ local function wakeFirst()
 			if type(count) == 'number' and count > 0 then return end
 			position = position + 1
 		else
-			-- The waiter has left. Its client may still have a subscription, and would ignore the message.
+			-- The waiter has left. Its client may still have a subscription, and would ignore the
+			-- message.
 			redis.call('LREM', queue, 1, entry)
 		end
 	end

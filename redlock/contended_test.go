@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
@@ -152,6 +153,31 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A clean-up of one waiter wakes the next waiter of its driver, over a channel that both share. The
+// waiter whose clean-up it was pauses, because otherwise it would ask and clean up without end.
+func TestAWaiterPausesAfterItsOwnCleanUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 3, 1)
+		w := &waiting{d: c.drivers[0], c: c.claim(), wake: make(chan struct{}, 1), queue: noLead}
+		w.stand(t.Context(), 0)
+		defer w.stand(t.Context(), noLead)
+		time.Sleep(time.Second)
+		for token, least := range map[string]time.Duration{"another's": 0, w.c.Token: minSleep} {
+			select {
+			case <-w.wake: // the subscription
+			default:
+			}
+			began := time.Now()
+			channel := redisstore.DerivedKey("channel", w.c.Key) + ":" + w.d.id
+			await.Must(t, c.vs[0].Direct().Publish(t.Context(), channel, token).Err())
+			<-w.wake
+			if took := time.Since(began); took < least || took > least+minSleep/2 {
+				t.Errorf("woken by the clean-up of %s after %v, want %v", token, took, least)
+			}
+		}
+	})
 }
 
 // A waiter that may not subscribe asks for it once a second, and finds the release by polling.

@@ -35,6 +35,10 @@ type Store struct {
 // remains the caller's. Let it reconnect for ever (nats.MaxReconnects(-1)) and keep nothing while
 // it is down (nats.ReconnectBufSize(-1)), so that no request is sent after its caller has left.
 func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock bool) (*Store, error) {
+	unfit := fmt.Errorf("natskv: bucket %q: %w: want no TTL, and a History of 1; if the server has another bucket, delete it", bucket.Bucket, backend.ErrInvalid)
+	if bucket.TTL > 0 || bucket.History > 1 {
+		return nil, unfit // before the bucket is created
+	}
 	kv, err := js.KeyValue(ctx, bucket.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, bucket)
@@ -44,7 +48,7 @@ func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueC
 		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
 	}
 	if c := stream.CachedInfo().Config; c.MaxAge > 0 || c.MaxMsgsPerSubject > 1 {
-		return nil, fmt.Errorf("natskv: bucket %q: %w: it must have no TTL, and a History of 1; delete it on the server", bucket.Bucket, backend.ErrInvalid)
+		return nil, unfit
 	}
 	stream.CachedInfo().Config.AllowDirect = false // in this handle only: otherwise a replica that lags could answer a Get
 	return &Store{js, kv, stream, bucket, clock}, nil

@@ -116,9 +116,13 @@ func TestStore(t *testing.T) {
 	s := await.Value(natskv.New(ctx, js, jetstream.KeyValueConfig{Bucket: "locks"}, false))
 
 	// A bucket whose values end by themselves cannot keep holds.
-	_, err := natskv.New(ctx, js, jetstream.KeyValueConfig{Bucket: "short", TTL: time.Minute}, false)
-	if !errors.Is(err, backend.ErrInvalid) {
+	short := jetstream.KeyValueConfig{Bucket: "short", TTL: time.Minute}
+	if _, err := natskv.New(ctx, js, short, false); !errors.Is(err, backend.ErrInvalid) {
 		t.Errorf("a bucket with a TTL: %v", err)
+	}
+	await.Value(js.CreateKeyValue(ctx, short)) // New has not created it
+	if _, err := natskv.New(ctx, js, jetstream.KeyValueConfig{Bucket: "short"}, false); !errors.Is(err, backend.ErrInvalid) {
+		t.Errorf("a bucket of the server with a TTL: %v", err)
 	}
 
 	// A Scan whose messages do not come is not the end of the list.

@@ -69,7 +69,7 @@ func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, erro
 	if db == nil || d.table == "" || !regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`).MatchString(table) {
 		return nil, fmt.Errorf("sqlkv: %w: want a database, a dialect, and a table name of letters, digits and _", backend.ErrInvalid)
 	}
-	var file string
+	var file string // an error is one of the database, and so comes again at the statement below
 	if err := db.QueryRowContext(ctx, d.file).Scan(&file); err == nil && file == "" {
 		return nil, fmt.Errorf("sqlkv: %w: want a file, because each connection has a database in memory of its own", backend.ErrInvalid)
 	}

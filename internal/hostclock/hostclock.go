@@ -1,6 +1,6 @@
-// Package hostclock has clocks of a host. Now and SinceBoot return the same time in all processes of
-// the host. Suspended returns how long the host has slept.
-// Yield gives a processor of the host to other threads.
+// Package hostclock has clocks of a host. Now and SinceBoot return the same time in all processes
+// of the host. Suspended returns how long the host has slept. Yield gives a processor of the host
+// to other threads.
 package hostclock
 
 // Suspended returns how long the host has slept since its boot. It is a variable so that a
