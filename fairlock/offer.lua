@@ -5,8 +5,9 @@
 local function unsubscribed(command, channel)
 	if command == '-' then return false end
 	local count = redis.pcall('PUBSUB', command == 'SPUBLISH' and 'SHARDNUMSUB' or 'NUMSUB', channel)[2]
-	-- A user that may not use PUBSUB counts by an empty message, which clients ignore. A message about
-	-- a grant must not count: a subscriber at a replica reads it, so the grant cannot be taken back.
+	-- If the user may not use PUBSUB, count by an empty message, which clients ignore. Do not count by
+	-- the message about the grant: a subscriber at a replica may read it although the count is 0, so
+	-- the grant could not be taken back.
 	return (count or redis.pcall(command, channel, '')) == 0
 end
 
@@ -34,7 +35,8 @@ local function offer(entry, own, handed)
 	local mine, joins, silent = channel == own, isShared(flags), string.find(till, '.5', 1, true)
 	if not mine and not silent and unsubscribed(command, channel) then return 'kept' end
 	if shared and not joins then return 'stop' end
-	-- Others may wait behind this one. If none do, the mark + only costs the release a command.
+	-- Others may wait behind this one, so the record gets the mark +. If none do, the release runs one
+	-- needless command.
 	local fence = grant(token, owner, term, flags, '+')
 	local count = not mine and redis.pcall(command, channel, table.concat({token, round, fence or '-'}, ' '))
 	-- Without a message the waiter finds the grant at its next poll, before its place ends. Until then

@@ -1,7 +1,8 @@
--- Releases a key, if the token holds it, and hands it to the next waiter. If not, ends the token's place.
+-- Releases a key if the token holds it, and hands the key to the next waiter. If the token does not
+-- hold it, ends the token's place.
 -- KEYS: see record.lua
 -- ARGV[2..]: the token, or token#owner for a shared hold; the rest of the term in ms if the key stays
--- taken or ''
+-- taken, and otherwise ''
 -- Returns 1, or 0 if the token does not hold the key.
 
 -- A hold that no caller waits for needs none of the functions below, which Lua would create in each
@@ -22,7 +23,8 @@ if not member and not (alone and has == token) then
 	if type(ended) == 'table' and not wrongtype(ended) then return ended end
 	if ended == 1 then
 		tidy()
-		-- Perhaps only the client of this token knows when a kept key becomes free, or that it is free.
+		-- Perhaps only the client of this token knew that the key is free, or when a kept key becomes
+		-- free. So wake another one.
 		if not has or string.find(tostring(has), '^kept%-') then pcall(wakeFirst) end
 	end
 	-- The token may have waited for the end of a shared record, before others that can join it.
@@ -37,19 +39,19 @@ if member then
 end
 if ARGV[3] ~= '' then
 	if tonumber(since) == 0 then since = start(redis.call('PTTL', lock), lasts) end
-	-- No claim has the new token, so no late command changes this record. Without memory, Redis
-	-- refuses SET before a script has written anything, so PEXPIRE comes first.
+	-- No claim has the new token, so no late command changes this record. A Redis without memory
+	-- refuses a SET that is the script's first write, so PEXPIRE comes first.
 	redis.call('PEXPIRE', lock, ARGV[3])
 	redis.call('SET', lock, 'fairlock' .. mark .. ' ' .. table.concat({since, 'kept-' .. token, fence, ARGV[3], whose}, ' '), 'PX', ARGV[3])
-	-- That waiter's client polls again at the end of the term, and this poll hands the key over.
+	-- The client that is woken polls again at the end of the term. That poll hands the key over.
 	if mark == '+' then pcall(wakeFirst) end
 	return 1
 end
--- A grant replaces the record. If there is none, the key becomes free.
+-- A grant replaces the record. Without a grant, the key becomes free.
 local ok = pcall(handOver, '')
 if not granted then
 	redis.call('DEL', lock)
-	-- Without memory, Redis refuses SET until the script has deleted something.
+	-- A Redis without memory has refused the SET, and accepts it after this first write.
 	if not ok then pcall(handOver, '') end
 end
 return 1
