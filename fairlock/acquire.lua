@@ -1,4 +1,4 @@
--- Takes a key that has no queue and is free. A shared hold may join a shared record.
+-- Takes a key that is free, if no living caller waits for it. A shared hold may join a shared record.
 -- KEYS: see record.lua
 -- ARGV[2..]: token, owner, term in ms, flags as in an entry
 -- Returns what redisstore.Store.Granted decodes.
@@ -10,6 +10,7 @@ if ARGV[5] == '0' and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
 	return 1
 end
 -- include fence shared record queue grant offer handover
+local mark = '-'
 if redis.call('EXISTS', lock, queue) > 0 then
 	local token, owner = holder()
 	if not token or shared then
@@ -17,12 +18,13 @@ if redis.call('EXISTS', lock, queue) > 0 then
 		handOver('')
 		token, owner = holder()
 	end
-	-- If all waiters were dead, the queue is gone now and the caller may take the key.
-	if token and not (shared and isShared(ARGV[5])) or redis.call('EXISTS', queue) == 1 then
+	if token and not (shared and isShared(ARGV[5])) or not passed then
 		if shared then return {0, redis.call('PTTL', lock), '', look(lock, 1)[1]} end
 		return {0, redis.call('PTTL', lock), owner and token .. '#' .. owner or ''}
 	end
+	-- Dead waiters were passed. They keep their places, in case their clients are only cut off.
+	if redis.call('EXISTS', queue) == 1 then mark = '+' end
 end
-local fence = grant(ARGV[2], ARGV[3], ARGV[4], ARGV[5], '-')
+local fence = grant(ARGV[2], ARGV[3], ARGV[4], ARGV[5], mark)
 if not fence then return {-1} end
 return fence == '0' and 1 or fence

@@ -11,11 +11,12 @@
 //
 // The script that releases a key also hands the key to the first waiter that can receive it. So no
 // other caller can take the key in between, and TryLock does not overtake the queue. A waiter keeps
-// its place while its process is alive, however long the key is held. Places and terms depend only
-// on the server's clock.
+// its place while its process is alive, however long the key is held. But if the Redis hangs for
+// more than two thirds of the window (see below), waiters may lose their places, and take new ones
+// in any order. Places and terms depend only on the server's clock.
 //
-// A waiter whose connection is closed is skipped at once, and removed when its window (see below)
-// has passed. If more than 500 skipped waiters are at the head of the queue, the others wait until
+// A waiter whose connection is closed is skipped at once, also by TryLock, and removed when its
+// window has passed. If more than 500 skipped waiters are at the head of the queue, the others wait until
 // the windows of these waiters have passed. A waiter that is stopped, or cut off while its
 // connection stays open, looks alive. The key is handed to the first such waiter, and is unused for
 // at most one window. After that, the windows of the other such waiters have passed as well.
@@ -37,7 +38,8 @@
 // While callers wait for a key, their Client polls the key every third of the window. One script
 // keeps their places alive and checks whether the key is free. A key that another strategy holds is
 // polled once a second, because that strategy's release sends no message. Renewals are sent in
-// batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
+// batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md. Inspect and
+// List name the first 1,000 waiters of a key.
 //
 // A Client subscribes to one channel, or on a cluster to one for each slot, over one extra
 // connection to each server. If it cannot subscribe, it polls four times a second, and its waiters

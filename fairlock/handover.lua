@@ -22,6 +22,8 @@ local function wakeFirst()
 	end
 end
 
+local passed -- whether handOver has reached the end of the queue: the waiters that are left are dead
+
 -- The key must be free or have a shared record, and the variable shared must say which. The client
 -- with the channel own receives a key in the reply, without a message. If handed is given, handOver
 -- adds to it.
@@ -35,7 +37,8 @@ local function handOver(own, handed)
 	while met < 500 do
 		local entry = redis.call('LINDEX', queue, position)
 		local outcome = entry and offer(entry, own, handed)
-		if not entry or outcome == 'stop' or outcome == 'granted' and not shared then return handed end
+		passed = not entry
+		if passed or outcome == 'stop' or outcome == 'granted' and not shared then return handed end
 		if outcome == 'kept' then position = position + 1 end
 		if outcome ~= 'stale' then met = met + 1 end
 	end

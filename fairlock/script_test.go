@@ -154,6 +154,25 @@ func TestLongQueueOfTheDead(t *testing.T) {
 	}
 }
 
+// If all waiters of a key are dead, an attempt gets the key, as a caller that waits does. The dead
+// keep their places, and the mark says so to the release.
+func TestAttemptPassesTheDead(t *testing.T) {
+	r := onServer(t)
+	r.dead(t, 2, time.Hour)
+	c := claim("k")
+	r.Acquire(t, c)
+	if got := recordOf(t, r.Redis, "k").mark; got != "+" {
+		t.Errorf("the mark is %q", got)
+	}
+	r.Release(t, c)
+	r.Acquire(t, sharedFenced())
+	r.Acquire(t, shared())
+	r.refused(t, claim("k"), true)
+	if n := r.Redis.ZCard(t.Context(), timeoutsKey).Val(); n != 2 {
+		t.Errorf("%d places are left", n)
+	}
+}
+
 // A report reads the first 1,000 entries of a queue, because a longer script would block the server.
 func TestReportOfALongQueue(t *testing.T) {
 	r := onServer(t)
