@@ -49,13 +49,13 @@ func (s Strategy) foreignKeys(t *testing.T, rdb *redis.Client) {
 	long := strings.Repeat("long value ", 100_000)
 	token := "AAAABBBBCCCCDDDDEEEEFF"
 	pipe := rdb.Pipeline()
-	for i, v := range []string{"", "1", long, token, "user#7", "red#ff0000", "fairlock", "fairlock? x", "a b" + token + "#me", "\x00#"} {
+	for i, v := range []string{"1", token, "red#ff0000", "fairlock", "fairlock? x", "a b" + token + "#me", "\x00#"} {
 		pipe.Set(ctx, fmt.Sprint("string with an end ", i), v, time.Hour)
 	}
 	pipe.Set(ctx, "no end", token+"#me", 0)
 	pipe.Set(ctx, "fairlock without an end", "fairlock- 1700000000000 "+token+" 0 1000 me", 0)
 	pipe.HSet(ctx, "hash without an end", token+"#me", 1)
-	for i, field := range []string{"x", "user#7", long, "b5c7d8e9-0000-0000-0000-000000000000:42"} {
+	for i, field := range []string{"x", "user#7", long} {
 		key := fmt.Sprint("hash ", i)
 		pipe.HSet(ctx, key, field, 1)
 		pipe.Expire(ctx, key, time.Hour)
