@@ -360,3 +360,46 @@ func TestHeld(t *testing.T) {
 		unlock(t, outer)
 	})
 }
+
+// While a Client resumes a handle, or has the lease of a Resume, a second Resume is refused before
+// it calls the store. Otherwise its call could renew the hold just before the Unlock of the first
+// lease, and return a lease on a free key. A Resume that has failed may be repeated.
+func TestSecondResumeDuringAnUnlock(t *testing.T) {
+	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+		x := detachNow(t, lockNow(t, c, "k"), time.Minute)
+		f.set(func(f *faulty) { f.renew = renewal(failAcquire(errNet)) })
+		want(t, "Resume during an outage", errOf(c.Resume(t.Context(), x)), hasp.ErrUnavailable)
+		f.set(up)
+		first := resumeNow(t, c, x)
+
+		f.set(func(f *faulty) {
+			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				defer time.Sleep(20 * time.Millisecond) // the way back
+				return send()
+			}
+		})
+		second := make(chan error)
+		go func() { second <- errOf(c.Resume(t.Context(), x)) }()
+		time.Sleep(10 * time.Millisecond)
+		unlock(t, first)
+		theirs := lockNow(t, rival, "k")
+		want(t, "the second Resume", <-second, hasp.ErrInvalid)
+		unlock(t, theirs)
+	})
+}
+
+// The token of a lease that was lost is forgotten once the store cannot have it any more.
+func TestResumedTokensAreForgotten(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		for range 100 {
+			x := detachNow(t, lockNow(t, c, "k"), time.Minute)
+			l := resumeNow(t, c, x)
+			await.Must(t, f.Break(t.Context(), "k"))
+			want(t, "Extend", l.Extend(t.Context(), time.Minute), hasp.ErrLost)
+			want(t, "Resume after the loss", errOf(c.Resume(t.Context(), x)), hasp.ErrInvalid)
+		}
+		time.Sleep(time.Hour)
+		unlock(t, resumeNow(t, c, detachNow(t, lockNow(t, c, "k"), time.Minute)))
+		equal(t, "tokens", hasp.ResumedTokens(c), 0)
+	})
+}

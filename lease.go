@@ -18,6 +18,7 @@ import (
 type Lease struct {
 	hold    *hold
 	key     string                       // the key as the caller gave it
+	ttl     time.Duration                // the term that it asks renewals for
 	slot    int                          // number of its slot, from 1; 0 without WithSlots
 	id      uint64                       // ID of its events
 	op      string                       // Op of its events
@@ -192,6 +193,9 @@ func (l *Lease) countMinHold() {
 // Unlock again, before the term ends, to learn the outcome. ErrClosed means that Close had stopped
 // waiting for the holder: the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
+	if ctx == nil {
+		return newError("unlock", l.key, errNilContext)
+	}
 	ends, err := l.unlock(ctx)
 	if ends && l.hold.renewer.opts.Observe != nil {
 		l.hold.renewer.observer.unlocked(ctx, l, err)
@@ -214,18 +218,27 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		return false, l.unlockAgain(ctx)
 	}
 
+	calls := l.state.Load() == releasing // only this call changes that state
+	if calls {
+		sent := l.hold.renewer.clock.awake()
+		err = errNoReturn
+		defer func() { err = l.endRelease(sent, err) }() // also if code of the caller panics
+	}
+
 	// Cancel the context without mu, because a cancel runs users' code.
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(ErrReleased)
 	}
-	ends = was == held               // if Close ended the lease, an event has reported that
-	if l.state.Load() != releasing { // only this call changes that state
-		return ends, nil
+	if calls {
+		err = l.hold.renewer.release(ctx, l.hold.claim, l.hold.keep)
 	}
+	return was == held, err // if Close ended the lease, an event has reported that
+}
 
+// endRelease records the outcome err of the release, which began at the time sent of clock.awake. It
+// returns the error of Unlock.
+func (l *Lease) endRelease(sent instant, err error) error {
 	r, h := l.hold.renewer, l.hold
-	err = r.release(ctx, h.claim, h.keep)
-
 	now, _ := r.clock.read()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -242,11 +255,15 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		err = l.loseLocked(h.lapseLocked()) // the term has ended during the call
 	default:
 		l.state.Store(unknown)
-		h.failed = 1                                 // the store may hang; set this before endedLocked, which reads it
+		h.failed = 1 // the store may hang; set this before endedLocked, which reads it
+		if !r.traits.Ordered {
+			h.line.answeredLocked(err, sent) // the next caller in line must know how long the outage has lasted
+		}
 		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release
 	}
+	r.unreserveLocked(h)
 	h.line.endedLocked(h)
-	return ends, err
+	return err
 }
 
 // beginUnlock ends the lease, if it is held or was ended by Close. It returns the state before the
@@ -280,8 +297,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	// End this lease before a hand-over, because the next caller runs immediately after that, and
 	// its context may be derived from this lease's.
 	l.state.Store(released)
-	i := slices.Index(h.leases, l)
-	h.leases = slices.Delete(h.leases, i, i+1)
+	h.dropLocked(slices.Index(h.leases, l))
 	if h.linger > 0 {
 		h.line.q.recallLocked()
 	}
@@ -331,28 +347,19 @@ func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 }
 
 func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
+	if ctx == nil {
+		return errNilContext
+	}
 	if err := checkTTL(ttl); err != nil {
 		return err
 	}
-	r, h := l.hold.renewer, l.hold
+	r := l.hold.renewer
 	start := r.clock.now()
 	cl, bound, err := l.beginExtend(ctx, ttl)
 	if err != nil {
 		return err
 	}
-
-	if err = r.enter(); err == nil {
-		_, err = call(r.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, r.extend(ctx, h, cl, bound)
-		}, nil)
-		r.leave()
-	}
-
-	r.mu.Lock()
-	if r.stopped {
-		h.callEndedLocked() // Close has stopped waiting, so the call may not have begun
-	}
-	r.mu.Unlock()
+	err = l.callExtend(ctx, cl, bound)
 
 	// Report a term that is too short, because a store without space may renew the hold only for
 	// its present term.
@@ -362,6 +369,34 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 
 	// Read the clock, because the answer may have come after the lease's end.
 	return cmp.Or(l.Err(), err)
+}
+
+// callExtend makes the call of an Extend that has made the hold busy.
+func (l *Lease) callExtend(ctx context.Context, cl backend.Claim, bound time.Duration) error {
+	r, h := l.hold.renewer, l.hold
+	returns := false
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		// The call may not have begun if Close has stopped waiting, or if a method of ctx has
+		// panicked. A call that has begun ends the busy time itself, also after this method.
+		if !returns || r.stopped {
+			h.callEndedLocked()
+			if h.index >= 0 {
+				r.scheduleLocked(h)
+			}
+		}
+	}()
+
+	if err := r.enter(); err != nil {
+		return err // r.stopped is true
+	}
+	defer r.leave()
+	_, err := call(r.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.extend(ctx, h, cl, bound)
+	}, nil)
+	returns = true
+	return err
 }
 
 // beginExtend waits for the end of a renewal in flight, and then marks the hold as busy. It returns

@@ -103,15 +103,12 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	}
 
 	c := &Client{core: newCore(opts, traits)}
-	c.store = store{core: c.core, driver: d}
-	if c.store.waiter, _ = d.(backend.Waiter); c.store.waiter == nil {
-		c.store.waker, _ = d.(backend.Waker)
-	}
+	c.store = store{core: c.core, driver: newBoundary(d)}
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
-	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}, recalled: make(chan string, 1)}
+	c.queue = queue{core: c.core, polls: c.store.driver.waiter == nil && c.store.driver.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}, recalled: make(chan string, 1)}
 	c.recalls = recalls{store: &c.store, queue: &c.queue}
-	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]bool{}}
+	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]instant{}}
 	return c, nil
 }
 
@@ -126,16 +123,55 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	return s, newError("inspect", key, err)
 }
 
-// Break frees key, whichever caller holds it. Break is the only call that may admit two holders at
-// the same time, because the old holder learns of the Break only at its next renewal. Until then,
-// if another Client calls Break, the holder's Client may even hand the hold over to another of its
-// callers: for 50 ms after the store has confirmed the hold, or while the key lingers.
+// Break frees key, whichever caller holds it. Leases on the key that belong to this Client are lost
+// when Break returns. Break is the only call that may admit two holders at the same time, because a
+// holder that belongs to another Client learns of the Break only at its next renewal. Until then,
+// that Client may even hand the hold over to another of its callers: for 50 ms after the store has
+// confirmed the hold, or while the key lingers.
 func (c *Client) Break(ctx context.Context, key string) error {
-	c.queue.breaks(key)
-	_, err := inspect(&c.store, ctx, key, func(in backend.Inspector, ctx context.Context, key string) (struct{}, error) {
+	err := errNoReturn
+	defer func() { c.broke(key, err) }() // also if the driver panics
+	_, err = inspect(&c.store, ctx, key, func(in backend.Inspector, ctx context.Context, key string) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, key)
 	})
 	return newError("break", key, err)
+}
+
+// broke handles a Break of key by this Client that has returned err. Unless err is definite, the
+// Break may have broken each hold of the Client, whether it was confirmed before or during the call,
+// and each hold whose grant is still on its way.
+func (c *Client) broke(key string, err error) {
+	if err != nil && backend.Definite(err) {
+		return
+	}
+
+	c.mu.Lock()
+	now := c.clock.now()
+	if ln := c.queue.lines[key]; ln != nil {
+		ln.broken = now
+	}
+	var broken []*hold
+	for _, s := range c.renewer.holds {
+		if s.hold.claim.Key == c.opts.Prefix+key {
+			broken = append(broken, s.hold)
+		}
+	}
+	var gone []*Lease
+	for _, h := range broken {
+		switch {
+		case h.lingers != 0:
+			h.endLingerLocked(nil)
+		case err == nil:
+			gone = append(gone, h.revokedLocked()...)
+		default:
+			h.suspectLocked(now) // the outcome is unknown
+		}
+	}
+	c.mu.Unlock()
+
+	for _, l := range gone {
+		l.endContext(l.loss) // without mu, because this runs users' code
+	}
 }
 
 // Entry is a key and its Status.

@@ -354,6 +354,16 @@ const (
 	// tried again until the deadline. Err is the store's error.
 	EventRenewFailed EventKind = "renew failed"
 
+	// EventRenewed says that a renewal has succeeded after one or more have failed. Other renewals
+	// that succeed are not reported, because there may be thousands a second.
+	EventRenewed EventKind = "renewed"
+
+	// EventStillWaiting says that a Lock has waited for ten terms, or for a minute if that is
+	// shorter. It comes once for a call. If the key is held, Err is a *HeldError that names the
+	// holder. Its field Here says that the holder is a caller of this Client, which may be the
+	// waiting caller itself: a Lock re-enters only with the context of the lease.
+	EventStillWaiting EventKind = "still waiting"
+
 	// EventStillHeld says that a lease has been held for ten terms, and for a minute at least. The
 	// caller is still at work, or has forgotten to unlock. The event comes once for a lease, but
 	// not for Do, DoAll and Lead, which never forget to unlock.
@@ -371,7 +381,7 @@ type Event struct {
 	Shared  bool          // the lease is shared; not set in EventRequested and EventRefused
 	Reentry bool          // the lease joined a hold that its caller had; to count holds, skip such events; set from EventAcquired on
 	Fence   uint64        // the lease's fence, or 0
-	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited
+	Wait    time.Duration // EventAcquired, EventRefused, EventStillWaiting: how long the caller waited
 	Hold    time.Duration // EventReleased, EventDetached, EventLost, EventStillHeld: how long the lease has lasted
 	Err     error         // the reason, for the kinds that have one
 
@@ -379,13 +389,18 @@ type Event struct {
 	// Wait is one call. If EventAcquired has 0 Tries and no Reentry, the hold was handed over
 	// within the Client.
 	Tries int
+
+	// Failures is how many renewals in a row have failed, for EventRenewFailed and EventRenewed.
+	Failures int
 }
 
-// LogEvents returns an [Options.Observe] that writes to l. A lost lease has the level Error. A
-// failed renewal and a Lock refused with ErrUnavailable have Warn. EventStillHeld, which finds a
-// forgotten Unlock, has Info. All other events have Debug, which slog does not show by default. A
-// message is, for example, "hasp: acquired", with the attributes key, id, op, wait, hold, fence and
-// err, as far as the event has them. If l is nil, LogEvents calls slog.Default at each event.
+// LogEvents returns an [Options.Observe] that writes to l. A lost lease has the level Error. These
+// have Warn: the first failure of a row of failed renewals, a Lock refused with ErrUnavailable, and
+// EventStillWaiting, or Info if Lead waits. EventRenewed, which ends such a row, and EventStillHeld,
+// which finds a forgotten Unlock, have Info. All other events have Debug, which slog does not show
+// by default. A message is, for example, "hasp: acquired", with the attributes key, id, op, wait,
+// hold, failures, fence and err, as far as the event has them. If l is nil, LogEvents calls
+// slog.Default at each event.
 func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) {
 		to := l
@@ -400,10 +415,12 @@ func LogEvents(l *slog.Logger) func(context.Context, Event) {
 		attrs := make([]slog.Attr, 0, 7)
 		attrs = append(attrs, slog.String("key", e.Key), slog.Uint64("id", e.ID), slog.String("op", e.Op))
 		switch e.Kind {
-		case EventAcquired, EventRefused:
+		case EventAcquired, EventRefused, EventStillWaiting:
 			attrs = append(attrs, slog.Duration("wait", e.Wait))
 		case EventReleased, EventDetached, EventLost, EventStillHeld:
 			attrs = append(attrs, slog.Duration("hold", e.Hold))
+		case EventRenewFailed, EventRenewed:
+			attrs = append(attrs, slog.Int("failures", e.Failures))
 		}
 		if e.Fence != 0 {
 			attrs = append(attrs, slog.Uint64("fence", e.Fence))
@@ -419,9 +436,13 @@ func (e Event) level() slog.Level {
 	switch {
 	case e.Kind == EventLost && errors.Is(e.Err, ErrLost):
 		return slog.LevelError
-	case e.Kind == EventRenewFailed, e.Kind == EventRefused && errors.Is(e.Err, ErrUnavailable):
+	case e.Kind == EventRenewFailed && e.Failures == 1:
 		return slog.LevelWarn
-	case e.Kind == EventStillHeld:
+	case e.Kind == EventRefused && errors.Is(e.Err, ErrUnavailable):
+		return slog.LevelWarn
+	case e.Kind == EventStillWaiting && e.Op != "lead":
+		return slog.LevelWarn
+	case e.Kind == EventStillWaiting, e.Kind == EventStillHeld, e.Kind == EventRenewed:
 		return slog.LevelInfo
 	}
 	return slog.LevelDebug

@@ -65,6 +65,7 @@ type line struct {
 	recalled bool    // another Client wants the key, so the hold lingers for wantedLinger at most
 	pace     pace    // how the key is shared with other Clients
 	gapEnds  instant // end of the last gap, which may have passed
+	broken   instant // when the last Break by this Client returned: it may have broken a hold that was asked for earlier; or 0
 }
 
 // turn is one caller of a line.
@@ -100,7 +101,7 @@ const (
 
 // errHeldHere says that another caller of this Client has the key, had it a moment ago, or asked
 // for it first.
-var errHeldHere error = &backend.HeldError{}
+var errHeldHere error = &backend.HeldError{Here: true}
 
 // join adds a caller to the line of its key. If once is true, the caller does not wait for others.
 // join returns the line, or nil if the line does not count the caller.
@@ -271,9 +272,8 @@ func (ln *line) promoteLocked() {
 	now := ln.q.clock.now()
 	over := ln.rowOverLocked(now) || ln.rowLongLocked(now)
 	if ln.hold != nil {
-		ln.last = errHeldHere
-		if ln.hold.failed > 0 {
-			ln.last = nil // the store did not answer the last call for the hold, and may hang
+		if ln.hold.failed == 0 { // otherwise the store did not answer the last call for the hold, and may hang
+			ln.last = errHeldHere
 		}
 		ln.pace.ended = now
 	}
@@ -485,7 +485,7 @@ const (
 // lingerFor returns how long the hold may linger after its grant for a caller with the request r.
 func (h *hold) lingerFor(r *request) time.Duration {
 	c := h.renewer
-	switch _, recalls := c.driver.(backend.Recaller); {
+	switch _, recalls := c.driver.Driver.(backend.Recaller); {
 	case c.traits.Reach == backend.Process, r.shared, r.slots > 0, r.fenced, r.noRenew, r.maxHold > 0, r.minHold > 0:
 		return 0
 	case !recalls:

@@ -21,7 +21,7 @@ type recalls struct {
 // contains this Client's ID, so that refused callers know which Client to ask for the key. If this
 // Client does not receive messages yet, the method adds no mark, and begins to receive messages.
 func (r *recalls) mark(token string) string {
-	d, ok := r.driver.(backend.Recaller)
+	d, ok := r.driver.Driver.(backend.Recaller)
 	if !ok {
 		return token
 	}
@@ -55,18 +55,4 @@ func (r *recalls) received(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.queue.recallLocked()
-}
-
-// breaks handles a Break of key by this Client: no later caller here may get the broken hold.
-func (q *queue) breaks(key string) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	ln := q.lines[key]
-	if ln == nil || ln.hold == nil {
-		return
-	}
-	ln.hold.unpassed = true
-	if ln.hold.lingers != 0 {
-		ln.hold.endLingerLocked(nil)
-	}
 }

@@ -363,3 +363,23 @@ func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 		}
 	})
 }
+
+// An inner lease with a longer term raises the term of the hold only until it ends.
+func TestLongerTermEndsWithItsLease(t *testing.T) {
+	for name, end := range map[string]func(*hasp.Lease){
+		"Unlock":   func(l *hasp.Lease) { l.Unlock(context.Background()) },
+		"max hold": func(*hasp.Lease) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				l := lockNow(t, c, "k", hasp.WithTTL(time.Second))
+				end(lockIn(t, c, l.Context(), "k", hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Minute)))
+				time.Sleep(3 * time.Hour)
+				if s := await.Value(f.Inspect(t.Context(), "k")); s.TTL > time.Second {
+					t.Errorf("the key of a lease with a term of a second stays locked for %v", s.TTL)
+				}
+				unlock(t, l)
+			})
+		})
+	}
+}

@@ -147,7 +147,7 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 	}
 
 	cl := w.claim()
-	f, late := c.reaper.guard(cl, c.store.waiter.Wait)
+	f, late := c.reaper.guard(cl, c.store.driver.Wait)
 	g, err := run(&c.store, ctx, 0, nil, nil, f, late)
 	switch {
 	case err == nil:
@@ -180,8 +180,10 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 		return true, err
 	case ctx.Err() != nil, w.c.closing.Err() != nil:
 		return true, w.endErr(ctx)
-	case w.once, outage >= w.c.opts.Timeout:
+	case outage >= w.c.opts.Timeout:
 		return true, err
+	case w.once && time.Duration(w.c.clock.awake()-sent) < w.c.opts.Timeout/triesPerTimeout:
+		return true, err // a TryLock repeats only an attempt that got no answer in its time
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
 		// If the deadline of ctx comes first, wait until then, so that the error reports it.
 		if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
@@ -324,14 +326,13 @@ func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
 	// Leave most of the time to the attempt that follows.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
-	if c.store.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
+	if c.store.driver.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
 		return false
 	}
 
 	cl := backend.Claim{Key: c.opts.Prefix + w.r.key, Shared: w.r.shared, Timeout: c.opts.Timeout}
 	l, err := call(&c.store, ctx, bound, func(ctx context.Context) (listening, error) {
-		wake, stop, err := c.store.waker.Listen(ctx, cl)
-		return listening{wake, stop}, err
+		return c.store.driver.Listen(ctx, cl)
 	}, func(late listening, err error) {
 		if err == nil {
 			late.stop()

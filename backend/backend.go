@@ -138,14 +138,43 @@ type HeldError struct {
 
 	// Waited is [Claim.Waited] of the holder's claim; zero if the driver does not know it.
 	Waited time.Duration
+
+	// Kept says that the last holder has released the key, and that its min hold keeps the key for
+	// RetryAfter. It is false if the driver does not know that.
+	Kept bool
+
+	// Here says that the holder is a caller of the same Client. Only the engine sets it.
+	Here bool
 }
 
-// Error names the holder, if it is known. The name is quoted, because an owner may be any string.
+// Error names the holder, and says how long the key stays taken, as far as that is known. The name
+// is quoted, because an owner may be any string.
 func (e *HeldError) Error() string {
-	if e.Owner == "" {
-		return ErrHeld.Error()
+	var left time.Duration
+	switch {
+	case e.RetryAfter >= time.Second:
+		left = e.RetryAfter.Round(time.Second)
+	case e.RetryAfter > 0:
+		left = max(e.RetryAfter.Round(time.Millisecond), time.Millisecond)
 	}
-	return fmt.Sprintf("held by %q", e.Owner)
+
+	text := ErrHeld.Error()
+	switch {
+	case e.Kept:
+		text = fmt.Sprintf("kept for %v more by a min hold", left)
+		if e.Owner != "" {
+			text += fmt.Sprintf(" of %q", e.Owner)
+		}
+		return text
+	case e.Here:
+		text = "held by another caller of this Client"
+	case e.Owner != "":
+		text = fmt.Sprintf("held by %q", e.Owner)
+	}
+	if left > 0 {
+		text += fmt.Sprintf(", %v left", left)
+	}
+	return text
 }
 
 // Is reports whether target is [ErrHeld], which every HeldError matches.
@@ -514,6 +543,7 @@ type Grant struct {
 type Status struct {
 	Held    bool          `json:"held"`
 	Owner   string        `json:"owner,omitempty"`
+	Kept    bool          `json:"kept,omitempty"`    // the holder has released the key, and its min hold keeps it for TTL; false if not known
 	Since   time.Time     `json:"since,omitzero"`    // zero if the store does not record it
 	TTL     time.Duration `json:"ttl_ns,omitempty"`  // the rest of the term; negative if the hold has no end
 	Fence   uint64        `json:"fence,omitempty"`   // the fence of the last fenced hold that the store remembers
