@@ -172,6 +172,7 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 // Wait, the result of outageOf. If last is true, the call was meant to be the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
 	outage, final := w.note(err, sent, last)
+	took := time.Duration(w.c.clock.awake() - sent)
 
 	// Check ctx before the outage: if ctx has ended, the error must say so, and give the last
 	// answer as well.
@@ -182,8 +183,8 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 		return true, w.endErr(ctx)
 	case outage >= w.c.opts.Timeout:
 		return true, err
-	case w.once && time.Duration(w.c.clock.awake()-sent) < w.c.opts.Timeout/triesPerTimeout:
-		return true, err // a TryLock repeats only an attempt that got no answer in its time
+	case w.once && !w.repeats(took, outage):
+		return true, err
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
 		// If the deadline of ctx comes first, wait until then, so that the error reports it.
 		if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
@@ -192,6 +193,13 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 		return true, w.endErr(ctx)
 	}
 	return false, nil
+}
+
+// repeats reports whether a call that makes only one attempt repeats it. It does if the attempt took
+// a third of Timeout or more, so probably nothing answered, and if another one fits into Timeout.
+func (w *wait) repeats(took, outage time.Duration) bool {
+	c := w.c
+	return took >= c.opts.Timeout/triesPerTimeout && outage+c.answerTime() <= c.opts.Timeout*7/8
 }
 
 // note records the outcome of a call, for the line and for this caller. It returns how long the
@@ -278,7 +286,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 
 	var d time.Duration
-	if c.opts.Backoff != nil && (w.wake == nil || !errors.Is(err, ErrHeld)) {
+	if c.opts.Backoff != nil && !w.once && (w.wake == nil || !errors.Is(err, ErrHeld)) {
 		d = jitter(max(c.opts.Backoff(attempt), minSleep))
 	}
 	switch {
