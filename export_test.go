@@ -25,6 +25,3 @@ func Suspendable(c *Client) func(d time.Duration) {
 // Skip moves c's clock forward by d, as if the process had been stopped for d and only the caller
 // had run since. No timer has fired.
 func Skip(c *Client, d time.Duration) { c.clock.slept.Add(int64(d)) }
-
-// LeaveRecall leaves a message that asks c for key, and that no goroutine has handled yet.
-func LeaveRecall(c *Client, key string) { c.queue.recalled <- key }

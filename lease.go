@@ -282,10 +282,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
-	if h.linger > 0 {
-		h.line.q.recallLocked()
-	}
-	if len(h.leases) > 0 || h.line.waiting.Len() > 0 && h.handOverLocked() || h.linger > 0 && h.lingerLocked(l.key) {
+	if len(h.leases) > 0 || h.line.waiting.Len() > 0 && h.handOverLocked() || h.mayLinger && h.lingerLocked(l.key) {
 		return was, nil
 	}
 	r.unscheduleLocked(h) // a renewal must not follow the release
