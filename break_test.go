@@ -44,7 +44,7 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 		{name: "a hold, and the reply to Break is lost", after: -time.Second, err: errNet},
 		{name: "an attempt in flight", after: -5 * time.Millisecond, reply: 40 * time.Millisecond},
 		{name: "an attempt during the Break", after: 5 * time.Millisecond},
-		{name: "a key that lingers", after: 5 * time.Millisecond, unlock: true},
+		{name: "a key that lingers", after: 5 * time.Millisecond, unlock: true, opts: []hasp.Option{hasp.WithLinger()}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

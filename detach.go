@@ -253,7 +253,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 func (w *wait) prepareResume(ctx context.Context, x Handle) error {
 	c, r := w.c, &w.r
 	switch {
-	case r.bounded || r.minHold > 0 || r.linger > 0 || r.slots > 0 || r.shared || r.fenced:
+	case r.bounded || r.minHold > 0 || r.linger || r.slots > 0 || r.shared || r.fenced:
 		r.refuse("Resume takes only WithTTL, WithoutRenewal and WithMaxHold; the handle has the other settings")
 	case x.Token == "" || x.Slot < 0 || x.Slot > maxSlots:
 		r.refuse("this is not a handle of Detach")

@@ -32,7 +32,7 @@ func resumeNow(t *testing.T, c *hasp.Client, x hasp.Handle, opts ...hasp.Option)
 
 func TestDetachAndResume(t *testing.T) {
 	withClient(t, &hasp.Options{Prefix: "p:"}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k", hasp.WithFence(), hasp.WithLinger(time.Hour))
+		l := lockNow(t, c, "k", hasp.WithFence(), hasp.WithLinger())
 		ctx, cancel := context.WithCancel(l.Context()) // which does not read the clock
 		defer cancel()
 		x := detachNow(t, l, time.Minute)

@@ -106,7 +106,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 			_ = all.undo(ctx)
 		}
 	}()
-	err := all.lock(ctx, l, keys, append(slices.Clip(opts), func(r *request) { r.oneOfAll, r.linger = true, 0 }))
+	err := all.lock(ctx, l, keys, append(slices.Clip(opts), func(r *request) { r.oneOfAll, r.linger = true, false }))
 	returns = true
 	if err != nil {
 		return nil, errors.Join(err, all.undo(ctx))
@@ -363,7 +363,7 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		return &Error{"lead", key, fmt.Errorf("%w: WithShared: several would lead at once", ErrInvalid)}
 	}
 
-	opts = append(slices.Clip(opts), func(r *request) { r.op, r.linger = "lead", 0 })
+	opts = append(slices.Clip(opts), func(r *request) { r.op, r.linger = "lead", false })
 	refused := 0 // failed calls of Lock in a row
 	for {
 		lease, err := l.Lock(ctx, key, opts...)

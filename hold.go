@@ -54,9 +54,9 @@ type hold struct {
 	lapsed   bool          // its deadline or its max hold has ended the hold, so the store may still keep it
 
 	// See "A key lingers" in queue.go.
-	linger  time.Duration // how long it may linger after its grant; depends on the option of its present or last caller
-	lingers instant       // when it stops lingering; 0 if it does not linger
-	ghost   *Lease        // nil until it lingers for the first time
+	mayLinger bool    // its present or last caller has WithLinger
+	lingers   instant // when it stops lingering; 0 if it does not linger
+	ghost     *Lease  // nil until it lingers for the first time
 
 	// The first lease and its place in leases are part of the hold, to save two allocations.
 	first Lease
@@ -167,11 +167,8 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	if h.leases == nil {
 		h.leases = h.place[:0]
 	}
-	if len(h.leases) == 0 { // the outermost lease decides how long h lingers
-		h.linger = 0
-		if r.linger > 0 {
-			h.linger = h.lingerFor(r)
-		}
+	if len(h.leases) == 0 { // the outermost lease decides whether h lingers
+		h.mayLinger = r.linger
 	}
 	h.leases = append(h.leases, l)
 	h.joined++

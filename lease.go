@@ -298,10 +298,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	// its context may be derived from this lease's.
 	l.state.Store(released)
 	h.dropLocked(slices.Index(h.leases, l))
-	if h.linger > 0 {
-		h.line.q.recallLocked()
-	}
-	if len(h.leases) > 0 || h.line.waiting.Len() > 0 && h.handOverLocked() || h.linger > 0 && h.lingerLocked(l.key) {
+	if len(h.leases) > 0 || h.line.waiting.Len() > 0 && h.handOverLocked() || h.mayLinger && h.lingerLocked(l.key) {
 		return was, nil
 	}
 	r.unscheduleLocked(h) // a renewal must not follow the release

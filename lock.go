@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // This file contains Lock and TryLock: their arguments, the loop of attempts, and re-entry. wait.go
@@ -183,6 +182,10 @@ func (w *wait) prepare(ctx context.Context) error {
 		return withContextEnd(ctx, nil)
 	}
 
+	if r.shared || r.slots > 0 || w.c.traits.Reach == backend.Process {
+		r.linger = false
+	}
+
 	// If ctx is the context of a lease, or is derived from one, the key may be re-entered.
 	if x, ok := ctx.Value(leaseKey).(*leaseContext); ok {
 		r.around = x.lease
@@ -200,24 +203,11 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	w.turn = turn{r: &w.r, ctx: ctx, since: w.began}
 	var tk ticket
 	w.line, tk = c.queue.join(&w.turn, w.once)
-	for tk.do == joinAgain {
-		if err := w.awaitFreed(ctx, tk.freed); err != nil {
-			return nil, err
-		}
-		w.line, tk = c.queue.join(&w.turn, w.once)
-	}
 	if tk.do == mustWait {
 		tk = w.waitInLine(ctx)
 	}
 	switch tk.do {
 	case haveLease:
-		if tk.yield {
-			// The caller may be a busy loop on the thread that polls the network for the runtime.
-			// For a new goroutine, the runtime wakes another thread. Otherwise a message may wait
-			// for the runtime's own check, which comes every 10 ms.
-			go func() {}()
-			hostclock.Yield()
-		}
 		return tk.lease, nil
 	case giveUp:
 		return nil, tk.err
@@ -226,6 +216,14 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	// This caller is the head now, and takes over the answer that the last head received. The line
 	// counts the caller until its hold has ended, or until it gives up below.
 	w.lastAnswer = tk.lastAnswer
+	if tk.freed != nil && (w.once || !c.traits.Ordered) { // otherwise the caller waits in the driver's queue, before later callers
+		if over, err := w.awaitFreed(ctx, tk.freed); over {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			w.giveUpLocked()
+			return nil, err
+		}
+	}
 	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.oneOfAll) { // a TryLock waits for a gap only if LockAll calls it
 		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
 			w.stood = true
@@ -375,9 +373,6 @@ func (w *wait) claim() backend.Claim {
 	rand.Read(b[:])
 	base64.RawURLEncoding.Encode(text[:], b[:])
 	c, r, token := w.c, &w.r, string(text[:])
-	if r.linger > 0 {
-		token = c.recalls.mark(token)
-	}
 
 	ttl := r.ttl
 	if 0 < r.maxHold && r.maxHold < ttl {

@@ -67,7 +67,6 @@ type Client struct {
 	observer observer
 	renewer  renewer
 	queue    queue
-	recalls  recalls
 }
 
 var _ Locker = (*Client)(nil)
@@ -106,8 +105,7 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	c.store = store{core: c.core, driver: newBoundary(d)}
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
-	c.queue = queue{core: c.core, polls: c.store.driver.waiter == nil && c.store.driver.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}, recalled: make(chan string, 1)}
-	c.recalls = recalls{store: &c.store, queue: &c.queue}
+	c.queue = queue{core: c.core, polls: c.store.driver.waiter == nil && c.store.driver.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}}
 	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]instant{}}
 	return c, nil
 }

@@ -122,7 +122,7 @@ type request struct {
 	bounded  bool          // maxWait was given
 	maxHold  time.Duration // 0 if there is none
 	minHold  time.Duration // 0 if there is none
-	linger   time.Duration // 0 if there is none
+	linger   bool          // WithLinger
 	oneOfAll bool          // LockAll makes the call; the min hold counts once LockAll has all keys
 	slots    int           // number of slots; 0 without WithSlots
 	slot     int           // number of the slot that is asked for, from 1; 0 without WithSlots
@@ -227,33 +227,27 @@ func WithMinHold(d time.Duration) Option {
 	}
 }
 
-// WithLinger lets the Client keep the key after Unlock for its own next caller, until d has passed
-// since the store's grant. Meanwhile, a Lock or TryLock of this Client for the same term gets the
-// key without a call to the store. So a process that locks a key again and again is a hundred times
-// as fast. The lease ends with Unlock all the same, and its events come as usual. The Client
-// releases the key when d has passed, when its next caller cannot use the hold, and at a Break or
-// Close. After the release, it leaves the key to other Clients for a moment.
+// WithLinger lets the Client keep the key after Unlock for its own next caller, until 50 ms have
+// passed since the store's grant. Meanwhile, a Lock or TryLock of this Client for the same term gets
+// the key without a call to the store. So a process that locks a key again and again is a hundred
+// times as fast. The lease ends with Unlock all the same, and its events come as usual. The Client
+// releases the key after the 50 ms, when its next caller cannot use the hold, and at a Break or
+// Close. After the release, it leaves the key to other Clients for some milliseconds.
 //
-// So other Clients may wait longer for the key, by up to d. On Redis (spinlock, pubsublock,
-// fairlock) a refused caller of another Client sends a message. After this message, the key is
-// released when 2 ms have passed since the grant, or d if that is shorter. If the message is lost,
-// the caller waits until d has passed. With other strategies, a d above 50 ms counts as 50 ms.
+// So other Clients, and other programs that use the key, may wait longer for it, by up to 50 ms. The
+// option has no argument, because a longer time would save few further calls, and would keep the key
+// from others.
 //
 // While a key lingers, Inspect shows it as held, and TryLock of another process returns ErrHeld,
 // although no caller works under it. So do not use WithLinger if another process calls TryLock when
 // it notices your Unlock. If the process dies without Close, the key stays taken until its term
-// ends. After a Break by another process, callers may get the broken hold until the next renewal.
+// ends. After a Break by another process, callers may get the broken hold until the 50 ms end.
 //
 // The option has no effect on a lease that is shared, fenced, extended or not renewed, or that has
 // a min hold, a max hold or slots. It has no effect under re-entry, with LockAll, DoAll and Lead,
-// and on a store in this process. A negative d is ErrInvalid.
-func WithLinger(d time.Duration) Option {
-	return func(r *request) {
-		if d < 0 {
-			r.refuse("linger %v is negative", d)
-		}
-		r.linger = d
-	}
+// and on a store in this process.
+func WithLinger() Option {
+	return func(r *request) { r.linger = true }
 }
 
 // WithoutRenewal switches renewal off for this lease. The lease ends with its term, unless Extend

@@ -329,7 +329,7 @@ func TestHoldsThatCannotBeHandedOverLeaveGaps(t *testing.T) {
 				for _, o := range opts {
 					all.Go(func() {
 						for time.Now().Before(end) {
-							l := lockIn(t, a, t.Context(), "k", o, hasp.WithLinger(50*time.Millisecond))
+							l := lockIn(t, a, t.Context(), "k", o, hasp.WithLinger())
 							time.Sleep(20 * time.Millisecond)
 							unlock(t, l)
 						}

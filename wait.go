@@ -60,26 +60,25 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	return refusal
 }
 
-// awaitFreed waits for the release of a hold that lingered and that the caller could not use. If
-// the caller's wait ends before the release, awaitFreed returns an error.
-func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
-	c := w.c
-	left := time.Duration(w.end - c.clock.now())
-	timer := time.NewTimer(min(left, c.opts.Timeout))
+// awaitFreed waits, as the head, for the release of a hold that lingered and that the caller cannot
+// use. It returns true and an error if the caller's wait ends before the release.
+func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool, err error) {
+	c, sent := w.c, w.c.clock.awake()
+	timer := time.NewTimer(min(time.Duration(w.end-c.clock.now()), c.opts.Timeout))
 	defer timer.Stop()
+	w.lastAnswer = errHeldHere
+	err = context.Canceled // the wait ends without an answer
 	select {
 	case <-freed:
-		return nil
+		return false, nil
 	case <-ctx.Done():
-		return withContextEnd(ctx, errHeldHere)
 	case <-c.closing.Done():
-		return ErrClosed
 	case <-timer.C:
+		if c.clock.now() < w.end {
+			err = noAnswer(c.opts.Timeout) // an outage, because the store has not answered the release
+		}
 	}
-	if left < c.opts.Timeout {
-		return errHeldHere
-	}
-	return noAnswer(c.opts.Timeout) // the store has not answered the release
+	return w.over(ctx, err, sent, false)
 }
 
 // giveUpLocked leaves the line after the caller has asked the store and has got no hold.

@@ -8,8 +8,8 @@
 //
 // With a plain driver, the engine polls. A driver that can say when to ask again is also a [Waker].
 // One whose store queues the callers is a [Waiter] instead. A driver that can report who holds a
-// key is an [Inspector], and one that can report which keys are held is a [Lister]. One that can ask
-// another Client for a key is a [Recaller]. [Traits] describes the other differences.
+// key is an [Inspector], and one that can report which keys are held is a [Lister]. [Traits] describes
+// the other differences.
 //
 // # Holds
 //
@@ -86,7 +86,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"strings"
 	"sync"
 	"time"
 )
@@ -311,32 +310,6 @@ type Waker interface {
 	//
 	// To end the listening, the engine calls stop once, even if wake was closed. stop never blocks.
 	Listen(ctx context.Context, c Claim) (wake <-chan struct{}, stop func(), err error)
-}
-
-// RecallMark is the first character of the token of a hold that may linger. That token consists of
-// ~ID~ and further characters. No other token begins with the mark.
-const RecallMark = "~"
-
-// RecallID returns the ID in token. The argument may also be a record that begins with a token. If
-// the token has no mark, ok is false.
-func RecallID(token string) (id string, ok bool) {
-	rest, ok := strings.CutPrefix(token, RecallMark)
-	id, _, cut := strings.Cut(rest, RecallMark)
-	return id, ok && cut
-}
-
-// Recaller is a [Driver] that can ask another Client for a key that lingers there. If Acquire or
-// Wait learns that a token with a RecallMark holds the key, the driver sends the key in a message
-// to the ID of that token. One message for a hold is enough, and it may be lost.
-//
-// A wrapper around a Recaller must be a Recaller as well.
-type Recaller interface {
-	Driver
-
-	// Recalls begins to receive the messages to the ID id, and calls f with the key in each
-	// message. f does not block. The driver may call f too often, also after the hold has ended. A
-	// closed driver calls f no more.
-	Recalls(ctx context.Context, id string, f func(key string)) error
 }
 
 // Inspector is a [Driver] that can report on a key and force it free.

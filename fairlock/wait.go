@@ -271,9 +271,6 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	}
 	d.deliver(r.handed, sent)    // locks mu, and may set w.handed or w.failed
 	mine := r.token == w.c.Token // the claim has the key now
-	if !mine {
-		d.store.Recall(r.token, w.c.Key)
-	}
 
 	d.mu.Lock()
 	defer d.mu.Unlock()

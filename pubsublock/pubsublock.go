@@ -117,7 +117,6 @@ var (
 	_ backend.Waker     = (*driver)(nil)
 	_ backend.Inspector = (*driver)(nil)
 	_ backend.Lister    = (*driver)(nil)
-	_ backend.Recaller  = (*driver)(nil)
 )
 
 // New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a
@@ -283,11 +282,6 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return nil
 	}
 	return d.store.Owned(reply, err)
-}
-
-// Recalls implements [backend.Recaller].
-func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
-	return d.store.Recalls(ctx, id, f)
 }
 
 // Inspect returns the holder of key. The driver records neither Since nor the waiters. A holder
