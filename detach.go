@@ -17,7 +17,8 @@ import (
 // from it, in this process or in another one. It can be encoded as JSON.
 //
 // A handle is a secret, because any program that has it can release the key. Pass it on in a file
-// or through a pipe, and not in arguments or logs. Package fmt prints only its key.
+// or through a pipe, and not in arguments or logs. Package fmt prints only its key, but prints the
+// token too if the handle is an unexported field of a struct, whose methods fmt cannot call.
 //
 // The times of a handle are by the wall clock. If the clocks of two hosts differ, the min hold and
 // the max hold end earlier or later by the difference.
@@ -255,7 +256,7 @@ func (w *wait) prepareResume(ctx context.Context, x Handle) error {
 	switch {
 	case r.bounded || r.minHold > 0 || r.linger || r.slots > 0 || r.shared || r.fenced:
 		r.refuse("Resume takes only WithTTL, WithoutRenewal and WithMaxHold; the handle has the other settings")
-	case x.Token == "" || x.Slot < 0 || x.Slot > maxSlots:
+	case len(x.Token) != tokenLen || x.Slot < 0 || x.Slot > maxSlots: // a min hold has a token of another length
 		r.refuse("this is not a handle of Detach")
 	case r.err == nil:
 		if r.err = checkTTL(r.ttl); r.err == nil {

@@ -227,7 +227,7 @@ func TestResumeRefuses(t *testing.T) {
 		"an option":          {nil, []hasp.Option{hasp.WithFence()}, hasp.ErrInvalid},
 		"a wait":             {nil, []hasp.Option{hasp.WithMaxWait(time.Second)}, hasp.ErrInvalid},
 		"a term":             {nil, []hasp.Option{hasp.WithTTL(1)}, hasp.ErrInvalid},
-		"another token":      {func(x *hasp.Handle) { x.Token = "A" + x.Token }, nil, hasp.ErrLost},
+		"another token":      {func(x *hasp.Handle) { x.Token = x.Token[1:] + x.Token[:1] }, nil, hasp.ErrLost},
 		"another key":        {func(x *hasp.Handle) { x.Key = "other" }, nil, hasp.ErrLost},
 		"another slot":       {func(x *hasp.Handle) { x.Slot = 1 }, nil, hasp.ErrLost},
 		"max hold is over":   {func(x *hasp.Handle) { x.MaxHold = time.Now() }, nil, hasp.ErrLost},
@@ -385,6 +385,20 @@ func TestSecondResumeDuringAnUnlock(t *testing.T) {
 		theirs := lockNow(t, rival, "k")
 		want(t, "the second Resume", <-second, hasp.ErrInvalid)
 		unlock(t, theirs)
+	})
+}
+
+// No caller can resume a min hold: its token, which may be guessed, is not a token of Detach.
+func TestResumeOfAMinHold(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k", hasp.WithMinHold(time.Hour))
+		token := f.acquired[0]
+		unlock(t, l)
+		for _, forged := range []string{"(kept)", "kept-" + token, "kept"} {
+			_, err := c.Resume(t.Context(), hasp.Handle{Key: "k", Token: forged, TTL: time.Minute})
+			want(t, "Resume of "+forged, err, hasp.ErrInvalid)
+		}
+		want(t, "Resume of the token", errOf(c.Resume(t.Context(), hasp.Handle{Key: "k", Token: token, TTL: time.Minute})), hasp.ErrLost)
 	})
 }
 

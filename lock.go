@@ -366,10 +366,13 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 // triesPerTimeout is how many attempts without an answer fit into Options.Timeout.
 const triesPerTimeout = 3
 
-// claim returns the claim of a new attempt, whose token is 128 random bits.
+// tokenLen is the length of a token: 128 random bits in URL-safe base64.
+const tokenLen = 22
+
+// claim returns the claim of a new attempt, with a new token.
 func (w *wait) claim() backend.Claim {
 	var b [16]byte
-	var text [22]byte
+	var text [tokenLen]byte
 	rand.Read(b[:])
 	base64.RawURLEncoding.Encode(text[:], b[:])
 	c, r, token := w.c, &w.r, string(text[:])

@@ -26,7 +26,8 @@ type Options struct {
 	TTL time.Duration
 
 	// Timeout bounds one call to the store. It is also how long Lock retries during an outage, and
-	// how long Close waits for holders to unlock. The default is 3 s.
+	// how long Close waits for holders to unlock. An attempt to lock takes at most a third of it, so
+	// that Lock can make others. The default is 3 s.
 	Timeout time.Duration
 
 	// Prefix is prepended to every key on its way to the store.
