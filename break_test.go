@@ -12,7 +12,7 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// slowBreak takes the time way before it reaches the store.
+// slowBreak takes the time way to the store, and as long for the reply.
 type slowBreak struct {
 	*faulty
 	way time.Duration
@@ -21,6 +21,7 @@ type slowBreak struct {
 
 func (d *slowBreak) Break(ctx context.Context, key string) error {
 	time.Sleep(d.way)
+	defer time.Sleep(d.way)
 	if err := d.faulty.Break(ctx, key); err != nil {
 		return err
 	}
@@ -97,6 +98,30 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 					want(t, "Unlock", hangs.Unlock(t.Context()), hasp.ErrLost)
 				}
 			})
+		})
+	}
+}
+
+// A caller that waits gets the key by a Break of its own Client, and keeps it.
+func TestBreakForAWaiterOfTheSameClient(t *testing.T) {
+	for _, ordered := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			store := new(memlock.Store)
+			var d backend.Driver = store.Driver() // hands the key to the waiter before Break returns
+			if !ordered {
+				d = &slowBreak{faulty: &faulty{Driver: store.Driver().(Driver)}, way: time.Second}
+			}
+			c, rival := await.Value(hasp.New(d, nil)), await.Value(hasp.New(store.Driver(), nil))
+			defer c.Close()
+			defer rival.Close()
+			stuck := lockNow(t, rival, "k")
+			next := lockSoon(t, c, timeout(t, t.Context(), time.Hour), "k")
+			time.Sleep(time.Second)
+			want(t, "Break", c.Break(t.Context(), "k"), nil)
+			l := <-next
+			time.Sleep(3 * hasp.DefaultTTL)
+			unlock(t, l)
+			want(t, "Unlock of the broken lease", stuck.Unlock(t.Context()), hasp.ErrLost)
 		})
 	}
 }

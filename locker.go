@@ -121,24 +121,26 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	return s, newError("inspect", key, err)
 }
 
-// Break frees key, whichever caller holds it. Leases on the key that belong to this Client are lost
-// when Break returns. Break is the only call that may admit two holders at the same time, because a
+// Break frees key, whichever caller holds it. If the lease belongs to this Client, it is lost when
+// Break returns. Break is the only call that may admit two holders at the same time, because a
 // holder that belongs to another Client learns of the Break only at its next renewal. Until then,
 // that Client may even hand the hold over to another of its callers: for 50 ms after the store has
 // confirmed the hold, or while the key lingers.
 func (c *Client) Break(ctx context.Context, key string) error {
+	began := c.clock.now()
 	err := errNoReturn
-	defer func() { c.broke(key, err) }() // also if the driver panics
+	defer func() { c.broke(key, began, err) }() // also if the driver panics
 	_, err = inspect(&c.store, ctx, key, func(in backend.Inspector, ctx context.Context, key string) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, key)
 	})
 	return newError("break", key, err)
 }
 
-// broke handles a Break of key by this Client that has returned err. Unless err is definite, the
-// Break may have broken each hold of the Client, whether it was confirmed before or during the call,
-// and each hold whose grant is still on its way.
-func (c *Client) broke(key string, err error) {
+// broke handles a Break of key by this Client that began at the given time and has returned err. If
+// err is nil, the store has broken each hold that was granted before. Whether it has broken a hold
+// whose grant came during the call, or is still on its way, only the store can say: such a hold may
+// be that of a caller who got the key by this Break.
+func (c *Client) broke(key string, began instant, err error) {
 	if err != nil && backend.Definite(err) {
 		return
 	}
@@ -159,10 +161,10 @@ func (c *Client) broke(key string, err error) {
 		switch {
 		case h.lingers != 0:
 			h.endLingerLocked(nil)
-		case err == nil:
+		case err == nil && h.granted <= began:
 			gone = append(gone, h.revokedLocked()...)
 		default:
-			h.suspectLocked(now) // the outcome is unknown
+			h.suspectLocked(now)
 		}
 	}
 	c.mu.Unlock()
