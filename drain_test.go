@@ -192,45 +192,47 @@ func (f lockerFunc) TryLock(ctx context.Context, key string, opts ...hasp.Option
 	return f(ctx, key, opts...)
 }
 
-// A wrapper returns the lease only after its renewal has stopped. Do resumes the renewal.
-func TestDoResumesARenewalThatHasStopped(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		ctx, cancel := context.WithCancel(t.Context())
-		late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-			l := lockIn(t, c, ctx, key, opts...)
-			cancel()
-			before := f.renewals()
-			for quiet := 0; quiet < 45; quiet++ { // until there was no renewal for nearly half a term
-				time.Sleep(hasp.DefaultTTL / 100)
-				if n := f.renewals(); n > before {
-					before, quiet = n, 0
-				}
-			}
-			return l, l.Err()
-		})
-		want(t, "Do", hasp.Do(ctx, late, "k", func(ctx context.Context, _ *hasp.Lease) error {
-			drain(t, f, ctx, "k")
-			return nil
-		}), nil)
-	})
-}
-
-// Do begins while the hold's last renewal asks the contexts, so renewal must go on.
-func TestDoWhileTheLastRenewalAsks(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		returns, entered := make(chan struct{}), make(chan struct{})
-		asked := sync.OnceFunc(func() { close(returns); <-entered })
-		first, ctx := whileTheLastRenewalAsks(t, c, func(context.Context) { asked() })
-		late := lockerFunc(func(context.Context, string, ...hasp.Option) (*hasp.Lease, error) {
-			<-returns
-			return first, nil
-		})
-		want(t, "Do", hasp.Do(ctx, late, "k", func(context.Context, *hasp.Lease) error {
-			close(entered)
-			time.Sleep(3 * time.Second)
-			return nil
-		}), nil)
-	})
+// If the context of a lease ends before fn begins, fn is not called.
+func TestFnDoesNotBeginAfterTheEndOfItsContext(t *testing.T) {
+	for name, do := range underLock {
+		for how, tc := range map[string]struct {
+			end func(f *faulty, c *hasp.Client, l *hasp.Lease, cancel func())
+			err error
+		}{
+			"the caller": {func(_ *faulty, _ *hasp.Client, _ *hasp.Lease, cancel func()) { cancel() }, context.Canceled},
+			"an Unlock":  {func(_ *faulty, _ *hasp.Client, l *hasp.Lease, _ func()) { l.Unlock(context.Background()) }, hasp.ErrReleased},
+			"Close":      {func(_ *faulty, c *hasp.Client, _ *hasp.Lease, _ func()) { go c.Close(); synctest.Wait() }, hasp.ErrClosed},
+			"a loss": {func(f *faulty, _ *hasp.Client, l *hasp.Lease, _ func()) {
+				f.Break(context.Background(), l.Key())
+				time.Sleep(hasp.DefaultTTL)
+			}, hasp.ErrLost},
+		} {
+			t.Run(name+" "+how, func(t *testing.T) {
+				withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+					ctx, cancel := context.WithCancel(t.Context())
+					ended, runs := false, 0
+					late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+						l, err := c.Lock(ctx, key, opts...)
+						if !ended && err == nil && key == "k" {
+							ended = true
+							tc.end(f, c, l, cancel)
+						} else if ended && key == "z" && err == nil {
+							t.Error("DoAll goes on without k")
+						}
+						return l, err
+					})
+					err := do(ctx, late, func(ctx context.Context, _ *hasp.Lease) error { runs++; return ctx.Err() })
+					if name == "Lead" && how == "a loss" {
+						equal(t, "runs after Lead has led again", runs, 1)
+						return
+					}
+					want(t, "the result", err, tc.err)
+					equal(t, "runs", runs, 0)
+					freed(t, f, "it is held", "a", "k", "z")
+				})
+			})
+		}
+	}
 }
 
 func TestDoAll(t *testing.T) {

@@ -134,20 +134,15 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 //
 // The context's Err and Done read the clock, as [Lease.Err] does. Contexts derived from this
 // context do not read the clock: they end when a timer fires, which may be late.
-func (l *Lease) Context() context.Context { return l.context(nil) }
+func (l *Lease) Context() context.Context { return l.context() }
 
-// context returns the context of l. If this call creates the context, and the function joint is not
-// nil, the end of l also calls joint.
-func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
+func (l *Lease) context() *leaseContext {
 	if x := l.ctx.Load(); x != nil {
 		return x
 	}
 
 	// If two first calls come here at the same time, the context of one of them is discarded.
 	x := newLeaseContext(l.parent, l, l)
-	if cancel := x.cancel; joint != nil {
-		x.cancel = func(cause error) { cancel(cause); joint(cause) }
-	}
 	if !l.ctx.CompareAndSwap(nil, x) {
 		x.cancel(nil)
 		return l.ctx.Load()
@@ -163,16 +158,9 @@ func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
 // renewUntilUnlock lets renewals go on until Unlock, also after the end of Lock's context.
 // WithoutRenewal and WithMaxHold keep their effect.
 func (l *Lease) renewUntilUnlock() {
-	r, h := l.hold.renewer, l.hold
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	l.hold.renewer.mu.Lock()
+	defer l.hold.renewer.mu.Unlock()
 	l.untilUnlock = true
-
-	// If the contexts of all Locks have ended while the process was stopped, renewal may have
-	// stopped by now.
-	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(r.clock.now()) {
-		r.scheduleLocked(h)
-	}
 }
 
 // countMinHold lets l's min hold take effect, if l has one. Lock or LockAll calls it at the end,
@@ -450,9 +438,12 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 // ends with the lease, at the lease's deadline at the latest.
 type leaseContext struct {
 	context.Context                          // made by package context, so that children attach to it without a goroutine
-	lease           *Lease                   // the innermost lease, for re-entry
-	held            interface{ Err() error } // the Lease or the Leases with which the context ends
-	cancel          context.CancelCauseFunc
+	lease           *Lease                   // the innermost lease, for re-entry; nil if there is none
+	held            interface{ Err() error } // the Lease or the Leases with which the context ends; nil if there is none
+	cancelOnly      context.CancelCauseFunc  // ends Context alone; see cancel
+	parent          context.Context          // LockAll's context, if LockAll waits with this context; else nil
+
+	joint atomic.Pointer[leaseContext] // the context of the Leases that the lease belongs to, or nil
 
 	// The deadline of Lock's context is read only once. Otherwise each call of Deadline would climb
 	// the whole chain of the contexts of nested leases.
@@ -462,9 +453,17 @@ type leaseContext struct {
 
 func newLeaseContext(parent context.Context, l *Lease, held interface{ Err() error }) *leaseContext {
 	x := &leaseContext{lease: l, held: held}
-	x.Context, x.cancel = context.WithCancelCause(parent)
+	x.Context, x.cancelOnly = context.WithCancelCause(parent)
 	x.deadline, x.bounded = parent.Deadline()
 	return x
+}
+
+// cancel ends the context, and the joint context with it.
+func (x *leaseContext) cancel(cause error) {
+	x.cancelOnly(cause)
+	if joint := x.joint.Load(); joint != nil {
+		joint.cancelOnly(cause)
+	}
 }
 
 // Err returns nil until the context ends. It reads the clock first.
@@ -482,7 +481,7 @@ func (x *leaseContext) Done() <-chan struct{} {
 // check ends the context if the lease has ended by the clock. It does not wait for the renewer,
 // which may run late.
 func (x *leaseContext) check() {
-	if x.Context.Err() != nil {
+	if x.held == nil || x.Context.Err() != nil {
 		return
 	}
 	if err := x.held.Err(); err != nil {
@@ -505,11 +504,20 @@ func (x *leaseContext) Value(key any) any {
 	return x.Context.Value(key)
 }
 
+// leaseContextOf returns the innermost leaseContext that ctx is derived from, or nil.
+func leaseContextOf(ctx context.Context) *leaseContext {
+	if ctx == nil {
+		return nil
+	}
+	x, _ := ctx.Value(leaseKey).(*leaseContext)
+	return x
+}
+
 // Held reports whether ctx is, or derives from, the context of a lease that holds key, such as the
 // lease of a [Do] around the caller. A function that must run under the lock can call Held to check
 // that. The lease may be of any Client; with WithSlots it has one slot of key.
 func Held(ctx context.Context, key string) bool {
-	x, _ := ctx.Value(leaseKey).(*leaseContext)
+	x := leaseContextOf(ctx)
 	if x == nil {
 		return false
 	}

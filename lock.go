@@ -77,6 +77,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 	}()
 
 	w.c = c
+	w.once = op == "trylock" // before the options, because Lead's option sets op
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
 	w.r.apply(opts)
 	return w.observed(ctx, w.acquire)
@@ -120,7 +121,7 @@ func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease,
 	case c.opts.Observe != nil:
 		c.observer.acquired(ctx, l, time.Duration(l.since-start), w.tries)
 	}
-	if l != nil && l.keep != 0 && !r.oneOfAll {
+	if l != nil && l.keep != 0 && r.parent == nil {
 		l.countMinHold()
 	}
 	returns = true
@@ -187,10 +188,11 @@ func (w *wait) prepare(ctx context.Context) error {
 	}
 
 	// If ctx is the context of a lease, or is derived from one, the key may be re-entered.
-	if x, ok := ctx.Value(leaseKey).(*leaseContext); ok {
-		r.around = x.lease
+	if x := leaseContextOf(ctx); x != nil {
+		r.around, r.parent = x.lease, x.parent
+		r.linger = r.linger && x.parent == nil
 	}
-	w.once = r.op == "trylock" || r.bounded && r.maxWait == 0
+	w.once = w.once || r.bounded && r.maxWait == 0
 	if r.bounded && !w.once {
 		w.end = w.start.add(r.maxWait)
 	}
@@ -224,7 +226,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 			return nil, err
 		}
 	}
-	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.oneOfAll) { // a TryLock waits for a gap only if LockAll calls it
+	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.parent != nil) { // a TryLock waits for a gap only if LockAll calls it
 		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
 			w.stood = true
 			w.sleep(ctx, d)

@@ -79,57 +79,79 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 // While LockAll waits for b, it holds a and none of the later keys. If it loses a meanwhile, it
 // fails.
 func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
-	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-		far(f, func() time.Duration { return 10 * time.Millisecond })
-		b := lockNow(t, rival, "b")
-		failed := make(chan error)
-		go func() {
-			ctx := timeout(t, t.Context(), time.Hour)
-			_, err := hasp.LockAll(ctx, c, []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
-			failed <- err
-		}()
-		time.Sleep(100 * time.Millisecond)
-		if free(t, f, "a") {
-			t.Error("a is free")
-		}
-		freed(t, f, "it is held", "c", "d")
+	for name, wrap := range behind {
+		withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+			far(f, func() time.Duration { return 10 * time.Millisecond })
+			b := lockNow(t, rival, "b")
+			failed := make(chan error)
+			go func() {
+				ctx := timeout(t, t.Context(), time.Hour)
+				_, err := hasp.LockAll(ctx, wrap(c), []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
+				failed <- err
+			}()
+			time.Sleep(100 * time.Millisecond)
+			if free(t, f, "a") {
+				t.Error("a is free")
+			}
+			freed(t, f, "it is held", "c", "d")
 
-		began := time.Now()
-		want(t, "Break", f.Break(t.Context(), "a"), nil)
-		wantOnly(t, "LockAll", <-failed, hasp.ErrLost)
-		within(t, "LockAll that has lost a key", began, hasp.DefaultTTL)
-		unlock(t, b)
-		time.Sleep(time.Second)
-		freed(t, f, "it is held", "a", "b", "c", "d")
-		nothingLeft(t, c)
-	})
+			began := time.Now()
+			want(t, "Break", f.Break(t.Context(), "a"), nil)
+			wantOnly(t, "LockAll of "+name, <-failed, hasp.ErrLost)
+			within(t, "LockAll that has lost a key", began, hasp.DefaultTTL)
+			unlock(t, b)
+			time.Sleep(time.Second)
+			freed(t, f, "it is held", "a", "b", "c", "d")
+			nothingLeft(t, c)
+		})
+	}
+}
+
+// behind are wrappers around a Client that LockAll must treat as the Client itself.
+var behind = map[string]func(c *hasp.Client) hasp.Locker{
+	"a Client":  func(c *hasp.Client) hasp.Locker { return c },
+	"a wrapper": func(c *hasp.Client) hasp.Locker { return struct{ hasp.Locker }{c} },
+	"a wrapper with contexts of its own": func(c *hasp.Client) hasp.Locker {
+		return lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+			ctx, cancel := context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+			l, err := c.Lock(ctx, key, opts...)
+			if err == nil {
+				l.Context()
+			}
+			return l, err
+		})
+	},
 }
 
 // An Unlock of one lease ends the joint context and the contexts derived from it. It does not end
 // the contexts or the renewal of the other leases, whichever key LockAll had to wait for.
 func TestUnlockOfOneOfSeveral(t *testing.T) {
-	for _, held := range []string{"", "a", "b"} {
-		withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-			if held != "" {
-				l := lockNow(t, rival, held)
-				time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
-			}
-			for i, keys := 0, []string{"a", "b", "c"}; i < len(keys); i++ {
-				ls := await.Value(hasp.LockAll(t.Context(), c, keys))
-				derived, cancel := context.WithCancel(ls.Context())
-				unlock(t, ls.All()[i])
-				want(t, "the joint context", context.Cause(derived), hasp.ErrReleased)
-				time.Sleep(3 * hasp.DefaultTTL)
-				for j, l := range ls.All() {
-					if j != i {
-						want(t, "another lease", l.Context().Err(), nil)
-						unlock(t, l)
-					}
+	for name, wrap := range behind {
+		for _, held := range []string{"", "a", "b"} {
+			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+				if held != "" {
+					l := lockNow(t, rival, held)
+					time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
 				}
-				cancel()
-			}
-			nothingLeft(t, c)
-		})
+				for i, keys := 0, []string{"a", "b", "c"}; i < len(keys); i++ {
+					ls := await.Value(hasp.LockAll(t.Context(), wrap(c), keys))
+					unlock(t, await.Value(hasp.LockAll(ls.Context(), c, keys, hasp.WithMaxWait(0))))
+					derived, cancel := context.WithCancel(ls.Context())
+					unlock(t, ls.All()[i])
+					want(t, name+": the joint context", context.Cause(derived), hasp.ErrReleased)
+					time.Sleep(3 * hasp.DefaultTTL)
+					for j, l := range ls.All() {
+						if j != i {
+							want(t, name+": another lease", l.Context().Err(), nil)
+							unlock(t, l)
+						}
+					}
+					cancel()
+				}
+				nothingLeft(t, c)
+			})
+		}
 	}
 }
 

@@ -47,7 +47,8 @@ import (
 //	hasp.Open(ctx, "spinlock+redis://localhost:6379", options) // any but caslock, by URL
 //
 // In your own functions, take a Locker and not a Client, so that a wrapper can add traces or
-// metrics. A wrapper returns the leases of the Locker inside it.
+// metrics. A wrapper passes on its context, or one derived from it, and returns the leases of the
+// Locker inside it.
 type Locker interface {
 	// Lock waits until it holds key, or until ctx ends, WithMaxWait has passed, or the store could
 	// not be reached for Options.Timeout.

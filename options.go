@@ -112,26 +112,25 @@ type Option func(*request)
 
 // request is what one call asks for: its arguments and options.
 type request struct {
-	op       string          // "lock", "trylock" or "lead"
-	id       uint64          // ID of its events; 0 without Observe
-	name     string          // the key as the caller gave it
-	key      string          // the key that is locked: name, or with slots the key of one slot
-	around   *Lease          // the innermost lease in the caller's context, or nil
-	parent   context.Context // parent of the lease's context, if that is not the context of the wait; else nil
-	ttl      time.Duration
-	maxWait  time.Duration
-	bounded  bool          // maxWait was given
-	maxHold  time.Duration // 0 if there is none
-	minHold  time.Duration // 0 if there is none
-	linger   bool          // WithLinger
-	oneOfAll bool          // LockAll makes the call; the min hold counts once LockAll has all keys
-	slots    int           // number of slots; 0 without WithSlots
-	slot     int           // number of the slot that is asked for, from 1; 0 without WithSlots
-	shared   bool          // WithShared
-	noRenew  bool
-	apart    bool // WithoutReentry
-	fenced   bool
-	err      error // the error of the first invalid option
+	op      string          // "lock", "trylock" or "lead"
+	id      uint64          // ID of its events; 0 without Observe
+	name    string          // the key as the caller gave it
+	key     string          // the key that is locked: name, or with slots the key of one slot
+	around  *Lease          // the innermost lease in the caller's context, or nil
+	parent  context.Context // LockAll's context, if LockAll makes the call; else nil
+	ttl     time.Duration
+	maxWait time.Duration
+	bounded bool          // maxWait was given
+	maxHold time.Duration // 0 if there is none
+	minHold time.Duration // 0 if there is none
+	linger  bool          // WithLinger
+	slots   int           // number of slots; 0 without WithSlots
+	slot    int           // number of the slot that is asked for, from 1; 0 without WithSlots
+	shared  bool          // WithShared
+	noRenew bool
+	apart   bool // WithoutReentry
+	fenced  bool
+	err     error // the error of the first invalid option
 }
 
 func (r *request) apply(opts []Option) {
@@ -307,8 +306,8 @@ const maxSlots = 100
 // asks for each slot in turn, except those that this Client knows to be held. It asks again when a
 // lease of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So Lock costs a
 // lock and an unlock of KEY#queue, and one call for each slot that it tries. TryLock asks for each
-// slot once, unless a Lock of this Client waits for one. TryLock may get a slot before a waiting
-// Lock of another Client.
+// slot once, but begins no call after Options.Timeout, and asks for none while a Lock of this Client
+// waits for one. TryLock may get a slot before a waiting Lock of another Client.
 //
 // If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
 // are per slot. An n below 1 or above 100 is ErrInvalid.
