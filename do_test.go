@@ -90,7 +90,7 @@ func TestResultsOfAFunctionUnderLock(t *testing.T) {
 func TestLockAll(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		keys := []string{"c", "a", "b", "a"}
-		ls := await.Value(hasp.LockAll(t.Context(), c, keys, hasp.WithLinger()))
+		ls := await.Value(hasp.LockAll(t.Context(), c, keys))
 		var got []string
 		for _, l := range ls.All() {
 			got = append(got, l.Key())

@@ -194,41 +194,43 @@ func (f lockerFunc) TryLock(ctx context.Context, key string, opts ...hasp.Option
 
 // If the context of a lease ends before fn begins, fn is not called.
 func TestFnDoesNotBeginAfterTheEndOfItsContext(t *testing.T) {
+	ends := map[string]error{"cancel": context.Canceled, "Unlock": hasp.ErrReleased, "Close": hasp.ErrClosed, "loss": hasp.ErrLost}
 	for name, do := range underLock {
-		for how, tc := range map[string]struct {
-			end func(f *faulty, c *hasp.Client, l *hasp.Lease, cancel func())
-			err error
-		}{
-			"the caller": {func(_ *faulty, _ *hasp.Client, _ *hasp.Lease, cancel func()) { cancel() }, context.Canceled},
-			"an Unlock":  {func(_ *faulty, _ *hasp.Client, l *hasp.Lease, _ func()) { l.Unlock(context.Background()) }, hasp.ErrReleased},
-			"Close":      {func(_ *faulty, c *hasp.Client, _ *hasp.Lease, _ func()) { go c.Close(); synctest.Wait() }, hasp.ErrClosed},
-			"a loss": {func(f *faulty, _ *hasp.Client, l *hasp.Lease, _ func()) {
-				f.Break(context.Background(), l.Key())
-				time.Sleep(hasp.DefaultTTL)
-			}, hasp.ErrLost},
-		} {
+		for how, cause := range ends {
 			t.Run(name+" "+how, func(t *testing.T) {
-				withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
 					ctx, cancel := context.WithCancel(t.Context())
 					ended, runs := false, 0
 					late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 						l, err := c.Lock(ctx, key, opts...)
-						if !ended && err == nil && key == "k" {
-							ended = true
-							tc.end(f, c, l, cancel)
-						} else if ended && key == "z" && err == nil {
+						switch {
+						case ended && key == "z" && err == nil:
 							t.Error("DoAll goes on without k")
+						case ended, key != "k":
+						case how == "cancel":
+							cancel()
+						case how == "Unlock":
+							unlock(t, l)
+						case how == "Close":
+							go c.Close()
+							synctest.Wait()
+						default:
+							f.Break(t.Context(), "k")
+							time.Sleep(hasp.DefaultTTL)
 						}
+						ended = ended || key == "k"
 						return l, err
 					})
-					err := do(ctx, late, func(ctx context.Context, _ *hasp.Lease) error { runs++; return ctx.Err() })
-					if name == "Lead" && how == "a loss" {
+					err := do(ctx, late, func(context.Context, *hasp.Lease) error { runs++; return nil })
+					if name == "Lead" && how == "loss" {
 						equal(t, "runs after Lead has led again", runs, 1)
 						return
 					}
-					want(t, "the result", err, tc.err)
-					equal(t, "runs", runs, 0)
-					freed(t, f, "it is held", "a", "k", "z")
+					want(t, "the result", err, cause)
+					if runs != 0 || how != "cancel" && errors.Is(err, context.Canceled) {
+						t.Errorf("%d runs, %v", runs, err)
+					}
+					unlock(t, await.Value(hasp.LockAll(t.Context(), rival, []string{"a", "k", "z"}, hasp.WithMaxWait(0))))
 				})
 			})
 		}

@@ -56,7 +56,7 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 			opts  []hasp.Option
 		}{
 			{2, 1, nil}, {64, 1, nil}, {65, 2, nil}, {64, 1, []hasp.Option{hasp.WithMaxWait(time.Second), hasp.WithFence()}},
-			{4, 4, []hasp.Option{hasp.WithMaxWait(0)}},
+			{4, 4, []hasp.Option{hasp.WithMaxWait(0), hasp.WithLinger()}},
 			{4, 4, []hasp.Option{hasp.WithMaxWait(10 * time.Millisecond)}}, // there is no time to wait for another LockAll
 		} {
 			before := f.attempts()
@@ -70,6 +70,7 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 			within(t, "re-entry", began, 0)
 			unlock(t, ls)
 			within(t, "Unlock", began, time.Duration((tc.keys+63)/64)*10*time.Millisecond)
+			freed(t, f, "it lingers", several(tc.keys)...)
 			time.Sleep(time.Second) // until the gap is over
 		}
 		nothingLeft(t, c)
