@@ -336,7 +336,11 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	// The call may take a third of Timeout, but not past the end of the wait: a call over a
 	// connection that a firewall has forgotten gets no answer, and Lock retries for Timeout. During
 	// an outage, subtract how long the outage has lasted. The bound is never below c.answerTime.
-	bound := min(c.opts.Timeout/triesPerTimeout, time.Duration(w.end-start))
+	bound := c.opts.Timeout / triesPerTimeout
+	if w.once && w.tries > 1 {
+		bound = c.opts.Timeout // the rest of Timeout, because a TryLock repeats its attempt only once
+	}
+	bound = min(bound, time.Duration(w.end-start))
 	c.mu.Lock()
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
 	if ln.outage != 0 {
