@@ -166,6 +166,9 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 			}
 		}
 	}
+	for _, lease := range ls.leases {
+		ls.watch(lease)
+	}
 
 	for _, key := range keys[len(ls.leases):] {
 		o := opts
@@ -181,7 +184,8 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 		if err != nil {
 			return err
 		}
-		ls.add(lease)
+		ls.leases = append(ls.leases, lease)
+		ls.watch(lease)
 	}
 	return nil
 }
@@ -219,11 +223,9 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 	// Defer this, because Observe may panic in an attempt.
 	defer func() {
 		n := slices.Index(got, nil)
-		for i, l := range got[:n] {
-			if i > 0 {
-				l.around = got[i-1] // so that re-entry finds all leases
-			}
-			ls.add(l)
+		ls.leases = got[:n:n]
+		for i := range n - 1 {
+			got[i+1].around = got[i] // so that re-entry finds all leases
 		}
 		rest := Leases{leases: slices.DeleteFunc(got[n:], func(l *Lease) bool { return l == nil })}
 		_ = rest.Unlock(ctx) // if the Unlock fails, the Client repeats it
@@ -304,10 +306,10 @@ type Leases struct {
 	joint  *leaseContext // ends when any of the leases ends; nil for the zero value, and within Do and Lead
 }
 
-// add adds l, whose end ends the joint context from now on. If l has ended already, the next call of
-// Err or Done of the joint context finds that.
-func (ls *Leases) add(l *Lease) {
-	ls.leases = append(ls.leases, l)
+// watch lets the end of l, which is the last lease of ls, end the joint context. If l has ended
+// already, the next call of Err or Done of the joint context notices that. Call watch only when l is
+// in ls, because a method of the caller's context may panic here.
+func (ls *Leases) watch(l *Lease) {
 	ls.joint.lease = l
 	l.context().joint.Store(ls.joint)
 }

@@ -347,3 +347,24 @@ func TestSeveralKeysWithAnObserverThatPanics(t *testing.T) {
 		}
 	}
 }
+
+// If a method of the context panics at any moment, no key stays locked.
+func TestSeveralKeysWithAContextThatPanics(t *testing.T) {
+	for last, panics := false, int32(1); !last; panics++ {
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			var calls atomic.Int32
+			ctx := trap{t.Context(), func(string) {
+				if calls.Add(1) == panics {
+					panic("oops")
+				}
+			}}
+			func() {
+				defer func() { last = recover() == nil }()
+				hasp.DoAll(ctx, c, several(3), func(context.Context, *hasp.Leases) error { return nil })
+			}()
+			time.Sleep(time.Second) // until calls of unknown outcome are released
+			freed(t, f, "it is held", several(3)...)
+			nothingLeft(t, c)
+		})
+	}
+}
