@@ -432,8 +432,8 @@ type Claim struct {
 	Key string
 
 	// Token is the proof of one attempt, and of the hold that the attempt leads to. It is random
-	// and unique, and consists of URL-safe ASCII characters. Each attempt has a new token. The
-	// store compares the whole token, and nothing else.
+	// and unique, and consists of at least 16 URL-safe ASCII characters. Each attempt has a new
+	// token. The store compares the whole token, and nothing else.
 	Token string
 
 	// Owner is a label for people, and never a proof: any bytes, or none.

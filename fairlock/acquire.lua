@@ -19,7 +19,7 @@ if redis.call('EXISTS', lock, queue) > 0 then
 	end
 	-- If all waiters were dead, the queue is gone now and the caller may take the key.
 	if token and not (shared and isShared(ARGV[5])) or redis.call('EXISTS', queue) == 1 then
-		if shared then return {0, redis.call('PTTL', lock), '', redis.call('ZRANGE', lock, 0, 0)[1]} end
+		if shared then return {0, redis.call('PTTL', lock), '', look(lock, 1)[1]} end
 		return {0, redis.call('PTTL', lock), owner and token .. '#' .. owner or ''}
 	end
 end

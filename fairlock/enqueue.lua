@@ -13,7 +13,7 @@ if has == token then
 	prolong(whole, since, lasts)
 	return report(token, '', command, channel, nil, has, whose, fence)
 end
-if shared and redis.call('ZSCORE', lock, token .. '#' .. owner) then
+if shared and find(lock, token .. '#', owner, now()) then
 	-- The reply or the message about the grant was lost, with its fence. A new fence is as good.
 	fence = grant(token, owner, whole, flags)
 	if fence then return report(token, '', command, channel, nil, token, owner, fence) end

@@ -4,9 +4,7 @@ local granted -- whether the record was written
 
 -- Removes a member of a shared record.
 local function quit(member)
-	redis.call('ZREM', lock, member)
-	shared = redis.call('ZCARD', lock) > 0
-	if shared then pcall(fit, lock, now()) end
+	shared = leave(lock, member, now())
 end
 
 -- Grants a key that is free, or whose record is given up. With flags for a shared hold, the key may

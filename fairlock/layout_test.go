@@ -175,7 +175,7 @@ func TestListOfKeysThatCallersWaitFor(t *testing.T) {
 	r := onServer(t)
 	other := await.Value(spinlock.NewDriver(r.Server.Client(), nil))
 	defer other.Close()
-	foreign := strategytest.ListClaim("k")
+	foreign := claim("k")
 	want(t, "acquire", errOf(other.Acquire(t.Context(), foreign)), nil)
 	all, err := strategytest.Listed(t.Context(), r.Driver, "")
 	if err != nil || len(all) != 0 {

@@ -36,10 +36,10 @@ local function holder(r)
 	r = r or redis.pcall('GETRANGE', lock, '0', '4095')
 	if type(r) ~= 'string' then
 		if not wrongtype(r) then redis.call('GETRANGE', lock, 0, 0) end -- raises the error
-		local count = readers(lock, now())
-		if count == 0 then return end
-		shared = count and true
-		return true, shared and string.match(redis.call('ZRANGE', lock, 0, 0)[1], '#(.*)$')
+		local member = readers(lock, now())
+		if member == false then return end
+		shared = member and true
+		return true, shared and string.match(member, '#(.*)$')
 	end
 	if r == '' then return redis.call('EXISTS', lock) == 1 or nil end
 	local mark, since, token, fence, term, owner = string.match(r, '^fairlock([-+]) (%d+) (%S+) (%d+) (%d+) (.*)$')

@@ -16,7 +16,7 @@ end
 local token, alone, owner = string.match(ARGV[2], '^([^#]*)(#?)(.*)$')
 alone = alone == ''
 local has, whose, fence, mark, since, lasts = holder(record)
-local member = not alone and shared and find(lock, token .. '#', owner)
+local member = not alone and shared and find(lock, token .. '#', owner, now())
 if not member and not (alone and has == token) then
 	local ended = redis.pcall('ZREM', timeouts, token)
 	-- A value of another type is no queue.

@@ -572,13 +572,13 @@ func TestTryLockDoesNotOvertakeAQueue(t *testing.T) {
 // A holder of another strategy sends no message when it releases the key.
 func TestReleaseByAnotherStrategyIsNoticed(t *testing.T) {
 	for kind, put := range map[string]func(w *world){
-		"string": func(w *world) { w.rdb.Set(w.Context(), "k", "token#owner", time.Hour) },
+		"string": func(w *world) { w.rdb.Set(w.Context(), "k", "token-of-a-holder#owner", time.Hour) },
 		"hash": func(w *world) {
-			w.rdb.HSet(w.Context(), "k", "token#owner", 1)
+			w.rdb.HSet(w.Context(), "k", "token-of-a-holder#owner", 1)
 			w.rdb.PExpire(w.Context(), "k", time.Hour)
 		},
 		"shared": func(w *world) { // spinlock and pubsublock have the same record
-			w.rdb.ZAdd(w.Context(), "k", redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: "token#owner"})
+			w.rdb.ZAdd(w.Context(), "k", redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: "token-of-a-holder#owner"})
 			w.rdb.PExpire(w.Context(), "k", time.Hour)
 		},
 		"no end": func(w *world) { w.rdb.Set(w.Context(), "k", "x", 0) },

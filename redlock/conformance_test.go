@@ -1,8 +1,10 @@
 package redlock
 
 import (
+	"context"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -14,6 +16,23 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+// One node must leave the values of other programs alone, as the strategies on one Redis do.
+func TestForeignValues(t *testing.T) {
+	s := strategytest.Strategy{
+		Name: "redlock",
+		New: func(rdb redis.UniversalClient, _ time.Duration) (backend.Driver, error) {
+			return NewDriver([]redis.UniversalClient{rdb}, &Options{Durable: true, AllowUnsafeNodes: true})
+		},
+		Foreign: map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
+			"hash": func(ctx context.Context, rdb *redis.Client, key string) error {
+				return rdb.HSet(ctx, key, "token-of-a-holder#owner", 1).Err()
+			},
+		},
+	}
+	t.Run("held", s.ForeignValueIsHeld)
+	t.Run("reports", s.ReportsWriteNothing)
+}
 
 func TestConformance(t *testing.T) {
 	// An acquire sends SET, GET and INFO to each of three nodes. A renewal sends a script, and may

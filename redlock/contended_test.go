@@ -44,7 +44,7 @@ func newCrowd(t *testing.T, nodes, clients int) *crowd {
 
 // claim returns a claim for the key, with a new token.
 func (c *crowd) claim() backend.Claim {
-	return backend.Claim{Key: "k", Token: fmt.Sprint("token", c.number.Add(1)), Owner: "me", TTL: 30 * time.Second, Timeout: time.Second}
+	return backend.Claim{Key: "k", Token: fmt.Sprintf("token-%016d", c.number.Add(1)), Owner: "me", TTL: 30 * time.Second, Timeout: time.Second}
 }
 
 // commands returns how many commands the nodes have got.

@@ -61,7 +61,7 @@ var tokens atomic.Int64
 
 // aClaim returns a claim with a term of 10 s and a timeout of 1 s.
 func aClaim(key string) backend.Claim {
-	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d", tokens.Add(1)), Owner: "host/1/test", TTL: 10 * time.Second, Timeout: time.Second}
+	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%016d", tokens.Add(1)), Owner: "host/1/test", TTL: 10 * time.Second, Timeout: time.Second}
 }
 
 func aFenced(key string) backend.Claim {

@@ -11,10 +11,10 @@ local now = clock()
 -- Read the mark first: if GET fails, the script ends and takes nothing.
 local mark = redis.call('GET', KEYS[3]) or ''
 local joins, intent = readers(KEYS[1], now), redis.call('PTTL', KEYS[4])
-if not joins or intent ~= -2 then
+if joins == nil or intent ~= -2 then
 	-- Readers do not queue, but a release publishes only if the sign exists.
 	if ARGV[4] ~= '' then redis.pcall('SET', KEYS[5], '1', 'PX', '2000') end
-	return joins and {0, mark, math.max(intent, 1)} or {0, mark}
+	return joins == nil and {0, mark} or {0, mark, math.max(intent, 1)}
 end
 
 local fence, refused = '0', nil

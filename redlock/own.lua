@@ -19,10 +19,10 @@ local function owns(lock, prefix)
 end
 
 -- own returns the members of a shared record that have a prefix.
-local function own(lock, prefix, owner)
-	if string.sub(prefix, -1) == '#' then return {find(lock, prefix, owner)} end
+local function own(lock, prefix, owner, now)
+	if string.sub(prefix, -1) == '#' then return {find(lock, prefix, owner, now)} end
 	local all = {}
-	for _, member in ipairs(redis.call('ZRANGE', lock, 0, -1)) do
+	for _, member in ipairs(members(lock, now, 0)) do
 		if begins(member, prefix) then all[#all + 1] = member end
 	end
 	return all

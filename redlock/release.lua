@@ -16,19 +16,13 @@ local removed = 1
 if ARGV[5] then
 	local now = clock()
 	local before = redis.pcall('ZCARD', KEYS[1])
-	local left = readers(KEYS[1], now)
-	if not left then return 0 end
-	local members = left > 0 and own(KEYS[1], ARGV[1], ARGV[5]) or {}
-	for _, member in ipairs(members) do redis.call('ZREM', KEYS[1], member) end
-	removed = members[1] and 1 or 0
-	if left > #members then
-		-- The key ends with the longest term of the other members.
-		if removed == 1 then pcall(fit, KEYS[1], now) end
-		return removed
-	end
+	if readers(KEYS[1], now) == nil then return 0 end
+	local mine = own(KEYS[1], ARGV[1], ARGV[5], now)
+	for _, member in ipairs(mine) do redis.call('ZREM', KEYS[1], member) end
+	removed = mine[1] and 1 or 0
 	-- The last members may have expired just now, without a release. So the waiters are woken
 	-- even if this token held nothing.
-	if before == 0 then return removed end
+	if leave(KEYS[1], '', now) or before == 0 then return removed end
 else
 	local holds, err = owns(KEYS[1], ARGV[1])
 	if not holds then return err or 0 end

@@ -28,7 +28,7 @@ local holds, refused
 if ARGV[5] then
 	-- A shared hold: the member gets the new term, and never a shorter one.
 	local now = clock()
-	holds = (readers(KEYS[1], now) or 0) > 0 and find(KEYS[1], ARGV[1], ARGV[5])
+	holds = readers(KEYS[1], now) and find(KEYS[1], ARGV[1], ARGV[5], now)
 	refused = holds and enter(KEYS[1], holds, tonumber(ARGV[2]), now)
 	if refused then return refused end
 else

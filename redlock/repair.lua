@@ -7,5 +7,5 @@
 local now = clock()
 local left = tonumber(ARGV[2]) - now - 1 -- clock rounds down
 if left < 1 then return 0 end
-if ARGV[3] then return readers(KEYS[1], now) and (enter(KEYS[1], ARGV[1], left, now) or 1) or 0 end
+if ARGV[3] then return readers(KEYS[1], now) == nil and 0 or enter(KEYS[1], ARGV[1], left, now) or 1 end
 return redis.call('SET', KEYS[1], ARGV[1], 'PX', string.format('%.0f', left), 'NX') and 1 or 0

@@ -129,7 +129,7 @@ func TestALeftoverBesideReaders(t *testing.T) {
 					c := newCrowd(t, 3, 7)
 					if on >= 0 {
 						v := c.vs[on]
-						v.Mini.ZAdd("k", float64(time.Now().Add(60*time.Second).UnixMilli()), "leftover#dead")
+						v.Mini.ZAdd("k", float64(time.Now().Add(60*time.Second).UnixMilli()), "leftover-of-a-reader#dead")
 						v.Mini.SetTTL("k", 60*time.Second)
 					}
 					stop := c.flow(1, 7, 40*time.Millisecond, waits)

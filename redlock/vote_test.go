@@ -92,7 +92,7 @@ func spoilMark(v *redistest.VirtualServer) {
 
 // claim returns a claim for key, with a token of its own.
 func claim(key string) backend.Claim {
-	return backend.Claim{Key: key, Token: "token-" + key, Owner: "me", TTL: time.Minute, Timeout: time.Second}
+	return backend.Claim{Key: key, Token: "token-of-a-claim-" + key, Owner: "me", TTL: time.Minute, Timeout: time.Second}
 }
 
 func take(t *testing.T, d *driver, c backend.Claim) backend.Grant {

@@ -50,9 +50,10 @@
 // A shared lock is a sorted set under the key itself. Each holder has a member token#owner, whose
 // score is the end of its term in ms by the server's clock. The time to live of the key is the
 // longest term. pubsublock and fairlock store a shared lock in the same way, so readers with these
-// strategies share a key. If a sorted set has no end, or its first member has another form, it is a
-// foreign value that holds the key. If a registry of Spring meets a shared lock, it receives
-// WRONGTYPE, which is an exception instead of "held".
+// strategies share a key. If a sorted set has no end, or its last member does not begin with a token
+// of at least 16 characters, it is a foreign value, which holds the key and stays as it is. If a
+// registry of Spring meets a shared lock, it receives WRONGTYPE, which is an exception instead of
+// "held".
 //
 // A writer that waits for readers stores an intent: the string hasp:{tag}:intent:key, whose value
 // is the writer's token. It lasts for 300 ms plus twice the last round trip. While it exists, new

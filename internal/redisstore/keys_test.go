@@ -164,7 +164,7 @@ func TestRecordsOfAnyAttempt(t *testing.T) {
 	token := strings.Repeat("A", 22)
 	for record, owner := range map[string]string{
 		token + "#me": "me", "kept-" + token + "#me": "me", token + "~2#me": "me", token + "#": "", token + "#a#b": "a#b",
-		"AZaz09-_#host/1/job": "host/1/job", "t#\x00\xff": "\x00\xff",
+		"AZaz09-_AZaz09-_#host/1/job": "host/1/job", token + "#\x00\xff": "\x00\xff", "user#7": "",
 		token: "", "#me": "", "a b#me": "", "a:b#me": "", "": "", "#": "", "é#x": "", "a=b#c": "", "8c0b3f0e-5d0c-4f6e-9a0e-0f3f0c8d9b1a": "",
 	} {
 		if got := Owner(record); got != owner {

@@ -60,19 +60,6 @@ var ByToken = Listing{Type: "string", Peek: []string{"getrange", "0", strconv.It
 	return hasToken(text)
 }}
 
-// These are the bounds on the length of a token. They exclude values of other programs such as
-// "user#7".
-const (
-	minToken = 16
-	maxToken = 127
-)
-
-// hasToken reports whether a value begins with a token and Mark, as a record does.
-func hasToken(record string) bool {
-	token, _, ok := strings.Cut(record, Mark)
-	return ok && len(token) >= minToken && isToken(token)
-}
-
 // sharedRecords finds the records of shared holds. Each has a term, which PTTL returns. SCAN also
 // returns queues in this pass, because queues are sorted sets as well.
 var sharedRecords = Listing{Type: "zset", Peek: []string{"pttl"}, Ours: func(reply any) bool {

@@ -3,26 +3,20 @@
 -- A shared record is a sorted set under the key of the lock. Each holder has a member token#owner,
 -- whose score is the end of the holder's term by the server's clock, in ms. The set's own time to
 -- live ends with the latest term, so the key exists as long as the lock is held.
+-- include look
 
--- clock returns the server's clock in ms.
-local function clock()
-	local time = redis.call('TIME')
-	return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+-- readers returns the member of a shared record whose term ends last. It returns false if the key
+-- is free, and nil if it has another value.
+local function readers(lock, now)
+	local member, till = latest(lock)
+	if member then return till > now and member end
+	if till then redis.call('ZRANGE', lock, '-1', '-1') end -- raises the error
+	return member
 end
 
--- readers removes from a shared record the members whose term has ended, and returns how many are
--- left. It returns 0 if the key is free, and nil if the key has another value. A set is a shared
--- record only if it has an end and its first member begins with a token and '#'.
-local function readers(lock, now)
-	local first = redis.pcall('ZRANGE', lock, '0', '0')
-	if first.err then
-		if not string.find(first.err, 'WRONGTYPE', 1, true) then redis.call('ZRANGE', lock, 0, 0) end -- raises the error
-		return nil
-	end
-	if not first[1] then return 0 end
-	if redis.call('PTTL', lock) < 0 or not string.find(first[1], '^[%w_~-]+#') then return nil end
+-- expire removes from a shared record the members whose term has ended.
+local function expire(lock, now)
 	redis.call('ZREMRANGEBYSCORE', lock, '-inf', string.format('%.0f', now))
-	return redis.call('ZCARD', lock)
 end
 
 -- fit lets a shared record, which has at least one member, expire with its latest term.
@@ -35,6 +29,9 @@ end
 -- or after a later one. It returns nothing, or the error of PEXPIRE.
 local function enter(lock, member, term, now)
 	local till = tonumber(redis.call('ZSCORE', lock, member) or '')
+	-- A Redis without memory refuses ZADD, unless the script has written before. So a hold can be
+	-- prolonged, and a new hold is refused.
+	if till then expire(lock, now) end
 	redis.call('ZADD', lock, string.format('%.0f', math.max(now + term, till or 0)), member)
 	local ok, err = pcall(fit, lock, now)
 	if not ok then
@@ -47,13 +44,24 @@ local function enter(lock, member, term, now)
 		end
 		return type(err) == 'table' and err or {err = tostring(err)}
 	end
+	if not till then expire(lock, now) end
 end
 
--- find returns the member of a token, or nil if the record has none. prefix is the token with '#'
--- after it. Usually the member has this owner, and no search is needed.
-local function find(lock, prefix, owner)
-	if redis.call('ZSCORE', lock, prefix .. owner) then return prefix .. owner end
-	for _, member in ipairs(redis.call('ZRANGE', lock, 0, -1)) do
+-- leave removes a member from a shared record, and returns whether others hold the key.
+local function leave(lock, member, now)
+	redis.call('ZREM', lock, member)
+	expire(lock, now)
+	local held = redis.call('ZCARD', lock) > 0
+	if held then pcall(fit, lock, now) end
+	return held
+end
+
+-- find returns the member of a token, or nil if the token holds nothing. prefix is the token with
+-- '#' after it. Usually the member has this owner, and no search is needed.
+local function find(lock, prefix, owner, now)
+	local till = redis.call('ZSCORE', lock, prefix .. owner)
+	if till and tonumber(till) > now then return prefix .. owner end
+	for _, member in ipairs(members(lock, now, 0)) do
 		if string.sub(member, 1, #prefix) == prefix then return member end
 	end
 end

@@ -4,7 +4,7 @@
 -- Returns what Store.Granted decodes. If there is an intent, its PTTL is returned.
 -- include shared
 local now = clock()
-if not readers(KEYS[1], now) then
+if readers(KEYS[1], now) == nil then
 	local record = redis.pcall('GETRANGE', KEYS[1], 0, 1023)
 	if type(record) ~= 'string' then
 		record = redis.pcall('HLEN', KEYS[1]) == 1 and redis.call('HKEYS', KEYS[1])[1] or ''

@@ -6,15 +6,11 @@
 -- include shared
 local now = clock()
 local before = redis.pcall('ZCARD', KEYS[1])
-local left = readers(KEYS[1], now)
-if not left then return 0 end
-local member = left > 0 and find(KEYS[1], ARGV[1], ARGV[2])
-if member then
-	redis.call('ZREM', KEYS[1], member)
-	left = left - 1
-	if left > 0 then pcall(fit, KEYS[1], now) end
-end
-if left == 0 and before ~= 0 and ARGV[4] then
+if readers(KEYS[1], now) == nil then return 0 end
+local member = find(KEYS[1], ARGV[1], ARGV[2], now)
+-- The last holds may have ended just now, without a release. So the waiters are woken even if the
+-- token holds nothing.
+if not leave(KEYS[1], member or '', now) and before ~= 0 and ARGV[4] then
 	-- The key is free even if this user may not publish.
 	redis.pcall(ARGV[5], ARGV[4], ARGV[3])
 end

@@ -4,7 +4,6 @@
 -- Returns 1, or 0 if the token does not hold the key.
 -- include shared
 local now = clock()
-if (readers(KEYS[1], now) or 0) == 0 then return 0 end
-local member = find(KEYS[1], ARGV[1], ARGV[3])
+local member = readers(KEYS[1], now) and find(KEYS[1], ARGV[1], ARGV[3], now)
 if not member then return 0 end
 return enter(KEYS[1], member, tonumber(ARGV[2]), now) or 1

@@ -288,7 +288,7 @@ func TestTermsBeyondADuration(t *testing.T) {
 			t.Errorf("%d: got %v", pttl, got)
 		}
 	}
-	f, _ := Decode([]any{int64(1 << 60), "token#owner", ""})
+	f, _ := Decode([]any{int64(1 << 60), "token-of-a-holder#owner", ""})
 	var held *backend.HeldError
 	if errors.As(f.Held(), &held); held.RetryAfter <= 0 || f.Status().TTL <= 0 {
 		t.Errorf("%v, %v", held, f.Status())

@@ -19,11 +19,25 @@ const Mark = "#"
 
 // Owner returns the owner in a record, or an empty string if the value is not a record of hasp.
 func Owner(record string) string {
-	// A value of another program may contain Mark. It is a record only if a token precedes Mark.
-	if token, owner, ok := strings.Cut(record, Mark); ok && isToken(token) {
-		return owner
+	if !hasToken(record) {
+		return ""
 	}
-	return ""
+	_, owner, _ := strings.Cut(record, Mark)
+	return owner
+}
+
+// These are the bounds on the length of a token. They exclude values of other programs such as
+// "user#7".
+const (
+	minToken = 16
+	maxToken = 127
+)
+
+// hasToken reports whether a value begins with a token and Mark, as a record does. look.lua has the
+// same rule for the members of a shared record.
+func hasToken(record string) bool {
+	token, _, ok := strings.Cut(record, Mark)
+	return ok && len(token) >= minToken && isToken(token)
 }
 
 // isToken reports whether a text has only characters that can be in a token, or in the text token~n

@@ -107,22 +107,27 @@ func Kept(c backend.Claim, d time.Duration) backend.Claim {
 	return c
 }
 
-// sortedSet returns a function that writes a sorted set with one member. Such a set is not a shared
+// sortedSet returns a function that writes a sorted set with these members, which is not a shared
 // record.
-func sortedSet(member string, end time.Duration) func(ctx context.Context, rdb *redis.Client, key string) error {
+func sortedSet(members ...string) func(ctx context.Context, rdb *redis.Client, key string) error {
 	return func(ctx context.Context, rdb *redis.Client, key string) error {
-		rdb.ZAdd(ctx, key, redis.Z{Score: 1, Member: member})
-		if end == 0 {
-			return nil
+		for i, m := range members {
+			rdb.ZAdd(ctx, key, redis.Z{Score: float64(i + 1), Member: m})
 		}
-		return rdb.Expire(ctx, key, end).Err()
+		return rdb.ZCard(ctx, key).Err()
 	}
 }
+
+// endless is the kind of a foreign value that would be a shared record if it had an end.
+const endless = "sorted set of tokens"
 
 // foreign contains functions that write values which are no record of any strategy.
 var foreign = map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
 	"string": func(ctx context.Context, rdb *redis.Client, key string) error {
 		return rdb.Set(ctx, key, "a secret#with a mark", 0).Err()
+	},
+	"short string": func(ctx context.Context, rdb *redis.Client, key string) error {
+		return rdb.Set(ctx, key, "user#7", 0).Err()
 	},
 	"empty string": func(ctx context.Context, rdb *redis.Client, key string) error { return rdb.Set(ctx, key, "", 0).Err() },
 	"long string": func(ctx context.Context, rdb *redis.Client, key string) error {
@@ -133,52 +138,96 @@ var foreign = map[string]func(ctx context.Context, rdb *redis.Client, key string
 	"stream": func(ctx context.Context, rdb *redis.Client, key string) error {
 		return rdb.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: []string{"a", "b"}}).Err()
 	},
-	"sorted set without an end":  sortedSet("token#owner", 0),
-	"sorted set of another form": sortedSet("a b#c", time.Hour),
-	"sorted set without a mark":  sortedSet("x", time.Hour),
-	"sorted set without a token": sortedSet("#x", time.Hour),
+	endless:                        sortedSet("token-of-a-reader#owner"),
+	"sorted set of names and tags": sortedSet("rekkles#EUW", "caps#EUW", "token#owner"),
+	"sorted set of another form":   sortedSet("a b#c"),
+	"sorted set without a mark":    sortedSet("x"),
+	"sorted set without a token":   sortedSet("#x"),
 }
 
-// foreignValues returns the functions in the maps foreign and s.Foreign.
-func (s Strategy) foreignValues() map[string]func(ctx context.Context, rdb *redis.Client, key string) error {
+// foreignValues writes each value of the maps foreign and s.Foreign twice, without and with an end.
+// It returns the keys.
+func (s Strategy) foreignValues(t *testing.T, rdb *redis.Client) (keys []string) {
+	t.Helper()
 	all := maps.Clone(foreign)
 	maps.Copy(all, s.Foreign)
-	return all
+	for kind, put := range all {
+		Want(t, kind, put(t.Context(), rdb, kind), nil)
+		keys = append(keys, kind)
+		if kind != endless {
+			key := kind + " with an end"
+			Want(t, key, put(t.Context(), rdb, key), nil)
+			rdb.Expire(t.Context(), key, time.Hour)
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
 // ForeignValueIsHeld proves that a value of another program counts as a hold that is not shared.
-// Reports do not show its content, and only Break removes it.
+// Reports do not show its content, and need no right to write. Only Break changes the value: it
+// removes values of every kind.
 func (s Strategy) ForeignValueIsHeld(t *testing.T) {
-	r := s.setup(t, nil)
+	r := s.setup(t, real)
 	ctx := t.Context()
-	for kind, put := range s.foreignValues() {
-		Want(t, kind, put(ctx, r.Redis, kind), nil)
-		before := r.Redis.Dump(ctx, kind).Val()
-		ends := r.Left(t, kind) > 0
-		waiting, exact := Claim(kind), Shared(kind)
+	keys := s.foreignValues(t, r.Redis)
+	r.Forbid(t, "-@write")
+	r.wantListed(t, "foreign values", "")
+	for _, key := range keys {
+		ends := r.Left(t, key) > 0
+		status, err := r.Driver.Inspect(ctx, key)
+		if err != nil || !status.Held || ends != (status.TTL > Term) || status.Owner != "" || len(status.Shared) > 0 {
+			t.Errorf("%s: inspect: got %+v, %v", key, status, err)
+		}
+	}
+
+	r.Forbid(t, "+@write")
+	for _, key := range keys {
+		before := r.Redis.Dump(ctx, key).Val()
+		ends := r.Left(t, key) > 0
+		waiting, exact, slot := Claim(key), Shared(key), Claim(key+"#0")
 		waiting.WillRetry = true
 		exact.Token, exact.Owner = "token", "owner"
-		for _, c := range []backend.Claim{Claim(kind), Fenced(kind), Shared(kind), waiting, exact, {Key: kind, Token: "token", TTL: time.Second}} {
+		r.Do(t, "copy", key, slot.Key)
+		for _, c := range []backend.Claim{Claim(key), Fenced(key), Shared(key), waiting, exact, slot, {Key: key, Token: "token", TTL: time.Second, Timeout: Term}} {
 			var held *backend.HeldError
 			if _, err := r.Driver.Acquire(ctx, c); !errors.As(err, &held) || held.Owner != "" || held.Shared || ends != (held.RetryAfter > Term) {
-				t.Errorf("%s: acquire: got %#v", kind, err)
+				t.Errorf("%s: acquire: got %#v", key, err)
 			}
-			Lost(t, kind+": renew", r.Renew(t, c))
-			Lost(t, kind+": release", r.Driver.Release(ctx, c))
-			Lost(t, kind+": release with KeepUntil", r.Driver.Release(ctx, Kept(c, Term)))
+			Lost(t, key+": renew", r.Renew(t, c))
+			Lost(t, key+": release", r.Driver.Release(ctx, c))
+			Lost(t, key+": release with KeepUntil", r.Driver.Release(ctx, Kept(c, Term)))
 		}
-		status, err := r.Driver.Inspect(ctx, kind)
-		if err != nil || !status.Held || ends != (status.TTL > Term) || status.Owner != "" || len(status.Shared) > 0 {
-			t.Errorf("%s: inspect: got %+v, %v", kind, status, err)
+		for _, key := range []string{key, slot.Key} {
+			if r.Redis.Dump(ctx, key).Val() != before || ends != (r.Left(t, key) > Term) {
+				t.Errorf("%s: it has changed", key)
+			}
 		}
-		if r.Redis.Dump(ctx, kind).Val() != before || ends != (r.Left(t, kind) > Term) {
-			t.Errorf("%s: it has changed", kind)
+		if n := r.Redis.Exists(ctx, redisstore.IntentKey(key)).Val(); n != 0 {
+			t.Errorf("%s: an intent", key)
 		}
-		if n := r.Redis.Exists(ctx, redisstore.IntentKey(kind)).Val(); n != 0 {
-			t.Errorf("%s: an intent", kind)
-		}
-		Want(t, kind+": break", r.Driver.Break(ctx, kind), nil)
-		r.Acquire(t, Claim(kind))
+		Want(t, key+": break", r.Driver.Break(ctx, key), nil)
+		r.Acquire(t, Claim(key))
+	}
+}
+
+// ReportsWriteNothing proves that Inspect and List need no right to write, even if the term of a
+// shared hold has ended.
+func (s Strategy) ReportsWriteNothing(t *testing.T) {
+	r := s.setup(t, real)
+	kept := Claim("kept")
+	for _, c := range []backend.Claim{Fenced("alone"), kept, Shared("shared")} {
+		r.Acquire(t, c)
+	}
+	r.Release(t, Kept(kept, Term))
+	ended := Shared("shared")
+	r.Do(t, "zadd", "shared", 1, ended.Token+"#"+ended.Owner)
+
+	r.Forbid(t, "-@write")
+	r.wantListed(t, "all", "", "alone", "kept", "shared")
+	st, err := r.Driver.Inspect(t.Context(), "shared")
+	if err != nil || len(st.Shared) != 1 || st.Shared[0] == ended.Owner {
+		t.Errorf("inspect: %+v, %v", st, err)
 	}
 }
 

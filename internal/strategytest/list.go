@@ -40,21 +40,12 @@ func (r Rig[D]) wantListed(t *testing.T, what, prefix string, keys ...string) {
 	}
 }
 
-// ListClaim is Claim with a token as long as a token of the engine.
-func ListClaim(key string) backend.Claim {
-	c := Claim(key)
-	c.Token = fmt.Sprintf("%s-%022d", c.Token, 0)
-	return c
-}
-
 // foreignKeys writes values of every Redis type, with and without a term. Some of them look a
 // little like locks, and some are a megabyte long.
 func (s Strategy) foreignKeys(t *testing.T, rdb *redis.Client) {
 	t.Helper()
 	ctx := t.Context()
-	for name, write := range s.foreignValues() {
-		Want(t, name, write(ctx, rdb, "foreign "+name), nil)
-	}
+	s.foreignValues(t, rdb)
 	long := strings.Repeat("long value ", 100_000)
 	token := "AAAABBBBCCCCDDDDEEEEFF"
 	pipe := rdb.Pipeline()
@@ -88,7 +79,7 @@ func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
 	odd := "hasp:{a}:fence:b"
 	keys := []string{"k", "k{tag}", "k}", odd, "k*", "\x00\xff", "kept", "shared"}
 	for _, key := range keys {
-		c := ListClaim(key)
+		c := Claim(key)
 		c.Shared = key == "shared"
 		r.Acquire(t, c)
 		if key == "kept" {

@@ -45,7 +45,8 @@ var serial atomic.Int64
 // Claim returns the claim of a new attempt.
 func Claim(key string) backend.Claim {
 	n := serial.Add(1)
-	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d", n), Owner: fmt.Sprintf("owner %d", n),
+	// The token is as long as a token of the engine. A shorter one would make no record.
+	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%016d", n), Owner: fmt.Sprintf("owner %d", n),
 		TTL: Term, Timeout: 3 * time.Second}
 }
 

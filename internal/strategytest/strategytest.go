@@ -51,7 +51,7 @@ type Strategy struct {
 func Run(t *testing.T, s Strategy) {
 	t.Parallel() // each test has its own server, and the slow tests mostly sleep
 	tests := []func(*testing.T){
-		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.NewRefusesMisuse,
+		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.ReportsWriteNothing, s.NewRefusesMisuse,
 		s.FenceCounter, s.ForeignFenceCounterIsRefused,
 		s.RefusalsOfTheServerAreOutages, s.ScriptErrorsAreNoLoss,
 		s.ListNamesOnlyOurOwn,
