@@ -314,4 +314,5 @@ func (w *waiter) queuedLocked(r report, sent time.Time) {
 		w.notBefore = sent
 	}
 	w.held, w.heldAt = held(r.pttl, r.owner, r.shared), sent
+	w.held.Kept = redisstore.Kept(r.token)
 }

@@ -26,6 +26,9 @@ func Owner(record string) string {
 	return owner
 }
 
+// Kept reports whether a record is that of a min hold, whose owner has released the key.
+func Kept(record string) bool { return strings.HasPrefix(record, "kept-") }
+
 // These are the bounds on the length of a token. They exclude values of other programs such as
 // "user#7".
 const (
@@ -103,7 +106,7 @@ func (f Found) Free() bool { return f.pttl == -2 }
 
 // Held returns the error for a key that is held.
 func (f Found) Held() *backend.HeldError {
-	e := &backend.HeldError{Owner: Owner(f.Record)}
+	e := &backend.HeldError{Owner: Owner(f.Record), Kept: Kept(f.Record)}
 	if len(f.Members) > 0 {
 		e.Owner, e.Shared = Owner(f.Members[0]), true
 	}
@@ -118,7 +121,7 @@ func (f Found) Held() *backend.HeldError {
 func (f Found) Status() backend.Status {
 	var s backend.Status
 	if f.pttl != -2 {
-		s.Held, s.Owner, s.TTL = true, Owner(f.Record), Term(f.pttl)
+		s.Held, s.Owner, s.Kept, s.TTL = true, Owner(f.Record), Kept(f.Record), Term(f.pttl)
 	}
 	for _, m := range f.Members {
 		s.Shared = append(s.Shared, Owner(m))
