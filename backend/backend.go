@@ -520,7 +520,7 @@ type Status struct {
 	Since   time.Time     `json:"since,omitzero"`    // zero if the store does not record it
 	TTL     time.Duration `json:"ttl_ns,omitempty"`  // the rest of the term; negative if the hold has no end
 	Fence   uint64        `json:"fence,omitempty"`   // the fence of the last fenced hold that the store remembers
-	Waiters []string      `json:"waiters,omitempty"` // their owners, in order if the driver is Ordered
+	Waiters []string      `json:"waiters,omitempty"` // owners, in order if the driver is Ordered; perhaps only the first 1,000
 
 	// Shared has the owners of the key's shared holds, up to 1,000 of them. If Shared is not empty,
 	// Owner is empty, Since is zero, and TTL is the rest of the longest term.

@@ -10,11 +10,20 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Inspect returns the holder or the shared holders of key, the start of the hold, and the waiters
-// in order. If the holder uses another strategy, Owner and Since are zero.
-func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+// maxWaiters is how many entries of a queue a report reads, so that a long queue does not block the
+// server.
+const maxWaiters = "1000"
+
+// reportOn returns the call of inspectScript for key.
+func reportOn(key string) redisstore.Call {
 	keys := keysOf(key)
-	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: keys[:]})
+	return redisstore.Call{Keys: keys[:], Args: []string{maxWaiters}}
+}
+
+// Inspect returns the holder or the shared holders of key, the start of the hold, and the first
+// waiters in order. If the holder uses another strategy, Owner and Since are zero.
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	reply, err := d.store.Run(ctx, inspectScript, reportOn(key))
 	if err != nil {
 		return backend.Status{}, err
 	}
@@ -61,10 +70,7 @@ var records = redisstore.Listing{Type: "string", Peek: []string{"getrange", "0",
 // List returns the keys with a record of fairlock, with shared holds, or with waiters. If another
 // strategy or program holds a key with waiters, the entry has no Owner.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
-	call := func(c redisstore.Candidate) redisstore.Call {
-		keys := keysOf(c.Key)
-		return redisstore.Call{Keys: keys[:]}
-	}
+	call := func(c redisstore.Candidate) redisstore.Call { return reportOn(c.Key) }
 	return d.store.ListBy(ctx, prefix, timeout, records, inspectScript, call, func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
 		s, own, err := d.status(reply)
 		// A key with both a record and a queue is found twice, but is listed once.

@@ -1,8 +1,9 @@
 -- Reports the holder of a key and its waiters.
 -- KEYS: see record.lua
--- Returns {PTTL, owner, since in ms, fence, how many owners of shared holds follow, these owners, owners
--- of the waiters in order}, with '' for
--- what does not exist. A PTTL of -2 means that the key is free, and -1 that it has no end.
+-- ARGV: how many entries of the queue it reads at most
+-- Returns {PTTL, owner, since in ms, fence, how many owners of shared holds follow, these owners,
+-- owners of the first waiters in order}, with '' for what does not exist. A PTTL of -2 means that the
+-- key is free, and -1 that it has no end.
 -- include shared record
 local fence = redis.pcall('GETRANGE', counter, 0, 16)
 local ok, token, owner, _, _, since, lasts = pcall(holder)
@@ -13,11 +14,14 @@ local members = ok and shared and look(lock, 1000) or {}
 local reply = {left, ok and not shared and owner or '', ok and since or '', type(fence) == 'string' and fence or '', #members}
 for _, member in ipairs(members) do reply[#reply + 1] = string.match(member, '#(.*)$') end
 -- A value of another type is no queue.
-local entries = redis.pcall('LRANGE', queue, 0, -1)
+local entries, tokens, owners = redis.pcall('LRANGE', queue, 0, ARGV[1] - 1), {}, {}
 if entries.err and not wrongtype(entries) then return entries end
 for _, entry in ipairs(entries) do
 	local token, _, _, _, _, _, owner = parse(entry)
-	local till = token and redis.pcall('ZSCORE', timeouts, token)
-	if type(till) == 'string' and tonumber(till) > now() then reply[#reply + 1] = owner end
+	if token then tokens[#tokens + 1], owners[#owners + 1] = token, owner end
+end
+local tills = tokens[1] and redis.pcall('ZMSCORE', timeouts, unpack(tokens)) or {}
+for i, owner in ipairs(owners) do
+	if tills[i] and tonumber(tills[i]) > now() then reply[#reply + 1] = owner end
 end
 return reply

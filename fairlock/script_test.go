@@ -154,6 +154,21 @@ func TestLongQueueOfTheDead(t *testing.T) {
 	}
 }
 
+// A report reads the first 1,000 entries of a queue, because a longer script would block the server.
+func TestReportOfALongQueue(t *testing.T) {
+	r := onServer(t)
+	r.hold(t)
+	r.dead(t, 1001, time.Hour)
+	s, err := r.Driver.Inspect(t.Context(), "k")
+	if err != nil || len(s.Waiters) != 1000 {
+		t.Errorf("inspect: %d waiters, %v", len(s.Waiters), err)
+	}
+	all, err := strategytest.Listed(t.Context(), r.Driver, "")
+	if err != nil || len(all["k"].Waiters) != 1000 {
+		t.Errorf("list: %d waiters, %v", len(all["k"].Waiters), err)
+	}
+}
+
 // Entries without a place are no waiters, and do not pile up: those of dead clients, those whose
 // caller has given up, and those that cannot be read. They keep no caller from the key.
 func TestEntriesWithoutAPlace(t *testing.T) {

@@ -18,8 +18,6 @@ if left ~= -2 then
 	if member and intent and ARGV[5] ~= '0' then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
 	return {0, left, '', member}
 end
--- The key is free, so no caller waits for readers any more.
-if intent then redis.call('UNLINK', intent) end
 local fence, refused
 if ARGV[3] ~= '' then
 	-- include fence
@@ -34,4 +32,8 @@ if set ~= 1 then
 	redis.call('DEL', KEYS[1])
 	return set
 end
+-- The caller holds the key, so it does not wait for readers any more. The intent goes last,
+-- because a Redis without memory refuses an HSET only before the script has written. If this
+-- user may not remove the intent, it expires.
+if intent then redis.pcall('UNLINK', intent) end
 return fence or 1

@@ -14,8 +14,6 @@ if left ~= -2 then
 	if member and intent then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
 	return {0, left, '', member}
 end
--- The key is free, so no caller waits for readers any more.
-if intent then redis.call('UNLINK', intent) end
 local fence, refused
 if ARGV[3] ~= '' then
 	-- include fence
@@ -24,4 +22,8 @@ if ARGV[3] ~= '' then
 	if not fence then return refused end
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+-- The caller holds the key, so it does not wait for readers any more. The intent goes last,
+-- because a Redis without memory refuses a SET only before the script has written. If this user
+-- may not remove the intent, it expires.
+if intent then redis.pcall('UNLINK', intent) end
 return fence or 1

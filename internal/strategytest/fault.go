@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -29,12 +30,20 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 				r.Acquire(t, claim)
 				r.Renew(t, claim)
 			}
+			// A caller that has waited for readers may take the key by another script.
+			before, waiting := Shared("waiting"), Claim("waiting")
+			waiting.WillRetry, waiting.Waited = true, time.Millisecond
+			r.Acquire(t, before)
+			Want(t, "acquire", ErrOf(r.Driver.Acquire(t.Context(), waiting)), backend.ErrHeld)
+			r.Release(t, before)
 			for _, claim := range []backend.Claim{Claim("x"), Shared("x"), Kept(Claim("x"), Term)} {
 				r.Driver.Release(t.Context(), claim) // loads the scripts into the server
 			}
 
 			r.Do(t, c.before...)
-			for kind, claim := range map[string]backend.Claim{"unfenced": Claim("k"), "fenced": Fenced("k"), "shared": Shared("k")} {
+			for kind, claim := range map[string]backend.Claim{
+				"unfenced": Claim("k"), "fenced": Fenced("k"), "shared": Shared("k"), "beside a reader": Shared("reader"), "waiting": waiting,
+			} {
 				_, err := r.Driver.Acquire(t.Context(), claim)
 				Outage(t, "acquire "+kind, err)
 				if err != nil && !strings.Contains(err.Error(), name) {
