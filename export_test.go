@@ -25,3 +25,10 @@ func Suspendable(c *Client) func(d time.Duration) {
 // Skip moves c's clock forward by d, as if the process had been stopped for d and only the caller
 // had run since. No timer has fired.
 func Skip(c *Client, d time.Duration) { c.clock.slept.Add(int64(d)) }
+
+// Contended returns the number of keys in c's table of contended keys.
+func Contended(c *Client) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.queue.contended.keys)
+}
