@@ -32,3 +32,10 @@ func ResumedTokens(c *Client) int {
 	defer c.mu.Unlock()
 	return len(c.renewer.resumed)
 }
+
+// Contended returns the number of keys in c's table of contended keys.
+func Contended(c *Client) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.queue.contended.keys)
+}

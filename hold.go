@@ -53,6 +53,8 @@ type hold struct {
 	unpassed bool          // Extend was called, or a Break may have broken the hold, so no later caller gets the hold
 	lapsed   bool          // its deadline or its max hold has ended the hold, so the store may still keep it
 
+	unheard atomic.Bool // see backend.Claim; not guarded by mu
+
 	// See "A key lingers" in queue.go.
 	mayLinger bool    // its present or last caller has WithLinger
 	lingers   instant // when it stops lingering; 0 if it does not linger
@@ -89,6 +91,7 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now instant, 
 	}
 
 	h := &hold{renewer: r, claim: cl, fence: g.Fence, asked: start, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
+	h.claim.Unheard = &h.unheard
 
 	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
 	// a Waiter has granted less than a whole term, the start of the term is not known. In that

@@ -348,6 +348,7 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	}
 	if c.queue.polls && w.stood {
 		cl.Waited = w.waitedLocked(start)
+		cl.Contended = start < c.queue.contended.keys[ln.key].until
 	}
 	c.mu.Unlock()
 

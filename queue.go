@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/list"
 	"context"
+	"maps"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -123,7 +124,7 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 	case ln == nil:
 		ln = &line{q: q, key: key}
 		q.lines[key] = ln
-		if k := q.contended[key]; now < k.until {
+		if k := q.contended.keys[key]; now < k.until {
 			ln.pace = k.pace
 		}
 	}
@@ -145,7 +146,7 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 		// of the gap. promoteLocked does the same for callers that wait in a line. An Ordered
 		// driver needs gaps only for programs that do not use its queue, after a key has lingered.
 		ln.hasHead = true
-		tk := ticket{do: mayAsk, freed: freed, after: max(time.Duration(q.contended[key].gapEnds-now), 0)}
+		tk := ticket{do: mayAsk, freed: freed, after: max(time.Duration(q.contended.keys[key].gapEnds-now), 0)}
 		if tk.after > 0 {
 			// The wait of a caller may end before the gap, and so before the store is asked.
 			ln.last, tk.lastAnswer = errHeldHere, errHeldHere
@@ -168,7 +169,7 @@ func (q *queue) unused(keys []string) []string {
 	defer q.mu.Unlock()
 	now := q.clock.now()
 	for i, key := range keys {
-		if q.lines[key] != nil || now < min(q.contended[key].gapEnds, q.contended[key].until) {
+		if q.lines[key] != nil || now < min(q.contended.keys[key].gapEnds, q.contended.keys[key].until) {
 			return keys[:i]
 		}
 	}
@@ -349,11 +350,18 @@ func (ln *line) rowOverLocked(now instant) bool {
 // gap is at least as long as this Client's first sleep. After a hold that lingered, the gap is as
 // long as the longest sleep of a caller that has waited since the grant, so that the next caller of
 // another Client need not wait for a second row.
+//
+// If the driver knows that nobody waits, there is no gap. But programs that do not listen may have
+// waited while the key lingered.
 func (ln *line) endRowLocked(now instant, contended bool) instant {
 	p := &ln.pace
 	lasted := time.Duration(now - p.began)
 	d := jitter(min(lasted/partOfRow, rowTime)) // at random, because pace.refused recognises a new hold by how long its Client waited
 	p.began, ln.turns = 0, 0
+	lingered := ln.lingeredLocked()
+	if ln.hold != nil && ln.hold.unheard.Load() && !lingered {
+		return now
+	}
 	if contended {
 		d += max(2*ln.q.roundTrip(), minSleep)
 	}
@@ -361,7 +369,7 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	if contended && ln.q.polls {
 		d = max(d, p.sleep(0, 0))
 	}
-	if ln.lingeredLocked() {
+	if lingered {
 		d = max(d, min(lasted, freshEnough)*3/2/partOfHold)
 	}
 	return now.add(d)
@@ -385,17 +393,17 @@ func (ln *line) lastLeavesLocked() {
 	if ln.sought {
 		q.contended.note(ln.key, now)
 	}
-	k := q.contended[ln.key]
+	k := q.contended.keys[ln.key]
 	known := now < k.until
 	brief := time.Duration(now-ln.pace.began) < briefRow
-	if !known && brief {
-		return
-	}
 	if !brief { // otherwise the row goes on
 		k.gapEnds = ln.endRowLocked(now, known)
 	}
+	if !known && k.gapEnds <= now {
+		return
+	}
 	k.pace = ln.pace
-	q.contended.set(ln.key, k)
+	q.contended.set(ln.key, k, now)
 }
 
 // contended contains the keys that the store has refused lately.
@@ -404,7 +412,13 @@ func (ln *line) lastLeavesLocked() {
 // attempt, because during an attempt, callers of other Clients could join the queue first. With
 // another driver, a caller that returns right after its Unlock leaves the key to other Clients for
 // a gap. Otherwise it would take the key before Clients that the release has woken, or that poll.
-type contended map[string]contention
+//
+// Keys whose times have passed are removed when the table has doubled since the last removal. So its
+// size is in proportion to the keys that are in use, and a removal costs little for each key.
+type contended struct {
+	keys     map[string]contention
+	sweepsAt int // the number of keys at which those whose times have passed are removed
+}
 
 type contention struct {
 	until   instant // the end of the time for which the key counts as contended
@@ -414,22 +428,24 @@ type contention struct {
 
 const (
 	contendedFor = time.Second // how long after its last refusal a key counts as contended
-	maxContended = 256         // the number of keys kept; after a key is forgotten, its next caller makes a needless attempt or leaves no gap
+	leastSwept   = 256         // the least number of keys at which a removal begins
 )
 
 func (k *contended) note(key string, now instant) {
-	at := (*k)[key]
+	at := k.keys[key]
 	at.until = now.add(contendedFor)
-	k.set(key, at)
+	k.set(key, at, now)
 }
 
-func (k *contended) set(key string, at contention) {
-	if *k == nil {
-		*k = contended{}
-	} else if len(*k) >= maxContended {
-		clear(*k) // keeps the memory
+func (k *contended) set(key string, at contention, now instant) {
+	if len(k.keys) >= k.sweepsAt {
+		maps.DeleteFunc(k.keys, func(_ string, at contention) bool { return max(at.until, at.gapEnds) <= now })
+		k.sweepsAt = max(2*len(k.keys), leastSwept)
 	}
-	(*k)[key] = at
+	if k.keys == nil {
+		k.keys = map[string]contention{}
+	}
+	k.keys[key] = at
 }
 
 // handOverLocked gives h, whose last lease was unlocked, to the next caller in line. If that caller

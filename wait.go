@@ -129,7 +129,7 @@ func (w *wait) shouldWait() bool {
 	if w.line.outage != 0 {
 		return false
 	}
-	return w.line.callers > 1 || w.c.clock.now() < w.c.queue.contended[w.line.key].until
+	return w.line.callers > 1 || w.c.clock.now() < w.c.queue.contended.keys[w.line.key].until
 }
 
 // waitInStore calls the driver's Wait for as long as this caller may wait. If the outcome is

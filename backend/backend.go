@@ -87,6 +87,7 @@ import (
 	"fmt"
 	"iter"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -473,6 +474,10 @@ type Claim struct {
 	// term at the latest. So Acquire and Wait may grant less than TTL.
 	Renewed bool
 
+	// Contended says that the store has refused the key to this Client lately, so it may refuse this
+	// claim as well. It is only a hint at the cheapest command, and only set if Waited is.
+	Contended bool
+
 	// Waited is how long the Client had waited for the key when this attempt began: since its last
 	// hold of the key, or since the caller came if that is later. It is zero if the caller has not
 	// waited, and if the driver is a Waiter or a Waker. Another driver should store it with the
@@ -480,6 +485,10 @@ type Claim struct {
 	// others wait for it, and poll at the same pace. Without Waited they poll more often, and some
 	// get the key more often than others.
 	Waited time.Duration
+
+	// Unheard is for Release, and may be nil. If a driver finds that nobody waits for the key, its
+	// Release stores true. Then the engine leaves the key to nobody before this Client's next hold.
+	Unheard *atomic.Bool
 
 	// KeepUntil is zero if Release is to free the key. Only Release reads it. If KeepUntil is set
 	// and c.Token holds the key, Release leaves the key taken by a token that no caller knows. The

@@ -276,8 +276,11 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	})
 	// Return no error if the message has reached no waiter, because waiters retry within a second.
 	if owned, ok := reply.(int64); ok && owned > 0 {
-		if reached := int(owned - 1); reached > maxAlone && rest == "" {
+		switch reached := int(owned - 2); { // below 0 if no message was sent
+		case reached > maxAlone && rest == "":
 			d.crowds.note(c.Key, reached)
+		case reached == 0 && c.Unheard != nil:
+			c.Unheard.Store(true)
 		}
 		return nil
 	}

@@ -199,11 +199,12 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	key := redisstore.LockKey(c.Key)
 	record := c.Token + mark + strconv.FormatInt(c.Waited.Microseconds(), 10) + redisstore.Mark + c.Owner
-	if c.Fenced || c.Waited > 0 {
+	if c.Fenced || c.Contended {
 		return d.take(ctx, c, key, record)
 	}
 
-	// If no fence is wanted, use SET, which costs the server less than a script.
+	// If no fence is wanted, and the key is probably free, use SET, which costs the server less than
+	// a script.
 	reply, err := d.store.Send(ctx, key, true, "set", key, record, "px", redisstore.Millis(c.TTL), "nx")
 	switch {
 	case err != nil:

@@ -87,7 +87,7 @@ func TestHeldByAClientThatWaited(t *testing.T) {
 	for key, want := range map[string]time.Duration{"k": hold.Waited, "spring": 0, "redsync": 0} {
 		first := claim(key)
 		waiting, later, fenced := first, first, fenced(key)
-		waiting.WillRetry, later.Waited = true, time.Second
+		waiting.WillRetry, later.Contended = true, true
 		for _, c := range []backend.Claim{first, waiting, later, fenced} {
 			var held *backend.HeldError
 			if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Waited != want || held.RetryAfter <= 0 {
