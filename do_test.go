@@ -358,6 +358,7 @@ func TestNilArguments(t *testing.T) {
 	want(t, "Do without fn", hasp.Do(t.Context(), c, "k", nil), hasp.ErrInvalid)
 	want(t, "DoAll without fn", hasp.DoAll(t.Context(), c, []string{"k"}, nil), hasp.ErrInvalid)
 	var none context.Context
+	want(t, "Open without a context", errOf(hasp.Open(none, "memlock://", nil)), hasp.ErrInvalid)
 	if hasp.LeasesOf(none) != nil || hasp.Held(none, "k") {
 		t.Error("there are leases in no context")
 	}

@@ -320,51 +320,34 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 	}
 }
 
-// If Observe panics or ends the goroutine when one of several keys is locked or unlocked, LockAll
-// or Unlock does the same, and no key stays locked.
-func TestSeveralKeysWithAnObserverThatPanics(t *testing.T) {
+// If Observe or a method of the context panics or ends the goroutine at any moment, DoAll does the
+// same, and no key stays locked.
+func TestSeveralKeysWithACallerThatPanics(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
-		for _, at := range []hasp.EventKind{hasp.EventAcquired, hasp.EventReleased} {
-			t.Run(fmt.Sprint(name, at), func(t *testing.T) {
-				withClient(t, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-					if e.Kind == at && e.Key == "001" {
-						end()
-					}
-				}}, func(t *testing.T, f *faulty, c *hasp.Client) {
-					recovered := make(chan any)
-					go func() {
-						defer func() { recovered <- recover() }()
-						hasp.DoAll(t.Context(), c, several(3), func(context.Context, *hasp.Leases) error { return nil })
-						t.Error("DoAll has returned")
-					}()
-					if v := <-recovered; v != nil && v != "oops" || v == nil && name == "panic" {
-						t.Errorf("recovered %v", v)
-					}
-					freed(t, f, "it is held", several(3)...)
-					nothingLeft(t, c)
-				})
+		for step, returned := int32(1), false; !returned; step++ {
+			var steps atomic.Int32
+			spring := func() {
+				if steps.Add(1) == step {
+					end()
+				}
+			}
+			o := &hasp.Options{Observe: func(context.Context, hasp.Event) { spring() }}
+			withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+				recovered := make(chan any)
+				go func() {
+					defer func() { recovered <- recover() }()
+					ctx := trap{t.Context(), func(string) { spring() }}
+					hasp.DoAll(ctx, c, several(3), func(context.Context, *hasp.Leases) error { return nil })
+					returned = true
+				}()
+				v := <-recovered
+				if returned != (steps.Load() < step) || (v == "oops") != (name == "panic" && !returned) {
+					t.Errorf("%s at step %d: returned %t, recovered %v", name, step, returned, v)
+				}
+				time.Sleep(time.Second) // until calls of unknown outcome are released
+				freed(t, f, "it is held", several(3)...)
+				nothingLeft(t, c)
 			})
 		}
-	}
-}
-
-// If a method of the context panics at any moment, no key stays locked.
-func TestSeveralKeysWithAContextThatPanics(t *testing.T) {
-	for last, panics := false, int32(1); !last; panics++ {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			var calls atomic.Int32
-			ctx := trap{t.Context(), func(string) {
-				if calls.Add(1) == panics {
-					panic("oops")
-				}
-			}}
-			func() {
-				defer func() { last = recover() == nil }()
-				hasp.DoAll(ctx, c, several(3), func(context.Context, *hasp.Leases) error { return nil })
-			}()
-			time.Sleep(time.Second) // until calls of unknown outcome are released
-			freed(t, f, "it is held", several(3)...)
-			nothingLeft(t, c)
-		})
 	}
 }
