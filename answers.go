@@ -63,7 +63,7 @@ func (ln *line) refusalLocked() error {
 	switch {
 	case ln.hold != nil:
 		left := time.Duration(instant(ln.hold.deadline.Load()) - ln.q.clock.now())
-		return &backend.HeldError{Owner: ln.q.opts.Owner, RetryAfter: max(left, 0)}
+		return &backend.HeldError{Owner: ln.q.opts.Owner, RetryAfter: max(left, 0), Here: true}
 	case ln.staleLocked(ln.last):
 		return nil
 	}

@@ -251,12 +251,65 @@ const grace = 10 * time.Millisecond
 // errLeft is what the function run returns if the channel leave is closed before the call ends.
 var errLeft = errors.New("left")
 
+// errNoReturn is the outcome of a call that panicked or ended its goroutine. It is unknown whether
+// the store has carried the call out.
+var errNoReturn = errors.New("the call did not return, because code that it ran panicked or ended the goroutine")
+
 // store calls the driver. It bounds each call, so that the call ends even if no answer comes.
 type store struct {
 	*core
-	driver backend.Driver
-	waiter backend.Waiter // driver, or nil if it is no Waiter
-	waker  backend.Waker  // driver, or nil if it is no Waker or is a Waiter
+	driver boundary
+}
+
+// boundary is the driver as the engine sees it. Each call that takes a context passes through a
+// method of boundary, or through the functions inspect and list, so that ownEnd sees its error.
+type boundary struct {
+	backend.Driver
+	waiter backend.Waiter // the driver, or nil if it is no Waiter
+	waker  backend.Waker  // the driver, or nil if it is no Waker or is a Waiter
+}
+
+func newBoundary(d backend.Driver) boundary {
+	b := boundary{Driver: d}
+	if b.waiter, _ = d.(backend.Waiter); b.waiter == nil {
+		b.waker, _ = d.(backend.Waker)
+	}
+	return b
+}
+
+// ownEnd returns err, or the error of ctx if err is the cause of ctx's end. A driver on net/http
+// returns that cause, which may match a definite error, such as the loss of another lease.
+func ownEnd(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	if cause := context.Cause(ctx); cause != ctx.Err() && errors.Is(err, cause) {
+		return ctx.Err()
+	}
+	return err
+}
+
+func (b boundary) Acquire(ctx context.Context, cl backend.Claim) (backend.Grant, error) {
+	g, err := b.Driver.Acquire(ctx, cl)
+	return g, ownEnd(ctx, err)
+}
+
+func (b boundary) Wait(ctx context.Context, cl backend.Claim) (backend.Grant, error) {
+	g, err := b.waiter.Wait(ctx, cl)
+	return g, ownEnd(ctx, err)
+}
+
+func (b boundary) Listen(ctx context.Context, cl backend.Claim) (listening, error) {
+	wake, stop, err := b.waker.Listen(ctx, cl)
+	return listening{wake, stop}, ownEnd(ctx, err)
+}
+
+func (b boundary) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	b.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) { done(i, g, ownEnd(ctx, err)) })
+}
+
+func (b boundary) Release(ctx context.Context, cl backend.Claim) error {
+	return ownEnd(ctx, b.Driver.Release(ctx, cl))
 }
 
 // call runs f, which makes one call to the store and receives the values of ctx. It returns when f
@@ -315,8 +368,6 @@ func direct[T any](s *store, ctx, quit context.Context, bound time.Duration, f f
 	// If a context caused the error, say whether it was the caller's.
 	switch {
 	case err == nil:
-	case ctx.Err() != nil && context.Cause(ctx) != ctx.Err() && errors.Is(err, context.Cause(ctx)):
-		err = ctx.Err() // net/http returns the cause, which may match a definite error
 	case backend.Definite(err):
 	case ctx.Err() != nil:
 		err = ctx.Err()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -16,7 +17,8 @@ import (
 // from it, in this process or in another one. It can be encoded as JSON.
 //
 // A handle is a secret, because any program that has it can release the key. Pass it on in a file
-// or through a pipe, and not in arguments or logs. Package fmt prints only its key.
+// or through a pipe, and not in arguments or logs. Package fmt prints only its key, but prints the
+// token too if the handle is an unexported field of a struct, whose methods fmt cannot call.
 //
 // The times of a handle are by the wall clock. If the clocks of two hosts differ, the min hold and
 // the max hold end earlier or later by the difference.
@@ -53,7 +55,15 @@ func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
 	if err != nil {
 		return Handle{}, newError("detach", l.key, err)
 	}
+
+	returns := false
+	defer func() {
+		if !returns { // Observe has panicked, so the handle is lost, and no caller could free the key
+			l.hold.renewer.reaper.add(l.hold.claim, reapOnce)
+		}
+	}()
 	l.hold.renewer.observer.detached(ctx, l)
+	returns = true
 	return x, nil
 }
 
@@ -133,33 +143,42 @@ func (l *Lease) detachableLocked() error {
 func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, error) {
 	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: never}
 	w.r.apply(opts)
-	if c.opts.Observe != nil {
-		w.r.id = lastEventID.Add(1)
-		c.observer.call(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: w.r.op, Key: x.Key})
-	}
-	w.start = c.clock.now()
-
-	returns := false
-	l, err := w.resume(ctx, x)
-	defer func() {
-		if !returns {
-			w.abandon(l) // Observe has panicked, or has ended the goroutine
-		}
-	}()
-	if err != nil {
-		err = newError("resume", x.Key, err)
-		c.observer.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: x.Key, Wait: time.Duration(c.clock.now() - w.start), Tries: w.tries, Err: err})
-	} else if c.opts.Observe != nil {
-		c.observer.acquired(ctx, l, time.Duration(l.since-w.start), w.tries)
-	}
-	returns = true
-	return l, err
+	return w.observed(ctx, func(ctx context.Context) (*Lease, error) { return w.resume(ctx, x) })
 }
 
 // errNoHold is the Err of the LostError that Resume returns, and gives the text of that error.
 var errNoHold = errors.New("this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store, strategy or prefix: lock the key again if you still need it")
 
-func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
+// resumed contains the tokens of handles that a Client has resumed, or resumes now. The value is the
+// time of clock.awake from which on the store cannot have the token, or never while that is not
+// known. A Detach, and an Unlock that has freed the key, remove the token.
+type resumed map[string]instant
+
+// reserve records that the Client resumes a token. The call comes before the call to the store, so
+// that a second Resume cannot renew a hold whose first lease is being unlocked.
+func (r *renewer) reserve(token string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.clock.awake()
+	maps.DeleteFunc(r.resumed, func(_ string, until instant) bool { return until < now })
+	if r.resumed[token] != 0 {
+		return fmt.Errorf("%w: this Client has resumed the handle already", ErrInvalid)
+	}
+	r.resumed[token] = never
+	return nil
+}
+
+// unreserveLocked lets the token of h, which has ended, leave the map when the store cannot have it
+// any more. Until then a release of the token may be in flight, and would end the hold of another
+// Resume.
+func (r *renewer) unreserveLocked(h *hold) {
+	if r.resumed[h.claim.Token] != 0 {
+		left := max(time.Duration(h.kept-r.clock.now()), 0)
+		r.resumed[h.claim.Token] = r.clock.awake().add(left + r.opts.Timeout)
+	}
+}
+
+func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 	c, r := w.c, &w.r
 	if err := w.prepareResume(ctx, x); err != nil {
 		return nil, err
@@ -174,6 +193,16 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 		return nil, err
 	}
 	defer c.leave()
+	if err := c.renewer.reserve(x.Token); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if l == nil {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			delete(c.renewer.resumed, x.Token)
+		}
+	}()
 	start, slept := c.clock.read()
 	w.tries = 1
 	// If the outcome is unknown, do not release the hold, because the handle can still resume it.
@@ -210,16 +239,11 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 	if c.closing.Err() != nil {
 		return nil, ErrClosed // Close did not find this hold, and the handle can still be resumed
 	}
-	if c.renewer.resumed[x.Token] {
-		return nil, fmt.Errorf("%w: this Client has resumed the handle already", ErrInvalid)
-	}
-	c.renewer.resumed[x.Token] = true
-
 	// The hold has a line of its own, as a shared hold has, so the hold is never handed over.
 	// Callers of this Client that want the key ask the store.
 	ln := &line{q: &c.queue, key: r.key, callers: 1, hasHead: true}
 	c.queue.callers++
-	l := h.startLocked(ctx, r, ln, 0, false)
+	l = h.startLocked(ctx, r, ln, 0, false)
 	if left := time.Until(x.MinHold); left > 0 {
 		h.keep = now.add(left)
 	}
@@ -230,9 +254,9 @@ func (w *wait) resume(ctx context.Context, x Handle) (*Lease, error) {
 func (w *wait) prepareResume(ctx context.Context, x Handle) error {
 	c, r := w.c, &w.r
 	switch {
-	case r.bounded || r.minHold > 0 || r.linger > 0 || r.slots > 0 || r.shared || r.fenced:
+	case r.bounded || r.minHold > 0 || r.linger || r.slots > 0 || r.shared || r.fenced:
 		r.refuse("Resume takes only WithTTL, WithoutRenewal and WithMaxHold; the handle has the other settings")
-	case x.Token == "" || x.Slot < 0 || x.Slot > maxSlots:
+	case len(x.Token) != tokenLen || x.Slot < 0 || x.Slot > maxSlots: // a min hold has a token of another length
 		r.refuse("this is not a handle of Detach")
 	case r.err == nil:
 		if r.err = checkTTL(r.ttl); r.err == nil {

@@ -32,7 +32,7 @@ func resumeNow(t *testing.T, c *hasp.Client, x hasp.Handle, opts ...hasp.Option)
 
 func TestDetachAndResume(t *testing.T) {
 	withClient(t, &hasp.Options{Prefix: "p:"}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k", hasp.WithFence(), hasp.WithLinger(time.Hour))
+		l := lockNow(t, c, "k", hasp.WithFence(), hasp.WithLinger())
 		ctx, cancel := context.WithCancel(l.Context()) // which does not read the clock
 		defer cancel()
 		x := detachNow(t, l, time.Minute)
@@ -227,7 +227,7 @@ func TestResumeRefuses(t *testing.T) {
 		"an option":          {nil, []hasp.Option{hasp.WithFence()}, hasp.ErrInvalid},
 		"a wait":             {nil, []hasp.Option{hasp.WithMaxWait(time.Second)}, hasp.ErrInvalid},
 		"a term":             {nil, []hasp.Option{hasp.WithTTL(1)}, hasp.ErrInvalid},
-		"another token":      {func(x *hasp.Handle) { x.Token = "A" + x.Token }, nil, hasp.ErrLost},
+		"another token":      {func(x *hasp.Handle) { x.Token = x.Token[1:] + x.Token[:1] }, nil, hasp.ErrLost},
 		"another key":        {func(x *hasp.Handle) { x.Key = "other" }, nil, hasp.ErrLost},
 		"another slot":       {func(x *hasp.Handle) { x.Slot = 1 }, nil, hasp.ErrLost},
 		"max hold is over":   {func(x *hasp.Handle) { x.MaxHold = time.Now() }, nil, hasp.ErrLost},
@@ -358,5 +358,62 @@ func TestHeld(t *testing.T) {
 			t.Error("after the Unlock of the inner lease, or without a lease")
 		}
 		unlock(t, outer)
+	})
+}
+
+// While a Client resumes a handle, or has the lease of a Resume, a second Resume is refused before
+// it calls the store. Otherwise its call could renew the hold just before the Unlock of the first
+// lease, and return a lease on a free key. A Resume that has failed may be repeated.
+func TestSecondResumeDuringAnUnlock(t *testing.T) {
+	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+		x := detachNow(t, lockNow(t, c, "k"), time.Minute)
+		f.set(func(f *faulty) { f.renew = renewal(failAcquire(errNet)) })
+		want(t, "Resume during an outage", errOf(c.Resume(t.Context(), x)), hasp.ErrUnavailable)
+		f.set(up)
+		first := resumeNow(t, c, x)
+
+		f.set(func(f *faulty) {
+			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				defer time.Sleep(20 * time.Millisecond) // the way back
+				return send()
+			}
+		})
+		second := make(chan error)
+		go func() { second <- errOf(c.Resume(t.Context(), x)) }()
+		time.Sleep(10 * time.Millisecond)
+		unlock(t, first)
+		theirs := lockNow(t, rival, "k")
+		want(t, "the second Resume", <-second, hasp.ErrInvalid)
+		unlock(t, theirs)
+	})
+}
+
+// No caller can resume a min hold: its token, which may be guessed, is not a token of Detach.
+func TestResumeOfAMinHold(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k", hasp.WithMinHold(time.Hour))
+		token := f.acquired[0]
+		unlock(t, l)
+		for _, forged := range []string{"(kept)", "kept-" + token, "kept"} {
+			_, err := c.Resume(t.Context(), hasp.Handle{Key: "k", Token: forged, TTL: time.Minute})
+			want(t, "Resume of "+forged, err, hasp.ErrInvalid)
+		}
+		want(t, "Resume of the token", errOf(c.Resume(t.Context(), hasp.Handle{Key: "k", Token: token, TTL: time.Minute})), hasp.ErrLost)
+	})
+}
+
+// The token of a lease that was lost is forgotten once the store cannot have it any more.
+func TestResumedTokensAreForgotten(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		for range 100 {
+			x := detachNow(t, lockNow(t, c, "k"), time.Minute)
+			l := resumeNow(t, c, x)
+			await.Must(t, f.Break(t.Context(), "k"))
+			want(t, "Extend", l.Extend(t.Context(), time.Minute), hasp.ErrLost)
+			want(t, "Resume after the loss", errOf(c.Resume(t.Context(), x)), hasp.ErrInvalid)
+		}
+		time.Sleep(time.Hour)
+		unlock(t, resumeNow(t, c, detachNow(t, lockNow(t, c, "k"), time.Minute)))
+		equal(t, "tokens", hasp.ResumedTokens(c), 0)
 	})
 }

@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,14 +22,15 @@ import (
 // key while fn cleans up. If fn ignores the end of its context, the key stays locked; WithMaxHold
 // bounds that time.
 //
-// If Lock fails, Do returns its error and does not call fn. Otherwise Do returns the error of fn,
-// joined with the error of Unlock. If the lock was lost while fn ran, the error matches ErrLost,
-// even if fn returned nil, and its text begins with the loss. fn may unlock the lease itself; that
-// is no error. If fn panics or calls runtime.Goexit, Do unlocks the key, and the panic goes on. If
-// fn is nil, Do returns ErrInvalid.
+// If Lock fails, Do returns its error and does not call fn. The same applies if ctx ends or the lock
+// is lost before fn begins. Otherwise Do returns the error of fn, joined with the error of Unlock.
+// If the lock was lost while fn ran, the error matches ErrLost, even if fn returned nil, and its
+// text begins with the loss. fn may unlock the lease itself; that is no error. If fn panics or calls
+// runtime.Goexit, Do unlocks the key, and the panic goes on. If an argument is nil, Do returns
+// ErrInvalid.
 func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
-	if fn == nil {
-		return &Error{"do", key, errNoFunc}
+	if err := misuse(ctx, l, fn == nil); err != nil {
+		return &Error{"do", key, err}
 	}
 	lease, err := l.Lock(ctx, key, opts...)
 	if err != nil {
@@ -38,10 +40,23 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 	return joined(all.do(ctx, func() error { return fn(lease.Context(), lease) }))
 }
 
-var errNoFunc = fmt.Errorf("%w: fn is nil; pass the function to run under the lock", ErrInvalid)
+// misuse returns an error if an argument of Do, DoAll, LockAll or Lead is nil.
+func misuse(ctx context.Context, l Locker, noFunc bool) error {
+	c, direct := l.(*Client)
+	switch {
+	case ctx == nil:
+		return errNilContext
+	case l == nil, direct && c == nil:
+		return fmt.Errorf("%w: the Locker is nil; check the error of New or Open", ErrInvalid)
+	case noFunc:
+		return fmt.Errorf("%w: fn is nil; pass the function to run under the lock", ErrInvalid)
+	}
+	return nil
+}
 
 // do runs fn, renews all leases of ls until fn returns, and unlocks them. It returns the errors of
-// fn and of Unlock.
+// fn and of Unlock. If the context of a lease has ended already, do does not run fn, and returns
+// that end as the error of fn.
 func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 	for _, l := range ls.leases {
 		l.renewUntilUnlock()
@@ -59,6 +74,14 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 			uerr = errors.Join(errs...)
 		}
 	}()
+
+	// The context may have ended at the moment of the grant, and a wrapper or another key may have
+	// taken long.
+	for _, l := range ls.leases {
+		if x := l.context(); x.Err() != nil {
+			return newError(l.op, l.key, cmp.Or(l.Err(), withContextEnd(x, nil))), nil
+		}
+	}
 	return fn(), nil
 }
 
@@ -66,8 +89,8 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 // not wait: it locks all keys or returns ErrHeld. The context that fn receives ends when any of the
 // leases is lost. The other leases are renewed until fn returns.
 func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Context, leases *Leases) error, opts ...Option) error {
-	if fn == nil {
-		return fmt.Errorf("hasp: do all: %w", errNoFunc)
+	if err := misuse(ctx, l, fn == nil); err != nil {
+		return fmt.Errorf("hasp: do all: %w", err)
 	}
 	all, err := LockAll(ctx, l, keys, opts...)
 	if err != nil {
@@ -81,18 +104,25 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 // keys that are free, and fails at the first key that is held. The other options apply to each key.
 // If LockAll fails, no key stays taken because of WithMinHold.
 //
+// The contexts of the leases are children of ctx, and not of one another. So if one lease ends,
+// [Leases.Context] ends, but the other leases and their contexts last.
+//
 // LockAll waits for one key after another in sorted order. While it waits for a key, it holds no
 // later key, so two calls with overlapping keys cannot deadlock. If l is a [*Client], LockAll first
 // makes one attempt at every key, as TryLock does, up to 64 at the same time. So if the keys are
 // free, they take one round trip together. LockAll keeps the keys before the first one that it did
 // not get, and unlocks the later ones. With WithMaxWait(0), or with less time than a few round
 // trips take, LockAll skips these attempts, and locks one key after another. So if the keys of two
-// such calls overlap, one of the calls succeeds.
+// such calls overlap, one of the calls succeeds. With any other Locker, LockAll also locks one key
+// after another.
 //
 // While LockAll waits for a key, the leases that it already has are renewed, unless WithoutRenewal
 // is among opts. In that case choose a TTL that is much longer than the sum of all waits and calls
 // to the store.
 func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Leases, error) {
+	if err := misuse(ctx, l, false); err != nil {
+		return nil, fmt.Errorf("hasp: lock all: %w", err)
+	}
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	if len(keys) == 0 {
 		return nil, fmt.Errorf("hasp: lock all: %w: no keys", ErrInvalid)
@@ -100,13 +130,14 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 
 	// Lock all keys or no key, even if the Locker is a wrapper that panics or ends the goroutine.
 	all := &Leases{}
+	all.joint = newLeaseContext(ctx, nil, all)
 	returns := false
 	defer func() {
 		if !returns {
 			_ = all.undo(ctx)
 		}
 	}()
-	err := all.lock(ctx, l, keys, append(slices.Clip(opts), func(r *request) { r.oneOfAll, r.linger = true, 0 }))
+	err := all.lock(ctx, l, keys, opts)
 	returns = true
 	if err != nil {
 		return nil, errors.Join(err, all.undo(ctx))
@@ -125,16 +156,7 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 	r.apply(opts)
 
 	began := time.Now()
-	wait := ctx // becomes a context that also ends with the leases taken so far
-	c, direct := l.(*Client)
-	if direct {
-		// Derive the leases' contexts from ctx. If they were derived from one another, or from the
-		// joint context, an Unlock of one lease would end the contexts of others. With a wrapper,
-		// the contexts are derived from one another, because a wrapper may pass on its own.
-		ls.joint = newLeaseContext(ctx, nil, ls)
-		wait = ls.joint.Context
-		opts = append(opts, func(r *request) { r.parent = ctx })
-
+	if c, direct := l.(*Client); direct {
 		// Try all keys together only if there is time to wait after a refusal. Otherwise two such
 		// calls might each have a key that the other one needs, and both would fail.
 		free := c.queue.unused(keys)
@@ -144,6 +166,9 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 			}
 		}
 	}
+	for _, lease := range ls.leases {
+		ls.watch(lease)
+	}
 
 	for _, key := range keys[len(ls.leases):] {
 		o := opts
@@ -151,6 +176,7 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 			o = append(slices.Clip(opts), WithMaxWait(max(r.maxWait-time.Since(began), 0)))
 		}
 
+		wait := ls.waiting(ctx)
 		lease, err := l.Lock(wait, key, o...)
 		if err != nil && ctx.Err() == nil && wait.Err() != nil {
 			err = newError("lock", key, context.Cause(wait)) // a lease was lost, so report neither ErrHeld nor an end of ctx
@@ -158,19 +184,32 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 		if err != nil {
 			return err
 		}
-		ls.add(lease)
-		if !direct {
-			wait = lease.Context()
-		}
+		ls.leases = append(ls.leases, lease)
+		ls.watch(lease)
 	}
 	return nil
 }
 
+// waiting returns the context with which LockAll takes its next key. It ends with ctx, and with the
+// leases that LockAll already has. But the contexts of the leases that are taken with it are
+// children of ctx, even if a wrapper passes on a context derived from it. Otherwise an Unlock of
+// one lease would end the contexts of others.
+func (ls *Leases) waiting(ctx context.Context) *leaseContext {
+	joint := ls.joint
+	wait := &leaseContext{Context: joint.Context, cancelOnly: joint.cancelOnly, parent: ctx}
+	wait.deadline, wait.bounded = joint.deadline, joint.bounded
+	if n := len(ls.leases); n > 0 {
+		wait.lease = ls.leases[n-1]
+		wait.held = wait.lease
+	} else if x := leaseContextOf(ctx); x != nil {
+		wait.lease, wait.held = x.lease, x.held
+	}
+	return wait
+}
+
 // undo unlocks the leases of a LockAll that fails, and ends the joint context.
 func (ls *Leases) undo(ctx context.Context) error {
-	if ls.joint != nil {
-		defer ls.joint.cancel(nil) // if there is no lease, Unlock does not end the joint context
-	}
+	defer ls.joint.cancel(nil) // if there is no lease, Unlock does not end the joint context
 	return ls.Unlock(ctx)
 }
 
@@ -184,20 +223,22 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 	// Defer this, because Observe may panic in an attempt.
 	defer func() {
 		n := slices.Index(got, nil)
-		for _, l := range got[:n] {
-			ls.add(l)
+		ls.leases = got[:n:n]
+		for i := range n - 1 {
+			got[i+1].around = got[i] // so that re-entry finds all leases
 		}
 		rest := Leases{leases: slices.DeleteFunc(got[n:], func(l *Lease) bool { return l == nil })}
 		_ = rest.Unlock(ctx) // if the Unlock fails, the Client repeats it
 		hung = errs[n]
 	}()
 
+	wait := ls.waiting(ctx)
 	atOnce(len(keys), func(i int) bool {
 		if refused.Load() {
 			return true // a key was refused, so a further lease would probably be unlocked again
 		}
 		began := time.Now()
-		l, err := c.TryLock(ctx, keys[i], opts...)
+		l, err := c.TryLock(wait, keys[i], opts...)
 		if got[i] = l; err != nil {
 			refused.Store(true)
 			if errors.Is(err, ErrUnavailable) && time.Since(began) >= c.opts.Timeout {
@@ -262,19 +303,15 @@ func atOnce(n int, f func(i int) (answered bool)) {
 // Leases are the leases that LockAll returned, at least one. The zero value has no lease.
 type Leases struct {
 	leases []*Lease
-	joint  *leaseContext // ends when any of the leases ends; nil if their contexts are derived from one another
+	joint  *leaseContext // ends when any of the leases ends; nil for the zero value, and within Do and Lead
 }
 
-// add adds l, which no other goroutine uses yet.
-func (ls *Leases) add(l *Lease) {
-	if ls.joint != nil {
-		if n := len(ls.leases); n > 0 {
-			l.around = ls.leases[n-1] // so that re-entry finds all leases
-		}
-		ls.joint.lease = l
-		l.context(ls.joint.cancel)
-	}
-	ls.leases = append(ls.leases, l)
+// watch lets the end of l, which is the last lease of ls, end the joint context. If l has ended
+// already, the next call of Err or Done of the joint context notices that. Call watch only when l is
+// in ls, because a method of the caller's context may panic here.
+func (ls *Leases) watch(l *Lease) {
+	ls.joint.lease = l
+	l.context().joint.Store(ls.joint)
 }
 
 // All returns the leases in the order of their keys.
@@ -282,19 +319,10 @@ func (ls *Leases) All() []*Lease { return slices.Clone(ls.leases) }
 
 // Context returns a context that ends when any of the leases ends.
 func (ls *Leases) Context() context.Context {
-	switch n := len(ls.leases); {
-	case n == 0:
+	if ls.joint == nil {
 		return context.Background()
-	case ls.joint != nil:
-		return ls.joint
-	case n == 1:
-		return ls.leases[0].Context()
-	default:
-		// The context of the last lease ends when any of the leases ends. LeasesOf finds all leases
-		// in the new context.
-		last := ls.leases[n-1]
-		return newLeaseContext(last.Context(), last, ls)
 	}
+	return ls.joint
 }
 
 // Err returns the first error of [Lease.Err] among the leases.
@@ -334,9 +362,9 @@ const (
 // lost. It returns nil only if fn returned nil and the key was held until then. Otherwise it
 // returns
 //   - fn's error, joined with Unlock's, if the key was held until fn returned;
-//   - the error of Lock, if ctx ended or the Client was closed during the wait;
-//   - immediately ErrInvalid or errors.ErrUnsupported, as Lock does, and also ErrInvalid if fn is
-//     nil or opts have WithMaxWait or WithShared.
+//   - the error of Lock, if ctx ended or the Client was closed before fn began;
+//   - immediately ErrInvalid or errors.ErrUnsupported, as Lock does, and also ErrInvalid if an
+//     argument is nil, or opts have WithMaxWait, WithShared or WithSlots.
 //
 // After a loss, Lead waits until fn has returned, discards the result of fn, even nil, and competes
 // again after a pause of up to 100 ms. So fn must be safe to run again. In one Lead, no two calls
@@ -350,20 +378,19 @@ const (
 // after the end of ctx, the error matches ErrLost. If fn ignores its context after a loss, it runs
 // at the same time as the next leader, and only a fence stops its writes.
 func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
-	if fn == nil {
-		return &Error{"lead", key, errNoFunc}
+	if err := misuse(ctx, l, fn == nil); err != nil {
+		return &Error{"lead", key, err}
 	}
 	var r request
 	r.apply(opts)
-	if r.bounded {
+	switch {
+	case r.bounded:
 		return &Error{"lead", key, fmt.Errorf("%w: WithMaxWait: Lead waits until its context ends; bound that instead", ErrInvalid)}
+	case r.shared, r.slots > 0:
+		return &Error{"lead", key, fmt.Errorf("%w: WithShared or WithSlots: several would lead at once", ErrInvalid)}
 	}
 
-	if r.shared {
-		return &Error{"lead", key, fmt.Errorf("%w: WithShared: several would lead at once", ErrInvalid)}
-	}
-
-	opts = append(slices.Clip(opts), func(r *request) { r.op, r.linger = "lead", 0 })
+	opts = append(slices.Clip(opts), func(r *request) { r.op, r.linger = "lead", false })
 	refused := 0 // failed calls of Lock in a row
 	for {
 		lease, err := l.Lock(ctx, key, opts...)
@@ -403,8 +430,8 @@ func leadOver(ctx context.Context, key string, err error) (bool, error) {
 // there is no lease, it returns nil. The leases may have ended. Package fence uses LeasesOf to find
 // the fence of a write.
 func LeasesOf(ctx context.Context) []*Lease {
-	x, _ := ctx.Value(leaseKey).(*leaseContext)
-	if x == nil {
+	x := leaseContextOf(ctx)
+	if x == nil || x.lease == nil {
 		return nil
 	}
 	if all, ok := x.held.(*Leases); ok {

@@ -170,6 +170,7 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 			{"a max wait", "k", fn, hasp.WithMaxWait(time.Second), "bound that instead"},
 			{"a max wait of zero", "k", fn, hasp.WithMaxWait(0), "bound that instead"},
 			{"shared", "k", fn, hasp.WithShared(), "several would lead"},
+			{"slots", "k", fn, hasp.WithSlots(2), "several would lead"},
 			{"an empty key", "", fn, nil, "empty key"},
 			{"a short term", "k", fn, hasp.WithTTL(time.Millisecond), "below"},
 		} {
@@ -329,6 +330,37 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// A TryLock of a wrapper makes one attempt, although Lead waits.
+func TestLeadThroughATryLock(t *testing.T) {
+	withTwo(t, nil, func(t *testing.T, _ *faulty, c, rival *hasp.Client) {
+		taken := lockNow(t, rival, "k")
+		time.AfterFunc(time.Minute, func() { taken.Unlock(context.Background()) })
+		l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+			defer within(t, "TryLock", time.Now(), 0)
+			return c.TryLock(ctx, key, opts...)
+		})
+		want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(context.Context, *hasp.Lease) error { return nil }), nil)
+	})
+}
+
+func TestNilArguments(t *testing.T) {
+	c := await.Value(memlock.New(nil))
+	defer c.Close()
+	for name, do := range underLock {
+		fn := func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil }
+		want(t, name+" without a context", do(nil, c, fn), hasp.ErrInvalid)
+		want(t, name+" without a Locker", do(t.Context(), nil, fn), hasp.ErrInvalid)
+		want(t, name+" with a nil Client", do(t.Context(), (*hasp.Client)(nil), fn), hasp.ErrInvalid)
+	}
+	want(t, "Do without fn", hasp.Do(t.Context(), c, "k", nil), hasp.ErrInvalid)
+	want(t, "DoAll without fn", hasp.DoAll(t.Context(), c, []string{"k"}, nil), hasp.ErrInvalid)
+	var none context.Context
+	want(t, "Open without a context", errOf(hasp.Open(none, "memlock://", nil)), hasp.ErrInvalid)
+	if hasp.LeasesOf(none) != nil || hasp.Held(none, "k") {
+		t.Error("there are leases in no context")
 	}
 }
 

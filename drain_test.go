@@ -192,45 +192,49 @@ func (f lockerFunc) TryLock(ctx context.Context, key string, opts ...hasp.Option
 	return f(ctx, key, opts...)
 }
 
-// A wrapper returns the lease only after its renewal has stopped. Do resumes the renewal.
-func TestDoResumesARenewalThatHasStopped(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		ctx, cancel := context.WithCancel(t.Context())
-		late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-			l := lockIn(t, c, ctx, key, opts...)
-			cancel()
-			before := f.renewals()
-			for quiet := 0; quiet < 45; quiet++ { // until there was no renewal for nearly half a term
-				time.Sleep(hasp.DefaultTTL / 100)
-				if n := f.renewals(); n > before {
-					before, quiet = n, 0
-				}
-			}
-			return l, l.Err()
-		})
-		want(t, "Do", hasp.Do(ctx, late, "k", func(ctx context.Context, _ *hasp.Lease) error {
-			drain(t, f, ctx, "k")
-			return nil
-		}), nil)
-	})
-}
-
-// Do begins while the hold's last renewal asks the contexts, so renewal must go on.
-func TestDoWhileTheLastRenewalAsks(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		returns, entered := make(chan struct{}), make(chan struct{})
-		asked := sync.OnceFunc(func() { close(returns); <-entered })
-		first, ctx := whileTheLastRenewalAsks(t, c, func(context.Context) { asked() })
-		late := lockerFunc(func(context.Context, string, ...hasp.Option) (*hasp.Lease, error) {
-			<-returns
-			return first, nil
-		})
-		want(t, "Do", hasp.Do(ctx, late, "k", func(context.Context, *hasp.Lease) error {
-			close(entered)
-			time.Sleep(3 * time.Second)
-			return nil
-		}), nil)
-	})
+// If the context of a lease ends before fn begins, fn is not called.
+func TestFnDoesNotBeginAfterTheEndOfItsContext(t *testing.T) {
+	ends := map[string]error{"cancel": context.Canceled, "Unlock": hasp.ErrReleased, "Close": hasp.ErrClosed, "loss": hasp.ErrLost}
+	for name, do := range underLock {
+		for how, cause := range ends {
+			t.Run(name+" "+how, func(t *testing.T) {
+				withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+					ctx, cancel := context.WithCancel(t.Context())
+					ended, runs := false, 0
+					late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+						l, err := c.Lock(ctx, key, opts...)
+						switch {
+						case ended && key == "z" && err == nil:
+							t.Error("DoAll goes on without k")
+						case ended, key != "k":
+						case how == "cancel":
+							cancel()
+						case how == "Unlock":
+							unlock(t, l)
+						case how == "Close":
+							go c.Close()
+							synctest.Wait()
+						default:
+							f.Break(t.Context(), "k")
+							time.Sleep(hasp.DefaultTTL)
+						}
+						ended = ended || key == "k"
+						return l, err
+					})
+					err := do(ctx, late, func(context.Context, *hasp.Lease) error { runs++; return nil })
+					if name == "Lead" && how == "loss" {
+						equal(t, "runs after Lead has led again", runs, 1)
+						return
+					}
+					want(t, "the result", err, cause)
+					if runs != 0 || how != "cancel" && errors.Is(err, context.Canceled) {
+						t.Errorf("%d runs, %v", runs, err)
+					}
+					unlock(t, await.Value(hasp.LockAll(t.Context(), rival, []string{"a", "k", "z"}, hasp.WithMaxWait(0))))
+				})
+			})
+		}
+	}
 }
 
 func TestDoAll(t *testing.T) {

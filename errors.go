@@ -48,6 +48,8 @@ var (
 	ErrUnavailable = backend.ErrUnavailable
 )
 
+var errNilContext = fmt.Errorf("%w: ctx is nil; pass context.Background() if you have no other", ErrInvalid)
+
 // HeldError is ErrHeld with the holder and the rest of its term, if they are known.
 type HeldError = backend.HeldError
 

@@ -2,6 +2,7 @@ package hasp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"log/slog"
@@ -243,13 +244,13 @@ func TestLogEvents(t *testing.T) {
 		got := slices.DeleteFunc(r.lines, func(line string) bool { return strings.Contains(line, "requested") })
 		for i, want := range []string{
 			fmt.Sprintf(`DEBUG hasp: acquired key=a b op=lock wait=1s fence=%d`, l.Fence()),
-			`DEBUG hasp: refused key=a b op=trylock wait=0s err=hasp: trylock "a b": held by `,
+			`DEBUG hasp: refused key=a b op=trylock wait=0s err=hasp: trylock "a b": held by another caller of this Client, 10s left`,
 			fmt.Sprintf(`DEBUG hasp: released key=a b op=lock hold=2s fence=%d`, l.Fence()),
 			`DEBUG hasp: acquired key=lost op=lock wait=0s`,
 			`ERROR hasp: lost key=lost op=lock hold=`,
 			`DEBUG hasp: acquired key=closed op=lock wait=0s`,
 			`WARN hasp: refused key=down op=trylock wait=0s err=hasp: trylock "down": connection reset`,
-			`WARN hasp: renew failed key=closed op=lock err=connection reset`,
+			`WARN hasp: renew failed key=closed op=lock failures=1 err=connection reset`,
 		} {
 			if i >= len(got) || !strings.HasPrefix(got[i], want) {
 				t.Errorf("want %q at %d of %q", want, i, got)
@@ -292,8 +293,60 @@ func TestLogEventsWithoutALogger(t *testing.T) {
 	observe := hasp.LogEvents(nil)
 	r := &records{}
 	slog.SetDefault(slog.New(r))
-	observe(t.Context(), hasp.Event{Kind: hasp.EventRenewFailed, Err: errNet})
+	observe(t.Context(), hasp.Event{Kind: hasp.EventRenewFailed, Failures: 1, Err: errNet})
 	if len(r.lines) != 1 {
 		t.Errorf("got %q", r.lines)
 	}
+}
+
+// A wait of ten terms, or of a minute, is reported once, and names the holder.
+func TestEventOfALongWait(t *testing.T) {
+	var s seen
+	withTwo(t, &hasp.Options{Owner: "me", Observe: s.observe}, func(t *testing.T, _ *faulty, c, rival *hasp.Client) {
+		theirs := lockNow(t, rival, "theirs")
+		short := timeout(t, t.Context(), 9*time.Second)
+		c.Lock(short, "theirs", hasp.WithTTL(time.Second))
+		c.TryLock(t.Context(), "theirs", hasp.WithTTL(time.Second))
+		equal(t, "events of short waits", len(s.of(hasp.EventStillWaiting)), 0)
+
+		second := timeout(t, t.Context(), 11*time.Second)
+		c.Lock(second, "theirs", hasp.WithTTL(time.Second))
+		mine := lockNow(t, c, "mine")
+		c.Lock(timeout(t, t.Context(), time.Hour), "mine")
+		unlock(t, mine)
+		unlock(t, theirs)
+
+		got := s.of(hasp.EventStillWaiting)
+		if len(got) != 2 {
+			t.Fatalf("got %v", got)
+		}
+		var held *hasp.HeldError
+		for i, e := range got {
+			if !errors.As(e.Err, &held) || held.Here != (i == 1) || held.Owner == "" || held.RetryAfter <= 0 {
+				t.Errorf("%s: got %+v", e.Key, e)
+			}
+		}
+		within := got[1].Wait
+		if within < time.Minute || within > time.Minute+time.Second {
+			t.Errorf("got an event after %v", within)
+		}
+	})
+}
+
+// A row of failed renewals is logged when it begins and when it ends.
+func TestLogEventsOfAnOutage(t *testing.T) {
+	r := &records{least: slog.LevelInfo}
+	withClient(t, &hasp.Options{Observe: hasp.LogEvents(slog.New(r))}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k")
+		f.set(down)
+		time.Sleep(hasp.DefaultTTL * 2 / 3)
+		f.set(up)
+		time.Sleep(hasp.DefaultTTL)
+		unlock(t, l)
+		c.Close()
+		if len(r.lines) != 2 || !strings.HasPrefix(r.lines[0], "WARN hasp: renew failed key=k op=lock failures=1 ") ||
+			!strings.HasPrefix(r.lines[1], "INFO hasp: renewed key=k op=lock failures=") {
+			t.Errorf("got %q", r.lines)
+		}
+	})
 }

@@ -26,5 +26,16 @@ func Suspendable(c *Client) func(d time.Duration) {
 // had run since. No timer has fired.
 func Skip(c *Client, d time.Duration) { c.clock.slept.Add(int64(d)) }
 
-// LeaveRecall leaves a message that asks c for key, and that no goroutine has handled yet.
-func LeaveRecall(c *Client, key string) { c.queue.recalled <- key }
+// ResumedTokens returns the number of tokens of handles that c has resumed and not forgotten.
+func ResumedTokens(c *Client) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.renewer.resumed)
+}
+
+// Contended returns the number of keys in c's table of contended keys.
+func Contended(c *Client) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.queue.contended.keys)
+}

@@ -24,6 +24,7 @@ type hold struct {
 	renewer  *renewer      // renews the hold, and has pointers to the other parts of the Client
 	claim    backend.Claim // the claim that renewals and the release send; its TTL is guarded by mu
 	fence    uint64        // 0 unless a fence was asked for
+	asked    instant       // when the call began that got the grant
 	granted  instant       // when the grant was received
 	deadline atomic.Int64  // instant until which the lease is trusted; written under mu
 
@@ -49,13 +50,15 @@ type hold struct {
 	joined   int32         // how many leases it has had so far
 	renewal  int8          // renews, paused or unrenewed
 	queued   bool          // it waits in a lane for a batch
-	unpassed bool          // Extend or Break was called, so no later caller gets the hold
+	unpassed bool          // Extend was called, or a Break may have broken the hold, so no later caller gets the hold
 	lapsed   bool          // its deadline or its max hold has ended the hold, so the store may still keep it
 
+	unheard atomic.Bool // see backend.Claim; not guarded by mu
+
 	// See "A key lingers" in queue.go.
-	linger  time.Duration // how long it may linger after its grant; depends on the option of its present or last caller
-	lingers instant       // when it stops lingering; 0 if it does not linger
-	ghost   *Lease        // nil until it lingers for the first time
+	mayLinger bool    // its present or last caller has WithLinger
+	lingers   instant // when it stops lingering; 0 if it does not linger
+	ghost     *Lease  // nil until it lingers for the first time
 
 	// The first lease and its place in leases are part of the hold, to save two allocations.
 	first Lease
@@ -87,7 +90,8 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now instant, 
 		return nil, errLate
 	}
 
-	h := &hold{renewer: r, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
+	h := &hold{renewer: r, claim: cl, fence: g.Fence, asked: start, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
+	h.claim.Unheard = &h.unheard
 
 	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
 	// a Waiter has granted less than a whole term, the start of the term is not known. In that
@@ -123,8 +127,25 @@ func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited tim
 		h.claim.TTL = r.ttl
 		h.limit = l.maxHold
 	}
+	if h.asked <= ln.broken {
+		h.suspectLocked(h.granted)
+	}
 	h.renewer.scheduleLocked(h)
 	return l
+}
+
+// dropLocked takes the lease with index i out of h. Renewals ask for the longest term of the leases
+// that are left.
+func (h *hold) dropLocked(i int) {
+	h.leases = slices.Delete(h.leases, i, i+1)
+	if len(h.leases) == 0 {
+		return // the release, or the next caller, keeps the term
+	}
+	ttl := h.leases[0].ttl
+	for _, l := range h.leases {
+		ttl = max(ttl, l.ttl)
+	}
+	h.claim.TTL = ttl
 }
 
 func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lease {
@@ -137,7 +158,7 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	if r.parent != nil {
 		l.parent = r.parent
 	}
-	l.id, l.op = r.id, r.op
+	l.id, l.op, l.ttl = r.id, r.op, r.ttl
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {
 		l.maxHold = l.since.add(r.maxHold)
@@ -149,11 +170,8 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 	if h.leases == nil {
 		h.leases = h.place[:0]
 	}
-	if len(h.leases) == 0 { // the outermost lease decides how long h lingers
-		h.linger = 0
-		if r.linger > 0 {
-			h.linger = h.lingerFor(r)
-		}
+	if len(h.leases) == 0 { // the outermost lease decides whether h lingers
+		h.mayLinger = r.linger
 	}
 	h.leases = append(h.leases, l)
 	h.joined++
@@ -262,6 +280,24 @@ func (h *hold) reapLocked(x *reap) {
 	h.renewer.reaper.addLocked(x, max(time.Duration(h.kept-h.renewer.clock.now()), 0))
 }
 
+// revokedLocked ends h, which the store does not have any more, and returns its leases as
+// loseLocked does.
+func (h *hold) revokedLocked() []*Lease {
+	ended := h.loseLocked(&LostError{Reason: LostRevoked})
+	// Release the token as well. A minority of a quorum's nodes may still have the hold, and would
+	// refuse the key to the next caller.
+	h.reapLocked(&reap{})
+	return ended
+}
+
+// suspectLocked handles a Break that may have broken h: no later caller gets h, and a renewal asks
+// the store now.
+func (h *hold) suspectLocked(now instant) {
+	h.unpassed = true
+	h.due, h.planned = now, now
+	h.renewer.scheduleLocked(h)
+}
+
 // endExpiredLocked ends the leases of h whose time has passed, and returns them. The caller must
 // call endContext on each of them after it has released mu.
 func (h *hold) endExpiredLocked(now instant) []*Lease {
@@ -279,7 +315,7 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 	var ended []*Lease
 	for i := len(h.leases) - 1; i >= 0; i-- {
 		if l := h.leases[i]; now >= l.maxHold {
-			h.leases = append(h.leases[:i], h.leases[i+1:]...)
+			h.dropLocked(i)
 			l.loseLocked(&LostError{Reason: LostMaxHold})
 			ended = append(ended, l)
 		}
@@ -318,6 +354,7 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 		l.loseLocked(why)
 	}
 	h.renewer.unscheduleLocked(h)
+	h.renewer.unreserveLocked(h)
 
 	// Let the next caller ask the store before the contexts have ended. That is safe, because
 	// Lease.Err, and Err and Done of the leases' contexts, already report the loss. Only the
@@ -529,14 +566,17 @@ func (r *reaper) try(x *reap) {
 }
 
 // acquire calls the driver's Acquire, which may take at most the duration bound.
-func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (backend.Grant, error) {
+func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (g backend.Grant, err error) {
 	if r.prompt(ctx) { // the same choice as the function call makes, without closures on the heap
-		g, err := direct(r.store, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
+		err = errNoReturn
+		defer func() { // also if the driver or a method of ctx panics
+			if err == errNoReturn || err != nil && r.traits.Reach != backend.Process {
+				r.failed(cl, err)
+			}
+		}()
+		g, err = direct(r.store, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
 			return r.driver.Acquire(ctx, cl)
 		})
-		if err != nil && r.traits.Reach != backend.Process {
-			r.failed(cl, err)
-		}
 		return g, err
 	}
 	f, late := r.guard(cl, r.driver.Acquire)
@@ -547,7 +587,7 @@ func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 // driver does not clean up, the reaper releases the token. The outcome is also unknown if err joins
 // a definite error and the error of a context.
 func (r *reaper) failed(cl backend.Claim, err error) {
-	if !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
+	if err == errNoReturn || !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
 		r.add(cl, reapTwice)
 	}
 }
@@ -556,11 +596,14 @@ func (r *reaper) failed(cl backend.Claim, err error) {
 // which is the driver's Acquire or Wait, and has the reaper clean up after a failure. The function
 // late has the reaper release a grant that comes after the caller has left.
 func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim) (backend.Grant, error)) (f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
-	f = func(ctx context.Context) (backend.Grant, error) {
-		g, err := ask(ctx, cl)
-		if err != nil {
-			r.failed(cl, err)
-		}
+	f = func(ctx context.Context) (g backend.Grant, err error) {
+		err = errNoReturn
+		defer func() { // also if the driver panics
+			if err != nil {
+				r.failed(cl, err)
+			}
+		}()
+		g, err = ask(ctx, cl)
 		return g, err
 	}
 	late = func(g backend.Grant, err error) {

@@ -15,30 +15,37 @@ import (
 
 // inspect calls f with the driver, which must be an Inspector, and with the key Options.Prefix+key.
 func inspect[T any](s *store, ctx context.Context, key string, f func(backend.Inspector, context.Context, string) (T, error)) (v T, err error) {
-	in, ok := s.driver.(backend.Inspector)
+	in, ok := s.driver.Driver.(backend.Inspector)
 	switch {
+	case ctx == nil:
+		return v, errNilContext
 	case key == "":
 		return v, fmt.Errorf("%w: empty key", ErrInvalid)
 	case s.closing.Err() != nil:
 		return v, ErrClosed
 	case !ok:
-		return v, fmt.Errorf("%T cannot inspect: %w", s.driver, errors.ErrUnsupported)
+		return v, fmt.Errorf("%T cannot inspect: %w", s.driver.Driver, errors.ErrUnsupported)
 	}
 	if err := s.enter(); err != nil {
 		return v, err
 	}
 	defer s.leave()
 	return call(s, ctx, s.opts.Timeout, func(ctx context.Context) (T, error) {
-		return f(in, ctx, s.opts.Prefix+key)
+		v, err := f(in, ctx, s.opts.Prefix+key)
+		return v, ownEnd(ctx, err)
 	}, nil)
 }
 
 func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		fail := func(err error) { yield(backend.Entry{}, newError("list", prefix, err)) }
-		in, ok := s.driver.(backend.Lister)
+		in, ok := s.driver.Driver.(backend.Lister)
+		if ctx == nil {
+			fail(errNilContext)
+			return
+		}
 		if !ok {
-			fail(fmt.Errorf("%T cannot list: %w", s.driver, errors.ErrUnsupported))
+			fail(fmt.Errorf("%T cannot list: %w", s.driver.Driver, errors.ErrUnsupported))
 			return
 		}
 		if s.closing.Err() != nil {
@@ -60,13 +67,20 @@ func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry
 				stop()
 			}
 		}()
-		for s.enter() == nil {
-			e, err := run(s, context.Background(), 0, within.Done(), nil, func(context.Context) (listed, error) {
+		pull := func() (listed, error) {
+			if err := s.enter(); err != nil {
+				return listed{}, err
+			}
+			defer s.leave() // also if the driver panics
+			return run(s, context.Background(), 0, within.Done(), nil, func(context.Context) (listed, error) {
 				e, err, more := next()
 				return listed{e, err, more}, nil
 			}, func(listed, error) { stop() })
-			s.leave()
-			if left = err == errLeft; err != nil || within.Err() != nil {
+		}
+		for {
+			e, err := pull()
+			left = err == errLeft
+			if err != nil || within.Err() != nil { // an error of the driver may be the cause of within's end
 				break
 			}
 

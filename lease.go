@@ -18,6 +18,7 @@ import (
 type Lease struct {
 	hold    *hold
 	key     string                       // the key as the caller gave it
+	ttl     time.Duration                // the term that it asks renewals for
 	slot    int                          // number of its slot, from 1; 0 without WithSlots
 	id      uint64                       // ID of its events
 	op      string                       // Op of its events
@@ -133,20 +134,15 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 //
 // The context's Err and Done read the clock, as [Lease.Err] does. Contexts derived from this
 // context do not read the clock: they end when a timer fires, which may be late.
-func (l *Lease) Context() context.Context { return l.context(nil) }
+func (l *Lease) Context() context.Context { return l.context() }
 
-// context returns the context of l. If this call creates the context, and the function joint is not
-// nil, the end of l also calls joint.
-func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
+func (l *Lease) context() *leaseContext {
 	if x := l.ctx.Load(); x != nil {
 		return x
 	}
 
 	// If two first calls come here at the same time, the context of one of them is discarded.
 	x := newLeaseContext(l.parent, l, l)
-	if cancel := x.cancel; joint != nil {
-		x.cancel = func(cause error) { cancel(cause); joint(cause) }
-	}
 	if !l.ctx.CompareAndSwap(nil, x) {
 		x.cancel(nil)
 		return l.ctx.Load()
@@ -162,16 +158,9 @@ func (l *Lease) context(joint context.CancelCauseFunc) *leaseContext {
 // renewUntilUnlock lets renewals go on until Unlock, also after the end of Lock's context.
 // WithoutRenewal and WithMaxHold keep their effect.
 func (l *Lease) renewUntilUnlock() {
-	r, h := l.hold.renewer, l.hold
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	l.hold.renewer.mu.Lock()
+	defer l.hold.renewer.mu.Unlock()
 	l.untilUnlock = true
-
-	// If the contexts of all Locks have ended while the process was stopped, renewal may have
-	// stopped by now.
-	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(r.clock.now()) {
-		r.scheduleLocked(h)
-	}
 }
 
 // countMinHold lets l's min hold take effect, if l has one. Lock or LockAll calls it at the end,
@@ -192,6 +181,9 @@ func (l *Lease) countMinHold() {
 // Unlock again, before the term ends, to learn the outcome. ErrClosed means that Close had stopped
 // waiting for the holder: the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
+	if ctx == nil {
+		return newError("unlock", l.key, errNilContext)
+	}
 	ends, err := l.unlock(ctx)
 	if ends && l.hold.renewer.opts.Observe != nil {
 		l.hold.renewer.observer.unlocked(ctx, l, err)
@@ -214,18 +206,27 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		return false, l.unlockAgain(ctx)
 	}
 
+	calls := l.state.Load() == releasing // only this call changes that state
+	if calls {
+		sent := l.hold.renewer.clock.awake()
+		err = errNoReturn
+		defer func() { err = l.endRelease(sent, err) }() // also if code of the caller panics
+	}
+
 	// Cancel the context without mu, because a cancel runs users' code.
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(ErrReleased)
 	}
-	ends = was == held               // if Close ended the lease, an event has reported that
-	if l.state.Load() != releasing { // only this call changes that state
-		return ends, nil
+	if calls {
+		err = l.hold.renewer.release(ctx, l.hold.claim, l.hold.keep)
 	}
+	return was == held, err // if Close ended the lease, an event has reported that
+}
 
+// endRelease records the outcome err of the release, which began at the time sent of clock.awake. It
+// returns the error of Unlock.
+func (l *Lease) endRelease(sent instant, err error) error {
 	r, h := l.hold.renewer, l.hold
-	err = r.release(ctx, h.claim, h.keep)
-
 	now, _ := r.clock.read()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -242,11 +243,15 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		err = l.loseLocked(h.lapseLocked()) // the term has ended during the call
 	default:
 		l.state.Store(unknown)
-		h.failed = 1                                 // the store may hang; set this before endedLocked, which reads it
+		h.failed = 1 // the store may hang; set this before endedLocked, which reads it
+		if !r.traits.Ordered {
+			h.line.answeredLocked(err, sent) // the next caller in line must know how long the outage has lasted
+		}
 		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release
 	}
+	r.unreserveLocked(h)
 	h.line.endedLocked(h)
-	return ends, err
+	return err
 }
 
 // beginUnlock ends the lease, if it is held or was ended by Close. It returns the state before the
@@ -280,12 +285,8 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	// End this lease before a hand-over, because the next caller runs immediately after that, and
 	// its context may be derived from this lease's.
 	l.state.Store(released)
-	i := slices.Index(h.leases, l)
-	h.leases = slices.Delete(h.leases, i, i+1)
-	if h.linger > 0 {
-		h.line.q.recallLocked()
-	}
-	if len(h.leases) > 0 || h.line.waiting.Len() > 0 && h.handOverLocked() || h.linger > 0 && h.lingerLocked(l.key) {
+	h.dropLocked(slices.Index(h.leases, l))
+	if len(h.leases) > 0 || h.line.waiting.Len() > 0 && h.handOverLocked() || h.mayLinger && h.lingerLocked(l.key) {
 		return was, nil
 	}
 	r.unscheduleLocked(h) // a renewal must not follow the release
@@ -331,28 +332,19 @@ func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 }
 
 func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
+	if ctx == nil {
+		return errNilContext
+	}
 	if err := checkTTL(ttl); err != nil {
 		return err
 	}
-	r, h := l.hold.renewer, l.hold
+	r := l.hold.renewer
 	start := r.clock.now()
 	cl, bound, err := l.beginExtend(ctx, ttl)
 	if err != nil {
 		return err
 	}
-
-	if err = r.enter(); err == nil {
-		_, err = call(r.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, r.extend(ctx, h, cl, bound)
-		}, nil)
-		r.leave()
-	}
-
-	r.mu.Lock()
-	if r.stopped {
-		h.callEndedLocked() // Close has stopped waiting, so the call may not have begun
-	}
-	r.mu.Unlock()
+	err = l.callExtend(ctx, cl, bound)
 
 	// Report a term that is too short, because a store without space may renew the hold only for
 	// its present term.
@@ -362,6 +354,34 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 
 	// Read the clock, because the answer may have come after the lease's end.
 	return cmp.Or(l.Err(), err)
+}
+
+// callExtend makes the call of an Extend that has made the hold busy.
+func (l *Lease) callExtend(ctx context.Context, cl backend.Claim, bound time.Duration) error {
+	r, h := l.hold.renewer, l.hold
+	returns := false
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		// The call may not have begun if Close has stopped waiting, or if a method of ctx has
+		// panicked. A call that has begun ends the busy time itself, also after this method.
+		if !returns || r.stopped {
+			h.callEndedLocked()
+			if h.index >= 0 {
+				r.scheduleLocked(h)
+			}
+		}
+	}()
+
+	if err := r.enter(); err != nil {
+		return err // r.stopped is true
+	}
+	defer r.leave()
+	_, err := call(r.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.extend(ctx, h, cl, bound)
+	}, nil)
+	returns = true
+	return err
 }
 
 // beginExtend waits for the end of a renewal in flight, and then marks the hold as busy. It returns
@@ -418,9 +438,12 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 // ends with the lease, at the lease's deadline at the latest.
 type leaseContext struct {
 	context.Context                          // made by package context, so that children attach to it without a goroutine
-	lease           *Lease                   // the innermost lease, for re-entry
-	held            interface{ Err() error } // the Lease or the Leases with which the context ends
-	cancel          context.CancelCauseFunc
+	lease           *Lease                   // the innermost lease, for re-entry; nil if there is none
+	held            interface{ Err() error } // the Lease or the Leases with which the context ends; nil if there is none
+	cancelOnly      context.CancelCauseFunc  // ends Context alone; see cancel
+	parent          context.Context          // LockAll's context, if LockAll waits with this context; else nil
+
+	joint atomic.Pointer[leaseContext] // the context of the Leases that the lease belongs to, or nil
 
 	// The deadline of Lock's context is read only once. Otherwise each call of Deadline would climb
 	// the whole chain of the contexts of nested leases.
@@ -430,9 +453,17 @@ type leaseContext struct {
 
 func newLeaseContext(parent context.Context, l *Lease, held interface{ Err() error }) *leaseContext {
 	x := &leaseContext{lease: l, held: held}
-	x.Context, x.cancel = context.WithCancelCause(parent)
+	x.Context, x.cancelOnly = context.WithCancelCause(parent)
 	x.deadline, x.bounded = parent.Deadline()
 	return x
+}
+
+// cancel ends the context, and the joint context with it.
+func (x *leaseContext) cancel(cause error) {
+	x.cancelOnly(cause)
+	if joint := x.joint.Load(); joint != nil {
+		joint.cancelOnly(cause)
+	}
 }
 
 // Err returns nil until the context ends. It reads the clock first.
@@ -450,7 +481,7 @@ func (x *leaseContext) Done() <-chan struct{} {
 // check ends the context if the lease has ended by the clock. It does not wait for the renewer,
 // which may run late.
 func (x *leaseContext) check() {
-	if x.Context.Err() != nil {
+	if x.held == nil || x.Context.Err() != nil {
 		return
 	}
 	if err := x.held.Err(); err != nil {
@@ -473,11 +504,20 @@ func (x *leaseContext) Value(key any) any {
 	return x.Context.Value(key)
 }
 
+// leaseContextOf returns the innermost leaseContext that ctx is derived from, or nil.
+func leaseContextOf(ctx context.Context) *leaseContext {
+	if ctx == nil {
+		return nil
+	}
+	x, _ := ctx.Value(leaseKey).(*leaseContext)
+	return x
+}
+
 // Held reports whether ctx is, or derives from, the context of a lease that holds key, such as the
 // lease of a [Do] around the caller. A function that must run under the lock can call Held to check
 // that. The lease may be of any Client; with WithSlots it has one slot of key.
 func Held(ctx context.Context, key string) bool {
-	x, _ := ctx.Value(leaseKey).(*leaseContext)
+	x := leaseContextOf(ctx)
 	if x == nil {
 		return false
 	}

@@ -109,8 +109,8 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 // If a Break comes during an Unlock, the hold is not renewed afterwards, and does not end twice.
 func TestBreakDuringUnlock(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		far(f, func() time.Duration { return 2 * time.Second })
 		l := lockNow(t, c, "k")
+		far(f, func() time.Duration { return 2 * time.Second })
 		done := make(chan error)
 		go func() { done <- l.Unlock(t.Context()) }()
 		synctest.Wait()

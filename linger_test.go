@@ -3,7 +3,6 @@ package hasp_test
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -13,50 +12,6 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// recalling is a faulty driver that is a Recaller.
-type recalling struct {
-	*faulty
-	err error // what Recalls returns
-
-	mu sync.Mutex
-	id string
-	f  func(key string) // nil until the Client receives messages
-}
-
-func (d *recalling) Recalls(_ context.Context, id string, f func(key string)) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.id, d.f = id, f
-	return d.err
-}
-
-// recall acts as the driver of another process whose caller was refused key.
-func (d *recalling) recall(key string) {
-	d.faulty.mu.Lock()
-	token := d.acquired[len(d.acquired)-1]
-	d.faulty.mu.Unlock()
-	d.mu.Lock()
-	f := d.f
-	d.mu.Unlock()
-	if strings.HasPrefix(token, backend.RecallMark+d.id+backend.RecallMark) {
-		f(key)
-	}
-}
-
-// withRecalling is withClient with a recalling driver.
-func withRecalling(t *testing.T, o *hasp.Options, run func(t *testing.T, d *recalling, c *hasp.Client)) {
-	t.Helper()
-	withClient(t, nil, func(t *testing.T, f *faulty, _ *hasp.Client) {
-		d := &recalling{faulty: f}
-		c := await.Value(hasp.New(d, o))
-		defer c.Close()
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Millisecond))) // from then on, the Client receives messages
-		time.Sleep(time.Second)
-		d.set(func(f *faulty) { f.acquired, f.released = nil, nil })
-		run(t, d, c)
-	})
-}
-
 // wantFree fails the test unless the store says that "k" is free, or held if free is false.
 func wantFree(t *testing.T, d backend.Inspector, free bool) {
 	t.Helper()
@@ -65,9 +20,18 @@ func wantFree(t *testing.T, d backend.Inspector, free bool) {
 	}
 }
 
+// lateAnswer has the answer take d on the way back.
+func lateAnswer(d time.Duration) acquireHook {
+	return func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		g, err := send()
+		time.Sleep(d)
+		return g, err
+	}
+}
+
 func TestLinger(t *testing.T) {
-	const d = 40 * time.Millisecond
-	lingers := hasp.WithLinger(d)
+	const d = 50 * time.Millisecond
+	lingers := hasp.WithLinger()
 	for _, tc := range []struct {
 		name string
 		run  func(t *testing.T, f *faulty, c *hasp.Client)
@@ -119,21 +83,11 @@ func TestLinger(t *testing.T) {
 			wantFree(t, f, true)
 			nothingLeft(t, c)
 		}, 1, 1},
-		{"a gap follows", func(t *testing.T, f *faulty, c *hasp.Client) {
+		{"a distant store", func(t *testing.T, f *faulty, c *hasp.Client) {
+			f.set(func(f *faulty) { f.acquire = lateAnswer(40 * time.Millisecond) })
 			unlock(t, lockNow(t, c, "k", lingers))
-			time.Sleep(d + time.Millisecond/2) // the gap is longer than half a millisecond
-			began := time.Now()
-			unlock(t, lockNow(t, c, "k"))
-			if time.Since(began) == 0 {
-				t.Error("the key was taken again at once")
-			}
-		}, 2, 2},
-		{"at most 50 ms where nobody can recall", func(t *testing.T, f *faulty, c *hasp.Client) {
-			unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
-			time.Sleep(49 * time.Millisecond)
-			wantFree(t, f, false)
-			time.Sleep(2 * time.Millisecond)
-			wantFree(t, f, true)
+			time.Sleep(d - time.Millisecond)
+			unlock(t, lockNow(t, c, "k", lingers))
 		}, 1, 1},
 		{"the inner lease of a re-entry", func(t *testing.T, f *faulty, c *hasp.Client) {
 			outer := lockNow(t, c, "k", lingers)
@@ -272,100 +226,68 @@ func TestLinger(t *testing.T) {
 // A key that lingers is renewed, and it can be lost. No event reports that loss.
 func TestLingerIsRenewedAndLost(t *testing.T) {
 	var kinds []hasp.EventKind
-	o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) { kinds = append(kinds, e.Kind) }}
-	withRecalling(t, o, func(t *testing.T, d *recalling, c *hasp.Client) {
-		kinds = nil
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
-		time.Sleep(10 * time.Minute)
-		wantFree(t, d, false)
-		want(t, "Break", d.Break(t.Context(), "k"), nil)
-		time.Sleep(time.Minute) // the next renewal finds that the hold is lost
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
-		d.set(down)
-		time.Sleep(2 * time.Minute) // no renewal is answered for a whole term, and no release after it
-		nothingLeft(t, c)
-		d.set(func(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil })
-		unlock(t, lockNow(t, c, "k"))
-		if len(kinds) != 9 {
-			t.Errorf("events %v, want three for each of three leases", kinds)
+	o := &hasp.Options{TTL: 100 * time.Millisecond, Observe: func(_ context.Context, e hasp.Event) { kinds = append(kinds, e.Kind) }}
+	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+		unlock(t, lockNow(t, c, "k", hasp.WithLinger()))
+		time.Sleep(20 * time.Millisecond)
+		want(t, "Break", f.Break(t.Context(), "k"), nil)
+		time.Sleep(20 * time.Millisecond) // the renewal, a third of the term after the grant, finds that the hold is lost
+		if _, renewals, releases := f.calls(); renewals != 1 || releases != 1 {
+			t.Errorf("%d renewals and %d releases, want one of each", renewals, releases)
 		}
 
-		// The replies to renewals are lost, so the hold ends here before it ends in the store.
-		time.Sleep(time.Minute)
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
-		d.set(func(f *faulty) { f.renew = renewal(lostReply) })
-		time.Sleep(hasp.DefaultTTL)
-		wantFree(t, d, true)
+		// The grant comes late, and no reply to a renewal comes. So the term ends before the linger.
+		f.set(func(f *faulty) {
+			f.acquire = lateAnswer(80 * time.Millisecond)
+			f.renew = renewal(lostReply)
+		})
+		unlock(t, lockNow(t, c, "k", hasp.WithLinger()))
+		wantFree(t, f, false)
+		time.Sleep(20 * time.Millisecond)
+		wantFree(t, f, true)
+		if len(kinds) != 6 {
+			t.Errorf("events %v, want three for each of two leases", kinds)
+		}
 	})
 }
 
-func TestRecall(t *testing.T) {
-	const hour = time.Hour
-	withRecalling(t, nil, func(t *testing.T, d *recalling, c *hasp.Client) {
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(hour)))
-		time.Sleep(time.Minute)
-		wantFree(t, d, false)
-		d.recall("k")
-		time.Sleep(time.Millisecond)
-		wantFree(t, d, true)
+// A caller that cannot use a key that lingers gets the key before the callers that come later. Also
+// with an Ordered driver a busy Client leaves a gap, for programs that do not use its queue.
+func TestLingerKeepsNobodyOut(t *testing.T) {
+	for name, traits := range map[string]backend.Traits{"in no order": inNoOrder, "ordered": inOrderOfArrival} {
+		t.Run(name, func(t *testing.T) {
+			release := func(cl backend.Claim, send func() error) error {
+				if cl.Key == "slow" {
+					time.Sleep(10 * time.Millisecond)
+				}
+				return send()
+			}
+			withRival(t, hooked{traits: traits, release: release}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+				unlock(t, lockNow(t, c, "slow", hasp.WithLinger()))
+				var order []int
+				var all sync.WaitGroup
+				for i := range 5 {
+					o := hasp.WithTTL(time.Hour + time.Duration(i)) // no caller can use the hold of another one
+					all.Go(func() {
+						l := lockNow(t, c, "slow", o)
+						order = append(order, i)
+						unlock(t, l)
+					})
+					time.Sleep(time.Millisecond)
+				}
+				all.Wait()
+				inOrder(t, order, 5)
 
-		// A hold that was granted just now lingers until 2 ms after its grant, in spite of the
-		// message. Then this Client leaves the key free for 3 ms.
-		time.Sleep(time.Minute)
-		began := time.Now()
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(hour)))
-		d.recall("k")
-		time.Sleep(time.Millisecond)
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(hour)))
-		wantFree(t, d, false)
-		time.Sleep(2 * time.Millisecond)
-		wantFree(t, d, true)
-		unlock(t, await.Value(c.Lock(t.Context(), "k")))
-		equal(t, "time until the next hold", time.Since(began), 5*time.Millisecond)
-
-		// If the message comes while a caller has the key, the key does not linger after the
-		// Unlock.
-		time.Sleep(time.Minute)
-		l := lockNow(t, c, "k", hasp.WithLinger(hour))
-		time.Sleep(20 * time.Millisecond)
-		d.recall("k")
-		d.recall("unknown")
-		unlock(t, l)
-		wantFree(t, d, true)
-
-		// A busy loop may keep the goroutine of the message from mu. Then the Unlock handles the
-		// message.
-		time.Sleep(time.Minute)
-		l = lockNow(t, c, "k", hasp.WithLinger(hour))
-		time.Sleep(20 * time.Millisecond)
-		hasp.LeaveRecall(c, "k")
-		unlock(t, l)
-		wantFree(t, d, true)
-		time.Sleep(time.Second)
-		nothingLeft(t, c)
-	})
-}
-
-// While the Client does not receive messages yet, a hold lingers for 2 ms, because its token has
-// no mark.
-func TestLingerBeforeRecallsArrive(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, _ *hasp.Client) {
-		d := &recalling{faulty: f, err: errNet}
-		c := await.Value(hasp.New(d, nil))
-		defer c.Close()
-		for range 3 {
-			unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
-			time.Sleep(time.Millisecond)
-			wantFree(t, d, false)
-			time.Sleep(2 * time.Millisecond)
-			wantFree(t, d, true)
-			time.Sleep(time.Second)
-		}
-		d.err = nil
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
-		time.Sleep(time.Second)
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger(time.Hour)))
-		time.Sleep(time.Second)
-		wantFree(t, d, false)
-	})
+				unlock(t, rival)
+				unlock(t, lockNow(t, c, "k", hasp.WithLinger()))
+				time.Sleep(50 * time.Millisecond)
+				began := time.Now()
+				l := lockNow(t, c, "k")
+				if gap := time.Since(began); gap < 9*time.Millisecond || gap > 10*time.Millisecond {
+					t.Errorf("the key was taken again after %v", gap)
+				}
+				unlock(t, l)
+			})
+		})
+	}
 }

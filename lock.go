@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // This file contains Lock and TryLock: their arguments, the loop of attempts, and re-entry. wait.go
@@ -60,8 +59,8 @@ func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, 
 	return c.lock(ctx, "lock", key, opts)
 }
 
-// TryLock makes one attempt, bounded by ctx and Options.Timeout. It returns ErrHeld if the key is
-// held. If another caller of this Client holds the key or waits for it, TryLock usually returns
+// TryLock makes one attempt, bounded by ctx and Options.Timeout. If the store does not answer within
+// a third of Timeout, TryLock repeats the attempt. It returns ErrHeld if the key is held. If another caller of this Client holds the key or waits for it, TryLock usually returns
 // without a call to the store. It ignores WithMaxWait.
 func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "trylock", key, opts)
@@ -70,56 +69,92 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 // waitPool stores values of type wait for reuse. Nothing refers to one after its call has returned.
 var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
-func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (l *Lease, err error) {
+func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Lease, error) {
 	w := waitPool.Get().(*wait)
-	returns := false
 	defer func() {
-		if !returns {
-			w.abandon(l)
-		}
 		*w = wait{}
 		waitPool.Put(w)
 	}()
 
+	w.c = c
+	w.once = op == "trylock" // before the options, because Lead's option sets op
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
-	for _, o := range opts {
-		if o != nil {
-			o(&w.r)
-		}
-	}
-	if c.opts.Observe != nil {
-		w.r.id = lastEventID.Add(1)
-		c.observer.call(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: w.r.op, Key: key}) // before start is read, so that the time of Observe is no part of the wait
-	}
-	start, slept := c.clock.read()
-	w.c, w.start, w.began, w.end = c, start, start-instant(slept), never
-	if err = w.prepare(ctx); err == nil {
-		err = errNoneAround
-		if w.r.around != nil && !w.r.apart {
-			l, err = w.reenter(ctx)
-		}
-	}
-	switch {
-	case err != errNoneAround:
-	case w.r.slots > 0:
-		l, err = w.takeSlot(ctx)
-	default:
-		l, err = w.take(ctx)
+	w.r.apply(opts)
+	return w.observed(ctx, w.acquire)
+}
+
+// observed makes a call of Lock, TryLock or Resume by the function take, and reports it to Observe.
+// If code of the caller panics or ends the goroutine, nothing stays acquired.
+func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease, error)) (l *Lease, err error) {
+	c, r := w.c, &w.r
+	if ctx == nil {
+		r.err = errNilContext
+		ctx = context.Background()
 	}
 
-	if err != nil {
-		err = newError(w.r.op, key, err)
-		c.observer.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: key, Wait: time.Duration(c.clock.now() - start), Tries: w.tries, Err: err})
-	} else {
-		if c.opts.Observe != nil {
-			c.observer.acquired(ctx, l, time.Duration(l.since-start), w.tries)
+	returns := false
+	open := false // EventRequested was reported, but not the event that must follow it
+	defer func() {
+		if returns {
+			return
 		}
-		if l.keep != 0 && !w.r.oneOfAll {
-			l.countMinHold()
+		w.abandon(l)
+		if open {
+			w.reportRefusal(ctx, newError(r.op, r.name, errNoReturn))
 		}
+	}()
+
+	if c.opts.Observe != nil {
+		r.id = lastEventID.Add(1)
+		c.observer.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name}) // before start is read, so that the time of Observe is no part of the wait
+		open = true
+	}
+	start, slept := c.clock.read()
+	w.start, w.began, w.end = start, start-instant(slept), never
+	l, err = take(ctx)
+	open = false
+
+	switch {
+	case err != nil:
+		err = newError(r.op, r.name, err)
+		w.reportRefusal(ctx, err)
+	case c.opts.Observe != nil:
+		c.observer.acquired(ctx, l, time.Duration(l.since-start), w.tries)
+	}
+	if l != nil && l.keep != 0 && r.parent == nil {
+		l.countMinHold()
 	}
 	returns = true
 	return l, err
+}
+
+// reportRefusal reports EventRefused.
+func (w *wait) reportRefusal(ctx context.Context, err error) {
+	c := w.c
+	if c.opts.Observe != nil {
+		waited := time.Duration(c.clock.now() - w.start)
+		c.observer.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: waited, Tries: w.tries, Err: err})
+	}
+}
+
+// acquire re-enters a lease around the caller, or takes the key or a slot of it.
+func (w *wait) acquire(ctx context.Context) (*Lease, error) {
+	if err := w.prepare(ctx); err != nil {
+		return nil, err
+	}
+	if w.r.around != nil && !w.r.apart {
+		if l, err := w.reenter(ctx); err != errNoneAround {
+			return l, err
+		}
+	}
+	if w.c.opts.Observe != nil && !w.once {
+		defer w.reportLongWait(ctx).Stop()
+	}
+
+	if w.r.slots > 0 {
+		return w.takeSlot(ctx)
+	}
+	return w.take(ctx)
 }
 
 // prepare returns an error if the arguments of a call are invalid. Otherwise it sets the fields of
@@ -148,11 +183,16 @@ func (w *wait) prepare(ctx context.Context) error {
 		return withContextEnd(ctx, nil)
 	}
 
-	// If ctx is the context of a lease, or is derived from one, the key may be re-entered.
-	if x, ok := ctx.Value(leaseKey).(*leaseContext); ok {
-		r.around = x.lease
+	if r.shared || r.slots > 0 || w.c.traits.Reach == backend.Process {
+		r.linger = false
 	}
-	w.once = r.op == "trylock" || r.bounded && r.maxWait == 0
+
+	// If ctx is the context of a lease, or is derived from one, the key may be re-entered.
+	if x := leaseContextOf(ctx); x != nil {
+		r.around, r.parent = x.lease, x.parent
+		r.linger = r.linger && x.parent == nil
+	}
+	w.once = w.once || r.bounded && r.maxWait == 0
 	if r.bounded && !w.once {
 		w.end = w.start.add(r.maxWait)
 	}
@@ -165,24 +205,11 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	w.turn = turn{r: &w.r, ctx: ctx, since: w.began}
 	var tk ticket
 	w.line, tk = c.queue.join(&w.turn, w.once)
-	for tk.do == joinAgain {
-		if err := w.awaitFreed(ctx, tk.freed); err != nil {
-			return nil, err
-		}
-		w.line, tk = c.queue.join(&w.turn, w.once)
-	}
 	if tk.do == mustWait {
 		tk = w.waitInLine(ctx)
 	}
 	switch tk.do {
 	case haveLease:
-		if tk.yield {
-			// The caller may be a busy loop on the thread that polls the network for the runtime.
-			// For a new goroutine, the runtime wakes another thread. Otherwise a message may wait
-			// for the runtime's own check, which comes every 10 ms.
-			go func() {}()
-			hostclock.Yield()
-		}
 		return tk.lease, nil
 	case giveUp:
 		return nil, tk.err
@@ -191,7 +218,15 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	// This caller is the head now, and takes over the answer that the last head received. The line
 	// counts the caller until its hold has ended, or until it gives up below.
 	w.lastAnswer = tk.lastAnswer
-	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.oneOfAll) { // a TryLock waits for a gap only if LockAll calls it
+	if tk.freed != nil && (w.once || !c.traits.Ordered) { // otherwise the caller waits in the driver's queue, before later callers
+		if over, err := w.awaitFreed(ctx, tk.freed); over {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			w.giveUpLocked()
+			return nil, err
+		}
+	}
+	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.parent != nil) { // a TryLock waits for a gap only if LockAll calls it
 		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
 			w.stood = true
 			w.sleep(ctx, d)
@@ -222,7 +257,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 // askUntilHeld asks the store until the caller has the key or the wait has ended. Between two
 // attempts the caller waits in the driver, or sleeps until a wake-up or the next poll.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
-	mayWait := w.c.store.waiter != nil && !w.once
+	mayWait := w.c.store.driver.waiter != nil && !w.once
 	_, timed := ctx.Deadline()
 	timed = timed || w.end != never // if the wait has no end, no call is the last one
 	defer func() {
@@ -298,9 +333,14 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	cl := w.claim()
 	cl.WillRetry = !last
 
-	// The call may take up to Timeout, but not past the end of the wait. During an outage, subtract
-	// how long the outage has lasted. But the bound is never below c.answerTime.
-	bound := min(c.opts.Timeout, time.Duration(w.end-start))
+	// The call may take a third of Timeout, but not past the end of the wait: a call over a
+	// connection that a firewall has forgotten gets no answer, and Lock retries for Timeout. During
+	// an outage, subtract how long the outage has lasted. The bound is never below c.answerTime.
+	bound := c.opts.Timeout / triesPerTimeout
+	if w.once && w.tries > 1 {
+		bound = c.opts.Timeout // the rest of Timeout, because a TryLock repeats its attempt only once
+	}
+	bound = min(bound, time.Duration(w.end-start))
 	c.mu.Lock()
 	ln.unanswered = cmp.Or(ln.unanswered, sent)
 	if ln.outage != 0 {
@@ -308,13 +348,11 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	}
 	if c.queue.polls && w.stood {
 		cl.Waited = w.waitedLocked(start)
+		cl.Contended = start < c.queue.contended.keys[ln.key].until
 	}
 	c.mu.Unlock()
-	if bound < c.opts.Timeout {
-		bound = max(bound, c.answerTime())
-	}
 
-	g, err := c.reaper.acquire(ctx, cl, bound)
+	g, err := c.reaper.acquire(ctx, cl, max(bound, c.answerTime()))
 
 	// Read the clock, because the machine may have slept during the call.
 	now, sleptNow := c.clock.read()
@@ -323,7 +361,7 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	}
 	if err != nil {
 		var held *backend.HeldError
-		if c.store.waker != nil && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
+		if c.store.driver.waker != nil && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
 			left := cl // a pointer to cl itself would allocate cl for every attempt
 			w.intent = &left
 		}
@@ -332,16 +370,19 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	return newHold(&c.renewer, cl, g, start, now, slept)
 }
 
-// claim returns the claim of a new attempt, whose token is 128 random bits.
+// triesPerTimeout is how many attempts without an answer fit into Options.Timeout.
+const triesPerTimeout = 3
+
+// tokenLen is the length of a token: 128 random bits in URL-safe base64.
+const tokenLen = 22
+
+// claim returns the claim of a new attempt, with a new token.
 func (w *wait) claim() backend.Claim {
 	var b [16]byte
-	var text [22]byte
+	var text [tokenLen]byte
 	rand.Read(b[:])
 	base64.RawURLEncoding.Encode(text[:], b[:])
 	c, r, token := w.c, &w.r, string(text[:])
-	if r.linger > 0 {
-		token = c.recalls.mark(token)
-	}
 
 	ttl := r.ttl
 	if 0 < r.maxHold && r.maxHold < ttl {

@@ -56,7 +56,7 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 			opts  []hasp.Option
 		}{
 			{2, 1, nil}, {64, 1, nil}, {65, 2, nil}, {64, 1, []hasp.Option{hasp.WithMaxWait(time.Second), hasp.WithFence()}},
-			{4, 4, []hasp.Option{hasp.WithMaxWait(0)}},
+			{4, 4, []hasp.Option{hasp.WithMaxWait(0), hasp.WithLinger()}},
 			{4, 4, []hasp.Option{hasp.WithMaxWait(10 * time.Millisecond)}}, // there is no time to wait for another LockAll
 		} {
 			before := f.attempts()
@@ -70,6 +70,7 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 			within(t, "re-entry", began, 0)
 			unlock(t, ls)
 			within(t, "Unlock", began, time.Duration((tc.keys+63)/64)*10*time.Millisecond)
+			freed(t, f, "it lingers", several(tc.keys)...)
 			time.Sleep(time.Second) // until the gap is over
 		}
 		nothingLeft(t, c)
@@ -79,57 +80,79 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 // While LockAll waits for b, it holds a and none of the later keys. If it loses a meanwhile, it
 // fails.
 func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
-	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-		far(f, func() time.Duration { return 10 * time.Millisecond })
-		b := lockNow(t, rival, "b")
-		failed := make(chan error)
-		go func() {
-			ctx := timeout(t, t.Context(), time.Hour)
-			_, err := hasp.LockAll(ctx, c, []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
-			failed <- err
-		}()
-		time.Sleep(100 * time.Millisecond)
-		if free(t, f, "a") {
-			t.Error("a is free")
-		}
-		freed(t, f, "it is held", "c", "d")
+	for name, wrap := range behind {
+		withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+			far(f, func() time.Duration { return 10 * time.Millisecond })
+			b := lockNow(t, rival, "b")
+			failed := make(chan error)
+			go func() {
+				ctx := timeout(t, t.Context(), time.Hour)
+				_, err := hasp.LockAll(ctx, wrap(c), []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
+				failed <- err
+			}()
+			time.Sleep(100 * time.Millisecond)
+			if free(t, f, "a") {
+				t.Error("a is free")
+			}
+			freed(t, f, "it is held", "c", "d")
 
-		began := time.Now()
-		want(t, "Break", f.Break(t.Context(), "a"), nil)
-		wantOnly(t, "LockAll", <-failed, hasp.ErrLost)
-		within(t, "LockAll that has lost a key", began, hasp.DefaultTTL)
-		unlock(t, b)
-		time.Sleep(time.Second)
-		freed(t, f, "it is held", "a", "b", "c", "d")
-		nothingLeft(t, c)
-	})
+			began := time.Now()
+			want(t, "Break", f.Break(t.Context(), "a"), nil)
+			wantOnly(t, "LockAll of "+name, <-failed, hasp.ErrLost)
+			within(t, "LockAll that has lost a key", began, hasp.DefaultTTL)
+			unlock(t, b)
+			time.Sleep(time.Second)
+			freed(t, f, "it is held", "a", "b", "c", "d")
+			nothingLeft(t, c)
+		})
+	}
+}
+
+// behind are wrappers around a Client that LockAll must treat as the Client itself.
+var behind = map[string]func(c *hasp.Client) hasp.Locker{
+	"a Client":  func(c *hasp.Client) hasp.Locker { return c },
+	"a wrapper": func(c *hasp.Client) hasp.Locker { return struct{ hasp.Locker }{c} },
+	"a wrapper with contexts of its own": func(c *hasp.Client) hasp.Locker {
+		return lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+			ctx, cancel := context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+			l, err := c.Lock(ctx, key, opts...)
+			if err == nil {
+				l.Context()
+			}
+			return l, err
+		})
+	},
 }
 
 // An Unlock of one lease ends the joint context and the contexts derived from it. It does not end
 // the contexts or the renewal of the other leases, whichever key LockAll had to wait for.
 func TestUnlockOfOneOfSeveral(t *testing.T) {
-	for _, held := range []string{"", "a", "b"} {
-		withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-			if held != "" {
-				l := lockNow(t, rival, held)
-				time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
-			}
-			for i, keys := 0, []string{"a", "b", "c"}; i < len(keys); i++ {
-				ls := await.Value(hasp.LockAll(t.Context(), c, keys))
-				derived, cancel := context.WithCancel(ls.Context())
-				unlock(t, ls.All()[i])
-				want(t, "the joint context", context.Cause(derived), hasp.ErrReleased)
-				time.Sleep(3 * hasp.DefaultTTL)
-				for j, l := range ls.All() {
-					if j != i {
-						want(t, "another lease", l.Context().Err(), nil)
-						unlock(t, l)
-					}
+	for name, wrap := range behind {
+		for _, held := range []string{"", "a", "b"} {
+			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+				if held != "" {
+					l := lockNow(t, rival, held)
+					time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
 				}
-				cancel()
-			}
-			nothingLeft(t, c)
-		})
+				for i, keys := 0, []string{"a", "b", "c"}; i < len(keys); i++ {
+					ls := await.Value(hasp.LockAll(t.Context(), wrap(c), keys))
+					unlock(t, await.Value(hasp.LockAll(ls.Context(), c, keys, hasp.WithMaxWait(0))))
+					derived, cancel := context.WithCancel(ls.Context())
+					unlock(t, ls.All()[i])
+					want(t, name+": the joint context", context.Cause(derived), hasp.ErrReleased)
+					time.Sleep(3 * hasp.DefaultTTL)
+					for j, l := range ls.All() {
+						if j != i {
+							want(t, name+": another lease", l.Context().Err(), nil)
+							unlock(t, l)
+						}
+					}
+					cancel()
+				}
+				nothingLeft(t, c)
+			})
+		}
 	}
 }
 
@@ -297,29 +320,33 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 	}
 }
 
-// If Observe panics or ends the goroutine when one of several keys is locked or unlocked, LockAll
-// or Unlock does the same, and no key stays locked.
-func TestSeveralKeysWithAnObserverThatPanics(t *testing.T) {
+// If Observe or a method of the context panics or ends the goroutine at any moment, DoAll does the
+// same, and no key stays locked.
+func TestSeveralKeysWithACallerThatPanics(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
-		for _, at := range []hasp.EventKind{hasp.EventAcquired, hasp.EventReleased} {
-			t.Run(fmt.Sprint(name, at), func(t *testing.T) {
-				withClient(t, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-					if e.Kind == at && e.Key == "001" {
-						end()
-					}
-				}}, func(t *testing.T, f *faulty, c *hasp.Client) {
-					recovered := make(chan any)
-					go func() {
-						defer func() { recovered <- recover() }()
-						hasp.DoAll(t.Context(), c, several(3), func(context.Context, *hasp.Leases) error { return nil })
-						t.Error("DoAll has returned")
-					}()
-					if v := <-recovered; v != nil && v != "oops" || v == nil && name == "panic" {
-						t.Errorf("recovered %v", v)
-					}
-					freed(t, f, "it is held", several(3)...)
-					nothingLeft(t, c)
-				})
+		for step, returned := int32(1), false; !returned; step++ {
+			var steps atomic.Int32
+			spring := func() {
+				if steps.Add(1) == step {
+					end()
+				}
+			}
+			o := &hasp.Options{Observe: func(context.Context, hasp.Event) { spring() }}
+			withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+				recovered := make(chan any)
+				go func() {
+					defer func() { recovered <- recover() }()
+					ctx := trap{t.Context(), func(string) { spring() }}
+					hasp.DoAll(ctx, c, several(3), func(context.Context, *hasp.Leases) error { return nil })
+					returned = true
+				}()
+				v := <-recovered
+				if returned != (steps.Load() < step) || (v == "oops") != (name == "panic" && !returned) {
+					t.Errorf("%s at step %d: returned %t, recovered %v", name, step, returned, v)
+				}
+				time.Sleep(time.Second) // until calls of unknown outcome are released
+				freed(t, f, "it is held", several(3)...)
+				nothingLeft(t, c)
 			})
 		}
 	}

@@ -47,7 +47,8 @@ import (
 //	hasp.Open(ctx, "spinlock+redis://localhost:6379", options) // any but caslock, by URL
 //
 // In your own functions, take a Locker and not a Client, so that a wrapper can add traces or
-// metrics. A wrapper returns the leases of the Locker inside it.
+// metrics. A wrapper passes on its context, or one derived from it, and returns the leases of the
+// Locker inside it.
 type Locker interface {
 	// Lock waits until it holds key, or until ctx ends, WithMaxWait has passed, or the store could
 	// not be reached for Options.Timeout.
@@ -67,7 +68,6 @@ type Client struct {
 	observer observer
 	renewer  renewer
 	queue    queue
-	recalls  recalls
 }
 
 var _ Locker = (*Client)(nil)
@@ -103,15 +103,11 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	}
 
 	c := &Client{core: newCore(opts, traits)}
-	c.store = store{core: c.core, driver: d}
-	if c.store.waiter, _ = d.(backend.Waiter); c.store.waiter == nil {
-		c.store.waker, _ = d.(backend.Waker)
-	}
+	c.store = store{core: c.core, driver: newBoundary(d)}
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
-	c.queue = queue{core: c.core, polls: c.store.waiter == nil && c.store.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}, recalled: make(chan string, 1)}
-	c.recalls = recalls{store: &c.store, queue: &c.queue}
-	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]bool{}}
+	c.queue = queue{core: c.core, polls: c.store.driver.waiter == nil && c.store.driver.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}}
+	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]instant{}}
 	return c, nil
 }
 
@@ -126,16 +122,57 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	return s, newError("inspect", key, err)
 }
 
-// Break frees key, whichever caller holds it. Break is the only call that may admit two holders at
-// the same time, because the old holder learns of the Break only at its next renewal. Until then,
-// if another Client calls Break, the holder's Client may even hand the hold over to another of its
-// callers: for 50 ms after the store has confirmed the hold, or while the key lingers.
+// Break frees key, whichever caller holds it. If the lease belongs to this Client, it is lost when
+// Break returns. Break is the only call that may admit two holders at the same time, because a
+// holder that belongs to another Client learns of the Break only at its next renewal. Until then,
+// that Client may even hand the hold over to another of its callers: for 50 ms after the store has
+// confirmed the hold, or while the key lingers.
 func (c *Client) Break(ctx context.Context, key string) error {
-	c.queue.breaks(key)
-	_, err := inspect(&c.store, ctx, key, func(in backend.Inspector, ctx context.Context, key string) (struct{}, error) {
+	began := c.clock.now()
+	err := errNoReturn
+	defer func() { c.broke(key, began, err) }() // also if the driver panics
+	_, err = inspect(&c.store, ctx, key, func(in backend.Inspector, ctx context.Context, key string) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, key)
 	})
 	return newError("break", key, err)
+}
+
+// broke handles a Break of key by this Client that began at the given time and has returned err. If
+// err is nil, the store has broken each hold that was granted before. Whether it has broken a hold
+// whose grant came during the call, or is still on its way, only the store can say: such a hold may
+// be that of a caller who got the key by this Break.
+func (c *Client) broke(key string, began instant, err error) {
+	if err != nil && backend.Definite(err) {
+		return
+	}
+
+	c.mu.Lock()
+	now := c.clock.now()
+	if ln := c.queue.lines[key]; ln != nil {
+		ln.broken = now
+	}
+	var broken []*hold
+	for _, s := range c.renewer.holds {
+		if s.hold.claim.Key == c.opts.Prefix+key {
+			broken = append(broken, s.hold)
+		}
+	}
+	var gone []*Lease
+	for _, h := range broken {
+		switch {
+		case h.lingers != 0:
+			h.endLingerLocked(nil)
+		case err == nil && h.granted <= began:
+			gone = append(gone, h.revokedLocked()...)
+		default:
+			h.suspectLocked(now)
+		}
+	}
+	c.mu.Unlock()
+
+	for _, l := range gone {
+		l.endContext(l.loss) // without mu, because this runs users' code
+	}
 }
 
 // Entry is a key and its Status.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync/atomic"
 	"time"
+
+	"github.com/hasplock/hasp/backend"
 )
 
 // maxUnobserved is how many events may wait for Observe. If more events wait, events of failed
@@ -103,20 +105,23 @@ func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	case o.stopped:
 		return true
 	default:
-		o.queueEventLocked(l, e)
+		o.queueEventLocked(l.parent, e)
 	}
 	return false
 }
 
-// renewFailedLocked queues the event of a failed renewal of a hold with these leases.
-func (o *observer) renewFailedLocked(leases []*Lease, err error) {
-	if o.opts.Observe == nil || len(leases) == 0 || len(o.queue) >= maxUnobserved {
+// renewalLocked queues an event of the renewals of h: EventRenewFailed, or EventRenewed after
+// failures.
+func (o *observer) renewalLocked(h *hold, kind EventKind, err error) {
+	if o.opts.Observe == nil || len(h.leases) == 0 || len(o.queue) >= maxUnobserved {
 		return
 	}
 	// Report only the outermost lease, and not those that have re-entered. If its EventAcquired was
 	// not reported yet, drop the event, because the next renewal that fails creates another event.
-	if l := leases[0]; l.reported {
-		o.queueEventLocked(l, l.event(EventRenewFailed, err))
+	if l := h.leases[0]; l.reported {
+		e := l.event(kind, err)
+		e.Failures = int(h.failed)
+		o.queueEventLocked(l.parent, e)
 	}
 }
 
@@ -132,12 +137,51 @@ func (o *observer) reportStillHeldLocked(l *Lease, now instant) {
 	l.stillHeld = true
 	e := l.event(EventStillHeld, nil)
 	e.Hold = time.Duration(now - l.since)
-	o.queueEventLocked(l, e)
+	o.queueEventLocked(l.parent, e)
 }
 
-func (o *observer) queueEventLocked(l *Lease, e Event) {
+// reportLongWait has EventStillWaiting reported when the wait has lasted for ten terms, or for a
+// minute if that is shorter. The caller stops the timer at the end of the wait.
+func (w *wait) reportLongWait(ctx context.Context) *time.Timer {
+	c, start, key := w.c, w.start, w.r.key // not w itself, which is used again after the wait
+	e := Event{Kind: EventStillWaiting, ID: w.r.id, Op: w.r.op, Key: w.r.name}
+	return time.AfterFunc(min(overdueTerms*w.r.ttl, time.Minute), func() {
+		c.spawn(func() {
+			e.Err = c.heldBy(ctx, key)
+			e.Wait = time.Duration(c.clock.now() - start)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.observer.queueEventLocked(ctx, e)
+		})
+	})
+}
+
+// heldBy returns a HeldError that names the holder of key, nil if the key is free or the driver
+// cannot tell, or another error of the store.
+func (c *Client) heldBy(ctx context.Context, key string) error {
+	c.mu.Lock()
+	if ln := c.queue.lines[key]; ln != nil && ln.hold != nil {
+		defer c.mu.Unlock()
+		return ln.refusalLocked()
+	}
+	c.mu.Unlock()
+
+	s, err := inspect(&c.store, context.WithoutCancel(ctx), key, backend.Inspector.Inspect)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported), err == nil && !s.Held:
+		return nil
+	case err != nil:
+		return err
+	case len(s.Shared) > 0:
+		return &backend.HeldError{Owner: s.Shared[0], RetryAfter: s.TTL, Shared: true}
+	}
+	return &backend.HeldError{Owner: s.Owner, RetryAfter: s.TTL, Kept: s.Kept}
+}
+
+// queueEventLocked queues e, whose call had the context ctx.
+func (o *observer) queueEventLocked(ctx context.Context, e Event) {
 	// Let one goroutine serve the queue, so that the events keep their order.
-	o.queue = append(o.queue, unobserved{l.parent, e})
+	o.queue = append(o.queue, unobserved{ctx, e})
 	if !o.running {
 		o.running = o.spawnLocked(o.run)
 	}

@@ -26,7 +26,8 @@ type Options struct {
 	TTL time.Duration
 
 	// Timeout bounds one call to the store. It is also how long Lock retries during an outage, and
-	// how long Close waits for holders to unlock. The default is 3 s.
+	// how long Close waits for holders to unlock. An attempt to lock takes at most a third of it, so
+	// that Lock can make others. The default is 3 s.
 	Timeout time.Duration
 
 	// Prefix is prepended to every key on its way to the store.
@@ -111,26 +112,25 @@ type Option func(*request)
 
 // request is what one call asks for: its arguments and options.
 type request struct {
-	op       string          // "lock", "trylock" or "lead"
-	id       uint64          // ID of its events; 0 without Observe
-	name     string          // the key as the caller gave it
-	key      string          // the key that is locked: name, or with slots the key of one slot
-	around   *Lease          // the innermost lease in the caller's context, or nil
-	parent   context.Context // parent of the lease's context, if that is not the context of the wait; else nil
-	ttl      time.Duration
-	maxWait  time.Duration
-	bounded  bool          // maxWait was given
-	maxHold  time.Duration // 0 if there is none
-	minHold  time.Duration // 0 if there is none
-	linger   time.Duration // 0 if there is none
-	oneOfAll bool          // LockAll makes the call; the min hold counts once LockAll has all keys
-	slots    int           // number of slots; 0 without WithSlots
-	slot     int           // number of the slot that is asked for, from 1; 0 without WithSlots
-	shared   bool          // WithShared
-	noRenew  bool
-	apart    bool // WithoutReentry
-	fenced   bool
-	err      error // the error of the first invalid option
+	op      string          // "lock", "trylock" or "lead"
+	id      uint64          // ID of its events; 0 without Observe
+	name    string          // the key as the caller gave it
+	key     string          // the key that is locked: name, or with slots the key of one slot
+	around  *Lease          // the innermost lease in the caller's context, or nil
+	parent  context.Context // LockAll's context, if LockAll makes the call; else nil
+	ttl     time.Duration
+	maxWait time.Duration
+	bounded bool          // maxWait was given
+	maxHold time.Duration // 0 if there is none
+	minHold time.Duration // 0 if there is none
+	linger  bool          // WithLinger
+	slots   int           // number of slots; 0 without WithSlots
+	slot    int           // number of the slot that is asked for, from 1; 0 without WithSlots
+	shared  bool          // WithShared
+	noRenew bool
+	apart   bool // WithoutReentry
+	fenced  bool
+	err     error // the error of the first invalid option
 }
 
 func (r *request) apply(opts []Option) {
@@ -227,33 +227,27 @@ func WithMinHold(d time.Duration) Option {
 	}
 }
 
-// WithLinger lets the Client keep the key after Unlock for its own next caller, until d has passed
-// since the store's grant. Meanwhile, a Lock or TryLock of this Client for the same term gets the
-// key without a call to the store. So a process that locks a key again and again is a hundred times
-// as fast. The lease ends with Unlock all the same, and its events come as usual. The Client
-// releases the key when d has passed, when its next caller cannot use the hold, and at a Break or
-// Close. After the release, it leaves the key to other Clients for a moment.
+// WithLinger lets the Client keep the key after Unlock for its own next caller, until 50 ms have
+// passed since the store's grant. Meanwhile, a Lock or TryLock of this Client for the same term gets
+// the key without a call to the store. So a process that locks a key again and again is a hundred
+// times as fast. The lease ends with Unlock all the same, and its events come as usual. The Client
+// releases the key after the 50 ms, when its next caller cannot use the hold, and at a Break or
+// Close. After the release, it leaves the key to other Clients for some milliseconds.
 //
-// So other Clients may wait longer for the key, by up to d. On Redis (spinlock, pubsublock,
-// fairlock) a refused caller of another Client sends a message. After this message, the key is
-// released when 2 ms have passed since the grant, or d if that is shorter. If the message is lost,
-// the caller waits until d has passed. With other strategies, a d above 50 ms counts as 50 ms.
+// So other Clients, and other programs that use the key, may wait longer for it, by up to 50 ms. The
+// option has no argument, because a longer time would save few further calls, and would keep the key
+// from others.
 //
 // While a key lingers, Inspect shows it as held, and TryLock of another process returns ErrHeld,
 // although no caller works under it. So do not use WithLinger if another process calls TryLock when
 // it notices your Unlock. If the process dies without Close, the key stays taken until its term
-// ends. After a Break by another process, callers may get the broken hold until the next renewal.
+// ends. After a Break by another process, callers may get the broken hold until the 50 ms end.
 //
 // The option has no effect on a lease that is shared, fenced, extended or not renewed, or that has
 // a min hold, a max hold or slots. It has no effect under re-entry, with LockAll, DoAll and Lead,
-// and on a store in this process. A negative d is ErrInvalid.
-func WithLinger(d time.Duration) Option {
-	return func(r *request) {
-		if d < 0 {
-			r.refuse("linger %v is negative", d)
-		}
-		r.linger = d
-	}
+// and on a store in this process.
+func WithLinger() Option {
+	return func(r *request) { r.linger = true }
 }
 
 // WithoutRenewal switches renewal off for this lease. The lease ends with its term, unless Extend
@@ -312,8 +306,8 @@ const maxSlots = 100
 // asks for each slot in turn, except those that this Client knows to be held. It asks again when a
 // lease of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So Lock costs a
 // lock and an unlock of KEY#queue, and one call for each slot that it tries. TryLock asks for each
-// slot once, unless a Lock of this Client waits for one. TryLock may get a slot before a waiting
-// Lock of another Client.
+// slot once, but begins no call after Options.Timeout, and asks for none while a Lock of this Client
+// waits for one. TryLock may get a slot before a waiting Lock of another Client.
 //
 // If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
 // are per slot. An n below 1 or above 100 is ErrInvalid.
@@ -354,6 +348,16 @@ const (
 	// tried again until the deadline. Err is the store's error.
 	EventRenewFailed EventKind = "renew failed"
 
+	// EventRenewed says that a renewal has succeeded after one or more have failed. Other renewals
+	// that succeed are not reported, because there may be thousands a second.
+	EventRenewed EventKind = "renewed"
+
+	// EventStillWaiting says that a Lock has waited for ten terms, or for a minute if that is
+	// shorter. It comes once for a call. If the key is held, Err is a *HeldError that names the
+	// holder. Its field Here says that the holder is a caller of this Client, which may be the
+	// waiting caller itself: a Lock re-enters only with the context of the lease.
+	EventStillWaiting EventKind = "still waiting"
+
 	// EventStillHeld says that a lease has been held for ten terms, and for a minute at least. The
 	// caller is still at work, or has forgotten to unlock. The event comes once for a lease, but
 	// not for Do, DoAll and Lead, which never forget to unlock.
@@ -371,7 +375,7 @@ type Event struct {
 	Shared  bool          // the lease is shared; not set in EventRequested and EventRefused
 	Reentry bool          // the lease joined a hold that its caller had; to count holds, skip such events; set from EventAcquired on
 	Fence   uint64        // the lease's fence, or 0
-	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited
+	Wait    time.Duration // EventAcquired, EventRefused, EventStillWaiting: how long the caller waited
 	Hold    time.Duration // EventReleased, EventDetached, EventLost, EventStillHeld: how long the lease has lasted
 	Err     error         // the reason, for the kinds that have one
 
@@ -379,13 +383,18 @@ type Event struct {
 	// Wait is one call. If EventAcquired has 0 Tries and no Reentry, the hold was handed over
 	// within the Client.
 	Tries int
+
+	// Failures is how many renewals in a row have failed, for EventRenewFailed and EventRenewed.
+	Failures int
 }
 
-// LogEvents returns an [Options.Observe] that writes to l. A lost lease has the level Error. A
-// failed renewal and a Lock refused with ErrUnavailable have Warn. EventStillHeld, which finds a
-// forgotten Unlock, has Info. All other events have Debug, which slog does not show by default. A
-// message is, for example, "hasp: acquired", with the attributes key, id, op, wait, hold, fence and
-// err, as far as the event has them. If l is nil, LogEvents calls slog.Default at each event.
+// LogEvents returns an [Options.Observe] that writes to l. A lost lease has the level Error. These
+// have Warn: the first failure of a row of failed renewals, a Lock refused with ErrUnavailable, and
+// EventStillWaiting, or Info if Lead waits. EventRenewed, which ends such a row, and EventStillHeld,
+// which finds a forgotten Unlock, have Info. All other events have Debug, which slog does not show
+// by default. A message is, for example, "hasp: acquired", with the attributes key, id, op, wait,
+// hold, failures, fence and err, as far as the event has them. If l is nil, LogEvents calls
+// slog.Default at each event.
 func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) {
 		to := l
@@ -400,10 +409,12 @@ func LogEvents(l *slog.Logger) func(context.Context, Event) {
 		attrs := make([]slog.Attr, 0, 7)
 		attrs = append(attrs, slog.String("key", e.Key), slog.Uint64("id", e.ID), slog.String("op", e.Op))
 		switch e.Kind {
-		case EventAcquired, EventRefused:
+		case EventAcquired, EventRefused, EventStillWaiting:
 			attrs = append(attrs, slog.Duration("wait", e.Wait))
 		case EventReleased, EventDetached, EventLost, EventStillHeld:
 			attrs = append(attrs, slog.Duration("hold", e.Hold))
+		case EventRenewFailed, EventRenewed:
+			attrs = append(attrs, slog.Int("failures", e.Failures))
 		}
 		if e.Fence != 0 {
 			attrs = append(attrs, slog.Uint64("fence", e.Fence))
@@ -419,9 +430,13 @@ func (e Event) level() slog.Level {
 	switch {
 	case e.Kind == EventLost && errors.Is(e.Err, ErrLost):
 		return slog.LevelError
-	case e.Kind == EventRenewFailed, e.Kind == EventRefused && errors.Is(e.Err, ErrUnavailable):
+	case e.Kind == EventRenewFailed && e.Failures == 1:
 		return slog.LevelWarn
-	case e.Kind == EventStillHeld:
+	case e.Kind == EventRefused && errors.Is(e.Err, ErrUnavailable):
+		return slog.LevelWarn
+	case e.Kind == EventStillWaiting && e.Op != "lead":
+		return slog.LevelWarn
+	case e.Kind == EventStillWaiting, e.Kind == EventStillHeld, e.Kind == EventRenewed:
 		return slog.LevelInfo
 	}
 	return slog.LevelDebug

@@ -262,11 +262,18 @@ func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
 }
 
 // After a long hold a caller that comes back leaves a gap, even if its Client has not met another
-// caller for long: others may have come during the hold.
+// caller for long: others may have come during the hold. But if the driver knows that nobody waits,
+// the caller leaves no gap.
 func TestGapAfterALongHold(t *testing.T) {
-	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0)}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	unheard := false
+	release := func(c backend.Claim, send func() error) error {
+		c.Unheard.Store(unheard)
+		return send()
+	}
+	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0), release: release}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		time.AfterFunc(time.Second, func() { rival.Unlock(context.Background()) })
-		for range 2 {
+		for i := range 4 {
+			unheard = i >= 2
 			l := lockNow(t, c, "k")
 			time.Sleep(time.Minute)
 			l.Unlock(t.Context())
@@ -274,11 +281,63 @@ func TestGapAfterALongHold(t *testing.T) {
 			began := time.Now()
 			l = lockNow(t, c, "k")
 			// Without a gap, the Lock takes one round trip of 200 µs.
-			if took := time.Since(began); took <= 500*time.Microsecond || took > 20*time.Millisecond {
-				t.Errorf("the key was taken again after %v", took)
+			if took := time.Since(began); unheard != (took <= 500*time.Microsecond) || took > 20*time.Millisecond {
+				t.Errorf("unheard %v: the key was taken again after %v", unheard, took)
 			}
 			l.Unlock(t.Context())
 			time.Sleep(time.Minute)
+		}
+	})
+}
+
+// A Client knows for a second which keys are contended, however many keys it uses. After a gap that
+// nobody is known to need, the driver may use its cheapest command.
+func TestContendedKeysAreNotForgotten(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		again := func(key string) (last backend.Claim) {
+			f.set(func(f *faulty) {
+				f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+					last = c
+					return send()
+				}
+			})
+			for range 2 {
+				l := lockNow(t, c, key)
+				time.Sleep(30 * time.Millisecond)
+				unlock(t, l)
+			}
+			return last
+		}
+		if cl := again("k"); cl.Waited == 0 || cl.Contended {
+			t.Errorf("after a gap: %+v", cl)
+		}
+		rival := await.Value(hasp.New(f.Driver, nil))
+		defer rival.Close()
+		l := lockNow(t, rival, "k")
+		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
+		unlock(t, l)
+
+		use := func(name string) {
+			var all sync.WaitGroup
+			for i := range 600 {
+				all.Go(func() {
+					l := lockNow(t, c, fmt.Sprint(name, i))
+					time.Sleep(5 * time.Millisecond)
+					unlock(t, l)
+				})
+			}
+			all.Wait()
+		}
+		use("beside it ")
+		if cl := again("k"); cl.Waited == 0 || !cl.Contended {
+			t.Errorf("after a refusal: %+v", cl)
+		}
+		for i := range 5 {
+			time.Sleep(2 * time.Second)
+			use(fmt.Sprint("round ", i, " key "))
+		}
+		if n := hasp.Contended(c); n > 1500 {
+			t.Errorf("%d keys are in the table", n)
 		}
 	})
 }
@@ -329,7 +388,7 @@ func TestHoldsThatCannotBeHandedOverLeaveGaps(t *testing.T) {
 				for _, o := range opts {
 					all.Go(func() {
 						for time.Now().Before(end) {
-							l := lockIn(t, a, t.Context(), "k", o, hasp.WithLinger(50*time.Millisecond))
+							l := lockIn(t, a, t.Context(), "k", o, hasp.WithLinger())
 							time.Sleep(20 * time.Millisecond)
 							unlock(t, l)
 						}

@@ -3,6 +3,7 @@ package hasp_test
 import (
 	"context"
 	"fmt"
+	"iter"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -150,4 +151,162 @@ func (c oddContext) Err() error {
 		return oddError{}
 	}
 	return nil
+}
+
+// panicking is a driver whose calls run on the caller's goroutine. The method that armed names
+// panics once, after it has reached the store.
+type panicking struct {
+	*faulty
+	armed string
+}
+
+func (d *panicking) spring(method string) {
+	if d.armed == method {
+		d.armed = ""
+		panic("of a hook")
+	}
+}
+
+func (d *panicking) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	g, err := d.faulty.Acquire(ctx, c)
+	d.spring("Acquire")
+	return g, err
+}
+
+func (d *panicking) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	d.spring("Renew")
+	d.faulty.Renew(ctx, cs, done)
+}
+
+func (d *panicking) Release(ctx context.Context, c backend.Claim) error {
+	d.spring("Release")
+	return d.faulty.Release(ctx, c)
+}
+
+func (d *panicking) Break(ctx context.Context, key string) error {
+	err := d.faulty.Break(ctx, key)
+	d.spring("Break")
+	return err
+}
+
+func (d *panicking) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) { d.spring("List") }
+}
+
+// A call that does not return has an unknown outcome. The Client goes on as after a lost reply: it
+// renews a lease that is held, frees a key that is not, and has no call in flight.
+func TestDriverThatPanics(t *testing.T) {
+	ctx := context.Background()
+	var l *hasp.Lease
+	var x hasp.Handle
+	for _, tc := range []struct {
+		name, method string
+		before       func(c *hasp.Client)
+		call         func(c *hasp.Client)
+		held         bool // l is held afterwards
+	}{
+		{name: "Lock", method: "Acquire", call: func(c *hasp.Client) { c.Lock(ctx, "k") }},
+		{name: "TryLock of a slot", method: "Acquire", call: func(c *hasp.Client) { c.TryLock(ctx, "k", hasp.WithSlots(1)) }},
+		{name: "Unlock", method: "Release", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(*hasp.Client) { l.Unlock(ctx) }},
+		{name: "Extend", method: "Renew", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(*hasp.Client) { l.Extend(ctx, time.Minute) }, held: true},
+		{name: "Detach", method: "Renew", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(*hasp.Client) { l.Detach(ctx, time.Minute) }, held: true},
+		{name: "Resume", method: "Renew", before: func(c *hasp.Client) {
+			l, _ = c.Lock(ctx, "k")
+			x, _ = l.Detach(ctx, time.Minute)
+		}, call: func(c *hasp.Client) {
+			defer func() { l, _ = c.Resume(ctx, x) }() // the handle can still be resumed
+			c.Resume(ctx, x)
+		}, held: true},
+		{name: "Break", method: "Break", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(c *hasp.Client) {
+			defer l.Unlock(ctx)
+			c.Break(ctx, "k")
+		}},
+		{name: "List", method: "List", call: func(c *hasp.Client) {
+			for range c.List(ctx, "") {
+			}
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFaulty()
+				f.ends = backend.CancelPrompt
+				d := &panicking{faulty: f}
+				c := await.Value(hasp.New(d, nil))
+				if tc.before != nil {
+					tc.before(c)
+				}
+				d.armed = tc.method
+				func() {
+					defer func() {
+						if recover() == nil {
+							t.Fatal("no panic")
+						}
+					}()
+					tc.call(c)
+				}()
+
+				time.Sleep(3 * hasp.DefaultTTL)
+				if tc.held {
+					want(t, "the lease", l.Err(), nil)
+					unlock(t, l)
+				}
+				freed(t, f, "not free", "k", "k#0")
+				unlock(t, lockNow(t, c, "k"))
+				synctest.Wait()
+				nothingLeft(t, c)
+				began := time.Now()
+				await.Must(t, c.Close())
+				within(t, "Close", began, 0)
+			})
+		})
+	}
+}
+
+// A context that is nil is refused, and changes nothing.
+func TestContextThatIsNil(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		var none context.Context
+		l := lockNow(t, c, "k")
+		want(t, "Lock", errOf(c.Lock(none, "other")), hasp.ErrInvalid)
+		want(t, "TryLock", errOf(c.TryLock(none, "other")), hasp.ErrInvalid)
+		want(t, "Unlock", l.Unlock(none), hasp.ErrInvalid)
+		want(t, "Extend", l.Extend(none, time.Minute), hasp.ErrInvalid)
+		want(t, "Detach", errOf(l.Detach(none, time.Minute)), hasp.ErrInvalid)
+		want(t, "Resume", errOf(c.Resume(none, hasp.Handle{Key: "other", Token: "t", TTL: time.Minute})), hasp.ErrInvalid)
+		want(t, "Inspect", errOf(c.Inspect(none, "k")), hasp.ErrInvalid)
+		want(t, "Break", c.Break(none, "k"), hasp.ErrInvalid)
+		for _, err := range c.List(none, "") {
+			want(t, "List", err, hasp.ErrInvalid)
+		}
+		freed(t, f, "locked", "other")
+		unlock(t, l)
+	})
+}
+
+// Each EventRequested is followed by one event, also if the call does not return. If Observe panics
+// when a lease is detached, no caller has the handle, so the key is freed.
+func TestEventsOfCallsThatDoNotReturn(t *testing.T) {
+	var s seen
+	o := &hasp.Options{Backoff: func(int) time.Duration { panic("of the caller") }, Observe: func(ctx context.Context, e hasp.Event) {
+		s.observe(ctx, e)
+		if e.Kind == hasp.EventDetached {
+			panic("of the caller")
+		}
+	}}
+	withTwo(t, o, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+		attempt := func(call func()) {
+			defer func() { _ = recover() }()
+			call()
+			t.Error("the call has returned")
+		}
+		l := lockNow(t, rival, "k")
+		attempt(func() { c.Lock(t.Context(), "k") })
+		equal(t, "refusals", len(s.of(hasp.EventRefused)), 1)
+		unlock(t, l)
+
+		l = lockNow(t, c, "k")
+		attempt(func() { l.Detach(t.Context(), time.Hour) })
+		synctest.Wait()
+		freed(t, f, "held without a handle", "k")
+	})
 }

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"container/list"
 	"context"
-	"strings"
+	"maps"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -27,15 +27,13 @@ const freshEnough = 50 * time.Millisecond
 //	a caller leaves            the last one ends the line
 type queue struct {
 	*core
-	polls    bool        // callers that wait must poll, because nothing in the store wakes them
-	recalled chan string // the key of a recall that was not handled yet; has room for one
+	polls bool // callers that wait must poll, because nothing in the store wakes them
 
 	// All below is guarded by mu.
 	lines     map[string]*line    // the line of each key, except the lines of shared callers
 	contended contended           // keys that other Clients may want
 	lookers   map[string]chan int // for each key, the channel of the caller that looks for a slot; the channel receives slots that may be free
 	callers   int                 // number of callers in all lines
-	yields    instant             // when a caller that reuses a key yields its processor next
 	open      int                 // number of holds that are trusted or being released, or that Close ended before their Unlock
 }
 
@@ -58,13 +56,13 @@ type line struct {
 	hold    *hold     // the head's hold, until it is lost or released
 	answers           // what the store has answered to the head
 
-	callers  int32   // number of callers, including the head
-	turns    int32   // number of holds in this row that were handed over, or began while other callers waited
-	hasHead  bool    // one of the callers is at the head
-	sought   bool    // the head's hold came after a refusal, so others may want the key
-	recalled bool    // another Client wants the key, so the hold lingers for wantedLinger at most
-	pace     pace    // how the key is shared with other Clients
-	gapEnds  instant // end of the last gap, which may have passed
+	callers int32   // number of callers, including the head
+	turns   int32   // number of holds in this row that were handed over, or began while other callers waited
+	hasHead bool    // one of the callers is at the head
+	sought  bool    // the head's hold came after a refusal, so others may want the key
+	pace    pace    // how the key is shared with other Clients
+	gapEnds instant // end of the last gap, which may have passed
+	broken  instant // when the last Break by this Client returned: it may have broken a hold that was asked for earlier; or 0
 }
 
 // turn is one caller of a line.
@@ -78,14 +76,13 @@ type turn struct {
 
 type ticket struct {
 	do    step
-	lease *Lease          // for haveLease
-	yield bool            // for haveLease: the caller may be a busy loop
-	freed <-chan struct{} // for joinAgain
-	err   error           // for giveUp
+	lease *Lease // for haveLease
+	err   error  // for giveUp
 
 	// The fields below are for mayAsk.
-	lastAnswer error         // the line's last answer; see answers
-	after      time.Duration // how long to leave the key to other Clients first
+	lastAnswer error           // the line's last answer; see answers
+	freed      <-chan struct{} // closed after the release of the hold that lingered; nil if none did
+	after      time.Duration   // how long to leave the key to other Clients first
 }
 
 type step int
@@ -94,13 +91,12 @@ const (
 	mayAsk    step = iota // ask the store
 	mustWait              // wait for another ticket
 	haveLease             // use the lease, which was handed over; the line counts its hold
-	joinAgain             // wait until freed is closed, and join again; the line does not count the caller yet
 	giveUp                // return err; the line does not count the caller any more
 )
 
 // errHeldHere says that another caller of this Client has the key, had it a moment ago, or asked
 // for it first.
-var errHeldHere error = &backend.HeldError{}
+var errHeldHere error = &backend.HeldError{Here: true}
 
 // join adds a caller to the line of its key. If once is true, the caller does not wait for others.
 // join returns the line, or nil if the line does not count the caller.
@@ -113,15 +109,22 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 
 	key, now := t.r.key, q.clock.now()
 	ln := q.lines[key]
+	var freed chan struct{}
+	if ln != nil && ln.hold != nil && ln.hold.lingers != 0 {
+		if l := ln.hold.reuseLocked(t); l != nil {
+			return nil, ticket{do: haveLease, lease: l}
+		}
+		freed = make(chan struct{})
+		ln.hold.endLingerLocked(freed)
+		ln = nil // only the ghost was in it
+	}
 	switch {
-	case ln != nil && ln.hold != nil && ln.hold.lingers != 0:
-		return nil, ln.hold.reuseLocked(t)
 	case t.r.shared:
 		ln = &line{q: q, key: key}
 	case ln == nil:
 		ln = &line{q: q, key: key}
 		q.lines[key] = ln
-		if k := q.contended[key]; now < k.until {
+		if k := q.contended.keys[key]; now < k.until {
 			ln.pace = k.pace
 		}
 	}
@@ -137,13 +140,13 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 	}
 	switch {
 	case t.r.shared:
-		return ln, ticket{do: mayAsk}
+		return ln, ticket{do: mayAsk, freed: freed}
 	case asks:
 		// If the key's last line has begun a gap (lastLeavesLocked), this caller waits for the end
 		// of the gap. promoteLocked does the same for callers that wait in a line. An Ordered
-		// driver needs no gaps.
+		// driver needs gaps only for programs that do not use its queue, after a key has lingered.
 		ln.hasHead = true
-		tk := ticket{do: mayAsk, after: max(time.Duration(q.contended[key].gapEnds-now), 0)}
+		tk := ticket{do: mayAsk, freed: freed, after: max(time.Duration(q.contended.keys[key].gapEnds-now), 0)}
 		if tk.after > 0 {
 			// The wait of a caller may end before the gap, and so before the store is asked.
 			ln.last, tk.lastAnswer = errHeldHere, errHeldHere
@@ -166,7 +169,7 @@ func (q *queue) unused(keys []string) []string {
 	defer q.mu.Unlock()
 	now := q.clock.now()
 	for i, key := range keys {
-		if q.lines[key] != nil || now < min(q.contended[key].gapEnds, q.contended[key].until) {
+		if q.lines[key] != nil || now < min(q.contended.keys[key].gapEnds, q.contended.keys[key].until) {
 			return keys[:i]
 		}
 	}
@@ -247,7 +250,6 @@ func (ln *line) giveLeaseLocked(t *turn, l *Lease) {
 // endedLocked removes the caller whose hold h has ended. The next caller may ask the store.
 func (ln *line) endedLocked(h *hold) {
 	ln.q.open--
-	ln.sought = ln.sought || h.ghost != nil // others may have waited while the key lingered, so a gap follows
 	if h.first.slot > 0 {
 		select {
 		case ln.q.lookers[h.first.key] <- h.first.slot - 1:
@@ -263,35 +265,35 @@ func (ln *line) endedLocked(h *hold) {
 	case ln.hold == h: // the others wait in the driver; if one of them has a newer hold already, ln.hold is that hold
 		ln.hold = nil
 	}
-	ln.recalled = false
 	ln.leaveLocked()
 }
 
 func (ln *line) promoteLocked() {
 	now := ln.q.clock.now()
-	over := ln.rowOverLocked(now) || ln.rowLongLocked(now)
+	over := ln.rowOverLocked(now)
 	if ln.hold != nil {
-		ln.last = errHeldHere
-		if ln.hold.failed > 0 {
-			ln.last = nil // the store did not answer the last call for the hold, and may hang
+		if ln.hold.failed == 0 { // otherwise the store did not answer the last call for the hold, and may hang
+			ln.last = errHeldHere
 		}
 		ln.pace.ended = now
 	}
-	ln.hasHead, ln.hold = false, nil
 	next := ln.first()
-	if next == nil {
+	ln.hasHead = next != nil
+	switch {
+	case next == nil:
 		ln.turns, ln.pace.began = 0, 0
+	case over:
+		// Begin a gap. Otherwise other Clients would rarely find the key free.
+		ln.gapEnds = ln.endRowLocked(now, true)
+	}
+	ln.hold = nil
+	if next == nil {
 		return
 	}
 
 	// The ticket tells the caller that it is the head. If the caller leaves at the same moment,
 	// quitLocked finds the ticket.
 	ln.remove(next)
-	ln.hasHead = true
-	if over {
-		// Begin a gap. Otherwise other Clients would rarely find the key free.
-		ln.gapEnds = ln.endRowLocked(now, true)
-	}
 	// If the last head has left during a gap, the next head waits for the rest of the gap.
 	next.ready <- ticket{do: mayAsk, lastAnswer: ln.last, after: max(time.Duration(ln.gapEnds-now), 0)}
 }
@@ -323,41 +325,43 @@ const (
 	rowTurns = 5
 	briefRow = 2 * time.Millisecond
 
-	// recallGap is the shortest gap after a recall. It includes the release, and then a sleep of
-	// the caller that sent the recall, which takes at least a millisecond or two.
-	recallGap = 3 * time.Millisecond
-
 	// The gap includes min((length of the row)/partOfRow, rowTime), so that a Client that has just
 	// begun to ask finds the key free.
 	partOfRow = 24
 	maxGap    = 100 * time.Millisecond // bounds the gap, so that slow answers do not leave a free key unused for seconds
 )
 
-// rowOverLocked reports whether other Clients should get a turn now.
+// rowOverLocked reports whether other Clients should get a turn now. If a hold may linger, its row
+// lasts for freshEnough, however many callers use it.
 func (ln *line) rowOverLocked(now instant) bool {
-	if h := ln.hold; h != nil && h.linger > 0 {
-		return now >= h.granted.add(h.linger)
-	}
-	return ln.rowLongLocked(now)
-}
-
-// rowLongLocked reports whether the row has lasted long enough. Also holds that may linger count,
-// because each of them may have been released, for example for a caller with another term.
-func (ln *line) rowLongLocked(now instant) bool {
-	if ln.turns == 0 {
+	lasted := time.Duration(now - ln.pace.began)
+	mayLinger := ln.hold != nil && ln.hold.mayLinger
+	switch {
+	case lasted >= freshEnough:
+		return ln.turns > 0 || mayLinger
+	case mayLinger:
 		return false
 	}
-	lasted := time.Duration(now - ln.pace.began)
-	return lasted >= freshEnough || ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*ln.q.roundTrip())
+	return ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*ln.q.roundTrip())
 }
 
 // endRowLocked ends the row of the line, and returns the end of the gap after it. If the key is
 // contended, the gap is two round trips longer, up to maxGap. If Clients also poll for the key, the
-// gap is at least as long as this Client's first sleep.
+// gap is at least as long as this Client's first sleep. After a hold that lingered, the gap is as
+// long as the longest sleep of a caller that has waited since the grant, so that the next caller of
+// another Client need not wait for a second row.
+//
+// If the driver knows that nobody waits, there is no gap. But programs that do not listen may have
+// waited while the key lingered.
 func (ln *line) endRowLocked(now instant, contended bool) instant {
 	p := &ln.pace
-	d := jitter(min(time.Duration(now-p.began)/partOfRow, rowTime)) // at random, because pace.refused recognises a new hold by how long its Client waited
+	lasted := time.Duration(now - p.began)
+	d := jitter(min(lasted/partOfRow, rowTime)) // at random, because pace.refused recognises a new hold by how long its Client waited
 	p.began, ln.turns = 0, 0
+	lingered := ln.lingeredLocked()
+	if ln.hold != nil && ln.hold.unheard.Load() && !lingered {
+		return now
+	}
 	if contended {
 		d += max(2*ln.q.roundTrip(), minSleep)
 	}
@@ -365,11 +369,15 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	if contended && ln.q.polls {
 		d = max(d, p.sleep(0, 0))
 	}
-	if ln.recalled {
-		d = max(d, recallGap)
+	if lingered {
+		d = max(d, min(lasted, freshEnough)*3/2/partOfHold)
 	}
 	return now.add(d)
 }
+
+// lingeredLocked reports whether the hold of the line has lingered. Other Clients may have waited
+// meanwhile.
+func (ln *line) lingeredLocked() bool { return ln.hold != nil && ln.hold.ghost != nil }
 
 // lastLeavesLocked is called when the hold of the last caller in line has ended. It begins a gap
 // even if the store has not refused this Client lately, because other Clients may have asked only
@@ -378,24 +386,24 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 // with the row.
 func (ln *line) lastLeavesLocked() {
 	q := ln.q
-	if q.traits.Ordered {
-		return
+	if q.traits.Ordered && !ln.lingeredLocked() {
+		return // the driver's queue lets others in
 	}
 	now := q.clock.now()
 	if ln.sought {
 		q.contended.note(ln.key, now)
 	}
-	k := q.contended[ln.key]
+	k := q.contended.keys[ln.key]
 	known := now < k.until
 	brief := time.Duration(now-ln.pace.began) < briefRow
-	if !known && brief {
-		return
-	}
 	if !brief { // otherwise the row goes on
 		k.gapEnds = ln.endRowLocked(now, known)
 	}
+	if !known && k.gapEnds <= now {
+		return
+	}
 	k.pace = ln.pace
-	q.contended.set(ln.key, k)
+	q.contended.set(ln.key, k, now)
 }
 
 // contended contains the keys that the store has refused lately.
@@ -404,7 +412,13 @@ func (ln *line) lastLeavesLocked() {
 // attempt, because during an attempt, callers of other Clients could join the queue first. With
 // another driver, a caller that returns right after its Unlock leaves the key to other Clients for
 // a gap. Otherwise it would take the key before Clients that the release has woken, or that poll.
-type contended map[string]contention
+//
+// Keys whose times have passed are removed when the table has doubled since the last removal. So its
+// size is in proportion to the keys that are in use, and a removal costs little for each key.
+type contended struct {
+	keys     map[string]contention
+	sweepsAt int // the number of keys at which those whose times have passed are removed
+}
 
 type contention struct {
 	until   instant // the end of the time for which the key counts as contended
@@ -414,22 +428,24 @@ type contention struct {
 
 const (
 	contendedFor = time.Second // how long after its last refusal a key counts as contended
-	maxContended = 256         // the number of keys kept; after a key is forgotten, its next caller makes a needless attempt or leaves no gap
+	leastSwept   = 256         // the least number of keys at which a removal begins
 )
 
 func (k *contended) note(key string, now instant) {
-	at := (*k)[key]
+	at := k.keys[key]
 	at.until = now.add(contendedFor)
-	k.set(key, at)
+	k.set(key, at, now)
 }
 
-func (k *contended) set(key string, at contention) {
-	if *k == nil {
-		*k = contended{}
-	} else if len(*k) >= maxContended {
-		clear(*k) // keeps the memory
+func (k *contended) set(key string, at contention, now instant) {
+	if len(k.keys) >= k.sweepsAt {
+		maps.DeleteFunc(k.keys, func(_ string, at contention) bool { return max(at.until, at.gapEnds) <= now })
+		k.sweepsAt = max(2*len(k.keys), leastSwept)
 	}
-	(*k)[key] = at
+	if k.keys == nil {
+		k.keys = map[string]contention{}
+	}
+	k.keys[key] = at
 }
 
 // handOverLocked gives h, whose last lease was unlocked, to the next caller in line. If that caller
@@ -457,7 +473,8 @@ func (h *hold) suitsLocked(r *request, now instant) bool {
 	case h.renewer.closing.Err() != nil:
 		return false
 	}
-	return time.Duration(now-h.confirmed) < max(freshEnough, h.linger) && now < instant(h.deadline.Load())
+	fresh := h.mayLinger || time.Duration(now-h.confirmed) < freshEnough
+	return fresh && now < instant(h.deadline.Load())
 }
 
 // passableLocked reports whether a later caller may get h: h is renewed, was not extended or broken,
@@ -472,56 +489,14 @@ func (h *hold) passableLocked() bool {
 // The next caller replaces the ghost (reuseLocked). If no caller comes in time, or the next caller
 // cannot use the hold, the hold ends, and the reaper releases its token (endLingerLocked).
 //
-// The time of WithLinger counts from the grant of the hold, not from the last Unlock. So other
+// A key lingers until freshEnough after the grant of the hold, not after the last Unlock. So other
 // Clients wait for at most that time, however busy this Client is, and the gap after the row lets
 // them in (endedLocked).
-
-const (
-	unrecalled   = 50 * time.Millisecond  // the longest linger of a key that other Clients cannot recall
-	yieldEvery   = 300 * time.Microsecond // how often a loop that reuses a lingering key yields its processor
-	wantedLinger = 2 * time.Millisecond   // the longest linger of a key that other Clients want, or may want
-)
-
-// lingerFor returns how long the hold may linger after its grant for a caller with the request r.
-func (h *hold) lingerFor(r *request) time.Duration {
-	c := h.renewer
-	switch _, recalls := c.driver.(backend.Recaller); {
-	case c.traits.Reach == backend.Process, r.shared, r.slots > 0, r.fenced, r.noRenew, r.maxHold > 0, r.minHold > 0:
-		return 0
-	case !recalls:
-		return min(r.linger, unrecalled)
-	case h.line.recalled, h.line.sought, !strings.HasPrefix(h.claim.Token, backend.RecallMark):
-		return min(r.linger, wantedLinger)
-	}
-	return r.linger
-}
-
-// recallLocked handles the recall from another Client, if there is one: the recalled key lingers
-// for at most wantedLinger. A recall may come before the reply to the attempt that took the key.
-func (q *queue) recallLocked() {
-	var ln *line
-	select {
-	case key := <-q.recalled:
-		ln = q.lines[strings.TrimPrefix(key, q.opts.Prefix)]
-	default:
-	}
-	if ln == nil {
-		return // no recall has come, or it came after the end of the hold
-	}
-	ln.recalled = true
-	if h := ln.hold; h != nil {
-		h.linger = min(h.linger, wantedLinger)
-		if h.lingers != 0 {
-			h.lingers = min(h.lingers, h.granted.add(wantedLinger))
-			h.renewer.scheduleLocked(h)
-		}
-	}
-}
 
 // lingerLocked lets the ghost keep the hold, whose last lease was unlocked. It returns false if the
 // key must be released.
 func (h *hold) lingerLocked(key string) bool {
-	c, end := h.renewer, h.granted.add(h.linger)
+	c, end := h.renewer, h.granted.add(freshEnough)
 	if h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {
 		return false
 	}
@@ -536,24 +511,15 @@ func (h *hold) lingerLocked(key string) bool {
 }
 
 // reuseLocked gives the hold, which lingers, to a caller. If the caller cannot use the hold, the
-// hold ends. Then the ticket says to wait for the release, and to join again.
-func (h *hold) reuseLocked(t *turn) ticket {
+// result is nil.
+func (h *hold) reuseLocked(t *turn) *Lease {
 	now, _ := h.renewer.clock.read() // the machine may have slept since the last lease was unlocked
 	if h.line.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
-		freed := make(chan struct{})
-		h.endLingerLocked(freed)
-		return ticket{do: joinAgain, freed: freed}
+		return nil
 	}
 	h.lingers = 0
 	h.leases = h.leases[:0]
-	// A loop that gets the key again and again never blocks. If the loop did not yield its
-	// processor, each program that carries a message of another Client would wait for that
-	// processor for milliseconds.
-	q, yield := h.line.q, false
-	if now >= q.yields {
-		q.yields, yield = now.add(yieldEvery), true
-	}
-	return ticket{do: haveLease, lease: h.addLeaseLocked(t.ctx, t.r, now), yield: yield}
+	return h.addLeaseLocked(t.ctx, t.r, now)
 }
 
 // endLingerLocked ends a hold that lingers. The reaper releases the token, because the reaper needs

@@ -153,35 +153,27 @@ func TestReentryOptions(t *testing.T) {
 	})
 }
 
-// whileTheLastRenewalAsks takes a hold, and ends all its contexts. asked runs while the hold's last
-// renewal asks the contexts whether they have ended. whileTheLastRenewalAsks returns the outer
-// lease and its Lock's context.
-func whileTheLastRenewalAsks(t *testing.T, c *hasp.Client, asked func(live context.Context)) (*hasp.Lease, context.Context) {
-	ctx, cancel := context.WithCancel(t.Context())
-	outer := lockIn(t, c, ctx, "k", hasp.WithTTL(300*time.Millisecond))
-	live := context.WithoutCancel(outer.Context())
-	cancel()
-	time.Sleep(320 * time.Millisecond) // the next renewal is the last
-
-	second, cancelSecond := context.WithCancel(live)
-	lockIn(t, c, trap{second, func(method string) {
-		if method == "Done" {
-			asked(live)
-		}
-	}}, "k", hasp.WithTTL(300*time.Millisecond))
-	cancelSecond()
-	return outer, ctx
-}
-
-// If a caller joins the hold during its last renewal, renewal goes on.
+// If a caller joins the hold while its last renewal asks whether all contexts have ended, renewal
+// goes on.
 func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+		term := hasp.WithTTL(300 * time.Millisecond)
+		ctx, cancel := context.WithCancel(t.Context())
+		live := context.WithoutCancel(lockIn(t, c, ctx, "k", term).Context())
+		cancel()
+		time.Sleep(320 * time.Millisecond) // the next renewal is the last
+
 		joined := make(chan *hasp.Lease, 1)
-		whileTheLastRenewalAsks(t, c, func(live context.Context) {
-			if l, err := c.Lock(live, "k", hasp.WithTTL(300*time.Millisecond)); err == nil {
+		second, cancelSecond := context.WithCancel(live)
+		lockIn(t, c, trap{second, func(method string) {
+			if method != "Done" {
+				return
+			}
+			if l, err := c.Lock(live, "k", term); err == nil {
 				joined <- l
 			}
-		})
+		}}, "k", term)
+		cancelSecond()
 		time.Sleep(3 * time.Second)
 		inner := <-joined
 		want(t, "a lease whose context goes on", inner.Err(), nil)
@@ -362,4 +354,24 @@ func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 			t.Errorf("waiting %d", waiting)
 		}
 	})
+}
+
+// An inner lease with a longer term raises the term of the hold only until it ends.
+func TestLongerTermEndsWithItsLease(t *testing.T) {
+	for name, end := range map[string]func(*hasp.Lease){
+		"Unlock":   func(l *hasp.Lease) { l.Unlock(context.Background()) },
+		"max hold": func(*hasp.Lease) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				l := lockNow(t, c, "k", hasp.WithTTL(time.Second))
+				end(lockIn(t, c, l.Context(), "k", hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Minute)))
+				time.Sleep(3 * time.Hour)
+				if s := await.Value(f.Inspect(t.Context(), "k")); s.TTL > time.Second {
+					t.Errorf("the key of a lease with a term of a second stays locked for %v", s.TTL)
+				}
+				unlock(t, l)
+			})
+		})
+	}
 }

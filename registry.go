@@ -179,6 +179,9 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 		return nil, Options{}, fmt.Errorf("hasp: open: %w", err)
 	}
 	opts, err := c.options(o, known.params)
+	if err == nil && ctx == nil {
+		err = errNilContext
+	}
 	if err != nil {
 		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
 	}

@@ -33,7 +33,7 @@ type renewer struct {
 
 	// All below is guarded by mu.
 	holds   holdHeap         // holds that are trusted
-	resumed map[string]bool  // tokens of handles that this Client has resumed; a Detach or an Unlock removes its token
+	resumed resumed          // the tokens of handles that this Client has resumed or resumes now
 	running bool             // its goroutine exists
 	wakesAt instant          // when the goroutine serves the holds next
 	well    [tryClasses]lane // lanes of holds whose last renewal succeeded, or that were not renewed yet
@@ -296,6 +296,7 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 func (b *batch) send(ctx context.Context, bound time.Duration) {
 	r := b.r
 	b.sent, b.slept = r.clock.read()
+	defer b.end() // also if the driver panics on the goroutine of an Extend
 
 	// If the driver's call outlasts its context, do not wait for the call, because the renewer must
 	// try again before the terms end.
@@ -303,11 +304,13 @@ func (b *batch) send(ctx context.Context, bound time.Duration) {
 		r.driver.Renew(ctx, b.claims, b.done)
 		return struct{}{}, nil
 	}, nil)
+}
 
-	// Answers that come after this are ignored.
-	r.mu.Lock()
+// end ends the call. Claims without an answer have failed, and answers that come later are ignored.
+func (b *batch) end() {
+	b.r.mu.Lock()
 	b.over = true
-	r.mu.Unlock()
+	b.r.mu.Unlock()
 
 	for i, h := range b.holds {
 		if h != nil {
@@ -359,21 +362,21 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		if g.Handle != nil {
 			h.claim.Handle = g.Handle
 		}
+		if h.failed > 0 {
+			r.observer.renewalLocked(h, EventRenewed, nil)
+		}
 		h.renewedLocked(now, b.sent, until)
 		r.scheduleLocked(h)
 		r.observer.reportStillHeldLocked(h.leases[0], now)
 	case errors.Is(err, ErrLost):
 		h.failed = 0
-		gone = h.loseLocked(&LostError{Reason: LostRevoked})
-		// Release the token as well. A minority of a quorum's nodes may still have the hold, and
-		// would refuse the key to the next caller.
-		h.reapLocked(&reap{})
+		gone = h.revokedLocked()
 	default:
 		h.failed++
 		h.failure = err
 		h.due, h.planned = now.add(jitter(h.termLocked()/(3*triesPerT))), now
 		r.scheduleLocked(h)
-		r.observer.renewFailedLocked(h.leases, err)
+		r.observer.renewalLocked(h, EventRenewFailed, err)
 	}
 	r.mu.Unlock()
 

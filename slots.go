@@ -35,7 +35,8 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 		if w.c.queue.looked(w.r.name) {
 			return nil, errHeldHere // otherwise TryLocks in a loop could take each free slot before the caller that looks for one
 		}
-		l, _, err := w.look(ctx, rand.N(w.r.slots))
+		w.end = w.start.add(w.c.opts.Timeout) // for all slots together
+		l, _, err := w.look(ctx, rand.N(w.r.slots), w.end)
 		return l, err
 	}
 
@@ -44,7 +45,7 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if longest := w.c.traits.MaxTTL; longest > 0 {
 		r.ttl = min(r.ttl, longest)
 	}
-	queue, err := w.takePart(ctx, r, false)
+	queue, err := w.takePart(ctx, r, w.end, false)
 	if err != nil {
 		return nil, err
 	}
@@ -53,10 +54,11 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	return w.lookUntilFree(ctx)
 }
 
-// takePart takes the key of the request r, as a part of the wait w.
-func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, error) {
+// takePart takes the key of the request r, as a part of the wait w. The part must end at the time
+// end.
+func (w *wait) takePart(ctx context.Context, r request, end instant, once bool) (*Lease, error) {
 	start, slept := w.c.clock.read()
-	p := &wait{c: w.c, r: r, start: start, began: start - instant(slept), end: w.end, once: once}
+	p := &wait{c: w.c, r: r, start: start, began: start - instant(slept), end: end, once: once}
 	w.part = p
 	l, err := p.take(ctx)
 	w.tries += p.tries
@@ -74,7 +76,11 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	var outage instant // the time of clock.awake at which an outage began; 0 if the store answers
 	for pause := n * firstLook; ; pause = min(2*pause, max(n*lastLook, slowLook)) {
 		asked := c.clock.awake()
-		l, retry, err := w.look(ctx, first)
+		end := w.end
+		if outage != 0 {
+			end = min(end, c.clock.now().add(c.opts.Timeout-time.Duration(asked-outage)))
+		}
+		l, retry, err := w.look(ctx, first, end)
 		switch {
 		case err == nil:
 			return l, nil
@@ -121,26 +127,35 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 // look makes one attempt at each slot until it has one. The argument first is the number of the
 // slot to begin with. If all slots are held, retry is the shortest rest of a holder's term, and err
 // is the answer for that slot. If no rest is known, retry is 0. If there is no answer for one slot,
-// look goes on. If there is no answer for a second slot, look ends.
-func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
+// look goes on. If there is no answer for a second slot, look ends. No attempt waits for an answer
+// past the time end, and if one slot was not answered, the answers for the others must come soon.
+func (w *wait) look(ctx context.Context, first int, end instant) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
 	var outage error  // the error for the first slot without an answer
 	answered := false // the store has refused a slot
 	for j := range n {
-		if j > 0 && w.end != never && time.Duration(w.c.clock.now()-w.end) >= w.c.answerTime() {
-			break // the other slots would take too long; see WithMaxWait
+		now := w.c.clock.now()
+		late := w.end != never && time.Duration(now-w.end) >= w.c.answerTime()
+		if w.once {
+			late = w.untilLastCall(ctx) <= 0
+		}
+		if j > 0 && late {
+			break // the other slots would take too long; see WithMaxWait and TryLock
 		}
 		i := (first + j) % n
 		r := w.r
 		r.key, r.slot = r.name+"#"+strconv.Itoa(i), i+1
-		l, answer := w.takePart(ctx, r, true)
+		l, answer := w.takePart(ctx, r, end, true)
 		switch {
 		case errors.Is(answer, ErrHeld):
 			answered = answered || w.part.tries > 0 // otherwise this Client knew, without a call, that the slot is held
-		case answer == nil, backend.Definite(answer), errors.Is(answer, ErrClosed), ctx.Err() != nil, outage != nil:
+		case answer == nil, backend.Definite(answer), errors.Is(answer, ErrClosed), ctx.Err() != nil:
 			return l, 0, answer
+		case outage != nil:
+			return nil, 0, outage
 		default:
 			outage = answer // the other slots may be on servers that answer
+			end = min(end, now.add(w.c.opts.Timeout))
 			continue
 		}
 

@@ -250,6 +250,31 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 	})
 }
 
+// If no slot answers, a call takes no longer than one without slots.
+func TestSlotsThatDoNotAnswer(t *testing.T) {
+	withEnds(t, backend.CancelPrompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		began, hangs := time.Now(), time.Duration(0) // the slots first fail immediately, and hang later
+		f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			switch {
+			case cl.Key == "k#queue":
+				return send()
+			case time.Since(began) >= hangs:
+				return hungAcquire(cl, send)
+			}
+			return backend.Grant{}, errNet
+		}
+		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
+		within(t, "TryLock", began, hasp.DefaultTimeout)
+		for hangs = 0; hangs < 3*time.Second; hangs += time.Second {
+			began = time.Now()
+			want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
+			within(t, "Lock", began, hasp.DefaultTimeout+100*time.Millisecond)
+		}
+		f.set(up)
+		time.Sleep(2 * time.Hour)
+	})
+}
+
 func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 	withTwo(t, nil, func(t *testing.T, _ *faulty, other, mine *hasp.Client) {
 		a := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Minute))

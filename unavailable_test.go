@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,7 +166,9 @@ func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 		for _, then := range []acquireHook{nil, hungAcquire} {
 			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				f.acquire = failAcquire(errNet)
+				last := []error{errNet, context.DeadlineExceeded}
 				if then != nil { // the store fails once, and then hangs for longer than Timeout/3
+					last[0] = hasp.ErrUnavailable // the second call may fail as well before the context ends
 					onlyOnce(f, func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
 						f.set(func(f *faulty) { f.acquire = then })
 						return backend.Grant{}, errNet
@@ -173,8 +177,8 @@ func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 				ctx := timeout(t, t.Context(), hasp.DefaultTimeout/2)
 				inLine := make(chan error)
 				time.AfterFunc(time.Millisecond, func() { inLine <- errOf(c.Lock(ctx, "k")) })
-				wantOutage(t, "Lock", errOf(c.Lock(ctx, "k")), errNet, context.DeadlineExceeded)
-				wantOutage(t, "Lock in line", <-inLine, errNet, context.DeadlineExceeded)
+				wantOutage(t, "Lock", errOf(c.Lock(ctx, "k")), last...)
+				wantOutage(t, "Lock in line", <-inLine, last...)
 				c.Close()
 				time.Sleep(2 * time.Hour) // until calls that hang have ended
 			})
@@ -228,32 +232,167 @@ func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
 	})
 }
 
-// causing returns the cause of a context that ends, as net/http does, although the key was taken.
-type causing struct{ *faulty }
+// causing returns the cause of a context that ends during a call, as net/http does. Its calls reach
+// the store, and hang if the field hangs is set.
+type causing struct {
+	*faulty
+	hangs *atomic.Bool
+}
 
 func (d causing) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	g, err := d.Driver.Acquire(ctx, c)
-	if c.Key == "inner" {
+	if d.hangs.Load() && err == nil {
 		<-ctx.Done()
 		return backend.Grant{}, fmt.Errorf("get: %w", context.Cause(ctx))
 	}
 	return g, err
 }
 
-// The loss of an outer lease is no answer of the store, so a key that the call has taken is freed.
+func (d causing) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	if !d.hangs.Load() {
+		d.faulty.Renew(ctx, cs, done)
+		return
+	}
+	<-ctx.Done()
+	done(0, backend.Grant{}, fmt.Errorf("put: %w", context.Cause(ctx)))
+}
+
+// waitsAndCauses is a Waiter, which leaves its place in the queue to the engine.
+type waitsAndCauses struct{ causing }
+
+func (d waitsAndCauses) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	d.acquired = append(d.acquired, c.Token)
+	<-ctx.Done()
+	return backend.Grant{}, fmt.Errorf("get: %w", context.Cause(ctx))
+}
+
+// The loss of an outer lease is no answer of the store about the key of an inner call: a key that
+// the call has taken is freed, a lease that it renews goes on, and a place in a queue is given up.
 func TestACallThatReturnsItsCause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		f.ends = backend.CancelPrompt
-		c := await.Value(hasp.New(causing{f}, &hasp.Options{Timeout: time.Minute}))
-		outer := lockNow(t, c, "outer")
-		await.Must(t, f.Break(t.Context(), "outer"))
-		wantOnly(t, "Lock", errOf(c.Lock(outer.Context(), "inner")), hasp.ErrLost)
-		synctest.Wait()
-		if s := await.Value(c.Inspect(t.Context(), "inner")); s.Held {
-			t.Error("the key of the failed Lock is held")
+	for _, call := range []string{"Lock", "Wait", "Extend", "Detach", "Resume"} {
+		t.Run(call, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFaulty()
+				f.ends = backend.CancelPrompt
+				hangs := new(atomic.Bool)
+				var d backend.Driver = causing{f, hangs}
+				if call == "Wait" {
+					d = waitsAndCauses{causing{f, hangs}}
+				}
+				c := await.Value(hasp.New(d, &hasp.Options{Timeout: 4 * time.Second}))
+				elsewhere := await.Value(memlock.New(nil)) // has the outer lock
+				defer elsewhere.Close()
+				other := await.Value(hasp.New(&faulty{Driver: f.Driver}, nil)) // takes the inner key without trouble
+				defer other.Close()
+
+				outer := lockNow(t, elsewhere, "outer")
+				ctx := outer.Context()
+				var inner *hasp.Lease
+				var err error
+				ended := make(chan struct{})
+				begin := func(run func()) {
+					hangs.Store(true)
+					go func() { defer close(ended); run() }()
+					time.Sleep(time.Second)
+				}
+				switch call {
+				case "Lock":
+					begin(func() { _, err = c.Lock(ctx, "inner") })
+				case "Wait":
+					inner = lockNow(t, other, "inner")
+					begin(func() { _, err = c.Lock(ctx, "inner") })
+				case "Extend", "Detach":
+					inner = await.Value(c.Lock(context.Background(), "inner"))
+					begin(func() {
+						if err = inner.Extend(ctx, time.Minute); call == "Detach" {
+							_, err = inner.Detach(ctx, time.Minute)
+						}
+					})
+				case "Resume":
+					x := detachNow(t, lockNow(t, other, "inner"), time.Minute)
+					begin(func() { _, err = c.Resume(ctx, x) })
+				}
+				await.Must(t, elsewhere.Break(t.Context(), "outer"))
+				<-ended
+				hangs.Store(false)
+				want(t, call, err, context.Canceled)
+				synctest.Wait()
+				switch call {
+				case "Lock":
+					freed(t, f, "the key of the failed Lock is held", "inner")
+				case "Wait":
+					time.Sleep(10 * time.Second)
+					place := f.acquired[len(f.acquired)-1]
+					if !slices.Contains(f.released, place) {
+						t.Error("the place in the queue was not given up")
+					}
+					unlock(t, inner)
+				case "Extend", "Detach":
+					want(t, "the lease, which the store has", inner.Err(), nil)
+					unlock(t, inner)
+				case "Resume":
+					if free(t, f, "inner") {
+						t.Error("the hold of the handle was released")
+					}
+				}
+				c.Close()
+			})
+		})
+	}
+}
+
+// A first call over a connection that a firewall has forgotten gets no answer. Lock, and also TryLock
+// and a Lock with WithMaxWait, ask again within Timeout.
+func TestAnAttemptWithoutAnAnswerIsRepeated(t *testing.T) {
+	for name, lock := range map[string]func(context.Context, *hasp.Client) (*hasp.Lease, error){
+		"Lock":    func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) { return c.Lock(ctx, "k") },
+		"TryLock": func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) { return c.TryLock(ctx, "k") },
+		"WithMaxWait(0)": func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) {
+			return c.Lock(ctx, "k", hasp.WithMaxWait(0))
+		},
+		"WithMaxWait(2s)": func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) {
+			return c.Lock(ctx, "k", hasp.WithMaxWait(2*time.Second))
+		},
+		"TryLock of a slot": func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) {
+			return c.TryLock(ctx, "k", hasp.WithSlots(1))
+		},
+	} {
+		for _, ends := range everyEnd {
+			t.Run(fmt.Sprint(name, " ", ends), func(t *testing.T) {
+				withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+					onlyOnce(f, hungAcquire)
+					began := time.Now()
+					l, err := lock(t.Context(), c)
+					await.Must(t, err)
+					within(t, name, began, hasp.DefaultTimeout/2)
+					unlock(t, l)
+
+					f.set(func(f *faulty) { f.acquire = hungAcquire })
+					began = time.Now()
+					want(t, "during an outage", errOf(lock(t.Context(), c)), hasp.ErrUnavailable)
+					within(t, "an outage", began, hasp.DefaultTimeout+200*time.Millisecond)
+					c.Close()
+					time.Sleep(2 * time.Hour) // until calls that hang have ended
+				})
+			})
 		}
+	}
+}
+
+// The outage of a Lock that waited behind an Unlock counts from the start of that Unlock.
+func TestLockBehindAnUnlockThatHangs(t *testing.T) {
+	withEnds(t, backend.CancelPrompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k", hasp.WithFence())
+		f.set(func(f *faulty) { f.release, f.acquire = hungRelease, hungAcquire })
+		began := time.Now()
+		failed := make(chan error)
+		go func() { failed <- errOf(c.Lock(t.Context(), "k")) }()
+		synctest.Wait()
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrUnavailable)
+		wantOutage(t, "Lock", <-failed)
+		within(t, "Lock", began, hasp.DefaultTimeout+time.Second)
 		c.Close()
+		time.Sleep(2 * time.Hour) // until calls that hang have ended
 	})
 }
 

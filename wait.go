@@ -60,26 +60,25 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	return refusal
 }
 
-// awaitFreed waits for the release of a hold that lingered and that the caller could not use. If
-// the caller's wait ends before the release, awaitFreed returns an error.
-func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) error {
-	c := w.c
-	left := time.Duration(w.end - c.clock.now())
-	timer := time.NewTimer(min(left, c.opts.Timeout))
+// awaitFreed waits, as the head, for the release of a hold that lingered and that the caller cannot
+// use. It returns true and an error if the caller's wait ends before the release.
+func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool, err error) {
+	c, sent := w.c, w.c.clock.awake()
+	timer := time.NewTimer(min(time.Duration(w.end-c.clock.now()), c.opts.Timeout))
 	defer timer.Stop()
+	w.lastAnswer = errHeldHere
+	err = context.Canceled // the wait ends without an answer
 	select {
 	case <-freed:
-		return nil
+		return false, nil
 	case <-ctx.Done():
-		return withContextEnd(ctx, errHeldHere)
 	case <-c.closing.Done():
-		return ErrClosed
 	case <-timer.C:
+		if c.clock.now() < w.end {
+			err = noAnswer(c.opts.Timeout) // an outage, because the store has not answered the release
+		}
 	}
-	if left < c.opts.Timeout {
-		return errHeldHere
-	}
-	return noAnswer(c.opts.Timeout) // the store has not answered the release
+	return w.over(ctx, err, sent, false)
 }
 
 // giveUpLocked leaves the line after the caller has asked the store and has got no hold.
@@ -130,7 +129,7 @@ func (w *wait) shouldWait() bool {
 	if w.line.outage != 0 {
 		return false
 	}
-	return w.line.callers > 1 || w.c.clock.now() < w.c.queue.contended[w.line.key].until
+	return w.line.callers > 1 || w.c.clock.now() < w.c.queue.contended.keys[w.line.key].until
 }
 
 // waitInStore calls the driver's Wait for as long as this caller may wait. If the outcome is
@@ -147,7 +146,7 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 	}
 
 	cl := w.claim()
-	f, late := c.reaper.guard(cl, c.store.waiter.Wait)
+	f, late := c.reaper.guard(cl, c.store.driver.Wait)
 	g, err := run(&c.store, ctx, 0, nil, nil, f, late)
 	switch {
 	case err == nil:
@@ -172,6 +171,7 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 // Wait, the result of outageOf. If last is true, the call was meant to be the last one.
 func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
 	outage, final := w.note(err, sent, last)
+	took := time.Duration(w.c.clock.awake() - sent)
 
 	// Check ctx before the outage: if ctx has ended, the error must say so, and give the last
 	// answer as well.
@@ -180,7 +180,9 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 		return true, err
 	case ctx.Err() != nil, w.c.closing.Err() != nil:
 		return true, w.endErr(ctx)
-	case w.once, outage >= w.c.opts.Timeout:
+	case outage >= w.c.opts.Timeout:
+		return true, err
+	case w.once && !w.repeats(took, outage):
 		return true, err
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
 		// If the deadline of ctx comes first, wait until then, so that the error reports it.
@@ -190,6 +192,13 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 		return true, w.endErr(ctx)
 	}
 	return false, nil
+}
+
+// repeats reports whether a call that makes only one attempt repeats it. It does if the attempt took
+// a third of Timeout or more, so probably nothing answered, and if another one fits into Timeout.
+func (w *wait) repeats(took, outage time.Duration) bool {
+	c := w.c
+	return took >= c.opts.Timeout/triesPerTimeout && outage+c.answerTime() <= c.opts.Timeout*7/8
 }
 
 // note records the outcome of a call, for the line and for this caller. It returns how long the
@@ -276,7 +285,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 
 	var d time.Duration
-	if c.opts.Backoff != nil && (w.wake == nil || !errors.Is(err, ErrHeld)) {
+	if c.opts.Backoff != nil && !w.once && (w.wake == nil || !errors.Is(err, ErrHeld)) {
 		d = jitter(max(c.opts.Backoff(attempt), minSleep))
 	}
 	switch {
@@ -324,14 +333,13 @@ func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
 	// Leave most of the time to the attempt that follows.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
-	if c.store.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
+	if c.store.driver.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
 		return false
 	}
 
 	cl := backend.Claim{Key: c.opts.Prefix + w.r.key, Shared: w.r.shared, Timeout: c.opts.Timeout}
 	l, err := call(&c.store, ctx, bound, func(ctx context.Context) (listening, error) {
-		wake, stop, err := c.store.waker.Listen(ctx, cl)
-		return listening{wake, stop}, err
+		return c.store.driver.Listen(ctx, cl)
 	}, func(late listening, err error) {
 		if err == nil {
 			late.stop()

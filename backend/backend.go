@@ -8,8 +8,8 @@
 //
 // With a plain driver, the engine polls. A driver that can say when to ask again is also a [Waker].
 // One whose store queues the callers is a [Waiter] instead. A driver that can report who holds a
-// key is an [Inspector], and one that can report which keys are held is a [Lister]. One that can ask
-// another Client for a key is a [Recaller]. [Traits] describes the other differences.
+// key is an [Inspector], and one that can report which keys are held is a [Lister]. [Traits] describes
+// the other differences.
 //
 // # Holds
 //
@@ -86,8 +86,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -138,14 +138,43 @@ type HeldError struct {
 
 	// Waited is [Claim.Waited] of the holder's claim; zero if the driver does not know it.
 	Waited time.Duration
+
+	// Kept says that the last holder has released the key, and that its min hold keeps the key for
+	// RetryAfter. It is false if the driver does not know that.
+	Kept bool
+
+	// Here says that the holder is a caller of the same Client. Only the engine sets it.
+	Here bool
 }
 
-// Error names the holder, if it is known. The name is quoted, because an owner may be any string.
+// Error names the holder, and says how long the key stays taken, as far as that is known. The name
+// is quoted, because an owner may be any string.
 func (e *HeldError) Error() string {
-	if e.Owner == "" {
-		return ErrHeld.Error()
+	var left time.Duration
+	switch {
+	case e.RetryAfter >= time.Second:
+		left = e.RetryAfter.Round(time.Second)
+	case e.RetryAfter > 0:
+		left = max(e.RetryAfter.Round(time.Millisecond), time.Millisecond)
 	}
-	return fmt.Sprintf("held by %q", e.Owner)
+
+	text := ErrHeld.Error()
+	switch {
+	case e.Kept:
+		text = fmt.Sprintf("kept for %v more by a min hold", left)
+		if e.Owner != "" {
+			text += fmt.Sprintf(" of %q", e.Owner)
+		}
+		return text
+	case e.Here:
+		text = "held by another caller of this Client"
+	case e.Owner != "":
+		text = fmt.Sprintf("held by %q", e.Owner)
+	}
+	if left > 0 {
+		text += fmt.Sprintf(", %v left", left)
+	}
+	return text
 }
 
 // Is reports whether target is [ErrHeld], which every HeldError matches.
@@ -282,32 +311,6 @@ type Waker interface {
 	//
 	// To end the listening, the engine calls stop once, even if wake was closed. stop never blocks.
 	Listen(ctx context.Context, c Claim) (wake <-chan struct{}, stop func(), err error)
-}
-
-// RecallMark is the first character of the token of a hold that may linger. That token consists of
-// ~ID~ and further characters. No other token begins with the mark.
-const RecallMark = "~"
-
-// RecallID returns the ID in token. The argument may also be a record that begins with a token. If
-// the token has no mark, ok is false.
-func RecallID(token string) (id string, ok bool) {
-	rest, ok := strings.CutPrefix(token, RecallMark)
-	id, _, cut := strings.Cut(rest, RecallMark)
-	return id, ok && cut
-}
-
-// Recaller is a [Driver] that can ask another Client for a key that lingers there. If Acquire or
-// Wait learns that a token with a RecallMark holds the key, the driver sends the key in a message
-// to the ID of that token. One message for a hold is enough, and it may be lost.
-//
-// A wrapper around a Recaller must be a Recaller as well.
-type Recaller interface {
-	Driver
-
-	// Recalls begins to receive the messages to the ID id, and calls f with the key in each
-	// message. f does not block. The driver may call f too often, also after the hold has ended. A
-	// closed driver calls f no more.
-	Recalls(ctx context.Context, id string, f func(key string)) error
 }
 
 // Inspector is a [Driver] that can report on a key and force it free.
@@ -471,6 +474,10 @@ type Claim struct {
 	// term at the latest. So Acquire and Wait may grant less than TTL.
 	Renewed bool
 
+	// Contended says that the store has refused the key to this Client lately, so it may refuse this
+	// claim as well. It is only a hint at the cheapest command, and only set if Waited is.
+	Contended bool
+
 	// Waited is how long the Client had waited for the key when this attempt began: since its last
 	// hold of the key, or since the caller came if that is later. It is zero if the caller has not
 	// waited, and if the driver is a Waiter or a Waker. Another driver should store it with the
@@ -478,6 +485,10 @@ type Claim struct {
 	// others wait for it, and poll at the same pace. Without Waited they poll more often, and some
 	// get the key more often than others.
 	Waited time.Duration
+
+	// Unheard is for Release, and may be nil. If a driver finds that nobody waits for the key, its
+	// Release stores true. Then the engine leaves the key to nobody before this Client's next hold.
+	Unheard *atomic.Bool
 
 	// KeepUntil is zero if Release is to free the key. Only Release reads it. If KeepUntil is set
 	// and c.Token holds the key, Release leaves the key taken by a token that no caller knows. The
@@ -514,6 +525,7 @@ type Grant struct {
 type Status struct {
 	Held    bool          `json:"held"`
 	Owner   string        `json:"owner,omitempty"`
+	Kept    bool          `json:"kept,omitempty"`    // the holder has released the key, and its min hold keeps it for TTL; false if not known
 	Since   time.Time     `json:"since,omitzero"`    // zero if the store does not record it
 	TTL     time.Duration `json:"ttl_ns,omitempty"`  // the rest of the term; negative if the hold has no end
 	Fence   uint64        `json:"fence,omitempty"`   // the fence of the last fenced hold that the store remembers

@@ -17,11 +17,20 @@ func TestHeldErrorIsErrHeld(t *testing.T) {
 	if !errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
 		t.Errorf("got %v", err)
 	}
-	if got, want := err.Error(), `held by "a\x1b[2Jb"`; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-	if got := (&backend.HeldError{}).Error(); got != backend.ErrHeld.Error() {
-		t.Errorf("got %q", got)
+	for _, tc := range []struct {
+		err  backend.HeldError
+		want string
+	}{
+		{backend.HeldError{}, backend.ErrHeld.Error()},
+		{backend.HeldError{Owner: "a\x1b[2Jb", RetryAfter: 12345 * time.Millisecond}, `held by "a\x1b[2Jb", 12s left`},
+		{backend.HeldError{RetryAfter: time.Microsecond}, `held by another, 1ms left`},
+		{backend.HeldError{Owner: "me", Here: true}, `held by another caller of this Client`},
+		{backend.HeldError{Owner: "a", RetryAfter: 12 * time.Hour, Kept: true}, `kept for 12h0m0s more by a min hold of "a"`},
+		{backend.HeldError{RetryAfter: time.Second, Kept: true}, `kept for 1s more by a min hold`},
+	} {
+		if got := tc.err.Error(); got != tc.want {
+			t.Errorf("got %s, want %s", got, tc.want)
+		}
 	}
 }
 

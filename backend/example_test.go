@@ -80,10 +80,10 @@ func Example() {
 	lease, err := c.Lock(ctx, "k")
 	fmt.Println(lease.Key(), err)
 	_, err = c.TryLock(ctx, "k")
-	fmt.Println(err)
+	fmt.Println(errors.Is(err, hasp.ErrHeld))
 	fmt.Println(lease.Unlock(ctx))
 	// Output:
 	// k <nil>
-	// hasp: trylock "k": held by "example"
+	// true
 	// <nil>
 }

@@ -34,7 +34,7 @@ func (v *view) status(now time.Time) backend.Status {
 		case it.Kind == shared:
 			s.Shared = append(s.Shared, string(it.Owner))
 		default:
-			s.Owner, s.Since = string(it.Owner), it.Since
+			s.Owner, s.Since, s.Kept = string(it.Owner), it.Since, it.Kind == kept
 		}
 		s.Held, s.TTL = true, max(s.TTL, rest)
 	}

@@ -92,7 +92,7 @@ func find(items []item, token string) int {
 // refusal returns the error for a claim that is refused because of items.
 func refusal(items []item, now time.Time) *backend.HeldError {
 	first := items[0]
-	e := &backend.HeldError{Owner: string(first.Owner), Shared: first.Kind == shared, Waited: first.Waited}
+	e := &backend.HeldError{Owner: string(first.Owner), Shared: first.Kind == shared, Kept: first.Kind == kept, Waited: first.Waited}
 	for _, it := range items {
 		e.RetryAfter = max(e.RetryAfter, it.rest(now))
 	}

@@ -11,11 +11,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-var recallClauses = []clause{
-	{name: "recall", need: recalls, optional: true, says: saysRecalls, check: pair(recall),
-		why: "The Client whose token may linger is told the key of each caller that is refused."},
-}
-
 var wakeClauses = given(wakes, []clause{
 	{name: "wake-change", optional: true, says: saysWakes, check: pair(wakeChange),
 		why: "A caller that listens and was refused is woken by a release, a Break, and a release with KeepUntil."},
@@ -28,48 +23,6 @@ var wakeClauses = given(wakes, []clause{
 	{name: "wake-down", need: link, says: saysCannotListen, check: wakeDown,
 		why: "A Listen over a link that fails returns an error, or the caller is woken when the link works again."},
 })
-
-// recall checks that the holder's Client receives a recall for each kind of refused call. Each kind
-// has a hold of its own, because a driver may send only one message for each hold.
-func recall(e *env, a, b *driver) {
-	id := e.claim(e.long).Token[:8]
-	asked := make(chan string, 100)
-	ctx, cancel := a.soon()
-	defer cancel()
-	mustf(a.Driver.(backend.Recaller).Recalls(ctx, id, func(key string) {
-		select {
-		case asked <- key:
-		default: // the channel asked is full
-		}
-	}), "receive recalls")
-
-	arrives := func(what string, call func(key string)) {
-		c := e.claim(e.long)
-		c.Token = backend.RecallMark + id + backend.RecallMark + c.Token
-		a.take(c)
-		call(c.Key)
-		t := time.NewTimer(e.patience)
-		defer t.Stop()
-		for key := ""; key != c.Key; { // a recall of an earlier key may arrive twice
-			select {
-			case key = <-asked:
-			case <-t.C:
-				requireInTime(false, "%s does not ask the holder's Client for the key", what)
-			}
-		}
-	}
-	arrives("a refused Acquire", func(key string) { must(b.refused(key)) })
-	if e.traits.Shared {
-		arrives("a refused shared Acquire", func(key string) {
-			shared := e.claimOf(key, e.long)
-			shared.Shared = true
-			must(b.refuses(shared))
-		})
-	}
-	if _, ok := b.Driver.(backend.Waiter); ok {
-		arrives("a Wait", func(key string) { b.wants(key) })
-	}
-}
 
 type listener struct {
 	d    *driver

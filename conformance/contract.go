@@ -45,7 +45,6 @@ const (
 	saysReaped        = "If shared holds have refused a caller, and the caller gives up, the engine releases the token of its last claim with WillRetry."
 	saysMissed        = "It also sends a signal if it may have missed messages."
 	saysCannotListen  = "If the driver cannot listen, Listen returns an error."
-	saysRecalls       = "If Acquire or Wait learns that a token with a RecallMark holds the key, the driver sends the key in a message to the ID of that token."
 	saysInspect       = "Inspect returns what the store knows of key: whether it is held, its holder, the rest of the term, the fence, and the waiters."
 	saysBreak         = "Break removes the hold of key, whichever token has it."
 	saysList          = "List yields the keys that begin with prefix and are held or waited for, each with what the store knows of it."

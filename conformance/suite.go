@@ -53,7 +53,6 @@ type suite struct {
 	traits    backend.Traits
 	waiter    bool // the driver is a Waiter or a Waker
 	waker     bool
-	recaller  bool
 	inspector bool
 	lister    bool
 	id        string       // part of each key, so that keys of two runs differ
@@ -95,7 +94,6 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	_, s.waker = d.(backend.Waker)
 	_, s.waiter = d.(backend.Waiter)
 	s.waiter = s.waiter || s.waker
-	_, s.recaller = d.(backend.Recaller)
 	_, s.inspector = d.(backend.Inspector)
 	_, s.lister = d.(backend.Lister)
 

@@ -29,7 +29,7 @@ type clause struct {
 // table has every clause, in the order of the results.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
-	keepClauses, sharedClauses, waitClauses, wakeClauses, recallClauses, orderClauses, inspectClauses, listClauses, closeClauses,
+	keepClauses, sharedClauses, waitClauses, wakeClauses, orderClauses, inspectClauses, listClauses, closeClauses,
 	historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
@@ -88,7 +88,6 @@ func (n need) missing(s *suite) string {
 var (
 	waiter    = needs("the driver is neither a Waiter nor a Waker", func(s *suite) bool { return s.waiter })
 	wakes     = needs("the driver is not a Waker", func(s *suite) bool { return s.waker })
-	recalls   = needs("the driver is not a Recaller", func(s *suite) bool { return s.recaller })
 	inspector = needs("the driver is not an Inspector", func(s *suite) bool { return s.inspector })
 	shown     = needs("the driver is neither an Inspector nor a Lister", func(s *suite) bool { return s.inspector || s.lister })
 	lister    = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })

@@ -146,7 +146,6 @@ var (
 	_ backend.Waiter    = (*driver)(nil)
 	_ backend.Inspector = (*driver)(nil)
 	_ backend.Lister    = (*driver)(nil)
-	_ backend.Recaller  = (*driver)(nil)
 )
 
 // New returns a Client that keeps its locks in the Redis of rdb. rdb is a client of one server, of

@@ -13,7 +13,6 @@ import (
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
@@ -120,22 +119,4 @@ func recordOf(t *testing.T, rdb *redis.Client, key string) record {
 		t.Errorf("%q is no record", text)
 	}
 	return r
-}
-
-// A Wait that is granted at once recalls no hold: the reply names the claim itself.
-func TestNoRecallOfTheOwnGrant(t *testing.T) {
-	r := setup(t, nil)
-	recall := redisstore.DerivedKey("recall", "client")
-	recalls := r.Redis.Subscribe(t.Context(), recall)
-	defer recalls.Close()
-	await.Value(recalls.Receive(t.Context())) // the confirmation
-	c := claim("k")
-	c.Token = backend.RecallMark + "client" + backend.RecallMark + c.Token
-	await.Value(r.Driver.Wait(t.Context(), c))
-	c.Key, c.Token = "m", c.Token+"m"
-	r.Acquire(t, c)
-	_, _ = r.Driver.Acquire(t.Context(), claim("m")) // is refused, and so recalls
-	if m := await.Value(recalls.ReceiveMessage(t.Context())); m.Payload != "m" {
-		t.Errorf("message %q", m.Payload)
-	}
 }

@@ -60,11 +60,6 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	d.store.Renew(ctx, renewScript, cs, "", done)
 }
 
-// Recalls implements [backend.Recaller].
-func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
-	return d.store.Recalls(ctx, id, f)
-}
-
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a place in the queue,
 // Release gives up that place. A c.KeepUntil delays the hand-over until that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {

@@ -190,9 +190,6 @@ func (g *group) send(command string, places []polled, timeout time.Duration) {
 	sent := time.Now() // read before the call, so that notBefore is before the beginning of a hold
 	reply, err := d.store.Run(ctx, pollScript, d.call(g.keys[:], args...))
 	g.polled(places, reply, err, sent)
-	if r, ok := reportOf(reply); ok { // perhaps nobody has asked a new holder for the key yet
-		d.store.Recall(r.token, g.key)
-	}
 }
 
 // polled handles the outcome of a poll. The argument sent is the time at which it was sent.

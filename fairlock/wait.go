@@ -271,9 +271,6 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	}
 	d.deliver(r.handed, sent)    // locks mu, and may set w.handed or w.failed
 	mine := r.token == w.c.Token // the claim has the key now
-	if !mine {
-		d.store.Recall(r.token, w.c.Key)
-	}
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -317,4 +314,5 @@ func (w *waiter) queuedLocked(r report, sent time.Time) {
 		w.notBefore = sent
 	}
 	w.held, w.heldAt = held(r.pttl, r.owner, r.shared), sent
+	w.held.Kept = redisstore.Kept(r.token)
 }

@@ -35,8 +35,11 @@ var _ gocron.Locker = (*Locker)(nil)
 // NewLocker returns a Locker that keeps the key of a job taken for at least minHold after a run has
 // started; see [hasp.WithMinHold]. Therefore even a job of a millisecond runs once per tick,
 // although the clocks of the schedulers differ. If the time between two ticks is P, and clocks
-// differ by up to D, minHold must be longer than D and shorter than P − D. P/2 is a good choice. If
-// jobs have different periods, give each job its own Locker by [gocron.WithDistributedJobLocker].
+// differ by up to D, minHold must be longer than D and shorter than P − D. P/2 is a good choice for
+// a [gocron.CronJob], whose ticks come at the same times in all processes. The ticks of a
+// [gocron.DurationJob] depend on the start of the process, so choose nearly P, such as P − P/20;
+// with P/2, the job would run up to twice as often. If jobs have different periods, give each job
+// its own Locker by [gocron.WithDistributedJobLocker].
 //
 // The opts apply to each Lock. If a scheduler dies during a run, the key is free when the term of
 // the lease has ended, and another scheduler runs the job at the next tick. [hasp.WithTTL] sets the

@@ -4,7 +4,8 @@
 //
 // The engine is the same as with every strategy, so a service meets the same errors, events and
 // times as with a store in a network. The order of arrival, min holds, shared leases and slots work
-// as with memlock.
+// as with memlock. To [hasp.LockAll], a Locker is a wrapper, which takes one key after another; pass
+// its Client to have all keys in one round trip.
 package hasptest
 
 import (

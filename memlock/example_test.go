@@ -2,6 +2,7 @@ package memlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 
@@ -26,9 +27,9 @@ func Example() {
 
 	lease, _ := a.Lock(ctx, "k")
 	_, err = b.TryLock(ctx, "k")
-	fmt.Println(err)
+	fmt.Println(errors.Is(err, hasp.ErrHeld))
 	fmt.Println(lease.Unlock(ctx))
 	// Output:
-	// hasp: trylock "k": held by "a"
+	// true
 	// <nil>
 }

@@ -237,6 +237,8 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 // because tokens have only URL-safe characters.
 const keptToken = "(kept)"
 
+func (e *entry) kept() bool { return e.claim.Token == keptToken }
+
 // Release hands the key to the first waiter. If c.KeepUntil is set, the first waiter receives the
 // key at that time.
 func (d *driver) Release(_ context.Context, c backend.Claim) error {
@@ -406,7 +408,7 @@ func (e *entry) status(now time.Time) (st backend.Status) {
 			}
 		}
 	default:
-		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), TTL: e.left(now), Fence: e.fence}
+		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), Kept: e.kept(), TTL: e.left(now), Fence: e.fence}
 	}
 	for p := e.queue.Front(); p != nil; p = p.Next() {
 		st.Waiters = append(st.Waiters, p.Value.(*waiter).claim.Owner)
@@ -419,7 +421,7 @@ func (e *entry) status(now time.Time) (st backend.Status) {
 func (e *entry) refusal(now time.Time) *backend.HeldError {
 	he := &backend.HeldError{}
 	if e.held(now) {
-		he.Owner, he.RetryAfter, he.Waited = e.claim.Owner, e.left(now), e.claim.Waited
+		he.Owner, he.RetryAfter, he.Waited, he.Kept = e.claim.Owner, e.left(now), e.claim.Waited, e.kept()
 	}
 	if r := e.reader(now); r != nil {
 		he.Owner, he.Shared = r.owner, true

@@ -117,7 +117,6 @@ var (
 	_ backend.Waker     = (*driver)(nil)
 	_ backend.Inspector = (*driver)(nil)
 	_ backend.Lister    = (*driver)(nil)
-	_ backend.Recaller  = (*driver)(nil)
 )
 
 // New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a
@@ -277,17 +276,15 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	})
 	// Return no error if the message has reached no waiter, because waiters retry within a second.
 	if owned, ok := reply.(int64); ok && owned > 0 {
-		if reached := int(owned - 1); reached > maxAlone && rest == "" {
+		switch reached := int(owned - 2); { // below 0 if no message was sent
+		case reached > maxAlone && rest == "":
 			d.crowds.note(c.Key, reached)
+		case reached == 0 && c.Unheard != nil:
+			c.Unheard.Store(true)
 		}
 		return nil
 	}
 	return d.store.Owned(reply, err)
-}
-
-// Recalls implements [backend.Recaller].
-func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
-	return d.store.Recalls(ctx, id, f)
 }
 
 // Inspect returns the holder of key. The driver records neither Since nor the waiters. A holder

@@ -4,7 +4,8 @@
 -- ARGV: the token and '#', the owner, the rest of the term in ms or '', the channel, the
 -- command that publishes
 -- Returns 0 if the token does not hold the key, even if the script removed the token's intent.
--- Otherwise it returns one more than the number of connections that the message has reached.
+-- Otherwise it returns 1 if the server has refused to publish, or else two more than the number of
+-- connections that the message has reached.
 local keep = ARGV[3] ~= ''
 local gone = keep and 0 or redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
 local held = gone == 1
@@ -34,4 +35,4 @@ end
 -- The key is free even if this user may not publish. Waiters that get no message retry within a
 -- second.
 local reached = redis.pcall(ARGV[5], ARGV[4], '0')
-return held and (type(reached) == 'number' and 1 + reached or 1) or 0
+return held and (type(reached) == 'number' and 2 + reached or 1) or 0

@@ -319,3 +319,34 @@ func TestUserWithoutChannels(t *testing.T) {
 		}
 	}
 }
+
+// A release reports that nobody waits if its message has reached nobody. If it may not send the
+// message, it does not know.
+func TestReleaseThatNobodyHears(t *testing.T) {
+	t.Parallel()
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	unheard := func(d Driver) bool {
+		c := claim("k")
+		c.Unheard = new(atomic.Bool)
+		r.Acquire(t, c)
+		await.Must(t, d.Release(t.Context(), c))
+		return c.Unheard.Load()
+	}
+	if !unheard(r.Driver) {
+		t.Error("nobody listens")
+	}
+	r.Do(t, "acl", "setuser", "ann", "on", ">pw", "~*", "resetchannels", "+@all")
+	o := r.Server.ClientOptions()
+	o.Username, o.Password = "ann", "pw"
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	if unheard(open(rdb)) {
+		t.Error("no message was sent")
+	}
+	_, stop, err := r.Driver.Listen(t.Context(), claim("k"))
+	await.Must(t, err)
+	defer stop()
+	if unheard(r.Driver) {
+		t.Error("a caller listens")
+	}
+}

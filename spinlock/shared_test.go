@@ -20,7 +20,7 @@ func TestGrantRemovesAnyIntent(t *testing.T) {
 	intent := redisstore.IntentKey("k")
 	r.Redis.Set(t.Context(), intent, "another's", 0)
 	c := claim("k")
-	c.WillRetry, c.Waited = true, time.Millisecond
+	c.WillRetry, c.Contended = true, true
 	r.Acquire(t, c)
 	if n := r.Redis.Exists(t.Context(), intent).Val(); n != 0 {
 		t.Error("the intent is still there")

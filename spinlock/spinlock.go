@@ -12,9 +12,8 @@
 //
 // It takes one round trip to lock a free key and one to unlock it. If the key is held, the first
 // attempt of a caller takes a second round trip, to learn the holder and the rest of the term.
-// Later attempts, and attempts with WithFence, take one round trip. While a key lingers
-// (hasp.WithLinger), one refused attempt takes another round trip, to ask for a release. Renewals
-// travel in batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
+// Later attempts, and attempts with WithFence, take one round trip. Renewals travel in batches.
+// hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
 //
 // However many Clients wait, together they make about eight attempts per hold, and the key is free
 // for about an eighth of the time. But each process makes at least three attempts a second, so
@@ -109,7 +108,6 @@ type driver struct {
 var (
 	_ backend.Inspector = (*driver)(nil)
 	_ backend.Lister    = (*driver)(nil)
-	_ backend.Recaller  = (*driver)(nil)
 )
 
 // New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a
@@ -185,8 +183,8 @@ const mark = "~"
 // The function waited returns how long the writer of a record had waited, or 0 if not known.
 func waited(record string) time.Duration {
 	head, _, _ := strings.Cut(record, redisstore.Mark)
-	text := head[strings.LastIndex(head, mark)+1:] // the token of a hold that may linger contains marks, too
-	n, err := strconv.ParseUint(text, 10, 48)      // in a value of another program, text may be anything
+	_, text, _ := strings.Cut(head, mark)
+	n, err := strconv.ParseUint(text, 10, 48) // in a value of another program, text may be anything
 	if err != nil {
 		return 0
 	}
@@ -201,11 +199,12 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	key := redisstore.LockKey(c.Key)
 	record := c.Token + mark + strconv.FormatInt(c.Waited.Microseconds(), 10) + redisstore.Mark + c.Owner
-	if c.Fenced || c.Waited > 0 {
+	if c.Fenced || c.Contended {
 		return d.take(ctx, c, key, record)
 	}
 
-	// If no fence is wanted, use SET, which costs the server less than a script.
+	// If no fence is wanted, and the key is probably free, use SET, which costs the server less than
+	// a script.
 	reply, err := d.store.Send(ctx, key, true, "set", key, record, "px", redisstore.Millis(c.TTL), "nx")
 	switch {
 	case err != nil:
@@ -284,11 +283,6 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 // channel returns the channel on which Spring's registry listens for a release of key.
 func (d *driver) channel(key string) string { return d.registry + "-channel:" + key }
-
-// Recalls implements [backend.Recaller].
-func (d *driver) Recalls(ctx context.Context, id string, f func(key string)) error {
-	return d.store.Recalls(ctx, id, f)
-}
 
 // Inspect returns the holders of key. In the result, Since is zero, because a record does not
 // contain it. A holder that does not use hasp has no Owner.

@@ -76,38 +76,23 @@ func proxied(t *testing.T, o *redistest.Options) (rig, *faultproxy.Proxy) {
 	return r, p
 }
 
-// A hold tells how long its Client waited, also if it may linger. The hold of another program does
-// not. The Client of a hold that may linger is asked for the key once.
+// A hold tells how long its Client waited. The hold of another program does not.
 func TestHeldByAClientThatWaited(t *testing.T) {
 	r := setup(t, nil)
 	hold := claim("k")
 	hold.Waited = 1500 * time.Millisecond
 	r.Acquire(t, hold)
-	lingers := claim("lingers")
-	lingers.Token, lingers.Waited = backend.RecallMark+"client"+backend.RecallMark+lingers.Token, time.Second
-	r.Acquire(t, lingers)
-	recall := redisstore.DerivedKey("recall", "client")
-	recalls := r.Redis.Subscribe(t.Context(), recall)
-	defer recalls.Close()
-	await.Value(recalls.Receive(t.Context())) // the confirmation
 	r.Redis.Set(t.Context(), "spring", "6a0a6b0e-0001-4f0e-9a51-000000000000", time.Minute)
 	r.Redis.Set(t.Context(), "redsync", "a~b", time.Minute)
-	for key, want := range map[string]time.Duration{"k": hold.Waited, "lingers": time.Second, "spring": 0, "redsync": 0} {
+	for key, want := range map[string]time.Duration{"k": hold.Waited, "spring": 0, "redsync": 0} {
 		first := claim(key)
 		waiting, later, fenced := first, first, fenced(key)
-		waiting.WillRetry, later.Waited = true, time.Second
+		waiting.WillRetry, later.Contended = true, true
 		for _, c := range []backend.Claim{first, waiting, later, fenced} {
 			var held *backend.HeldError
 			if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Waited != want || held.RetryAfter <= 0 {
 				t.Errorf("%s: got %+v, want a holder that waited for %v", key, err, want)
 			}
 		}
-	}
-	for _, want := range []string{"lingers", "end"} {
-		if m := await.Value(recalls.ReceiveTimeout(t.Context(), await.Patience)).(*redis.Message); m.Payload != want {
-			t.Errorf("message %q, want %q", m.Payload, want)
-		}
-		r.Driver.Close() // no message is under way after it
-		r.Redis.Publish(t.Context(), recall, "end")
 	}
 }

@@ -84,7 +84,9 @@ func TestCommandsThatNeedNoStore(t *testing.T) {
 		"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://", "redlock+redis://")
 	contains(t, call("--version").want(t, 0).out, "hasp ")
 	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
-	contains(t, call("lead", "--help").want(t, 0).out, "75     hasp lead runs inside a hasp that holds the key")
+	if out := call("lead", "--help").want(t, 0).out; strings.Contains(out, "  75  ") {
+		t.Errorf("hasp lead never exits with 75, but says:\n%s", out)
+	}
 	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
 }
 

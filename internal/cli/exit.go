@@ -29,15 +29,17 @@ const (
 )
 
 // exitCodes returns the part of a help text about exit codes. The arguments say what 69, 75 and 79
-// mean for the command.
+// mean for the command. If the command never exits with 75, held is empty.
 func exitCodes(store, held, lost string) string {
+	if held != "" {
+		held = "\n  75     " + held
+	}
 	return `Exit codes:
 
   the code of COMMAND, if it ran to its end under the lock
   128+n  signal n ended COMMAND, or hasp while it waited
   64     wrong usage: a flag, the key, the URL or the configuration
-  69     ` + store + `
-  75     ` + held + `
+  69     ` + store + held + `
   79     ` + lost + `
   126    COMMAND cannot be executed
   127    COMMAND was not found

@@ -122,7 +122,11 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	row("key", "%s", text.Quote(key))
 	fence := "fence"
 	if s.Held {
-		row("state", "held")
+		state := "held"
+		if s.Kept {
+			state = "kept by a min hold, after the owner has unlocked"
+		}
+		row("state", "%s", state)
 		if ui.Foreign(s) {
 			row("value", "not a record of this strategy: of another strategy, another library, or an application")
 		}
@@ -135,9 +139,12 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 		if !s.Since.IsZero() {
 			row("since", "%s (%s ago)", s.Since.Format(time.RFC3339), text.Duration(time.Since(s.Since)))
 		}
-		if s.TTL < 0 {
+		switch {
+		case s.TTL < 0:
 			row("term", "without an end")
-		} else {
+		case s.Kept:
+			row("term", "%s left", text.Duration(s.TTL))
+		default:
 			row("term", "%s left, unless it is renewed", text.Duration(s.TTL))
 		}
 	} else {

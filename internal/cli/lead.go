@@ -22,7 +22,8 @@ import (
 type lead struct {
 	run
 	down   atomic.Bool // the last attempt could not reach the store
-	quiet  func()      // suppresses the notice "waiting for KEY"
+	notice func()      // lets hasp wait as before its first command: it prints "waiting for KEY" in a moment, and Ctrl-Z stops it
+	quiet  func()      // ends that
 	ended  bool        // a command has ended
 	result job.Result  // the result of the last command
 
@@ -58,7 +59,7 @@ func (a *app) leadCommand() *cobra.Command {
 		Short: "Run a command while leading, and compete again after a loss",
 		Long: leadHelp + exitCodes(
 			`the store could not be reached at the start`,
-			`hasp lead runs inside a hasp that holds the key`,
+			``,
 			`lost: a signal arrived while COMMAND ran, and the lock was lost before
          COMMAND ended; without a signal, hasp waits for KEY again`),
 		Example: `  hasp lead scheduler -- ./scheduler
@@ -85,9 +86,6 @@ func (l *lead) lead(cmd *cobra.Command) error {
 		return err
 	}
 	defer l.close(client)
-	if err := l.refuseNested(cmd.Context(), client); err != nil {
-		return err
-	}
 
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -97,10 +95,16 @@ func (l *lead) lead(cmd *cobra.Command) error {
 		defer l.mu.Unlock()
 		cancel()
 	})()
-	waiting, quiet := context.WithCancel(ctx)
-	defer quiet()
-	l.quiet = quiet
-	defer time.AfterFunc(noticeAfter, func() { l.sayWaiting(waiting, client) }).Stop()
+	l.notice = func() {
+		waiting, quiet := context.WithCancel(ctx)
+		timer := time.AfterFunc(noticeAfter, func() { l.sayWaiting(waiting, client) })
+		go job.StopItself(waiting)
+		l.quiet = func() {
+			timer.Stop()
+			quiet()
+		}
+	}
+	l.notice()
 
 	err = hasp.Lead(ctx, client, l.key, func(_ context.Context, lease *hasp.Lease) error {
 		return l.leading(cmd.Context(), lease)
@@ -141,6 +145,8 @@ func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 	if ctx.Err() != nil {
 		l.cancel() // so that hasp does not compete for the key again
 	}
+
+	l.notice() // hasp may compete again
 	return err
 }
 

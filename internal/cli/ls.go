@@ -10,6 +10,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -29,7 +30,8 @@ how many callers wait. A dash stands for what the strategy does not store. In a
 network only fairlock and etcdlock store who waits, so --waiting lists nothing
 with others. Each
 slot is a key of its own: KEY#0, KEY#1 and so on. While a caller waits for a slot,
-KEY#queue is listed too.
+KEY#queue is listed too. A key or an owner of more than 200 bytes is cut, but not
+with --json. If a key is not UTF-8, --json adds it as key_base64.
 
 ls lists only locks in the form that this strategy writes. For a key that another
 program holds, use "hasp inspect". On a Redis, ls reads the names of
@@ -80,7 +82,14 @@ func list(ctx context.Context, client *hasp.Client, prefix string, waiting bool)
 // printLines prints entries as JSON, each on its line.
 func (a *app) printLines(all []hasp.Entry) error {
 	for _, e := range all {
-		if err := a.printJSON("", e); err != nil {
+		line := struct {
+			hasp.Entry
+			Bytes []byte `json:"key_base64,omitempty"` // the key, if it is not UTF-8, because JSON cannot contain it
+		}{Entry: e}
+		if !utf8.ValidString(e.Key) {
+			line.Bytes = []byte(e.Key)
+		}
+		if err := a.printJSON("", line); err != nil {
 			return err
 		}
 	}
@@ -111,7 +120,16 @@ func dashUnless(known bool, cell string) string {
 	return cell
 }
 
-func label(s string) string { return text.Label(s, '~') }
+// label returns a cell. A longer text is cut, because a table is as wide as its longest cell.
+func label(s string) string {
+	cell := text.Label(s, '~')
+	if len(cell) > maxCell {
+		cell = fmt.Sprintf("%s... (%d bytes)", cell[:maxCell], len(s))
+	}
+	return cell
+}
+
+const maxCell = 200
 
 // holder returns the owner, or the owners of shared holds.
 func holder(e hasp.Entry) string {
@@ -127,6 +145,9 @@ func holder(e hasp.Entry) string {
 		return fmt.Sprintf("(%d shared) %s", len(owners), strings.Join(owners, ", "))
 	case ui.Foreign(e.Status):
 		return "(not of this strategy)"
+	}
+	if e.Kept {
+		return label(e.Owner) + " (min hold)"
 	}
 	return label(e.Owner)
 }

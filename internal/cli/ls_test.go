@@ -35,6 +35,23 @@ func TestTableOfLocks(t *testing.T) {
 		"report  (2 shared) r1, r2", "-      1m0s", "wanted  (free)", "java    (not of this strategy)", "no end")
 }
 
+// One long key does not make every line of the table as long, and JSON tells keys apart that are not
+// UTF-8.
+func TestLsOfLongAndBinaryKeys(t *testing.T) {
+	all := []backend.Entry{{Key: strings.Repeat("x", 1e6)}, {Key: "a\xff"}, {Key: "a\xfe"},
+		{Key: "tick", Status: backend.Status{Held: true, Owner: "me", Kept: true}}}
+	var b strings.Builder
+	must(t, table(&b, all, time.Now()))
+	if n := b.Len(); n > 5000 {
+		t.Errorf("the table has %d bytes", n)
+	}
+	contains(t, b.String(), "me (min hold)")
+
+	b.Reset()
+	must(t, (&app{out: &b}).printLines(all[1:]))
+	contains(t, b.String(), `"key_base64":"Yf8="`, `"key_base64":"Yf4="`, `{"key":"tick","held":true`)
+}
+
 // A key or an owner may be any bytes. Only printable ones reach the terminal.
 func TestNothingIsShownRaw(t *testing.T) {
 	t.Parallel()

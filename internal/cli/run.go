@@ -67,10 +67,9 @@ With --shared, any number of commands run at once under KEY, as long as all are
 shared. A run without --shared waits for them to end, and then runs alone. While
 it waits, new shared ones wait behind it. filelock:// cannot share a key.
 
-If COMMAND calls hasp run with the same KEY and store, the inner hasp run exits
-with 75 at once, because the two would wait for each other. With --slots, it takes
-another slot, unless such calls hold them all. The outer hasp run lists its locks
-for the inner one in HASP_HELD.
+If COMMAND calls hasp run with the same KEY and store, the two wait for each
+other: the inner one says so, and names the outer one. With --slots, it takes
+another slot, unless such calls hold them all. Give it --wait or --no-wait.
 
 COMMAND inherits the rest of the environment, also HASP_URL and a password in
 it. hasp does not pass --url and --config on: repeat them for a hasp inside

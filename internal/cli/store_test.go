@@ -151,7 +151,7 @@ func TestBadInput(t *testing.T) {
 		"unlock, no handle":   {[]string{"unlock", secret}, exitUsage, "this is not a handle that hasp lock has printed"},
 		"unlock, empty":       {[]string{"unlock", "-"}, exitUsage, "this is not a handle that hasp lock has printed"},
 		"unlock, no token":    {[]string{"renew", `{"key":"k","ttl_ns":1000000000}`}, exitUsage, "this is not a handle of Detach"},
-		"unlock, other store": {[]string{"unlock", `{"key":"k","token":"` + secret + `","ttl_ns":1000000000}`}, exitLost, `"k": lease lost: this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store, strategy or prefix: lock the key again if you still need it`},
+		"unlock, other store": {[]string{"unlock", `{"key":"k","token":"AAAAAAAAAAAAAAAAAAAAAA","ttl_ns":1000000000}`}, exitLost, `"k": lease lost: this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store, strategy or prefix: lock the key again if you still need it`},
 		"no slots":            {[]string{"run", "key", "--slots", "0", "--", "true"}, exitUsage, "0 slots: give 1 to 100"},
 		"shared slots":        {[]string{"run", "key", "--shared", "--slots", "2", "--", "true"}, exitUsage, "[shared slots] are set none of the others can be"},
 		"shared, kept":        {[]string{"run", "key", "--shared", "--min-hold", "2s", "--", "true"}, exitUsage, "[shared min-hold] are set none of the others can be"},

@@ -102,6 +102,25 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	}
 }
 
+// After a loss, hasp lead waits as before its first command: it says so, and Ctrl-Z stops it.
+func TestCtrlZStopsALeadThatWaitsAgain(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	s := startSession(t, url, false, "lead", "key", "--ttl", soonLost, "--", "sh", "-c", "echo it leads; exec sleep 600")
+	s.expect("it leads")
+	runHasp(t, url, "break", "key", "--force").want(t, 0)
+	holder := hold(t, url)
+	s.expect("waiting for")
+	s.types("\x1a")
+	s.report.expect("stopped")
+	s.order("fg")
+	s.report.expect("continued")
+	holder.free()
+	await.Until(t, "it leads again", func() bool { return strings.Count(s.String(), "it leads") == 2 })
+	s.types("\x03")
+	s.report.expect("killed by 2")
+}
+
 // After kill -STOP and bg, the shell has the terminal. hasp must not take it.
 func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	t.Parallel()

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,10 +20,6 @@ const noticeAfter = time.Second
 // acquire waits for the key. If it waits for longer than noticeAfter, it prints that it waits, and
 // in the end how long it has waited.
 func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Option) (*hasp.Lease, error) {
-	if err := r.refuseNested(ctx, client); err != nil {
-		return nil, err
-	}
-
 	began := time.Now()
 	waiting, done := context.WithCancel(ctx)
 	defer done()
@@ -80,6 +74,8 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 	switch {
 	case ui.Foreign(s):
 		by = ", which has a value that is not a lock of this strategy; see hasp inspect"
+	case s.Kept:
+		by = fmt.Sprintf(", kept for %s more by a min hold of %s", text.Duration(s.TTL), text.Quote(s.Owner))
 	case s.Owner != "":
 		by = ", held by " + text.Quote(s.Owner)
 	}
@@ -92,23 +88,16 @@ const (
 	keyEnv   = "HASP_KEY="
 	fenceEnv = "HASP_FENCE="
 	slotEnv  = "HASP_SLOT="
-
-	// heldEnv contains, as the query of a URL, the key and the owner of this lock and of each lock
-	// of an outer hasp run. A hasp run inside the command reads it.
-	heldEnv = "HASP_HELD="
 )
 
 // environment returns env with the variables for lease. They replace the variables of an outer hasp
-// run, except that HASP_HELD keeps the outer locks.
+// run.
 func (r *run) environment(env []string, lease *hasp.Lease) []string {
-	held := heldAround()
-	held.Add(lease.Key(), r.owner)
-
 	env = slices.DeleteFunc(env, func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		return slices.Contains([]string{keyEnv, fenceEnv, slotEnv, heldEnv}, name+"=")
+		return slices.Contains([]string{keyEnv, fenceEnv, slotEnv}, name+"=")
 	})
-	env = append(env, keyEnv+lease.Key(), heldEnv+held.Encode())
+	env = append(env, keyEnv+lease.Key())
 	if fence := lease.Fence(); fence != 0 {
 		env = append(env, fenceEnv+strconv.FormatUint(fence, 10))
 	}
@@ -116,46 +105,4 @@ func (r *run) environment(env []string, lease *hasp.Lease) []string {
 		env = append(env, slotEnv+strconv.Itoa(lease.Slot()))
 	}
 	return env
-}
-
-// heldAround returns the locks of the outer hasp runs, inside which this process runs. It maps each
-// key to the owners.
-func heldAround() url.Values {
-	held, _ := url.ParseQuery(os.Getenv(strings.TrimSuffix(heldEnv, "=")))
-	return held
-}
-
-// refuseNested returns an error if the outer hasp runs hold the key, or all of its slots. The outer
-// runs wait until this process ends, so this process must not wait for them.
-//
-// The environment alone does not prove that they hold the key. A process in the background keeps
-// its environment after the lock was released. The lock may also be in another store. So
-// refuseNested asks the store for the owners.
-func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
-	owners := heldAround()[r.key]
-	if len(owners) == 0 {
-		return nil
-	}
-
-	owner := ""
-	for i := range max(r.slots, 1) {
-		key := r.key
-		if r.slots > 0 {
-			key += "#" + strconv.Itoa(i)
-		}
-		s, err := client.Inspect(ctx, key)
-		if err != nil || !s.Held {
-			return nil
-		}
-		// Refuse even if both runs are shared. A writer may have begun to wait after the outer run
-		// got the key, and would keep this run out.
-		holders := append(s.Shared, s.Owner)
-		at := slices.IndexFunc(holders, func(h string) bool { return slices.Contains(owners, h) })
-		if at < 0 {
-			return nil
-		}
-		owner = holders[at]
-	}
-	return codeError{exitNotAcquired, fmt.Errorf("%s is held by %s, the hasp run that this one runs inside: "+
-		"each would wait for the other to end%s", text.Quote(r.key), text.Quote(owner), r.notRun())}
 }

@@ -50,9 +50,6 @@ var bootID = sync.OnceValues(func() (id string, ahead time.Duration) {
 	return strings.TrimSpace(string(b)), time.Duration(s)*time.Second + time.Duration(ns)
 })
 
-// Yield lets other threads of the host use this processor, if they wait for it.
-func Yield() { _, _, _ = syscall.Syscall(syscall.SYS_SCHED_YIELD, 0, 0, 0) }
-
 // suspended returns the difference of two clocks, only one of which runs during a suspend. It
 // returns 0 if the kernel lacks one of the clocks.
 func suspended() time.Duration {

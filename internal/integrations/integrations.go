@@ -35,6 +35,17 @@ func scheduleOnce(c *hasp.Client, report func()) (gocron.Scheduler, error) {
 	return s, err
 }
 
+func scheduleEvery(c *hasp.Client, period time.Duration, report func()) (gocron.Scheduler, error) {
+	// Each process has ticks of its own, so a run keeps the key for nearly the whole period.
+	locker := gocronhasp.NewLocker(c, period-period/20)
+	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(locker))
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.NewJob(gocron.DurationJob(period), gocron.NewTask(report), gocron.WithName("report"))
+	return s, err
+}
+
 func scheduleOnLeader(ctx context.Context, c *hasp.Client) (gocron.Scheduler, *gocronhasp.Elector, error) {
 	elector := gocronhasp.NewElector(ctx, c, "scheduler")
 	s, err := gocron.NewScheduler(gocron.WithDistributedElector(elector))

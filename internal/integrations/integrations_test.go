@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
 	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
@@ -21,6 +22,7 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/memlock"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
@@ -92,6 +94,29 @@ func TestGocronLocker(t *testing.T) {
 	if len(ran) > 0 {
 		t.Error("both processes ran the job")
 	}
+}
+
+// Three processes, which have started at different times, run the job once in each period.
+func TestGocronDurationJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const period = time.Minute
+		var store memlock.Store
+		runs := make(chan bool, 100)
+		for range 3 {
+			c := await.Value(hasp.New(store.Driver(), nil))
+			defer c.Close()
+			s := await.Value(scheduleEvery(c, period, func() { runs <- true }))
+			defer s.Shutdown()
+			s.Start()
+			time.Sleep(period / 3)
+		}
+		time.Sleep(period / 6) // between two ticks
+		before := len(runs)
+		time.Sleep(10 * period)
+		if n := len(runs) - before; n != 10 {
+			t.Errorf("%d runs in 10 periods", n)
+		}
+	})
 }
 
 func TestGocronElector(t *testing.T) {

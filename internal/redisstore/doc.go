@@ -41,7 +41,7 @@
 // # Subscriptions
 //
 // A Store uses one connection to each server for the subscriptions of all keys (package pubsub). A
-// message never grants a key. It can only wake a waiter, or recall a key that lingers.
+// message never grants a key. It can only wake a waiter.
 //
 // # Sentinel and Cluster
 //

@@ -30,11 +30,6 @@ type Store struct {
 	ran       sync.Map // scripts that Run sends by their hash: *Script → nil
 	dialer    *dialer  // nil if the caller of hasp passed the client
 
-	// recalled contains, for each key, the record of the last hold for which Recall sent a message.
-	// Recall sends only one message for a hold, because refused callers may ask very often.
-	mu       sync.Mutex // guards recalled
-	recalled map[string]string
-
 	// Only tests set the field always. If it is true, a caller uses a wire even if there is no
 	// other caller, and the wire does not end by itself.
 	always bool

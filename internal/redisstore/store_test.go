@@ -394,20 +394,3 @@ func TestEnds(t *testing.T) {
 		t.Errorf("cluster: got %v", got)
 	}
 }
-
-// A message to the holder of a key that lingers may hang, as on another node. That delays neither
-// the refused caller nor Close. If too many hang, one is sent at a refusal after they have ended.
-func TestRecallDelaysNobody(t *testing.T) {
-	p := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
-	s := opened(t, "redis://"+p.Addr(), nil)
-	p.Fail("recall", faultproxy.HangReply)
-	for s.Go(func(ctx context.Context) { <-ctx.Done() }) {
-	}
-	returns(t, "a refusal", func() {
-		until(t, "the message", func() bool {
-			s.Granted([]any{int64(0), int64(1000), "~client~token"}, backend.Claim{Key: "k"})
-			return p.Pending() == 0
-		})
-	})
-	returns(t, "Close", func() { s.Close() })
-}

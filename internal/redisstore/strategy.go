@@ -26,6 +26,9 @@ func Owner(record string) string {
 	return owner
 }
 
+// Kept reports whether a record is that of a min hold, whose owner has released the key.
+func Kept(record string) bool { return strings.HasPrefix(record, "kept-") }
+
 // These are the bounds on the length of a token. They exclude values of other programs such as
 // "user#7".
 const (
@@ -103,7 +106,7 @@ func (f Found) Free() bool { return f.pttl == -2 }
 
 // Held returns the error for a key that is held.
 func (f Found) Held() *backend.HeldError {
-	e := &backend.HeldError{Owner: Owner(f.Record)}
+	e := &backend.HeldError{Owner: Owner(f.Record), Kept: Kept(f.Record)}
 	if len(f.Members) > 0 {
 		e.Owner, e.Shared = Owner(f.Members[0]), true
 	}
@@ -118,7 +121,7 @@ func (f Found) Held() *backend.HeldError {
 func (f Found) Status() backend.Status {
 	var s backend.Status
 	if f.pttl != -2 {
-		s.Held, s.Owner, s.TTL = true, Owner(f.Record), Term(f.pttl)
+		s.Held, s.Owner, s.Kept, s.TTL = true, Owner(f.Record), Kept(f.Record), Term(f.pttl)
 	}
 	for _, m := range f.Members {
 		s.Shared = append(s.Shared, Owner(m))
@@ -172,8 +175,7 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 	return f.Status(), nil
 }
 
-// Granted decodes the reply of a script that takes a hold. If the key is held and may linger,
-// Granted asks the holder to release it. The reply is one of these:
+// Granted decodes the reply of a script that takes a hold. The reply is one of these:
 //
 //   - 1 is a grant without a fence. A text is a grant with that fence.
 //   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
@@ -191,7 +193,6 @@ func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 		}
 	case []any:
 		if found, ok := Refusal(reply); ok {
-			s.Recall(found.Record, c.Key)
 			return backend.Grant{}, found.Held()
 		}
 		if c.Fenced && len(r) == 1 && r[0] == int64(-1) {
@@ -199,49 +200,6 @@ func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 		}
 	}
 	return backend.Grant{}, s.Unexpected(reply)
-}
-
-// Recalls implements [backend.Recaller]. Each Client has a channel of its own. On a cluster, the
-// Client's ID decides the slot of the channel. This need not be the slot of a lock, because no
-// script publishes on the channel.
-func (s *Store) Recalls(ctx context.Context, id string, f func(key string)) error {
-	channel := DerivedKey("recall", id)
-	_, err := s.Listen(ctx, channel, channel, func(key string, again bool) {
-		if !again { // if again is true, messages may have been missed, but their keys are not known
-			f(key)
-		}
-	})
-	return err
-}
-
-// maxRecalled limits the number of keys in Store.recalled. At this limit, Recall forgets all keys.
-const maxRecalled = 256
-
-// Recall asks the Client that holds key to release it, if the holder's token says that the key may
-// linger. The argument record begins with that token. Recall does not wait, because on a cluster
-// the channel may be on another node, which may hang. If the user may not publish, or the message
-// is lost, the caller waits for the end of the linger.
-func (s *Store) Recall(record, key string) {
-	id, ok := backend.RecallID(record)
-	if !ok || !isToken(id) {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// If too many messages are in flight, the next refusal sends this one.
-	if s.recalled[key] == record || !s.Go(func(ctx context.Context) {
-		channel, command := DerivedKey("recall", id), "publish"
-		if s.Sharded(ctx, channel) {
-			command = "spublish"
-		}
-		_, _ = s.Send(ctx, channel, false, command, channel, key)
-	}) {
-		return
-	}
-	if len(s.recalled) >= maxRecalled || s.recalled == nil {
-		s.recalled = map[string]string{}
-	}
-	s.recalled[key] = record
 }
 
 // NoFence is the error of a fenced Acquire if the value of the fence counter is not a number that

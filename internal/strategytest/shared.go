@@ -91,7 +91,7 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 		}
 
 		// Repeat the attempt if, on a slow machine, the intent expires before the test reads it.
-		w.WillRetry, w.Waited = true, time.Millisecond
+		w.WillRetry, w.Contended = true, true
 		var left time.Duration
 		await.Until(t, kind+": an intent", func() bool {
 			refused(t, kind, r, w, true)

@@ -3,11 +3,12 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"strings"
 	"time"
 )
 
 // measure measures a caller that locks one key again and again, while a caller of another process
-// wants the key now and then.
+// wants the key now and then. The key lingers only for the first caller.
 func (s repetition) measure(ctx context.Context, b *bench, c contestant) (figures, error) {
 	l, err := b.locker(ctx, c)
 	if err != nil {
@@ -18,7 +19,7 @@ func (s repetition) measure(ctx context.Context, b *bench, c contestant) (figure
 		return nil, err
 	}
 	var made made
-	reports, err := b.compete([]order{{Contestant: c.name, Stores: b.at[0], Key: key, Waiters: 1, Think: s.think}}, func() (err error) {
+	reports, err := b.compete([]order{{Contestant: strings.TrimSuffix(c.name, "-linger"), Stores: b.at[0], Key: key, Waiters: 1, Think: s.think}}, func() (err error) {
 		made, err = pairs(ctx, l, term, [][]string{{key}}, s.length)
 		return err
 	})

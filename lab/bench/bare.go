@@ -95,80 +95,44 @@ func (l *bareLock) Unlock(ctx context.Context) error {
 
 func (b *bareCaller) close() { _ = b.end() }
 
-// keeper sends only the commands of a lock that lingers. It keeps its key until another process,
-// which polls, asks for the key by a message. Then the keeper releases the key.
+// keeper sends only the commands of a lock that lingers, for one caller. It keeps its key until
+// keepFor has passed since the grant, and then leaves the key to other processes for leaveFor.
 type keeper struct {
 	*bareCaller
-
-	mu     sync.Mutex
-	kept   held // nil if this process does not have the key
-	used   bool // a caller of this process has the key
-	wanted bool
+	kept  held // nil if this process does not have the key
+	until time.Time
 }
 
-func openKeeper(ctx context.Context, s stores, term time.Duration) (locker, error) {
+const (
+	keepFor  = 50 * time.Millisecond
+	leaveFor = 10 * time.Millisecond
+)
+
+func openKeeper(_ context.Context, s stores, term time.Duration) (locker, error) {
 	rdb, err := connect(s.One)
-	if err != nil {
-		return nil, err
-	}
-	k := &keeper{bareCaller: &bareCaller{rdb, term, 0, rdb.Close, nil}}
-	sub := rdb.Subscribe(ctx, "bench:wanted")
-	if _, err := sub.Receive(ctx); err != nil {
-		return nil, err
-	}
-	go func() {
-		for range sub.Channel() {
-			k.mu.Lock()
-			if k.wanted = k.kept != nil; k.wanted && !k.used {
-				_ = k.freeLocked(context.Background())
-			}
-			k.mu.Unlock()
-		}
-	}()
-	return k, nil
-}
-
-func (k *keeper) freeLocked(ctx context.Context) error {
-	err := k.kept.Unlock(ctx)
-	k.kept, k.wanted = nil, false
-	return err
+	return &keeper{bareCaller: &bareCaller{rdb, term, polling, rdb.Close, nil}}, err
 }
 
 func (k *keeper) lock(ctx context.Context, key string) (held, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for k.kept == nil {
+	if k.kept == nil {
 		l, err := k.bareCaller.lock(ctx, key)
-		if err == nil {
-			k.kept = l
-			break
-		}
-		if err == errTaken {
-			err = k.rdb.Publish(ctx, "bench:wanted", "").Err()
-		}
 		if err != nil {
 			return nil, err
 		}
-		k.mu.Unlock()
-		time.Sleep(100 * time.Microsecond)
-		k.mu.Lock()
+		k.kept, k.until = l, time.Now().Add(keepFor)
 	}
-	k.used = true
 	return &keptLock{k}, nil
 }
 
 type keptLock struct{ *keeper }
 
 func (l *keptLock) Unlock(ctx context.Context) error {
-	l.mu.Lock()
-	l.used = false
-	if !l.wanted {
-		l.mu.Unlock()
+	if time.Now().Before(l.until) {
 		return nil
 	}
-	err := l.freeLocked(ctx)
-	l.mu.Unlock()
-	time.Sleep(3 * time.Millisecond) // leave the key free for another process
+	err := l.kept.Unlock(ctx)
+	l.kept = nil
+	time.Sleep(leaveFor)
 	return err
 }
 

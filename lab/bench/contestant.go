@@ -100,7 +100,7 @@ func contestants() []contestant {
 }
 
 // linger is the option with which a Client keeps an unlocked key for its next caller.
-var linger = hasp.WithLinger(time.Second)
+var linger = hasp.WithLinger()
 
 // term is the term of all leases, except in the scenario of many leases.
 const term = 30 * time.Second

@@ -32,7 +32,7 @@ func (s crowd) measure(ctx context.Context, b *bench, c contestant) (f figures, 
 	defer l.close()
 
 	// This run is not measured. It opens connections and loads scripts.
-	if _, err := pairs(ctx, l, s.term, distinctKeys(takers), 50*time.Millisecond); err != nil {
+	if _, err := pairs(ctx, l, s.term, distinctKeys(takers, keysEach), 50*time.Millisecond); err != nil {
 		return nil, err
 	}
 	name := "bench:" + rand.Text()[:8]

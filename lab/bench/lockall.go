@@ -32,7 +32,7 @@ func (s several) measure(ctx context.Context, b *bench, c contestant) (figures, 
 	}
 	defer l.close()
 	keys, apart := make([]string, s.keys), make([]string, s.keys) // one list for each way to lock, because spinlock leaves a key free after a long hold
-	for i, k := range distinctKeys(s.keys) {
+	for i, k := range distinctKeys(s.keys, keysEach) {
 		keys[i], apart[i] = k[0], k[1]
 	}
 

@@ -46,6 +46,7 @@ func (p plan) held(nodes int) (all []section) {
 // on which a server runs, and a server stays on one processor for a while.
 type distinct struct {
 	goroutines int
+	keys       int // the number of keys that each goroutine has
 	length     time.Duration
 }
 
@@ -99,7 +100,13 @@ func (c crowd) includes(d contestant) bool {
 	return d.most > 0 && c.leases <= d.most && c.five == (d.nodes == 5)
 }
 
-func (d distinct) String() string { return count(d.goroutines, "goroutine", "goroutines") }
+func (d distinct) String() string {
+	s := count(d.goroutines, "goroutine", "goroutines")
+	if d.keys == 1 {
+		s += ", one key each"
+	}
+	return s
+}
 
 func (c contest) String() string {
 	s := fmt.Sprintf("%d waiters, %s", c.waiters, count(c.processes, "process", "processes"))
@@ -143,7 +150,7 @@ func planOf(quick bool) plan {
 	const ms, s = time.Millisecond, time.Second
 	if quick {
 		return plan{rounds: 1, budget: 36 * s, settings: map[string][]setting{
-			uncontended: {distinct{1, 30 * ms}, distinct{64, 60 * ms}},
+			uncontended: {distinct{1, keysEach, 30 * ms}, distinct{64, 1, 60 * ms}, distinct{64, keysEach, 60 * ms}},
 			contended: {
 				contest{waiters: 8, processes: 4, length: 60 * ms},
 				contest{waiters: 2, processes: 2, length: 60 * ms},
@@ -175,8 +182,8 @@ func planOf(quick bool) plan {
 		again:   {repetition{4 * s, 20 * ms}},
 		lockAll: {several{8, ms, s}, several{64, ms, 2 * s}},
 	}
-	for _, n := range []int{1, 64, 256, 1024} {
-		d := distinct{n, 70 * ms}
+	for _, d := range []distinct{{1, keysEach, 0}, {64, keysEach, 0}, {256, keysEach, 0}, {1024, 1, 0}, {1024, keysEach, 0}} {
+		d.length = 70 * ms
 		settings[uncontended] = append(settings[uncontended], d, d)
 	}
 	for _, c := range []contest{

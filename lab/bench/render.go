@@ -208,7 +208,9 @@ func number(f float64) string {
 	return text
 }
 
-func callers(n int) section { return section{uncontended, distinct{goroutines: n}.String()} }
+func callers(n int) section {
+	return section{uncontended, distinct{goroutines: n, keys: keysEach}.String()}
+}
 
 // goroutines returns the title of a column of the scenario "uncontended". One goroutine may be
 // pinned.

@@ -15,7 +15,7 @@ import (
 // figures maps the names of metrics to the results of one turn.
 type figures map[string]float64
 
-// keysEach is the number of keys that each caller has.
+// keysEach is the number of keys that most callers have.
 const keysEach = 8
 
 // measure measures callers that lock and unlock keys of their own.
@@ -24,7 +24,7 @@ func (d distinct) measure(ctx context.Context, b *bench, c contestant) (figures,
 	if err != nil {
 		return nil, err
 	}
-	keys := distinctKeys(d.goroutines)
+	keys := distinctKeys(d.goroutines, d.keys)
 	if d.goroutines == 1 {
 		defer b.pin(ctx, c)()
 	}
@@ -64,11 +64,11 @@ func (d distinct) measure(ctx context.Context, b *bench, c contestant) (figures,
 }
 
 // distinctKeys returns a list of keys for each caller. No key is in two lists.
-func distinctKeys(callers int) [][]string {
+func distinctKeys(callers, each int) [][]string {
 	keys := make([][]string, callers)
 	name := rand.Text()[:8]
 	for i := range keys {
-		for k := range keysEach {
+		for k := range each {
 			keys[i] = append(keys[i], fmt.Sprintf("bench:%s:%d:%d", name, i, k))
 		}
 	}

@@ -217,10 +217,16 @@ func (a *caller) slot() {
 	}
 }
 
-// breaks frees a key that any caller may hold, as the command "hasp break" does. In half of the
-// cases its Client cannot reach one of the servers.
+// breaks frees a key that any caller may hold: by the caller's own Client, or by one of its own, as
+// the command "hasp break" does. In half of these cases that Client cannot reach one of the servers.
 func (a *caller) breaks() {
 	if !a.w.breaks {
+		return
+	}
+	if a.chance(2) {
+		key := a.key()
+		a.w.book.broke(key, time.Now().Add(time.Hour))
+		_ = a.c.Break(context.Background(), key)
 		return
 	}
 	c := a.w.client(a.r)

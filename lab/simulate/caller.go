@@ -143,7 +143,7 @@ func (a *caller) bounds() bounds {
 		hasp.WithFence(), hasp.WithoutRenewal(),
 		hasp.WithTTL(term),
 		hasp.WithMaxHold(time.Millisecond + a.upTo(500*time.Millisecond)),
-		hasp.WithLinger(a.upTo(200 * time.Millisecond)),
+		hasp.WithLinger(),
 	} {
 		if a.chance(5) {
 			b.opts = append(b.opts, o)

@@ -204,7 +204,7 @@ func (w *client) options(r *rand.Rand, key int) (opts []hasp.Option, ask report)
 		opts = append(opts, hasp.WithMinHold(time.Duration(r.Float64()*0.2*float64(w.Term))))
 	}
 	if r.IntN(4) == 0 {
-		opts = append(opts, hasp.WithLinger(time.Duration(r.Float64()*0.2*float64(w.Term))))
+		opts = append(opts, hasp.WithLinger())
 	}
 	return opts, ask
 }

@@ -104,7 +104,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 func (d *driver) Close() error { return d.close() }
 
-// full is a Recaller, an Inspector and a Lister.
+// full is an Inspector and a Lister.
 type full struct{ *driver }
 
 // waiter is also a Waiter, and waker is also a Waker.
@@ -119,10 +119,6 @@ func (w waiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error
 
 func (w waker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
 	return w.listen(ctx, c)
-}
-
-func (w full) Recalls(ctx context.Context, id string, f func(key string)) error {
-	return w.way.call(ctx, func(time.Time) { w.way.store.asked[id] = f })
 }
 
 func (w full) Inspect(ctx context.Context, key string) (backend.Status, error) {

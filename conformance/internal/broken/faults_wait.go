@@ -103,13 +103,6 @@ var wakeFaults = []Fault{
 			}
 			return fence, err
 		})},
-	{Name: "a refused caller asks nobody for a key that may linger", Clause: "recall", kind: wakes,
-		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
-			asked := x.asked
-			x.asked = nil
-			defer func() { x.asked = asked }()
-			return x.acquire()
-		})},
 	{Name: "a caller that waits gets no key", Clause: "wait-free wait-woken", kind: wakes,
 		spoil: onAcquire.first(func(_ context.Context, _ *driver, c backend.Claim) error {
 			if c.WillRetry {

@@ -29,7 +29,6 @@ type store struct {
 	commands atomic.Int64
 	flushes  atomic.Int64             // how often Flush was called
 	changed  map[string]chan struct{} // for each key: a channel that is closed when the key may be free
-	asked    map[string]func(string)  // for each ID: the function that was passed to Recalls
 	ended    context.Context          // ends with the store, and ends goroutines of faults
 	end      context.CancelFunc
 
@@ -65,7 +64,7 @@ type queued struct {
 
 func newStore() *store {
 	s := &store{keys: map[string]*record{}, fences: map[string]uint64{}, running: true,
-		changed: map[string]chan struct{}{}, asked: map[string]func(string){}, stay: window}
+		changed: map[string]chan struct{}{}, stay: window}
 	s.ways = map[string]*way{"": newWay(s)}
 	s.ended, s.end = context.WithCancel(context.Background())
 
@@ -218,9 +217,6 @@ func (x *command) refuse(waits bool) error {
 	if waits && !x.c.Shared && len(x.r.readers) > 0 {
 		// A caller that listens asks again after a second. Keep new readers out until then.
 		x.r.writer = queued{token: x.c.Token, owner: x.c.Owner, alive: x.now.Add(2 * x.stay)}
-	}
-	if id, ok := backend.RecallID(x.r.token); ok && x.asked[id] != nil {
-		x.asked[id](x.c.Key)
 	}
 	return x.r.refusal(x.now)
 }

@@ -4,6 +4,7 @@ package job
 
 import (
 	"context"
+	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -74,6 +75,25 @@ func (j *Job) suspend() {
 		j.signal(sig.(syscall.Signal))
 	}
 	signal.Notify(j.w.Signals, signals...)
+}
+
+// StopItself stops hasp at each SIGTSTP, until ctx ends. Once a command has run, Go keeps its handler
+// of that signal, so the signal alone would not stop hasp.
+func StopItself(ctx context.Context) {
+	if sid, err := unix.Getsid(0); err != nil || sid == unix.Getpgrp() || signal.Ignored(unix.SIGTSTP) {
+		return // no process would continue hasp, or the caller of hasp ignores the signal
+	}
+	typed := make(chan os.Signal, 1)
+	signal.Notify(typed, unix.SIGTSTP)
+	defer signal.Stop(typed)
+	for {
+		select {
+		case <-typed:
+			_ = syscall.Kill(syscall.Getpid(), unix.SIGSTOP)
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // settle renews the lease, so that no renewal is in flight or due when hasp stops. If hasp stopped

@@ -44,6 +44,7 @@ type tableRow struct {
 	Key     string `json:"key"`
 	Held    bool   `json:"held,omitempty"`
 	Owner   string `json:"owner,omitempty"`
+	Kept    bool   `json:"kept,omitempty"`    // the owner has unlocked, and a min hold keeps the key
 	Shared  int    `json:"shared,omitempty"`  // how many owners share the key; Owner is the first
 	Foreign bool   `json:"foreign,omitempty"` // see the function Foreign
 	Since   int64  `json:"since,omitempty"`   // when the hold began
@@ -76,7 +77,7 @@ func rowOf(l *lock) tableRow {
 	if !l.Held {
 		return r
 	}
-	r.Owner, r.Shared = shown(l.Owner), l.share
+	r.Owner, r.Kept, r.Shared = shown(l.Owner), l.Kept, l.share
 	if len(l.Shared) > 0 {
 		r.Owner = shown(l.Shared[0])
 	}

@@ -41,7 +41,6 @@ type Subscriber struct {
 	end   context.CancelFunc // ends the context open
 	wg    sync.WaitGroup     // all goroutines of the Subscriber
 
-	tasks   atomic.Int32         // how many functions of Go run; only Go adds, and holds mu
 	sharded atomic.Pointer[bool] // whether channels are in slots; nil until it is known
 
 	// mu guards the fields below, and those of channels, links and Listeners. It is not
@@ -176,24 +175,6 @@ func (b *Subscriber) Demoted(server resp.Server) {
 	if k := b.links[server]; k != nil {
 		k.drop(errEnded)
 	}
-}
-
-// Go starts f on a goroutine of the Subscriber. The context of f ends after a while, and at Close.
-// Go returns false after Close, or if many functions run already, because their server may hang.
-func (b *Subscriber) Go(f func(ctx context.Context)) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.open.Err() != nil || b.tasks.Load() == 64 {
-		return false
-	}
-	b.tasks.Add(1)
-	b.wg.Go(func() {
-		defer b.tasks.Add(-1)
-		ctx, cancel := context.WithTimeout(b.open, connectTimeout)
-		defer cancel()
-		f(ctx)
-	})
-	return true
 }
 
 // Close ends all goroutines. It waits for them, but at most a second, because a client that the

@@ -105,7 +105,7 @@ const text = {
   owner: (r) => {
     if (!r.held) return "(free)";
     if (r.shared) return "(" + r.shared + " shared) " + r.owner + (r.shared > 1 ? ", …" : "");
-    return r.foreign && !r.owner ? "(not of this strategy)" : named(r.owner);
+    return r.foreign && !r.owner ? "(not of this strategy)" : named(r.owner) + (r.kept ? " (min hold)" : "");
   },
   age: (r) => (!r.held ? "–" : r.since ? seconds(now() - r.since) : "≥ " + seconds(now() - r.seen)),
   left: (r) => (!r.held ? "–" : !r.until ? "no end" : seconds(r.until - now()) + (r.late ? ", not renewed" : "")),
