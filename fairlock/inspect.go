@@ -37,7 +37,8 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 	var pttl, shared int64
 	var since, fence string
 	names, ok := decode(reply, &pttl, &s.Owner, &since, &fence, &shared)
-	if !ok || pttl < -2 || shared < 0 || shared > int64(len(names)) {
+	s.Kept = shared == -1
+	if !ok || pttl < -2 || shared < -1 || shared > int64(len(names)) {
 		return backend.Status{}, false, d.store.Unexpected(reply)
 	}
 

@@ -11,7 +11,8 @@ local left = redis.call('PTTL', lock)
 -- Until the first renewal, the start follows from what is left of the term.
 if ok and since and tonumber(since) == 0 then since = left >= 0 and start(left, lasts) or '' end
 local members = ok and shared and look(lock, 1000) or {}
-local reply = {left, ok and not shared and owner or '', ok and since or '', type(fence) == 'string' and fence or '', #members}
+local kept = ok and type(token) == 'string' and string.sub(token, 1, 5) == 'kept-'
+local reply = {left, ok and not shared and owner or '', ok and since or '', type(fence) == 'string' and fence or '', kept and -1 or #members}
 for _, member in ipairs(members) do reply[#reply + 1] = string.match(member, '#(.*)$') end
 -- A value of another type is no queue.
 local entries, tokens, owners = redis.pcall('LRANGE', queue, 0, ARGV[1] - 1), {}, {}

@@ -40,11 +40,11 @@ func (s Strategy) RecordAndRefusal(t *testing.T) {
 		refused := func(c backend.Claim, term time.Duration) {
 			t.Helper()
 			var held *backend.HeldError
-			if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Owner != first.Owner || held.RetryAfter <= term/2 || held.RetryAfter > term {
+			if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Owner != first.Owner || held.RetryAfter <= term/2 || held.RetryAfter > term || held.Kept != (term > Term) {
 				t.Errorf("%s: got %v", kind, err)
 			}
 			st, err := r.Driver.Inspect(t.Context(), kind)
-			if err != nil || st.Owner != first.Owner || st.TTL <= term/2 || st.TTL > term || s.Since == st.Since.IsZero() {
+			if err != nil || st.Owner != first.Owner || st.TTL <= term/2 || st.TTL > term || s.Since == st.Since.IsZero() || st.Kept != (term > Term) {
 				t.Errorf("%s: inspect: got %+v, %v", kind, st, err)
 			}
 		}
