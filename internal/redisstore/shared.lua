@@ -28,23 +28,24 @@ end
 -- enter gives a member a term in ms. It never shortens a term, because a request may arrive twice,
 -- or after a later one. It returns nothing, or the error of PEXPIRE.
 local function enter(lock, member, term, now)
-	local till = tonumber(redis.call('ZSCORE', lock, member) or '')
+	local till = tonumber(redis.call('ZSCORE', lock, member) or 0)
+	local held = till > now
 	-- A Redis without memory refuses ZADD, unless the script has written before. So a hold can be
 	-- prolonged, and a new hold is refused.
-	if till then expire(lock, now) end
-	redis.call('ZADD', lock, string.format('%.0f', math.max(now + term, till or 0)), member)
+	if held then expire(lock, now) end
+	redis.call('ZADD', lock, string.format('%.0f', math.max(now + term, till)), member)
 	local ok, err = pcall(fit, lock, now)
 	if not ok then
 		-- A user that may not PEXPIRE must not create a record without an end. If the member is a
 		-- hold that cannot be prolonged, it keeps its term.
-		if till then
+		if held then
 			redis.call('ZADD', lock, string.format('%.0f', till), member)
 		else
 			redis.call('ZREM', lock, member)
 		end
 		return type(err) == 'table' and err or {err = tostring(err)}
 	end
-	if not till then expire(lock, now) end
+	if not held then expire(lock, now) end
 end
 
 -- leave removes a member from a shared record, and returns whether others hold the key.
