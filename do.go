@@ -378,16 +378,18 @@ const (
 // after the end of ctx, the error matches ErrLost. If fn ignores its context after a loss, it runs
 // at the same time as the next leader, and only a fence stops its writes.
 func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
-	if err := misuse(ctx, l, fn == nil); err != nil {
-		return &Error{"lead", key, err}
-	}
 	var r request
 	r.apply(opts)
+	err := misuse(ctx, l, fn == nil)
 	switch {
+	case err != nil:
 	case r.bounded:
-		return &Error{"lead", key, fmt.Errorf("%w: WithMaxWait: Lead waits until its context ends; bound that instead", ErrInvalid)}
+		err = fmt.Errorf("%w: WithMaxWait: Lead waits until its context ends; bound that instead", ErrInvalid)
 	case r.shared, r.slots > 0:
-		return &Error{"lead", key, fmt.Errorf("%w: WithShared or WithSlots: several would lead at once", ErrInvalid)}
+		err = fmt.Errorf("%w: WithShared or WithSlots: several would lead at once", ErrInvalid)
+	}
+	if err != nil {
+		return &Error{"lead", key, err}
 	}
 
 	opts = append(slices.Clip(opts), func(r *request) { r.op, r.linger = "lead", false })

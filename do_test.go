@@ -73,12 +73,7 @@ func TestResultsOfAFunctionUnderLock(t *testing.T) {
 					}
 				}
 
-				ctx, cancel := context.WithCancel(t.Context())
-				cancel()
-				err := do(ctx, c, func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
-				want(t, "cancelled before", err, context.Canceled)
-
-				err = call(func(context.Context, *hasp.Lease) error { f.set(down); return boom })
+				err := call(func(context.Context, *hasp.Lease) error { f.set(down); return boom })
 				want(t, "Unlock failed", err, boom)
 				want(t, "Unlock failed", err, errNet)
 				f.set(up)
@@ -355,8 +350,6 @@ func TestNilArguments(t *testing.T) {
 		want(t, name+" without a Locker", do(t.Context(), nil, fn), hasp.ErrInvalid)
 		want(t, name+" with a nil Client", do(t.Context(), (*hasp.Client)(nil), fn), hasp.ErrInvalid)
 	}
-	want(t, "Do without fn", hasp.Do(t.Context(), c, "k", nil), hasp.ErrInvalid)
-	want(t, "DoAll without fn", hasp.DoAll(t.Context(), c, []string{"k"}, nil), hasp.ErrInvalid)
 	var none context.Context
 	want(t, "Open without a context", errOf(hasp.Open(none, "memlock://", nil)), hasp.ErrInvalid)
 	if hasp.LeasesOf(none) != nil || hasp.Held(none, "k") {

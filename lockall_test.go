@@ -114,7 +114,7 @@ var behind = map[string]func(c *hasp.Client) hasp.Locker{
 	"a wrapper": func(c *hasp.Client) hasp.Locker { return struct{ hasp.Locker }{c} },
 	"a wrapper with contexts of its own": func(c *hasp.Client) hasp.Locker {
 		return lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-			ctx, cancel := context.WithTimeout(ctx, time.Hour)
+			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			l, err := c.Lock(ctx, key, opts...)
 			if err == nil {

@@ -431,15 +431,12 @@ func termFor(d time.Duration) time.Duration {
 	return max(d+d/99+3*time.Millisecond, backend.MinTTL)
 }
 
-// resumeRenewalLocked resumes the renewals of h if they were paused, and reports whether they were.
-// If it returns true, the caller must schedule h.
-func (h *hold) resumeRenewalLocked(now instant) bool {
-	if h.renewal != paused {
-		return false
+// resumeRenewalLocked resumes the renewals of h if they were paused. The caller must schedule h.
+func (h *hold) resumeRenewalLocked(now instant) {
+	if h.renewal == paused {
+		h.renewal, h.orphaned = renews, 0
+		h.due, h.planned = now, now
 	}
-	h.renewal, h.orphaned = renews, 0
-	h.due, h.planned = now, now
-	return true
 }
 
 // renewedLocked records that the store has renewed h. The argument start is when the call was sent,

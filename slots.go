@@ -35,7 +35,7 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 		if w.c.queue.looked(w.r.name) {
 			return nil, errHeldHere // otherwise TryLocks in a loop could take each free slot before the caller that looks for one
 		}
-		w.end = w.start.add(w.c.opts.Timeout) // for all slots together
+		w.end = w.start.add(w.c.opts.Timeout - w.c.answerTime()) // look may take answerTime more, for all slots together
 		l, _, err := w.look(ctx, rand.N(w.r.slots), w.end)
 		return l, err
 	}
@@ -135,12 +135,8 @@ func (w *wait) look(ctx context.Context, first int, end instant) (l *Lease, retr
 	answered := false // the store has refused a slot
 	for j := range n {
 		now := w.c.clock.now()
-		late := w.end != never && time.Duration(now-w.end) >= w.c.answerTime()
-		if w.once {
-			late = w.untilLastCall(ctx) <= 0
-		}
-		if j > 0 && late {
-			break // the other slots would take too long; see WithMaxWait and TryLock
+		if j > 0 && w.end != never && time.Duration(now-w.end) >= w.c.answerTime() {
+			break // the other slots would take too long; see WithMaxWait
 		}
 		i := (first + j) % n
 		r := w.r

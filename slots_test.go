@@ -265,7 +265,7 @@ func TestSlotsThatDoNotAnswer(t *testing.T) {
 		}
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
 		within(t, "TryLock", began, hasp.DefaultTimeout)
-		for hangs = 0; hangs < 3*time.Second; hangs += time.Second {
+		for ; hangs < 3*time.Second; hangs += time.Second {
 			began = time.Now()
 			want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
 			within(t, "Lock", began, hasp.DefaultTimeout+100*time.Millisecond)

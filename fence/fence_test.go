@@ -178,15 +178,15 @@ func TestOf(t *testing.T) {
 	lock := func(ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
 		return await.Value(c.Lock(ctx, key, append(opts, hasp.WithFence())...))
 	}
-	all := func(l hasp.Locker, keys ...string) *hasp.Leases {
-		return await.Value(hasp.LockAll(t.Context(), l, keys, hasp.WithFence()))
+	all := func(keys ...string) *hasp.Leases {
+		return await.Value(hasp.LockAll(t.Context(), c, keys, hasp.WithFence()))
 	}
 	outer := lock(t.Context(), "outer")
 	inner := lock(outer.Context(), "inner")
 	request := fence.With(outer.Context(), 1)
 	deep := lock(request, "deep")
 	again := lock(outer.Context(), "outer", hasp.WithShared())
-	one := all(c, "e")
+	one := all("e")
 	plain := await.Value(c.Lock(outer.Context(), "plain"))
 
 	for name, test := range map[string]struct {
@@ -194,17 +194,16 @@ func TestOf(t *testing.T) {
 		want uint64
 		err  error
 	}{
-		"no lease":                     {t.Context(), 0, fence.ErrNone},
-		"without WithFence":            {plain.Context(), 0, fence.ErrNone},
-		"nested":                       {inner.Context(), inner.Fence(), nil},
-		"the outer one":                {outer.Context(), outer.Fence(), nil},
-		"of a request":                 {request, 1, nil},
-		"a lease further in":           {deep.Context(), deep.Fence(), nil},
-		"shared":                       {lock(t.Context(), "shared", hasp.WithShared()).Context(), 0, hasp.ErrInvalid},
-		"joined an exclusive hold":     {again.Context(), outer.Fence(), nil},
-		"two of LockAll":               {all(c, "a", "b").Context(), 0, hasp.ErrInvalid},
-		"two of LockAll, of a wrapper": {all(struct{ hasp.Locker }{c}, "c", "d").Context(), 0, hasp.ErrInvalid},
-		"one of LockAll":               {one.Context(), one.All()[0].Fence(), nil},
+		"no lease":                 {t.Context(), 0, fence.ErrNone},
+		"without WithFence":        {plain.Context(), 0, fence.ErrNone},
+		"nested":                   {inner.Context(), inner.Fence(), nil},
+		"the outer one":            {outer.Context(), outer.Fence(), nil},
+		"of a request":             {request, 1, nil},
+		"a lease further in":       {deep.Context(), deep.Fence(), nil},
+		"shared":                   {lock(t.Context(), "shared", hasp.WithShared()).Context(), 0, hasp.ErrInvalid},
+		"joined an exclusive hold": {again.Context(), outer.Fence(), nil},
+		"two of LockAll":           {all("a", "b").Context(), 0, hasp.ErrInvalid},
+		"one of LockAll":           {one.Context(), one.All()[0].Fence(), nil},
 	} {
 		if got, err := fence.Of(test.ctx); !errors.Is(err, test.err) || got != test.want {
 			t.Errorf("%s: got %d, %v, want %d, %v", name, got, err, test.want, test.err)
