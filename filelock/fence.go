@@ -4,13 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 )
 
 // A fence is the larger of two numbers: the wall clock in microseconds, and the last fence of the
 // stripe + 1. The last fence is in the file of the stripe. That file is written before the record
-// that contains the fence. So fences grow across releases, expiries, kills and reboots, even if the
+// that contains the fence gets its name. So fences grow across releases, expiries, kills and reboots, even if the
 // clock is set back. The file is not flushed, because a flush takes many milliseconds. After a
 // power failure, therefore, only the clock lets fences grow.
 
@@ -23,26 +22,25 @@ func minFence(now instant) uint64 { return uint64(max(now.wall.UnixMicro(), 0)) 
 
 // drawFence returns a fence that is larger than all earlier fences of the stripe's keys.
 func (g *guard) drawFence(now instant) (uint64, error) {
-	path := g.d.guardFile("stripe", g.n)
-	var last uint64
-	f, err := openFile(path, os.O_RDWR, 0)
-	if err == nil {
-		defer f.Close()
-		last, err = readFence(f)
+	f, _, err := openFile(g.d.guardFile("stripe", g.n), os.O_RDWR)
+	if err != nil {
+		return 0, err
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	defer f.Close()
+	last, err := readFence(f)
+	if err != nil {
 		return 0, err
 	}
 
+	// The file keeps its length, so the write works on a full disk. One short write leaves either
+	// the old or the new content.
 	fence := max(minFence(now), last+1)
-	content := seal(fmt.Appendf(nil, fenceHeader+"fence %020d\n", fence))
-	if last == 0 {
-		return fence, g.d.replace(path, g.d.guardFile("temp", g.n), content)
-	}
-	// Overwrite the number in place, which is faster. The file keeps its length, so the write works
-	// on a full disk. One short write leaves either the old or the new content.
-	_, err = f.WriteAt(content, 0)
+	_, err = f.WriteAt(encodeFence(fence), 0)
 	return fence, err
+}
+
+func encodeFence(fence uint64) []byte {
+	return seal(fmt.Appendf(nil, fenceHeader+"fence %020d\n", fence))
 }
 
 // readFence returns the last fence of a stripe, or 0 if its file is torn. readFence fails if the

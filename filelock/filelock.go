@@ -12,9 +12,19 @@
 // even if the clock is set back. After a power failure, which may undo the last half minute of
 // changes, fences grow if the clock is right.
 //
-// A process that dies at any instruction leaves a state that the next process can read. The error
-// names the file if the disk is full, if the directory cannot be read, or if a state file is
-// damaged or foreign. None of these errors admits a second holder. A state file that cannot be read
+// If the host sleeps for longer than the rest of a term, the lease ends, although no process of the
+// host can have asked for the key. The Client ends its leases by a clock that counts through a
+// suspend, because with most stores another host may have taken the key meanwhile.
+//
+// A process that dies at any instruction leaves a state that the next process can read. If it dies
+// while it renews a record, the record keeps the earlier term.
+//
+// A full disk ends no lease, because only taking a key needs space. Renewals overwrite the record,
+// and Unlock, Break, Inspect, List and Open work as well. This does not hold on file systems that
+// write each change to a new place, such as btrfs and ZFS.
+//
+// The error names the file if the disk is full, if the directory cannot be read, or if a state file
+// is damaged or foreign. None of these errors admits a second holder. A state file that cannot be read
 // blocks its key until the file is removed, by Break or by hand. A foreign file with the name of a
 // stripe stays unchanged, and the keys of the stripe get no fence until that file is removed by
 // hand.
@@ -27,14 +37,20 @@
 // share the locks, and not /tmp itself. Waiters have no order: the first caller that asks for the
 // free key receives it.
 //
+// A process that is stopped while it takes, renews or releases a key may block a 64th of all keys
+// until it continues or ends. SIGSTOP, a debugger and "docker pause" stop processes. The critical
+// part of such a call lasts for tens of microseconds, and does not include the creation of the
+// record's file. The error of other processes names the guard's file. A process that is stopped at
+// any other time blocks only the keys that it holds, until their terms end.
+//
 // # Cost
 //
 // On Unix, an attempt at a held key reads one file and locks no file, which takes about 10 µs.
-// Polling by many callers is therefore cheap. To take or release a key takes about fifteen system
-// calls, one of which creates a file. On a local file system these calls take tens of microseconds.
-// A list reads 256 names at a time, and the record of each name. On Unix, a list locks no guard. A
-// batch of renewals locks each guard once. A claim with a fence writes a second file. No call waits
-// for the disk. A power failure may lose records, but it also ends their holders. If a power
+// Polling by many callers is therefore cheap. To take a key takes about twenty system calls, one of
+// which creates a file. A renewal or a release takes about fifteen, and creates no file. On a local
+// file system these calls take tens of microseconds. A list reads 256 names at a time, and the
+// record of each name. On Unix, a list locks no guard. A claim with a fence writes a second file.
+// No call waits for the disk. A power failure may lose records, but it also ends their holders. If a power
 // failure leaves an incomplete record, the record's key is free after the next boot.
 //
 // # URL
@@ -49,27 +65,26 @@
 //
 // The directory is created if it is missing. The files in it have the directory's permissions
 // without the right to execute. A user who may write may lock. A user who may only read may inspect
-// with a Client from [New]. Such a user cannot open the directory by URL, because Open tests that
-// the user can write in it. For several users, create the directory with mode=0770 and the group
+// with a Client from [New]. Such a user cannot open the directory by URL, because Open locks a
+// guard. For several users, create the directory with mode=0770 and the group
 // that they share; hasp sets the setgid bit. Missing parents get mode 0700. A sticky directory
 // serves only one user, because other users cannot replace an expired record. If the directory is
 // removed, its keys are free, as after Break.
 //
-//	key-NAME.lock          the record of a held key, as text; NAME is the key with
-//	sha256-HEX.lock        %xx escapes; a long key has its SHA-256 instead
+//	key-NAME.lock          the record of a held key, twice, as text; NAME is the key
+//	sha256-HEX.lock        with %xx escapes; a long key has its SHA-256 instead
 //	guard-00 … guard-3f    locked while the records of one stripe of the keys are
 //	                       changed; never remove a guard that may be in use
 //	stripe-00 … stripe-3f  the last fence of the keys of the stripe
-//	temp-*                 a file that is being written
+//	temp-*                 a file that does not have its name yet
 //
 // A key that was released or broken has no file, so a million keys that are not in use leave 128
 // small files. The record of a holder that died or had a minimum hold expires. An expired record
 // stays until the key is taken again or a sweep removes the record. A driver sweeps 256 files when
 // it takes its first key, and each 128th key after that. Therefore expired records outnumber other
-// records by a few hundred at most. Open by URL sweeps 1,000 files. If a process dies while it
-// creates the directory or a guard, or opens the directory by URL, it may leave .filelock-new-*
-// beside the directory, or a small file temp-* in the directory. These files do no harm, and hasp
-// does not remove them.
+// records by a few hundred at most. Open by URL sweeps 1,000 files. A process that dies while it
+// takes a key may leave a file temp-*, which a sweep removes after an hour. A process that dies
+// while it creates the directory may leave .filelock-new-* beside it. hasp does not remove that.
 package filelock
 
 import (
@@ -80,6 +95,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -111,8 +127,9 @@ type driver struct {
 
 	closed atomic.Bool
 
-	taken   atomic.Uint64 // how many times this driver has tried to take a key
-	unswept chan *os.File // contains the open directory that the next sweep continues to read, or nil; is empty during a sweep
+	taken    atomic.Uint64 // how many times this driver has tried to take a key
+	sweeping sync.Mutex    // held during a sweep; guards unswept
+	unswept  *os.File      // the open directory that the next sweep continues to read, or nil
 }
 
 var (
@@ -148,8 +165,7 @@ func NewDriver(dir string, o *Options) (backend.Driver, error) {
 }
 
 func newDriver(dir string, o *Options) (*driver, error) {
-	d := &driver{clock: readClock, mode: 0o700, unswept: make(chan *os.File, 1)}
-	d.unswept <- nil
+	d := &driver{clock: readClock, mode: 0o700}
 	for i := range d.turns {
 		d.turns[i] = make(chan struct{}, 1)
 	}
@@ -183,32 +199,9 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return backend.Grant{}, err
 	}
 
-	// First read the record without the guard, because most attempts of waiters then need no guard.
-	// Another process may replace the record meanwhile, but only a complete file is renamed to a
-	// record's name. So this call needs the guard only if no valid record holds the key.
-	if readsNeedNoGuard {
-		now := d.clock()
-		if r, err := d.load(c.Key, now); err == nil && r != nil {
-			return backend.Grant{}, r.refusal(now)
-		}
-	}
-
-	ctx, cancel := withTimeout(ctx, c.Timeout)
-	defer cancel()
-	d.sweepOften(ctx) // sweep before the grant, because a later sweep would use up some of the term
-	var grant backend.Grant
-	err := d.guarded(ctx, c.Key, c.Timeout, func(g *guard) (err error) {
-		grant, err = g.acquire(c)
-		return err
-	})
-	return grant, err
-}
-
-func (g *guard) acquire(c backend.Claim) (backend.Grant, error) {
-	// Read the clock only now, because a record may have expired while this call waited for the
-	// guard.
-	now := g.d.clock()
-	held, err := g.d.load(c.Key, now)
+	// First only read the record, because most attempts of waiters then write nothing and, on most
+	// platforms, need no guard.
+	held, now, err := d.peek(ctx, c.Key, c.Timeout)
 	if err != nil {
 		return backend.Grant{}, err
 	}
@@ -216,39 +209,59 @@ func (g *guard) acquire(c backend.Claim) (backend.Grant, error) {
 		return backend.Grant{}, held.refusal(now)
 	}
 
-	r := record{key: c.Key, token: c.Token, owner: c.Owner, pid: os.Getpid(), since: now.wall.UTC(), waited: c.Waited}
-	r.extend(now, c.TTL)
-	if c.Fenced {
-		if r.fence, err = g.drawFence(now); err != nil {
-			return backend.Grant{}, err
-		}
+	d.sweepOften(ctx) // sweep before the grant, because a later sweep would use up some of the term
+	r := &record{key: c.Key, token: c.Token, owner: c.Owner, pid: os.Getpid(), waited: c.Waited}
+	draft, err := d.draft(r, c.Fenced)
+	if err != nil {
+		return backend.Grant{}, d.explain(err)
 	}
-	// The record lasts longer than the holder relies on it, however long the method store takes,
-	// because the holder counts the term from the start of this call, before the clock was read.
-	if err := g.store(&r); err != nil {
+	err = d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error { return g.acquire(c, r, draft) })
+	if err != nil {
+		draft.Close()
+		os.Remove(draft.Name())
 		return backend.Grant{}, err
 	}
 	return backend.Grant{Fence: r.fence}, nil
 }
 
-// Release removes the record if it has c.Token and its term has not ended. The removal works on a
-// full disk. If c.KeepUntil is set, Release writes a record that has another token and ends at that
-// time. On a full disk this write may fail, and the old record stays until its term ends.
+// acquire takes c.Key with the record r and its draft.
+func (g *guard) acquire(c backend.Claim, r *record, draft *os.File) error {
+	// Read the clock only now, because a record may have expired while this call waited for the
+	// guard.
+	now := g.d.clock()
+	held, err := g.d.load(c.Key, now)
+	if err != nil {
+		return err
+	}
+	if held != nil {
+		return held.refusal(now)
+	}
+
+	r.since = now.wall.UTC()
+	r.endIn(now, c.TTL)
+	if c.Fenced {
+		if r.fence, err = g.drawFence(now); err != nil {
+			return err
+		}
+	}
+	// The record lasts longer than the holder relies on it, however long the method publish takes,
+	// because the holder counts the term from the start of this call, before the clock was read.
+	return g.publish(r, draft)
+}
+
+// Release removes the record if it has c.Token and its term has not ended. If c.KeepUntil is set,
+// Release changes the record instead, so that it belongs to no claim and ends at that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
 		now := d.clock()
-		r, err := d.load(c.Key, now)
+		r, err := g.mine(c, now)
 		if err != nil {
 			return err
 		}
-		if r == nil || r.token != c.Token {
-			return backend.ErrLost
-		}
 
 		if left := time.Until(c.KeepUntil); left > 0 {
-			r.token = "kept-" + r.token // no claim has this token
-			r.endIn(now, left)
-			return g.store(r)
+			r.kept = true
+			return g.amend(r, now, left)
 		}
 
 		err = os.Remove(d.path(c.Key))
@@ -288,25 +301,27 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	if err := d.check(ctx); err != nil {
 		return backend.Status{}, err
 	}
-	if readsNeedNoGuard {
-		s, err := d.status(key)
-		return s, d.explain(err)
-	}
-	var s backend.Status
-	err := d.guarded(ctx, key, 0, func(*guard) (err error) {
-		s, err = d.status(key)
-		return err
-	})
-	return s, err
-}
-
-func (d *driver) status(key string) (backend.Status, error) {
-	now := d.clock()
-	r, err := d.load(key, now)
+	r, now, err := d.peek(ctx, key, 0)
 	if r == nil {
 		return backend.Status{}, err
 	}
 	return r.status(now), nil
+}
+
+// peek returns what the method load returns, and the instant of that call. It locks the guard only
+// if the platform cannot read a record without a guard.
+func (d *driver) peek(ctx context.Context, key string, timeout time.Duration) (r *record, now instant, err error) {
+	read := func(*guard) (err error) {
+		now = d.clock()
+		r, err = d.load(key, now)
+		return err
+	}
+	if readsNeedNoGuard {
+		err = d.explain(read(nil))
+	} else {
+		err = d.guarded(ctx, key, timeout, read)
+	}
+	return r, now, err
 }
 
 func (r *record) status(now instant) backend.Status {
@@ -324,13 +339,10 @@ func (d *driver) Close() error {
 // closeDir closes the directory that the next sweep continues to read. A sweep that runs may hang
 // in the file system, so closeDir does not wait for it. The sweep calls closeDir at its end.
 func (d *driver) closeDir() {
-	select {
-	case dir := <-d.unswept:
-		if dir != nil {
-			dir.Close()
-		}
-		d.unswept <- nil
-	default:
+	if d.sweeping.TryLock() {
+		d.unswept.Close() // returns an error if the directory is nil
+		d.unswept = nil
+		d.sweeping.Unlock()
 	}
 }
 

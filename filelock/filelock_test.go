@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -28,9 +29,10 @@ func TestRenewalKeepsWhatTheRecordSays(t *testing.T) {
 	clock.pass(30 * time.Second)
 	c.Fenced, c.Owner = false, "nobody"
 	must(t, renew(d, c)[0])
+	s := await.Value(d.Inspect(t.Context(), "k"))
 	want := backend.Status{Held: true, Owner: "host/1/test", Since: since, TTL: time.Minute, Fence: fence}
-	if s, err := d.Inspect(t.Context(), "k"); s.Held != want.Held || s.Owner != want.Owner || !s.Since.Equal(since) || s.TTL != want.TTL || s.Fence != fence || err != nil {
-		t.Errorf("got %+v, %v, want %+v", s, err, want)
+	if !reflect.DeepEqual(s, want) {
+		t.Errorf("got %+v, want %+v", s, want)
 	}
 }
 
@@ -159,6 +161,10 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 	copied := stateName("copied")
 	write(t, filepath.Join(d.dir, copied), await.Value(os.ReadFile(d.path(oddKeys[1]))))
 	kept = append(kept, foreign, copied)
+	old, young := filepath.Join(d.dir, tempPrefix+"old"), filepath.Join(d.dir, tempPrefix+"young")
+	write(t, old, nil)
+	write(t, young, nil)
+	must(t, os.Chtimes(old, time.Time{}, time.Now().Add(-2*time.Hour)))
 
 	clock.pass(time.Minute - 1)
 	d.sweep(t.Context(), openFiles)
@@ -171,6 +177,9 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 	if got := locks(t, d.dir); !slices.Equal(got, kept) {
 		t.Errorf("left: %q\nwant: %q", got, kept)
 	}
+	remove(t, young)
+	noTemp(t, d)
+
 	clock.pass(1)
 	c := claim(oddKeys[0])
 	acquire(t, d, c)
@@ -181,9 +190,10 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 func TestCloseDoesNotWaitForASweep(t *testing.T) {
 	d := on(t.TempDir(), nil)
 	dir := await.Value(os.Open(d.dir))
-	<-d.unswept // as a sweep that hangs in the file system
+	d.sweeping.Lock() // as a sweep that hangs in the file system
+	d.unswept = dir
 	await.Return(t, "Close", func() { d.Close() })
-	d.unswept <- dir
+	d.sweeping.Unlock()
 	d.closeDir()
 	if err := dir.Close(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("the directory stays open: %v", err)

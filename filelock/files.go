@@ -14,24 +14,24 @@ import (
 
 // Names of files and directories that are not ready for use.
 const (
-	probePrefix = "temp-open-"     // in the directory: the file with which Open tests the directory
-	newPrefix   = "temp-new-"      // in the directory: an empty file before it has its final name
-	dirPrefix   = ".filelock-new-" // beside the directory: the directory before it has its final name
+	tempPrefix = "temp-"          // in the directory: a file before it has its final name
+	dirPrefix  = ".filelock-new-" // beside the directory: the directory before it has its final name
 )
 
-// openFile opens the file at path. If it is not a regular file, openFile returns an error.
-func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
+// openFile opens the file at path, which exists. If it is not a regular file, openFile returns an
+// error.
+func openFile(path string, flag int) (*os.File, fs.FileInfo, error) {
 	if openFlags == 0 {
 		// No flags make a call of open safe on this platform, so check the file before that call.
 		// Check again below, because another process may replace the file in between.
 		if err := checkRegular(path); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 
-	f, err := os.OpenFile(path, flag|openFlags, perm)
+	f, err := os.OpenFile(path, flag|openFlags, 0)
 	if err != nil {
-		return nil, explainOpen(path, err)
+		return nil, nil, explainOpen(path, err)
 	}
 	fi, err := f.Stat()
 	if err == nil && !fi.Mode().IsRegular() {
@@ -39,9 +39,9 @@ func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, err
+		return nil, nil, err
 	}
-	return f, nil
+	return f, fi, nil
 }
 
 func checkRegular(path string) error {
@@ -68,15 +68,11 @@ func kindError(path string, fi fs.FileInfo) error {
 
 // readFile returns the content of the file at path, cut after maxRecord+1 bytes, and its FileInfo.
 func readFile(path string) ([]byte, fs.FileInfo, error) {
-	f, err := openFile(path, os.O_RDONLY, 0)
+	f, fi, err := openFile(path, os.O_RDONLY)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return nil, nil, err
-	}
 
 	// Read one byte more than the longest record. So a huge file is refused, but not read as a
 	// whole.
@@ -110,46 +106,27 @@ func create(path string) (*os.File, error) {
 	return f, err
 }
 
-// The method replace gives the file at path a new content in one step. A process that opens path
-// reads the old or the new content, even if this process is killed at any point. The argument temp
-// is the path of the temporary file of a guard that the caller holds.
-func (d *driver) replace(path, temp string, content []byte) error {
-	f, err := create(temp)
-	if errors.Is(err, fs.ErrExist) {
-		// This process has the guard now, so the creator of this file has died. Remove the file.
-		if err = os.Remove(temp); err == nil {
-			f, err = create(temp)
-		}
-	}
+// createTemp creates a temporary file in dir with the given content. The file stays open.
+func createTemp(dir string, content []byte) (*os.File, error) {
+	f, err := create(filepath.Join(dir, tempPrefix+rand.Text()))
 	if err != nil {
-		return err
+		return nil, err
 	}
-
-	if err = fill(f, content); err == nil {
-		err = swap(temp, path)
+	if _, err := f.Write(content); err != nil {
+		f.Close()
+		os.Remove(f.Name())
+		return nil, err
 	}
-	if err != nil {
-		os.Remove(temp)
-	}
-	return err
+	return f, nil
 }
 
-// fill writes content into f and closes f.
-func fill(f *os.File, content []byte) error {
-	_, err := f.Write(content)
-	if e := f.Close(); err == nil {
-		err = e // because some file systems report a full disk only here
-	}
-	return err
-}
-
-// ensureFile creates an empty file at path if there is no file. It creates the directory if that
-// does not exist.
-func (d *driver) ensureFile(path string) error {
-	err := createEmpty(path)
+// ensureFile creates a file at path if there is none. It creates the directory if that does not
+// exist.
+func (d *driver) ensureFile(path string, content []byte) error {
+	_, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = d.ensureDir(); err == nil {
-			err = createEmpty(path)
+			err = createFile(path, content)
 		}
 	}
 	if errors.Is(err, fs.ErrExist) {
@@ -158,21 +135,20 @@ func (d *driver) ensureFile(path string) error {
 	return err
 }
 
-// createEmpty creates an empty file at path. It returns fs.ErrExist if there is a file already.
-func createEmpty(path string) error {
-	temp := filepath.Join(filepath.Dir(path), newPrefix+rand.Text())
-	f, err := create(temp)
+// createFile creates a file at path. It returns fs.ErrExist if there is a file already.
+func createFile(path string, content []byte) error {
+	f, err := createTemp(filepath.Dir(path), content)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(temp)
+	defer os.Remove(f.Name())
 	if err := f.Close(); err != nil {
 		return err
 	}
 
 	// Use a hard link, which fails if another process has created a file meanwhile. A rename would
 	// replace that file, which may be locked.
-	err = os.Link(temp, path)
+	err = os.Link(f.Name(), path)
 	if err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -181,7 +157,17 @@ func createEmpty(path string) error {
 	if f, err = create(path); err != nil {
 		return err
 	}
-	return f.Close()
+	_, err = f.Write(content)
+	return closeAfter(f, err)
+}
+
+// closeAfter closes f after a write that returned err, and returns the first error. Some file
+// systems report a full disk only when a file is closed.
+func closeAfter(f *os.File, err error) error {
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	return err
 }
 
 func (d *driver) ensureDir() error {
@@ -222,7 +208,7 @@ func (d *driver) createDir() error {
 	if err == nil {
 		// Put a file into each new directory. A rename replaces an empty directory, and so could
 		// replace the directory that another process has just created.
-		err = createEmpty(filepath.Join(temp, filepath.Base(d.guardFile("guard", 0))))
+		err = createFile(filepath.Join(temp, filepath.Base(d.guardFile("guard", 0))), nil)
 	}
 	if err == nil {
 		err = os.Rename(temp, d.dir)
@@ -246,8 +232,6 @@ func (d *driver) explain(err error) error {
 		return nil
 	case is(fs.ErrPermission):
 		return fmt.Errorf("%w (the directory and its files must be readable and writable for this user, and the directory not sticky)", err)
-	case slices.ContainsFunc(fullErrors, is):
-		return fmt.Errorf("%w (nothing was changed; make room)", err)
 	case slices.ContainsFunc(noLockErrors, is):
 		return fmt.Errorf("%w (locks need a directory on a local file system)", err)
 	}

@@ -25,7 +25,7 @@ type guard struct {
 	lock *flock.Flock // the guard's file, locked
 }
 
-// guardFile returns the path of a file of guard n. The kind is "guard", "stripe" or "temp".
+// guardFile returns the path of a file of stripe n. The kind is "guard" or "stripe".
 func (d *driver) guardFile(kind string, n int) string {
 	return filepath.Join(d.dir, fmt.Sprintf("%s-%02x", kind, n))
 }
@@ -97,7 +97,7 @@ func (d *driver) tryFlock(n int) (*guard, error) {
 	l := flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
 	ok, err := l.TryLock()
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = d.ensureFile(path); err == nil {
+		if err = d.ensureFile(path, nil); err == nil {
 			ok, err = l.TryLock()
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -107,6 +108,13 @@ func renew(d *driver, cs ...backend.Claim) []error {
 
 func left(t *testing.T, d *driver, key string) time.Duration {
 	return await.Value(d.Inspect(t.Context(), key)).TTL
+}
+
+func noTemp(t *testing.T, d *driver) {
+	t.Helper()
+	if s := strings.Join(files(t, d.dir), " "); strings.Contains(s, tempPrefix) {
+		t.Errorf("a temporary file is left: %s", s)
+	}
 }
 
 func files(t *testing.T, dir string) (names []string) {

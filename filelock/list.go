@@ -136,6 +136,8 @@ const (
 	sweepFiles = 256  // how many files one sweep checks
 	sweepEvery = 128  // how many keys a driver takes between two sweeps
 	openFiles  = 1000 // how many files Open by URL sweeps
+
+	leftoverAge = time.Hour // how old a temporary file is before a sweep removes it
 )
 
 // sweepOften calls the method sweep before d takes its first key, and before each 128th key
@@ -150,14 +152,11 @@ func (d *driver) sweepOften(ctx context.Context) {
 // sweep checks the next n files of the directory, and removes records whose terms have ended. It
 // ignores an error of a file, because a later call that needs the file reports that error.
 func (d *driver) sweep(ctx context.Context, n int) {
-	var dir *os.File
-	select {
-	case dir = <-d.unswept:
-	default:
+	if !d.sweeping.TryLock() {
 		return // another call of this driver sweeps
 	}
 	defer func() {
-		d.unswept <- dir
+		d.sweeping.Unlock()
 		if d.closed.Load() {
 			d.closeDir()
 		}
@@ -166,17 +165,20 @@ func (d *driver) sweep(ctx context.Context, n int) {
 	if d.check(ctx) != nil {
 		return
 	}
-	if dir == nil {
+	if d.unswept == nil {
 		var err error
-		if dir, err = os.Open(d.dir); err != nil {
+		if d.unswept, err = os.Open(d.dir); err != nil {
 			return
 		}
 	}
 
-	names, err := dir.Readdirnames(n)
+	names, err := d.unswept.Readdirnames(n)
 	for _, name := range names {
 		if ctx.Err() != nil {
 			break
+		}
+		if strings.HasPrefix(name, tempPrefix) {
+			removeLeftover(filepath.Join(d.dir, name))
 		}
 		if !strings.HasSuffix(name, suffix) {
 			continue
@@ -186,8 +188,16 @@ func (d *driver) sweep(ctx context.Context, n int) {
 		}
 	}
 	if err != nil || len(names) < n {
-		dir.Close()
-		dir = nil
+		d.unswept.Close()
+		d.unswept = nil
+	}
+}
+
+// removeLeftover removes a temporary file whose process has probably died. A process that is only
+// slow gets an error when it gives the file its final name.
+func removeLeftover(path string) {
+	if fi, err := os.Lstat(path); err == nil && time.Since(fi.ModTime()) > leftoverAge {
+		os.Remove(path)
 	}
 }
 

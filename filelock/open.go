@@ -2,7 +2,6 @@ package filelock
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"io/fs"
 	"os"
@@ -10,8 +9,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-
-	"github.com/gofrs/flock"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -84,29 +81,13 @@ func userDir() (string, error) {
 	return filepath.Join(home, ".local", "state", "hasp"), nil
 }
 
-// probe creates the directory if it does not exist, and then creates, writes and locks a temporary
-// file in it. Therefore a wrong configuration is an error of Open, and not of the first Lock.
-func (d *driver) probe(ctx context.Context) (err error) {
-	defer func() { err = d.explain(err) }()
-	if err := d.check(ctx); err != nil {
-		return err
+// probe creates the directory if it does not exist, and locks the first guard if that is free.
+// Therefore a wrong configuration is an error of Open, and not of the first Lock. The directory has
+// that guard since its creation, so Open needs no space on the disk.
+func (d *driver) probe(ctx context.Context) error {
+	g, err := d.tryGuard(ctx, 0)
+	if g != nil {
+		g.drop()
 	}
-	if err := d.ensureDir(); err != nil {
-		return err
-	}
-	f, err := create(filepath.Join(d.dir, probePrefix+rand.Text()))
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-
-	if err := fill(f, []byte("filelock can write here\n")); err != nil {
-		return err
-	}
-
-	l := flock.New(f.Name(), flock.SetFlag(os.O_RDWR))
-	if _, err := l.TryLock(); err != nil {
-		return err
-	}
-	return l.Unlock()
+	return d.explain(err)
 }

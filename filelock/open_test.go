@@ -90,8 +90,8 @@ func TestOpenMakesTheDirectoryAndSweepsIt(t *testing.T) {
 	if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != 0o750 {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
-	r := record{key: "k", token: "t", until: time.Now()}
-	write(t, filepath.Join(dir, stateName("k")), r.encode())
+	r := record{key: "k", token: "t", until: time.Now().UTC()}
+	write(t, filepath.Join(dir, stateName("k")), r.file())
 	if names := leaves(); slices.Contains(names, stateName("k")) {
 		t.Errorf("the expired record is still there: %v", names)
 	}

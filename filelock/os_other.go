@@ -10,7 +10,4 @@ const openFlags = 0
 // readsNeedNoGuard is false, because a read may need the guard on this platform.
 const readsNeedNoGuard = false
 
-var (
-	fullErrors   []error
-	noLockErrors = []error{errors.ErrUnsupported}
-)
+var noLockErrors = []error{errors.ErrUnsupported}

@@ -12,10 +12,5 @@ const openFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK
 // it.
 const readsNeedNoGuard = true
 
-var (
-	// fullErrors say that the disk is full, or the quota or the process's limit is reached.
-	fullErrors = []error{unix.ENOSPC, unix.EDQUOT, unix.EFBIG}
-
-	// noLockErrors say that the file system does not support flock.
-	noLockErrors = []error{unix.ENOLCK, unix.ENOTSUP, unix.ENOSYS}
-)
+// noLockErrors say that the file system does not support flock.
+var noLockErrors = []error{unix.ENOLCK, unix.ENOTSUP, unix.ENOSYS}

@@ -10,10 +10,5 @@ const openFlags = 0
 // while another process reads it.
 const readsNeedNoGuard = false
 
-var (
-	// fullErrors say that the disk is full, or the quota is reached.
-	fullErrors = []error{windows.ERROR_DISK_FULL, windows.ERROR_HANDLE_DISK_FULL, windows.ERROR_DISK_QUOTA_EXCEEDED}
-
-	// noLockErrors say that the file system does not support locks.
-	noLockErrors = []error{windows.ERROR_INVALID_FUNCTION, windows.ERROR_NOT_SUPPORTED}
-)
+// noLockErrors say that the file system does not support locks.
+var noLockErrors = []error{windows.ERROR_INVALID_FUNCTION, windows.ERROR_NOT_SUPPORTED}

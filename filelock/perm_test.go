@@ -213,12 +213,6 @@ func TestWhatIsNoFileInPlaceOfAFile(t *testing.T) {
 			must(t, os.Remove(path))
 		}
 	}
-	for _, to := range []string{target, target + " 2"} {
-		must(t, os.Symlink(to, d.guardFile("temp", n))) // Acquire removes it as the file of a writer that has died
-		c := fenced(claim("k"))
-		acquire(t, d, c)
-		release(t, d, c)
-	}
 	b, err := os.ReadFile(target)
 	if _, made := os.Stat(target + " 2"); string(b) != "precious" || !errors.Is(made, fs.ErrNotExist) {
 		t.Errorf("the target of a link is now %q, %v, and the other one %v", b, err, made)

@@ -2,6 +2,7 @@ package filelock
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -11,25 +12,31 @@ import (
 )
 
 // recordHeader is the first line of a state file. It names the kind and the version of the format.
-const recordHeader = "hasp filelock record 2\n"
+const recordHeader = "hasp filelock record 3\n"
 
 const maxRecord = 1 << 20
 
-// record is the content of a state file. It says who holds which key, and when the term ends. The
-// file contains text that people can read, with a field on each line. The checksum at the end shows
-// that no part is missing.
+// record says who holds which key, and when the term ends. A state file contains its record twice,
+// as text that people can read, with a field on each line. The checksum at the end of each copy
+// shows that no part is missing.
+//
+// A renewal overwrites the older copy, and needs no space on the disk. If it ends half-way, the
+// other copy counts. That is right, because the renewal was not reported as done. A call that reads
+// the file without the guard meanwhile may also see only one complete copy.
 type record struct {
-	key   string
-	token string
-	owner string
-	pid   int           // the process that took the key, for people only
-	since time.Time     // when the key was taken
-	fence uint64        // 0 if the claim asked for none
-	clock string        // the boot whose clock counts the term: see instant
-	end   time.Duration // end of the term, by that clock
-	until time.Time     // end of the term by the wall clock
-
+	key    string
+	token  string
+	owner  string
+	pid    int           // the process that took the key, for people only
+	since  time.Time     // when the key was taken
+	fence  uint64        // 0 if the claim asked for none
 	waited time.Duration // see backend.Claim
+
+	change uint64        // counts the changes of the fields below
+	kept   bool          // the holder has released the key, which stays taken for its minimum hold
+	clock  string        // the boot whose clock counts the term: see instant
+	end    time.Duration // end of the term, by that clock
+	until  time.Time     // end of the term by the wall clock
 }
 
 var (
@@ -52,31 +59,50 @@ func (r *record) left(now instant) time.Duration {
 	return r.until.Sub(now.wall)
 }
 
-// extend makes the term last for at least ttl, and reports whether that changed the term.
-func (r *record) extend(now instant, ttl time.Duration) bool {
-	if r.left(now) >= ttl {
-		return false
-	}
-	r.endIn(now, ttl)
-	return true
-}
-
 // endIn sets the end of the term to now plus the given duration. This may shorten the term.
 func (r *record) endIn(now instant, left time.Duration) {
 	// If a sum overflows, the subtraction in the method left overflows back.
 	r.clock, r.end, r.until = now.boot, now.up+left, now.wall.Add(left).UTC()
 }
 
-// encode returns the content of the state file. Strings are quoted in ASCII, because a key may
-// contain any bytes, such as a line feed.
+// stamp is the format of times in a record. They all have the same length, in UTC.
+const stamp = "2006-01-02T15:04:05.000000000Z"
+
+// file returns the content of a new state file.
+func (r *record) file() []byte { return bytes.Repeat(r.encode(), 2) }
+
+// encode returns one copy of the record. Its length depends only on the fields that never change,
+// and not on the fence. Strings are quoted in ASCII, because a key may contain any bytes, such as a
+// line feed.
 func (r *record) encode() []byte {
-	b := fmt.Appendf(nil, recordHeader+"key %+q\ntoken %+q\nowner %+q\npid %d\nsince %s\nfence %d\nclock %+q\nend %d\nuntil %s\nwaited %d\n",
-		r.key, r.token, r.owner, r.pid, r.since.Format(time.RFC3339Nano), r.fence, r.clock, r.end, r.until.Format(time.RFC3339Nano), r.waited)
+	b := fmt.Appendf(nil, recordHeader+"key %+q\ntoken %+q\nowner %+q\npid %d\nsince %s\nfence %020d\nwaited %d\n",
+		r.key, r.token, r.owner, r.pid, r.since.Format(stamp), r.fence, r.waited)
+	b = fmt.Appendf(b, "change %020d\nkept %-5t\nclock %-36.36s\nend %020d\nuntil %s\n",
+		r.change, r.kept, r.clock, r.end, r.until.Format(stamp))
 	return seal(b)
 }
 
-// decode is the inverse of encode, and refuses all other content.
+// decode returns the newer record of a state file, or the only one that is complete.
 func decode(b []byte) (*record, error) {
+	half := (len(b) + 1) / 2 // if a byte was added, no copy matches its checksum
+	first, err := decodeCopy(b[:half])
+	second, err2 := decodeCopy(b[half:])
+	switch {
+	case err == nil && (err2 != nil || first.change >= second.change):
+		return first, nil
+	case err2 == nil:
+		return second, nil
+	}
+
+	// The whole file shows whether it is foreign or incomplete, unless it has two copies.
+	if _, whole := unseal(b, recordHeader, errForeign); !errors.Is(whole, errChanged) {
+		err = cmp.Or(whole, errTorn)
+	}
+	return nil, err
+}
+
+// decodeCopy is the inverse of encode, and refuses all other content.
+func decodeCopy(b []byte) (*record, error) {
 	body, err := unseal(b, recordHeader, errForeign)
 	if err != nil {
 		return nil, err
@@ -85,8 +111,9 @@ func decode(b []byte) (*record, error) {
 	// Go evaluates these calls from left to right, which is the order of the lines.
 	p := fields{rest: body}
 	r := &record{key: p.text("key"), token: p.text("token"), owner: p.text("owner"), pid: int(p.signed("pid")),
-		since: p.time("since"), fence: p.unsigned("fence"),
-		clock: p.text("clock"), end: time.Duration(p.signed("end")), until: p.time("until"), waited: time.Duration(p.signed("waited"))}
+		since: p.time("since"), fence: p.unsigned("fence"), waited: time.Duration(p.signed("waited")),
+		change: p.unsigned("change"), kept: p.next("kept") == "true",
+		clock: p.next("clock"), end: time.Duration(p.signed("end")), until: p.time("until")}
 	if !p.complete() {
 		return nil, errForeign
 	}
@@ -135,13 +162,13 @@ func (p *fields) next(name string) string {
 	value, named := strings.CutPrefix(line, name+" ")
 	p.bad = p.bad || !ok || !named
 	p.rest = rest
-	return value
+	return strings.TrimRight(value, " ") // without the spaces that fill up the line
 }
 
 func (p *fields) text(name string) string { return parsed(p, name, strconv.Unquote) }
 
 func (p *fields) time(name string) time.Time {
-	return parsed(p, name, func(s string) (time.Time, error) { return time.Parse(time.RFC3339Nano, s) })
+	return parsed(p, name, func(s string) (time.Time, error) { return time.Parse(stamp, s) })
 }
 
 func (p *fields) unsigned(name string) uint64 {

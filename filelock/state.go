@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -60,13 +60,67 @@ func fromBeforeBoot(fi fs.FileInfo, now instant) bool {
 	return now.boot != "" && fi.ModTime().Add(slack).Before(now.bootTime())
 }
 
-func (g *guard) store(r *record) error {
-	b := r.encode()
+// draft creates a temporary file that has the length of the record's file, and the other files that
+// the record needs. The caller has no guard yet, because the creation of a file may take long, and
+// a process that is stopped meanwhile must not block the keys of a stripe.
+func (d *driver) draft(r *record, fenced bool) (*os.File, error) {
+	n := stripeOf(r.key)
+	err := d.ensureFile(d.guardFile("guard", n), nil)
+	if err == nil && fenced {
+		err = d.ensureFile(d.guardFile("stripe", n), encodeFence(0))
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	b := r.file()
 	if len(b) > maxRecord {
-		return fmt.Errorf("%w: key of %d bytes, owner of %d: the record would be longer than %d bytes",
+		return nil, fmt.Errorf("%w: key of %d bytes, owner of %d: the file would be longer than %d bytes",
 			backend.ErrInvalid, len(r.key), len(r.owner), maxRecord)
 	}
-	return g.d.replace(g.d.path(r.key), g.d.guardFile("temp", g.n), b)
+	return createTemp(d.dir, b)
+}
+
+// publish writes the record r into the draft f, and makes f the file of r's key.
+func (g *guard) publish(r *record, f *os.File) error {
+	_, err := f.WriteAt(r.file(), 0)
+	if err := closeAfter(f, err); err != nil {
+		return err
+	}
+
+	// The old record has expired. Remove it first, because a rename over a file makes ext4 write
+	// the new file to the disk immediately (auto_da_alloc), and other processes wait for the guard.
+	path := g.d.path(r.key)
+	os.Remove(path)
+	return os.Rename(f.Name(), path)
+}
+
+// amend gives the record r, which was read from its file, a term that ends after left.
+func (g *guard) amend(r *record, now instant, left time.Duration) error {
+	r.change++
+	r.endIn(now, left)
+	f, _, err := openFile(g.d.path(r.key), os.O_WRONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return backend.ErrLost // the record was removed by hand a moment ago, without the guard
+	}
+	if err != nil {
+		return err
+	}
+
+	// This copy is the older one, because each change goes to the other copy.
+	b := r.encode()
+	_, err = f.WriteAt(b, int64(r.change%2)*int64(len(b)))
+	return closeAfter(f, err)
+}
+
+// mine returns the record of a hold that c has not released. If there is none, the error is
+// ErrLost.
+func (g *guard) mine(c backend.Claim, now instant) (*record, error) {
+	r, err := g.d.load(c.Key, now)
+	if err == nil && (r == nil || r.token != c.Token || r.kept) {
+		err = backend.ErrLost
+	}
+	return r, err
 }
 
 // refusal returns the error of a caller that wants the key while the record r holds it.
@@ -74,71 +128,30 @@ func (r *record) refusal(now instant) error {
 	return &backend.HeldError{RetryAfter: r.left(now), Owner: r.owner, Waited: r.waited}
 }
 
-// Renew prolongs the terms of cs. It locks each guard once, for all claims of that guard's stripe.
-// If another process has a guard, only the claims of that guard's stripe wait.
+// Renew prolongs the terms of cs. If another process has a guard, only the claims of that guard's
+// stripe wait.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	if len(cs) == 0 {
-		return
-	}
-	ctx, cancel := withTimeout(ctx, cs[0].Timeout)
-	defer cancel()
-
-	byStripe := map[int][]int{} // maps each stripe to the indices of its claims in cs
-	for i, c := range cs {
-		n := stripeOf(c.Key)
-		byStripe[n] = append(byStripe[n], i)
-	}
-
-	var mu sync.Mutex // held during each call of the function done, so that no two such calls run at the same time
-	answer := func(is []int, g *guard, err error) {
-		errs := g.renewAll(ctx, cs, is, err)
-		mu.Lock()
-		defer mu.Unlock()
-		for j, i := range is {
-			done(i, backend.Grant{}, d.explain(errs[j]))
-		}
-	}
-
+	var mu sync.Mutex // held during each call of the function done, so that no two run at a time
 	var wg sync.WaitGroup
-	defer wg.Wait() // the function done must not be called after Renew has returned
-	for n, is := range byStripe {
+	for i, c := range cs {
 		wg.Go(func() {
-			g, err := d.lockGuard(ctx, n)
-			answer(is, g, err)
+			err := d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error { return g.renew(c) })
+			mu.Lock()
+			defer mu.Unlock()
+			done(i, backend.Grant{}, err)
 		})
 	}
+	wg.Wait() // the function done must not be called after Renew has returned
 }
 
-// renewAll renews the claims of cs whose indices are in the slice is, drops the guard, and returns
-// the outcomes. If g is nil, every outcome is err.
-func (g *guard) renewAll(ctx context.Context, cs []backend.Claim, is []int, err error) []error {
-	if g == nil {
-		return slices.Repeat([]error{err}, len(is))
-	}
-	// Drop the guard here, before the function done is called, because that call may take long.
-	defer g.drop()
-	errs := make([]error, len(is))
-	for j, i := range is {
-		errs[j] = g.renew(ctx, cs[i])
-	}
-	return errs
-}
-
-func (g *guard) renew(ctx context.Context, c backend.Claim) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx) // an earlier claim of the stripe took too long
-	}
-
+func (g *guard) renew(c backend.Claim) error {
 	now := g.d.clock()
-	r, err := g.d.load(c.Key, now)
+	r, err := g.mine(c, now)
 	if err != nil {
 		return err
 	}
-	if r == nil || r.token != c.Token {
-		return backend.ErrLost
-	}
-	if !r.extend(now, c.TTL) {
+	if r.left(now) >= c.TTL {
 		return nil // the record lasts long enough, and a renewal never shortens a term
 	}
-	return g.store(r)
+	return g.amend(r, now, c.TTL)
 }
