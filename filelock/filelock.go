@@ -325,7 +325,7 @@ func (d *driver) peek(ctx context.Context, key string, timeout time.Duration) (r
 }
 
 func (r *record) status(now instant) backend.Status {
-	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}
+	return backend.Status{Held: true, Owner: r.owner, Since: r.since, Kept: r.kept, TTL: r.left(now), Fence: r.fence}
 }
 
 // Close makes every later call return an error. Between calls, a driver keeps no file open, except

@@ -125,7 +125,7 @@ func (g *guard) mine(c backend.Claim, now instant) (*record, error) {
 
 // refusal returns the error of a caller that wants the key while the record r holds it.
 func (r *record) refusal(now instant) error {
-	return &backend.HeldError{RetryAfter: r.left(now), Owner: r.owner, Waited: r.waited}
+	return &backend.HeldError{RetryAfter: r.left(now), Owner: r.owner, Waited: r.waited, Kept: r.kept}
 }
 
 // Renew prolongs the terms of cs. If another process has a guard, only the claims of that guard's
