@@ -1,6 +1,7 @@
 package filelock
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -54,10 +55,10 @@ func checkRegular(path string) error {
 // explainOpen returns err, the error of opening path. If path is not a regular file, the result
 // says so, and not "too many levels of symbolic links".
 func explainOpen(path string, err error) error {
-	if kind := checkRegular(path); kind != nil {
-		return kind
+	if errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return err
+	return cmp.Or(checkRegular(path), err)
 }
 
 var errNotFile = errors.New("not a regular file")
@@ -76,8 +77,12 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 
 	// Read one byte more than the longest record. So a huge file is refused, but not read as a
 	// whole.
-	b, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
-	return b, fi, err
+	b := make([]byte, min(fi.Size(), maxRecord)+1)
+	n, err := f.ReadAt(b, 0)
+	if err == io.EOF {
+		err = nil
+	}
+	return b[:n], fi, err
 }
 
 // The function create creates a file with the directory's mode, whatever this process's umask is.

@@ -136,8 +136,6 @@ const (
 	sweepFiles = 256  // how many files one sweep checks
 	sweepEvery = 128  // how many keys a driver takes between two sweeps
 	openFiles  = 1000 // how many files Open by URL sweeps
-
-	leftoverAge = time.Hour // how old a temporary file is before a sweep removes it
 )
 
 // sweepOften calls the method sweep before d takes its first key, and before each 128th key
@@ -196,7 +194,7 @@ func (d *driver) sweep(ctx context.Context, n int) {
 // removeLeftover removes a temporary file whose process has probably died. A process that is only
 // slow gets an error when it gives the file its final name.
 func removeLeftover(path string) {
-	if fi, err := os.Lstat(path); err == nil && time.Since(fi.ModTime()) > leftoverAge {
+	if fi, err := os.Lstat(path); err == nil && time.Since(fi.ModTime()) > time.Hour {
 		os.Remove(path)
 	}
 }

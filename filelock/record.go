@@ -120,8 +120,10 @@ func decodeCopy(b []byte) (*record, error) {
 	return r, nil
 }
 
-// seal appends the checksum, which is the last line of each state file and of each stripe file.
-func seal(b []byte) []byte { return fmt.Appendf(b, "sum %08x\n", crc32.ChecksumIEEE(b)) }
+// seal appends the checksum, which is the last line of each record and of each stripe file.
+func seal(b []byte) []byte { return append(b, sum(b)...) }
+
+func sum(b []byte) string { return fmt.Sprintf("sum %08x\n", crc32.ChecksumIEEE(b)) }
 
 const sumLen = len("sum 01234567\n")
 
@@ -141,7 +143,7 @@ func unseal(b []byte, header string, foreign error) (string, error) {
 	}
 
 	body := b[:len(b)-sumLen]
-	if !bytes.Equal(seal(bytes.Clone(body)), b) {
+	if string(b[len(body):]) != sum(body) {
 		return "", errChanged
 	}
 	return string(body[len(header):]), nil
