@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -253,20 +254,23 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 // If no slot answers, a call takes no longer than one without slots.
 func TestSlotsThatDoNotAnswer(t *testing.T) {
 	withEnds(t, backend.CancelPrompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		began, hangs := time.Now(), time.Duration(0) // the slots first fail immediately, and hang later
+		began := time.Now()
+		var hangs atomic.Int64 // when the slots begin to hang, in Unix nanoseconds; they first fail immediately
+		hangs.Store(began.UnixNano())
 		f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			switch {
 			case cl.Key == "k#queue":
 				return send()
-			case time.Since(began) >= hangs:
+			case time.Now().UnixNano() >= hangs.Load():
 				return hungAcquire(cl, send)
 			}
 			return backend.Grant{}, errNet
 		}
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
 		within(t, "TryLock", began, hasp.DefaultTimeout)
-		for ; hangs < 3*time.Second; hangs += time.Second {
+		for after := range 3 {
 			began = time.Now()
+			hangs.Store(began.Add(time.Duration(after) * time.Second).UnixNano())
 			want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
 			within(t, "Lock", began, hasp.DefaultTimeout+100*time.Millisecond)
 		}

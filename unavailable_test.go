@@ -261,7 +261,7 @@ func (d causing) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 type waitsAndCauses struct{ causing }
 
 func (d waitsAndCauses) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	d.acquired = append(d.acquired, c.Token)
+	d.set(func(f *faulty) { f.acquired = append(f.acquired, c.Token) })
 	<-ctx.Done()
 	return backend.Grant{}, fmt.Errorf("get: %w", context.Cause(ctx))
 }
@@ -322,10 +322,12 @@ func TestACallThatReturnsItsCause(t *testing.T) {
 					freed(t, f, "the key of the failed Lock is held", "inner")
 				case "Wait":
 					time.Sleep(10 * time.Second)
-					place := f.acquired[len(f.acquired)-1]
-					if !slices.Contains(f.released, place) {
-						t.Error("the place in the queue was not given up")
-					}
+					f.set(func(f *faulty) {
+						place := f.acquired[len(f.acquired)-1]
+						if !slices.Contains(f.released, place) {
+							t.Error("the place in the queue was not given up")
+						}
+					})
 					unlock(t, inner)
 				case "Extend", "Detach":
 					want(t, "the lease, which the store has", inner.Err(), nil)
